@@ -1,7 +1,7 @@
-"""Hooks of the documentation site: pages that are made, links that leave docs/, and the nav.
+"""Hooks of the documentation site: generated pages, links that leave docs/, and navigation.
 
-A link of a page leads to a file of the repository, as on GitHub. Here it leads to a page: that of a
-Markdown file, or else one that shows the source.
+Links in docs lead to files of the repository, as on GitHub. The site replaces them by the page of a
+Markdown file, or by a page that shows the source.
 """
 
 import json
@@ -24,7 +24,7 @@ from pygments.util import ClassNotFound
 
 ROOT = Path(__file__).parents[2]
 LOG = logging.getLogger("mkdocs.hooks.site")
-BESIDE = {  # Markdown files beside docs/, each with the page that is made of it
+OUTSIDE = {  # Markdown files outside docs/, and their pages
     "README.md": "index.md",
     "CHANGELOG.md": "project/changelog.md",
     "CONTRIBUTING.md": "project/contributing.md",
@@ -40,8 +40,8 @@ def page_of(path: str) -> str:
     Args:
         path: the file, from the repository's root, such as "docs/privacy.md".
     """
-    if path in BESIDE:
-        return BESIDE[path]
+    if path in OUTSIDE:
+        return OUTSIDE[path]
     if path.startswith("docs/"):
         return re.sub(r"\.ipynb$", "_notebook.md", path.removeprefix("docs/"))
     return f"source/{path}.md"
@@ -108,14 +108,14 @@ def notebook_page(path: str) -> str:
 
 def made_pages() -> Iterator[tuple[str, str]]:
     """Yield each page that is made, and its text."""
-    for path, page in BESIDE.items():
+    for path, page in OUTSIDE.items():
         yield page, rewritten((ROOT / path).read_text(), path)
     for file in sorted((ROOT / "docs").rglob("*.ipynb")):
         path = file.relative_to(ROOT).as_posix()
         yield page_of(path), notebook_page(path)
     yield from reference.pages()
     linked = set()
-    for file in [*(ROOT / "docs").rglob("*.md"), *(ROOT / path for path in BESIDE)]:
+    for file in [*(ROOT / "docs").rglob("*.md"), *(ROOT / path for path in OUTSIDE)]:
         origin = file.relative_to(ROOT).as_posix()
         linked |= {path for _, path, _ in targets(file.read_text(), origin)}
     for path in sorted(linked):

@@ -1,4 +1,4 @@
-"""Pages of the reference: made of docstrings, of the keys' descriptions, and of `--help`."""
+"""Pages of the reference, generated from docstrings, key descriptions and `--help`."""
 
 import re
 from collections.abc import Iterable, Iterator

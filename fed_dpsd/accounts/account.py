@@ -52,9 +52,9 @@ class Joined:
 
     Args:
         records: keyed digest of the client's records; "" before it joined.
-        changed: how many times the records have changed since.
-        forgotten: releases by mechanism that the coordinator has heard of and the ledger has lost.
-        reused: digests of entries of other runs that this run uses too.
+        changed: how often the records have changed since.
+        forgotten: releases by mechanism that the coordinator has recorded and the ledger has lost.
+        reused: digests of entries of other runs that this run also uses.
     """
 
     records: str = ""
@@ -73,10 +73,10 @@ class Account:
         settings: budget and delta.
         plan: the charges that the run is expected to make.
         run: the coordinator's name of the run.
-        most_queries: number of images that the ledger may ever hold answers to. A charge without
+        most_queries: the most images that the ledger may ever hold answers to. A charge without
             images, such as a training, counts as one.
         when_records_change: whether the client continues a run during which its records change.
-        plugins: whether the run has plug-ins, so that its charges are marked as not reviewed.
+        plugins: whether the run has plug-ins; then its charges are marked as not reviewed.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Account:
         self._acknowledged: Releases = {}
         self._settings, self._plan = settings, plan
         self._most_queries, self._when_records_change = most_queries, when_records_change
-        name = run.encode(errors="surrogatepass")  # names that differ stay so, even if no UTF-8
+        name = run.encode(errors="surrogatepass")  # names stay distinct, even if not UTF-8
         self._note = f"{hashlib.sha256(name).hexdigest()}-run"
         self._plugins = plugins
         self._names = {
@@ -103,11 +103,11 @@ class Account:
         }
 
     def hear(self, request: Request, client: int) -> None:
-        """Begin to answer a request, and compare the ledger with the coordinator's record in it.
+        """Start answering a request, and compare the ledger with the coordinator's record in it.
 
         If the record holds more than the ledger does for the run, an older state of the ledger was
-        restored. The forgotten releases count as charged from now on. So a charge that would be
-        made for a second time is unplanned.
+        restored. The forgotten releases count as charged from now on, so charging them again is
+        unplanned.
         """
         self._acknowledged = request.acknowledged
         with self.ledger.transaction():
@@ -120,7 +120,7 @@ class Account:
         """Take part in the run with records of this digest.
 
         Raises:
-            RecordsChanged: the records differ from before, and the client's policy is to refuse.
+            RecordsChanged: the records have changed, and the client's policy is to refuse.
         """
         with self.ledger.transaction():
             joined = self._joined()
@@ -134,7 +134,7 @@ class Account:
             self._keep(replace(joined, records=records))
 
     def state(self, wanted: Releases | None = None) -> Statement:
-        """Return the statement that goes to the coordinator with every reply."""
+        """Return the statement sent to the coordinator with every reply."""
         with self.ledger.transaction():
             joined = self._joined()
             return Statement(self._charged(), joined.forgotten, joined.changed, wanted or {})
@@ -147,7 +147,7 @@ class Account:
         request: Request | None = None,
         training: str = "",
     ) -> None:
-        """Charge the run for a digest, unless it has paid; reuse the charge of another run.
+        """Charge the run for a digest unless it has paid; reuse the charge of another run.
 
         Raises:
             BudgetSpent: the charge would exceed the budget or the plan; nothing was charged.
@@ -173,15 +173,15 @@ class Account:
         training: str = "",
         reserved: int = 0,
     ) -> Entry | None:
-        """Return the entry that the run still has to pay for; None if it has paid.
+        """Return the entry that the run must still pay for; None if it has paid.
 
         Args:
             mechanism: the mechanism that releases the values.
             digest: idempotency key of the charge.
             kind: the kind of content that leaves.
-            request: the request that leads to the charge; None where no request does.
+            request: the request that leads to the charge; None if there is none.
             training: digest of the private training that covers it; "" if there is none.
-            reserved: number of queries that must still fit besides those of the request.
+            reserved: number of queries that must still fit in addition to the request's.
 
         Raises:
             BudgetSpent: the charge would exceed the budget, the client's number of queries, or
@@ -199,7 +199,7 @@ class Account:
         return due
 
     def is_paid(self, digest: str) -> bool:
-        """Return whether the ledger holds a charge under a digest, whichever run was charged."""
+        """Return whether the ledger holds a charge with a digest, for any run."""
         return self.ledger.charges().find(digest) is not None
 
     @property
@@ -208,10 +208,10 @@ class Account:
         return self._plan.ends_with_teachers
 
     def lacking(self, paid: Collection[str]) -> Literal["", "budget", "queries"]:
-        """Name the limit that the planned run would exceed; "" if it exceeds none.
+        """Return the limit that the planned run would exceed; "" if none.
 
         Args:
-            paid: names of the mechanisms with one release paid for: the teachers' first
+            paid: names of the mechanisms with one release already paid: the teachers' first
                 training, and class counts.
         """
         unpaid = [
@@ -229,7 +229,7 @@ class Account:
     def _budget_admits(self, *more: Entry | Stage) -> bool:
         """Return whether the budget admits `more`, for each relation that it bounds.
 
-        Its proof rests on private trainings: they are charged, and not what their teachers give.
+        Its proof is based on private trainings: they are charged, not what their teachers release.
         """
         settings = self._settings
         charges = [*self.ledger.charges().alike(), *((charge, 1) for charge in more)]
@@ -252,7 +252,7 @@ class Account:
         training: str,
         reserved: int,
     ) -> Entry:
-        """Make a new charge that fits the budget and the client's number of queries."""
+        """Create a new charge that fits the budget and the client's number of queries."""
         queries = request.queries if request and kind != "training" else 0
         entry = Entry.now(
             digest=digest,
@@ -299,9 +299,9 @@ class Account:
 
 
 def needed_budget(settings: PrivacyConfig, plan: Plan) -> float:
-    """Return the smallest `privacy.budget` of a new ledger that pays a whole plan; `inf` if none.
+    """Return the smallest `privacy.budget` of a new ledger that pays for a plan; `inf` if none.
 
-    It is a little more than the plan's epsilon: a budget also holds where settings change later.
+    It slightly exceeds the plan's epsilon: a budget also holds if settings change later.
     """
     return max(
         smallest_budget(_costs(plan.paid, relation), settings.delta)
@@ -310,12 +310,12 @@ def needed_budget(settings: PrivacyConfig, plan: Plan) -> float:
 
 
 def shortfall(settings: PrivacyConfig, plan: Plan) -> str:
-    """Return a sentence where a budget ends a run early; "" where it admits the whole plan.
+    """Return a sentence if a budget ends a run early; "" if it admits the whole plan.
 
     Nothing has been charged yet.
 
     Raises:
-        UserError: it does not even admit the first charge; the message says what the plan needs.
+        UserError: it does not even admit the first charge; the message states what the plan needs.
     """
     if settings.budget is None or settings.budget >= (needed := needed_budget(settings, plan)):
         return ""
@@ -336,7 +336,7 @@ def shortfall(settings: PrivacyConfig, plan: Plan) -> str:
 
 
 def budget_text(settings: PrivacyConfig, needed: float) -> str:
-    """Say which `privacy.budget` pays for a whole plan, given `needed_budget`."""
+    """Describe which `privacy.budget` pays for a whole plan, given `needed_budget`."""
     if math.isinf(needed):
         return "no privacy.budget admits this run"
     short = settings.budget is not None and settings.budget < needed
@@ -352,7 +352,7 @@ def _bounded_text(settings: PrivacyConfig) -> str:
 
 
 def _rounded_up(value: float, digits: int = 4) -> str:
-    """Return a number >= 0 with so many digits, as it can be typed; never less than it is."""
+    """Return a number >= 0 as it can be typed, rounded up to `digits` digits."""
     if not 0 < value < math.inf:
         return f"{value:g}"
     scale = 10.0 ** (digits - 1 - math.floor(math.log10(value)))
@@ -370,7 +370,7 @@ def _costs(stages: Sequence[Stage], relation: Relation) -> list[DpEvent]:
 
 
 def _cost(charge: Entry | Stage, relation: Relation) -> DpEvent:
-    """Return what a charge costs a record's budget."""
+    """Return the cost of a charge to a record's budget."""
     if isinstance(charge, Entry) and charge.training:
         return ComposedDpEvent([])
     return charge.event("record", relation)

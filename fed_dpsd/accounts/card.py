@@ -46,8 +46,8 @@ QUORUM_NOTE = "against the coordinator and {} of the other clients together"
 TEACHER_NOTE = "teachers from a file: proven only if each saw its own client's records alone"
 TUNING_NOTE = "tuning not covered"
 NOTHING_NOTE = "nothing is released"
-TIME_NOTE = "the time that a client takes tells about how many records it has"
-COUNTS_NOTE = "class counts tell about how many records of each class a client has"
+TIME_NOTE = "a client's response time reveals roughly how many records it has"
+COUNTS_NOTE = "class counts reveal roughly how many records of each class a client has"
 DELTA_NOTE = "delta should be below one over the records of each client"
 TEST_NOTE = "test images are taken as public"
 SHARED_NOTE = (
@@ -55,16 +55,18 @@ SHARED_NOTE = (
     "the test records of a patient are not protected"
 )
 PARTITION_NOTE = "the partition among simulated clients is taken as given"
-PUBLIC_NOTE = "pictures that are asked, and data that features were trained on, are not covered"
+PUBLIC_NOTE = "public pictures that are sent, and the training data of features, are not covered"
 MORE_NOTE = "more was charged than planned"
-UNCOVERED = "a client was charged for what this run's plan does not know, or cannot account for"
+UNCOVERED = (
+    "a client was charged for something not in this run's plan, or that it cannot account for"
+)
 _LEDGERS = "a client_*.sqlite, its folder, or a run folder"
 BY: dict[Basis, str] = {
     "training": "the training",
     "answers": "the answers",
     "contraction": "the training and the answers together",
 }
-TOO_LITTLE_NOISE = "there is so little noise that no finite epsilon is computed"
+TOO_LITTLE_NOISE = "the noise is too small to compute a finite epsilon"
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class PrivacyCard:
 
     Args:
         content: as `privacy_card` returns it.
-        word: how the bounds are called: proven of a run, planned before one.
+        word: the name of the bounds: proven after a run, planned before.
     """
 
     content: Mapping[str, Any]
@@ -81,7 +83,7 @@ class PrivacyCard:
 
     @property
     def published(self) -> float:
-        """Return the epsilon of the papers' formulas; it guarantees nothing."""
+        """Return the epsilon of the papers' formulas, which is no guarantee."""
         return float(self.content["epsilon_published"])
 
     @property
@@ -91,20 +93,20 @@ class PrivacyCard:
 
     @property
     def label(self) -> Epsilon | None:
-        """Return the proven epsilon of a label, which is no record's; None where there is none."""
+        """Return the proven epsilon of a label, not of a record; None if there is none."""
         row = self.content["label"]
         return Epsilon.from_json(row) if row else None
 
     @property
     def claims(self) -> tuple[str, ...]:
-        """Return a line on each proven epsilon, with what else is proven."""
+        """Return a line on each proven epsilon, with the other proofs."""
         lines = []
         for row in self.content["proven"]:
-            claim, beside = Epsilon.from_json(row), row["beside"]
+            claim, others = Epsilon.from_json(row), row["beside"]
             line = str(claim)
-            if beside:
+            if others:
                 line += f" by {BY[row['basis']]}"
-            for other in beside:
+            for other in others:
                 number = dataclasses.replace(claim, value=float(other["epsilon"])).number(5)
                 line += f"; by {BY[other['basis']]} {number} (trust {other['trust']})"
             lines.append(line)
@@ -114,7 +116,7 @@ class PrivacyCard:
 
     @property
     def review(self) -> str:
-        """Return the note on plug-ins, "not reviewed: ..."; "" where none took part."""
+        """Return the note on plug-ins, "not reviewed: ..."; "" if none took part."""
         return next((epsilon.review for epsilon in self.proven if epsilon.review), "")
 
     def epsilon(self, unit: Unit, relation: Relation) -> Epsilon:
@@ -128,7 +130,7 @@ class PrivacyCard:
         return all(NOTHING_NOTE in epsilon.notes for epsilon in self.proven)
 
     def __str__(self) -> str:
-        """Return a line on the published epsilon, and one on each proven one."""
+        """Return a line on the published epsilon, and a line on each proven one."""
         reason = self.content["reason"]
         name = mechanism_of(self.content)
         published = "nothing published" if math.isinf(self.published) else "epsilon published"
@@ -141,7 +143,7 @@ class PrivacyCard:
 
 
 def mechanism_of(card: Mapping[str, Any]) -> str:
-    """Name how a run's teachers were trained and answered."""
+    """Name how a run's teachers were trained and how they answered."""
     names = [card["training"], card["answers"]]
     return " ".join(name for name in names if name != "plain")
 
@@ -163,21 +165,21 @@ def privacy_card(
 ) -> dict[str, Any]:
     """Return the `privacy` object of summary.json and of `fed-dpsd privacy plan`.
 
-    The proven epsilons cover the whole plan, even if only a part of it was used, and all that was
-    charged besides. Where the teachers were trained privately, there are several proofs of each: by
-    the training, by what leaves, and perhaps by both together. All hold. The smallest number is the
-    claim; the others are listed with it (docs/privacy.md, "Two axes"). No number here depends on
-    records: cards are public.
+    The proven epsilons cover the whole plan, even if only a part of it was used, and everything
+    charged in addition. If the teachers were trained privately, there are several proofs of each:
+    by the training, by what leaves, and perhaps by both together. All hold. The smallest number is
+    the claim; the others are listed with it (docs/privacy.md, "Two axes"). No number here depends
+    on records: cards are public.
 
     Args:
         experiment: the experiment with the mechanisms and delta.
         plan: what a client will be charged.
-        ledgers: the clients' charges for this run. `spent` is that of the client that spent most.
-            Empty before a run, and where hospitals keep their ledgers.
+        ledgers: the clients' charges for this run. `spent` is the largest amount spent by any
+            client. Empty before a run, and if hospitals keep their ledgers.
         charged: releases by mechanism that a client was or may be charged for.
         notes: further facts about the run.
         stated: releases by mechanism that the run has cost each client by its own statement, with
-            charges of other runs that it used again; none where hospitals keep their ledgers.
+            reused charges of other runs; empty if hospitals keep their ledgers.
     """
     settings, answers = experiment.config.privacy, experiment.answers
     uncovered = not covers(plan, charged)
@@ -236,7 +238,7 @@ def privacy_card(
 
 
 def _label(experiment: Experiment, plan: Plan) -> dict[str, Any] | None:
-    """Return the epsilon of a label, for a training that keeps labels alone private."""
+    """Return the epsilon of a label, for a training that keeps only labels private."""
     if not isinstance(experiment.training, LabelPrivate):
         return None
     notes = (SEEDED_NOTE,) if experiment.seeded else ()
@@ -245,7 +247,7 @@ def _label(experiment: Experiment, plan: Plan) -> dict[str, Any] | None:
 
 
 def plugins_note(experiment: Experiment) -> tuple[str, ...]:
-    """Return the note on the plug-ins whose code takes part; none where there is none."""
+    """Return the note on the plug-ins whose code takes part; none without plug-ins."""
     names = " and ".join(experiment.config.plugins)
     return (NOT_REVIEWED_NOTE.format(names),) if names else ()
 
@@ -257,9 +259,9 @@ def _value(proof: Proof) -> float:
 def _charged(
     plan: Plan, charged: Releases, delta: float, unit: Unit, relation: Relation
 ) -> list[list[Proof]]:
-    """Return the proofs of the plan together with all that was charged besides.
+    """Return the proofs of the plan together with everything charged in addition.
 
-    There are none where nothing was charged besides, since the plan has its own.
+    There are none if nothing else was charged, since the plan has its own.
     """
     if not covers(plan, charged):
         return [[Proof("answers", Bound(math.inf, delta, "none"), "nobody")]]
@@ -276,7 +278,7 @@ def proven(
     relation: Relation,
     further_notes: tuple[str, ...] = (),
 ) -> dict[Basis, Epsilon]:
-    """Return the epsilons that are proven of a plan, with their caveats, by the proof's basis."""
+    """Return the proven epsilons of a plan, with their caveats, by the proof's basis."""
     config, delta = experiment.config, experiment.config.privacy.delta
     further_notes = (*further_notes, *plugins_note(experiment))
     if not plan.stages:
@@ -296,7 +298,7 @@ def proven(
             notes.append(COUNTS_NOTE)
     if unit == "patient" and not _deals_patients(config):
         notes.append(PATIENT_NOTE)
-    if config.data.records_per_patient is not None:  # whom a record's shard and part depend on
+    if config.data.records_per_patient is not None:  # what a record's shard and part depend on
         notes.append(MADE_UP_NOTE.format(config.data.records_per_patient))
     if (unit, relation) == ("record", "replace_one") and _by_patient(experiment):
         notes.append(SAME_PATIENT_NOTE)
@@ -322,7 +324,7 @@ def proven(
 
 
 def _deals_patients(config: Config) -> bool:
-    """Return whether a simulation knows its patients, and so gives each to one client."""
+    """Return whether a simulation knows its patients and therefore gives each to one client."""
     data = config.data
     known = data.patient_column is not None or data.records_per_patient is not None
     return known and config.federation.simulation
@@ -347,11 +349,11 @@ def ledger_files(path: Path) -> list[Path]:
     A run folder in which nothing was charged has none.
 
     Raises:
-        UserError: `path` holds no ledger, or its run keeps them elsewhere.
+        UserError: `path` holds no ledger, or its run keeps ledgers elsewhere.
     """
     if path.is_file():
         if not is_database(path):
-            raise UserError(f"{path} is no ledger; give {_LEDGERS}")
+            raise UserError(f"{path} is not a ledger; give {_LEDGERS}")
         return [path]
     for folder in (path, path / "ledger"):
         if found := ledgers_in(folder):
@@ -380,8 +382,8 @@ def account(
 ) -> dict[Basis, Epsilon]:
     """Return the epsilons that a ledger's charges prove, by the proof's basis, smallest first.
 
-    Their settings are taken as chosen in advance. A budget bounds the one by the training, or by
-    the answers where there is no private training.
+    Settings are assumed to be chosen in advance. A budget bounds the epsilon by the training, or by
+    the answers if there is no private training.
     """
     queries = sum(entry.queries for entry in entries)
     notes = ["over the ledger's life", "settings chosen in advance", PUBLIC_NOTE, *further_notes]
@@ -396,5 +398,5 @@ def account(
 
 
 def _of_patients(entry: Entry) -> bool:
-    """Return whether an entry is a private training whose unit is the patient."""
+    """Return whether an entry is a private training with patients as the unit."""
     return entry.kind == "training" and "unit='patient'" in entry.mechanism

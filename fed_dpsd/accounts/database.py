@@ -1,4 +1,4 @@
-"""The database that a ledger's file is: its tables and checksums, who may use it, and its errors.
+"""The database in a ledger's file: tables, checksums, locking and errors.
 
 FOLDER/client_003.sqlite holds all charges, answers and notes of a client. Without
 FOLDER/client_003.created, a client whose database was deleted would start an empty account.
@@ -18,11 +18,11 @@ from fed_dpsd.errors import UserError, is_full
 from fed_dpsd.storage import Unwritable, client_name, sync
 
 FORMAT = 2
-_PATIENCE = 600.0  # seconds to wait for another process; what it holds it holds for milliseconds
-# While a process holds the ledger alone, SQLite keeps its journal and ends a commit by emptying
-# the journal's header. FULL syncs the journal before the file is written, the file before the
-# header is emptied, and then the header. A second file, as write-ahead logs have, would break
-# backups of the one.
+_PATIENCE = 600.0  # seconds to wait for another process, which holds the lock for milliseconds
+# While a process holds the ledger exclusively, SQLite keeps its journal and ends a commit by
+# clearing the journal's header. FULL syncs the journal before writing the file, the file before
+# clearing the header, and then the header. A second file, as write-ahead logs have, would break
+# backups of the first.
 _SETTINGS = ("foreign_keys = ON", "synchronous = FULL", "journal_mode = PERSIST")
 SCHEMA = (
     "CREATE TABLE account (format INTEGER, data TEXT, client INTEGER, head BLOB, kept BLOB)",
@@ -39,8 +39,8 @@ class Content:
     """The verified content of a ledger's file, without the content of answers and notes.
 
     Args:
-        header: format, data and client; empty where nothing was written yet.
-        head: a hash over the header and all charges, in their order.
+        header: format, data and client; empty if nothing was written yet.
+        head: a hash over the header and all charges, in order.
         kept: the sum of hashes over the name and seal of each answer and note, by bitwise xor.
         charges: all of them.
         seals: a checksum of each answer and note, by its table and name.
@@ -53,7 +53,7 @@ class Content:
     seals: dict[tuple[str, str], bytes] = field(default_factory=dict)
 
     def open(self, header: Mapping[str, Any]) -> None:
-        """Begin the account with its header."""
+        """Start the account with its header."""
         self.header, self.head = header, _link(b"", json.dumps(dict(header)))
 
     def charge(self, content: str) -> str:
@@ -63,7 +63,7 @@ class Content:
 
     @property
     def state(self) -> tuple[bytes, bytes]:
-        """The hashes that stand for all charges, and for all answers and notes."""
+        """The hashes of all charges, and of all answers and notes."""
         return self.head, self.kept.to_bytes(32)
 
     def keep(self, table: str, name: str, seal: bytes) -> None:
@@ -76,7 +76,7 @@ class Content:
 
 
 def load(connection: sqlite3.Connection, path: Path) -> Content:
-    """Return what the file holds, after a look at every page, charge and seal of it."""
+    """Return the file's content after checking every page, charge and seal."""
     account = Content()
     (pages,) = connection.execute("PRAGMA page_count").fetchone()
     if not pages:
@@ -99,23 +99,23 @@ def load(connection: sqlite3.Connection, path: Path) -> Content:
     if lost := sum(account.charges.find(name) is None for name in answered):
         raise ValueError(f"it lacks the charges of {lost} answers")
     if account.state != (head, kept):
-        raise ValueError("its last charges, an answer or a note are gone, or not what they were")
+        raise ValueError("its last charges, an answer or a note are missing or changed")
     return account
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Return a connection that alone may use the file, between its transactions too."""
+    """Return a connection with exclusive use of the file, also between transactions."""
     connection = opened(path, "rw")
     try:
         for setting in _SETTINGS:
             connection.execute(f"PRAGMA {setting}")
         connection.execute("BEGIN EXCLUSIVE")
-        # From here on the end of a transaction keeps the lock. Had the mode been set before, two
-        # processes that wait for each other would both keep what the other waits for.
+        # From here on the lock is kept after a transaction. If the mode were set earlier, two
+        # processes could deadlock, each keeping what the other waits for.
         connection.execute("PRAGMA locking_mode = EXCLUSIVE")
-        connection.execute("ROLLBACK")  # and not COMMIT, which writes a first page where none is
-        # A process killed before it synced the journal may have left what all see but a loss of
-        # power takes away; nothing may rest on it before it is durable.
+        connection.execute("ROLLBACK")  # not COMMIT, which writes a first page to an empty file
+        # A process killed before it synced the journal may have left data that everyone sees but a
+        # loss of power removes; nothing may rely on it before it is durable.
         if journal(path).exists():
             sync(journal(path))
     except BaseException:
@@ -125,9 +125,9 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def let_go(connection: sqlite3.Connection) -> None:
-    """Let others use the file, and delete its journal, which holds nothing after a commit.
+    """Let others use the file and delete its journal, which is empty after a commit.
 
-    After a failed write the journal repairs the file: then a connection is only closed.
+    After a failed write the journal repairs the file: then only close the connection.
     """
     with suppress(sqlite3.Error):
         connection.execute("PRAGMA locking_mode = NORMAL")
@@ -135,23 +135,23 @@ def let_go(connection: sqlite3.Connection) -> None:
 
 
 def opened(path: Path, mode: Literal["ro", "rw"]) -> sqlite3.Connection:
-    """Return a connection to a file that is there already."""
+    """Return a connection to an existing file."""
     address = f"{path.absolute().as_uri()}?mode={mode}"
     return sqlite3.connect(address, timeout=_PATIENCE, isolation_level=None, uri=True)
 
 
 def journal(path: Path) -> Path:
-    """Return the file that SQLite keeps next to a file while it writes there."""
+    """Return the journal that SQLite keeps next to a file while writing."""
     return path.with_name(f"{path.name}-journal")
 
 
 def holds_anything(path: Path) -> bool:
-    """Return whether anything was ever written to a file that may not be there."""
+    """Return whether anything was ever written to a file, which may not exist."""
     return path.exists() and path.stat().st_size > 0
 
 
 def identity(path: Path) -> tuple[int, ...]:
-    """Return what changes when a file does; empty where there is none."""
+    """Return values that change whenever the file does; empty if there is none."""
     with suppress(OSError):
         found = path.stat()
         return found.st_ino, found.st_size, found.st_mtime_ns
@@ -163,11 +163,11 @@ def _link(previous: bytes, content: str) -> bytes:
 
 
 def checksum(table: str, name: str, content: bytes) -> bytes:
-    """Return the seal of an answer or a note: over what it is, too, not over its content alone."""
+    """Return the seal of an answer or a note, which covers its table and name too."""
     return hashlib.sha256(f"{table} {name}\n".encode() + content).digest()
 
 
-# --- ledgers that are only looked at: nothing is written ---
+# --- read-only access to ledgers ---
 
 
 def ledger_path(folder: Path, client: int) -> Path:
@@ -194,7 +194,7 @@ def check_not_lost(path: Path) -> None:
 
 
 def ledgers_in(folder: Path) -> dict[str, Path]:
-    """Return the ledger of each client by its name, lost ones too; reading those raises.
+    """Return the ledger of each client by its name, including lost ones; reading those raises.
 
     Raises:
         LedgerError: the folder cannot be read.
@@ -206,7 +206,7 @@ def ledgers_in(folder: Path) -> dict[str, Path]:
 
 
 def header(path: Path) -> Mapping[str, Any]:
-    """Return the format, data and client of the ledger at `path`; empty where nothing was written.
+    """Return the format, data and client of the ledger at `path`; empty if nothing was written.
 
     Raises:
         LedgerError: the file is missing, corrupt or of another format.
@@ -217,7 +217,7 @@ def header(path: Path) -> Mapping[str, Any]:
 def read(path: Path) -> Sequence[Entry]:
     """Return all charges of the ledger at `path`, oldest first.
 
-    Nothing is written, and no other process is kept out.
+    Nothing is written, and no other process is locked out.
 
     Raises:
         LedgerError: the file is missing, corrupt or of another format.
@@ -232,7 +232,7 @@ def is_database(path: Path) -> bool:
 
 
 def content_of(path: Path) -> Content:
-    """Return the verified content of a database, as it is at one time.
+    """Return the verified content of a database at one point in time.
 
     Raises:
         LedgerError: the file is missing, corrupt or of another format.
@@ -247,12 +247,12 @@ def content_of(path: Path) -> Content:
 
 
 class LedgerError(UserError):
-    """A ledger cannot be read, believed or written: nothing may be drawn."""
+    """A ledger cannot be read, trusted or written: nothing may be drawn."""
 
 
 @contextmanager
 def usable(path: Path) -> Iterator[None]:
-    """Turn what goes wrong inside with the file at `path` into an error with a remedy.
+    """Turn errors raised inside about the file at `path` into a LedgerError with a remedy.
 
     Raises:
         LedgerError: the disk or the file's content is at fault.
@@ -262,8 +262,8 @@ def usable(path: Path) -> Iterator[None]:
     except Unwritable as error:
         raise LedgerError(f"{error}; until then this client answers nothing") from error
     except (OSError, sqlite3.OperationalError) as error:
-        # A statement that does not fit the file's tables, or text that is none, is no trouble of
-        # the disk's; SQLite calls it operational nevertheless.
+        # A statement that does not fit the file's tables, or invalid text, is not a problem of the
+        # disk, although SQLite calls it operational.
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
         if isinstance(error, sqlite3.OperationalError) and code == sqlite3.SQLITE_ERROR:
             raise _corrupt(path, error) from error

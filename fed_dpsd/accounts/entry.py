@@ -1,4 +1,4 @@
-"""Entries: each is a charge, one line of a ledger: what left the client, and what it cost."""
+"""Entries: an entry is a charge, one line of a ledger: what left the client and what it cost."""
 
 import functools
 import json
@@ -34,7 +34,7 @@ _EVENTS: dict[str, type[DpEvent]] = {
 
 
 def described(mechanism: object, plugins: bool = False) -> str:
-    """Return a mechanism's text in a ledger, marked where the code of a plug-in took part.
+    """Return a mechanism's text in a ledger, marked if the code of a plug-in took part.
 
     Args:
         mechanism: the mechanism.
@@ -52,15 +52,15 @@ class Entry:
         kind: the kind of content that left.
         query_id: the id of the request.
         queries: number of synthetic queries answered; 0 for a training.
-        releases: how many times each event of `costs` counts.
+        releases: how often each event of `costs` counts.
         mechanism: text that describes the mechanism to people.
         trust: the parties that must be honest.
         costs: the event of a single release for each of UNITS_AND_RELATIONS.
         at: time of the charge, an ISO 8601 second in UTC.
-        request: digest of the request that led to the charge; "" where none did.
+        request: digest of the request that led to the charge; "" if there was none.
         run: the coordinator's name of the run that was charged; "" outside a run.
-        training: digest of the private training whose teachers gave what left; "" where there is
-            none, or where it does not pass through them, as class counts.
+        training: digest of the private training whose teachers produced what left; "" if there is
+            none, or if it does not pass through them, such as class counts.
 
     Raises:
         ValueError: a count is negative, or the cost for a unit and relation is missing.
@@ -91,13 +91,13 @@ class Entry:
         return cls(**fields, at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
-        """Return the event of the whole charge; nothing is proven of one without releases."""
+        """Return the event of the whole charge; nothing is proven for one without releases."""
         if not self.releases:
             return NonPrivateDpEvent()
         return SelfComposedDpEvent(self.costs[unit, relation], self.releases)
 
     def to_json(self) -> str:
-        """Return one readable line, in which each distinct event stands once, by unit and relation.
+        """Return one readable line that lists each distinct event once, by unit and relation.
 
         Raises:
             TypeError: an event is not of a type that a ledger may hold.
@@ -113,11 +113,11 @@ class Entry:
     def from_json(cls, line: str) -> "Entry":
         """Return the entry of a line of `to_json`; only events of known types are built.
 
-        Entries whose costs are written alike share them, as one object: a client's account holds
-        many entries, and few costs.
+        Entries with identical costs share one object: a client's account has many entries and few
+        costs.
 
         Raises:
-            ValueError: the line is none of `to_json`.
+            ValueError: the line was not written by `to_json`.
             KeyError: the same, or an event is of an unknown type.
         """
         before, _, rest = line.partition(_BEFORE_COSTS)
@@ -132,7 +132,7 @@ def _pack(event: Any) -> dict[str, Any]:
     return {"type": type(event).__name__, **attrs.asdict(event, recurse=False)}
 
 
-@functools.lru_cache(maxsize=1 << 12)  # most charges of a client cost what others do
+@functools.lru_cache(maxsize=1 << 12)  # most charges of a client cost the same as others
 def _costs(content: str) -> Mapping[tuple[Unit, Relation], DpEvent]:
     return {
         tuple(pair.split()): event
@@ -146,7 +146,7 @@ def _unpack(values: dict[str, Any]) -> Any:
 
 
 class Charges:
-    """The charges of a client, kept so that no question about them takes longer the more they are.
+    """The charges of a client, indexed so that no query slows down as they grow.
 
     Attributes:
         queries: answered; a charge for none, such as a training, counts as one.
@@ -162,27 +162,27 @@ class Charges:
         """Add the charge of a line of `Entry.to_json`, and return it.
 
         Raises:
-            ValueError: its digest is charged already, or the line holds no entry.
-            KeyError: the same, or it holds an event of an unknown type.
+            ValueError: its digest is already charged, or the line is not an entry.
+            KeyError: the same, or it has an event of an unknown type.
         """
         entry = Entry.from_json(content)
         self.check_new(entry.digest)
         self._by_digest[entry.digest] = entry
         self.queries += max(entry.queries, 1)
         self._released.setdefault(entry.run, Counter())[entry.mechanism] += entry.releases
-        # Entries that are read have one object for equal costs, which lives as long as they do.
+        # Entries read from a file share one object for equal costs, which lives as long as they do.
         alike = id(entry.costs), entry.releases, bool(entry.training)
         self._alike.setdefault(alike, []).append(entry)
         return entry
 
     def check_new(self, digest: str) -> None:
-        """Refuse a digest that is charged already.
+        """Refuse a digest that is already charged.
 
         Raises:
             ValueError: it is.
         """
         if digest in self._by_digest:
-            raise ValueError(f"{digest} is charged already")
+            raise ValueError(f"{digest} is already charged")
 
     def find(self, digest: str) -> Entry | None:
         """Return the charge with this digest."""
@@ -197,9 +197,9 @@ class Charges:
         return self._released.get(run, Counter())
 
     def alike(self) -> list[tuple[Entry, int]]:
-        """Return one charge of each cost, in the order of their first, and how many cost the same.
+        """Return one charge per cost, in order of first appearance, and how many cost the same.
 
-        They cost the same where a proof rests on private trainings, as a budget's does.
+        They cost the same in a proof based on private trainings, such as a budget's.
 
         Costs that are equal may appear more than once.
         """

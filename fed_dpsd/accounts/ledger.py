@@ -1,4 +1,4 @@
-"""A client's ledger: everything that ever left about one data set, charged before the noise."""
+"""A client's ledger: everything ever released about one data set, charged before the noise."""
 
 import io
 import sqlite3
@@ -35,11 +35,11 @@ _MARK = b"This client has a ledger. If the .sqlite file is missing, restore it f
 
 
 class Ledger(ABC):
-    """A client's account. All but `transaction` is called inside a transaction."""
+    """A client's account. Call everything except `transaction` inside a transaction."""
 
     @abstractmethod
     def transaction(self) -> AbstractContextManager[None]:
-        """Keep everyone else out; no transaction lies in another."""
+        """Lock everyone else out; transactions cannot be nested."""
 
     @abstractmethod
     def charges(self) -> Charges:
@@ -63,15 +63,15 @@ class Ledger(ABC):
 
     @abstractmethod
     def noted(self, name: str) -> bytes | None:
-        """Return what was noted under a name: what a client must not forget besides its charges."""
+        """Return a note by name: what a client must remember in addition to its charges."""
 
     @abstractmethod
     def note(self, name: str, content: bytes) -> None:
-        """Note it, for ever; it is durable when this returns."""
+        """Store a note permanently; it is durable when this returns."""
 
 
 class MemoryLedger(Ledger):
-    """A ledger that lives as long as its process."""
+    """A ledger in memory, lost when the process ends."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -98,7 +98,7 @@ class MemoryLedger(Ledger):
         return self._answers[digest].copy() if digest in self._answers else None
 
     def store(self, digest: str, values: NDArray[Any]) -> None:
-        """Remember an answer as it is now."""
+        """Remember a copy of an answer."""
         self._answers[digest] = values.copy()
 
     def noted(self, name: str) -> bytes | None:
@@ -111,19 +111,19 @@ class MemoryLedger(Ledger):
 
 
 class FileLedger(Ledger):
-    """A ledger that outlives its process and a loss of power.
+    """A ledger in a file, which survives crashes and power loss.
 
-    What was verified is remembered, and believed for as long as the file is as it was left.
-    Nobody may open the file by other means while a ledger of this process holds it: closing it
-    would let go of the lock, which belongs to a process and not to an open file.
+    Verified content is remembered and trusted as long as the file is unchanged. Nobody may open the
+    file by other means while a ledger of this process holds it: closing it would release the lock,
+    which belongs to the process and not to an open file.
 
     Args:
-        folder: where the ledgers of all clients are.
+        folder: the folder of all clients' ledgers.
         client: the client's number.
         data: the data set's name: a budget is per data set, over all runs.
 
     Raises:
-        LedgerError: by this and by every method, with the path and the remedy.
+        LedgerError: from this and every method, with the path and the remedy.
     """
 
     def __init__(self, folder: Path, client: int, data: str) -> None:
@@ -138,9 +138,9 @@ class FileLedger(Ledger):
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Keep other processes and threads out; the kernel lets go of what a dead one held.
+        """Lock out other processes and threads; the kernel releases the locks of dead processes.
 
-        A damaged ledger lets nobody in, not even to what is stored. Ctrl-C waits for the end.
+        A damaged ledger cannot even be read. Ctrl-C waits for the end.
         """
         with uninterrupted():
             with usable(self._path):
@@ -152,7 +152,7 @@ class FileLedger(Ledger):
             try:
                 with usable(self._path):
                     self._connection = connection
-                    self._believe()
+                    self._verify()
                 yield
                 if self._remembered and self._remembered.header and not self._marker.exists():
                     with usable(self._path):
@@ -161,7 +161,7 @@ class FileLedger(Ledger):
                 self._left = identity(self._path)
                 self._connection = None
                 with closing(connection):
-                    if self._remembered:  # else a write failed, and its journal may be needed
+                    if self._remembered:  # otherwise a write failed, and its journal may be needed
                         let_go(connection)
 
     def charges(self) -> Charges:
@@ -169,7 +169,7 @@ class FileLedger(Ledger):
         return self._account().charges
 
     def charge(self, entry: Entry) -> None:
-        """Write a charge, in a transaction of SQLite's that is durable on return."""
+        """Write a charge in an SQLite transaction that is durable on return."""
         self.charges().check_new(entry.digest)
         content = entry.to_json()
         with self._written() as account:
@@ -182,7 +182,7 @@ class FileLedger(Ledger):
         return None if content is None else np.load(io.BytesIO(content), allow_pickle=False)
 
     def store(self, digest: str, values: NDArray[Any]) -> None:
-        """Write an answer as a file of NumPy's, in a transaction of SQLite's."""
+        """Write an answer in NumPy's format, in an SQLite transaction."""
         content = io.BytesIO()
         np.save(content, values, allow_pickle=False)
         with self._written() as account:
@@ -193,7 +193,7 @@ class FileLedger(Ledger):
         return self._read("notes", name)
 
     def note(self, name: str, content: bytes) -> None:
-        """Write a note, in a transaction of SQLite's."""
+        """Write a note in an SQLite transaction."""
         with self._written() as account:
             self._keep(account, "notes", name, content)
 
@@ -222,7 +222,7 @@ class FileLedger(Ledger):
 
     @contextmanager
     def _written(self) -> Iterator[Content]:
-        """Commit what is written inside, all of it and durably, or nothing."""
+        """Commit everything written inside durably, or nothing."""
         account = self._account()
         with usable(self._path):
             try:
@@ -245,9 +245,9 @@ class FileLedger(Ledger):
                 raise
 
     def _sync_folders(self) -> None:
-        """Make the folders of a new file durable: they may be new too."""
+        """Sync the folders of a new file: they may be new too."""
         for folder in self._path.parents:
-            with suppress(PermissionError):  # what we may not read we have not made
+            with suppress(PermissionError):  # we did not create folders that we may not read
                 sync(folder)
             if folder.is_mount():
                 break
@@ -256,12 +256,12 @@ class FileLedger(Ledger):
         assert self._connection is not None, "a ledger is used inside a transaction only"
         if self._remembered is None:
             with usable(self._path):
-                self._believe()
+                self._verify()
         assert self._remembered is not None
         return self._remembered
 
-    def _believe(self) -> None:
-        """Read and verify the whole account, unless it is as this object left it."""
+    def _verify(self) -> None:
+        """Read and verify the whole account, unless unchanged since this object's last use."""
         known, connection = self._remembered, self._connection
         assert connection is not None, "a ledger is used inside a transaction only"
         as_left = known and known.header and self._left == identity(self._path)

@@ -1,4 +1,4 @@
-"""Secrets: a client's noise, and its key for secure sums, follow from one that it never sends."""
+"""Secrets: a client derives its noise and its secure-sum key from one, which it never sends."""
 
 import contextlib
 import functools
@@ -19,9 +19,9 @@ def ledger_folder(experiment: Experiment, run_folder: Path) -> Path:
 
 
 def noise_of(experiment: Experiment, run_folder: Path, name: str) -> SecretStreams | None:
-    """Return the noise source of a simulated client, or of any server; None for the seeds.
+    """Return the noise source of a simulated client or any server; None for seeded noise.
 
-    Its secret lies in the folder of the ledgers.
+    Its secret is in the folder of the ledgers.
     """
     if experiment.seeded:
         return None
@@ -29,7 +29,7 @@ def noise_of(experiment: Experiment, run_folder: Path, name: str) -> SecretStrea
 
 
 def has_secret(ledger: Path) -> bool:
-    """Return whether the secret of a simulated client, or a hospital's, lies where its ledger does.
+    """Return whether the secret of a client, simulated or not, is where its ledger is.
 
     Seeded noise needs none.
     """
@@ -37,7 +37,7 @@ def has_secret(ledger: Path) -> bool:
 
 
 def secret_of(path: Path) -> bytes:
-    """Return the secret at `path`; the operating system draws it if there is none yet.
+    """Return the secret at `path`, created by the operating system if it does not exist.
 
     Raises:
         UserError: the file cannot be read or written, or others may read it.

@@ -10,8 +10,8 @@ from fed_dpsd.privacy.epsilon import Epsilon
 from fed_dpsd.privacy.label_dp import IMAGES_NOTE
 from fed_dpsd.privacy.mechanism import Unit, quorum_of, weakest
 
-MEANINGFUL_EPSILON = 10.0  # beyond it, an attacker may be sure of a record: docs/privacy.md
-MEANINGFUL_DELTA = 0.01  # beyond it, some of a hundred records may be published outright
+MEANINGFUL_EPSILON = 10.0  # above it, an attacker may be sure of a record: docs/privacy.md
+MEANINGFUL_DELTA = 0.01  # above it, some of a hundred records may be published outright
 SEEDED_VERDICT = (
     "the noise of this simulation is seeded: what it releases carries no guarantee, and the "
     "numbers are those of the same run with noise=secure"
@@ -24,12 +24,12 @@ CHANGES: dict[Unit, tuple[str, str, str]] = {
 
 
 def is_meaningful(epsilon: Epsilon) -> bool:
-    """Return whether a bound says anything about a person: both of its numbers must be small."""
+    """Return whether a bound means anything for a person: both of its numbers must be small."""
     return epsilon.value <= MEANINGFUL_EPSILON and epsilon.delta <= MEANINGFUL_DELTA
 
 
 def verdict(experiment: Experiment, card: PrivacyCard) -> Iterator[str]:
-    """Yield sentences on what a card proves: of a record first, then of more, then caveats."""
+    """Yield sentences on what a card proves: first for a record, then for more, then caveats."""
     if card.covers_nothing:
         yield f"{NOTHING_NOTE}: there is nothing to prove"
         return
@@ -67,7 +67,7 @@ def _of_records(experiment: Experiment, card: PrivacyCard) -> str:
 
 
 def _of_more(experiment: Experiment, card: PrivacyCard, unit: Unit) -> str:
-    """Say what is proven of a patient or of a client, whose numbers are seldom small."""
+    """Describe what is proven for a patient or a client, whose numbers are rarely small."""
     added, replaced = card.epsilon(unit, "add_remove"), card.epsilon(unit, "replace_one")
     whole, one, other = CHANGES[unit]
     if math.isinf(added.value) and math.isinf(replaced.value):
@@ -85,18 +85,18 @@ def _of_more(experiment: Experiment, card: PrivacyCard, unit: Unit) -> str:
 
 
 def _number(epsilon: Epsilon) -> str:
-    """Return the number of a relation that is named after another one's."""
+    """Return the number of a relation that follows another relation's."""
     return "nothing proven" if math.isinf(epsilon.value) else epsilon.number(3)
 
 
 def _deltas(first: Epsilon, second: Epsilon) -> str:
-    """Return the delta of two numbers, each if they differ."""
+    """Return the delta of two numbers; both deltas if they differ."""
     deltas = dict.fromkeys(f"{e.delta:g}" for e in (first, second) if not math.isinf(e.value))
     return f"delta {' and '.join(deltas)}"
 
 
 def _against(experiment: Experiment, *epsilons: Epsilon) -> str:
-    """Say against which observers the numbers hold, by the most trust that one of them needs."""
+    """Describe the observers against whom the numbers hold, by the largest trust needed."""
     colluding = getattr(quorum_of(experiment.answers), "colluding", 0)
     trust = weakest(epsilon.trust for epsilon in epsilons)
     if trust == "server":
@@ -108,20 +108,20 @@ def _against(experiment: Experiment, *epsilons: Epsilon) -> str:
 
 
 def how_trained(experiment: Experiment) -> str:
-    """Say how the teachers are trained, and what the training alone protects."""
+    """Describe how the teachers are trained and what the training protects by itself."""
     if experiment.config.teacher.path is not None:
         return "none here: teachers are read from files"
     return experiment.training.describe(plan_of(experiment).trainings)
 
 
 def how_answered(experiment: Experiment) -> str:
-    """Say what leaves a client in a run, where its noise is added, and what else leaves."""
+    """Describe what leaves a client in a run, where its noise is added, and what else leaves."""
     context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
     return experiment.method.describe(context)
 
 
 def published_line(card: PrivacyCard) -> str:
-    """Return the epsilon of the papers' formulas, without guarantee, or say there is none."""
+    """Return the line on the papers' epsilon, which is no guarantee, or on its absence."""
     if math.isinf(card.published):
         return "nothing published: the papers' formulas give no finite epsilon for this"
     return f"epsilon published (no guarantee): {card.published:.6g}"

@@ -1,7 +1,7 @@
-"""Attacks on answers: the site, its sampler and its messages (for trainings see trainings.py).
+"""Attacks on answers: the site, its sampler and its messages (trainings: trainings.py).
 
-The attacked hospital may be broken on purpose; the claim never is. The secrets of an audit follow
-the run's seed, so an audit can be repeated; they protect nothing.
+The attacked hospital may be broken on purpose; the claim never is. The secrets of an audit are
+derived from the run's seed, so an audit can be repeated; they protect nothing.
 """
 
 import math
@@ -28,7 +28,7 @@ from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.training import TrainingMechanism
 
 CLOSE_QUERIES, CLOSE_RUNS = 4, 100_000
-ALONE_RUNS = 2_000  # fewer, where each release needs a request of its own
+ALONE_RUNS = 2_000  # fewer if each release needs its own request
 CLAIM_RUNS, CLAIM_FAILURE = 300, 1e-6
 
 
@@ -39,7 +39,8 @@ def answer_attacks(
 
     Args:
         experiment: the experiment whose answers are claimed.
-        broken: the attacked hospital's noise: half of it, or next to none; None leaves it.
+        broken: how much to weaken the attacked hospital's noise: half, or almost none; None for not
+            at all.
         say: called with a line of progress.
     """
     mechanism, config = experiment.answers, experiment.config
@@ -62,7 +63,7 @@ def answer_attacks(
     key = "answers_check" if isinstance(experiment.training, TrainingMechanism) else "check"
     yield Attack(key, "the implementation", close, result, proof)
 
-    # A sum of many gradients costs more than one of a single image, which is what is attacked.
+    # A sum of many gradients costs more than a single image's gradient, which is what is attacked.
     larger = mechanism.releases(1, 2) > 2
     title = "the run's settings"
     if larger:
@@ -83,12 +84,12 @@ def answer_attacks(
         _proof(mechanism, queries, delta),
         published_epsilon(mechanism, asked, delta),
         tests_code=False,
-        beside=_beside(experiment, plan),
+        also=_also_released(experiment, plan),
     )
 
 
-def _beside(experiment: Experiment, plan: Plan) -> str:
-    """Say what a run releases besides its answers, and what its card says of all together."""
+def _also_released(experiment: Experiment, plan: Plan) -> str:
+    """Describe what a run releases in addition to its answers, and its card's total."""
     others = {s.mechanism.name for s in plan.stages if s.mechanism != experiment.answers}
     if not others:
         return ""

@@ -1,8 +1,8 @@
-"""Lower bounds on what a mechanism leaks, measured on the answers that leave.
+"""Lower bounds on what a mechanism leaks, measured on released answers.
 
 A proof bounds epsilon from above, an audit from below: a proven number below an audited one means a
-bug. The adversary knows every answer but a teacher's and guesses which of two worlds, one record
-apart, an answer came from; how well it guesses bounds epsilon (docs/audits.md, "Audits").
+bug. The adversary knows every answer except one teacher's and guesses which of two worlds, one
+record apart, an answer came from; its accuracy bounds epsilon (docs/audits.md, "Audits").
 """
 
 import math
@@ -22,16 +22,16 @@ from fed_dpsd.privacy.noisy_max import NoisyMax
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.progress import reported
 
-# A client of the audited mechanism, with noise of its own at every call. It takes its teachers'
-# (n, B, K) values for each of some requests, and the student's (B, K) predictions for the first; a
-# later request that is smaller has the first of these rows. It returns the (B, K) values of each
-# request that the adversary sees.
+# A client of the audited mechanism, with new noise at every call. It takes its teachers' (n, B, K)
+# values for each of several requests, and the student's (B, K) predictions for the first; a smaller
+# later request uses the first of these rows. It returns the (B, K) values that the adversary sees
+# for each request.
 Client = Callable[[Sequence[Values], Values], Iterable[Values]]
 Audited = Additive | TopKRandomizedResponse | NoisyMax  # mechanisms that randomise an answer
 
 PREMISE = "one changed record may change its teacher, and so all its answers, arbitrarily"
 VALUES_AT_ONCE = 2**18  # of a request: 2 MiB, which stay in the cache
-RUNS_AT_ONCE = 1_000  # of a request, and the most runs that a repeated draw may reach
+RUNS_AT_ONCE = 1_000  # of a request, and the most runs that a repeated draw may affect
 PILOT = (200, 25_000)  # fewest and most runs that choose a threshold; between, a quarter of all
 KINDS = 8  # of public predictions
 ROUNDING = 1e-9  # most of an enumerated ratio
@@ -39,12 +39,12 @@ ROUNDING = 1e-9  # most of an enumerated ratio
 
 @dataclass(frozen=True)
 class Audit:
-    """A lower bound on what one changed record, or patient, reveals; it prints with its meaning.
+    """A lower bound on what one changed record or patient reveals; it prints with its meaning.
 
     Args:
         lower_bound: no epsilon below it holds at `delta`.
-        mu_lower_bound: no Gaussian differential privacy of a mu below it holds. It stays a mu:
-            reading an epsilon off it would assume a Gaussian trade-off. None: not looked for.
+        mu_lower_bound: no Gaussian differential privacy with a smaller mu holds. It is reported as
+            a mu: converting it to an epsilon would assume a Gaussian trade-off. None: not computed.
         failure_probability: of any of the bounds, over the audit's own randomness.
         delta: the delta at which `lower_bound` holds.
         method: "sampling" of two worlds, "enumeration" of an answer's laws, or guesses at
@@ -55,8 +55,8 @@ class Audit:
         audited: the randomness, in words.
         relation: how the record changes.
         advantage_lower_bound: no smaller total variation distance between the worlds holds. None:
-            not looked for.
-        canaries: in a run; None where there are two worlds.
+            not computed.
+        canaries: in a run; None for two worlds.
         unit: the unit that changes.
     """
 
@@ -89,9 +89,10 @@ class Audit:
         )
 
     def refutes(self, epsilon: float, delta: float, queries: int) -> bool:
-        """Return whether (epsilon, delta) is no bound for `queries` answers where a record changes.
+        """Return whether (epsilon, delta) is refuted as a bound for `queries` answers.
 
-        Only a claim of no larger delta, and of all the queries in a run, covers the audited runs.
+        Only a claim with no larger delta that covers all the queries of a run covers the audited
+        runs.
         """
         covered = delta <= self.delta and self.queries <= queries
         return covered and self.lower_bound > epsilon + ROUNDING
@@ -103,12 +104,12 @@ class Audit:
 
 @dataclass(frozen=True)
 class Proof:
-    """Proven numbers that an audit is held against.
+    """Proven numbers to compare an audit with.
 
     Args:
         epsilon: of the audited answers or training.
-        mu: of its Gaussian differential privacy; None where it is no Gaussian mechanism.
-        advantage: the total variation distance that it allows; None where it was not computed.
+        mu: of its Gaussian differential privacy; None if it is not a Gaussian mechanism.
+        advantage: the total variation distance that it allows; None if it was not computed.
     """
 
     epsilon: Epsilon
@@ -116,9 +117,9 @@ class Proof:
     advantage: float | None = None
 
     def contradicted(self, audit: Audit) -> list[str]:
-        """Name the proven numbers that are below an audit's lower bounds."""
+        """Return the names of proven numbers that are below an audit's lower bounds."""
         proven = self.epsilon
-        weaker = (proven.unit, proven.relation) == ("client", "add_remove")  # one that leaves
+        weaker = (proven.unit, proven.relation) == ("client", "add_remove")  # one that is removed
         refuted = []
         if audit.refutes(proven.value, proven.delta, proven.queries) and not weaker:
             refuted.append(f"epsilon {proven}")
@@ -140,35 +141,34 @@ def audit(
     failure_probability: float,
     report_mu: bool = True,
 ) -> Audit:
-    """Audit a mechanism by sampling answers of a client that is said to use it.
+    """Audit a mechanism by sampling answers of a client that claims to use it.
 
-    Both worlds of `worst_case` are simulated `runs` times each. A run counts as the first world
-    where its log-likelihood ratio, summed over the queries, reaches a threshold that was fixed on a
-    pilot with draws of its own. True and false positives then get Clopper-Pearson bounds, and
-    epsilon >= log((true_low - delta) / false_high). Compare with the proof of
-    `Stage(mechanism, queries, 1)`.
+    Both worlds of `worst_case` are simulated `runs` times each. A run counts as the first world if
+    its log-likelihood ratio, summed over the queries, reaches a threshold fixed on a pilot with
+    separate draws. True and false positives then get Clopper-Pearson bounds, and epsilon >=
+    log((true_low - delta) / false_high). Compare with the proof of `Stage(mechanism, queries, 1)`.
 
-    A run of two or more queries is spread over two or more requests. The worlds change places from
-    row to row of a request, and from request to request: noise that these share cancels in the sum,
-    which then distinguishes the worlds. The classes of the worst case are rolled, for each run by
-    another shift, and so is the kind of the student's prediction (`public_rows`).
+    A run of two or more queries is spread over two or more requests. The worlds alternate from row
+    to row of a request and from request to request: shared noise cancels in the sum, which then
+    distinguishes the worlds. The classes of the worst case are rolled by a different shift in each
+    run, and so is the kind of the student's prediction (`public_rows`).
 
-    Runs share requests, unless the rows of a request are not releases of their own. The failure
+    Runs share requests, unless the rows of a request are not separate releases. The failure
     probability assumes that the rows of a request are independent draws. Independence is part of
-    the claim: the audit is to find code that breaks it.
+    the claim: the audit should find code that breaks it.
 
     Args:
-        mechanism: the claim: the worlds and the likelihoods are its own.
+        mechanism: the claim, which defines the worlds and the likelihoods.
         client: the client whose answers are attacked.
         queries: in a run, >= 1.
         runs: in each world, >= 1.
         delta: in [0, 1).
-        failure_probability: in (0, 1), for all that is reported together: shared evenly by two
-            rates, or by four where `report_mu`.
-        report_mu: whether to bound mu as well, at a second threshold, the pilot's median.
+        failure_probability: in (0, 1), for everything reported together: shared evenly by two
+            rates, or by four with `report_mu`.
+        report_mu: whether to bound mu too, at a second threshold, the pilot's median.
 
     Raises:
-        ValueError: an argument is out of its range, or the mechanism randomises no answer.
+        ValueError: an argument is out of range, or the mechanism does not randomise answers.
     """
     for field, count in (("queries", queries), ("runs", runs)):
         if count < 1:
@@ -205,7 +205,7 @@ def audit(
 
 
 def enumerated(mechanism: TopKRandomizedResponse, queries: int) -> Audit:
-    """Audit the encoder of responses without sampling: `queries` of the most telling ones."""
+    """Audit the encoder of responses without sampling: `queries` of the most revealing ones."""
     ratio = queries * enumerate_response(mechanism)
     audited = _randomness(mechanism)
     return Audit(ratio, None, 0.0, 0.0, "enumeration", PREMISE, 0, queries, audited)
@@ -214,8 +214,9 @@ def enumerated(mechanism: TopKRandomizedResponse, queries: int) -> Audit:
 def enumerate_response(mechanism: TopKRandomizedResponse) -> float:
     """Return the largest log-ratio of any answer's probabilities under any two teachers.
 
-    Each law is `encode`'s own: of a class inside the student's set, of one outside, and of none
-    (NaN), for students that find 1 to K classes probable, so that a threshold gives every size.
+    The laws come from `constrain_sensitivity`: for a class inside the student's set, outside it,
+    and for no class (NaN), with students that find 1 to K classes probable, so a threshold gives
+    every size.
     """
     num_classes = mechanism.num_classes
     teachers = np.vstack([np.eye(num_classes), np.full(num_classes, math.nan)])
@@ -232,12 +233,12 @@ def enumerate_response(mechanism: TopKRandomizedResponse) -> float:
 
 
 def verdict(audit: Audit, proof: Proof, published: float, published_delta: float) -> list[str]:
-    """Say in sentences what the audit refutes, and what it does not.
+    """Describe in sentences what the audit refutes and what it does not.
 
     Args:
-        audit: of the answers or training that all numbers are about.
+        audit: of the answers or training that all numbers refer to.
         proof: the proven numbers.
-        published: the paper's number for as many queries; `inf` if it claims nothing.
+        published: the paper's number for the same number of queries; `inf` if it claims nothing.
         published_delta: the delta that it claims.
     """
     odds = f"(failure probability {audit.failure_probability:g})"
@@ -253,7 +254,7 @@ def verdict(audit: Audit, proof: Proof, published: float, published_delta: float
             f"wrong {odds}: {audit}"
         ]
     elif audit.lower_bound > proven.value + ROUNDING:
-        sentences = [f"says nothing of the proven epsilon {proven}, which promises less: {audit}"]
+        sentences = [f"says nothing on the proven epsilon {proven}, which promises less: {audit}"]
     else:
         sentences = [f"consistent with the proven epsilon {proven}{numbers}: {audit}"]
     if audit.mu_lower_bound:
@@ -280,9 +281,9 @@ def verdict(audit: Audit, proof: Proof, published: float, published_delta: float
 
 
 def public_rows(num_classes: int) -> NDArray[np.float32]:
-    """Make (8, K) predictions that all find the classes of the worst case most probable.
+    """Make (8, K) predictions, all with the classes of the worst case as most probable.
 
-    Two find no other class probable, three are sure of one class, and three are random.
+    Two give no other class any probability, three are sure of one class, and three are random.
     """
     rows = np.zeros((8, num_classes))
     rows[:2, :2] = 0.5
@@ -316,7 +317,7 @@ def _ratios(mechanism: Audited, client: Client, queries: int, runs: int) -> NDAr
     """
     num_classes, worlds = mechanism.num_classes, _worlds(mechanism)
     public, statistic = _public(num_classes), _statistic(mechanism)
-    alone = mechanism.releases(1, 2) != 2  # the rows of a request are not releases of their own
+    alone = mechanism.releases(1, 2) != 2  # the rows of a request are not separate releases
     most = 1 if alone else max(1, VALUES_AT_ONCE // num_classes)  # rows of a request
     half = math.ceil(queries / 2)
     piece = min(half + half % 2 if queries > 2 else half, most)  # of a run, in a request
@@ -347,8 +348,8 @@ def _statistic(
 
     A place is the row of `_public` that holds the prediction.
 
-    Ratios are up to constants. Of a noisy maximum only the classes that gain and lose a vote count,
-    which is a test like any other.
+    Ratios are up to constants. For a noisy maximum only the classes that gain and lose a vote
+    count, which is a valid test.
     """
     public = _public(mechanism.num_classes)
     worlds = [
@@ -375,7 +376,7 @@ def _statistic(
 
 
 def _encoded(mechanism: Audited, teachers: Values, row: NDArray[np.float32]) -> Values:
-    """Encode each of (n, K) values by itself, given a (K,) prediction; most teachers are alike."""
+    """Encode each of (n, K) values separately, given a (K,) prediction; most teachers are alike."""
     distinct = {each.tobytes(): each for each in teachers}
     known = {
         key: mechanism.constrain_sensitivity(each[None], row[None])[0]

@@ -1,9 +1,9 @@
 """Trainings on canaries: records whose gradients an adversary can distinguish from all others.
 
-Where patients are the unit of a training, a canary is a patient with all their records.
+If patients are the unit of a training, a canary is a patient with all their records.
 
-The adversary is the one that the proof of DP-SGD is about: it chose the records, and it sees the
-noisy sum of every step. It does not know which records the coins put in.
+The adversary is the one in the proof of DP-SGD: it chose the records and sees the noisy sum of
+every step. It does not know which records the coins included.
 """
 
 import dataclasses
@@ -27,22 +27,22 @@ from fed_dpsd.privacy.noise import Rng, SecretStreams
 
 MOST_CLASSES = 10  # of a canary's teacher
 LOUD = 2.0  # weights of a network of canaries, in units of the bound
-STILL = 1e-12  # a learning rate at which weights hardly move, so gradients stay as they are
+STILL = 1e-12  # a learning rate at which weights hardly move, so gradients stay constant
 PILOT = 100  # trainings that set thresholds
-FAINT = 1e-3  # noise multiplier at which a sum shows who is in it
+FAINT = 1e-3  # noise multiplier at which a sum reveals who is in it
 SUMS = 1e-30  # added to differences of sums, whose logarithm is taken
 
 
 @dataclass(frozen=True)
 class Canaries:
-    """Canaries of one kind, with the teacher that they are made for.
+    """Canaries of one kind, with the teacher they are made for.
 
     Args:
-        teacher: makes the untrained teacher, at which gradients are as described.
+        teacher: makes the untrained teacher, for which gradients are as described.
         inputs: (m, D) float32 features.
         labels: (m,) int64 of every class in turn.
         directions: (m, P) float64 unit vectors of the canaries' gradients in the parameters, in
-            their order. They are torch's own, and owe nothing to the audited code.
+            their order. They are computed by torch, independently of the audited code.
         kinds: (m,) int64 kind of each gradient.
     """
 
@@ -72,7 +72,7 @@ class Canaries:
 
     @property
     def groups(self) -> list[NDArray[np.bool_]]:
-        """Return the (m,) masks of each class, and of each kind where there are several."""
+        """Return the (m,) masks of each class, and of each kind if there are several."""
         labels = self.labels.numpy()
         kinds = np.unique(self.kinds)
         masks = [labels == label for label in np.unique(labels)]
@@ -83,10 +83,10 @@ class Canaries:
 
 
 def of_weights(count: int, num_classes: int) -> Canaries:
-    """Make canaries for a linear layer, each with a loud feature of its own.
+    """Make canaries for a linear layer, each with its own strong feature.
 
-    Weights are zero, so the teacher finds all classes equally probable. Gradients are orthogonal
-    except for the bias, which has a hundredth of their squared length.
+    Weights are zero, so the teacher considers all classes equally probable. Gradients are
+    orthogonal except for the bias, which has a hundredth of their squared length.
     """
 
     def teacher() -> nn.Module:
@@ -102,8 +102,8 @@ def of_weights(count: int, num_classes: int) -> Canaries:
 def of_bias(num_classes: int) -> Canaries:
     """Make canaries for a linear layer's bias: they have no features.
 
-    The teacher is sure of class 0, and each canary is of another class. So its gradient is sqrt(2)
-    long and lies in the bias alone.
+    The teacher is sure of class 0, and each canary has another class. So its gradient has length
+    sqrt(2) and lies only in the bias.
     """
 
     def teacher() -> nn.Module:
@@ -117,24 +117,24 @@ def of_bias(num_classes: int) -> Canaries:
 
 
 def of_network(count: int, num_classes: int, bound: float = 1.0) -> Canaries:
-    """Make canaries for a network of three layers, each with hidden units of its own.
+    """Make canaries for a network of three layers, each with its own hidden units.
 
-    A canary wakes its two units alone, which makes the network sure of a wrong class. So its
-    gradient lies in coordinates of its own, except for the last bias, which has a hundredth of its
-    squared length at most. Gradients of one kind are spread evenly over three layers; those of the
-    other lie mostly in the first bias. All are 50 times as long as `bound`, and as 1, or longer.
+    A canary activates only its two units, which makes the network sure of a wrong class. So its
+    gradient lies in its own coordinates, except for the last bias, which has at most a hundredth of
+    its squared length. Gradients of one kind are spread evenly over three layers; the others lie
+    mostly in the first bias. All have at least 50 times the length `bound`, and at least 50.
     """
     number, loud = torch.arange(count), LOUD * max(bound, 1.0)
     spread, labels = number % 2 == 0, number // 2 % num_classes
     feature = torch.where(spread, 1.0, 0.2)
-    first_out = torch.where(spread, 4 * loud, 1.0)  # of an awake unit
+    first_out = torch.where(spread, 4 * loud, 1.0)  # of an active unit
     second_weight = torch.where(spread, ((1 + 16 * loud**2) / 2) ** 0.5, 10 * loud)
 
     def teacher() -> nn.Module:
         sizes = ((count, count), (count, count), (count, num_classes))
         first, second, third = (nn.Linear(*size) for size in sizes)
         classes = torch.eye(num_classes)
-        with torch.no_grad():  # units that sleep do so however weights tremble
+        with torch.no_grad():  # inactive units stay inactive under small weight changes
             first.weight.copy_(torch.diag(2 * first_out / feature))
             first.bias.copy_(-first_out)
             second.weight.copy_(torch.diag(second_weight))
@@ -148,7 +148,7 @@ def of_network(count: int, num_classes: int, bound: float = 1.0) -> Canaries:
 
 @dataclass(frozen=True)
 class Watched(DPSGD):
-    """DP-SGD whose noisy sums of gradients can be seen.
+    """DP-SGD whose noisy sums of gradients are recorded.
 
     Attributes:
         seen: the sum of each step and parameter, in the order of steps.
@@ -158,7 +158,7 @@ class Watched(DPSGD):
 
     @classmethod
     def like(cls, mechanism: DPSGD, **changed: object) -> "Watched":
-        """Return a training like `mechanism`, without class counts, whose sums can be seen."""
+        """Return a training like `mechanism` without class counts, whose sums are recorded."""
         fields = {f.name: getattr(mechanism, f.name) for f in dataclasses.fields(DPSGD)}
         return cls(**(fields | {"count_fraction": None} | changed))
 
@@ -180,8 +180,7 @@ def watch(
 ) -> NDArray[np.float64]:
     """Train on the included canaries; return (T, m) parts of the sums along all their gradients.
 
-    A canary that takes part in a step adds 1 to its own part, if its gradient is clipped as it
-    should be.
+    A canary that takes part in a step adds 1 to its own part if its gradient is clipped correctly.
     """
     watched = Watched.like(mechanism, learning_rate=STILL)
     chosen = torch.from_numpy(included)
@@ -204,12 +203,12 @@ def guess_steps(
 
     A canary's first score is the log-likelihood ratio of its parts of the sums, (1 - q) N(0, z^2) +
     q N(1, z^2) against N(0, z^2). Its second is the length of the differences between consecutive
-    steps: noise that steps share cancels there, and leaves the steps that a canary took part in.
+    steps: noise shared by steps cancels there and leaves the steps that a canary took part in.
 
     Args:
         mechanism: the mechanism whose `train` runs; its class counts are not part of this.
-        claimed: the mechanism whose rate and noise the adversary believes in.
-        canaries: of gradients that are orthogonal, or nearly so.
+        claimed: the mechanism whose rate and noise the adversary assumes.
+        canaries: with orthogonal or nearly orthogonal gradients.
         streams: secrets of the runs.
         runs: R, independent ones.
     """
@@ -218,7 +217,7 @@ def guess_steps(
         parts = watch(mechanism, canaries, included, secret.numpy("private training"))
         ratios = _log_ratio(claimed, parts).sum(axis=0)
         moves = np.log(np.abs(np.diff(parts, axis=0)).sum(axis=0) + SUMS)
-        # Centred, for with other noise than claimed all may lie on one side of 0.
+        # Centred, since with noise other than claimed all may lie on one side of 0.
         return np.stack([ratios - ratios.mean(), moves - (moves.min() + moves.max()) / 2])
 
     included, scores = _run(score, len(canaries), streams, runs)
@@ -236,7 +235,7 @@ def guess_clipping(
         mechanism: of rate 1; its class counts are not part of this.
         canaries: of any kind.
         streams: secrets of the runs and the pilot.
-        runs: R, independent ones, besides the pilot.
+        runs: R independent runs, in addition to the pilot.
     """
 
     def score(included: NDArray[np.bool_], secret: SecretStreams) -> NDArray[np.float64]:
@@ -251,7 +250,7 @@ def guess_clipping(
 def samples(
     mechanism: DPSGD, steps: int, count: int, linear: bool, secret: SecretStreams
 ) -> NDArray[np.bool_]:
-    """Train with hardly any noise on canaries; (steps, count) whether each was in each step.
+    """Train on canaries with hardly any noise; return (steps, count) whether each was in each step.
 
     Args:
         mechanism: the mechanism whose sampler draws.
@@ -269,7 +268,7 @@ def samples(
 def guess_counts(
     mechanism: DPSGD, canaries: int, streams: Iterator[SecretStreams], runs: int
 ) -> Guesses:
-    """Release class counts, `runs` times, each canary the only one of its class.
+    """Release class counts, `runs` times, with one canary per class.
 
     Args:
         mechanism: the mechanism whose `count` runs.
@@ -293,9 +292,9 @@ def _run(
     streams: Iterator[SecretStreams],
     runs: int,
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-    """Include canaries by fair coins and score them, in runs with secrets of their own.
+    """Include canaries by fair coins and score them, in runs with separate secrets.
 
-    Coins are seeded by a digest of the secret: they are the auditor's own, and owe nothing to the
+    Coins are seeded by a digest of the secret: they are the auditor's own and independent of the
     audited generator.
     """
     included, scores = [], []
@@ -306,7 +305,7 @@ def _run(
 
 
 def coins(secret: SecretStreams, count: int) -> NDArray[np.bool_]:
-    """Toss (count,) fair coins of the auditor's own, with a generator that no client uses."""
+    """Toss (count,) fair coins with the auditor's own generator, which no client uses."""
     digest = hashlib.sha256(b"coins" + secret.secret).digest()
     return np.random.default_rng(int.from_bytes(digest, "big")).random(count) < 0.5
 

@@ -1,8 +1,8 @@
-"""Checks: properties that right code has, and what was seen.
+"""Checks: properties of correct code, and what was observed.
 
-A check that counts compares hits with a probability that is known exactly. Its failure probability
-bounds how often right code fails it, by the binomial law and a union over what it counts. A check
-that only compares fails right code never, or with a probability that is stated.
+A counting check compares hits with an exactly known probability. Its failure probability bounds how
+often correct code fails it, by the binomial law and a union bound over all counts. A check that
+only compares never fails correct code, or fails with a stated probability.
 """
 
 import traceback
@@ -13,7 +13,7 @@ from typing import Any, Literal
 from scipy.stats import binom
 
 Part = Literal["attacks", "sampler", "protocol"]
-CHECK_FAILURE = 1e-5  # of each check that counts
+CHECK_FAILURE = 1e-5  # of each counting check
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Count:
         what: the event, in words.
         hits: how often it occurred.
         trials: number of trials, >= 0.
-        probability: of a hit, if the code is right; 0 and 1 are never contradicted by luck.
+        probability: of a hit if the code is correct; 0 and 1 are never contradicted by chance.
     """
 
     what: str
@@ -34,7 +34,7 @@ class Count:
 
     @property
     def chance(self) -> float:
-        """Return the probability of so few hits, or of so many, whichever is smaller."""
+        """Return the probability of this few or this many hits, whichever is smaller."""
         below = binom.cdf(self.hits, self.trials, self.probability)
         above = binom.sf(self.hits - 1, self.trials, self.probability)
         return float(min(below, above))
@@ -51,9 +51,9 @@ class Check:
     Args:
         part: the part of the audit that it belongs to.
         title: the property, in words.
-        contradiction: what was seen instead; "" if it holds.
-        evidence: what was looked at, in words.
-        failure_probability: an upper bound on how often right code fails it.
+        contradiction: what was observed instead; "" if it holds.
+        evidence: what was examined, in words.
+        failure_probability: an upper bound on how often correct code fails it.
     """
 
     part: Part
@@ -81,7 +81,7 @@ class Check:
 def counted(
     part: Part, title: str, counts: Iterable[Count], failure: float = CHECK_FAILURE
 ) -> Check:
-    """Check that no count is as rare as `failure`, shared by both tails of every count, allows."""
+    """Check that no count is too rare; `failure` is shared by both tails of every count."""
     every = list(counts)
     rarest = min(every, key=lambda count: count.chance)
     likely = rarest.chance >= failure / (2 * len(every))
@@ -92,9 +92,9 @@ def counted(
 
 
 def running(part: Part, title: str, checks: Callable[[], Iterable[Check]]) -> Iterator[Check]:
-    """Yield checks; where the code under test fails, one that says so.
+    """Yield checks; if the code under test raises an error, yield a failed check.
 
-    Right code does not fail here, so that an exception of any kind contradicts.
+    Correct code does not fail here, so any exception contradicts.
     """
     try:
         yield from checks()

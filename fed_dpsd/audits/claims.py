@@ -1,4 +1,4 @@
-"""Attacks with the claims that they test, at settings where both come close."""
+"""Attacks with the claims they test, at settings where both are close."""
 
 import dataclasses
 import hashlib
@@ -21,25 +21,25 @@ from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 
 Say = Callable[[str], None]
 
-# Settings at which an attack comes close to the proof: few answers, each with much to tell.
+# Settings at which an attack comes close to the proof: a few very revealing answers.
 CLOSE_EPSILON, CLOSE_DELTA = 2.1, 1e-3
-# Of each attack; about ten of them, and the checks, contradict right code once in 1,000 audits.
+# Of each attack; about ten attacks and the checks contradict correct code once in 1,000 audits.
 ATTACK_FAILURE = 1e-4
 
 
 @dataclass(frozen=True)
 class Attack:
-    """An audit with the numbers that it is about.
+    """An audit with the numbers it tests.
 
     Args:
         key: its name in `--json`.
         title: the attacked part, in words.
         mechanism: the claim.
         audit: lower bounds on the leak.
-        proof: upper bounds on the leak, if the claim is true.
-        published: the paper's number for as many answers; `inf` where none is looked at.
-        tests_code: whether a broken implementation must show at these settings.
-        beside: what the run releases besides, in a sentence; "" where it releases nothing else.
+        proof: upper bounds on the leak if the claim is true.
+        published: the paper's number for the same number of answers; `inf` if none is tested.
+        tests_code: whether a broken implementation must be detected at these settings.
+        also: a sentence on what else the run releases; "" if nothing.
     """
 
     key: str
@@ -49,7 +49,7 @@ class Attack:
     proof: Proof
     published: float = math.inf
     tests_code: bool = True
-    beside: str = ""
+    also: str = ""
 
     @property
     def contradicts(self) -> bool:
@@ -57,11 +57,11 @@ class Attack:
         return bool(self.proof.contradicted(self.audit))
 
     def verdict(self) -> list[str]:
-        """Say what is refuted and what is not, in sentences."""
+        """Describe in sentences what is refuted and what is not."""
         sentences = verdict(self.audit, self.proof, self.published, self._published_delta)
         if not self.tests_code and self.audit.lower_bound < self.proof.epsilon.value / 10:
             sentences.append("a bound near zero says little: this attack is weak at these settings")
-        return sentences + [self.beside] * bool(self.beside)
+        return sentences + [self.also] * bool(self.also)
 
     @property
     def _published_delta(self) -> float:
@@ -102,7 +102,7 @@ def close_to(mechanism: Any, spend: Callable[[Any], Epsilon]) -> Any:
 def own_epsilon(mechanism: Charged, queries: int, delta: float, relation: Relation) -> Epsilon:
     """Prove an epsilon for `queries` requests of one query each; a training is one release.
 
-    It is for a record, or for the unit that a training bounds.
+    It is for a record, or for the unit of a training.
     """
     if isinstance(mechanism, DPSGD):
         return prove([Stage(mechanism, 1, queries)], delta, mechanism.unit, relation)
@@ -110,7 +110,7 @@ def own_epsilon(mechanism: Charged, queries: int, delta: float, relation: Relati
 
 
 def secrets_of(config: Config, purpose: str) -> Iterator[SecretStreams]:
-    """Yield secrets that follow the run's seed, so that an audit can be repeated."""
+    """Yield secrets derived from the run's seed, so an audit can be repeated."""
     for number in itertools.count():
         name = f"audit of {purpose} {config.seed} {number}".encode()
         yield SecretStreams(hashlib.sha256(name).digest())

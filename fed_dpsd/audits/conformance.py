@@ -1,9 +1,9 @@
 """The audit of a client: statistical attacks, sampler tests and protocol tests.
 
-Right code is contradicted once in 1,000 audits at most. Attacks have 1e-4 each (the three on
+Correct code is contradicted at most once in 1,000 audits. Attacks have 1e-4 each (the three on
 clipping share one, a run's own answers have 1e-6): at most eight for a private training and its
-answers. Checks that count have 1e-5 each: at most 19. Protocol tests contradict right code never,
-except where 64 noisy rows are equal by chance (below 1e-9).
+answers. Counting checks have 1e-5 each: at most 19. Protocol tests never contradict correct code
+unless 64 noisy rows are equal by chance (below 1e-9).
 """
 
 from collections.abc import Iterator
@@ -34,12 +34,12 @@ TITLES: dict[Part, str] = {
 
 @dataclass(frozen=True)
 class Conformance:
-    """What an audit of a client found.
+    """The result of a client's audit.
 
     Args:
-        attacks: bounds on what is released, held against proofs; the run's own settings are last.
-        checks: questions that right code answers with yes, of all parts.
-        broken: the attacked hospital's noise.
+        attacks: bounds on what is released, compared with proofs; the run's own settings are last.
+        checks: properties of correct code, for all parts.
+        broken: how the attacked hospital's noise was weakened.
     """
 
     attacks: tuple[Attack, ...]
@@ -68,7 +68,7 @@ class Conformance:
 
     @property
     def failure_probability(self) -> float:
-        """Return how often right code is contradicted at most: the sum over all that was done."""
+        """Return how often correct code is contradicted at most: the sum over all parts."""
         attacks = sum(attack.audit.failure_probability for attack in self.attacks)
         return attacks + sum(check.failure_probability for check in self.checks)
 
@@ -76,10 +76,10 @@ class Conformance:
 def audit_client(experiment: Experiment, broken: Broken | None, say: Say) -> Conformance:
     """Audit the code that hospitals run; the arguments are those of `answer_attacks`.
 
-    The protocol does not depend on noise, so it is not tested where noise is broken.
+    The protocol does not depend on noise, so it is not tested if noise is broken.
 
     Raises:
-        UserError: nothing that is released is randomised.
+        UserError: nothing released is randomised.
     """
     private, answered = audited_parts(experiment)
     attacks: list[Attack] = []

@@ -1,4 +1,4 @@
-"""Counts of drawn numbers: tails, low bits, residues, and signs that agree where none should."""
+"""Counts of drawn numbers: tails, low bits, residues, and agreement of signs."""
 
 import itertools
 
@@ -9,7 +9,7 @@ from scipy.special import ndtr
 from fed_dpsd.audits.checks import Check, Count, counted
 from fed_dpsd.privacy.noise import Law
 
-LOW_BITS = 12  # that are looked at; noise has 25 and more
+LOW_BITS = 12  # that are examined; noise has 25 and more
 MEDIANS: dict[Law, float] = {"gaussian": 0.6744897501960817, "laplace": float(np.log(2))}
 
 
@@ -30,10 +30,10 @@ def tails(drawn: NDArray[np.float64], law: Law, beyond: tuple[float, ...]) -> li
 
 
 def low_bits(what: str, released: NDArray[np.float64], spacing: float) -> Check:
-    """Check that low bits of (R, C) numbers are fair and unrelated; a column's value is constant.
+    """Check that low bits of (R, C) numbers are fair and independent; a column's value is constant.
 
-    Whatever function of the value lay in the low bits, alone or as the difference of two, would be
-    constant in a column.
+    Any function of the value in the low bits, alone or as the difference of two, would be constant
+    in a column.
     """
     steps = np.rint(released / spacing)
     away = int((np.abs(released / spacing - steps) > 1e-3).sum())
@@ -52,7 +52,7 @@ def low_bits(what: str, released: NDArray[np.float64], spacing: float) -> Check:
 def residues(
     what: str, released: NDArray[np.float64], sensitive: NDArray[np.float64], spacing: float
 ) -> Check:
-    """Check that low bits of (R, C) numbers know nothing of the values, in their units."""
+    """Check that low bits of (R, C) numbers, in their units, do not depend on the values."""
     moved = sensitive != 0
     steps, values = (np.rint(x[moved] / spacing).astype(np.int64) for x in (released, sensitive))
     positive, counts = values > 0, []
@@ -62,13 +62,13 @@ def residues(
         sign = ones(set_ == positive)
         counts.append(Count(f"bit {bit} as in the value", own, steps.size, 0.5))
         counts.append(Count(f"bit {bit} as the value's sign", sign, steps.size, 0.5))
-    return counted("sampler", f"{what}: low bits say nothing of the value", counts)
+    return counted("sampler", f"{what}: low bits do not depend on the value", counts)
 
 
 def independence(what: str, drawn: NDArray[np.float64], law: Law) -> Check:
-    """Check that (R, C) draws of unit scale are independent, by signs and sizes that agree.
+    """Check that (R, C) draws of unit scale are independent, by agreement of signs and sizes.
 
-    Compared are each row and the next, the two halves of all rows, and each column and the next.
+    It compares each row with the next, the two halves of all rows, and each column with the next.
     """
     half = len(drawn) // 2
     pairs = {
@@ -86,6 +86,6 @@ def independence(what: str, drawn: NDArray[np.float64], law: Law) -> Check:
 
 
 def dependence(what: str, one: NDArray[np.float64], other: NDArray[np.float64]) -> Check:
-    """Check that noise of two secrets, of the same shape, is unrelated."""
+    """Check that noise of the same shape from two secrets is independent."""
     agreeing = Count("signs that agree", ones((one > 0) == (other > 0)), one.size, 0.5)
     return counted("sampler", f"{what}: another secret gives other noise", [agreeing])

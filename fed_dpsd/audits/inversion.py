@@ -1,4 +1,4 @@
-"""Model inversion on the runs of a sweep: pictures of a class, drawn out of a classifier.
+"""Model inversion on the runs of a sweep: pictures of a class, extracted from a classifier.
 
 Fredrikson, Jha, Ristenpart: "Model Inversion Attacks that Exploit Confidence Information and Basic
 Countermeasures", CCS 2015; and a generator that is trained against the classifier, as in Fig. 8 of
@@ -35,28 +35,28 @@ Attack = Literal["fredrikson", "generative"]
 ATTACKS: tuple[Attack, ...] = ("fredrikson", "generative")
 
 PER_CLASS = 10  # pictures of each class that are scored
-STEPS, RATE = 60, 0.1  # of Fredrikson's descent: Adam's, on pixels in [0, 1]
+STEPS, RATE = 60, 0.1  # of Fredrikson's descent by Adam, on pixels in [0, 1]
 GENERATOR_STEPS, GENERATOR_RATE, BATCH = 150, 0.005, 50
 LATENT_SIZE = 64
-DIVERSITY = 0.1  # weight of the term that keeps a generator from one picture a class
+DIVERSITY = 0.1  # weight of the term that prevents one picture per class
 RECOGNISER, RECOGNISER_WIDTH = "cnn", 16
 LEARNING = {"epochs": 3, "min_steps": 600, "batch_size": 64, "learning_rate": 0.002}
-COMPARED_OF_A_CLASS = 300  # the most members, and as many others, that a picture is compared with
+COMPARED_OF_A_CLASS = 300  # the most members (and as many others) to compare a picture with
 CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
 class Score:
-    """How good an attack's pictures are, by a classifier of the data set and by its records.
+    """Quality of an attack's pictures, by a classifier of the data set and by its records.
 
     Args:
         inception: Inception score of the classifier, from 1 to the number of classes (Salimans et
             al., arXiv 1606.03498).
-        recognised: fraction of the pictures that the classifier takes for the attacked class.
-        nearest_member: fraction whose nearest record, among as many members as others of each
-            class, is a member; a half where pictures reveal nothing about membership.
-        reached: fraction that the attacked model takes for the class; where it is small, the attack
-            has not ended, and says nothing. NaN for pictures of a control.
+        recognised: fraction of the pictures that the classifier assigns to the attacked class.
+        nearest_member: fraction whose nearest record, among equally many members and others of each
+            class, is a member; one half if pictures reveal nothing about membership.
+        reached: fraction that the attacked model assigns to the class; if it is small, the attack
+            has not converged and is inconclusive. NaN for pictures of a control.
     """
 
     inception: float
@@ -75,7 +75,7 @@ class Outcome:
         attack: the attack; "" for pictures of a control.
         scores: one for each run.
         pictures: (K, C, H, W) a picture of each class, from the first run.
-        row: the setting; of a control, that whose data it shares.
+        row: the setting; for a control, the setting whose data it shares.
     """
 
     setting: str
@@ -100,7 +100,7 @@ class Outcome:
 
 
 def attack(path: Path, say: Say) -> Iterator[Outcome]:
-    """Attack the students and a teacher of each run of a sweep's folder or table; first, controls.
+    """Attack the students and a teacher of each run in a sweep's folder or table; controls first.
 
     The controls are pictures of the test split, random pixels, and the attacks on an untrained
     teacher.
@@ -145,7 +145,7 @@ def _outcome(row: Row, victim: Victim, name: Attack, recognising: Classifier) ->
 
 
 def _controls(row: Row, recognising: Classifier) -> Iterator[Outcome]:
-    """Score pictures that no attack has drawn: those of the test split, and random pixels."""
+    """Score pictures that no attack has made: the test split and random pixels."""
     test = row.runs[0].data.test
     classes = np.unique(test.labels)
     chosen = [np.flatnonzero(test.labels == label)[:PER_CLASS] for label in classes]
@@ -163,7 +163,7 @@ def _controls(row: Row, recognising: Classifier) -> Iterator[Outcome]:
 
 
 def _model(run: ShadowRun, victim: Victim) -> Classifier:
-    """Return the attacked model of a run; of teachers, the first client's first."""
+    """Return the attacked model of a run; for teachers, the first client's first teacher."""
     if victim == "student":
         return run.student()
     if victim == "untrained teachers":
@@ -179,7 +179,7 @@ def _model(run: ShadowRun, victim: Victim) -> Classifier:
 def invert(
     name: Attack, model: nn.Module, shape: tuple[int, ...], streams: Streams
 ) -> tuple[Images, NDArray[np.int64]]:
-    """Draw pictures of each class out of a classifier; (K * PER_CLASS, C, H, W), and the classes.
+    """Extract pictures of each class from a classifier; (K * PER_CLASS, C, H, W), and the classes.
 
     Args:
         name: the attack.
@@ -203,8 +203,8 @@ def fredrikson(
 ) -> torch.Tensor:
     """Descend on pixels until the model is sure of the label; (B, C, H, W) in [0, 1].
 
-    The paper descends on 1 - p from a black image. Here starts are dim random pixels, so that there
-    are many pictures of a class, and the descent is on -log p, whose gradient does not vanish.
+    The paper descends on 1 - p from a black image. Here it starts from dim random pixels, to get
+    many pictures of a class, and descends on -log p, whose gradient does not vanish.
     """
     pixels = 0.2 * torch.rand((len(labels), *shape), generator=rng)
     pixels.requires_grad_(True)
@@ -224,10 +224,10 @@ def generative(
 ) -> torch.Tensor:
     """Train a generator of each class against the model; (B, C, H, W) pictures in [0, 1].
 
-    Its input is a latent vector and the class. It learns that the model recognises the class, and
-    that two latent vectors give two pictures (mode seeking: Mao et al., arXiv 1903.05628). The
-    attack of Fig. 8 (Zhang et al., CVPR 2020) has public pictures of the same kind besides. These
-    would give any model's pictures a likeness to them, so there are none here.
+    Its input is a latent vector and the class. Its loss rewards images whose class the model
+    recognises, and different pictures for different latent vectors (mode seeking: Mao et al., arXiv
+    1903.05628). The attack of Fig. 8 (Zhang et al., CVPR 2020) also uses public pictures of the
+    same kind. Any model's pictures would then resemble them, so they are not used here.
     """
     num_classes = int(labels.max()) + 1
     generator = initialise(lambda: Generator(shape, LATENT_SIZE + num_classes, 32), rng)
@@ -259,12 +259,12 @@ def generative(
 
 @dataclass(frozen=True)
 class Judge:
-    """A classifier of the data set, and the records that pictures are compared with.
+    """A classifier of the data set, and the records to compare pictures with.
 
     Args:
         classifier: network from (B, C, H, W) images in [0, 1] to (B, K) logits.
-        members: (M, C, H, W) records that the attacked model has learned from.
-        others: (M, C, H, W) records that it has not, as many of each class.
+        members: (M, C, H, W) records that the attacked model was trained on.
+        others: (M, C, H, W) records that it was not trained on, equally many per class.
         streams: the randomness of an attack on one run.
     """
 
@@ -275,11 +275,10 @@ class Judge:
 
     @classmethod
     def of(cls, run: ShadowRun, victim: Victim, classifier: Classifier) -> "Judge":
-        """Return the judge of a run, with as many members as others of each class.
+        """Return the judge of a run, with equally many members and others of each class.
 
-        A class with more members has better pictures, and more of them are near to a
-        member, whichever they are. A teacher's are the records that its client holds, or would
-        hold.
+        A class with more members has better pictures, and more of them are near a member in any
+        case. A teacher's records are the ones its client holds or would hold.
         """
         records, included = run.data.train, run.included
         streams = Streams(run.experiment.config.seed)
@@ -297,7 +296,7 @@ class Judge:
         return cls(classifier, np.concatenate(members), np.concatenate(others), streams)
 
     def score(self, pictures: Images, labels: NDArray[np.int64]) -> Score:
-        """Score (B, C, H, W) pictures that were drawn for (B,) classes."""
+        """Score (B, C, H, W) pictures made for (B,) classes."""
         probabilities = predict(self.classifier, pictures, CPU)
         nearest = [
             torch.cdist(_rows(pictures), _rows(records)).amin(1)
@@ -329,7 +328,7 @@ def recogniser(run: ShadowRun) -> Classifier:
     model = initialise(
         lambda: build(shape, num_classes, RECOGNISER_WIDTH), Streams(0).torch("recogniser")
     )
-    # Its settings are its own, so that all settings of a sweep have the same judge.
+    # Its settings are fixed, so all settings of a sweep have the same judge.
     settings = dataclasses.replace(config.teacher, **LEARNING, momentum=None)
     known = Split(run.data.train.images, run.data.train.labels)
     rng = Streams(0).torch("recogniser batches")

@@ -8,7 +8,7 @@ a monotone function of the loss, so a threshold on it is the attack of Yeom et a
 import numpy as np
 from numpy.typing import NDArray
 
-SHRINKAGE = 8  # a record's variance counts all records' as so many further shadow runs
+SHRINKAGE = 8  # shadow runs that the pooled variance of all records counts as
 SMALLEST_VARIANCE = 1e-6
 TINY = 1e-30  # probabilities are at least this
 
@@ -19,7 +19,8 @@ Members = NDArray[np.bool_]
 def logits(probabilities: NDArray[np.floating], labels: NDArray[np.int64]) -> Scores:
     """Return log(p / (1 - p)) of each record's own class; (N,) from (N, K) and (N,).
 
-    It is 0 where a model answers with no numbers, so that one such run blinds no attack on others.
+    It is 0 where a model's answer is not a number, so one such run does not spoil attacks on
+    others.
     """
     sensitive = np.nan_to_num(probabilities.astype(np.float64))
     own = sensitive[np.arange(len(labels)), labels]
@@ -30,8 +31,8 @@ def logits(probabilities: NDArray[np.floating], labels: NDArray[np.int64]) -> Sc
 def lira(shadows: Scores, included: Members, targets: Scores) -> Scores:
     """Return log-likelihood ratios of membership: the online attack of LiRA.
 
-    The scores of a record in shadow runs with it, and without it, are taken as two normal laws of
-    its own. A record that all shadow runs hold, or none, has ratio 0.
+    A record's scores in shadow runs with and without it are modelled as two normal laws. A record
+    in all shadow runs or in none has ratio 0.
 
     Args:
         shadows: (S, N) `logits` of N records in S shadow runs.

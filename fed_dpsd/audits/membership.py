@@ -1,6 +1,6 @@
-"""Membership inference on the runs of a sweep: who was in the training data, and what proofs allow.
+"""Membership inference on the runs of a sweep, compared with what proofs allow.
 
-A failed attack proves nothing. One that succeeds beyond the cap of a proof refutes the proof.
+A failed attack proves nothing. An attack that succeeds beyond a proof's cap refutes the proof.
 """
 
 import functools
@@ -23,10 +23,10 @@ from fed_dpsd.models.inference import Images
 from fed_dpsd.progress import reported
 
 WANTED = (0.01, 0.001)  # rates of false positives
-TARGETS = 3  # one run in so many is attacked; the others are its shadows
+TARGETS = 3  # one of this many runs is attacked; the others are its shadows
 FEWEST = 6  # runs of a setting: at least two targets, and four shadows
-ALARM = 0.01  # chance at most that guesses refute a proof that holds, in each row
-CURVE = np.geomspace(1e-4, 1, 200)  # rates of false positives at which a figure draws
+ALARM = 0.01  # largest probability that guesses refute a valid proof, in each row
+CURVE = np.geomspace(1e-4, 1, 200)  # false positive rates drawn in a figure
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Outcome:
         scores: (T, N) how much each record of each target run looks like a member.
         included: (T, N) whether it is one.
         shadows: number of shadow runs.
-        claims: proven of the victim (see `ShadowRun.claims`).
+        claims: proven for the victim (see `ShadowRun.claims`).
     """
 
     row: Row
@@ -58,18 +58,18 @@ class Outcome:
 
     @property
     def above_cap(self) -> bool:
-        """Return whether a point lies above its cap by more than its interval."""
+        """Return whether a point exceeds its cap by more than its interval."""
         return any(each.exceeds(self.claims) for each in self.points)
 
     @functools.cached_property
     def refuted(self) -> bool:
-        """Return whether Theorem 12 refutes the proof, which also few sure guesses can do."""
+        """Return whether Theorem 12 refutes the proof; a few sure guesses can suffice."""
         claim = profile(self.claims)
         return bool(claim and self._fair and refuted(claim, self._guesses, ALARM))
 
     @property
     def contradicts(self) -> bool:
-        """Return whether the attack finds more than the proof allows, in either way."""
+        """Return whether the attack finds more than the proof allows, by either test."""
         return self.above_cap or self.refuted
 
     @property
@@ -109,7 +109,7 @@ class Outcome:
                 f"profile_cap@{wanted}": cap(found.fpr_high, self.claims),
             }
         least = None
-        if self._fair:  # Theorem 12, which lets guesses of a run depend on each other
+        if self._fair:  # Theorem 12, which allows the guesses of a run to depend on each other
             delta = self.row.runs[0].experiment.config.privacy.delta
             least = strongest(lambda value: approximate(value, delta), self._guesses, FAILURE)
         row |= {"epsilon_at_least": least, "above_cap": self.above_cap, "refuted": self.refuted}
@@ -117,7 +117,7 @@ class Outcome:
 
     @property
     def _fair(self) -> bool:
-        """Return whether the coins are fair, as Theorem 12 needs them."""
+        """Return whether the coins are fair, as Theorem 12 requires."""
         return bool(self.row.runs[0].experiment.partition.fraction == 0.5)
 
     @property
@@ -126,11 +126,11 @@ class Outcome:
 
 
 def attack(path: Path, say: Say) -> Iterator[Outcome]:
-    """Attack the students and teachers of a sweep's folder or table; first, the negative control.
+    """Attack the students and teachers of a sweep's folder or table; the negative control first.
 
     Two thirds of the runs of a setting are shadows, whose coins the attacker knows. The others are
-    targets. Teachers are asked about the records that their client holds, or would hold. Untrained
-    teachers, which know of no coin, are the control.
+    targets. Teachers are queried with the records that their client holds or would hold. Untrained
+    teachers, which do not depend on coins, are the control.
 
     Raises:
         UserError: there are too few runs, or they have no coins.
@@ -146,7 +146,7 @@ def attack(path: Path, say: Say) -> Iterator[Outcome]:
         for victim in (*control, *row.runs[0].victims):
             say(f"{row.name}: {victim}")
             scores, claims = _scores(row, victim), tuple(row.least_proven(victim).claims(victim))
-            # Equal models with another claim are a case of their own, such as noise left out.
+            # Equal models with a different claim are a separate case, such as missing noise.
             if any(claims == of and np.array_equal(scores, other) for other, of in known):
                 say("  the same models as in an earlier row")
                 continue
@@ -155,10 +155,10 @@ def attack(path: Path, say: Say) -> Iterator[Outcome]:
 
 
 def _check(row: Row, path: Path) -> None:
-    """Refuse a setting in which shadow runs say nothing of targets, or say who is a member.
+    """Refuse settings whose shadow runs reveal nothing about targets, or reveal their members.
 
     Raises:
-        UserError: there are too few runs, or their coins or holders are not as they should be.
+        UserError: there are too few runs, or their coins or holders are unsuitable.
     """
     number = len(row.runs)
     if number < FEWEST:
@@ -169,12 +169,12 @@ def _check(row: Row, path: Path) -> None:
     partitions = [run.experiment.partition for run in row.runs]
     if len({partition.coins for partition in partitions}) < number:
         raise UserError(
-            f"{path}: {row.name} has runs with the same partition.coins, so that its shadow runs "
+            f"{path}: {row.name} has runs with the same partition.coins, so its shadow runs "
             "reveal the targets' coins; leave partition.coins as it is, which follows the seed"
         )
     if len({partition.seed for partition in partitions}) > 1:
         raise UserError(
-            f"{path}: {row.name} has runs with several values of partition.seed, so that not only "
+            f"{path}: {row.name} has runs with several values of partition.seed, so not only "
             "coins decide who holds a record; sweep with one"
         )
 
@@ -185,7 +185,7 @@ def _guess(
     """Guess at the coins of the targets, by both attacks."""
     shadows = len(scores) - len(scores) // TARGETS
     likelihoods = lira(scores[:shadows], included[:shadows], scores[shadows:])
-    # The sign is the guess, so a loss is measured from the middle of the shadows' losses.
+    # The sign is the guess, so losses are centred at the middle of the shadows' losses.
     thresholds = scores[shadows:] - np.median(scores[:shadows])
     yield Outcome(row, victim, "lira", likelihoods, included[shadows:], shadows, claims)
     yield Outcome(row, victim, "loss", thresholds, included[shadows:], 0, claims)

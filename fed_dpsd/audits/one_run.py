@@ -1,6 +1,6 @@
 """Lower bounds from canaries: records that fair coins put into a data set, and guesses at them.
 
-Every bound here holds whatever the audited algorithm does with the canaries, however they disturb
+Every bound here holds whatever the audited algorithm does with the canaries, even if they affect
 each other (docs/audits.md, Theorems 12 and 13).
 """
 
@@ -15,10 +15,11 @@ from scipy.special import ndtr, ndtri
 from fed_dpsd.audits.black_box import Audit
 from fed_dpsd.privacy.mechanism import Unit
 
-# An event of probability y in one of two neighbouring worlds has at least this one in the other.
+# An event of probability y in one of two neighbouring worlds has at least this probability in the
+# other.
 Claim = Callable[[float], float]
 
-GUESSED = (1.0, 0.3, 0.1, 0.03, 0.01)  # fractions of the canaries, the surest first
+GUESSED = (1.0, 0.3, 0.1, 0.03, 0.01)  # fractions of the canaries, the surest guesses first
 LARGEST = 50.0  # the search for an epsilon or mu ends here
 STAKES = np.linspace(0.05, 0.95, 19)  # fractions of the capital at stake
 
@@ -28,9 +29,9 @@ class Guesses:
     """Guesses at canaries, and the truth.
 
     Args:
-        included: (R, m) whether a canary was in the data set, fair coins, of R independent runs.
-        scores: (R, m) log-likelihood ratios, or anything whose sign is the guess (positive: it was
-            included) and whose size says how sure it is.
+        included: (R, m) whether a canary was in the data set, by fair coins, in R independent runs.
+        scores: (R, m) log-likelihood ratios, or any numbers whose sign is the guess (positive:
+            included) and whose size is the confidence.
     """
 
     included: NDArray[np.bool_]
@@ -48,20 +49,20 @@ def gaussian(mu: float) -> Claim:
 
 
 def approximate(epsilon: float, delta: float) -> Claim:
-    """Claim (epsilon, delta) differential privacy, both ways round."""
+    """Claim (epsilon, delta) differential privacy, in both directions."""
     ratio = math.exp(epsilon)
     return lambda likely: max(0.0, (likely - delta) / ratio, 1 - delta - ratio * (1 - likely))
 
 
 def profile(claims: Sequence[tuple[float, float]]) -> Claim | None:
-    """Claim pairs of epsilon and delta that are proven together; None where none is finite."""
-    # Beyond 700 an exponential is beyond double precision.
+    """Claim pairs of epsilon and delta that are proven together; None if none is finite."""
+    # Above 700 the exponential overflows double precision.
     parts = [approximate(epsilon, delta) for epsilon, delta in claims if epsilon <= 700]
     return (lambda likely: max(part(likely) for part in parts)) if parts else None
 
 
 def refutes(claim: Claim, canaries: int, made: int, right: int, failure: float) -> bool:
-    """Return whether so many right guesses refute a claim.
+    """Return whether this number of right guesses refutes a claim.
 
     If the claim holds for a canary that is added or removed, and this returns true, then at least
     `right` of `made` guesses are right with a probability below `failure` (Theorem 12; the
@@ -70,13 +71,13 @@ def refutes(claim: Claim, canaries: int, made: int, right: int, failure: float) 
 
     Args:
         claim: symmetric, increasing and convex.
-        canaries: m, each included by a fair coin of its own.
-        made: guesses, 1..m; the adversary may choose which canaries it guesses at.
+        canaries: m, each included by its own fair coin.
+        made: guesses, 1..m; the adversary may choose which canaries to guess.
         right: right guesses, 0..made.
         failure: in (0, 1).
     """
-    # Probabilities, over a canary drawn uniformly, that it is guessed at, rightly or wrongly, and
-    # that at least `least_right` guesses are right in all.
+    # Probabilities, over a uniformly drawn canary, that it is guessed, rightly or wrongly, and that
+    # at least `least_right` guesses are right in total.
     hit, missed = failure * right / canaries, failure * (made - right) / canaries
     for least_right in range(right, 0, -1):
         needed = claim(hit)
@@ -92,16 +93,16 @@ def refutes(claim: Claim, canaries: int, made: int, right: int, failure: float) 
 def strongest(
     family: Callable[[float], Claim], guesses: Guesses, failure: float, tolerance: float = 1e-4
 ) -> float:
-    """Find the largest parameter whose claim the guesses refute, in a family of ever weaker ones.
+    """Find the largest parameter whose claim the guesses refute, in a family of weakening claims.
 
-    Guesses at several fractions of the canaries, the surest first, are tested; each test may fail
-    equally often.
+    Guesses at several fractions of the canaries, the surest first, are tested; the tests share the
+    failure probability equally.
 
     Args:
         family: claims by a parameter >= 0.
         guesses: of all runs together; runs on canaries of their own are one algorithm.
         failure: in (0, 1), that the result is too large, over coins and noise.
-        tolerance: of the result, which is rounded down; 0 where nothing is refuted.
+        tolerance: of the result, which is rounded down; 0 if nothing is refuted.
     """
     best = 0.0
     for counts in _counts(guesses, failure):
@@ -120,13 +121,13 @@ def refuted(claim: Claim, guesses: Guesses, failure: float) -> bool:
     Args:
         claim: symmetric, increasing and convex.
         guesses: of all runs together; runs on canaries of their own are one algorithm.
-        failure: in (0, 1), that a claim that holds is refuted.
+        failure: in (0, 1), that a valid claim is refuted.
     """
     return any(refutes(claim, *counts) for counts in _counts(guesses, failure))
 
 
 def _counts(guesses: Guesses, failure: float) -> Iterator[tuple[int, int, int, float]]:
-    """Yield what `refutes` takes besides the claim, for each fraction of the canaries."""
+    """Yield the other arguments of `refutes` for each fraction of the canaries."""
     order = np.argsort(-np.abs(guesses.scores), axis=None, kind="stable")
     right = np.cumsum(guesses.right.ravel()[order])
     for fraction in GUESSED:
@@ -191,18 +192,18 @@ def conclude(
 ) -> Audit:
     """Bound from below what a canary that is added or removed reveals.
 
-    Epsilon has half of the failure probability, and the advantage the other half, with the mu whose
-    advantage it is: by Theorem 13, or for a single run by Theorem 12. The advantage is the largest
-    of all canaries together and of each group, which share its half.
+    Epsilon gets half of the failure probability; the advantage, with the mu that implies it, gets
+    the other half: by Theorem 13, or for a single run by Theorem 12. The advantage is the largest
+    over all canaries together and over each group, which share its half.
 
     Args:
         guesses: of R runs.
         delta: the delta at which epsilon is bounded, in [0, 1).
         failure: in (0, 1), of all bounds together.
-        queries: answers that the adversary saw in a run; 0 where it saw a training.
+        queries: answers that the adversary saw in a run; 0 if it saw a training.
         assumption: the adversary's view and powers, in words.
         audited: the randomness, in words.
-        unit: the unit that a canary is.
+        unit: the unit of a canary.
         groups: (m,) masks of canaries of a kind, such as a class.
     """
     runs, canaries = guesses.scores.shape

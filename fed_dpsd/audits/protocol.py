@@ -1,7 +1,7 @@
 """Protocol tests: what a real site with a ledger answers, refuses and charges.
 
-They use a site's public behaviour alone: releases, payments, answers to requests, and the charges
-in its ledger. Each test gets a new site. Right code fails a test only if two draws of hundreds of
+They use only a site's public behaviour: releases, payments, answers to requests, and the charges in
+its ledger. Each test gets a new site. Correct code fails a test only if two draws of hundreds of
 noisy numbers are equal by chance.
 """
 
@@ -41,26 +41,26 @@ SAME = 1 - 1e-9  # of an epsilon that is computed twice
 
 
 class _Listed(SecretStreams):
-    """A secret that lists the purposes that it draws for."""
+    """A secret that lists the purposes it draws for."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "purposes", [])
 
     def numpy(self, purpose: str, client: int = 0, query_id: int = 0) -> Rng:
-        """Return a generator, and list what it is for."""
+        """Return a generator, and list its purpose."""
         self.purposes.append(purpose)  # type: ignore[attr-defined]
         return super().numpy(purpose, client, query_id)
 
 
 @dataclasses.dataclass
 class _Case:
-    """A site under test, with what its releases need.
+    """A site under test, with everything its releases need.
 
     Args:
         experiment: the experiment.
-        mechanism: of answers, noisy enough that two draws of QUERIES rows differ.
-        training: the run's, with few steps; Plain where it is not private.
+        mechanism: of answers, noisy enough for two draws of QUERIES rows to differ.
+        training: the run's, with few steps; Plain if it is not private.
         memory: the ledger, which starts empty; None for one in a file.
         secret: source of its noise.
         folder: of its teachers and its ledger.
@@ -104,7 +104,7 @@ class _Case:
         )
 
     def request(self, number: int = 1, pixel: int = 0, row: int = 0) -> Request:
-        """Return a request of QUERIES images; number, a pixel and the prediction may differ."""
+        """Return a request of QUERIES images with this number, pixel and prediction."""
         shape, num_classes = self.experiment.config.data.shape, self.num_classes
         images = np.zeros((QUERIES, *shape), np.uint8)
         images[0, 0, 0, 0] = pixel
@@ -128,7 +128,7 @@ class _Case:
         return SelfComposedDpEvent(event, self.mechanism.releases(1, QUERIES))
 
     def answers(self, request: Request, site: Site) -> bool:
-        """Return whether a site answers a request, and does not refuse it in one way or another."""
+        """Return whether a site answers a request instead of refusing it in any way."""
         try:
             return not isinstance(answer(self.experiment.method, request, site), Refusal)
         except ProtocolError:
@@ -154,17 +154,17 @@ def protocol_tests(experiment: Experiment, say: Say) -> Iterator[Check]:
 
 
 def _failures(test: Callable[[_Case], Iterator[str]], case: _Case) -> list[str]:
-    """Return what a test found; an error of the site is such a thing."""
+    """Return the failures that a test found, including errors of the site."""
     found = []
     try:
         with listening(None):  # the audit reports
             found += test(case)
-    except Exception as error:  # right code raises none here
+    except Exception as error:  # correct code raises none here
         found.append(f"{type(error).__name__}: {error}")
     return found
 
 
-# --- tests: their first line is the property, and they yield what is wrong with it ---
+# --- tests: the first line is the property; they yield what violates it ---
 
 
 def _charges_releases(case: _Case) -> Iterator[str]:
@@ -177,7 +177,7 @@ def _charges_releases(case: _Case) -> Iterator[str]:
 
 
 def _charges_training(case: _Case) -> Iterator[str]:
-    """A private training is charged before it, once, and so is each answer of its teacher."""
+    """A private training is charged once, before it starts; so is each answer of its teacher."""
     training, site = case.training, case.site()
     assert isinstance(training, DPSGD)
     site.pay_for_training()
@@ -204,7 +204,7 @@ def _charges_training(case: _Case) -> Iterator[str]:
 
 
 def _repeats(case: _Case) -> Iterator[str]:
-    """A repeated request gets the stored answer and no second charge, whatever the records are."""
+    """A repeated request gets the stored answer without a second charge, whatever the records."""
     site = case.site(Plain())
     first = site.release(case.mechanism, case.values(), case.request()).values
     before = len(_entries(site))
@@ -221,7 +221,7 @@ def _repeats(case: _Case) -> Iterator[str]:
 
 
 def _changes(case: _Case) -> Iterator[str]:
-    """A changed request of the same number gets other noise and a charge of its own."""
+    """A changed request with the same number gets different noise and a separate charge."""
     site = case.site(Plain())
     mechanism, values = case.mechanism, case.values()
     seen = [site.release(mechanism, values, case.request()).values]
@@ -332,7 +332,7 @@ def _undercharged(
     cost: DpEvent,
     unit: Unit = "record",
 ) -> Iterator[str]:
-    """Say so where a ledger has not grown by what a release costs a unit that is added."""
+    """Yield a failure if the ledger has not grown by the cost of a release for an added unit."""
     new = after[len(before) :]
     grown = ComposedDpEvent(
         [SelfComposedDpEvent(e.costs[unit, "add_remove"], e.releases) for e in new]
@@ -355,7 +355,7 @@ def _drawn(case: _Case, purposes: set[str]) -> Iterator[str]:
 
 
 def _forged(request: Request, **fields: object) -> Request:
-    """Return a copy of a request with fields that its constructor would refuse."""
+    """Return a copy of a request with fields that its constructor would reject."""
     forged = copy.copy(request)
     for name, value in fields.items():
         object.__setattr__(forged, name, value)

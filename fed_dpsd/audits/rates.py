@@ -1,4 +1,4 @@
-"""Bounds on rates, and on the epsilon behind them, by counted hits of a test.
+"""Bounds on rates, and on the epsilon they imply, from counted hits of a test.
 
 Clopper and Pearson: "The Use of Confidence or Fiducial Limits Illustrated in the Case of the
 Binomial", Biometrika 26, 1934.
@@ -15,13 +15,13 @@ CANDIDATES = 100  # thresholds tried on the pilot
 
 
 def low(hits: ArrayLike, runs: int, failure: float) -> NDArray[np.float64]:
-    """Bound a rate from below; it is lower with probability `failure` at most (Clopper-Pearson)."""
+    """Bound a rate from below, wrong with probability at most `failure` (Clopper-Pearson)."""
     bound = beta.ppf(failure, hits, runs - np.asarray(hits) + 1)
     return np.where(np.asarray(hits) > 0, bound, 0.0)
 
 
 def high(hits: ArrayLike, runs: int, failure: float) -> NDArray[np.float64]:
-    """Bound a rate from above; it is higher with probability `failure` at most."""
+    """Bound a rate from above, wrong with probability at most `failure`."""
     return 1 - low(runs - np.asarray(hits), runs, failure)
 
 
@@ -38,6 +38,6 @@ def best_threshold(pilot: NDArray[np.float64], failure: float, delta: float) -> 
     runs = pilot.shape[1]
     width = np.maximum(pilot.std(axis=1, keepdims=True) * runs ** (-1 / 3), np.finfo(float).tiny)
     candidates = np.linspace(pilot.min(), pilot.max(), CANDIDATES)
-    with np.errstate(over="ignore"):  # where all runs are alike
+    with np.errstate(over="ignore"):  # if all runs are alike
         hits = [ndtr((pilot - candidate) / width).sum(axis=1) for candidate in candidates]
     return float(candidates[np.argmax(log_odds(np.transpose(hits), runs, failure, delta))])

@@ -1,4 +1,4 @@
-"""An attack's curve: rates of true and false positives, their intervals, and caps by proofs."""
+"""An attack's curve: true and false positive rates, their intervals, and caps by proofs."""
 
 import math
 from collections.abc import Sequence
@@ -20,12 +20,12 @@ class Point:
     """A point of an attack's curve: its rates at a threshold, with intervals.
 
     The threshold is a non-member's score, the highest that leaves at most `wanted` of the
-    non-members above it. So `fpr_high` bounds the rate behind an order statistic, which is Clopper
-    and Pearson's bound for as many as are wanted. Intervals take the guesses as independent, which
-    those at records of one run are not quite.
+    non-members above it. So `fpr_high` bounds the rate above an order statistic, which is Clopper
+    and Pearson's bound for the wanted number. Intervals treat guesses as independent, which is not
+    quite true within one run.
 
     Args:
-        wanted: the rate of false positives that was asked for.
+        wanted: the requested rate of false positives.
         false_positives: the number of non-members above the threshold.
         non_members: their number.
         true_positives: the number of members above the threshold.
@@ -40,7 +40,7 @@ class Point:
 
     @property
     def resolved(self) -> bool:
-        """Return whether there are non-members enough for at least one false positive."""
+        """Return whether there are enough non-members for at least one false positive."""
         return self.wanted * self.non_members >= 1
 
     @property
@@ -62,14 +62,14 @@ class Point:
     def fpr_high(self) -> float:
         """Return an upper bound on the rate of false positives.
 
-        Where scores are equal, fewer non-members than wanted may be above the threshold. That they
-        are few has then chosen the threshold, so the bound is for as many as were wanted.
+        With equal scores, fewer non-members than wanted may be above the threshold. Since the count
+        then depends on the threshold, the bound uses the wanted number.
         """
         allowed = math.floor(self.wanted * self.non_members)
         return float(rates.high(allowed, self.non_members, FAILURE / 2))
 
     def exceeds(self, claims: Sequence[Claim]) -> bool:
-        """Return whether the interval lies above the cap of proven claims: a proof is wrong."""
+        """Return whether the interval is above the cap of proven claims, so a proof is wrong."""
         return self.tpr_low > cap(self.fpr_high, claims)
 
 
@@ -78,7 +78,7 @@ def point(scores: Scores, included: Members, wanted: float) -> Point:
 
     Args:
         scores: of guesses, of any shape; larger means a member.
-        included: of the same shape, whether it is one.
+        included: of the same shape, whether it is a member.
         wanted: the rate, in (0, 1).
     """
     members, others = scores[included], np.sort(scores[~included])[::-1]
@@ -93,20 +93,20 @@ def point(scores: Scores, included: Members, wanted: float) -> Point:
 
 
 def auc(scores: Scores, included: Members) -> float:
-    """Return the chance that a member's score exceeds a non-member's; ties count half."""
+    """Return the probability that a member's score exceeds a non-member's; ties count half."""
     members, others = int(included.sum()), int((~included).sum())
     ranks = rankdata(np.concatenate([scores[included], scores[~included]]))
     return float((ranks[:members].sum() - members * (members + 1) / 2) / (members * others))
 
 
 def cap(fpr: float, claims: Sequence[Claim]) -> float:
-    """Return the largest rate of true positives that proven claims allow at a rate of false ones.
+    """Return the largest true positive rate that proven claims allow at a false positive rate.
 
     Guarantee: let (epsilon, delta) be proven for a record that is added or removed. A guess "in" is
-    at most e^epsilon times as likely where it is right as where it is wrong, plus delta. A guess
-    "out" is so too, with the worlds in each other's place. Both bounds hold for a mean over records
-    and over the other records' coins, as they are linear in the rates. (Kairouz, Oh, Viswanath:
-    arXiv 1311.0776, Theorem 2.1.)
+    at most e^epsilon times as likely when right as when wrong, plus delta. The same holds for a
+    guess "out", with the worlds exchanged. Both bounds hold for a mean over records and over the
+    other records' coins, since they are linear in the rates. (Kairouz, Oh, Viswanath: arXiv
+    1311.0776, Theorem 2.1.)
 
     Args:
         fpr: the rate of false positives, in [0, 1].
@@ -114,7 +114,7 @@ def cap(fpr: float, claims: Sequence[Claim]) -> float:
     """
     bound = 1.0
     for epsilon, delta in claims:
-        if epsilon > 700:  # its exponential is beyond double precision
+        if epsilon > 700:  # its exponential overflows double precision
             continue
         ratio = math.exp(epsilon)
         bound = min(bound, ratio * fpr + delta, 1 - (1 - delta - fpr) / ratio)

@@ -1,8 +1,8 @@
-"""Sampler tests: the laws of what a client's code draws, in answers, in trainings and by itself.
+"""Sampler tests: the laws of a client's draws, in answers, in trainings and on their own.
 
 Every count is compared with the law that docs/privacy.md states, computed here and not by the code
-under test. A Gaussian that is cut off is noticed up to 4.5 standard deviations in the sampler by
-itself, and up to 4 in answers and steps.
+under test. A truncated Gaussian is detected up to 4.5 standard deviations in the sampler itself,
+and up to 4 in answers and steps.
 """
 
 import dataclasses
@@ -33,33 +33,33 @@ from fed_dpsd.privacy.noisy_max import NoisyMax
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.progress import listening
 
-DRAWS, OWN_DRAWS = 2**20, 3 * 2**20  # numbers of answers or steps, and of the sampler by itself
+DRAWS, OWN_DRAWS = 2**20, 3 * 2**20  # numbers of answers or steps, and of the sampler itself
 AT_ONCE = 2**18  # numbers of a request
-ALONE = 250  # requests, where each has one noisy row
-# Not at whole scales, where cut noise piles up.
+ALONE = 250  # requests, if each has one noisy row
+# Not at whole scales, where truncated noise piles up.
 TAILS: dict[Law, tuple[float, ...]] = {
     "gaussian": (0.0, 0.5, 1.0, 2.0, 3.05, 4.05),
     "laplace": (0.0, 0.5, 1.0, 2.0, 4.0, 8.0),
 }
 FARTHEST: dict[Law, float] = {"gaussian": 4.5, "laplace": 11.0}
 WORD_BITS = 53
-RARE_EPSILON = 10.0  # at which lies are rare, and yet occur
+RARE_EPSILON = 10.0  # at which lies are rare but occur
 FEWEST_STEPS, MOST_STEPS = 2, 1_000  # of a watched training
 
 
 class _Alike(SecretStreams):
-    """A secret that has the same identity as others, so that only what is drawn differs."""
+    """A secret with the same identity as others, so only its draws differ."""
 
     @property
     def identity(self) -> str:
-        """Return what no secret decides."""
+        """Return the same identity for every secret."""
         return "0" * 64
 
 
 def sampler_tests(
     experiment: Experiment, broken: victims.Broken | None, say: Say
 ) -> Iterator[Check]:
-    """Test what a client draws: its generator, its answers' noise and its training's.
+    """Test a client's draws: its generator, its answers' noise and its training's noise.
 
     The arguments are those of `answer_attacks`.
     """
@@ -86,7 +86,7 @@ def sampler_tests(
 
 
 def _generator(secrets: Sequence[SecretStreams]) -> Iterator[Check]:
-    """Test a secret's streams: uniform draws, both laws of noise, and what streams depend on."""
+    """Test a secret's streams: uniform draws, both laws of noise, and their dependences."""
     one, other, _ = secrets
     words = (one.numpy("answer", 0, 1).random(DRAWS) * 2.0**WORD_BITS).astype(np.int64)
     bits = [Count(f"bit {b} set", ones(words >> b), DRAWS, 0.5) for b in range(WORD_BITS)]
@@ -120,7 +120,7 @@ def _generator(secrets: Sequence[SecretStreams]) -> Iterator[Check]:
 
 
 def _tails(what: str, drawn: NDArray[np.float64], law: Law) -> Check:
-    """Check the tails of draws of unit scale; where they are few, not the farthest."""
+    """Check the tails of draws of unit scale; with few draws, not the farthest."""
     beyond = TAILS[law] if drawn.size > DRAWS // 2 else TAILS[law][:4]
     return counted("sampler", f"{what}: tails to {beyond[-1]:g} scales", tails(drawn, law, beyond))
 
@@ -137,7 +137,7 @@ def _repeated(title: str, drawn: NDArray[Any], again: NDArray[Any]) -> Check:
 def _additive(
     experiment: Experiment, claimed: Any, attacked: Any, secrets: Sequence[SecretStreams]
 ) -> Iterator[Check]:
-    """Test the noise of answers that sites release: to constant values first, then random ones."""
+    """Test the noise of released answers: added to constant values first, then to random ones."""
     quorum = getattr(claimed, "quorum", None)
     scale = getattr(claimed, "scale", claimed.noise_multiplier)  # of a site's own noise
     spacing, law = lattice_spacing(scale), claimed.noise_law
@@ -164,9 +164,9 @@ def _noise(
     spacing: float,
     constant: bool,
 ) -> tuple[Values, Values]:
-    """Release answers; return (R, C) noise, and the values that it was added to, on its lattice.
+    """Release answers; return (R, C) noise and the values it was added to, on its lattice.
 
-    Columns outside a public mask have no noise, and are left out.
+    Columns outside a public mask have no noise and are omitted.
     """
     rng = np.random.default_rng(int(constant))
     first, _ = claimed.worst_case()
@@ -204,7 +204,7 @@ def _responses(
     broken: victims.Broken | None,
     secrets: Sequence[SecretStreams],
 ) -> Iterator[Check]:
-    """Test responses where lies are rare, and at the run's own epsilon."""
+    """Test responses with rare lies, and at the run's own epsilon."""
     alone = dataclasses.replace(claimed, quorum=None, noise_at="client")
     own = min(claimed.epsilon_per_answer, RARE_EPSILON)
     pairs = []
@@ -250,9 +250,9 @@ def _labels(
     pairs: Sequence[tuple[Any, NDArray[np.float64], int]],
     secrets: Sequence[SecretStreams],
 ) -> Iterator[Check]:
-    """Test released classes, by each one's place after a row's first, against the law of each pair.
+    """Test released classes, by their place after a row's first class, against each pair's law.
 
-    A pair is a mechanism to attack, its law as it is claimed, and a number of rows.
+    A pair is a mechanism to attack, its claimed law, and a number of rows.
     """
     counts: list[Count] = []
     for attacked, law, draws in pairs:
@@ -306,7 +306,7 @@ def _training(
     broken: victims.Broken | None,
     secrets: Sequence[SecretStreams],
 ) -> Iterator[Check]:
-    """Test the noise of a training on no records, as a site takes it, and of class counts."""
+    """Test the noise of a site's training on no records, and of class counts."""
     first, other, _ = secrets
     attacked = victims.break_noise(claimed, broken)
     few = [_steps(experiment, attacked, FEWEST_STEPS, secret) for secret in (first, other, first)]
@@ -333,7 +333,7 @@ def _steps(
 
 
 def _class_counts(claimed: DPSGD, attacked: DPSGD, secret: SecretStreams) -> Iterator[Check]:
-    """Test the noise of class counts: of three classes in turn, none, one and two units."""
+    """Test the noise of class counts, for classes with zero, one and two units in turn."""
     num_classes = AT_ONCE // 3 * 3
     labels = np.arange(num_classes).repeat(np.arange(num_classes) % 3)
     if claimed.unit == "patient":

@@ -1,7 +1,7 @@
-"""Runs under attack: the folders of a sweep, with the models and the coins behind each.
+"""Runs under attack: the folders of a sweep, with each run's models and coins.
 
-A run that is attacked has `partition=coins`, so each record of the data set was held or left out by
-a coin. The attacker knows the coins of shadow runs, and guesses those of the others.
+An attacked run has `partition=coins`, so a coin decided whether each record of the data set was
+used. The attacker knows the coins of shadow runs and guesses the coins of the other runs.
 """
 
 import dataclasses
@@ -38,7 +38,8 @@ from fed_dpsd.sweep.reported import tables_of
 
 Victim = Literal["student", "teachers", "untrained teachers"]
 
-# A proof at one delta is one of a whole profile: these deltas are looked at besides the card's.
+# A proof at one delta belongs to a whole profile: these deltas are tested in addition to the
+# card's.
 DELTAS = np.geomspace(1e-6, 0.5, 24)
 
 
@@ -78,13 +79,13 @@ class ShadowRun:
 
     @property
     def victims(self) -> tuple[Victim, ...]:
-        """Return which trained models there are: no student where teachers are the result."""
+        """Return which trained models exist: no student if teachers are the result."""
         alone = plan_of(self.experiment).ends_with_teachers
         return ("teachers",) if alone else ("teachers", "student")
 
     @property
     def holders(self) -> list[NDArray[np.int64]]:
-        """Return the numbers of the records that each client holds, or would, whatever its coin."""
+        """Return the numbers of the records that each client would hold, whatever its coin."""
         everything = dataclasses.replace(self.experiment.partition, fraction=1.0, coins=0)
         return partitions(dataclasses.replace(self.experiment, partition=everything))
 
@@ -93,7 +94,7 @@ class ShadowRun:
         return cast(Classifier, student_of(open_completed(self.folder)).model)
 
     def teachers(self, client: int) -> Teachers:
-        """Return a client's teachers: from the cache, or trained again to the same bits."""
+        """Return a client's teachers: from the cache, or retrained to the same bits."""
         config = self.experiment.config
         indices = partitions(self.experiment)[client]
         records = with_patients(self.data.train.take(indices), config.data.records_per_patient)
@@ -105,10 +106,10 @@ class ShadowRun:
         return make_teacher(self.experiment.config, client, 0)
 
     def proven(self, victim: Victim) -> Epsilon:
-        """Return the epsilon that is proven of a victim, for a record that is added or removed.
+        """Return the proven epsilon of a victim, for a record that is added or removed.
 
-        A student's is that of the run's card. Teachers have that of their training: the noise of
-        answers does not cover the teachers themselves.
+        A student has the epsilon of the run's card. Teachers have the epsilon of their training:
+        the noise of answers does not cover the teachers themselves.
         """
         if victim == "student":
             return PrivacyCard(self.summary["privacy"]).epsilon("record", "add_remove")
@@ -117,7 +118,8 @@ class ShadowRun:
     def claims(self, victim: Victim) -> list[Claim]:
         """Return pairs of epsilon and delta that are proven together; the first is `proven`.
 
-        The others are the same proof at other deltas. All together allow less than one of them.
+        The others are the same proof at other deltas. Together they allow less than any one of
+        them.
         """
         first, stages = self.proven(victim), self._stages(victim)
         claim = (first.value, self.experiment.config.privacy.delta)
@@ -159,7 +161,7 @@ class Row:
 
     @property
     def seeds(self) -> str:
-        """Return the seeds: the first and the last, or all where some between them are missing."""
+        """Return the seeds: the first and the last, or all if some between them are missing."""
         seeds = [run.experiment.config.seed for run in self.runs]
         whole = seeds == list(range(seeds[0], seeds[-1] + 1))
         return f"{seeds[0]}-{seeds[-1]}" if whole else ", ".join(map(str, seeds))
@@ -182,7 +184,7 @@ class Row:
 
 
 def facts(row: Row, victim: Victim) -> dict[str, Any]:
-    """Return what is claimed of a setting's victim, and where it was measured, for a table."""
+    """Return a table's facts: what is claimed for a setting's victim, and where it was measured."""
     first, proven = row.runs[0], row.least_proven(victim).proven(victim)
     published = first.summary["privacy"]["epsilon_published"] if victim == "student" else "inf"
     accuracy, deviation = row.accuracy(victim)
@@ -203,14 +205,14 @@ def facts(row: Row, victim: Victim) -> dict[str, Any]:
 
 
 def rows_of(path: Path) -> list[Row]:
-    """Return the settings of a sweep's folder, or table, whose run folders lie next to it.
+    """Return the settings of a sweep's folder, or of a table next to its run folders.
 
     Raises:
         UserError: there is no table, a run folder is missing, or a run has no coins.
     """
     (table,) = tables_of([path])
     settings = read([table])
-    alone = is_run_folder(table.parent)  # a run's own table lies in its folder
+    alone = is_run_folder(table.parent)  # a run's own table is in its folder
     return [
         Row(
             name,
@@ -236,8 +238,8 @@ def _opened(folder: Path) -> ShadowRun:
         coins = isinstance(partition, Coins)
         typed = "partition.fraction=1" if coins else f"partition={partition.name}"
         raise UserError(
-            f"{folder}: {typed} leaves no record out, so that there is nobody to tell members "
-            "from; sweep with partition=coins and a partition.fraction below 1"
+            f"{folder}: {typed} leaves no record out, so there are no non-members to compare "
+            "with; sweep with partition=coins and a partition.fraction below 1"
         )
     if size is not None:
         raise UserError(

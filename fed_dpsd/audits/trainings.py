@@ -1,4 +1,4 @@
-"""Attacks on private trainings: the steps, their clipping and sampler, and what teachers answer."""
+"""Attacks on private trainings: steps, clipping, sampler and teachers' answers."""
 
 import dataclasses
 import math
@@ -34,7 +34,7 @@ from fed_dpsd.progress import reporting
 TIMES_SAMPLED, FEWEST_STEPS, STEPS_IN_ALL, RUNS = 3, 10, 12_000, (60, 1_000)
 CANARIES, COUNTED_CANARIES, COUNTED_RUNS = {True: 40, False: 20}, 1_000, 200  # linear or not
 CLIPPED_STEPS, CLIPPED_RUNS = 2, {"weights": 1_200, "bias": 1_200, "network": 600}
-# Bounds of the clipping attack, at most: gradients of its canaries are longer.
+# Largest bounds of the clipping attack: gradients of its canaries are longer.
 CLIPPED_BOUNDS = {"weights": 1.0, "bias": 0.25, "network": 1.0}
 SAMPLED_STEPS, SAMPLED_CANARIES = 2_000, {True: 50, False: 20}
 ASKED_STEPS, ASKED_RUNS, OWN_RUNS = 5_000, (100, 500), (10, 50)
@@ -72,7 +72,7 @@ def _steps(
     secrets: Iterator[SecretStreams],
     say: Say,
 ) -> Iterator[Attack]:
-    """Attack the noisy sums of steps at the run's rate, and the differences between them."""
+    """Attack the noisy sums of steps at the run's rate, and their differences."""
     config, delta = experiment.config, experiment.config.privacy.delta
     linear = make_teacher(config, 0, 0).fixed
     num_classes = min(config.data.num_classes, canaries.MOST_CLASSES)
@@ -92,7 +92,7 @@ def _steps(
     yield Attack(
         "check",
         "the training's steps (worst-case records of all classes, no class counts, weights that "
-        "stand still)",
+        "do not move)",
         close,
         conclude(sums, delta, failure, 0, WHITE_BOX, audited, unit, kind.groups),
         proof,
@@ -114,7 +114,7 @@ def _clipping(
     secrets: Iterator[SecretStreams],
     say: Say,
 ) -> Iterator[Attack]:
-    """Attack clipping at rate 1, whatever the run's: by class, in a bias and across layers."""
+    """Attack clipping at rate 1, whatever the run's rate: by class, in a bias and across layers."""
     delta = experiment.config.privacy.delta
     num_classes = min(experiment.config.data.num_classes, canaries.MOST_CLASSES)
     whole = dataclasses.replace(few, sample_rate=1.0, steps=CLIPPED_STEPS)
@@ -164,12 +164,12 @@ def _counts(
 
 
 def sample_counts(experiment: Experiment, say: Say) -> Check:
-    """Check who takes part in steps, which sums with hardly any noise show.
+    """Check who takes part in steps, which sums with hardly any noise reveal.
 
-    Each of many canaries is to take part in each step with the run's rate, whatever the others and
-    the other steps do. Counted are the steps with as many canaries as expected, and those with
-    many more; canaries that take part once in as many steps as that takes on average; and canaries
-    in two steps, and two canaries in one step, that follow each other.
+    Each of many canaries should take part in each step at the run's rate, independently of other
+    canaries and steps. This counts the steps with the expected number of canaries and with many
+    more; canaries that take part once in as many steps as that takes on average; canaries in two
+    consecutive steps; and pairs of consecutive canaries in one step.
     """
     mechanism = experiment.training
     assert isinstance(mechanism, DPSGD)
@@ -208,7 +208,7 @@ def _answers(
     """Attack the probabilities of trained teachers, at close settings and at the run's own."""
     config, own = experiment.config, experiment.training
     assert isinstance(own, DPSGD)
-    # Where steps are sampled, an image moves final weights by little.
+    # If steps are sampled, one image moves the final weights little.
     exposed = close.sample_rate == 1
     probabilities = "probabilities of trained teachers"
     images = f"the {probabilities} (images that are far from parallel, no others)"
@@ -234,7 +234,7 @@ def _proof(mechanism: DPSGD, queries: int, delta: float, advantage: float | None
 
 
 def _reported(secrets: Iterator[SecretStreams], steps: Sequence[int]) -> Iterator[SecretStreams]:
-    """Yield a secret for each training, and report its steps when the next one begins."""
+    """Yield a secret for each training, and report its steps when the next one starts."""
     with reporting("steps of trainings", sum(steps)) as task:
         for count, secret in zip(steps, secrets, strict=False):
             yield secret

@@ -1,7 +1,7 @@
-"""Hospitals to attack: they release their answers by a deployment's own code.
+"""Hospitals to attack: they release answers with a deployment's own code.
 
-Sites, their sampler, ledgers and messages are those of a deployment; a victim may be given less
-noise than its claim says.
+Sites, sampler, ledgers and messages are a deployment's own; a victim may get less noise than it
+claims.
 """
 
 import dataclasses
@@ -35,13 +35,13 @@ from fed_dpsd.protocol import Request
 
 Broken = Literal["half", "none"]
 
-ALMOST_NONE = 1e-3  # the fraction of the noise that is left
-CANARIES, CANDIDATES = 8, 500  # images that are asked about, and images to choose them from
+ALMOST_NONE = 1e-3  # the remaining fraction of the noise
+CANARIES, CANDIDATES = 8, 500  # images to query, and images to choose them from
 PILOT = 40  # trainings that set thresholds
 
 
 def break_noise(mechanism: Any, broken: Broken | None) -> Any:
-    """Halve a mechanism's noise, or leave a thousandth of it; None leaves it as it is.
+    """Halve a mechanism's noise, or keep a thousandth of it; None leaves it unchanged.
 
     A response gets twice its epsilon, or lies about twice in a billion times.
     """
@@ -61,10 +61,10 @@ def hospital(
 ) -> Client:
     """Make a client for `audit` from sites that use a mechanism.
 
-    Answers go through `Site.release` and through the bytes of Flower's messages. At every call the
-    sites are new, with ledgers and noise of their own; with `seeded` they draw from seeds, as in a
-    simulation. With a quorum the adversary sees the sum over honest sites, since masks cancel; the
-    other sites' teachers have no opinion. Where the server adds the noise, it is added here.
+    Answers go through `Site.release` and through the bytes of Flower's messages. Every call uses
+    new sites, with new ledgers and noise; with `seeded` they draw from seeds, as in a simulation.
+    With a quorum the adversary sees the sum over honest sites, since masks cancel; the other sites'
+    teachers have no preference. Server noise is added here.
     """
     quorum = quorum_of(mechanism)
     tiny = dataclasses.replace(config.data, shape=(1, 8, 8))
@@ -99,10 +99,10 @@ def hospital(
 def guess_answers(
     config: Config, training: DPSGD, secrets: Iterator[SecretStreams], runs: int
 ) -> Guesses:
-    """Train teachers on canaries, ask a site about them, and guess which were in; `runs` times.
+    """Train teachers on canaries, query a site with them, and guess which were in; `runs` times.
 
-    A canary's score is how far the answer's logarithm for its label lies above those of the other
-    classes, less the median over a pilot. Its own clipped gradients have raised that logarithm.
+    A canary's score is the answer's logarithm for its label minus the mean of the other classes'
+    logarithms, less the median over a pilot. Its own clipped gradients raise that logarithm.
     """
     images, labels = _canaries(config)
     pilot = [_ask_about(config, training, images, labels, next(secrets)) for _ in range(PILOT)]
@@ -113,7 +113,7 @@ def guess_answers(
 
 
 def _canaries(config: Config) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Choose images whose features are as far from parallel as any here, and a label for each."""
+    """Choose images whose features are as far from parallel as possible, and a label for each."""
     rng = np.random.Generator(np.random.PCG64(0))
     candidates = procedural.areas(CANDIDATES, config.data.shape, rng)
     with torch.inference_mode():
@@ -135,7 +135,7 @@ def _ask_about(
     labels: NDArray[np.int64],
     secret: SecretStreams,
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-    """Train on the canaries that coins put in; return the coins, and the answers' scores."""
+    """Train on the canaries included by coins; return the coins and the answers' scores."""
     included = secret.numpy("coins").random(CANARIES) < 0.5
     with tempfile.TemporaryDirectory() as cache, listening(None):  # the audit reports trainings
         records = Split(images[included], labels[included], np.flatnonzero(included))
@@ -152,7 +152,7 @@ def _ask_about(
 
 
 def training_site(config: Config, training: DPSGD, cache: str, secret: SecretStreams) -> Site:
-    """Make a site with one teacher, to be kept in the folder `cache`, and no record."""
+    """Make a site without records and with one teacher, stored in the folder `cache`."""
     own = dataclasses.replace(config, cache=cache, teachers_per_client=1)
     return _site(own, training, Probabilities(), secret)
 
@@ -165,9 +165,9 @@ def _site(
     client: int = 0,
     records: Split | None = None,
 ) -> Site:
-    """Make a site of these records, or none, whose account pays for all that an audit needs.
+    """Make a site with these records, or none, whose account pays for everything an audit needs.
 
-    Its teachers are trained, and not read from a file.
+    Its teachers are trained, not read from a file.
     """
     if records is None:
         nobody = np.zeros(0, np.int64)
@@ -181,7 +181,7 @@ def _site(
 
 
 def _sent(answers: Sequence[Values]) -> list[Values]:
-    """Send the clients' answers through the bytes of one of Flower's messages."""
+    """Pass the clients' answers through the bytes of a Flower message."""
     from fed_dpsd.engines.flower import codec
 
     content = codec.pack_replies({c: codec.Reply(each) for c, each in enumerate(answers)})

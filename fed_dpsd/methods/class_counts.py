@@ -1,4 +1,4 @@
-"""Class counts, and the weights that follow: how far a client is believed about each class."""
+"""Class counts, and the resulting weight of each client for each class."""
 
 from collections.abc import Collection, Mapping
 
@@ -12,19 +12,19 @@ from fed_dpsd.privacy.mechanism import Charged, ExactCounts
 from fed_dpsd.privacy.training import ClassCounts, TrainingMechanism
 from fed_dpsd.protocol import Request, Response
 
-MOST_RECORDS = 1e12  # that a client may claim for a class, so that all sums stay finite
+MOST_RECORDS = 1e12  # the most that a client may claim for a class, so all sums stay finite
 SMALLEST_PART, SMALLEST_PROBABILITY = 1e-4, 1e-6  # in logarithms of `pool`
-RIDGE = 0.01  # of the mean weight: it keeps classes comparable that no two clients share
+RIDGE = 0.01  # of the mean weight: keeps classes that no two clients share comparable
 
 
 def counts_stage(context: PublicContext, clear: bool) -> tuple[Stage, ...]:
-    """Return the stage of a release of class counts; none where a method must not ask for them.
+    """Return the stage of a release of class counts; none if a method must not request them.
 
-    They have the noise that a private training sets, or are exact where all else is too.
+    Their noise is set by a private training; they are exact if everything else is exact too.
 
     Args:
         context: the public side of the experiment.
-        clear: whether what else leaves has no noise of its own.
+        clear: whether everything else leaves without its own noise.
     """
     counted: Charged | None = ExactCounts() if clear else None
     if isinstance(context.training, TrainingMechanism):
@@ -33,12 +33,12 @@ def counts_stage(context: PublicContext, clear: bool) -> tuple[Stage, ...]:
 
 
 def release_class_counts(request: Request, site: Site, clear: bool) -> Response:
-    """Release a client's class counts: noisy ones, or exact ones where nothing has noise.
+    """Release a client's class counts, noisy or, if nothing has noise, exact.
 
     Raises:
         ProtocolError: the client releases no class counts.
     """
-    site.pay_for_training()  # counts are of no use to a client that cannot pay for its teachers
+    site.pay_for_training()  # counts are useless to a client that cannot pay for its teachers
     if isinstance(site.training, TrainingMechanism):
         return site.release(ClassCounts(site.training), site.class_counts(request), request)
     if not clear:
@@ -49,10 +49,10 @@ def release_class_counts(request: Request, site: Site, clear: bool) -> Response:
 def fetch_class_weights(
     federation: Federation, context: PublicContext
 ) -> dict[int, NDArray[np.float64]]:
-    """Ask for class counts; return each client's part of the records of each class, (K,) in [0, 1].
+    """Request class counts; return each client's (K,) shares, in [0, 1], of each class's records.
 
     The plan must hold the counts. A class without any record counts as split equally among the
-    clients. The result is empty where no client answers.
+    clients. The result is empty if no client answers.
     """
     answers = federation.each(context.request("counts")).answers
     counts = {
@@ -65,7 +65,7 @@ def fetch_class_weights(
 def among(
     counts: Mapping[int, NDArray[np.float64]], clients: Collection[int]
 ) -> dict[int, NDArray[np.float64]]:
-    """Return the parts of some clients in the sum of their (K,) counts, or weights, of each class.
+    """Return the clients' shares in the sum of their (K,) counts, or weights, for each class.
 
     A class without records counts as split equally among them.
     """
@@ -84,15 +84,15 @@ def weigh(
 ) -> NDArray[np.float64]:
     """Average the clients' (B, K) answers, weighted for each class by `class_weights`.
 
-    A client with few records of a class gives its probability to other classes by mistake, so its
+    A client with few records of a class wrongly gives its probability to other classes, so its
     weight for that class is low.
 
     Args:
         answers: for each client the mean, or sum, over its teachers: probabilities, responses,
             noisy votes, or normalised gradients.
         class_weights: each client's (K,) weights, which sum to 1 over the clients.
-        signed: whether entries may be negative, as those of gradients and noisy votes. Their rows
-            stay as they are. Otherwise rows sum to 1, and a row without any mass becomes uniform.
+        signed: whether entries may be negative, as in gradients and noisy votes. Their rows are
+            unchanged. Otherwise rows sum to 1, and a row without any mass becomes uniform.
     """
     total = np.asarray(sum(class_weights[client] * own for client, own in answers.items()))
     return total if signed else normalised(total)
@@ -107,14 +107,13 @@ def normalised(total: NDArray[np.float64]) -> NDArray[np.float64]:
 def pool(
     answers: Mapping[int, NDArray[np.floating]], class_weights: Mapping[int, NDArray[np.float64]]
 ) -> NDArray[np.float64]:
-    """Return the (B, K) probabilities whose odds agree best with those of each client.
+    """Return the (B, K) probabilities whose odds agree best with each client's odds.
 
-    By Bayes' rule a client's probability of a class, divided by its part of the class, is the
-    probability under all records' frequencies of classes, but for one factor an image and client.
-    A client thus speaks about the odds of classes that it knows, and about no others: averages
-    instead believe a client that is sure of its own classes on any image. All factors and
-    probabilities are those of least squares in logarithms, where a part of a class weighs by its
-    root.
+    By Bayes' rule a client's probability of a class, divided by its share of the class, is the
+    probability under the class frequencies of all records, up to a factor per image and client. A
+    client thus determines only the odds of classes that it knows: averages instead trust a client
+    that is sure of its own classes on any image. All factors and probabilities solve a
+    least-squares problem in logarithms, in which a share is weighted by its square root.
 
     Args:
         answers: for each client the (B, K) mean, or sum, of its teachers' probabilities.

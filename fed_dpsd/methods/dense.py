@@ -1,21 +1,22 @@
 """DENSE: data-free one-shot federated learning.
 
 Zhang et al.: "DENSE: Data-Free One-Shot Federated Learning", NeurIPS 2022, arXiv 2112.12371,
-Algorithm 1. Its code base zj-jayzhang/DENSE is followed where the paper is silent.
+Algorithm 1. Where the paper is silent, this follows its code base zj-jayzhang/DENSE.
 
 Each round draws a new generator and trains it together with its latent vectors. The ensemble should
-be sure of the images, the student should be wrong about them, and they should have the statistics
-of the teachers' BatchNorm layers. The best batch joins the buffer, and the student takes an epoch
-over the buffer.
+be sure of the images, the student should be wrong about them, and they should match the statistics
+of the teachers' BatchNorm layers. The best batch is added to the buffer, and the student trains for
+an epoch on the buffer.
 
 Differences from the code base:
 - The buffer is in memory and holds the images of one run.
-- The ensemble answers an image once, and the answer is kept; so the student sees no flipped image.
+- The ensemble answers an image once, and the answer is stored; so the student sees no flipped
+  image.
 - Each round's SGD starts without momentum.
 - Networks start from Xavier initialisation, and the generator normalises before its sigmoid
   (fed_dpsd/models/generators.py).
 - The student's BatchNorm keeps its statistics while images are made.
-- The last round is reported, not the best one on the test split.
+- The last round is reported, not the best round on the test split.
 """
 
 from collections.abc import Iterator
@@ -62,7 +63,7 @@ class DENSE(Distilling):
         streams: Streams,
         number: int,
     ) -> NDArray[np.uint8]:
-        """Train a new generator and return its batch of least loss (data generation)."""
+        """Train a new generator and return its batch with the smallest loss (data generation)."""
         rng = streams.torch("synthesis", query_id=number)
         count = context.queries_per_round
         targets = torch.randint(context.num_classes, (count,), generator=rng).sort().values

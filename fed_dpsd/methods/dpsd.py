@@ -1,9 +1,9 @@
 """DPSD: differentially private synthetic distillation from one teacher.
 
 Liu, Ge, Wang, Li, Liu: "Privacy-Preserving Model Transcription with Differentially Private
-Synthetic Distillation", arXiv 2601.19090. It is `fed_dpsd` with one client: each image has an
-answer of its own, and the student learns from all answers so far. The paper's own loop, Algorithm
-1, is conf/method/paper_dpsd.yaml.
+Synthetic Distillation", arXiv 2601.19090. It is `fed_dpsd` with one client: each image has its own
+answer, and the student learns from all answers so far. The paper's own loop, Algorithm 1, is
+conf/method/paper_dpsd.yaml.
 """
 
 from dataclasses import dataclass

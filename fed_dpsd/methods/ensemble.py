@@ -1,7 +1,7 @@
 """The ensemble of all clients' teachers, which FedDF, FedDAFL, FedADI and DENSE distil.
 
-It is the mean of the logits. A run's `ensemble` score belongs to another ensemble, the mean of the
-probabilities. `weighted_ensemble` weighs the probabilities by class counts, and may well be better.
+It is the mean of the logits. A run's `ensemble` score is for a different ensemble, the mean of the
+probabilities. `weighted_ensemble` weights the probabilities by class counts and may be better.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from fed_dpsd.streams import Streams
 class WholeEnsemble(WhiteBox):
     """A method of one round whose student is the mean of the teachers' logits.
 
-    With one client that holds all records it is training in one place, which no federation can do:
+    With one client that holds all records it is centralised training, which no federation can do:
     conf/method/central.yaml and direct.yaml.
     """
 

@@ -5,12 +5,12 @@ Synthetic Distillation", arXiv 2601.19090, Algorithm 2 (Appendix D).
 
 The server owns generators and a student. Each round it sends synthetic images with the student's
 predictions. Each client's teachers answer with normalised gradients, randomised-response labels,
-votes or probabilities. The server trains the student on all answers so far. Generators are new for
-every few images, and trained against the student before these are asked. So a generator depends on
-private data only through released answers.
+votes or probabilities. The server trains the student on all answers so far. New generators are made
+for every few images and trained against the student before the images are sent. So a generator
+depends on private data only through released answers.
 
 This is the paper's exchange with a server that learns more from it. The paper's own loop, with one
-generator and one step a round, is fed_dpsd/papers/paper_fed_dpsd.py.
+generator and one step per round, is fed_dpsd/papers/paper_fed_dpsd.py.
 """
 
 import time
@@ -67,7 +67,7 @@ StudentLoss = Callable[[torch.Tensor, torch.Tensor, NDArray[np.int64]], torch.Te
 class FedDPSD(Questions, Method):
     """FedDPSD, Algorithm 2; conf/method/fed_dpsd.yaml explains the fields.
 
-    Those of the images that are sent, and the generators', are in methods/questions.py.
+    Fields of the sent images and of the generators are in methods/questions.py.
     """
 
     asks_pictures: ClassVar[bool] = True
@@ -105,12 +105,12 @@ class FedDPSD(Questions, Method):
         return problems
 
     def plan(self, context: PublicContext) -> Plan:
-        """Return one stage with an answer for each synthetic query; class counts if paid for."""
+        """Return one stage with an answer per synthetic query; class counts if paid for."""
         answers = Stage(context.answers, context.asked_rounds, context.queries_per_round)
         return Plan(context.training, (*self.counts(context), answers))
 
     def counts(self, context: PublicContext) -> tuple[Stage, ...]:
-        """Return the stage of class counts, by which answers that are seen one by one weigh."""
+        """Return the stage of class counts, which weight answers seen one by one."""
         seen = context.answers.noise_at == "client"
         clear = isinstance(context.answers, Probabilities)
         return counts_stage(context, clear) if self.class_counts and seen else ()
@@ -161,7 +161,7 @@ class FedDPSD(Questions, Method):
             if not exhausted:
                 buffer.append(ReplayBuffer.of(total, self.noisy_labels(context, total)))
             last = exhausted or number == context.rounds
-            if last:  # a student that was first trained on few answers never catches up: restart it
+            if last:  # a student first trained on few answers never catches up: restart it
                 student = context.make_student(streams.torch("last student"))
             metrics = self.train_student(student, buffer, context, streams, number, last)
             generated = self.mixture(len(request.images))["generated"]
@@ -184,7 +184,7 @@ class FedDPSD(Questions, Method):
         context: PublicContext,
         class_weights: Mapping[int, NDArray[np.float64]],
     ) -> Aggregate:
-        """Return the sum of the answers, weighted by `class_weights` where there are any."""
+        """Return the sum of the answers, weighted by `class_weights` if there are any."""
         if not class_weights:
             return federation.total(request)
         replies = federation.each(request)
@@ -203,16 +203,16 @@ class FedDPSD(Questions, Method):
     def fetch_discriminator(
         self, federation: Federation, context: PublicContext
     ) -> nn.Module | None:
-        """Return the teacher that generators are trained against; None for the student itself."""
+        """Return the teacher to train generators against; None for the student itself."""
         return None
 
     def predictions(
         self, student: nn.Module, images: NDArray[np.uint8], context: PublicContext
     ) -> NDArray[np.float32]:
-        """Return the (Q, K) predictions to ask with: for gradients, they are nearly uniform.
+        """Return the (Q, K) predictions to send: nearly uniform for gradients.
 
-        Where the student agrees with the teacher, normalisation blows up a gradient that says
-        little. Near the uniform prediction the gradient points at the teacher's class.
+        If the student agrees with the teacher, normalisation amplifies an uninformative gradient.
+        Near the uniform prediction the gradient points to the teacher's class.
         """
         predictions = predict(student, images, context.device)
         if not isinstance(context.answers, NormalizedGradient):
@@ -274,7 +274,7 @@ class FedDPSD(Questions, Method):
 
         Args:
             context: what is public.
-            predictions: (N, K) predictions with which the images of the buffer were asked.
+            predictions: (N, K) predictions that were sent with the images of the buffer.
         """
         mechanism = context.answers
         if isinstance(mechanism, TopKRandomizedResponse) and mechanism.lies == "candidates":

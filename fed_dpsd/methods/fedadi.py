@@ -1,12 +1,12 @@
 """FedADI: images optimised pixel by pixel against the ensemble, then distilled.
 
 Yin et al.: "Dreaming to Distill: Data-free Knowledge Transfer via DeepInversion", CVPR 2020, arXiv
-1912.08795: Adaptive DeepInversion, applied to the clients' ensemble as in DENSE's Table 1. Its code
-base NVlabs/DeepInversion is followed where the paper is silent.
+1912.08795: Adaptive DeepInversion, applied to the clients' ensemble as in DENSE's Table 1. Where
+the paper is silent, this follows its code base NVlabs/DeepInversion.
 
 Differences from the code base:
 - Images start around grey and stay in [0, 1].
-- Images of the last step are kept, as bytes, not those of least loss.
+- Images of the last step are kept, as bytes, not the images with the smallest loss.
 - The first BatchNorm layer has the same weight as the others.
 """
 

@@ -32,10 +32,10 @@ class FedAVG(WhiteBox):
     """FedAVG, Algorithm 1; conf/method/fedavg.yaml explains the fields.
 
     Args:
-        weighted: whether clients weigh by their numbers of records, as in the paper; otherwise all
-            weigh the same.
+        weighted: whether clients are weighted by their numbers of records, as in the paper;
+            otherwise equally.
         local_epochs: E, epochs over a client's records in each round after the first, >= 1; a
-            private training takes its own number of steps instead.
+            private training uses its own number of steps instead.
     """
 
     averages: ClassVar[bool] = True
@@ -49,7 +49,7 @@ class FedAVG(WhiteBox):
     def plan(self, context: PublicContext) -> Plan:
         """Return a training and a stage of weights for each round, and class counts if paid for.
 
-        All clients take part in the first round, whatever cohorts there are later.
+        All clients take part in the first round, whatever the later cohorts.
         """
         counts = counts_stage(context, clear=True) if self.weighted else ()
         asked = min(context.rounds, 1 + context.asked_rounds)
@@ -99,7 +99,7 @@ class FedAVG(WhiteBox):
                 return
 
     def fetch_sizes(self, federation: Federation, context: PublicContext) -> dict[int, float]:
-        """Return each client's number of records, >= 0; empty where all clients weigh the same."""
+        """Return each client's number of records, >= 0; empty if clients are weighted equally."""
         if not self.plan(context).counts:
             return {}
         answers = federation.each(context.request("counts")).answers
@@ -115,8 +115,8 @@ class DPFedAVG(FedAVG):
 
     McMahan, Ramage, Talwar, Zhang: "Learning Differentially Private Recurrent Language Models",
     ICLR 2018, arXiv 1710.06963, except that each record's gradient is clipped, not each client's
-    update: a few hospitals cannot hide a whole client. A record is protected from everybody, the
-    server included. It is a class of its own because hospitals allow methods by their classes.
+    update: a few hospitals cannot hide a whole client. A record is protected from everyone,
+    including the server. It is a separate class because hospitals allow methods by their classes.
     """
 
     trainings: ClassVar[tuple[str, ...] | None] = ("dp_sgd",)

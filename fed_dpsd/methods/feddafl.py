@@ -29,7 +29,7 @@ class FedDAFL(WhiteBox):
     """FedDAFL, Algorithm 1; conf/method/feddafl.yaml explains the fields.
 
     A round is `steps_per_round` steps on batches of queries_per_round images. The optimisers
-    restart in each round, so that a run can be resumed from the weights alone.
+    restart in each round, so a run can be resumed from the weights alone.
     """
 
     latent_size: int

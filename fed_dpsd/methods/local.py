@@ -1,7 +1,7 @@
 """Local training: every client trains a teacher on its own records, and the summary scores it.
 
-No teacher is asked, so nothing private leaves a client, and there is no student. Teachers trained
-with DP keep their guarantee against anyone with access to them.
+Teachers receive no requests, so nothing private leaves a client, and there is no student. Teachers
+trained with DP keep their guarantee against anyone with access to them.
 """
 
 from collections.abc import Iterator

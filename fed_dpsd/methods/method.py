@@ -32,7 +32,7 @@ from fed_dpsd.streams import Streams
 class PublicContext:
     """Public facts: shapes, sizes, the mechanism's parameters, and perhaps a test split.
 
-    A client is asked in at most `asked_rounds` of the rounds.
+    A client gets requests in at most `asked_rounds` of the rounds.
     """
 
     image_shape: tuple[int, ...]
@@ -100,7 +100,7 @@ class PublicContext:
 def draw_public(
     counts: Mapping[str, int], context: PublicContext, streams: Streams, number: int
 ) -> list[NDArray[np.uint8]]:
-    """Draw a round's procedural images by kind, or as many crops where there are pictures."""
+    """Draw a round's procedural images by kind or, with pictures, the same number of crops."""
     if not context.pictures:
         return procedural.draw(counts, context.image_shape, streams, number)
     loaded = pictures.load(context.pictures, context.image_shape[1])
@@ -124,12 +124,12 @@ class ReplayBuffer:
 
     @classmethod
     def of(cls, total: Aggregate, labels: NDArray[np.floating]) -> "ReplayBuffer":
-        """Return the samples of the request that was answered, with (B, K) labels."""
+        """Return the samples of an answered request, with (B, K) labels."""
         return cls(total.request.images, total.request.predictions, labels.astype(np.float32))
 
     @classmethod
     def joined(cls, parts: Sequence["ReplayBuffer"]) -> "ReplayBuffer":
-        """Return the samples of one or more rounds in one."""
+        """Merge the samples of one or more rounds."""
         return cls(
             *(
                 np.concatenate([getattr(part, name) for part in parts])
@@ -140,7 +140,7 @@ class ReplayBuffer:
 
 @dataclass(frozen=True)
 class State:
-    """A server's state after `round`: named tensors, and samples with a part per round, or none."""
+    """A server's state after `round`: named tensors, and samples (if any) with a part per round."""
 
     round: int
     tensors: dict[str, torch.Tensor]
@@ -148,11 +148,11 @@ class State:
 
     @classmethod
     def of(cls, number: int, buffer: Sequence[ReplayBuffer] = (), **learners: nn.Module) -> "State":
-        """Return the state after round `number`, with copies of what the learners are."""
+        """Return the state after round `number`, with copies of the learners' tensors."""
         return cls(number, tensors_below(**learners), buffer)
 
     def load(self, **learners: nn.Module) -> list[ReplayBuffer]:
-        """Put the learners where they were; return the buffer."""
+        """Restore the learners; return the buffer."""
         for name, learner in learners.items():
             learner.load_state_dict(below(name, self.tensors))
         return list(self.buffer)
@@ -168,7 +168,7 @@ class Round:
         metrics: numbers to log.
         refused: reasons of the clients that refused, by client.
         forward_answers: images times teachers that answered in this round.
-        backward_answers: number of these with a gradient that went back through the teacher.
+        backward_answers: how many of these had a gradient through the teacher.
     """
 
     state: State
@@ -182,12 +182,12 @@ class Round:
 class Federation(Protocol):
     """The clients, whatever engine hosts them.
 
-    A resumed run sends what it sent before under the same id and kind, which clients were charged
-    for. A method learns from the `request` of what it gets back.
+    A resumed run repeats earlier requests under the same id and kind, since clients were charged
+    for them. A method learns from the `request` that is returned.
     """
 
     def each(self, request: Request) -> Replies:
-        """Return each client's own answer, where it may be seen (DP teachers, weights)."""
+        """Return each client's own answer, if it may be seen (DP teachers, weights)."""
 
     def total(self, request: Request) -> Aggregate:
         """Return the sum of the answers, with the server's noise share already added."""
@@ -202,7 +202,7 @@ class Site(Protocol):
 
     @property
     def answers(self) -> Mechanism:
-        """Return the mechanism that the client answers with."""
+        """Return the mechanism of the client's answers."""
 
     def pay_for_training(self) -> None:
         """Charge the teachers' private training, if they have one, once."""
@@ -221,7 +221,7 @@ class Site(Protocol):
     def retrain(self, request: Request, epochs: int) -> NDArray[np.float32]:
         """Train from the request's weights; return the weights, private until released.
 
-        With a key `proximal_weight` of the method, they are pulled back to the request's.
+        With the method's key `proximal_weight`, they are pulled towards the request's weights.
         """
 
     def class_counts(self, request: Request) -> NDArray[np.float64]:
@@ -240,12 +240,12 @@ class Site(Protocol):
 class Method(ABC):
     """A paper's method: a plan of its cost, its server half and its client half.
 
-    By default, clients answer images by the mechanism of the configuration, and a round is a
-    request to all of them.
+    By default, clients answer images with the configured mechanism, and a round is a request to all
+    of them.
 
     Args:
-        name: name of its file in conf/method, for people; nothing is decided by it.
-        needs: values that other keys must have, as in {num_clients: 1}.
+        name: name of its file in conf/method, for display only.
+        needs: required values of other keys, as in {num_clients: 1}.
 
     Attributes:
         trainings: names of the trainings that the method can use, or None for any.
@@ -269,8 +269,8 @@ class Method(ABC):
     ) -> list[str]:
         """Return the problems of the method in an experiment, each with key, value and remedy.
 
-        `training` or `answers` is None where it has problems of its own. Overriding methods add to
-        what this one returns.
+        `training` or `answers` is None if it has problems of its own. Overriding methods extend the
+        returned list.
         """
         problems = list(unmet(self.needs, config, self.name))
         if not re.fullmatch(r"[a-z0-9_]+", self.name):
@@ -301,17 +301,17 @@ class Method(ABC):
         if not config.teacher.same_start:
             problems.append(
                 f"teacher.same_start=false: method={self.name} averages weights, "
-                "which is noise where they start apart; use teacher.same_start=true"
+                "which is noise unless they start alike; use teacher.same_start=true"
             )
         return problems
 
     def plan(self, context: PublicContext) -> Plan:
-        """Return the charges that one client has to expect, from public facts only."""
+        """Return the charges that one client should expect, from public facts only."""
         answers = Stage(context.answers, context.rounds, context.queries_per_round)
         return Plan(context.training, (answers,))
 
     def describe(self, context: PublicContext) -> str:
-        """Say what leaves a client in a run, where its noise is added, and what else leaves."""
+        """Describe what leaves a client in a run, where noise is added, and what else leaves."""
         plan, answers = self.plan(context), context.answers
         others = {s.mechanism.name: s.mechanism for s in plan.stages if s.mechanism != answers}
         if len(others) < len({stage.mechanism.name for stage in plan.stages}):
@@ -343,7 +343,7 @@ class Method(ABC):
 
 
 def unmet(needs: Mapping[str, Any], config: Any, method: str, where: str = "") -> Iterator[str]:
-    """Yield a sentence on each value of a configuration that is not the needed one."""
+    """Yield a sentence on each configuration value that differs from the required one."""
     for key, value in needs.items():
         found = getattr(config, key, None)
         found = list(found) if isinstance(found, tuple) else found

@@ -44,7 +44,7 @@ class Generators:
     def generate(
         self, discriminator: nn.Module, context: PublicContext, count: int, rng: torch.Generator
     ) -> torch.Tensor:
-        """Train a new generator on the discriminator by Eq. 8; return `count` of its images."""
+        """Train a new generator against the discriminator by Eq. 8; return `count` images."""
         generator = context.make_generator(self.latent_size, rng)
         latents = torch.randn((count, self.latent_size), generator=rng).to(context.device)
         latents.requires_grad_(True)
@@ -109,7 +109,7 @@ class Questions(Generators):
         }
 
     def mixture(self, queries: int) -> dict[str, int]:
-        """Return how many of a round's images are of each kind; generators make what is left."""
+        """Return how many of a round's images are of each kind; generators make the rest."""
         counts = {kind: int(fraction * queries) for kind, fraction in self.fractions.items()}
         return {**counts, "generated": queries - sum(counts.values())}
 
@@ -124,7 +124,7 @@ class Questions(Generators):
         """Return (Q, C, H, W) uint8 images, which the student and the clients both see.
 
         Procedural images or crops of public pictures come first, then images recombined from the
-        buffer, or in the first round from these, then the generators'.
+        buffer (in the first round, from the former), then the generators' images.
         """
         counts = self.mixture(context.queries_per_round)
         recombined, left = counts.pop("recombined"), counts.pop("generated")
@@ -146,7 +146,7 @@ class Questions(Generators):
         return np.concatenate(parts)
 
     def infer_polarity(self, buffer: list[ReplayBuffer]) -> procedural.Polarity:
-        """Return the polarity of the next images; "both" before answers can decide it."""
+        """Return the polarity of the next images; "both" until answers determine it."""
         if self.polarity != "answers":
             return self.polarity
         if not buffer:

@@ -1,9 +1,8 @@
 """Shared parts of white-box methods, whose server holds the clients' teachers and distils them.
 
 The weights leave the clients, so nothing is proven (epsilon inf) unless the teachers were trained
-with DP. How they would answer (`answers`) does not matter. At the server, an image that a teacher
-sees counts as a forward answer. An image whose gradient goes back through a teacher counts as a
-backward answer.
+with DP. The key `answers` does not matter. At the server, an image that a teacher sees counts as a
+forward answer. An image with a gradient through a teacher counts as a backward answer.
 """
 
 from abc import abstractmethod
@@ -53,7 +52,7 @@ def fetch_teachers(federation: Federation, context: PublicContext) -> dict[int, 
 
     Raises:
         UserError: no client answers.
-        ProtocolError: weights do not fit a client's architecture.
+        ProtocolError: weights do not match a client's architecture.
     """
     replies = federation.each(context.request("weights"))
     if not replies.answers:
@@ -79,7 +78,7 @@ class Ensemble(nn.Module):
 
     Attributes:
         forward_answers: images times teachers since the ensemble was made.
-        backward_answers: number of these with a gradient that went back through the teacher.
+        backward_answers: how many of these had a gradient through the teacher.
     """
 
     def __init__(self, teachers: Sequence[Classifier]) -> None:
@@ -120,7 +119,7 @@ def fetch_ensemble(federation: Federation, context: PublicContext) -> Ensemble:
 
 
 class BatchStatistics:
-    """Distance of a batch's statistics from those that the teachers' BatchNorm layers keep.
+    """Distance of a batch's statistics from the statistics in the teachers' BatchNorm layers.
 
     It is the feature regulariser of Yin et al.: "Dreaming to Distill", arXiv 1912.08795, summed
     over all BatchNorm layers of all teachers; 0 if there is none.
@@ -159,7 +158,7 @@ class WhiteBox(Method):
     """A method whose clients send their teachers' weights once."""
 
     def plan(self, context: PublicContext) -> Plan:
-        """Return the stage of weights; no student here reads class counts."""
+        """Return the stage of weights; students here use no class counts."""
         return Plan(context.training, (WEIGHTS,))
 
     def client(self, request: Request, site: Site) -> Response | Refusal:
@@ -171,7 +170,7 @@ class WhiteBox(Method):
 
 @dataclass(frozen=True)
 class Discriminating(Method):
-    """A method whose generators are trained against the student, or against the teacher.
+    """A method whose generators are trained against the student or the teacher.
 
     Args:
         discriminator: with "teacher" the weights leave the client, so nothing is proven unless the
@@ -181,12 +180,12 @@ class Discriminating(Method):
     discriminator: Literal["student", "teacher"]
 
     def plan(self, context: PublicContext) -> Plan:
-        """Return the method's stages; for the teacher as discriminator, its weights come first."""
+        """Return the method's stages; with the teacher as discriminator, its weights come first."""
         plan, first = super().plan(context), (WEIGHTS,) * (self.discriminator == "teacher")
         return replace(plan, stages=(*first, *plan.stages))
 
     def client(self, request: Request, site: Site) -> Response | Refusal:
-        """Answer as the method does; release the weights only for the teacher as discriminator."""
+        """Answer as the method does; release weights only if the teacher is the discriminator."""
         if request.kind == "weights" and self.discriminator == "teacher":
             return release_weights(request, site)
         return super().client(request, site)
@@ -205,9 +204,9 @@ class Discriminating(Method):
 class Distilling(WhiteBox):
     """A method that adds a batch of new images each round, then distils on all images so far.
 
-    Subclasses define where the images come from. The optimiser restarts in each round, so that a
-    run can be resumed from the student's weights and the buffer. The ensemble answers each image
-    once, and the answer is kept; the papers' code bases ask again whenever the student sees it.
+    Subclasses define where the images come from. The optimiser restarts in each round, so a run can
+    be resumed from the student's weights and the buffer. The ensemble answers each image once, and
+    the answer is stored; the papers' code bases query it again whenever the student sees the image.
 
     Args:
         student_learning_rate: learning rate of SGD with momentum 0.9, > 0.

@@ -1,1 +1,1 @@
-"""The papers' loops as printed, and what only they use; the core never imports this room."""
+"""The papers' algorithms as printed, and code only they use; the core never imports this room."""

@@ -20,11 +20,12 @@ from fed_dpsd.privacy.votes import NoisyVotes
 
 @dataclass(frozen=True)
 class ALIBI(LabelPrivate):
-    """Training on posteriors of noisy labels, whose prior is the network itself.
+    """Training on posteriors of noisy labels, with the network itself as prior.
 
-    Guarantee: a label's one-hot vector gets Laplace noise of scale 2 / epsilon once. Another label
-    moves two of its numbers by 1 each, an L1 norm of 2. What the training makes of the noisy vector
-    is post-processing. So a label is epsilon-private at delta 0 (docs/privacy.md, Theorem 19).
+    Guarantee: a label's one-hot vector gets Laplace noise of scale 2 / epsilon once. A different
+    label moves two of its entries by 1 each, an L1 norm of 2. The rest of the training is
+    post-processing of the noisy vector. So a label is epsilon-private at delta 0 (docs/privacy.md,
+    Theorem 19).
 
     Args:
         num_classes: K, >= 2.
@@ -51,7 +52,7 @@ class ALIBI(LabelPrivate):
     def train(self, learner: Learner, labels: NDArray[np.int64], rng: Rng) -> None:
         """Draw each label's noisy vector once, and fit the learner to their posteriors.
 
-        Records are fitted in a random order, as those of a folder are numbered by class.
+        Records are fitted in random order, since records of a folder are numbered by class.
         """
         order = np.argsort(rng.random(len(labels)), kind="stable")
         one_hot = np.eye(self.num_classes)[labels]

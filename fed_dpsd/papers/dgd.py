@@ -5,14 +5,14 @@ Distillation", IEEE Transactions on Image Processing 32 (2023).
 
 A client trains a baseline, one classifier of all its records, and an ensemble of teachers on
 disjoint shards. The server trains a generator against the baseline, and a variational autoencoder
-on the generator's images. It sends a few of them to the ensemble. The student learns from these
-labels, and from what the autoencoder makes of all the others. With `answers=noisy_max` the labels
-are the paper's.
+on the generator's images. It sends a few of these images to the ensemble. The student learns from
+the resulting labels, and from the autoencoder's versions of all other images. With
+`answers=noisy_max` the labels are the paper's.
 
-The guarantee has two parts that add up: the baseline's training and the votes. The paper counts the
-votes alone. Without noise in the baseline's training (`training@method.baseline=plain`) nothing is
-proven. With `generator_steps=0` nobody needs a baseline: none is trained, none leaves, and the
-votes are all that is counted.
+The guarantee has two parts that add up: the baseline's training and the votes. The paper counts
+only the votes. Without noise in the baseline's training (`training@method.baseline=plain`) nothing
+is proven. With `generator_steps=0` no baseline is needed: none is trained or released, and only the
+votes count.
 """
 
 from collections.abc import Iterator
@@ -119,7 +119,7 @@ class DGD(Method):
         return problems
 
     def plan(self, context: PublicContext) -> Plan:
-        """Return the stages: the baseline, once, if there is a use for it; a label a query."""
+        """Return the stages: the baseline, once, if it is needed; a label per query."""
         before = (Stage(BaselineWeights(self.baseline), 1, 1),) if self.generator_steps else ()
         plan = super().plan(context)
         return replace(plan, stages=(*before, *plan.stages))
@@ -199,7 +199,7 @@ class DGD(Method):
     def synthesise(
         self, generator: nn.Module, context: PublicContext, streams: Streams
     ) -> NDArray[np.uint8]:
-        """Return all synthetic images in random order, (N, C, H, W) uint8; the first are asked."""
+        """Return all synthetic images in random order, (N, C, H, W) uint8; the first are sent."""
         needed = max(self.synthetic_images, context.rounds * context.queries_per_round)
         fractions = {"areas": self.areas_fraction, "lines": self.lines_fraction}
         counts = {kind: int(fraction * needed) for kind, fraction in fractions.items()}
@@ -273,11 +273,11 @@ class DGD(Method):
     def smoothness(
         self, student: Classifier, vae: VAE, images: torch.Tensor, rng: torch.Generator
     ) -> torch.Tensor:
-        """Return Eq. 6: features that tangents and normals do not move, and small entropies.
+        """Return Eq. 6: features invariant to tangents and normals, and small entropies.
 
-        Codes of a standard normal law lie near a sphere. A tangent is orthogonal to a code, and the
-        normal is the code's own direction (Eq. 4). The paper prints the negative entropy, whose
-        minimum is an undecided student; its text wants a decided one.
+        Standard normal codes lie near a sphere. A tangent is orthogonal to a code, and the normal
+        is the code's own direction (Eq. 4). The paper prints the negative entropy, whose minimum is
+        an undecided student; its text asks for a decided one.
         """
         with torch.no_grad():
             codes = self.noisy_codes(vae.encode(images, rng), rng)
@@ -294,10 +294,10 @@ class DGD(Method):
         return moved - losses.sample_entropy_loss(student.classifier(features)) / len(probabilities)
 
     def noisy_codes(self, codes: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
-        """Return codes with the Laplace noise of epsilon_1, if there is any, on their sphere.
+        """Return codes with the Laplace noise of epsilon_1, if any, on their sphere.
 
-        Codes are divided by their largest entry, so any two of them are 2c apart at most in L1.
-        Noise of scale 2c / epsilon_1 hides which synthetic image a code is of (Theorem 1). It
+        Codes are divided by their largest entry, so any two codes are at most 2c apart in L1.
+        Noise of scale 2c / epsilon_1 hides which synthetic image a code belongs to (Theorem 1). It
         protects no record: all synthetic images are public.
         """
         if self.epsilon_1 is None:
@@ -310,7 +310,7 @@ class DGD(Method):
 
 
 def fetch_baseline(federation: Federation, context: PublicContext) -> Classifier:
-    """Return the client's baseline from the weights that it releases.
+    """Return the client's baseline from its released weights.
 
     Raises:
         UserError: the client does not answer.
@@ -324,6 +324,6 @@ def fetch_baseline(federation: Federation, context: PublicContext) -> Classifier
 
 
 def hard_labels(total: Aggregate) -> NDArray[np.float32]:
-    """Return the (B, K) one-hot classes of the largest sums (Eq. 3); zeros where all are zero."""
+    """Return the (B, K) one-hot classes of the largest sums (Eq. 3); zeros if all sums are zero."""
     classes = np.eye(total.sum.shape[1], dtype=np.float32)[total.sum.argmax(1)]
     return classes * total.sum.any(axis=1, keepdims=True)

@@ -3,13 +3,13 @@
 Liu, Lu, Wang, Zhang, Zeng, Qian, Ge: "Privacy-Preserving Student Learning with Differentially
 Private Data-Free Distillation", arXiv 2409.12384, Algorithm 1.
 
-The teacher is the fixed discriminator of the generator, so its weights leave the client. Nothing is
-proven of the images then, or of what learns from them, however the labels are randomised. With
-`discriminator="student"` the same stages depend on private data through the responses alone, and
-their epsilon is finite.
+The teacher is the fixed discriminator of the generator, so its weights leave the client. Then
+nothing is proven for the images, or for anything trained on them, however the labels are
+randomised. With `discriminator="student"` the same stages depend on private data only through the
+responses, and their epsilon is finite.
 
-We had the paper's text about the algorithm, and not the box itself. So comments number the steps of
-that text, and docs/paper_map.md lists what it leaves open.
+Only the paper's text about the algorithm was available, not the box itself. So comments number the
+steps of the text, and docs/paper_map.md lists what it leaves open.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -42,8 +42,7 @@ from fed_dpsd.streams import Streams
 class DPDataFreeDistillation(Discriminating):
     """DP-DFD, Algorithm 1, a stage a round; conf/method/dp_dfd.yaml explains the fields.
 
-    Every optimiser restarts in each stage, so that a run can be resumed from the weights and the
-    buffer.
+    Every optimiser restarts in each stage, so a run can be resumed from the weights and the buffer.
     """
 
     latent_size: int
@@ -127,7 +126,7 @@ class DPDataFreeDistillation(Discriminating):
         batches: Iterable[torch.Tensor],
         loss: Callable[[torch.Tensor], torch.Tensor],
     ) -> None:
-        """Take a step down the loss of the images of each batch of latent vectors, by Adam."""
+        """Take an Adam step on the loss of each batch of latent vectors."""
         rate = self.generator_learning_rate
         optimiser = torch.optim.Adam(generator.parameters(), rate, betas=(0.5, 0.999))
         generator.train()
@@ -162,7 +161,7 @@ class DPDataFreeDistillation(Discriminating):
     ) -> float:
         """Train on batches of all pairs so far, by Adam; return the last loss.
 
-        The learning rate falls in a straight line, to nearly 0 in the last stage.
+        The learning rate decays linearly to nearly 0 in the last stage.
         """
         whole = ReplayBuffer.joined(buffer)
         labels = torch.from_numpy(whole.labels)

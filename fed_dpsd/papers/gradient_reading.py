@@ -1,6 +1,6 @@
-"""Readings of the paper's noise on gradients that prove nothing (arXiv 2601.19090, Eq. 3).
+"""Readings of the paper's gradient noise that prove nothing (arXiv 2601.19090, Eq. 3).
 
-They show what a printed accuracy would need: conf/experiment/data_sensitive_readings.yaml.
+They show what a printed accuracy would require: conf/experiment/data_sensitive_readings.yaml.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ REASONS = {
 
 @dataclass(frozen=True, repr=False)
 class GradientReading(NormalizedGradient):
-    """Normalised gradients whose noise does not cover them, as Eq. 3 may be read.
+    """Normalised gradients whose noise does not cover them, as Eq. 3 can be read.
 
     Guarantee: none, for any unit and relation.
 
@@ -59,7 +59,7 @@ class GradientReading(NormalizedGradient):
         return REASONS[self.draws]
 
     def add_noise(self, value: Values, predictions: Values, rng: Rng) -> NDArray[np.float64]:
-        """Sum (n, B, K) `value` over n, and add the noise where the reading has it."""
+        """Sum (n, B, K) `value` over n, and add noise as in the reading."""
         exact = np.asarray(value.sum(0), np.float64)
         if self.draws == "inside_mask":
             noise = noisy_sum(np.zeros_like(value[:1]), self.scale, self.noise_law, rng)
@@ -68,7 +68,7 @@ class GradientReading(NormalizedGradient):
         return np.asarray(exact + noise)
 
     def describe(self) -> str:
-        """Say what leaves a client."""
+        """Describe what leaves a client."""
         return f"{self._gradients}, with noise as the paper may be read, which proves nothing"
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:

@@ -10,7 +10,7 @@ from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.mechanism import Values, check_noise
 from fed_dpsd.privacy.noise import Rng
 
-MOST_IMAGES = 1_024  # of a request, whose sum has to stay exact
+MOST_IMAGES = 1_024  # of a request, whose sum must stay exact
 
 
 @dataclass(frozen=True, repr=False)
@@ -18,10 +18,10 @@ class GradientSum(NormalizedGradient):
     """The sum of a request's normalised gradients plus one Gaussian draw, in its first row.
 
     Guarantee: a changed teacher changes all B gradients of a request together, so their sum moves
-    by 2 * bound * B, or by 2 * bound * sqrt(B) where the whole batch has norm below `bound`. That
+    by 2 * bound * B, or by 2 * bound * sqrt(B) if the whole batch has norm below `bound`. That
     is one Gaussian mechanism of noise multiplier noise_multiplier / (2 B), or / (2 sqrt(B)): as
     much as B^2, or B, of multiplier noise_multiplier / 2 (docs/privacy.md, Theorem 17). A request
-    is charged as so many releases. DPDFD's Theorem 3 counts B.
+    is charged as that many releases. DPDFD's Theorem 3 counts B.
 
     The mean over the B rows is the noisy mean gradient of Eq. 4; the other rows are zero.
 
@@ -36,7 +36,7 @@ class GradientSum(NormalizedGradient):
         check_noise(self.noise_multiplier, self.noise_at, self.shards.teachers * MOST_IMAGES)
         if self.k is not None and self.mask == "public":
             raise ValueError(
-                f"k={self.k} with mask='public': the images of a sum have masks of their own; "
+                f"k={self.k} with mask='public': the images of a sum have their own masks; "
                 "use mask=private or signed, or k=null"
             )
 
@@ -71,7 +71,7 @@ class GradientSum(NormalizedGradient):
         return noisy
 
     def admissible(self, values: Values, predictions: Values, teachers: int) -> NDArray[np.bool_]:
-        """Find rows that are zero, and a first row that is not too long."""
+        """Mark rows that are zero, and a first row that is not too long."""
         images = len(values)
         longest = images if self.normalise == "sample" else np.sqrt(images)
         first = super().admissible(values[:1], predictions[:1], int(np.ceil(teachers * longest)))
@@ -88,9 +88,9 @@ class GradientSum(NormalizedGradient):
         return problems
 
     def describe(self) -> str:
-        """Say what leaves a client."""
+        """Describe what leaves a client."""
         return f"the sum of a round's {self._gradients}, with {self._noise}"
 
     def releases(self, requests: int, queries: int) -> int:
-        """Count B^2 for each request of B queries, or B where the whole request is normalised."""
+        """Return B^2 for each request of B queries, or B if the whole request is normalised."""
         return requests * (queries**2 if self.normalise == "sample" else queries)

@@ -1,4 +1,4 @@
-"""PATE for labels: teachers of disjoint labels vote with noise on public images, for a student.
+"""PATE for labels: teachers with disjoint labels cast noisy votes on public images for a student.
 
 Malek et al.: "Antipodes of Label Differential Privacy: PATE and ALIBI", arXiv 2106.03408, in
 the simple form without semi-supervised learning.
@@ -22,19 +22,19 @@ from fed_dpsd.privacy.votes import NoisyVotes
 
 @dataclass(frozen=True)
 class LabelPATE(LabelPrivate):
-    """Training on the most frequent noisy votes of teachers that share no label.
+    """Training on the most frequent noisy votes of teachers with disjoint labels.
 
-    Guarantee: a label is seen by one teacher, so another label changes at most that teacher's vote
-    on each of the `queries` images. Each image's counts get Gaussian noise once, and the student
-    learns from the images and from these counts alone. So the training is `queries` Gaussian
-    mechanisms of sensitivity sqrt(2) for a label (docs/privacy.md, Theorem 20). Teachers see true
-    labels, so the place that trains them must be trusted.
+    Guarantee: a label is seen by one teacher, so a different label changes at most that teacher's
+    vote on each of the `queries` images. Each image's counts get Gaussian noise once, and the
+    student learns from the images and from these counts alone. So the training is `queries`
+    Gaussian mechanisms of sensitivity sqrt(2) for a label (docs/privacy.md, Theorem 20). Teachers
+    see true labels, so the place that trains them must be trusted.
 
     Args:
         num_classes: K, >= 2.
         epsilon: of the whole training at `delta`, in 0.01..20; it sets the noise.
         delta: failure probability, at least 1e-90 and below 1.
-        teachers: n in 1..5,000, of equal parts of the records in a random order.
+        teachers: n in 1..5,000, on equal parts of the records in random order.
         queries: Q in 1..1,000,000, the most records that the teachers label for the student.
 
     Raises:
@@ -84,7 +84,7 @@ class LabelPATE(LabelPrivate):
         return self._event(self.votes)
 
     def train(self, learner: Learner, labels: NDArray[np.int64], rng: Rng) -> None:
-        """Fit one teacher after the other, add up their votes, and fit the student to them."""
+        """Fit the teachers one by one, add up their votes, and fit the student to the votes."""
         order = np.argsort(rng.random(len(labels)), kind="stable")
         asked = order[: self.queries]
         counts = np.zeros((len(asked), self.num_classes))

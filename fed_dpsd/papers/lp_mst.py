@@ -1,7 +1,7 @@
-"""LP-MST: labels that are randomised in stages, each with the model of the former ones as prior.
+"""LP-MST: labels randomised in stages, each with the model of the previous stages as prior.
 
 Ghazi, Golowich, Kumar, Manurangsi, Zhang: "Deep Learning with Label Differential Privacy",
-arXiv 2102.06062. With two stages it is LP-2ST, with one plain randomised response.
+arXiv 2102.06062. With two stages it is LP-2ST; with one, plain randomised response.
 """
 
 import functools
@@ -24,13 +24,13 @@ class LPMST(LabelPrivate):
     """Multi-stage training (Algorithm 3) on randomised responses with a prior (Algorithm 2).
 
     Guarantee: each label is randomised once, in the stage of its record, by a response that is
-    epsilon-private whatever the prior is. Priors, and the network, are functions of images and of
-    responses. So a label is epsilon-private at delta 0 (docs/privacy.md, Theorem 18).
+    epsilon-private for any prior. Priors and the network are functions of images and responses. So
+    a label is epsilon-private at delta 0 (docs/privacy.md, Theorem 18).
 
     Args:
         num_classes: K, >= 2.
         epsilon: of one response and of the whole training, in 1e-6..20.
-        stages: T >= 1, equal parts of the records in a random order.
+        stages: T >= 1, equal parts of the records in random order.
         temperature: of priors, above 0: a probability p counts as p^(1 / temperature). Below 1 it
             leaves fewer candidates (Appendix E).
 
@@ -57,7 +57,7 @@ class LPMST(LabelPrivate):
             raise ValueError(f"temperature={self.temperature} must be between 0.01 and 100")
 
     def train(self, learner: Learner, labels: NDArray[np.int64], rng: Rng) -> None:
-        """Randomise one stage's labels after the other, and fit the learner to all so far."""
+        """Randomise the labels stage by stage, and fit the learner to all labels so far."""
         order = np.argsort(rng.random(len(labels)), kind="stable")
         responses = np.zeros(len(labels), np.int64)
         prior = np.full((len(labels), self.num_classes), 1 / self.num_classes)
@@ -97,7 +97,7 @@ class LPMST(LabelPrivate):
     def candidates(self, prior: NDArray[np.float64]) -> NDArray[np.int64]:
         """Return the (n,) k at which a response is most probably true, from the priors alone.
 
-        A label that is drawn from the prior p is answered truly with probability e^epsilon /
+        A label drawn from the prior p is answered truthfully with probability e^epsilon /
         (e^epsilon + k - 1) times the sum of the k largest p: Algorithm 2, w_k.
         """
         likely = np.cumsum(-np.sort(-prior, axis=1), axis=1)
@@ -107,7 +107,7 @@ class LPMST(LabelPrivate):
 
     @functools.cached_property
     def ideal_epsilon(self) -> float:
-        """Return the epsilon of ideal responses: a little is for draws of finite precision."""
+        """Return the epsilon of ideal responses; a little is for draws of finite precision."""
         return 2 * self.epsilon - pure(self._event(self.epsilon)).epsilon
 
     def event(self) -> DpEvent:

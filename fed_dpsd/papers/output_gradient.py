@@ -1,4 +1,4 @@
-"""Training on private records with noise on the gradient of the outputs alone: nothing is proven.
+"""Training on private records with noise only on the gradient of the outputs: nothing is proven.
 
 Liu, Wang, Li, Zeng, Ge: "Model Conversion via Differentially Private Data-Free Distillation",
 IJCAI 2023, Sec. 4.4 and Algorithm 3.
@@ -17,17 +17,18 @@ from fed_dpsd.privacy.noise import Rng, noisy_sum
 from fed_dpsd.privacy.published import theorem_1
 from fed_dpsd.privacy.training import CustomTraining
 
-SMALLEST_PROBABILITY = 1e-8  # in a quotient, which is finite then
+SMALLEST_PROBABILITY = 1e-8  # in a quotient, to keep it finite
 
 
 @dataclass(frozen=True)
 class OutputGradient(CustomTraining):
-    """DPDFD's direct training: normalised, noisy gradients of the outputs, carried back to weights.
+    """DPDFD's direct training: normalised, noisy output gradients, backpropagated to weights.
 
-    The noise is added to the loss's gradient in the probabilities of a batch. On the way to the
-    weights it is multiplied by derivatives at private images. What one record's derivatives add has
-    no bound. Where those of all other records are zero, the record's part is all that is left. So
-    nothing is proven, whatever the noise (docs/privacy.md), and only a simulation runs it.
+    The noise is added to the loss's gradient with respect to the probabilities of a batch. In
+    backpropagation it is multiplied by derivatives at private images. The contribution of one
+    record's derivatives is unbounded. If the derivatives of all other records are zero, only this
+    record's contribution remains. So nothing is proven, whatever the noise (docs/privacy.md), and
+    it runs only in a simulation.
 
     Args:
         noise_multiplier: sigma, noise standard deviation divided by `bound`, > 0.
@@ -37,8 +38,8 @@ class OutputGradient(CustomTraining):
         learning_rate: gamma_s, of plain gradient steps, > 0.
         batch_size: B, mean number of records in a step, >= 1.
         steps: T, >= 1.
-        mean_over: "batch" for one noisy mean gradient for all of a batch, as the sum of line 8 has;
-            "record" for a noisy gradient of each record, as its index has.
+        mean_over: "batch" for one noisy mean gradient per batch, as the sum in line 8 suggests;
+            "record" for a noisy gradient of each record, as its index suggests.
 
     Raises:
         ValueError: a parameter is out of its range.
@@ -47,7 +48,7 @@ class OutputGradient(CustomTraining):
     name: ClassVar[str] = "output_gradient"
     reason: ClassVar[str] = (
         "noise on the outputs' gradients passes through the network at private images, where "
-        "nothing bounds what a record changes"
+        "nothing bounds a record's influence"
     )
     noise_multiplier: float
     bound: float
@@ -74,7 +75,7 @@ class OutputGradient(CustomTraining):
         problems = super().check(config, method, partition)
         if not config.federation.simulation:
             problems.append(
-                "training=output_gradient: nothing is proven of it, so it runs in a simulation "
+                "training=output_gradient: nothing is proven for it, so it runs in a simulation "
                 "only; use training=dp_sgd, or federation=simulation"
             )
         return problems
@@ -98,7 +99,7 @@ class OutputGradient(CustomTraining):
         labels: torch.Tensor,
         rng: Rng,
     ) -> None:
-        """Run Algorithm 3; a comment at a line is the number of the paper's line."""
+        """Run Algorithm 3; comments give the paper's line numbers."""
         optimiser = torch.optim.SGD(teacher.parameters(), self.learning_rate)
         teacher.train()
         for _ in range(self.steps):  # 1

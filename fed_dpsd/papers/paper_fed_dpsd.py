@@ -5,11 +5,11 @@ Synthetic Distillation", arXiv 2601.19090, Algorithm 2 (Appendix D).
 
 One generator lives for the whole run. In each of T rounds, which the paper calls iterations, it
 makes b images, the clients answer them once, the student takes one step on the answers, and the
-generator takes one step against the student. Nothing is kept and asked or learnt again: that, and
-all else that learns better, is fed_dpsd/methods/fed_dpsd.py.
+generator takes one step against the student. Nothing is stored and reused: that, and everything
+else that learns better, is in fed_dpsd/methods/fed_dpsd.py.
 
-Where the print contradicts itself, its text or its references, a key chooses the reading
-(conf/method/paper_fed_dpsd.yaml, docs/paper_map.md).
+Where the printed algorithm contradicts itself, the text or its references, a key chooses the
+reading (conf/method/paper_fed_dpsd.yaml, docs/paper_map.md).
 """
 
 from collections.abc import Iterator
@@ -79,7 +79,7 @@ class PaperFedDPSD(Method):
     def server(
         self, federation: Federation, context: PublicContext, streams: Streams, resume: State | None
     ) -> Iterator[Round]:
-        """Run Algorithm 2; a comment at a line is the number of the paper's line."""
+        """Run Algorithm 2; comments give the paper's line numbers."""
         student, generator, latents = self.start(context, streams)
         student_optimiser, generator_optimiser = self.optimisers(student, generator, latents)
         learners = {
@@ -143,7 +143,7 @@ class PaperFedDPSD(Method):
     def optimisers(
         self, student: nn.Module, generator: nn.Module, latents: torch.Tensor
     ) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
-        """Return the optimisers of the student, and of the generator and what else it learns."""
+        """Return the optimisers of the student, and of the generator and its other parameters."""
         make = OPTIMISERS[self.optimiser]
         learnt = [latents] if self.latents == "kept" else []
         return (
@@ -152,7 +152,7 @@ class PaperFedDPSD(Method):
         )
 
     def rate(self, number: int, rounds: int) -> float:
-        """Return the student's learning rate in round `number`, from 1, of so many rounds."""
+        """Return the student's learning rate in round `number`, from 1, of `rounds` rounds."""
         falls = (number - 1) / rounds if self.student_learning_rate_falls else 0
         return self.student_learning_rate * (1 - falls)
 
@@ -179,7 +179,7 @@ class PaperFedDPSD(Method):
     ) -> torch.Tensor:
         """Return L_s + L_g of Eq. 8 for the generator's images, at the student after its step.
 
-        An adversary of the student has minus L_s.
+        An adversary of the student uses minus L_s.
         """
         features = student.features(images)
         logits = student.classifier(features)

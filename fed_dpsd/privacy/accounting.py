@@ -46,26 +46,26 @@ _KNOWN = (
     ReplacedInSampleDpEvent,
     ShuffledResponseDpEvent,
 )
-LARGEST_MU = 1e6  # a larger one is beyond double precision, and means nothing
-# Finite precision: no bound is given for larger losses, nor for smaller deltas, which the proof
-# leaves out (docs/privacy.md, Theorem 8).
+LARGEST_MU = 1e6  # larger values exceed double precision and carry no meaning
+# Finite precision: larger losses and smaller deltas get no bound, since the proof does not cover
+# them (docs/privacy.md, Theorem 8).
 LARGEST_LOSS, SMALLEST_DELTA = 100.0, 1e-100
-# The part of a budget for the noise's finite precision: a fraction of it, and at most so much.
+# The part of a budget reserved for the noise's finite precision: a fraction, and a maximum.
 PRECISION_FRACTION, PRECISION_MOST = 2.0**-9, 2.0**-5
-# Answers that cost so much more than the training contract nothing that shows.
+# Answers that cost this much more than the training gain nothing measurable by contraction.
 TIMES_LARGER = 10
-LARGEST_BUDGET = 1e9  # none larger admits what this one does not: nothing is proven of it
+LARGEST_BUDGET = 1e9  # what it does not admit, no larger one does: nothing is proven
 # The fraction of delta for a life whose settings change; the rest is for one whose settings do not.
 CHANGED_SETTINGS_FRACTION = 0.05
 
 
 class UnsupportedEventError(ValueError):
-    """An event that no proof here covers; the message names the part that is not covered."""
+    """An event that no proof covers; the message names the part that is not covered."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of a plan: so many requests of `queries` synthetic queries each, for `mechanism`."""
+    """A stage of a plan: `requests` requests of `queries` queries each, for `mechanism`."""
 
     mechanism: Charged
     requests: int
@@ -85,10 +85,10 @@ def prove(
     notes: tuple[str, ...] = (),
     covered: int | None = None,
 ) -> Epsilon:
-    """Prove the epsilon of a plan: stages of adaptive answers, their settings fixed in advance.
+    """Prove the epsilon of a plan: stages of adaptive answers with settings fixed in advance.
 
     Args:
-        stages: the plan; its mechanisms are the objects whose noise will be drawn.
+        stages: the plan; its mechanisms are the objects that draw the noise.
         delta: in (0, 1), fixed in advance.
         unit: the unit that changes.
         relation: how the unit changes.
@@ -112,11 +112,11 @@ def prove(
 
 @dataclass(frozen=True)
 class Bound:
-    """An intermediate result of a proof, which becomes an `Epsilon`; nothing prints it.
+    """An intermediate result of a proof, which becomes an `Epsilon` and is never printed.
 
     Args:
         epsilon: proven, >= 0.
-        delta: the delta that the bound needs; 0 where a pure bound is as good.
+        delta: the delta that the bound needs; 0 if a pure bound is just as good.
         accountant: the name of the proof.
     """
 
@@ -126,10 +126,10 @@ class Bound:
 
 
 def epsilon(event: DpEvent, delta: float) -> Bound:
-    """Return the smallest epsilon that a proof here gives for `event` at `delta`.
+    """Return the smallest epsilon that any of the proofs gives for `event` at `delta`.
 
     Raises:
-        UnsupportedEventError: the event holds a part that no proof here covers.
+        UnsupportedEventError: the event contains a part that no proof covers.
     """
     if not 0 < delta < 1:
         raise ValueError(f"delta={delta} must be between 0 and 1, both excluded")
@@ -141,17 +141,17 @@ def epsilon(event: DpEvent, delta: float) -> Bound:
 
 
 def contraction(training: DpEvent, answers: DpEvent, others: DpEvent, delta: float) -> Bound | None:
-    """Return the epsilon of answers that depend on records through trained teachers alone.
+    """Return the epsilon of answers that depend on records only through trained teachers.
 
     Args:
         training: the event of one private training.
-        answers: all that its teachers gave, as between any two teachers.
-        others: all that leaves without passing through the teachers, such as class counts.
+        answers: everything its teachers released, bounded between any two teachers.
+        others: everything that leaves without passing through the teachers, such as class counts.
         delta: in (0, 1).
 
     Returns:
-        None where the bound is no smaller than that by the training or by the answers alone, or is
-        not computed: `others` are not Gaussian.
+        None if the bound is no smaller than the bound by the training or by the answers alone, or
+        cannot be computed because `others` are not Gaussian.
     """
     counts = [_leaves(event) for event in (training, answers, others)]
     (trained, _), (answered, _), (rest, _) = counts
@@ -203,16 +203,16 @@ def _profile(parts: Parts) -> Profile:
 
 
 def pure(event: DpEvent) -> Bound:
-    """Return the bound at delta 0 of an `event` of bounded losses; `inf` where one has no bound."""
+    """Return the bound at delta 0 of an `event`; `inf` if one of its losses is unbounded."""
     counts, loss = _leaves(event)
     return Bound(math.fsum(n * laws.pure_epsilon(e) for e, n in counts.items()) + loss, 0.0, "pure")
 
 
 def unchanged_epsilon(event: DpEvent, delta: float) -> float:
-    """Return the smallest budget by which `within_budget` admits `event`, settings unchanged."""
+    """Return the smallest budget with which `within_budget` admits `event`, settings unchanged."""
     counts, loss = _leaves(_budgeted(event))
     ideal = _smallest_bound(_parts(counts), _for_ideal_noise(delta)).epsilon
-    largest = PRECISION_MOST / PRECISION_FRACTION  # beyond, PRECISION_MOST is reserved
+    largest = PRECISION_MOST / PRECISION_FRACTION  # above, PRECISION_MOST is reserved
     needed = ideal / (1 - PRECISION_FRACTION)
     needed = needed if needed <= largest else ideal + PRECISION_MOST
     proven = loss <= PRECISION_MOST and not (loss and delta < SMALLEST_DELTA)
@@ -220,7 +220,7 @@ def unchanged_epsilon(event: DpEvent, delta: float) -> float:
 
 
 def _for_ideal_noise(delta: float) -> float:
-    """Return the part of a budget's delta for lives whose settings never change."""
+    """Return the part of a budget's delta for data sets whose settings never change."""
     return (1 - CHANGED_SETTINGS_FRACTION) * delta * math.exp(-PRECISION_MOST)
 
 
@@ -232,16 +232,16 @@ def within_budget(
     Each charge may be chosen after seeing the answers to earlier ones. While all charges have one
     setting (one event, or Gaussians of any multipliers) the composition is exact: the budget fixes
     the number of releases, or the sum of 1 / z^2, in advance. Once settings differ, Renyi
-    divergences of one order, fixed by the budget, add up. A data set's life goes one way or the
-    other, so the deltas of both add up to `delta` (docs/privacy.md, Theorem 7). A part of the
-    budget, fixed with it, is for the noise's finite precision.
+    divergences of one order, fixed by the budget, add up. Only one of the two cases occurs in a
+    data set's lifetime, and their deltas add up to `delta` (docs/privacy.md, Theorem 7). A part of
+    the budget, fixed in advance too, is reserved for the noise's finite precision.
 
     Args:
-        charges: every charge of the data set's life, including the one in question; for one unit
-            and relation.
+        charges: every charge of the data set's lifetime, including the one in question; for one
+            unit and relation.
         budget: epsilon >= 0, fixed before the first charge.
         delta: in (0, 1), fixed before the first charge.
-        times: how often each charge was made; once each where None.
+        times: how often each charge was made; None for once each.
 
     Raises:
         UnsupportedEventError: no proof here covers a charge.
@@ -267,9 +267,9 @@ def within_budget(
 
 
 def smallest_budget(charges: Sequence[DpEvent], delta: float) -> float:
-    """Return the smallest budget by which `within_budget` admits charges; `inf` if none does.
+    """Return the smallest budget with which `within_budget` admits charges; `inf` if none does.
 
-    Where the settings of the charges differ, it is at most a millionth above the smallest.
+    If the settings of the charges differ, it is at most a millionth above the smallest.
     """
     most = unchanged_epsilon(ComposedDpEvent(list(charges)), delta)
     if not 0 < most < math.inf:

@@ -1,8 +1,8 @@
 """Privacy losses of bounded-range mechanisms, such as exponential mechanisms.
 
 A mechanism has range r if the log-likelihood ratios of all its outcomes, for two neighbours, lie in
-an interval of length r (Durfee, Rogers, arXiv 1905.04273). Where the interval lies may depend on
-the neighbours and on earlier answers. The optimal composition of Dong, Durfee and Rogers (arXiv
+an interval of length r (Durfee, Rogers, arXiv 1905.04273). The position of the interval may depend
+on the neighbours and on earlier answers. The optimal composition of Dong, Durfee and Rogers (arXiv
 1909.13830) fixes the intervals in advance. Here they are chosen adaptively, and the composition is
 still optimal, up to the grid: docs/privacy.md, Theorem 5b.
 """
@@ -17,7 +17,7 @@ PIECES = 16  # of a range: steps of the grid
 MOST_RELEASES = 256  # of a profile; it takes half a second
 LARGEST_RANGE = 20.0  # of a profile; a larger range is accounted as a pure loss
 DEVIATIONS = 9.0  # the reach of the grid; a profile is below 1e-17 there
-ROUNDING = 1e-12  # probability that exceeds all rounding in a profile
+ROUNDING = 1e-12  # probability that exceeds all rounding errors of a profile
 
 
 def block(loss_range: float) -> int:
@@ -28,10 +28,10 @@ def block(loss_range: float) -> int:
 def losses(
     loss_range: float, releases: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
-    """Return losses that dominate those of adaptive mechanisms of a range, both ways round.
+    """Return losses that dominate the losses of adaptive mechanisms of a range, both ways round.
 
-    delta(eps) <= certain + sum of probability * (1 - exp(eps - loss))+ at every eps. So they
-    compose with the losses of any other mechanism.
+    delta(eps) <= certain + sum of probability * (1 - exp(eps - loss))+ at every eps. So the losses
+    compose with those of any other mechanism.
 
     Args:
         loss_range: r > 0.

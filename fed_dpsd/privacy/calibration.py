@@ -1,4 +1,4 @@
-"""Calibration: the noise at which something spends a given epsilon."""
+"""Calibration: find the noise that spends a given epsilon."""
 
 import math
 from collections.abc import Callable

@@ -17,15 +17,15 @@ Profile = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
 LARGEST_EPSILON = 600.0  # exp of it is a float
 POINTS = 20_001  # of the grid of a Gaussian loss
-FARTHEST = 12.0  # standard deviations of a Gaussian loss; beyond lies a mass below 1e-32
+FARTHEST = 12.0  # standard deviations of a Gaussian loss; the mass beyond is below 1e-32
 
 
 def contracted(training: Profile, answers: Profile) -> Profile:
-    """Return the profile of answers that depend on records through a trained teacher alone.
+    """Return the profile of answers that depend on records only through a trained teacher.
 
-    With a = training(epsilon) it is a * answers(log(1 + (exp(epsilon) - 1) / a)). An upper bound of
-    a gives an upper bound of it (docs/proofs.md, Theorem 22; the split is that of Balle, Barthe,
-    Gaboardi, arXiv 1807.01647, Theorem 2).
+    With a = training(epsilon) it is a * answers(log(1 + (exp(epsilon) - 1) / a)). An upper bound on
+    a gives an upper bound on the result (docs/proofs.md, Theorem 22; the split follows Balle,
+    Barthe, Gaboardi, arXiv 1807.01647, Theorem 2).
 
     Args:
         training: profile of the law of a teacher.
@@ -76,7 +76,7 @@ def with_gaussian(profile: Profile, mu: float) -> Profile:
 
 
 def _masses(points: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the standard normal masses between ascending points, each to its last digits."""
+    """Return the standard normal masses between ascending points, each to full precision."""
     below = np.diff(norm.cdf(np.minimum(points, 0.0)))
     return np.asarray(below - np.diff(norm.sf(np.maximum(points, 0.0))))
 
@@ -84,7 +84,7 @@ def _masses(points: NDArray[np.float64]) -> NDArray[np.float64]:
 def smallest_epsilon(profile: Profile, delta: float, most: float) -> float:
     """Return the smallest epsilon at which a decreasing profile is at most delta; at most `most`.
 
-    The solver's error is added, so that rounding never flatters the result.
+    The solver's error is added, so rounding never makes the result too small.
     """
 
     def excess(epsilon: float) -> float:

@@ -1,4 +1,4 @@
-"""Teachers trained with DP-SGD, so that answers cost nothing.
+"""Teachers trained with DP-SGD; their answers then cost nothing.
 
 Abadi et al.: "Deep Learning with Differential Privacy", arXiv 1607.00133, Algorithm 1.
 """
@@ -32,15 +32,15 @@ from fed_dpsd.privacy.mechanism import Relation, Unit
 from fed_dpsd.privacy.noise import GAUSSIAN_LOSS, UNIFORM_STEP, Rng, noisy_sum
 from fed_dpsd.privacy.training import TrainedUnit, TrainingMechanism
 
-SPACING = 2.0**-25  # of the noise's lattice at most, over its scale; sums are cut off to it
-# The loss of a whole training's event, where all its steps draw at most MOST_DRAWS numbers.
+SPACING = 2.0**-25  # of the noise's lattice at most, over its scale; sums are truncated to it
+# The loss of a whole training's event, if all its steps draw at most MOST_DRAWS numbers.
 PRECISION_LOSS, MOST_DRAWS = 2.0**-17, 2**36
 # The loss of class counts: at most 128 of them change, by a replaced patient of 64 records.
 COUNTS_LOSS = 128 * GAUSSIAN_LOSS
 RECORDS_AT_ONCE = 32  # in each part of a network's batch, filled up with zeros
-GRADIENTS_AT_ONCE = 2**28  # numbers in the records' gradients of such a part
-MOST_COPIES = 9  # an image as it is, and moved by a pixel in eight directions
-# Images of a patient: their (N, A, A) inner products fill no more memory than 128 inputs would.
+GRADIENTS_AT_ONCE = 2**28  # numbers in the records' gradients of a part
+MOST_COPIES = 9  # an unchanged image, and moved by a pixel in eight directions
+# Images of a patient: their (N, A, A) inner products take no more memory than 128 inputs.
 MOST_PLACES = 64
 
 
@@ -50,20 +50,20 @@ class DPSGD(TrainingMechanism):
 
     Guarantee: a record's gradient, the clipped mean over its copies, has L2 norm at most
     `max_grad_norm` in the sum of each step. A record takes part in a step with probability
-    `sample_rate`, whatever the others do. N(0, noise_multiplier^2 max_grad_norm^2) is added to each
-    coordinate of the sum. So a training is `steps` Poisson-sampled Gaussian mechanisms; at rate 1
-    they are plain ones. Class counts, where a method asks for them, are one more, charged apart: a
-    record that is added or removed moves one count by 1, a replaced one moves two. Rate and steps
-    are constants of the configuration (a step without records is taken too). No count divides the
-    sum (Adam does not mind its scale), and there is no hold-out, no early stop and no batch
-    normalisation. A record lies in one shard, so it is seen by one training. Nothing is proven for
-    a patient or a client: they may hold any number of records.
+    `sample_rate`, independently of all others. N(0, noise_multiplier^2 max_grad_norm^2) is added to
+    each coordinate of the sum. So a training is `steps` Poisson-sampled Gaussian mechanisms; at
+    rate 1 they are plain ones. Class counts, if a method requests them, are one more, charged
+    separately: a record that is added or removed moves one count by 1, a replaced one moves two.
+    Rate and steps are constants of the configuration (a step without records is taken too). The sum
+    is not divided by a count (Adam is insensitive to scale), and there is no hold-out, no early
+    stop and no batch normalisation. A record lies in one shard, so it is seen by one training.
+    Nothing is proven for a patient or a client, who may have any number of records.
 
     With `unit="patient"` patients take the place of records. A patient's gradient is the clipped
     mean over at most `records_per_patient` of their records, and their part of the class counts is
     the mean of these records' one-hot labels. So a patient has the events that a record has
-    otherwise. A record that is changed, added or removed changes its patient's part, so it has the
-    event of a replaced patient. Nothing is proven for a client.
+    with `unit="record"`. A record that is changed, added or removed changes its patient's part, so
+    it has the event of a replaced patient. Nothing is proven for a client.
 
     Args:
         noise_multiplier: sigma, noise standard deviation divided by `max_grad_norm`, > 0.
@@ -75,8 +75,8 @@ class DPSGD(TrainingMechanism):
             2204.13650).
         count_fraction: mu^2 of the class counts as a fraction of mu^2 of the steps (exact at rate
             1), > 0; None releases no counts.
-        unit: "record" or "patient": the unit that is sampled, and whose gradient is clipped.
-        records_per_patient: R >= 1, most records of a patient that are taken (`places_of`); R times
+        unit: "record" or "patient": the unit that is sampled and whose gradient is clipped.
+        records_per_patient: R >= 1, the most records used of a patient (`places_of`); R times
             `copies` is at most 64. With `unit="record"` it is 1.
 
     Raises:
@@ -127,9 +127,9 @@ class DPSGD(TrainingMechanism):
             )
 
     def __repr__(self) -> str:
-        """Return the text of ledgers and digests, which key the noise: to change it changes runs.
+        """Return the text for ledgers and digests, which key the noise: changing it changes runs.
 
-        It has the keys of patients only where patients are the unit.
+        It includes the keys of patients only if patients are the unit.
         """
         left_out = ("unit", "records_per_patient") if self.unit == "record" else ()
         names = {"count_fraction": "count_share"}
@@ -141,7 +141,7 @@ class DPSGD(TrainingMechanism):
         return f"{type(self).__qualname__}({', '.join(values)})"
 
     def describe(self, trainings: int = 1) -> str:
-        """Say how teachers are trained, `trainings` times."""
+        """Describe how teachers are trained, `trainings` times."""
         repeated = f"{trainings:,} trainings of " if trainings > 1 else ""
         taken = f"about {100 * self.sample_rate:.3g} % of the records"
         return (
@@ -171,8 +171,8 @@ class DPSGD(TrainingMechanism):
     def count_noise(self) -> float:
         """Return the noise standard deviation of each class count; inf without counts.
 
-        It is in records or, where patients are the unit, in patients. It grows with the noise of
-        the steps, so that any epsilon can be reached.
+        The unit is records or, if patients are the unit, patients. It grows with the noise of the
+        steps, so any epsilon can be reached.
         """
         if self.count_fraction is None:
             return math.inf
@@ -183,7 +183,7 @@ class DPSGD(TrainingMechanism):
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
         """Return `steps` sampled Gaussian mechanisms.
 
-        They are those of the training's own unit. A record that comes, goes or changes within a
+        They are for the training's own unit. A record that is added, removed or changed within a
         patient replaces the patient. Nothing is proven for a unit larger than the training's.
         """
         if not self._bounds(unit):
@@ -213,7 +213,8 @@ class DPSGD(TrainingMechanism):
     def _reserves(self) -> bool:
         """Return whether a budget pays for class counts with the training.
 
-        Sampled steps and counts are of two settings. Gaussians of any settings add up exactly.
+        Sampled steps and counts have two different settings. Gaussians of any settings add up
+        exactly.
         """
         return self.counts_classes and self.sample_rate < 1
 
@@ -225,9 +226,9 @@ class DPSGD(TrainingMechanism):
         return unit != "client" and not (unit == "patient" and self.unit == "record")
 
     def _replaces(self, unit: Unit, relation: Relation) -> bool:
-        """Return whether a change replaces a unit of the training: of a patient's record, it does.
+        """Return whether a change replaces a unit of the training, as a patient's record does.
 
-        A patient whose only record goes is one replaced by a gradient of zero.
+        A patient whose only record is removed is replaced by a gradient of zero.
         """
         return relation == "replace_one" or unit != self.unit
 
@@ -240,11 +241,11 @@ class DPSGD(TrainingMechanism):
     def count(self, labels: NDArray[np.int64], num_classes: int, rng: Rng) -> NDArray[np.float64]:
         """Count labels by class, (K,), and add noise.
 
-        Where patients are the unit, a label of (P, R) counts 1 / R. Noise is added to whole numbers
+        If patients are the unit, each label of (P, R) counts 1 / R. Noise is added to whole numbers
         of such parts, whose sums are exact.
 
         Raises:
-            ValueError: no counts are released, or the labels are not of R records of each patient.
+            ValueError: no counts are released, or there are not R labels for each patient.
         """
         if not self.counts_classes:
             raise ValueError("count_fraction=None releases no class counts")
@@ -264,13 +265,13 @@ class DPSGD(TrainingMechanism):
     ) -> None:
         """Take `steps` steps of Adam on noisy sums; sampling and noise follow `rng`.
 
-        A record, or a patient, whose gradient is not finite counts as zero in the sum.
+        A record or patient with a non-finite gradient counts as zero in the sum.
 
         Raises:
-            ValueError: the inputs hold another number of copies, the labels are not of the unit's
-                shape, or there are so many records, parameters or steps that no bound here holds.
-            NotImplementedError: a layer (batch normalisation) mixes the records of a batch, so one
-                record's gradient has no bound.
+            ValueError: the inputs have the wrong number of copies, the labels have the wrong shape,
+                or there are too many records, parameters or steps for the proof's bounds.
+            NotImplementedError: a layer (batch normalisation) mixes the records of a batch, so a
+                single record's gradient is unbounded.
         """
         if inputs.shape[1] != self.places:
             raise ValueError(
@@ -286,7 +287,7 @@ class DPSGD(TrainingMechanism):
             self._train_network(teacher, inputs, labels, rng)
 
     def _check_size(self, size: int) -> None:
-        """Raise ValueError where the event does not cover the noise of `size` parameters."""
+        """Raise ValueError if the event does not cover the noise of `size` parameters."""
         if self.steps * (size + 1_600) > MOST_DRAWS:
             raise ValueError(
                 f"{self.steps:,} steps of {size:,} parameters draw more than {MOST_DRAWS:,} "
@@ -301,7 +302,7 @@ class DPSGD(TrainingMechanism):
     def _noisy(self, total: torch.Tensor, size: int, rng: Rng) -> torch.Tensor:
         """Add noise to a part of a sum of `size` numbers, in units of `max_grad_norm`.
 
-        The noise is of float64: torch's float32 normals end at 5.77 sigma. The result is float32.
+        The noise is float64: torch's float32 normals end at 5.77 sigma. The result is float32.
         """
         # Cutting the sum off to the lattice may move it further, so the noise is larger.
         stddev = self.noise_multiplier / (1 - SPACING * self.noise_multiplier * math.sqrt(size))
@@ -320,7 +321,7 @@ class DPSGD(TrainingMechanism):
         labels: torch.Tensor,
         rng: Rng,
     ) -> None:
-        """Train on residuals and inputs, from which a record's norm is known at once."""
+        """Train on residuals and inputs, which give a record's norm directly."""
         optimiser = torch.optim.Adam(layer.parameters(), self.learning_rate)
         size = layer.weight.numel() + layer.bias.numel()
         records = lattice.Records.of(inputs, labels)

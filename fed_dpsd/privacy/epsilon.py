@@ -1,4 +1,4 @@
-"""The type of a proven epsilon, which goes nowhere without its meaning."""
+"""The type of a proven epsilon, which always carries its meaning."""
 
 import math
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ class Epsilon:
     """A proven privacy loss, which cannot be printed without its meaning.
 
     Args:
-        value: epsilon, >= 0, `inf` where nothing is proven.
+        value: epsilon, >= 0, `inf` if nothing is proven.
         delta: failure probability fixed in advance, in [0, 1); 0 for a pure guarantee.
         unit: the part of the private data that one change may touch.
         relation: how the unit may change.
@@ -36,7 +36,7 @@ class Epsilon:
     notes: tuple[str, ...] = ()
 
     def number(self, digits: int) -> str:
-        """Return the value with so many digits, rounded up, as it is an upper bound."""
+        """Return the value with `digits` digits, rounded up because it is an upper bound."""
         if math.isinf(self.value):
             return "inf"
         places = max(0, digits - 1 - math.floor(math.log10(max(self.value, 1e-4))))
@@ -45,7 +45,7 @@ class Epsilon:
 
     @property
     def review(self) -> str:
-        """Return the note on plug-ins, "not reviewed: ..."; "" where none took part."""
+        """Return the note on plug-ins, "not reviewed: ..."; "" if none took part."""
         return next((note for note in self.notes if note.startswith(NOT_REVIEWED)), "")
 
     def __str__(self) -> str:
@@ -81,12 +81,12 @@ class Epsilon:
 
 
 def reviewed(notes: tuple[str, ...], *mechanisms: object) -> tuple[str, ...]:
-    """Return notes, with one more where a mechanism is a plug-in's and none of them says so."""
+    """Return notes, adding one if a mechanism is a plug-in's and no note says so."""
     if all(map(is_own, mechanisms)) or any(note.startswith(NOT_REVIEWED) for note in notes):
         return notes
     return (*notes, NOT_REVIEWED_NOTE.format("a plug-in"))
 
 
 def is_own(mechanism: object) -> bool:
-    """Return whether a mechanism's class is FedDPSD's own, and no plug-in's."""
+    """Return whether a mechanism's class belongs to FedDPSD and not to a plug-in."""
     return type(mechanism).__module__.partition(".")[0] == "fed_dpsd"

@@ -1,4 +1,4 @@
-"""Events that dp_accounting has no class for.
+"""Events missing from dp_accounting.
 
 An event documents a mechanism: it states the law of one release under the worst change. The proofs
 are in accounting.py; nothing here computes an epsilon.
@@ -26,7 +26,7 @@ class ReplacedInSampleDpEvent(DpEvent):
 
 @attrs.frozen
 class FinitePrecisionDpEvent(DpEvent):
-    """The loss by a sampler's finite precision, in addition to the event of its ideal noise.
+    """The loss due to a sampler's finite precision, in addition to the event of its ideal noise.
 
     In both worlds every outcome is at most exp(loss / 2) times as likely as under that noise, and
     the other way round. So epsilon grows by `loss`, and delta by a factor of exp(loss / 2).
@@ -43,7 +43,7 @@ class BoundedRangeDpEvent(DpEvent):
     """A release whose losses lie in an interval of a known length.
 
     Between two neighbours, the logarithms of the likelihood ratios of all outcomes lie in an
-    interval of length `loss_range`. The interval may depend on the neighbours and on all that was
+    interval of length `loss_range`. The interval may depend on the neighbours and on everything
     released before.
 
     Attributes:
@@ -57,8 +57,8 @@ class BoundedRangeDpEvent(DpEvent):
 class ShuffledResponseDpEvent(DpEvent):
     """The counts of `responses` k-ary randomised responses; one of them changes.
 
-    The responders answer the same public question, each by itself; only the counts of the k classes
-    are seen. The other responses may be anything.
+    The responders answer the same public question independently; only the counts of the k classes
+    are seen. The other responses are arbitrary.
 
     Attributes:
         epsilon_per_answer: eps0 of one response, > 0.
@@ -73,13 +73,13 @@ class ShuffledResponseDpEvent(DpEvent):
 
 @attrs.frozen
 class ReservingDpEvent(DpEvent):
-    """A release, and another one that may follow once, which a budget pays for at the same time.
+    """A release together with another one that may follow once; a budget pays for both at once.
 
     A budget for life admits exactly as much of one setting as it pays for, and less of several
     (docs/privacy.md, Theorem 7). Both releases together are one setting.
 
     Attributes:
-        event: of the release itself, which is all that a claim counts.
+        event: of the release itself; a claim counts only this one.
         reserved: of the other one.
     """
 

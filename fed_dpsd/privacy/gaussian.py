@@ -28,7 +28,7 @@ from fed_dpsd.privacy.mechanism import (
 from fed_dpsd.privacy.noise import FARTHEST, GAUSSIAN_LOSS, Rng, lattice_spacing, noisy_sum
 
 MOST_NUMBERS = 2**20  # entries of a request that is normalised as a whole
-ROOM = 1 - 2.0**-30  # part of the bound that norms may use; the rest is for float64's roundings
+ROOM = 1 - 2.0**-30  # part of the bound that norms may use; the rest is for float64 rounding
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,15 @@ class NormalizedGradient(Mechanism):
     record replaces one teacher's bounded answer, so a sum moves by at most 2 * bound in L2 norm.
     N adaptive releases are N Gaussian mechanisms of noise multiplier noise_multiplier / 2. The
     bound cancels. A client's n teachers change together, so its sum moves by n * bound (the client
-    answers zero) or 2 * n * bound (it answers anything). The papers' sensitivity of
-    2 * bound * sqrt(K) is loose. Norms are computed in float64 with room for its roundings. Sums
-    are exact: each value is cut off towards zero to the lattice of the noise, and n values are less
-    than 2^53 steps of it.
+    answers zero) or 2 * n * bound (it answers anything). The papers' sensitivity of 2 * bound *
+    sqrt(K) is loose. Norms are computed in float64 with room for rounding. Sums are exact: each
+    value is truncated towards zero to the lattice of the noise, and n values are less than 2^53
+    steps of it.
 
     A release is a query (`normalise="sample"`: every row has norm below `bound`) or a whole request
     (`normalise="batch"`: all its rows together have norm below `bound`). The papers print an
     unindexed norm. Normalised by batch, a row has about 1 / sqrt(B) of the length, and a request
-    costs as much as one query.
+    costs the same as one query.
 
     | input row                     | encoded row                            |
     | ----------------------------- | -------------------------------------- |
@@ -61,19 +61,19 @@ class NormalizedGradient(Mechanism):
             noise: nothing is proven.
         bound: beta, > 0.
         stability: h, added to the norm before dividing, > 0.
-        k: coordinates kept; None keeps all.
+        k: number of coordinates to keep; None keeps all.
         mask: "public" keeps those of the student's k largest predictions, and only they get noise;
             "private" keeps a teacher's own k entries of largest size, and "signed" its k largest
-            with their signs (M_k as the paper's text has it). Both say something about the teacher,
-            so all K coordinates get noise.
+            with their signs (M_k in the paper's text). Both reveal something about the teacher, so
+            all K coordinates get noise.
         normalise: "sample" or "batch".
         noise_at: "client" (each client adds its own noise) or "server" (once, on the sum; the
-            server then sees un-noised answers and must be trusted).
+            server then sees answers without noise and must be trusted).
         quorum: of the secure sum; only with noise_at="distributed", where each client adds a noise
             share.
         shards: the client's teachers.
-        scaling: "normalise" (each gradient gets norm `bound`, but for `stability`) or "clip" (only
-            a longer one is shortened to `bound`, as in DP-SGD).
+        scaling: "normalise" (each gradient gets norm `bound`, except for `stability`) or "clip"
+            (only longer gradients are shortened to `bound`, as in DP-SGD).
 
     Raises:
         ValueError: a parameter is out of its range.
@@ -112,7 +112,7 @@ class NormalizedGradient(Mechanism):
             raise ValueError(f"scaling={self.scaling!r} must be 'normalise' or 'clip'")
 
     def __repr__(self) -> str:
-        """Return the text that ledgers hold; it names a scaling that is not the usual one."""
+        """Return the text that ledgers hold; it names a scaling other than the usual one."""
         shown = [f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.repr]
         more = [] if self.scaling == "normalise" else [f"scaling={self.scaling!r}"]
         return f"{type(self).__name__}({', '.join([*shown, *more])})"
@@ -130,7 +130,7 @@ class NormalizedGradient(Mechanism):
 
     @property
     def most_numbers(self) -> int:
-        """Return the most noisy numbers of a release."""
+        """Return the largest number of noisy values in a release."""
         return self.num_classes if self.normalise == "sample" else MOST_NUMBERS
 
     def row_norm(self, queries: int) -> float:
@@ -163,10 +163,10 @@ class NormalizedGradient(Mechanism):
         return clipped
 
     def add_noise(self, value: Values, predictions: Values, rng: Rng) -> NDArray[np.float64]:
-        """Sum (n, B, K) `value` over n and add the noise of `scale`, once a query.
+        """Sum (n, B, K) `value` over n and add the noise of `scale`, once per query.
 
         Raises:
-            ValueError: a request that is normalised as a whole is larger than its event covers.
+            ValueError: a request that is normalised as a whole exceeds the size its event covers.
         """
         if self.normalise == "batch" and value[0].size > MOST_NUMBERS:
             raise ValueError(
@@ -177,20 +177,20 @@ class NormalizedGradient(Mechanism):
             noisy = value.sum(0)
         else:
             noisy = noisy_sum(value, self.scale, self.noise_law, rng)
-        # A product with the mask would keep the signs of what it hides, as -0.0.
+        # Multiplying by the mask would keep the signs of hidden entries, as -0.0.
         return np.where(self._kept(predictions), noisy, 0.0)
 
     def _kept(self, predictions: Values) -> NDArray[np.bool_]:
-        """Mark the (B, K) entries inside a public mask: all where there is none."""
+        """Mark the (B, K) entries inside a public mask; all entries if there is none."""
         if self.k is None or self.mask != "public":
             return np.ones(predictions.shape, bool)
         return top_k(predictions, self.k)
 
     def admissible(self, values: Values, predictions: Values, teachers: int) -> NDArray[np.bool_]:
-        """Find the rows that are zero outside a public mask, and not too long.
+        """Mark the rows that are zero outside a public mask and not too long.
 
-        Norms of gradients are at most teachers * bound. Noise of d coordinates makes them longer by
-        scale * (sqrt(d) + FARTHEST) at most, except with a probability of exp(-FARTHEST^2 / 2).
+        Norms of gradients are at most teachers * bound. Noise on d coordinates adds at most scale *
+        (sqrt(d) + FARTHEST), except with probability exp(-FARTHEST^2 / 2).
         """
         axis, rows = (1, 1) if self.normalise == "sample" else (None, len(values))
         with np.errstate(over="ignore"):
@@ -202,11 +202,11 @@ class NormalizedGradient(Mechanism):
         return np.asarray(inside & (norm <= longest)[:, 0])
 
     def releases(self, requests: int, queries: int) -> int:
-        """Count one for each query, or for each request that is normalised as a whole."""
+        """Return one per query, or per request that is normalised as a whole."""
         return requests * (queries if self.normalise == "sample" else 1)
 
     def sensitivity(self, unit: Unit, relation: Relation) -> float:
-        """Return a sum's L2 change: 2 * bound per replaced teacher, bound per vanished one."""
+        """Return a sum's L2 change: 2 * bound per replaced teacher, bound per removed one."""
         bounds = 1 if self.shards.vanish(unit, relation) else 2
         return self.shards.changed(unit) * self.bound * bounds
 
@@ -223,7 +223,7 @@ class NormalizedGradient(Mechanism):
         )
 
     def describe(self) -> str:
-        """Say what leaves a client."""
+        """Describe what leaves a client."""
         of = "each image" if self.normalise == "sample" else "a round's images together"
         return f"{self._gradients} for {of}, with {self._noise}"
 
@@ -238,11 +238,11 @@ class NormalizedGradient(Mechanism):
         return f"Gaussian noise of {self.noise_multiplier:g} times that norm"
 
     def clarity(self, clients: int, teachers: int) -> float:
-        """Return the squared ratio of signal to noise of a query's answers."""
+        """Return the squared signal-to-noise ratio of a query's answers."""
         return additive_clarity(self.noise_multiplier, self.noise_at, clients, teachers)
 
     def worst_case(self) -> tuple[Values, Values]:
-        """Return (n, 1, K) gradients in two worlds, one record apart, that differ the most."""
+        """Return (n, 1, K) gradients of two worlds, one record apart, that differ the most."""
         first = np.zeros((self.shards.teachers, 1, self.num_classes))
         second = first.copy()
         unit = self.stability if self.scaling == "normalise" else self.bound

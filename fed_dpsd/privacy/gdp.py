@@ -12,10 +12,10 @@ from fed_dpsd.privacy.events import FinitePrecisionDpEvent
 
 
 def gaussian_mu(event: DpEvent) -> float | None:
-    """Return the mu of composed Gaussian mechanisms, exactly; None where there is another event.
+    """Return the exact mu of composed Gaussian mechanisms; None if there is any other event.
 
-    mu^2 = sum of 1 / z^2 (arXiv 1905.02383v3, Corollary 3.3). It is the mu of ideal noise: the loss
-    by a sampler's finite precision is left out.
+    mu^2 = sum of 1 / z^2 (arXiv 1905.02383v3, Corollary 3.3). It is the mu of ideal noise, without
+    the loss due to a sampler's finite precision.
     """
     if isinstance(event, FinitePrecisionDpEvent):
         return 0.0
@@ -47,14 +47,14 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
         return 0.0
     largest = mu**2 / 2 + mu * math.sqrt(2 * math.log(1 / delta))  # by Renyi divergences
     tolerance = 1e-10 * (1 + largest)
-    # The solver's error is added, so that rounding never flatters the result.
+    # The solver's error is added, so rounding never makes the result too small.
     return float(brentq(log_excess, 0.0, largest, xtol=tolerance)) + 2 * tolerance
 
 
 def gaussian_delta(mu: float, epsilons: NDArray[np.float64]) -> NDArray[np.float64]:
     """Compute the delta of a Gaussian mechanism of noise multiplier 1 / mu, exactly.
 
-    The formula is that of `gaussian_epsilon`.
+    It uses the formula of `gaussian_epsilon`.
     """
     above = norm.logcdf(mu / 2 - epsilons / mu)
     below = epsilons + norm.logcdf(-mu / 2 - epsilons / mu)

@@ -1,7 +1,7 @@
-"""Trainings that keep labels private, and labels alone: all else of the records is taken as public.
+"""Trainings that keep only labels private: everything else in the records is treated as public.
 
 Label differential privacy compares data sets that differ in the label of one record. For records,
-patients and clients such a training is a plain one: nothing is proven of them.
+patients and clients such a training counts as plain: nothing is proven.
 """
 
 from abc import ABC, abstractmethod
@@ -42,16 +42,16 @@ class Learner(Protocol):
 
 
 class LabelPrivate(Plain, ABC):
-    """A plain training that sees the labels of a shard through a mechanism alone.
+    """A plain training that sees the labels of a shard only through a mechanism.
 
-    Guarantee: `event`, for one label that is replaced, with the images and all other labels as they
-    are. A record's number may follow its label, as in a folder of classes, so a training takes
-    records in a random order of its own. Nothing is proven for more than a label, and no ledger
-    holds it: these trainings are for simulations, with one teacher.
+    Guarantee: `event`, for one replaced label, with the images and all other labels unchanged. A
+    record's number may follow its label, as in a folder of classes, so a training draws its own
+    random order of records. Nothing is proven beyond a label, and no ledger records it: these
+    trainings are for simulations, with one teacher.
 
     Attributes:
-        trust: who must be honest besides those whose labels they are: "nobody" if each label could
-            be randomised where it comes from, "server" if the place that trains sees them.
+        trust: who must be honest in addition to the owners of the labels: "nobody" if each label
+            could be randomised at its source, "server" if the place that trains sees the labels.
     """
 
     reason: ClassVar[str] = "the training protects labels alone"
@@ -59,7 +59,7 @@ class LabelPrivate(Plain, ABC):
     epsilon: float
 
     def check(self, config: Any, method: Any, partition: Any) -> list[str]:
-        """Return what does not go with a training that keeps labels alone private."""
+        """Return the problems of a training that keeps only labels private."""
         problems, named = no_files(self.name, config), f"training={self.name}"
         if not config.federation.simulation:
             problems.append(
@@ -89,23 +89,23 @@ class LabelPrivate(Plain, ABC):
             )
         if (target := config.privacy.target_epsilon) is not None:
             problems.append(
-                f"privacy.target_epsilon={target:g} is the epsilon of a record, of which {named} "
-                "protects the label alone; set training.epsilon instead"
+                f"privacy.target_epsilon={target:g} is the epsilon of a whole record, but "
+                f"{named} protects only its label; set training.epsilon instead"
             )
         return problems
 
     def describe(self, trainings: int = 1) -> str:
-        """Say how teachers are trained, and what this alone protects."""
+        """Describe how teachers are trained and what this protects by itself."""
         return f"labels alone are private ({self.name}, training.epsilon={self.epsilon:g})"
 
     @property
     def failure(self) -> float:
-        """Return delta, the failure probability of the guarantee; 0 where it is pure."""
+        """Return delta, the failure probability of the guarantee; 0 if it is pure."""
         return 0.0
 
     @abstractmethod
     def event(self) -> DpEvent:
-        """Return the event of a whole training, for one label that is replaced."""
+        """Return the event of a whole training, for one replaced label."""
 
     @abstractmethod
     def train(self, learner: Learner, labels: NDArray[np.int64], rng: Rng) -> None:
@@ -113,12 +113,12 @@ class LabelPrivate(Plain, ABC):
 
 
 def prove_label(training: LabelPrivate, notes: tuple[str, ...], queries: int) -> Epsilon:
-    """Prove the epsilon of a label, whatever leaves of the teachers and however often.
+    """Prove the epsilon of a label, whatever the teachers release and however often.
 
     Args:
         training: the training.
         notes: caveats that the epsilon carries.
-        queries: number of answers that leave, all of them post-processing.
+        queries: number of released answers, all of them post-processing.
     """
     event, delta = training.event(), training.failure
     bound = epsilon(event, delta) if delta else pure(event)

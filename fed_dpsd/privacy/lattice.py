@@ -1,13 +1,13 @@
-"""Clipped gradients of single records as whole numbers, so that their sum is exact.
+"""Clipped gradients of single records as whole numbers, whose sum is exact.
 
 A sum of floats depends on the order of its additions. One more record may change how all later
-additions are rounded, so it may move the sum by more than the bound that its own gradient keeps
+additions are rounded, so it may move the sum by more than the bound on its own gradient
 (Casacuberta, Shoemate, Vadhan, Wagaman: "Widespread Underestimation of Sensitivity in
 Differentially Private Libraries and How to Fix It", arXiv 2207.10635). Here every product and every
-sum over a row or over records is of whole numbers that their type holds exactly. Everything else is
-done number by number in correctly rounded IEEE operations. So a record's part is a function
-of that record and the weights alone, and the sum is the exact sum of these parts, whatever the
-order, the number of threads or the size of a batch.
+sum over a row or over records uses whole numbers that their type represents exactly. Everything
+else is done number by number in correctly rounded IEEE operations. So a record's part is a function
+of that record and the weights alone, and the sum is the exact sum of these parts, independent of
+order, number of threads and batch size.
 """
 
 import functools
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 UNIT = 2.0**-24  # fraction of max_grad_norm; all sums are whole multiples of it
 MOST_ROWS = 2**25  # copies of records in one sum: float64 holds every whole number up to 2^53
 MOST_INPUTS = 2**12  # of a linear layer; more would round its weights too far
-ROOM = 1 - 2.0**-16  # part of the bound that norms may use; single roundings may add the rest
+ROOM = 1 - 2.0**-16  # part of the bound that norms may use; rounding may add the rest
 CANCELLATION = 4  # copies that cancel each other further are clipped by their mean length over it
 
 _HELD = 2**24  # float32 holds every whole number up to this one
 _INPUT, _LARGEST_INPUT = 2.0**-4, 127  # the unit of an input, and its largest number of units
-LARGEST_INPUT = _LARGEST_INPUT * _INPUT  # of a linear layer: a larger one is set to it
+LARGEST_INPUT = _LARGEST_INPUT * _INPUT  # of a linear layer: a larger one is clamped to it
 _RESIDUAL = 2.0**-20  # the unit of a residual
 _ROWS_AT_ONCE = 128  # their products of at most 2^10 times 127 add up to less than 2^24
 _HALF = 2**10  # residuals are split into two numbers of at most this size
@@ -44,11 +44,11 @@ class Records:
     """Records of a linear layer as whole numbers; none depends on another.
 
     Args:
-        inputs: (N, A, D) float32 whole numbers of at most 127, in units of 1/16: an input beyond
-            +-7.94 is set to it.
+        inputs: (N, A, D) float32 whole numbers of at most 127, in units of 1/16: larger inputs are
+            clamped to +-7.94.
         inner: (N, A, A) float64, the exact inner products of a record's copies, bias included.
-            Where an input is not finite, they are so large that the record counts as zero.
-        labels: (N,), or (N, A) where copies have labels of their own.
+            If an input is not finite, they are so large that the record counts as zero.
+        labels: (N,), or (N, A) if copies have their own labels.
     """
 
     inputs: torch.Tensor
@@ -60,7 +60,7 @@ class Records:
         """Round (N, A, D) inputs of about unit size to whole numbers, with their labels.
 
         Raises:
-            ValueError: there are too many rows, or too many inputs in one.
+            ValueError: there are too many rows or too many inputs per row.
         """
         check_rows(inputs.shape[0] * inputs.shape[1])
         if inputs.shape[2] > MOST_INPUTS:
@@ -83,7 +83,7 @@ class Records:
 
 
 def check_rows(rows: int) -> None:
-    """Raise ValueError where a sum may be larger than float64 holds exactly."""
+    """Raise ValueError if a sum may exceed what float64 represents exactly."""
     if rows > MOST_ROWS:
         raise ValueError(
             f"{rows:,} copies of records at one teacher: sums are exact for {MOST_ROWS:,} at most; "
@@ -130,7 +130,7 @@ def _each(values: torch.Tensor, copies: int) -> torch.Tensor:
 def _logits(layer: nn.Linear, rows: torch.Tensor) -> torch.Tensor:
     """Compute (K, R) float32, each a function of its row: exact products with rounded weights.
 
-    The weights' unit follows the largest row of weights, which is public.
+    The weights' unit depends on the largest row of weights, which is public.
     """
     most, size = _HELD // 2**7, rows.shape[1]
     length = max(float(layer.weight.abs().sum(1).max()), 1e-30)
@@ -142,7 +142,7 @@ def _logits(layer: nn.Linear, rows: torch.Tensor) -> torch.Tensor:
 def _residuals(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Subtract the truth from probabilities: (K, R) whole numbers up to 2^20, in units of 2^-20.
 
-    Exponentials come from a table, whose entries are whole numbers too, so their sum is exact.
+    Exponentials come from a table of whole numbers, so their sum is exact.
     """
     table = _exponentials()
     logits -= logits.amax(0)
@@ -164,10 +164,10 @@ def _exponentials() -> torch.Tensor:
 def _scale(residuals: torch.Tensor, inner: torch.Tensor, bound: float) -> torch.Tensor:
     """Compute (N,) float64 factors of (K, N * A) residuals that keep each record in its bound.
 
-    A factor follows the norm of the mean of a record's copies. Where copies cancel each other by
-    more than CANCELLATION, it follows their mean length over CANCELLATION. Cutting residuals off
-    towards zero makes no single copy's gradient longer. The sum of several copies may grow by a
-    unit for each, so it gets less room.
+    A factor depends on the norm of the mean of a record's copies. If copies cancel each other by
+    more than CANCELLATION, it uses their mean length over CANCELLATION instead. Truncating
+    residuals towards zero makes no single copy's gradient longer. The sum of several copies may
+    grow by a unit for each, so it gets less room.
     """
     copies, classes = inner.shape[1], len(residuals)
     unit = _RESIDUAL * _INPUT
@@ -189,7 +189,7 @@ def _scale(residuals: torch.Tensor, inner: torch.Tensor, bound: float) -> torch.
 
 
 def _root(values: torch.Tensor) -> torch.Tensor:
-    """Take square roots that are correctly rounded; torch's own may be the MKL's, which are not."""
+    """Take correctly rounded square roots; torch may use the MKL's, which are not."""
     return torch.from_numpy(np.sqrt(values.numpy()))
 
 
@@ -206,7 +206,7 @@ def single_gradients(
     Args:
         model: the model whose gradients Opacus forms, record by record.
         inputs: (B, A, ...).
-        labels: (B,), or (B, A) where copies have labels of their own.
+        labels: (B,), or (B, A) if copies have their own labels.
 
     Returns:
         (B, ...) float32 of each parameter, and last the (B,) float64 L2 norms over all of them.
@@ -228,7 +228,7 @@ def single_gradients(
 
 
 def clipped(gradients: list[torch.Tensor], bound: float) -> list[torch.Tensor]:
-    """Clip gradients of `single_gradients` to L2 norm `bound`, and cut them off towards zero.
+    """Clip gradients of `single_gradients` to L2 norm `bound` and truncate them towards zero.
 
     Returns:
         (B, ...) float32 whole numbers of each parameter, in multiples of UNIT * `bound`; each
@@ -242,9 +242,9 @@ def clipped(gradients: list[torch.Tensor], bound: float) -> list[torch.Tensor]:
 def padded(
     inputs: torch.Tensor, labels: torch.Tensor, size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Fill a part of a batch up with zeros after its records, to `size` of them.
+    """Pad a part of a batch with zeros after its records, up to `size`.
 
-    Kernels choose the order of their additions by a batch's shape, so all parts have the same one.
+    Kernels choose the order of additions by the batch's shape, so all parts have the same shape.
     """
     missing = size - len(labels)
     return (
@@ -260,14 +260,14 @@ def places_agree(
 ) -> bool:
     """Return whether a record's result has the same bits in every place of `size` records.
 
-    The order of a kernel's operations follows shapes and places, not values. So random records,
-    none of them a client's, are moved on by one place and compared. A result that is all zero shows
-    nothing, so it does not agree.
+    The order of a kernel's operations depends on shapes and places, not values. So random records,
+    none of them a client's, are shifted by one place and compared. An all-zero result shows
+    nothing, so it counts as a disagreement.
 
     Args:
-        part_of: function from records and labels to (B, ...) unrounded results; each is to depend
-            on its record.
-        inputs: an example of the records' shapes; their number may be another.
+        part_of: function from records and labels to (B, ...) unrounded results; each should depend
+            only on its record.
+        inputs: an example of the records' shapes; their number may differ.
         size: B.
     """
     rng = torch.Generator().manual_seed(0)

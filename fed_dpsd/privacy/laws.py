@@ -1,7 +1,7 @@
 """Privacy losses of single events: exact laws, Renyi divergences, discretised losses.
 
-Every function is exact, or an upper bound in exact arithmetic. The error of a solver and the mass
-of a cut tail are added. delta is in (0, 1), N >= 1 the number of adaptive releases.
+Every function is exact, or an upper bound in exact arithmetic. Solver errors and the mass of
+truncated tails are added. delta is in (0, 1), N >= 1 the number of adaptive releases.
 """
 
 import math
@@ -33,7 +33,7 @@ from fed_dpsd.privacy.shuffled import OUTSIDE, window
 FINEST_RESOLUTION = 1e-4
 PROFILE_POINTS, SMALLEST_PROFILE = 20_000, 1e-13  # of a discretised profile
 LARGEST_PROFILE = 700.0  # epsilon of a profile's last point, at most; exp of it is a float
-SMALL_LOSS = 1e-6  # of all releases of an event together; less counts as pure
+SMALL_LOSS = 1e-6  # of all releases of an event together; smaller losses count as pure
 MOST_LOSSES = 2**19  # discretised ones; bounds memory to 1 GiB and time to seconds
 EXACT_TERMS = 3e7  # most terms of an exact law; they take about two seconds
 ORDERS = tuple(1 + 10 ** (exponent / 20) for exponent in range(-60, 81))  # 1.001 to 10,001
@@ -43,7 +43,7 @@ ORDERS = tuple(1 + 10 ** (exponent / 20) for exponent in range(-60, 81))  # 1.00
 
 
 def truth_and_lie(response: RandomizedResponseDpEvent) -> tuple[float, float]:
-    """Return probabilities of the true class and of one other, by the library's uniform redraw."""
+    """Return the probabilities of the true class and of one other, by the library's redraw."""
     lie = response.noise_parameter / response.num_buckets
     return 1 - (response.num_buckets - 1) * lie, lie
 
@@ -58,7 +58,7 @@ def exact_terms(response: RandomizedResponseDpEvent, releases: int) -> int:
 def response_epsilon(response: RandomizedResponseDpEvent, releases: int, delta: float) -> float:
     """Compute the epsilon of N k-ary randomised responses, exactly.
 
-    It is `inf` where only the pure bound N * eps0 holds. The loss of one response is +eps0, 0 or
+    It is `inf` if only the pure bound N * eps0 holds. The loss of one response is +eps0, 0 or
     -eps0 with probabilities a = truth, 1 - a - b and b = one lie. With S the sum of N such signs,
     delta(eps) = sum over s of P(S = s) max(0, 1 - exp(eps - eps0 s)).
     """
@@ -79,18 +79,18 @@ def response_epsilon(response: RandomizedResponseDpEvent, releases: int, delta: 
     largest = releases * per_answer
     if excess(largest) > 0:
         return math.inf
-    # The solver's error is added, so that rounding never flatters the result.
+    # The solver's error is added, so rounding never makes the result too small.
     return float(brentq(excess, 0.0, largest, xtol=1e-9 * largest)) + 2e-9 * largest
 
 
 def response_delta(
     response: RandomizedResponseDpEvent, releases: int, epsilons: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Compute the delta of N k-ary randomised responses, exactly, as `response_epsilon` does."""
+    """Compute the exact delta of N k-ary randomised responses, as `response_epsilon` does."""
     truth, lie = truth_and_lie(response)
     law, missing = _sign_sum_law(releases, truth, lie)
     per_answer = math.log(truth / lie)
-    # From the largest loss down: with a loss less, all masses above it count more.
+    # From the largest loss down: at the next smaller loss, all masses above count more.
     above, known = np.cumsum(law[:releases:-1]), np.zeros(releases + 1)
     for index, mass in enumerate(above):  # delta at losses[-2 - index]
         known[index + 1] = mass * -math.expm1(-per_answer) + known[index] * math.exp(-per_answer)
@@ -102,7 +102,7 @@ def response_delta(
 
 
 def _sign_sum_law(releases: int, truth: float, lie: float) -> tuple[NDArray[np.float64], float]:
-    """Return P(S = s) for s = -N..N and the mass left out, S = A - B, (A, B, rest) multinomial.
+    """Return P(S = s) for s = -N..N and the omitted mass, S = A - B, (A, B, rest) multinomial.
 
     A and B run over windows; the mass outside them counts as failure.
     """
@@ -128,7 +128,7 @@ def _sign_sum_law(releases: int, truth: float, lie: float) -> tuple[NDArray[np.f
 
 
 def pure_epsilon(event: DpEvent) -> float:
-    """Return the largest privacy loss of one release; `inf` where it has no bound."""
+    """Return the largest privacy loss of one release; `inf` if it is unbounded."""
     if isinstance(event, RandomizedResponseDpEvent):
         truth, lie = truth_and_lie(event)
         return max(0.0, math.log(truth / lie)) if lie > 0 else math.inf
@@ -142,9 +142,9 @@ def pure_epsilon(event: DpEvent) -> float:
 
 
 def renyi_divergence(event: DpEvent, order: float) -> float:
-    """Return D_order between one release's two worlds, the worse way round.
+    """Return D_order between one release's two worlds, in the worse direction.
 
-    It is `inf` where no form is known. Gaussian: order / (2 z^2). Laplace: Mironov, arXiv
+    It is `inf` if no formula is known. Gaussian: order / (2 z^2). Laplace: Mironov, arXiv
     1702.07476v3, Proposition 6. Randomised response: by its three likelihood ratios.
     Poisson-sampled Gaussian: the library's. Bounded range: docs/privacy.md, Theorem 5b.
     """
@@ -186,7 +186,7 @@ def renyi_to_epsilon(divergence: float, order: float, delta: float) -> float:
 
 
 def best_order(epsilon: float, delta: float) -> float:
-    """Return the best order to convert a Gaussian mechanism that spends (epsilon, delta)."""
+    """Return the best order for converting a Gaussian mechanism that spends (epsilon, delta)."""
     width = math.sqrt(2 * math.log(1 / delta))
     mu = math.sqrt(width**2 + 2 * epsilon) - width
     return 1 + width / max(mu, 1e-9)
@@ -195,7 +195,7 @@ def best_order(epsilon: float, delta: float) -> float:
 def renyi_epsilon(parts: list[tuple[DpEvent, int]], delta: float) -> float:
     """Add up Renyi divergences and convert at the best of ORDERS; `inf` for sampled events."""
     if any(isinstance(event, PoissonSampledDpEvent) for event, _ in parts):
-        return math.inf  # discretised losses are tighter, and quicker
+        return math.inf  # discretised losses are tighter and faster
     return min(
         renyi_to_epsilon(sum(n * renyi_divergence(e, order) for e, n in parts), order, delta)
         for order in ORDERS
@@ -210,14 +210,14 @@ def discretised_epsilon(parts: list[tuple[DpEvent, int]], delta: float) -> float
 
     Gaussian and Laplace events are always accounted as add-or-remove (our sensitivity is folded
     in), and responses always as replace-one. Counts are composed by `self_compose`, since an
-    accountant would drop those of responses.
+    accountant would drop the counts of responses.
     """
     parts, rest = _without_small(parts)
     return float(_composed(parts).get_epsilon_for_delta(delta)) + rest
 
 
 def discretised_delta(parts: list[tuple[DpEvent, int]], epsilon: float) -> float:
-    """Bound the delta of composed events at an epsilon >= 0, both ways round, by discretisation.
+    """Bound the delta of composed events at an epsilon >= 0, in both directions, by discretisation.
 
     At epsilon 0 it bounds the total variation distance.
     """
@@ -248,7 +248,7 @@ def discretised_deltas(
 
 
 def _without_small(parts: list[tuple[DpEvent, int]]) -> tuple[list[tuple[DpEvent, int]], float]:
-    """Return the events that can be discretised, and the pure loss of the others, near zero."""
+    """Return the events that can be discretised, and the pure loss (near zero) of the others."""
     small = [(event, n) for event, n in parts if n * pure_epsilon(event) < SMALL_LOSS]
     rest = sum(n * pure_epsilon(event) for event, n in small)
     return [part for part in parts if part not in small], rest
@@ -268,7 +268,7 @@ def _composed(parts: list[tuple[DpEvent, int]]) -> pld.PrivacyLossDistribution:
 def _resolution(parts: list[tuple[DpEvent, int]]) -> float:
     """Choose a fine resolution within MOST_LOSSES; it divides the losses of responses and ranges.
 
-    Losses that are multiples of it are not rounded up, which would cost up to a step for each.
+    Losses that are multiples of it need no rounding up, which would cost up to a step each.
     """
     spread = sum(n * _concentration(event) for event, n in parts)
     reach = spread + 2 * math.sqrt(spread * math.log(1e15))  # except for about 1e-15 of the mass
@@ -287,7 +287,7 @@ def _resolution(parts: list[tuple[DpEvent, int]]) -> float:
 
 
 def _concentration(event: DpEvent) -> float:
-    """Estimate the loss's mean, half its variance; it sets the resolution and nothing else."""
+    """Estimate the loss's mean, half its variance; used only to set the resolution."""
     if isinstance(event, GaussianDpEvent):
         return 1 / (2 * float(event.noise_multiplier) ** 2)
     if isinstance(event, PoissonSampledDpEvent):
@@ -380,7 +380,7 @@ def _on_grid(
 def _symmetric(
     masses: NDArray[np.float64], certain: float, step: float
 ) -> pld.PrivacyLossDistribution:
-    """Return losses, -G..G steps, that are the same both ways round."""
+    """Return losses, -G..G steps, that are the same in both directions."""
     farthest = len(masses) // 2
     law = dict(zip(range(-farthest, farthest + 1), masses.tolist(), strict=True))
     return pld.PrivacyLossDistribution.create_from_rounded_probability(law, certain, step)

@@ -1,4 +1,4 @@
-"""The contracts that privacy mechanisms keep.
+"""The contracts of privacy mechanisms.
 
 One frozen object holds the noise and the event derived from it, so they cannot drift apart.
 """
@@ -40,13 +40,13 @@ class Shards:
 
     Args:
         teachers: n >= 1, a public constant.
-        by: the id whose keyed hash decides the shard. By "record" a patient's records may lie in
+        by: the id whose keyed hash determines the shard. By "record" a patient's records may lie in
             all n shards; by "patient" they lie in one.
-        silent: whether a teacher without records answers zero. One that was trained privately on
-            none, or read from a file, does not.
+        silent: whether a teacher without records answers zero. A teacher that was trained privately
+            on no records, or read from a file, does not.
 
     Raises:
-        ValueError: there is no teacher.
+        ValueError: there are no teachers.
     """
 
     teachers: int = 1
@@ -74,16 +74,15 @@ ONE_TEACHER = Shards()
 
 @dataclass(frozen=True)
 class Quorum:
-    """The clients that a secure sum needs, and those it does not trust: privacy/secure_sum.py.
+    """How many clients a secure sum needs, and how many it need not trust.
 
     Args:
-        threshold: the fewest clients that a sum holds; the secret shares of as many reconstruct a
-            key.
-        colluding: the most clients that may work for the server, or look at results while they
-            know their own part; the others' noise is enough.
+        threshold: the fewest clients in a sum; the secret shares of this many reconstruct a key.
+        colluding: the most clients that may work for the server, or look at results while they know
+            their own part; the noise of the other clients suffices.
 
     Raises:
-        ValueError: the smallest sum may hold no honest client.
+        ValueError: the smallest sum may contain no honest client.
     """
 
     threshold: int
@@ -98,7 +97,7 @@ class Quorum:
 
     @property
     def honest(self) -> int:
-        """Return the fewest honest clients whose noise a sum holds."""
+        """Return the fewest honest clients whose noise is in a sum."""
         return self.threshold - self.colluding
 
     def check(self, num_clients: int) -> None:
@@ -111,70 +110,70 @@ class Quorum:
 
 
 class Charged(Protocol):
-    """What an account charges: a mechanism's releases, or a private training."""
+    """What an account charges: a mechanism's releases or a private training."""
 
     @property
     def name(self) -> str:
-        """Return its name, by which releases are counted."""
+        """Return the name under which releases are counted."""
 
     @property
     def reason(self) -> str | None:
-        """Return why nothing finite is proven, for the units where nothing is."""
+        """Return the reason for each unit for which nothing finite is proven."""
 
     @property
     def noise_at(self) -> NoiseAt:
-        """Return the place where noise is added."""
+        """Return where noise is added."""
 
     def releases(self, requests: int, queries: int) -> int:
-        """Return the number of `event`s that so many requests of `queries` queries each cost."""
+        """Return the number of `event`s that `requests` requests of `queries` queries each cost."""
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
         """Return one release's event, with sensitivity and relation folded into its parameters."""
 
     def describe(self) -> str:
-        """Say in a few words what leaves a client, as in "the teachers' own weights"."""
+        """Describe in a few words what leaves a client, as in "the teachers' own weights"."""
         return self.name.replace("_", " ")
 
 
 class Mechanism(Charged, Protocol):
     """A mechanism for answers: `constrain_sensitivity` bounds a value, `add_noise` randomises it.
 
-    Its classes derive from it, and so do those of plug-ins.
+    All mechanisms derive from it, including those of plug-ins.
 
     `constrain_sensitivity` runs for each teacher. `add_noise` runs once per query: at each client
     on its teachers' values (`noise_at="client"`), or at the server on the sum
     (`noise_at="server"`). With `noise_at="distributed"` it runs at each client and adds a noise
-    share, or less noise than an answer that is seen by itself would need. A secure sum then hides
-    which answer is whose.
+    share, or less noise than an answer seen on its own would need. A secure sum then hides which
+    answer came from which client.
     """
 
     input: ClassVar[Literal["gradient", "probabilities"]]
     calibrated_by: ClassVar[str | None]  # the field that sets the noise
 
     def constrain_sensitivity(self, sensitive_value: Values, predictions: Values) -> Values:
-        """Bound a teacher's (B, K) value at the site, given the public (B, K) predictions."""
+        """Bound a teacher's (B, K) value at the site, given public (B, K) predictions."""
 
     def add_noise(self, value: Values, predictions: Values, rng: Rng) -> Values:
         """Return the randomised sum, (B, K), of (n, B, K) encoded values."""
 
     def admissible(self, values: Values, predictions: Values, teachers: int) -> NDArray[np.bool_]:
-        """Mark the (B,) rows of a client's (B, K) answer that its `teachers` could honestly give.
+        """Mark the (B,) rows of a client's (B, K) answer that honest `teachers` could give.
 
-        A noisy row may be longer, by as much as honest noise adds.
+        A noisy row may be longer by as much as honest noise adds.
         """
 
     def releases(self, requests: int, queries: int) -> int:
-        """Count one for each query."""
+        """Return one per query."""
         return requests * queries
 
     def check(self, config: Any, method: Any, training: Any) -> list[str]:
         """Return the problems of these answers in an experiment, each with key, value and remedy.
 
-        Overriding mechanisms add to what this one returns.
+        Overriding mechanisms extend the returned list.
 
         Args:
             config: the experiment's Config.
-            method: its Method; None where it has problems of its own.
+            method: its Method; None if it has problems of its own.
             training: its Training; None likewise.
         """
         problems, field = [], self.calibrated_by
@@ -198,9 +197,9 @@ class Mechanism(Charged, Protocol):
         return problems
 
     def clarity(self, clients: int, teachers: int) -> float:
-        """Return the squared ratio of signal to noise of a query's answers; `inf` if not known.
+        """Return the squared signal-to-noise ratio of a query's answers; `inf` if not known.
 
-        It is that of `clients` with `teachers` each that all agree: a student needs more of it.
+        It assumes `clients` with `teachers` each that all agree: a student needs a larger ratio.
         """
         return math.inf
 
@@ -233,7 +232,7 @@ class Additive(Mechanism, Protocol):
 
 @runtime_checkable
 class Shared(Mechanism, Protocol):
-    """A mechanism whose answers a secure sum may hide, each with its share of the noise."""
+    """A mechanism whose answers a secure sum may hide, each with a share of the noise."""
 
     @property
     def shards(self) -> Shards:
@@ -241,7 +240,7 @@ class Shared(Mechanism, Protocol):
 
     @property
     def quorum(self) -> Quorum | None:
-        """Return the quorum of the secure sum; None where there is none."""
+        """Return the quorum of the secure sum; None if there is none."""
 
     @property
     def lattice(self) -> float:
@@ -249,37 +248,37 @@ class Shared(Mechanism, Protocol):
 
 
 def quorum_of(mechanism: Mechanism) -> Quorum | None:
-    """Return the quorum of a mechanism's secure sums; None where it has none."""
+    """Return the quorum of a mechanism's secure sums; None if it has none."""
     return mechanism.quorum if isinstance(mechanism, Shared) else None
 
 
 @dataclass(frozen=True)
 class Clear(Mechanism):
-    """A release without noise of its own, for which nothing is proven by itself.
+    """A release without its own noise, for which nothing is proven by itself.
 
-    What it says of teachers that were trained with DP is post-processing of their training.
+    What it reveals about teachers trained with DP is post-processing of their training.
     """
 
     input: ClassVar[Literal["probabilities"]] = "probabilities"
     noise_at: ClassVar[NoiseAt] = "client"
     calibrated_by: ClassVar[str | None] = None
-    of_records: ClassVar[bool] = False  # whether it depends on records otherwise than by teachers
+    of_records: ClassVar[bool] = False  # whether it depends on records other than through teachers
 
     def constrain_sensitivity(self, sensitive_value: Values, predictions: Values) -> Values:
-        """Return the value as float32; NaN and infinity stay, for the server to refuse."""
+        """Return the value as float32; NaN and infinity are kept for the server to refuse."""
         return np.asarray(sensitive_value, np.float32)
 
     def add_noise(self, value: Values, predictions: Values, rng: Rng) -> Values:
-        """Return the sum as it is."""
+        """Return the unchanged sum."""
         return np.asarray(value.sum(0))
 
     def admissible(self, values: Values, predictions: Values, teachers: int) -> NDArray[np.bool_]:
-        """Find the rows that are sums of probabilities."""
+        """Mark the rows that are sums of probabilities."""
         total = values.sum(axis=1, dtype=np.float64)
         return np.asarray((values >= 0).all(axis=1) & (np.abs(total - teachers) <= 1e-3 * teachers))
 
     def releases(self, requests: int, queries: int) -> int:
-        """Count one for each query, and one for a request that has none."""
+        """Return one per query, and one for a request without queries."""
         return requests * max(queries, 1)
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
@@ -295,11 +294,11 @@ class Probabilities(Clear):
     reason: ClassVar[str] = "probabilities leave the clients without noise"
 
     def describe(self) -> str:
-        """Say what leaves a client."""
+        """Describe what leaves a client."""
         return "the teachers' probabilities, without noise"
 
     def constrain_sensitivity(self, sensitive_value: Values, predictions: Values) -> Values:
-        """Return the value as float32; uniform where a row holds NaN or infinity."""
+        """Return the value as float32; rows with NaN or infinity become uniform."""
         sensitive_valid = np.isfinite(sensitive_value).all(axis=1, keepdims=True)
         uniform = 1 / np.shape(sensitive_value)[1]
         return np.where(sensitive_valid, sensitive_value, uniform).astype(np.float32)
@@ -313,13 +312,13 @@ class Weights(Clear):
     reason: ClassVar[str] = "the teachers' own weights leave the clients"
 
     def describe(self) -> str:
-        """Say what leaves a client."""
+        """Describe what leaves a client."""
         return "the teachers' own weights"
 
 
 @dataclass(frozen=True)
 class KeptTeachers(Clear):
-    """The teachers themselves, where they are the result: a claim has to cover their holders."""
+    """The teachers themselves, if they are the result: a claim must cover their holders too."""
 
     name: ClassVar[str] = "teachers"
     reason: ClassVar[str] = "the teachers themselves are the result"
@@ -334,12 +333,12 @@ class ExactCounts(Clear):
     of_records: ClassVar[bool] = True
 
     def describe(self) -> str:
-        """Say what leaves a client."""
+        """Describe what leaves a client."""
         return "exact class counts"
 
 
 def passes_through_teachers(mechanism: Charged) -> bool:
-    """Return whether a release depends on records through the client's teachers alone.
+    """Return whether a release depends on records only through the client's teachers.
 
     A private training of the teachers then covers it.
     """
@@ -349,7 +348,7 @@ def passes_through_teachers(mechanism: Charged) -> bool:
 def top_k(predictions: Values, k: int) -> NDArray[np.bool_]:
     """Mark each row's k largest entries of (B, K) `predictions`; ties go to the lower class.
 
-    Where the mask depends on public predictions only, both sides compute the same mask.
+    If the mask depends on public predictions only, both sides compute the same mask.
     """
     order = np.argsort(-predictions, axis=1, kind="stable")[:, :k]
     mask = np.zeros(predictions.shape, bool)
@@ -358,7 +357,7 @@ def top_k(predictions: Values, k: int) -> NDArray[np.bool_]:
 
 
 def one_class_changed(teachers: int, num_classes: int) -> tuple[Values, Values]:
-    """Return (n, 1, K) probabilities of two worlds, in which teacher 0 names class 0 or 1."""
+    """Return (n, 1, K) probabilities of two worlds, in which teacher 0 chooses class 0 or 1."""
     first = np.zeros((teachers, 1, num_classes))
     first[:, 0, 0] = 1
     second = first.copy()
@@ -369,7 +368,7 @@ def one_class_changed(teachers: int, num_classes: int) -> tuple[Values, Values]:
 def additive_clarity(
     noise_multiplier: float, noise_at: NoiseAt, clients: int, teachers: int
 ) -> float:
-    """Return the `clarity` of a sum of values with noise, once or once for each client."""
+    """Return the `clarity` of a sum of values with noise added once, or once per client."""
     if not noise_multiplier:
         return math.inf
     draws = clients if noise_at == "client" else 1
@@ -389,13 +388,13 @@ def trust_of(noise_at: NoiseAt) -> Trust:
 
 
 def weakest(trusts: Iterable[Trust]) -> Trust:
-    """Return the trust that several guarantees need together: the most that any of them needs."""
+    """Return the trust that several guarantees need together: the most any of them needs."""
     needed = set(trusts)
     return next((t for t in get_args(Trust)[:0:-1] if t in needed), "nobody")
 
 
 def check_size(field: str, value: float) -> None:
-    """Raise ValueError unless floats can hold the value, its square and a small fraction of it."""
+    """Raise ValueError unless floats can represent the value, its square and a small fraction."""
     if not SMALLEST <= value <= LARGEST:
         raise ValueError(f"{field}={value} must be between {SMALLEST:g} and {LARGEST:g}")
 
@@ -403,9 +402,9 @@ def check_size(field: str, value: float) -> None:
 def check_noise(noise_multiplier: float, noise_at: NoiseAt, teachers: int) -> None:
     """Raise ValueError unless the sum of bounded values is exact on their noise's lattice.
 
-    A value is at most 2^26 / noise_multiplier lattice steps, more by the root of the number of a
-    secure sum's clients. float64 holds 2^53 steps exactly: those of 2,000 clients together. No
-    noise at all, for teachers that were trained with DP, needs no lattice.
+    A value is at most 2^26 / noise_multiplier lattice steps, times the square root of the number of
+    clients in a secure sum. float64 represents 2^53 steps exactly, enough for 2,000 clients
+    together. Without noise (teachers trained with DP) no lattice is needed.
     """
     if noise_multiplier == 0:
         if noise_at != "client":
@@ -421,7 +420,7 @@ def check_noise(noise_multiplier: float, noise_at: NoiseAt, teachers: int) -> No
 
 
 def check_noise_at(noise_at: str, quorum: Quorum | None) -> None:
-    """Raise ValueError unless `noise_at` is known, with a quorum exactly if it is distributed."""
+    """Raise ValueError unless `noise_at` is known and has a quorum if and only if distributed."""
     if noise_at not in ("client", "server", "distributed"):
         raise ValueError(f"noise_at={noise_at} must be client, server or distributed")
     if noise_at == "distributed" and quorum is None:

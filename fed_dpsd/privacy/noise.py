@@ -1,4 +1,4 @@
-"""Sources of noise: seeded, for runs that are to be repeated, or secret, for real records.
+"""Sources of noise: seeded for repeatable runs, secret for real records.
 
 The exact sampler is by Canonne, Kamath, Steinke: "The Discrete Gaussian for Differential
 Privacy", arXiv 2004.00010, Algorithms 1 to 3, on arrays.
@@ -18,18 +18,18 @@ Law = Literal["gaussian", "laplace"]
 Words = NDArray[np.uint64]
 
 KEY_BYTES = 32
-STREAM_BYTES = 2**36  # drawn from a key before the next one: ChaCha20's counter ends at 2^38
+STREAM_BYTES = 2**36  # drawn from a key before switching: ChaCha20's counter ends at 2^38
 # The loss of the event of one number with Gaussian noise: docs/privacy.md, Theorem 8.
 GAUSSIAN_LOSS = 2.0**-42
 LAPLACE_LOSS = 2.0**-52  # growth of a number's shift over its scale with Laplace noise
 UNIFORM_STEP = 2.0**-53
-FARTHEST = 9.0  # standard deviations; honest noise goes beyond with a probability of about 1e-18
+FARTHEST = 9.0  # standard deviations; honest noise exceeds it with a probability of about 1e-18
 _UNITS = 26  # bits of the scale in lattice units; twice the square of one fits in 53 bits
 _FARTHEST = np.uint64(2**32 - 1)  # its square fits in a word; over 60 scales away
 
 
 class SecureGenerator:
-    """A generator on a ChaCha20 stream: without the key, its draws look like ideal ones.
+    """A generator on a ChaCha20 stream: without the key, its draws look random.
 
     Args:
         key: 32 bytes; equal keys give equal draws.
@@ -50,13 +50,13 @@ class SecureGenerator:
         return np.asarray((words >> np.uint64(11)).reshape(size) * 2.0**-53)
 
     def noisy_sum(self, values: NDArray[Any], scale: float, law: Law) -> NDArray[np.float64]:
-        """Sum (n, ...) `values` and add noise, exactly: integers on a lattice, floats only then.
+        """Sum (n, ...) `values` and add noise exactly: as integers on a lattice, then as floats.
 
-        The lattice's spacing is a power of two, at most 2^-25 of the scale. Each value is cut off
-        towards zero to the lattice, so no norm grows. Whole numbers stay as they are where the
-        scale is below 2^26. The noise's scale is rounded up to a multiple of the spacing. The
-        lattice's cost is proven in docs/privacy.md, Theorem 8. The draw follows the sum as well as
-        the key: equal keys never add equal noise to different sums.
+        The lattice's spacing is a power of two, at most 2^-25 of the scale. Each value is truncated
+        towards zero to the lattice, so no norm grows. Whole numbers are unchanged if the scale is
+        below 2^26. The noise's scale is rounded up to a multiple of the spacing. The lattice's cost
+        is proven in docs/privacy.md, Theorem 8. The draw depends on the sum as well as the key:
+        equal keys never add equal noise to different sums.
         """
         spacing = lattice_spacing(scale)
         units = math.ceil(scale / spacing)
@@ -75,7 +75,7 @@ class SecureGenerator:
         """
         spacing = lattice_spacing(scale)
         units = math.ceil(scale / spacing)
-        if spacing > 1:  # a vote is no step of the lattice, and none is counted
+        if spacing > 1:  # a vote is below a step of the lattice, and none is counted
             votes = np.zeros_like(votes)
         behind = ((votes.max(axis=1, keepdims=True) - votes) / spacing).astype(np.uint64)
         chosen, going = np.empty(len(votes), np.int64), np.arange(len(votes))
@@ -144,7 +144,7 @@ class SecureGenerator:
         while len(accepted) < count:
             drawn = self._laplace(units, 2 * (count - len(accepted)) + 8)
             away = np.abs(np.abs(drawn) - units).astype(np.uint64)
-            near = away <= _FARTHEST  # others are accepted with a probability below e^-1800
+            near = away <= _FARTHEST  # others are accepted with probability below e^-1800
             drawn, away = drawn[near], away[near]
             chosen = drawn[self._accepts(away * away, 2 * units * units)]
             accepted = np.concatenate([accepted, chosen])
@@ -155,8 +155,8 @@ class SecureGenerator:
 class SecretStreams:
     """Streams like those of streams.Streams, from a secret instead of a public seed.
 
-    Every draw follows its purpose, its client and its query, as seeded draws do. So a draw that is
-    repeated after a crash is the same one and reveals nothing new.
+    Every draw depends on its purpose, client and query, as seeded draws do. So a draw repeated
+    after a crash is the same and reveals nothing new.
 
     Args:
         secret: at least 32 bytes that only the client knows.
@@ -173,7 +173,7 @@ class SecretStreams:
 
     @property
     def identity(self) -> str:
-        """Return a digest that distinguishes two secrets and reveals nothing else of them."""
+        """Return a digest that distinguishes two secrets and reveals nothing else about them."""
         return hmac.digest(self.secret, b"identity", hashlib.sha256).hex()
 
     def numpy(self, purpose: str, client: int = 0, query_id: int = 0) -> SecureGenerator:
@@ -195,8 +195,8 @@ class Noise(Protocol):
 def noisy_sum(values: NDArray[Any], scale: float, law: Law, rng: Rng) -> NDArray[np.float64]:
     """Sum (n, ...) `values` and add N(0, scale^2), or Laplace's law of that scale, to each number.
 
-    Values are cut off to the noise's lattice, so their sum is exact where it is below 2^53 steps:
-    no record moves it by more than it moves its own value.
+    Values are truncated to the noise's lattice, so their sum is exact if it is below 2^53 steps: no
+    record moves it by more than it moves its own value.
     """
     if isinstance(rng, SecureGenerator):
         return rng.noisy_sum(values, scale, law)
@@ -208,7 +208,7 @@ def noisy_sum(values: NDArray[Any], scale: float, law: Law, rng: Rng) -> NDArray
 def noisy_argmax(votes: NDArray[Any], scale: float, rng: Rng) -> NDArray[np.int64]:
     """Draw a class for each row of (B, K) whole `votes`, in proportion to exp(votes / scale).
 
-    It is the class with the most votes after each count got Gumbel noise of that scale.
+    It is the class with the most votes after adding Gumbel noise of that scale to each count.
     """
     if isinstance(rng, SecureGenerator):
         return rng.noisy_argmax(votes, scale)
@@ -218,7 +218,7 @@ def noisy_argmax(votes: NDArray[Any], scale: float, rng: Rng) -> NDArray[np.int6
 def lattice_spacing(scale: float) -> float:
     """Return the lattice spacing, a power of two, of secret and seeded noise of a scale.
 
-    It is 0 where there is no noise.
+    It is 0 if there is no noise.
     """
     if scale == 0:
         return 0.0
@@ -226,7 +226,7 @@ def lattice_spacing(scale: float) -> float:
 
 
 def cut_off(values: NDArray[Any], spacing: float) -> NDArray[np.float64]:
-    """Cut values off towards zero to a lattice; sums of them lie on it too.
+    """Truncate values towards zero to a lattice; their sums lie on it too.
 
     Args:
         values: of any shape.
@@ -238,9 +238,9 @@ def cut_off(values: NDArray[Any], spacing: float) -> NDArray[np.float64]:
 def snap(values: NDArray[np.float64], scale: float) -> NDArray[np.float64]:
     """Round noisy `values` to a lattice of 2^-20 of the noise's scale, or a little less.
 
-    The last bits of a floating-point sum reveal which number the noise was added to (Mironov: "On
-    significance of the least significant bits for differential privacy", CCS 2012). Rounding is
-    post-processing of ideal noise, and hides them; it is no proof for a generator's own noise.
+    The last bits of a floating-point sum reveal the number to which the noise was added (Mironov:
+    "On significance of the least significant bits for differential privacy", CCS 2012). Rounding is
+    post-processing of ideal noise and hides them; it is not a proof for a generator's own noise.
     """
     spacing = 2.0 ** (math.floor(math.log2(scale)) - 20)
     return np.asarray(np.round(values / spacing) * spacing + 0.0)  # -0.0 + 0.0 is 0.0

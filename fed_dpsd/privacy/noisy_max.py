@@ -1,4 +1,4 @@
-"""Report noisy max: the teachers vote, and only the class of the largest noisy count leaves.
+"""Report noisy max: the teachers vote, and only the class with the largest noisy count leaves.
 
 Laplace noise of scale 2 / eps0 is PATE (arXiv 1610.05755) and DGD (Ge et al.: "Learning
 Privacy-Preserving Student Networks via Discriminative-Generative Distillation", IEEE TIP 32,
@@ -30,14 +30,13 @@ from fed_dpsd.privacy.votes import NoisyVotes, noise_in_votes
 
 @dataclass(frozen=True)
 class NoisyMax(Mechanism):
-    """The class with the most noisy votes, one label a query.
+    """The class with the most noisy votes, one label per query.
 
     Guarantee: with Laplace or Gaussian noise the label is a function of the noisy counts of
     `NoisyVotes`, so by post-processing it has their guarantee, and nothing smaller is claimed. With
     Gumbel noise of scale b, class c has probability exp(votes of c / b) over the sum of these: an
-    exponential mechanism. Moving n votes from class to class moves its log-likelihood ratios within
-    an interval of length 2 n / b, and taking n votes away within n / b (docs/privacy.md, Theorem
-    5b).
+    exponential mechanism. Moving n votes between classes keeps the log-likelihood ratios within an
+    interval of length 2 n / b, and removing n votes within n / b (docs/privacy.md, Theorem 5b).
 
     | input row           | encoded row |
     | ------------------- | ----------- |
@@ -74,7 +73,7 @@ class NoisyMax(Mechanism):
 
     @property
     def votes(self) -> NoisyVotes:
-        """Return the mechanism of the noisy counts; with Gumbel noise, for its encoding alone."""
+        """Return the mechanism of the noisy counts; with Gumbel noise, only for its encoding."""
         law: Literal["laplace", "gaussian"] = (
             "laplace" if self.noise_law == "gumbel" else self.noise_law
         )
@@ -101,12 +100,12 @@ class NoisyMax(Mechanism):
         return votes
 
     def admissible(self, values: Values, predictions: Values, teachers: int) -> NDArray[np.bool_]:
-        """Find the rows in which one class has the votes of all teachers."""
+        """Mark the rows in which one class has the votes of all teachers."""
         single = (values == 0) | (values == teachers)
         return np.asarray(single.all(axis=1) & (values.sum(axis=1, dtype=np.float64) == teachers))
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
-        """Return the event of the noisy counts, or with Gumbel noise that of the label."""
+        """Return the event of the noisy counts, or of the label with Gumbel noise."""
         if self.noise_law != "gumbel" or self.noise_multiplier == 0:
             return self.votes.event(unit, relation)
         moved = self.shards.changed(unit)
@@ -114,18 +113,18 @@ class NoisyMax(Mechanism):
         return BoundedRangeDpEvent(moved / self.noise_multiplier * (1 + 2.0**-50))
 
     def describe(self) -> str:
-        """Say what leaves a client."""
+        """Describe what leaves a client."""
         noise = noise_in_votes(self.noise_law, self.noise_multiplier)
         return f"the class with the most votes of a client's teachers, counted with {noise}"
 
     def clarity(self, clients: int, teachers: int) -> float:
-        """Return the squared ratio of signal to noise of a query's labels, as of responses."""
+        """Return the squared signal-to-noise ratio of a query's labels, as for responses."""
         if not self.noise_multiplier:
             return math.inf
         return clients * self.num_classes * self.truth(teachers) ** 2
 
     def truth(self, votes: int) -> float:
-        """Return how much more probable the class of all votes is than any other one."""
+        """Return how much more probable the unanimous class is than any other class."""
         scale, others = self.noise_multiplier, self.num_classes - 1
         noise = np.linspace(-40.0, 40.0, 8001)  # in scales
         if self.noise_law == "gumbel":
@@ -141,7 +140,7 @@ class NoisyMax(Mechanism):
     def worst_case(self) -> tuple[Values, Values]:
         """Return the teachers' (n, 1, K) probabilities in two worlds, one record apart.
 
-        Half of the other teachers vote for each of the two classes, so the label is open.
+        Half of the other teachers vote for each of the two classes, so the label is undecided.
         """
         others = np.eye(self.num_classes)[np.arange(self.shards.teachers) % 2][:, None]
         first, second = others.copy(), others

@@ -1,4 +1,4 @@
-"""Plans: what a run will be charged for, known from public facts before it begins."""
+"""Plans: what a run will be charged for, known from public facts before it starts."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from fed_dpsd.privacy.training import ClassCounts, Training, TrainingMechanism
 
 @dataclass(frozen=True)
 class Plan:
-    """The charges that one client has to expect, from public facts only.
+    """The charges that one client should expect, from public facts only.
 
     Args:
         training: how the teachers are trained.
@@ -24,21 +24,21 @@ class Plan:
 
     @property
     def trained(self) -> tuple[Stage, ...]:
-        """Return the stage of the private trainings; none where teachers are trained plainly."""
+        """Return the stage of the private trainings; none if teachers are trained plainly."""
         if not isinstance(self.training, TrainingMechanism):
             return ()
         return (Stage(self.training, self.trainings, 0),)
 
     @property
     def charged(self) -> tuple[Stage, ...]:
-        """Return all stages that a ledger holds."""
+        """Return all stages that a ledger records."""
         return (*self.stages, *self.trained)
 
     @property
     def paid(self) -> tuple[Stage, ...]:
         """Return the stages that a budget counts.
 
-        A private training covers all that passes through its teachers, as post-processing.
+        A private training covers everything that passes through its teachers, as post-processing.
         """
         if not self.trained:
             return self.stages
@@ -52,7 +52,7 @@ class Plan:
 
     @property
     def counts(self) -> bool:
-        """Return whether class counts leave."""
+        """Return whether class counts are released."""
         return any(isinstance(s.mechanism, ClassCounts | ExactCounts) for s in self.stages)
 
     @property

@@ -18,7 +18,7 @@ from fed_dpsd.privacy.votes import NoisyVotes
 def published_epsilon(mechanism: Mechanism, queries: int, delta: float) -> float:
     """Return what the formula of the method's paper gives for `queries` answers.
 
-    It is `inf` where the paper claims nothing, or no noise is drawn. The formulas need not give the
+    It is `inf` if the paper claims nothing or no noise is drawn. The formulas need not give the
     epsilons that the papers print above their results.
     """
     if isinstance(mechanism, TopKRandomizedResponse):
@@ -38,9 +38,9 @@ def published_epsilon(mechanism: Mechanism, queries: int, delta: float) -> float
 def published_of_training(
     training: Training, trainings: int, num_classes: int, delta: float
 ) -> float:
-    """Return what the formula of a training's own paper gives for all that its teachers say.
+    """Return what the formula of a training's paper gives for everything its teachers release.
 
-    It is `inf` where the paper claims nothing.
+    It is `inf` if the paper claims nothing.
     """
     if isinstance(training, CustomTraining):
         return training.published(trainings, num_classes, delta)
@@ -55,7 +55,7 @@ def theorem_1(
     It divides by sigma^2 where noise of variance sigma^2 beta^2 is added, so its first term is too
     small by a factor of about 1 / beta^2. It counts every query, as a record that changes its
     teacher needs. DPDFD (IJCAI 2023) adds one draw to the sum of a batch's gradients (Eq. 4), whose
-    sensitivity is 2 * bound * batch, and counts them as separate queries nevertheless.
+    sensitivity is 2 * bound * batch, but still counts them as separate queries.
 
     Args:
         bound: beta.
@@ -77,7 +77,7 @@ def theorem_2(epsilon_per_answer: float) -> float:
     """Evaluate Theorem 2 of arXiv 2601.19090: epsilon overall, for any number of queries.
 
     It counts one response, whose label alone changes (its Lemma 3). One training record may change
-    its teacher, and so all responses.
+    its teacher and thus all responses.
     """
     return epsilon_per_answer
 
@@ -85,9 +85,9 @@ def theorem_2(epsilon_per_answer: float) -> float:
 def dgd_labels(epsilon_per_query: float, queries: int, delta: float) -> float:
     """Evaluate DGD's discriminative budget (Sec. III-E): N eps0^2 + eps0 sqrt(-2 N log delta).
 
-    Its votes have Laplace noise of scale 2 / eps0. The epsilons that DGD prints are those of its
-    moments accountant, which are smaller, and its total adds epsilon_1 = 0.01 (its Theorem 1). Both
-    leave out the generator, which is trained against a classifier of all private data.
+    Its votes have Laplace noise of scale 2 / eps0. The epsilons that DGD prints come from its
+    moments accountant and are smaller; its total adds epsilon_1 = 0.01 (its Theorem 1). Both omit
+    the generator, which is trained against a classifier of all private data.
     """
     spread = math.sqrt(-2 * queries * math.log(delta))
     return queries * epsilon_per_query**2 + epsilon_per_query * spread

@@ -31,7 +31,7 @@ from fed_dpsd.privacy.mechanism import (
 from fed_dpsd.privacy.noise import UNIFORM_STEP, Rng
 
 MOST_COUNTED = 4096  # responses that are charged as counted together; more would only cost less
-MOST_PRECISION = 2.0**-16  # the loss by the finite precision of all of them, in one query
+MOST_PRECISION = 2.0**-16  # the loss due to finite precision of all of them, in one query
 LARGEST_EPSILON = 20.0  # a uniform draw has 53 bits, and a lie must keep its probability
 
 
@@ -40,28 +40,28 @@ class TopKRandomizedResponse(Mechanism):
     """The teacher's class, randomised among a set I of classes that the student finds probable.
 
     I is public: the student's k most probable classes or, with `threshold` (DP-DFD's selective
-    randomised response), all those above it and at least two. Let r be the teacher's class and
+    randomised response), all classes above it and at least two. Let r be the teacher's class and
     k = |I|. A class r in I is returned with probability e^eps0 / (e^eps0 + k - 1), and each other
     member with 1 / (e^eps0 + k - 1). For r outside I a uniform member is returned. This is Alg. 2.
-    Eq. 5 as printed (`lies="classes"`) has all K classes in the place of I for r in I. A response
+    Eq. 5 as printed (`lies="classes"`) uses all K classes instead of I for r in I. A response
     outside I then reveals that r is in I, so nothing is proven unless I is all classes.
 
     Guarantee: one response is eps0-locally private (r outside I is a k-ary response to a uniform
     member, so replacing r within I is the worst case). N responses compose: one changed training
-    record may change its teacher and so all N of them. The published claim of eps0 overall is the
-    loss of a single response. With a threshold k varies, and k = 2 is charged, which dominates
+    record may change its teacher and thus all N responses. The published claim, eps0 overall, is
+    the loss of a single response. With a threshold k varies, and k = 2 is charged, which dominates
     every eps0-private response. A client's n teachers change together, so for a client each query
     counts n responses.
 
     With noise_at="distributed" only the counts over all clients are seen, in a secure sum that has
     at least M = quorum.honest * n honest responses. For one changed teacher a query then costs a
-    ShuffledResponseDpEvent: the counts say less than the response does. With a threshold, and
-    where more than one teacher changes, the response itself is charged: counts are post-processing.
+    ShuffledResponseDpEvent: the counts reveal less than the response. With a threshold, or if more
+        than one teacher changes, the response itself is charged: counts are post-processing.
 
     Args:
         num_classes: K, >= 2.
-        epsilon_per_answer: eps0, in [0, 20]; inf for the teacher's own class, where nothing is
-            proven (uniform in I, if its class is outside).
+        epsilon_per_answer: eps0, in [0, 20]; inf for the teacher's own class (uniform in I if it is
+            outside), for which nothing is proven.
         k: size of I, 2 <= k <= K; None is K.
         threshold: probability in [0, 1) above which a class belongs to I, instead of k.
         noise_at: "client", or "distributed" for responses that a secure sum counts.
@@ -107,27 +107,27 @@ class TopKRandomizedResponse(Mechanism):
         check_noise_at(self.noise_at, self.quorum)
 
     def __repr__(self) -> str:
-        """Return the text that ledgers hold; it names lies where they are not the usual ones."""
+        """Return the text that ledgers hold; it names `lies` if they are not the usual ones."""
         shown = (f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.repr)
         more = [] if self.lies == "candidates" else [f"lies={self.lies!r}"]
         return f"{type(self).__name__}({', '.join([*shown, *more])})"
 
     @property
     def reason(self) -> str | None:
-        """Return why nothing is proven of lies among all classes."""
+        """Return why nothing is proven for lies among all classes."""
         if not self._tells:
             return None
-        return "a response outside the candidates tells that the teacher's class is inside"
+        return "a response outside the candidates reveals that the teacher's class is inside"
 
     @property
     def _tells(self) -> bool:
-        """Return whether a response may tell that the teacher's class is in I."""
+        """Return whether a response may reveal that the teacher's class is in I."""
         whole = self.threshold is None and self.k in (None, self.num_classes)
         return self.lies == "classes" and not whole
 
     @property
     def truthful(self) -> bool:
-        """Return whether teachers never lie: nothing is proven of their answers then."""
+        """Return whether teachers never lie; then nothing is proven for their answers."""
         return self.epsilon_per_answer == math.inf
 
     def members(self, predictions: Values) -> NDArray[np.bool_]:
@@ -152,7 +152,7 @@ class TopKRandomizedResponse(Mechanism):
         sensitive_class = np.where(sensitive_valid[:, None], sensitive_value, 0).argmax(1)
         members = self.members(predictions)
         size = members.sum(1)  # (B,)
-        among = members | (self.lies == "classes")  # (B, K): what a lie may be for a class in I
+        among = members | (self.lies == "classes")  # (B, K): possible lies for a class in I
         lie = self.lie_probability(among.sum(1))
         listed = np.take_along_axis(members, sensitive_class[:, None], axis=1)[:, 0]
         inside: NDArray[np.bool_] = np.logical_and(listed, sensitive_valid)
@@ -165,7 +165,7 @@ class TopKRandomizedResponse(Mechanism):
     def add_noise(
         self, value: Values, predictions: Values, rng: Rng
     ) -> NDArray[np.unsignedinteger]:
-        """Draw a class from each row of each teacher's law; (n, B, K) to (B, K) counts of votes."""
+        """Draw a class from each row of each teacher's law; (n, B, K) to (B, K) vote counts."""
         cumulative = np.cumsum(value, axis=-1)
         draw = rng.random((*value.shape[:-1], 1)) * cumulative[..., -1:]
         response = (draw >= cumulative).sum(axis=-1)
@@ -176,7 +176,7 @@ class TopKRandomizedResponse(Mechanism):
         return votes
 
     def admissible(self, values: Values, predictions: Values, teachers: int) -> NDArray[np.bool_]:
-        """Find the rows of counts, of classes that may be, with one response of each teacher."""
+        """Mark the rows that are counts of possible classes, with one response per teacher."""
         counts = (values >= 0) & (values == np.round(values))
         possible = self.members(predictions) | (self.lies == "classes")
         inside = ((values == 0) | possible).all(axis=1)
@@ -184,17 +184,17 @@ class TopKRandomizedResponse(Mechanism):
         return np.asarray(counts.all(axis=1) & inside & answered)
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
-        """Return a response's event, seen by itself or, for one changed teacher, in a secure sum.
+        """Return a response's event, seen on its own or, for one changed teacher, in a secure sum.
 
         The response's noise parameter is the probability of a uniform redraw. Every teacher that
-        changes counts. A client that vanishes is bounded by one that changes its answers.
+        changes counts. A removed client is bounded by one that changes its answers.
         """
         if self.truthful or self._tells:
             return NonPrivateDpEvent()
         size = 2 if self.threshold is not None else (self.k or self.num_classes)
         changed = self.shards.changed(unit)
         if self.quorum and changed == 1 and self.threshold is None and self.epsilon_per_answer > 0:
-            # Fewer responses hide less, so fewer may be charged. Where a lie is very rare the
+            # Fewer responses hide less, so it is safe to charge fewer. If lies are very rare, the
             # others hide nothing, and their finite precision would cost more than they save.
             precise = max(1, math.floor(MOST_PRECISION / self._precision.loss))
             honest = self.quorum.honest * self.shards.teachers
@@ -210,7 +210,7 @@ class TopKRandomizedResponse(Mechanism):
 
     @property
     def _precision(self) -> FinitePrecisionDpEvent:
-        """Return the loss by probabilities that are off by a few steps of a uniform draw.
+        """Return the loss due to probabilities that are off by a few steps of a uniform draw.
 
         A sum of up to K probabilities, and the draw, are off by less than 2 (K + 2) steps.
         """
@@ -219,16 +219,16 @@ class TopKRandomizedResponse(Mechanism):
         return FinitePrecisionDpEvent(2 * off)
 
     def describe(self) -> str:
-        """Say what leaves a client."""
+        """Describe what leaves a client."""
         every = self.k is self.threshold is None
         return (
             "a label for each image, by chance the teacher's or a random one of "
-            f"{'all classes' if every else 'those that the student finds likely'} "
+            f"{'all classes' if every else 'the classes that the student finds likely'} "
             f"(randomised response, answers.epsilon_per_answer={self.epsilon_per_answer:g})"
         )
 
     def clarity(self, clients: int, teachers: int) -> float:
-        """Return the squared ratio of signal to noise of a query's responses."""
+        """Return the squared signal-to-noise ratio of a query's responses."""
         lies, odds = (self.k or self.num_classes) - 1, math.exp(self.epsilon_per_answer)
         truth = (odds - 1) / (odds + lies) if math.isfinite(odds) else 1.0
         return clients * (lies + 1) * truth**2

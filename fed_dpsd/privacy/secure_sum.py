@@ -1,21 +1,21 @@
 """Secure sums: masks that cancel hide each party's values, and parties may drop out.
 
 Bonawitz et al.: "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017,
-Figure 4, against a server that lies. Parties know each other's keys beforehand, from a source that
-is not the server. So the figure's rounds of advertising and sharing keys fall away, and secret
+Figure 4, against a malicious server. Parties know each other's keys beforehand, from a source other
+than the server. So the figure's rounds of advertising and sharing keys are not needed, and secret
 shares travel with the masked values. A sum takes three messages:
 
-1. `mask`: each party adds to its values a mask of its own and, for each other party, a mask that
-   the other subtracts. The keys of all these masks go along as secret shares, so that `threshold`
-   parties can reconstruct one.
-2. `confirm`: the server names the parties whose values arrived. Each of them tells each other one
-   which names it heard.
-3. `unmask`: a party checks that `threshold` parties heard the same names. Then it opens secret
-   shares: of the own masks of named parties, and of the masks between them and the others. It
-   never opens both for one party.
+1. `mask`: each party adds to its values its own mask and, for each other party, a mask that the
+   other subtracts. The keys of all these masks are sent along as secret shares, so `threshold`
+   parties can reconstruct a key.
+2. `confirm`: the server lists the parties whose values arrived. Each of them confirms to each other
+   one which names it received.
+3. `unmask`: a party checks that `threshold` parties received the same names. Then it opens secret
+   shares: of the own masks of named parties, and of the masks between them and the others. It never
+   opens both for one party.
 
-Guarantee: with m parties, of which c work for the server, and 2 * threshold > m + c, the server
-learns one sum, over at least threshold - c honest parties, and nothing else of them. Proof sketch:
+Guarantee: if c of m parties work for the server and 2 * threshold > m + c, the server learns one
+sum, over at least threshold - c honest parties, and nothing else about them. Proof sketch:
 docs/proofs.md, Theorem 9. All arithmetic is modulo 2^64.
 """
 
@@ -38,12 +38,12 @@ from numpy.typing import NDArray
 
 from fed_dpsd.privacy.noise import SecureGenerator
 
-# Bytes of a mask's key, of a secret share of it, of a nonce, and of a box's authentication tag.
+# Bytes of a mask's key, a secret share of it, a nonce, and a box's authentication tag.
 _SEED, _SHARE, _NONCE, _MAC = 32, 32, 12, 16
 
 
 class SumError(RuntimeError):
-    """An error that ends a sum; nothing was unmasked. The message is public."""
+    """An error that aborts a sum; nothing was unmasked. The message is public."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Masked:
     """A party's first message.
 
     Args:
-        values: uint64, uniform to everybody but the party.
+        values: uint64, uniform to everyone except the party.
         sealed: by party, its secret shares of this party's keys; only that party can open them.
     """
 
@@ -80,14 +80,14 @@ class Opened:
 
     Args:
         own: by named party, of the key of that party's own mask.
-        between: by a named party and one that is not named, of the key of their mask.
+        between: by a named party and an unnamed one, of the key of their mask.
     """
 
     own: Mapping[int, bytes]
     between: Mapping[tuple[int, int], bytes]
 
     def to_named(self) -> dict[str, bytes]:
-        """Return the shares by a party's name, or by two parties' "A B", as they travel."""
+        """Return the shares as sent: by a party's name, or by two parties' "A B"."""
         own = {str(party): share for party, share in self.own.items()}
         return own | {f"{a} {b}": share for (a, b), share in self.between.items()}
 
@@ -96,7 +96,7 @@ class Opened:
         """Read what `to_named` returned.
 
         Raises:
-            ValueError: a name is no number, nor two.
+            ValueError: a name is neither one number nor two.
         """
         own = {int(name): share for name, share in shares.items() if " " not in name}
         pairs = {tuple(map(int, n.split())): share for n, share in shares.items() if " " in n}
@@ -114,7 +114,7 @@ class Party:
         threshold: the number of parties whose secret shares reconstruct a key.
 
     Raises:
-        ValueError: the keys are not those of m parties, its own does not fit its private key, one
+        ValueError: the keys do not belong to m parties, its own does not match its private key, one
             is invalid (or of low order), or the threshold is not above m / 2 and at most m.
     """
 
@@ -128,7 +128,7 @@ class Party:
         if set(self.public_keys) != set(range(parties)):
             raise ValueError(f"public keys of {sorted(self.public_keys)}; give 0 to {parties - 1}")
         if self.public_keys.get(self.number) != public_key(self.private_key):
-            raise ValueError(f"the public key of {self.number} is not that of its private key")
+            raise ValueError(f"the public key of {self.number} does not match its private key")
         if not parties < 2 * self.threshold <= 2 * parties:
             raise ValueError(
                 f"threshold={self.threshold} must be above half of {parties} parties, at most all"
@@ -137,7 +137,7 @@ class Party:
 
     @cached_property
     def _pairs(self) -> dict[int, bytes]:
-        """Derive a key with each party that only it and this one know, and one for itself alone."""
+        """Derive a key shared with each other party only, and one for this party alone."""
         mine = X25519PrivateKey.from_private_bytes(self.private_key)
         pairs = {self.number: _derive(self.private_key, b"own")}
         for other in set(self.public_keys) - {self.number}:
@@ -153,8 +153,8 @@ class Party:
 
         Args:
             values: of any shape, the same for all parties; the whole sum must fit in 63 bits.
-            tag: of this sum, the same for all parties. Two messages for one tag would show the
-                difference of their values: the caller must not let two leave.
+            tag: of this sum, the same for all parties. Two messages for one tag would reveal the
+                difference of their values: the caller must send only one.
         """
         own = os.urandom(_SEED)
         keys = {other: self._mask_key(other, tag) for other in self._pairs}
@@ -171,12 +171,12 @@ class Party:
         return Masked(total.reshape(values.shape), sealed)
 
     def confirm(self, tag: bytes, named: Collection[int]) -> dict[int, bytes]:
-        """Make the second message: for each named party, a proof of the names this one heard.
+        """Make the second message: for each named party, a proof of the names this one received.
 
         The caller must not confirm other names for the same tag.
 
         Raises:
-            SumError: this party is not named, or too few are.
+            SumError: this party is not named, or too few parties are.
         """
         self._check(named)
         return {other: self._proof(self.number, other, tag, named) for other in named}
@@ -197,7 +197,7 @@ class Party:
             sealed: by named party, the box that it sealed for this one.
 
         Raises:
-            SumError: too few parties heard the same names, or secret shares were tampered with.
+            SumError: too few parties received the same names, or secret shares were tampered with.
         """
         self._check(named)
         same = [
@@ -206,7 +206,7 @@ class Party:
             if hmac.compare_digest(proofs[other], self._proof(other, self.number, tag, named))
         ]
         if len(same) < self.threshold:
-            raise SumError(f"{len(same)} parties heard these names; {self.threshold} are needed")
+            raise SumError(f"{len(same)} parties received these names; {self.threshold} are needed")
         others = sorted(set(self.public_keys) - set(named))
         own: dict[int, bytes] = {}
         between: dict[tuple[int, int], bytes] = {}
@@ -225,8 +225,8 @@ class Party:
     def _mask_key(self, other: int, tag: bytes) -> bytes:
         """Derive the key of the mask with another party.
 
-        Both numbers enter it: a party that gives out a copy of another's public key would share its
-        pair keys, and the keys of parties that drop out are opened.
+        It depends on both numbers: otherwise a party that publishes a copy of another's public key
+        would share its pair keys, and the keys of parties that drop out are opened.
         """
         numbers = json.dumps(sorted([self.number, other])).encode()
         return _derive(self._pairs[other], b"mask", tag, numbers)
@@ -263,7 +263,7 @@ def combine(
         masked: these first messages, by party.
         opened: third messages, by party.
         parties: m.
-        threshold: the same as the parties'.
+        threshold: the parties' threshold.
 
     Raises:
         SumError: there are too few secret shares.
@@ -284,12 +284,12 @@ def combine(
 
 
 def sealed_size(parties: int) -> int:
-    """Return the size in bytes of the box that one of so many parties seals for another."""
+    """Return the size in bytes of the box that one of `parties` parties seals for another."""
     return _NONCE + _SHARE * parties + _MAC
 
 
 def public_key(private_key: bytes) -> bytes:
-    """Return the public key, 32 bytes, of a private one."""
+    """Return the public key, 32 bytes, of a private key."""
     return X25519PrivateKey.from_private_bytes(private_key).public_key().public_bytes_raw()
 
 

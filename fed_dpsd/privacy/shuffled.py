@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import binom
 
-OUTSIDE = 1e-15  # mass that a window of counts may miss
+OUTSIDE = 1e-15  # mass that a window of counts may omit
 COARSE = 2**-8  # the most by which a number of uniform responses is rounded down, relatively
 
 
 def window(trials: int, probability: float) -> tuple[int, int]:
-    """Return a half-open range of counts that misses at most OUTSIDE of Binomial(trials, p).
+    """Return a half-open range of counts that omits at most OUTSIDE of Binomial(trials, p).
 
     Bernstein's inequality: P(|X - np| >= t) <= 2 exp(-t^2 / (2 (np (1 - p) + t / 3))).
     """
@@ -32,11 +32,11 @@ def losses(
 ) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]:
     """Yield losses and probabilities of M responses; one of them means class 0 or class 1.
 
-    The adversary knows which of the other M - 1 answered their true class, and which class. Each
+    The adversary knows which of the other M - 1 answered their true class, and the class. Each
     of the M - 1 is among the rest with probability k b. The rest and the changing one are n
     responses whose counts h are multinomial, weighted by (k / n) (b n + (a - b) h_c), c the class
     that the changing one means. More uniform responses hide more, so numbers n are rounded down a
-    little. The worlds are mirror images of each other, so both ways round have the same losses.
+    little. The worlds are mirror images of each other, so both directions have the same losses.
 
     Args:
         epsilon_per_answer: eps0 of one response, > 0.
@@ -60,5 +60,5 @@ def losses(
 
 
 def certain(k: int) -> float:
-    """Return a probability above all that `losses` leaves out: three windows, and rounding."""
+    """Return an upper bound on the probability that `losses` omits: three windows and rounding."""
     return 1e-12 + 4 * k * OUTSIDE

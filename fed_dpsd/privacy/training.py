@@ -19,7 +19,7 @@ TrainedUnit = Literal["record", "patient"]
 
 @dataclass(frozen=True)
 class Plain:
-    """A training without noise: `teacher` says how, and only the answers' own noise protects."""
+    """A training without noise, configured by `teacher`; only the answers' own noise protects."""
 
     name: ClassVar[str] = "plain"
     calibrated_by: ClassVar[None] = None
@@ -29,25 +29,25 @@ class Plain:
     def check(self, config: Any, method: Any, partition: Any) -> list[str]:
         """Return the problems of the training in an experiment, each with key, value and remedy.
 
-        Overriding trainings add to what this one returns.
+        Overriding trainings extend the returned list.
 
         Args:
             config: the experiment's Config.
-            method: its Method; None where it has problems of its own.
+            method: its Method; None if it has problems of its own.
             partition: its Partition; None likewise.
         """
         return []
 
     def describe(self, trainings: int = 1) -> str:
-        """Say how teachers are trained, `trainings` times, and what this alone protects."""
+        """Describe how teachers are trained, `trainings` times, and what this protects alone."""
         return "without noise: nothing protects records but the noise of the answers, if any"
 
 
 @dataclass(frozen=True)
 class CustomTraining(Plain, ABC):
-    """A training with steps of its own, which protects a record no more than `Plain` does.
+    """A training with its own steps, which protects a record no more than `Plain` does.
 
-    Only the answers' own noise protects records. `reason` says what its own noise falls short of.
+    Only the answers' own noise protects records. `reason` explains why its own noise does not.
     """
 
     def check(self, config: Any, method: Any, partition: Any) -> list[str]:
@@ -79,8 +79,8 @@ class TrainingMechanism(ABC):
     With `unit="patient"` it takes R = `records_per_patient` records of each patient (`places_of`),
     so R * A images; with `unit="record"` R is 1.
 
-    Its event covers a whole training. It is charged once, before the first step. Whatever the
-    teachers answer is post-processing. Class counts are a release of their own (`ClassCounts`).
+    Its event covers a whole training and is charged once, before the first step. Whatever the
+    teachers answer is post-processing. Class counts are a separate release (`ClassCounts`).
     """
 
     name: ClassVar[str]
@@ -162,9 +162,9 @@ def no_files(name: str, config: Any) -> list[str]:
 
 
 def places_of(patients: NDArray[np.int64], most: int) -> NDArray[np.int64]:
-    """Return the (P, R) numbers of the records that stand for each patient, R = `most`.
+    """Return the (P, R) numbers of the records that represent each patient, R = `most`.
 
-    A patient's first R records are taken, in their order; fewer are repeated in turn to fill the R
+    A patient's first R records are taken in order; fewer records are repeated in turn to fill the R
     places. Records whose patients are known are in the order of their digests (`Split.in_order`).
     So a patient's row depends on this patient's own records alone.
 
@@ -179,7 +179,7 @@ def places_of(patients: NDArray[np.int64], most: int) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class ClassCounts(Clear):
-    """Noisy class counts of a client's records, released once, whatever its teachers are.
+    """Noisy class counts of a client's records, released once, whatever its teachers.
 
     Args:
         training: the training whose `count_fraction` sets their noise.
@@ -191,7 +191,7 @@ class ClassCounts(Clear):
     training: TrainingMechanism
 
     def describe(self) -> str:
-        """Say what leaves a client."""
+        """Describe what leaves a client."""
         return "noisy class counts"
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
@@ -206,8 +206,8 @@ Training = Plain | TrainingMechanism
 class BaselineWeights(Clear):
     """The weights of one classifier of all a client's records, in addition to its teachers.
 
-    Its training has drawn all the noise that there is. What the teachers answer is not covered by
-    it, and is charged besides.
+    All noise is drawn in its training. The teachers' answers are not covered by it and are charged
+    separately.
 
     Args:
         training: how the classifier is trained.
@@ -225,11 +225,11 @@ class BaselineWeights(Clear):
         return "the weights of a classifier of all records leave the clients"
 
     def describe(self) -> str:
-        """Say what leaves a client."""
+        """Describe what leaves a client."""
         return "the weights of a classifier of all records"
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
-        """Return the event of the whole training, which is not private where it draws no noise."""
+        """Return the event of the whole training, which is not private if it draws no noise."""
         if isinstance(self.training, TrainingMechanism):
             return self.training.event(unit, relation)
         return super().event(unit, relation)

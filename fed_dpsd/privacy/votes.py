@@ -1,9 +1,9 @@
-"""Noisy votes: each teacher votes for a class, the counts get Laplace or Gaussian noise.
+"""Noisy votes: each teacher votes for a class, and the counts get Laplace or Gaussian noise.
 
-Laplace votes of scale 2 / eps0 are those of PATE (arXiv 1610.05755) and of DGD (Ge et al.:
+Laplace votes of scale 2 / eps0 are used by PATE (arXiv 1610.05755) and DGD (Ge et al.:
 "Learning Privacy-Preserving Student Networks via Discriminative-Generative Distillation", Eq. 3);
-Gaussian votes are those of its variant DGD+. Those methods release the arg max alone, as
-fed_dpsd/privacy/noisy_max.py does; here all counts leave.
+Gaussian votes are used by its variant DGD+. Those methods release only the arg max, as
+fed_dpsd/privacy/noisy_max.py does; here all counts are released.
 """
 
 import math
@@ -51,11 +51,11 @@ class NoisyVotes(Mechanism):
 
     Guarantee: one changed record replaces one teacher's vote, so one count falls by 1 and another
     rises by 1. With Gaussian noise that is one Gaussian mechanism of L2 sensitivity sqrt(2); with
-    Laplace noise two Laplace mechanisms of sensitivity 1, one a count. A client's n votes together
-    move one count by n and another by n (replaced), or one count by n (the client is gone). A
-    change that spreads over more counts is dominated by that (docs/privacy.md). Sums of votes are
-    exact: they are whole numbers on the lattice of the noise, or all zero where the lattice is
-    coarser than a vote.
+    Laplace noise two Laplace mechanisms of sensitivity 1, one per count. A client's n votes
+    together move one count by n and another by n (replaced), or one count by n (removed). A change
+    that spreads over more counts is dominated by that (docs/privacy.md). Sums of votes are exact:
+    they are whole numbers on the lattice of the noise, or all zero if the lattice is coarser
+    than a vote.
 
     | input row           | encoded row |
     | ------------------- | ----------- |
@@ -118,21 +118,21 @@ class NoisyVotes(Mechanism):
         return votes
 
     def add_noise(self, value: Values, predictions: Values, rng: Rng) -> NDArray[np.float64]:
-        """Sum (n, B, K) votes over n and add the noise, once a query."""
+        """Sum (n, B, K) votes over n and add the noise, once per query."""
         if self.noise_multiplier == 0:
             return np.asarray(value.sum(0))
         return noisy_sum(value, self.scale, self.noise_law, rng)
 
     @property
     def _farthest(self) -> float:
-        """Return how far noise goes: FARTHEST standard deviations, or FARTHEST^2 / 2 scales.
+        """Return the reach of noise: FARTHEST standard deviations, or FARTHEST^2 / 2 scales.
 
-        Honest noise goes beyond with a probability of about exp(-FARTHEST^2 / 2).
+        Honest noise exceeds it with a probability of about exp(-FARTHEST^2 / 2).
         """
         return self.scale * (FARTHEST if self.noise_law == "gaussian" else FARTHEST**2 / 2)
 
     def admissible(self, values: Values, predictions: Values, teachers: int) -> NDArray[np.bool_]:
-        """Find the rows of at most `teachers` votes, or no farther from them than noise goes."""
+        """Mark the rows within the reach of noise of at most `teachers` votes."""
         if self.noise_at != "server":
             away = np.maximum(-values, values - teachers)
             return np.asarray((away <= self._farthest).all(axis=1))
@@ -143,7 +143,7 @@ class NoisyVotes(Mechanism):
         """Return one Gaussian mechanism, or one or two Laplace mechanisms."""
         if self.noise_multiplier == 0:
             return NonPrivateDpEvent()
-        moved = self.shards.changed(unit)  # votes that leave a count, and as many that join one
+        moved = self.shards.changed(unit)  # votes that leave one count and join another
         counts = 1 if self.shards.vanish(unit, relation) else 2
         if self.noise_law == "gaussian":
             noise = GaussianDpEvent(self.noise_multiplier / (moved * math.sqrt(counts)))
@@ -154,12 +154,12 @@ class NoisyVotes(Mechanism):
         return ComposedDpEvent([LaplaceDpEvent(1 / shift)] * counts)
 
     def describe(self) -> str:
-        """Say what leaves a client."""
+        """Describe what leaves a client."""
         noise = noise_in_votes(self.noise_law, self.noise_multiplier)
         return f"the teachers' votes for each class, with {noise}"
 
     def clarity(self, clients: int, teachers: int) -> float:
-        """Return the squared ratio of signal to noise of a query's answers."""
+        """Return the squared signal-to-noise ratio of a query's answers."""
         return additive_clarity(self.noise_multiplier, self.noise_at, clients, teachers)
 
     def worst_case(self) -> tuple[Values, Values]:

@@ -1,4 +1,4 @@
-"""Every place that prints a run's epsilons prints the same: random experiments, all units."""
+"""All places that print a run's epsilons agree: random experiments, all units."""
 
 import dataclasses
 import itertools
@@ -162,7 +162,7 @@ def test_a_thousand_random_experiments_print_one_number_everywhere(small, part):
 
 
 def test_some_random_experiments_print_one_number_everywhere(small):
-    """As above, for every day."""
+    """As above, a fast sample."""
     for experiment in experiments(small, 99, 12):
         check(experiment)
 

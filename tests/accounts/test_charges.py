@@ -50,7 +50,7 @@ BASES = [(*pair, basis) for pair in UNITS_AND_RELATIONS for basis in ("training"
 
 
 class Killed(BaseException):
-    """The coordinator's process is gone."""
+    """The coordinator's process was killed."""
 
 
 def number(value):
@@ -58,7 +58,7 @@ def number(value):
 
 
 def printed(summary):
-    """Proven epsilons by unit, relation and basis: each claim, and what stands beside it."""
+    """Proven epsilons by unit, relation and basis: each claim, and the other proofs."""
     found = {}
     for row in summary["privacy"]["proven"]:
         claims = [row, *row["beside"]]
@@ -114,7 +114,7 @@ def at_round(which, act):
 
 
 def off_by_a_bit(monkeypatch):
-    """Another number of threads, or a GPU: the student's predictions round otherwise."""
+    """A different number of threads, or a GPU: the student's predictions round differently."""
     right = FedDPSD.predictions
 
     def wrong(method, student, images, context):
@@ -148,9 +148,7 @@ def test_a_record_that_arrives_during_a_run_is_on_the_card(deployed, tmp_path, m
 
 
 @every("mechanism", ["label", "dp_sgd", "both"])
-def test_records_that_change_are_refused_where_the_hospital_says_nothing_else(
-    deployed, tmp_path, caplog, mechanism
-):
+def test_changed_records_are_refused_by_default(deployed, tmp_path, caplog, mechanism):
     experiment, folder, grid, files = deploy(deployed, tmp_path, mechanism)
     before = []
 
@@ -168,7 +166,7 @@ def test_records_that_change_are_refused_where_the_hospital_says_nothing_else(
 
 @every("settled", [True, False])
 @every("mechanism", ["label", "gradient", "sums"])
-def test_an_ask_resumed_with_other_predictions_is_not_charged_twice(
+def test_a_request_resumed_with_other_predictions_is_not_charged_twice(
     deployed, tmp_path, monkeypatch, settled, mechanism
 ):
     """The coordinator was killed after the hospitals had charged it."""
@@ -191,7 +189,7 @@ def test_an_ask_resumed_with_other_predictions_is_not_charged_twice(
 
 
 def test_the_card_of_a_run_that_failed_does_not_outlive_its_resumption(small, tmp_path):
-    """A loss of power would leave it there, and it knows nothing of what is charged from now on."""
+    """A power loss would leave it there, without the charges made from now on."""
     experiment = small("training=plain", "answers=label")
     folder = new_run_folder(experiment)
     write_failure(experiment, folder, "local", UserError("x"))
@@ -205,7 +203,7 @@ def test_the_card_of_a_run_that_failed_does_not_outlive_its_resumption(small, tm
     assert read_summary(folder)["status"] == "completed"
 
 
-def test_the_bank_holds_what_was_asked(deployed, tmp_path, monkeypatch):
+def test_the_buffer_holds_what_was_sent(deployed, tmp_path, monkeypatch):
     experiment, folder, grid, _ = deploy(deployed, tmp_path, "label", Faulty)
     grid.kill = 2, "after send"
     with pytest.raises(Killed):
@@ -241,7 +239,7 @@ def test_another_request_under_the_same_id_is_an_error_but_for_a_resumed_run(sma
 def test_a_training_that_a_restored_hospital_forgot_stays_on_the_card(
     deployed, tmp_path, monkeypatch, seen
 ):
-    """It charges as much again as it forgot. The control is not told what was heard of it."""
+    """It charges again what it forgot. The control has no record of earlier statements."""
     if not seen:
         monkeypatch.setattr(ChargeLog, "heard", property(lambda charge_log: {}))
     experiment, folder, grid, files = deploy(deployed, tmp_path, "dp_sgd")
@@ -287,7 +285,7 @@ def test_a_rollback_is_on_the_card_though_the_first_reply_to_it_is_lost(deployed
 
 
 def test_a_run_has_one_coordinator_at_a_time(small, tmp_path):
-    """Two would each forget what the other has acknowledged."""
+    """Two would each forget what the other acknowledged."""
     experiment = small("training=plain", "answers=label")
     LocalFederation(experiment, tmp_path / "run")
     program = (
@@ -308,7 +306,7 @@ def test_a_run_has_one_coordinator_at_a_time(small, tmp_path):
 
 
 def test_a_charge_beyond_the_plan_is_on_the_card_before_it_is_made(deployed, tmp_path, monkeypatch):
-    """The hospital is killed between its charge and its reply: the card has it already."""
+    """The hospital is killed between its charge and its reply: the card already has it."""
     context = deploy(deployed, tmp_path, "dp_sgd", when_records_change="retrain")
     experiment, folder, grid, files = context
     pay = FileLedger.charge
@@ -325,10 +323,10 @@ def test_a_charge_beyond_the_plan_is_on_the_card_before_it_is_made(deployed, tmp
     card, largest = card_now(experiment, folder), in_ledgers(ledgers_of(files), folder.name)
     assert all(card[key] >= largest[key] for key in card)
     assert len(card) == len(BASES)
-    told = ChargeLog(folder, plan_of(experiment).releases)
-    assert told.acknowledged == {"dp_sgd": 2}
+    log = ChargeLog(folder, plan_of(experiment).releases)
+    assert log.acknowledged == {"dp_sgd": 2}
     # No reply has come since.
-    assert told.clients[1].charged == {"dp_sgd": 1, "class_counts": 1, "probabilities": 128}
+    assert log.clients[1].charged == {"dp_sgd": 1, "class_counts": 1, "probabilities": 128}
 
 
 def test_a_hospital_goes_no_further_than_what_is_acknowledged(deployed, tmp_path):
@@ -350,7 +348,7 @@ def given_by(experiment, site, question, acknowledged=None):
 
 
 def test_a_charge_of_an_earlier_run_counts_where_another_run_uses_it(deployed, tmp_path):
-    """What it paid for leaves again: the plan of the second run covers it, not that and more."""
+    """What it paid for leaves again: the second run's plan covers this, but nothing more."""
     experiment, _, _, files = deploy(deployed, tmp_path, "label")
     hospital = hospitals.open_file(files[0])
     own = hospital.experiment(experiment.to_json(), 16)
@@ -390,7 +388,7 @@ def test_the_tally_never_forgets(tmp_path, caplog):
 
 
 @every(
-    ("told", "inf"),
+    ("stated", "inf"),
     [
         ({"label": 192}, False),
         ({"label": 500}, False),
@@ -401,17 +399,17 @@ def test_the_tally_never_forgets(tmp_path, caplog):
         ({"": 0}, False),
     ],
 )
-def test_what_a_client_says_is_on_the_card_or_makes_it_infinite(small, tmp_path, told, inf):
+def test_a_clients_statement_is_on_the_card_or_makes_it_infinite(small, tmp_path, stated, inf):
     experiment = small("training=plain", "answers=label")
     plan = plan_of(experiment)
     charge_log = ChargeLog(tmp_path, plan.releases)
-    take(charge_log, Statement(told))
+    take(charge_log, Statement(stated))
     card = privacy_card(experiment, plan, (), ChargeLog(tmp_path, plan.releases).charged)
     assert all((row["epsilon"] == "inf") == inf for row in card["proven"])
     assert all(row["planned"] == pytest.approx(10 * 192) for row in card["proven"])
     assert (card["reason"] is not None) == inf
-    if not inf and told.get("label", 0) > 192:
-        assert all(row["epsilon"] == pytest.approx(10 * told["label"]) for row in card["proven"])
+    if not inf and stated.get("label", 0) > 192:
+        assert all(row["epsilon"] == pytest.approx(10 * stated["label"]) for row in card["proven"])
 
 
 @every(
@@ -479,7 +477,7 @@ def test_what_another_run_paid_for_counts_where_it_is_used_again(small, tmp_path
 
 
 class Faulty(Hospitals):
-    """A grid on which things happen, and that looks at the card after every message.
+    """A grid with faults that checks the card after every message.
 
     Attributes:
         kill: the coordinator, at which message of answers (or, "step", of a sum) and when.
@@ -528,8 +526,8 @@ class Case:
 
     Args:
         mechanism: of MECHANISMS.
-        killed: when the coordinator is; "hospital": a hospital is, after its charge.
-        records: "": stay; or what the hospital says of a record that arrives.
+        killed: when the coordinator is killed; "hospital": a hospital is, after its charge.
+        records: "": unchanged; otherwise the hospital's policy when a record arrives.
         restored: whether a hospital's state is restored to what it was after round 1.
         replayed: whether messages come again.
     """
@@ -574,13 +572,13 @@ CASES = [
 
 
 def card_now(experiment, folder):
-    """What would be printed if nothing happened any more."""
+    """The card if nothing else happened."""
     write_failure(experiment, folder, "flower", Killed())
     return printed(read_summary(folder))
 
 
 def strike(monkeypatch, grid, case, which):
-    """Have the case's fault happen in a round."""
+    """Trigger the case's fault in a round."""
     if case.killed == "checkpoint":
         save = checkpoint.save
 
@@ -627,7 +625,7 @@ def test_the_card_covers_every_ledger_at_every_moment(
     victim, which = int(rng.integers(len(files))), int(rng.integers(2, 4))
     state, most = files[victim].parent / "state", dict.fromkeys(BASES, 0.0)
     grid.replay = case.replayed
-    ever, charge = {}, FileLedger.charge  # all that was paid, also what a restored state forgot
+    ever, charge = {}, FileLedger.charge  # everything paid, including what a restored state forgot
 
     def paying(ledger, entry):
         charge(ledger, entry)
@@ -730,7 +728,7 @@ def test_the_card_covers_every_simulated_ledger(
         assert row["epsilon"] == row["planned"] == row["spent"] or row["unit"] != "record"
 
 
-def test_a_site_file_says_what_changed_records_are(tmp_path):
+def test_a_site_file_sets_the_policy_for_changed_records(tmp_path):
     assert hospitals.open_file(site_file(tmp_path)).when_records_change == "refuse"
     with pytest.raises(UserError, match="when_records_change=ask must be refuse or retrain"):
         hospitals.open_file(site_file(tmp_path, when_records_change="ask"))
@@ -738,7 +736,7 @@ def test_a_site_file_says_what_changed_records_are(tmp_path):
 
 @every(("sigma", "reason"), [("0.001", TOO_LITTLE_NOISE), ("0.01", None)])
 def test_an_epsilon_beyond_what_is_computed_has_a_reason(small, sigma, reason):
-    """256,000 gradients at sigma 0.001 have mu above 10^6; a tenth of that is a number."""
+    """256,000 gradients at sigma 0.001 have mu above 10^6; a tenth of it has a finite epsilon."""
     asked = "training=plain", "answers=gradient", f"answers.noise_multiplier={sigma}"
     experiment = small(*asked, "rounds=1000", "queries_per_round=256", "teachers_per_client=1")
     card = privacy_card(experiment, plan_of(experiment), (), {})

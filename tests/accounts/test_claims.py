@@ -43,7 +43,7 @@ def test_a_training_that_is_not_charged_proves_nothing_of_what_left(small):
     assert alone > smallest_claim(plan, plan.releases, 1e-5, *RECORD).value
 
 
-def test_what_the_plan_does_not_know_costs_infinity(small):
+def test_charges_outside_the_plan_cost_infinity(small):
     plan = plan_of(small("answers=gradient"))
     assert math.isinf(smallest_claim(plan, {"other": 1}, 1e-5, *RECORD).value)
 

@@ -1,4 +1,4 @@
-"""Ledgers on real files after kills in the midst of a commit, losses of power, and flipped bits.
+"""Ledgers on real files after kills during a commit, power loss, and flipped bits.
 
 That SQLite syncs its journal before the file, and the file before it ends a commit, is SQLite's
 promise; the pragmas it needs for that are tested in test_ledger.py.
@@ -28,7 +28,7 @@ from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
 
 FORK = multiprocessing.get_context("fork")
 COSTS = dict.fromkeys(UNITS_AND_RELATIONS, GaussianDpEvent(50.0))
-HOT = bytes.fromhex("d9d505f920a163d7")  # how a journal begins that is still to be rolled back
+HOT = bytes.fromhex("d9d505f920a163d7")  # start of a journal that must still be rolled back
 PAGE = 4096
 HOLDERS = ("ledger.py", "database.py", "storage.py", "contextlib.py")  # whose code holds locks
 MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None  # where a sync costs nothing
@@ -50,19 +50,19 @@ def opened(folder):
     return FileLedger(folder, 0, "digits")
 
 
-def fill(folder, *numbers, told=lambda number, what: None):
+def fill(folder, *numbers, report=lambda number, what: None):
     file = opened(folder)
     for number in numbers:
         with file.transaction():
             file.charge(entry(number))
-            told(number, "charged")
+            report(number, "charged")
             file.store(f"{number:064x}", answer(number))
-            told(number, "stored")
+            report(number, "stored")
             file.note(f"{number % 3}", f"{number}".encode() * 400)
 
 
 def account(folder):
-    """All that a ledger holds; an answer or a note that it refuses to give counts as refused."""
+    """A ledger's full content; an answer or note that it refuses to return counts as refused."""
     file, found = opened(folder), {}
     with file.transaction():
         for each in file.entries():
@@ -72,19 +72,19 @@ def account(folder):
         return found | {name: file.noted(name) for name in "012"}
 
 
-def put(folder, content, beside=b""):
+def put(folder, content, journalled=b""):
     """Write a ledger's file, and its journal where there is one; return the folder."""
     folder.mkdir(exist_ok=True)
     path = ledger_path(folder, 0)
     path.write_bytes(content)
     journal(path).unlink(missing_ok=True)
-    if beside:
-        journal(path).write_bytes(beside)
+    if journalled:
+        journal(path).write_bytes(journalled)
     return folder
 
 
 def refused_or(folder, *accounts):
-    """Return whether a ledger is refused; else it is one of these accounts."""
+    """Return whether a ledger is refused; otherwise it is one of these accounts."""
     try:
         found = account(folder)
     except LedgerError:
@@ -152,7 +152,7 @@ def _fill_up_to(folder, limit):
 
 @pytest.fixture(scope="module")
 def torn(place, whole):
-    """What processes leave that are killed in the midst of a commit: file and journal."""
+    """Files and journals left by processes killed during a commit."""
     found = []
     for limit in range(256, len(whole[2]), PAGE // 2):
         folder = put(place / "torn", whole[0])
@@ -161,8 +161,8 @@ def torn(place, whole):
         child.join()
         assert child.exitcode == -signal.SIGXFSZ
         path = ledger_path(folder, 0)
-        beside = journal(path).read_bytes() if journal(path).exists() else b""
-        found.append((path.read_bytes(), beside))
+        journalled = journal(path).read_bytes() if journal(path).exists() else b""
+        found.append((path.read_bytes(), journalled))
     return found
 
 
@@ -181,22 +181,22 @@ def _stored(whole):
 def test_a_process_killed_at_any_size_leaves_the_state_before_or_after(place, whole, torn):
     states = (whole[1], _charged(whole), _stored(whole), whole[3])
     hot = 0
-    for content, beside in torn:
-        hot += beside.startswith(HOT) and content != whole[0]
-        assert not refused_or(put(place / "left", content, beside), *states)
+    for content, journalled in torn:
+        hot += journalled.startswith(HOT) and content != whole[0]
+        assert not refused_or(put(place / "left", content, journalled), *states)
         assert not journal(ledger_path(place / "left", 0)).exists()
     assert hot > 2  # else no process was killed while it wrote the file
 
 
 def test_a_loss_of_power_in_a_commit_takes_all_of_it_back(place, whole, torn):
-    """Of the pages that are being written any may be on disk, in any part: the journal has all."""
+    """Any part of any page being written may be on disk; the journal has all pages."""
     rng = np.random.default_rng(2)
     states = (whole[1], _charged(whole), _stored(whole))
     refused = 0
-    for content, beside in torn:
-        if not beside.startswith(HOT):
+    for content, journalled in torn:
+        if not journalled.startswith(HOT):
             continue
-        (expected,) = [a for a in states if _is(put(place / "left", content, beside), a)]
+        (expected,) = [a for a in states if _is(put(place / "left", content, journalled), a)]
         size = ledger_path(place / "left", 0).stat().st_size
         back = ledger_path(place / "left", 0).read_bytes()
         for _ in range(4):
@@ -204,9 +204,9 @@ def test_a_loss_of_power_in_a_commit_takes_all_of_it_back(place, whole, torn):
             for spot in range(0, len(content), 512):  # a sector is written or is not
                 if back[spot : spot + 512] != content[spot : spot + 512] and rng.random() < 0.5:
                     mixed[spot : spot + 512] = content[spot : spot + 512]
-            assert _is(put(place / "left", mixed, beside), expected)
-            cut = int(rng.integers(len(beside)))  # before the file is touched
-            assert _is(put(place / "left", back, beside[:cut]), expected)
+            assert _is(put(place / "left", mixed, journalled), expected)
+            cut = int(rng.integers(len(journalled)))  # before the file is touched
+            assert _is(put(place / "left", back, journalled[:cut]), expected)
             refused += refused_or(put(place / "left", mixed), *states, whole[3])
     assert refused  # the control: without its journal a torn file is no account
 
@@ -216,13 +216,13 @@ def _is(folder, expected):
 
 
 def _fill_for_ever(folder, pipe):
-    def told(number, what):
+    def report(number, what):
         os.write(pipe, f"{number} {what}\n".encode())
 
-    fill(folder, *range(10_000), told=told)
+    fill(folder, *range(10_000), report=report)
 
 
-def test_what_a_killed_process_said_it_charged_or_stored_is_there(tmp_path):
+def test_what_a_killed_process_reported_as_charged_or_stored_is_there(tmp_path):
     rng = np.random.default_rng(3)
     for trial in range(12):
         folder = tmp_path / f"{trial}"
@@ -272,7 +272,7 @@ def interrupted_at(moment, work, *values):
 
 
 def locked_out(folder, monkeypatch):
-    """Interrupt a charge at every line of it; yield those after which nobody can go on."""
+    """Interrupt a charge at each of its lines; yield the lines after which nobody can continue."""
     monkeypatch.setattr(database, "_PATIENCE", 0.0)
     lines = interrupted_at(-1, fill, folder / "whole", 0)
     for moment, line in enumerate(lines):

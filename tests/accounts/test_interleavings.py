@@ -55,13 +55,13 @@ def request(query_id, queries, content):
     return Request(query_id, images, np.full((queries, CLASSES), 1 / CLASSES, np.float32))
 
 
-# The first two have one id and other content. All together cost 13 releases; the cap is that of 8.
+# The first two share an id but differ in content. All cost 13 releases; the cap is 8 releases.
 ASKS = [request(1, 2, 0), request(1, 3, 1), request(2, 2, 0), request(3, 6, 2)]
 CAP = 8
 
 
 class Crash(BaseException):
-    """A process is gone, wherever it was."""
+    """A process is killed at any point."""
 
 
 class Blocked(BaseException):
@@ -198,7 +198,7 @@ class Machine:
 
 
 class Watched(FileLedger):
-    """Remembers for which charge an answer was last looked up."""
+    """Remembers the charge whose answer was last looked up."""
 
     looked_up = ""
 
@@ -264,7 +264,7 @@ class Hospital:
         return reply
 
     def take(self, step):
-        """One step, and whatever it leaves, the ledger covers what has left."""
+        """Take a step; afterwards the ledger covers everything that left."""
         if step.fault == "outage":
             self.machine.lose_power(step.part)
         waiting = []
@@ -289,7 +289,7 @@ class Hospital:
         self.check()
 
     def check(self):
-        with tempfile.TemporaryDirectory(dir=MEMORY) as copy:  # so that no crash is mended here
+        with tempfile.TemporaryDirectory(dir=MEMORY) as copy:  # so no crash is repaired here
             for path in (self.path, journal(self.path)):
                 if path.exists():
                     shutil.copy(path, copy)
@@ -309,7 +309,7 @@ class Hospital:
         assert within_budget(charges, self.budget, DELTA), "the cap was passed"
 
     def recover(self):
-        """Nothing that happened keeps the ledger from working once all is well again."""
+        """The ledger works again once all faults are over."""
         for number in range(len(ASKS)):
             reply = self.deliver(0, number)
             assert isinstance(reply, Response) or "budget" in reply.reason, reply
@@ -364,7 +364,7 @@ def test_1000_interleavings_let_out_no_more_than_the_ledger_holds(config, steps)
 @hypothesis.settings(ANY, max_examples=100)
 @hypothesis.given(STEPS)
 def test_100_interleavings_let_out_no_more_than_the_ledger_holds(config, steps):
-    """As above, for every day."""
+    """As above, a fast sample."""
     play(config, steps)
 
 
@@ -386,7 +386,7 @@ class ForgetsTheFolder(Watched):
 
 
 class Altered(Machine):
-    """A machine on which some words of a statement are others."""
+    """A machine that replaces some words of a statement."""
 
     words: ClassVar[dict[str, str]] = {}
 
@@ -484,7 +484,7 @@ def _die(config, folder, start):
     Process(config, folder, draw).answer(0)
 
 
-def test_processes_at_once_share_one_cap_and_one_answer_an_ask(config, tmp_path):
+def test_concurrent_processes_share_one_cap_and_one_answer_per_request(config, tmp_path):
     context = multiprocessing.get_context("fork")
     start, replies = context.Barrier(5, timeout=60), context.Queue()
     processes = [context.Process(target=_die, args=(config, tmp_path, start), daemon=True)]

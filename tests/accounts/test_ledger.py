@@ -1,4 +1,4 @@
-"""Ledgers: what is charged stays charged, and what is damaged is not believed."""
+"""Ledgers: charges are permanent, and damaged content is rejected."""
 
 import contextlib
 import io
@@ -318,7 +318,7 @@ def test_a_ledger_that_is_lost_is_no_new_account(tmp_path, how):
     ):
         with pytest.raises(LedgerError, match=r"is gone or empty, .*restore it from a backup"):
             use()
-    assert ledgers_in(tmp_path) == {"client_003": path}  # so that a card cannot leave it out
+    assert ledgers_in(tmp_path) == {"client_003": path}  # so a card cannot omit it
     path.with_suffix(".created").unlink()
     assert digests(file) == digests(begun(tmp_path)[0]) == []
 
@@ -390,7 +390,7 @@ def test_a_block_that_ends_leaves_no_journal_and_settings_that_guard_it(tmp_path
 
 
 def test_nobody_comes_in_between_a_charge_and_its_answer(file, path):
-    """Every commit would let others in, if the ledger held no more than SQLite's transactions."""
+    """Every commit would let others in if the ledger held only SQLite's transactions."""
 
     def is_shut():
         code = f"""
@@ -428,7 +428,7 @@ except sqlite3.OperationalError as error:
 
 
 def change(path, *statements):
-    """What somebody does to a ledger with SQLite's own tools."""
+    """A change to a ledger made with SQLite's own tools."""
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         for statement in statements:
             connection.execute(statement)
@@ -463,7 +463,7 @@ DAMAGE = {
 
 
 @every("damage", DAMAGE.values())
-def test_a_damaged_ledger_answers_nothing_and_says_what_to_do(tmp_path, damage):
+def test_a_damaged_ledger_answers_nothing_and_names_the_remedy(tmp_path, damage):
     file, path = begun(tmp_path)
     charge(file, "a", "b", "c")
     with file.transaction():
@@ -476,7 +476,7 @@ def test_a_damaged_ledger_answers_nothing_and_says_what_to_do(tmp_path, damage):
     with pytest.raises(LedgerError, match=message), opened.transaction():
         pytest.fail("a damaged ledger let somebody in")
     with pytest.raises(LedgerError, match=message), file.transaction():
-        pytest.fail("what was verified before is believed though the file has changed")
+        pytest.fail("verified content is trusted although the file has changed")
     with pytest.raises(LedgerError, match=message):
         read(path)
 
@@ -509,7 +509,7 @@ def test_an_answer_needs_its_charge(file):
 
 def test_nothing_is_charged_twice(ledger):
     charge(ledger, "a")
-    with ledger.transaction(), pytest.raises(ValueError, match="a is charged already"):
+    with ledger.transaction(), pytest.raises(ValueError, match="a is already charged"):
         ledger.charge(entry("a"))
     assert digests(ledger) == ["a"]
 
@@ -580,7 +580,7 @@ def test_notes_are_replaced(ledger):
 
 
 class Broken:
-    """A disk on which statements of SQLite's that begin with some words fail."""
+    """A disk on which SQLite statements that start with certain words fail."""
 
     def __init__(self, monkeypatch):
         self.fails, connect = (), ledgers.connect
@@ -668,7 +668,7 @@ def test_a_folder_above_that_nobody_may_read_is_not_in_the_way(tmp_path, file, m
 
 
 def test_what_a_killed_process_left_is_durable_before_anything_rests_on_it(path, file, monkeypatch):
-    """It may have emptied the journal's header, and not synced that."""
+    """It may have cleared the journal's header without syncing it."""
     charge(file, "a")
     journal, synced = path.with_name(f"{path.name}-journal"), []
     journal.write_bytes(bytes(512))
@@ -686,14 +686,14 @@ def test_what_a_killed_process_left_is_durable_before_anything_rests_on_it(path,
         pytest.fail("somebody came in")
 
 
-def _fill(file, limit, looks, told):
-    """Charge on a disk that takes no byte beyond a limit, and then on a mended one."""
+def _fill(file, limit, looks, reported):
+    """Charge on a disk that rejects bytes beyond a limit, and then on a repaired one."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
     with file.transaction():
         for write in (lambda: file.charge(entry("b")), lambda: file.store("b", np.ones(20_000))):
             try:
                 write()
-                told.value += 1
+                reported.value += 1
                 if looks:
                     file.entries()
             except LedgerError as error:
@@ -706,16 +706,16 @@ def _fill(file, limit, looks, told):
 @every("looks", [False, True])
 @every("limit", [0, 100, 4096, 12_288, 20_000, 36_864, 60_000, 300_000])
 def test_a_full_disk_takes_nothing_back_and_lets_nothing_through(tmp_path, limit, looks):
-    """A limit cuts off what a transaction had written already too, so its journal is needed."""
+    """A limit also truncates what a transaction had already written, so its journal is needed."""
     file, _ = begun(tmp_path)
     charge(file, "a")
     context = multiprocessing.get_context("fork")
-    told = context.Value("i")
-    child = context.Process(target=_fill, args=(file, limit, looks, told))
+    reported = context.Value("i")
+    child = context.Process(target=_fill, args=(file, limit, looks, reported))
     child.start()
     child.join()
     assert child.exitcode == 0
-    charged, stored = told.value > 0, told.value > 1
+    charged, stored = reported.value > 0, reported.value > 1
     assert (charged, stored) == (limit >= 20_000, limit == 300_000)
     again = FileLedger(tmp_path, 3, "digits")
     assert digests(again) == [*"ab"[: 1 + charged], "c"]
@@ -758,7 +758,7 @@ def test_a_folder_that_cannot_be_made_is_an_error_a_user_can_mend(tmp_path):
         FileLedger(tmp_path / "file" / "ledger", 0, "digits")
 
 
-def test_an_error_of_whoever_holds_the_ledger_is_their_own(file):
+def test_errors_inside_a_transaction_are_raised_unchanged(file):
     with pytest.raises(OSError, match="theirs"), file.transaction():
         raise OSError("theirs")
     charge(file, "a")

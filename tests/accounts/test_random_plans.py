@@ -1,4 +1,4 @@
-"""Random experiments over both axes: what ledgers hold is what was planned, and never more."""
+"""Random experiments over both axes: ledgers hold what was planned and never more."""
 
 import contextlib
 
@@ -114,7 +114,7 @@ def claimed(card):
 
 
 def random(number):
-    """Hypothesis' settings for so many experiments, the same ones each time."""
+    """Hypothesis settings for this many experiments, the same ones each time."""
     fixtures = HealthCheck.function_scoped_fixture
     return settings(
         max_examples=number,
@@ -131,13 +131,13 @@ BUDGETS = st.sampled_from([0.5, 5.0, 50.0])
 
 @MANY
 def test_ledgers_hold_what_was_planned(small, tmp_path_factory, number):
-    """Also after the process ended between rounds, and the run was resumed."""
+    """Also if the process ends between rounds and the run is resumed."""
     random(number)(given(experiments())(lambda drawn: holds(small, tmp_path_factory, *drawn)))()
 
 
 @MANY
 def test_clients_that_stop_early_hold_no_more_than_was_planned(small, tmp_path_factory, number):
-    """A budget ends a run where it must, and the card stays the whole plan's."""
+    """A budget ends a run when it must, and the card still covers the whole plan."""
 
     def check(drawn, budget):
         holds_no_more(small, tmp_path_factory, *drawn, budget)

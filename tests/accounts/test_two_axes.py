@@ -1,4 +1,4 @@
-"""Two axes: what is proven by the training, what by the answers, and which charges make it true."""
+"""Two axes: what is proven by the training and by the answers, and the charges it relies on."""
 
 import contextlib
 import dataclasses
@@ -50,7 +50,7 @@ def row(card, unit="record", relation="add_remove"):
 
 
 def by(card, basis, unit="record", relation="add_remove"):
-    """The epsilon of a basis, whether it is the claim or stands beside it."""
+    """The epsilon of a basis, whether it is the claim or listed with it."""
     return proofs.by(row(card, unit, relation), basis)
 
 
@@ -171,7 +171,7 @@ def test_weights_prove_nothing_for_patients(small, method):
 
 @every("leak", ["counts", "weights"])
 def test_what_leaks_past_the_plan_is_on_the_card(small, monkeypatch, leak):
-    """A method that sends class counts or weights, and has not planned them, claims no less."""
+    """A method that sends class counts or weights without planning them claims no less."""
     experiment = small(*PRIVATE, "method.class_counts=false")
     assert row(privacy_card(experiment, plan_of(experiment)), *PATIENT)["epsilon"] != "inf"
     answer = FedDPSD.client
@@ -304,7 +304,7 @@ def gaussian_epsilon(mu_squared):
 
 
 def test_an_answer_needs_its_training_on_the_ledger():
-    """Otherwise an answer would be free that nothing covers."""
+    """Otherwise an uncovered answer would be free."""
     training, ledger = DPSGD(14.3, 1.0, 100, 1.0, 0.02), MemoryLedger()
     own = paid(ledger, 4.0, training, 0)
     answers = TopKRandomizedResponse(10, 10.0)
@@ -343,7 +343,7 @@ def test_every_answer_of_dp_teachers_is_charged_with_the_training_that_covers_it
 
 
 def test_a_site_pays_for_the_training_before_it_answers(small, tmp_path, monkeypatch):
-    """A site that forgets to is refused by the ledger; nothing leaves."""
+    """The ledger refuses a site that forgets this; nothing leaves."""
     monkeypatch.setattr(Site, "pay_for_training", lambda self: None)
     folder = new_run_folder(experiment := small(*PRIVATE))
     with pytest.raises(Exception, match="is not paid for"):

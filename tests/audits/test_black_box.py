@@ -1,6 +1,6 @@
 """Audits of the real mechanism objects: never above a proof, near it, and above it when broken.
 
-Each statistical test fixes its seeds and states how often a right implementation would fail it.
+Each statistical test fixes its seeds and states how often a correct implementation would fail it.
 """
 
 import dataclasses
@@ -78,7 +78,7 @@ class NoNoise(NormalizedGradient):
 
 @every("seed", [0, 1, 2])
 def test_a_gaussian_is_audited_closely(seed):
-    """A right implementation exceeds an upper end with probability at most 0.01."""
+    """A correct implementation exceeds an upper end with probability at most 0.01."""
     proven = proof(GRADIENT, 4).value
     assert proven == pytest.approx(2.10, abs=0.01)
     result = audit(GRADIENT, 4, 100_000, DELTA, 0.01, seed)
@@ -126,7 +126,7 @@ def test_a_signal_that_drowns_gives_no_bound():
     ],
 )
 def test_every_variant_of_the_gradient_leaks_the_same(fields):
-    """A right implementation exceeds an upper end with probability at most 0.001."""
+    """A correct implementation exceeds an upper end with probability at most 0.001."""
     mechanism = dataclasses.replace(GRADIENT, **fields)
     runs = 12_000 if "normalise" in fields else 20_000  # each release needs a request of its own
     result = audit(mechanism, 4, runs, DELTA, 0.001, 0)
@@ -134,8 +134,8 @@ def test_every_variant_of_the_gradient_leaks_the_same(fields):
     assert 0.85 * MU < result.mu_lower_bound < MU
 
 
-def test_a_run_of_any_length_is_cut_into_two_asks_or_more(monkeypatch):
-    """Without noise a run's ratio is known, and so are the rows and asks that it was cut into."""
+def test_a_run_of_any_length_is_split_into_two_requests_or_more(monkeypatch):
+    """Without noise a run's ratio is known, and so are the rows and requests it was cut into."""
     mechanism = NoNoise(10, 5.563)
     row = public_rows(10)[:1]
     worlds = [mechanism.constrain_sensitivity(world[0], row)[0] for world in mechanism.worst_case()]
@@ -157,7 +157,7 @@ def test_a_run_of_any_length_is_cut_into_two_asks_or_more(monkeypatch):
             assert min(map(len, rows)) >= min(queries, 2)
 
 
-def test_an_ask_that_is_one_release_has_one_row():
+def test_a_request_that_is_one_release_has_one_row():
     rows = []
 
     def client(requests, public):
@@ -169,8 +169,8 @@ def test_an_ask_that_is_one_release_has_one_row():
     assert rows == [1] * 2 * 2 * 3
 
 
-def test_one_noise_for_two_asks_is_caught():
-    """The worlds change places in the second ask, so the difference has no noise in it."""
+def test_one_noise_for_two_requests_is_caught():
+    """The worlds are swapped in the second request, so the difference contains no noise."""
 
     class Forgetful:
         def __init__(self):
@@ -249,7 +249,7 @@ def more_epsilon(mechanism):
                 (NoisyMax(2, 2.0, "gumbel", Shards(3)), 4, 0.5),
             )
         ),
-        # The class of most votes tells less than its proof, by the counts, allows.
+        # The class with the most votes reveals less than its proof, by the counts, allows.
         *(
             (label, 4, 0.2, less_noise(label, 0.1))
             for label in (NoisyMax(2, 3.0), NoisyMax(2, 3.9, "gaussian", Shards(3)))
@@ -268,7 +268,7 @@ def more_epsilon(mechanism):
 def test_votes_and_responses_are_audited_closely_and_broken_ones_are_caught(
     claim, queries, least, broken
 ):
-    """A right implementation exceeds its proof, 1.8 to 2.5, with probability at most 0.001."""
+    """A correct implementation exceeds its proof, 1.8 to 2.5, with probability at most 0.001."""
     proven = proof(claim, queries).value
     result = audit(claim, queries, 20_000, DELTA, 0.001, 0, report_mu=False)
     assert least * proven < result.lower_bound < proven
@@ -307,7 +307,7 @@ def test_the_published_epsilon_of_a_run_of_responses_is_refuted_without_a_doubt(
 
 
 class TwiceTheEpsilon(TopKRandomizedResponse):
-    """A bug: the law of twice the epsilon, outside which the event knows nothing."""
+    """A bug: the law of twice the epsilon, which the event ignores."""
 
     def constrain_sensitivity(self, sensitive_value, predictions):
         doubled = TopKRandomizedResponse(self.num_classes, 2 * self.epsilon_per_answer, self.k)
@@ -399,8 +399,8 @@ def test_only_a_claim_that_covers_the_audit_is_refuted(claim, refuted):
     assert result().refutes(*claim) is refuted
 
 
-def test_a_verdict_tells_a_weaker_promise_from_a_broken_one():
-    """A client that leaves moves a sum half as far as a record that is replaced."""
+def test_a_verdict_distinguishes_a_weaker_promise_from_a_broken_one():
+    """A removed client moves a sum half as far as a replaced record."""
     proven = proof(GRADIENT, 4)
     strong = result(lower_bound=3.0)
     leaving = dataclasses.replace(proven, unit="client", relation="add_remove")

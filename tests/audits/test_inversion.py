@@ -1,6 +1,7 @@
-"""Inversion: pictures that a classifier gives away, and how their quality is told.
+"""Inversion: pictures extracted from a classifier, and measures of their quality.
 
-Seeds are fixed; each statistical test says how often a right implementation would fail with others.
+Seeds are fixed; each statistical test states how often a correct implementation would fail with
+other seeds.
 """
 
 import numpy as np
@@ -34,7 +35,7 @@ def first_of_each_class():
 
 
 def fitted(images, labels):
-    """A linear classifier of pixels, trained until it knows its records by heart."""
+    """A linear classifier of pixels, trained until it memorises its records."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, CLASSES))
     for parameter in model.parameters():
         nn.init.zeros_(parameter)
@@ -50,7 +51,7 @@ def fitted(images, labels):
 
 @pytest.fixture(scope="module")
 def judge():
-    """Members are a record of each class; the others are as many that nobody has learned."""
+    """Members are a record of each class; the others are as many unused records."""
     chosen = first_of_each_class()
     others = np.array([np.flatnonzero(DIGITS.labels == label)[1] for label in range(CLASSES)])
     classifier = fitted(DIGITS.images, DIGITS.labels)
@@ -58,11 +59,11 @@ def judge():
 
 
 @every("attack", ATTACKS)
-def test_a_classifier_that_knows_its_records_by_heart_is_broken(attack, judge):
+def test_a_classifier_that_memorises_its_records_is_broken(attack, judge):
     """Its pictures lie nearer to its ten records than to ten others of the same classes.
 
-    Each class's pictures are alike, so there are hardly more than ten chances: were pictures to
-    tell nothing, as many classes would be nearer less than once in 100 times.
+    Each class's pictures are alike, so there are hardly more than ten chances: if pictures revealed
+    nothing, as many classes would be nearer less than once in 100 times.
     """
     model = fitted(judge.members, np.arange(CLASSES))
     pictures, labels = invert(attack, model, SHAPE, judge.streams)

@@ -1,6 +1,6 @@
 """LiRA on scores whose best attack is known.
 
-The tests' seeds are fixed; each says how often a right implementation would fail with others.
+Seeds are fixed; each test states how often a correct implementation would fail with others.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ RECORDS, SHADOWS, TARGETS = 2_000, 64, 4
 
 
 def simulated(shift, spread, seed=0):
-    """Scores of records, some of which are harder than others, that membership shifts."""
+    """Scores of records of varying difficulty, shifted by membership."""
     rng = np.random.default_rng(seed)
     included = rng.random((SHADOWS + TARGETS, RECORDS)) < 0.5
     hardness = spread * rng.normal(size=RECORDS)
@@ -34,7 +34,7 @@ def test_lira_comes_close_to_the_best_attack_however_records_differ(spread):
     truth = included[SHADOWS:]
     assert auc(guesses, truth) == pytest.approx(ndtr(2 / np.sqrt(2)), abs=0.02)
     assert point(guesses, truth, 0.01).tpr == pytest.approx(ndtr(2 + ndtri(0.01)), abs=0.07)
-    # A threshold on the loss, which knows no record's hardness, loses where they differ.
+    # A threshold on the loss, which ignores a record's difficulty, loses if difficulties differ.
     loss = auc(scores[SHADOWS:], truth)
     assert loss == pytest.approx(ndtr(2 / np.sqrt(2 * (1 + spread**2))), abs=0.02)
 

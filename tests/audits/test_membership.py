@@ -1,6 +1,7 @@
 """Membership attacks on the folders of a small sweep, from its runs to the table.
 
-Seeds are fixed; each statistical test says how often a right implementation would fail with others.
+Seeds are fixed; each statistical test states how often a correct implementation would fail with
+other seeds.
 """
 
 import csv
@@ -43,7 +44,7 @@ def swept(folder, *overrides):
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    """Plain teachers of 90 records each, which know them by heart."""
+    """Plain teachers that memorise their 90 records each."""
     folder = tmp_path_factory.mktemp("plain")
     by_heart = ("num_clients=8", "model.teacher=mlp", "teacher.min_steps=200")
     common = ("training=plain", "answers=probabilities", f"seed=range(0,{RUNS})")
@@ -52,7 +53,7 @@ def plain(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def private(tmp_path_factory):
-    """Teachers that DP-SGD has trained at epsilon 1."""
+    """Teachers trained by DP-SGD at epsilon 1."""
     folder = tmp_path_factory.mktemp("private")
     few = ("training.steps=10", "privacy.target_epsilon=1", f"seed=range(0,{RUNS})")
     return swept(folder, "training=dp_sgd", "answers=probabilities", *few)
@@ -63,7 +64,7 @@ def attacked(folder):
     return {(o.victim, o.attack): o for o in membership.attack(folder, lambda line: None)}
 
 
-def test_teachers_that_know_their_records_by_heart_are_broken_and_the_control_is_not(plain):
+def test_teachers_that_memorise_their_records_are_broken_and_the_control_is_not(plain):
     """Two targets of 1,437 records: the control's AUC has a standard error of 0.011.
 
     So the control fails once in 10,000 times.
@@ -91,11 +92,11 @@ def test_guesses_refute_a_claim_whose_caps_no_rate_exceeds(plain):
     outcome = attacked(plain)["teachers", "lira"]
     right = np.random.default_rng(0).random(outcome.included.shape) < expit(1)
     scores = np.where(outcome.included == right, 1.0, -1.0)
-    told = [
+    outcomes = [
         dataclasses.replace(outcome, scores=scores, claims=((epsilon, 1e-5),))
         for epsilon in (0.5, 1)
     ]
-    assert [(each.above_cap, each.refuted, each.contradicts) for each in told] == [
+    assert [(each.above_cap, each.refuted, each.contradicts) for each in outcomes] == [
         (False, True, True),
         (False, False, False),
     ]
@@ -104,7 +105,7 @@ def test_guesses_refute_a_claim_whose_caps_no_rate_exceeds(plain):
 def test_models_of_an_earlier_row_are_attacked_again_where_more_is_claimed(
     plain, private, monkeypatch
 ):
-    """A mechanism that draws no noise makes the models in the clear, and claims more of them."""
+    """Without noise the models equal the earlier row's, and more is claimed of them."""
     rows = [shadows.rows_of(folder)[0] for folder in (plain, plain, private)]
     monkeypatch.setattr(membership, "rows_of", lambda path: rows)
     scores = np.random.default_rng(0).normal(size=(RUNS, 1_437))
@@ -112,13 +113,13 @@ def test_models_of_an_earlier_row_are_attacked_again_where_more_is_claimed(
     said = []
     found = [o for o in membership.attack(plain, said.append) if o.attack == "lira"]
     claimed = [(o.victim, round(o.claims[0][0], 3)) for o in found]
-    # In the clear nothing is claimed of teachers and student alike: only the first is attacked.
+    # Without privacy nothing is claimed of teachers and students: only the first is attacked.
     assert claimed == [("untrained teachers", 0), ("teachers", np.inf), ("teachers", 1)]
     assert sum("the same models" in line for line in said) == 4
     assert said[0].endswith(f": seeds 0-{RUNS - 1}, the last {RUNS // 3} under attack")
 
 
-def test_caps_are_those_of_the_run_of_which_least_is_proven(private):
+def test_caps_follow_the_run_with_the_weakest_proof(private):
     (row,) = shadows.rows_of(private)
     more = row.runs[4].summary
     more["privacy"]["proven"] = [claim | {"epsilon": 7.5} for claim in more["privacy"]["proven"]]
@@ -253,7 +254,7 @@ def test_the_command_writes_a_table_a_page_and_a_figure(plain, tmp_path, monkeyp
     assert "not resolved" not in (tmp_path / "membership.md").read_text()
 
 
-def test_the_command_says_which_proof_is_wrong(plain, tmp_path, monkeypatch, capsys):
+def test_the_command_reports_which_proof_is_wrong(plain, tmp_path, monkeypatch, capsys):
     lies = [dataclasses.replace(o, claims=((0.1, 1e-5),)) for o in attacked(plain).values()]
     monkeypatch.setattr(membership, "attack", lambda path, say: iter(lies))
     command = ["fed-dpsd", "privacy", "attack", "membership", str(plain), "--out", str(tmp_path)]

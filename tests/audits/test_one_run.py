@@ -1,6 +1,6 @@
 """Bounds from guesses at canaries: valid for the worst algorithm, close for a good one.
 
-Each statistical test fixes its seeds and states how often a right implementation would fail it.
+Each statistical test fixes its seeds and states how often a correct implementation would fail it.
 """
 
 import math
@@ -87,9 +87,9 @@ def test_an_approximate_claim_is_refuted_no_later_than_by_steinke_nasr_jagielski
 
 
 def test_all_canaries_given_away_at_once_do_not_fool_the_bound():
-    """With probability delta an (0, delta) private algorithm tells every coin: 1,000 of 1,000.
+    """With probability delta a (0, delta) private algorithm reveals every coin: 1,000 of 1,000.
 
-    A bound that took guesses for independent would be wrong that often.
+    A bound that assumes independent guesses would be wrong that often.
     """
     for failure in (0.005, 0.0101):
         assert refutes(approximate(0.0, 0.01), 1_000, 1_000, 1_000, failure) == (failure > 0.01)
@@ -111,7 +111,7 @@ def test_bounds_stay_below_what_is_true_and_come_near(mu):
 
 
 def test_guesses_in_the_dark_show_nothing():
-    """Fails with probability at most 0.001: scores know nothing of the coins."""
+    """Fails with probability at most 0.001: scores do not depend on the coins."""
     rng = np.random.default_rng(1)
     blind = Guesses(rng.random((50, 200)) < 0.5, rng.normal(size=(50, 200)))
     result = conclude(blind, 1e-5, 0.001, 7, "nothing", "noise")
@@ -121,7 +121,7 @@ def test_guesses_in_the_dark_show_nothing():
 
 
 def test_few_runs_are_never_trusted_however_many_canaries_are_right():
-    """Runs are what is independent: two perfect ones may be luck, and say little."""
+    """Only runs are independent: two perfect runs may be luck and prove little."""
     perfect = np.ones((2, 10_000), bool)
     assert advantage_at_least(Guesses(perfect, np.ones((2, 10_000))), 0.001) == pytest.approx(
         0, abs=1e-9

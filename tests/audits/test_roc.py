@@ -1,4 +1,4 @@
-"""Caps by proofs, and intervals of rates: exact where the answer is known in closed form."""
+"""Caps by proofs and intervals of rates: exact if the answer has a closed form."""
 
 import math
 
@@ -64,7 +64,7 @@ def test_the_bound_on_false_positives_is_that_of_an_order_statistic():
 
 
 def test_the_bound_on_false_positives_holds_where_scores_are_equal():
-    """Three scores, at which a bound by the counts above the threshold fails 4.5 times in 100.
+    """Three scores for which a bound by the counts above the threshold fails 4.5 times in 100.
 
     Of 4,000 draws the standard error is 0.25 %, so a right bound fails here once in 1,000 times.
     """
@@ -80,7 +80,7 @@ def test_the_bound_on_false_positives_holds_where_scores_are_equal():
     assert failures / 4_000 < FAILURE / 2 + 0.008
 
 
-def test_equal_scores_tell_nothing():
+def test_equal_scores_reveal_nothing():
     included = np.arange(400) % 2 == 0
     found = point(np.zeros(400), included, 0.01)
     assert (found.tpr, auc(np.zeros(400), included)) == (0, 0.5)

@@ -41,7 +41,7 @@ def test_a_run_over_hospitals(deployed, tmp_path):
     assert notes == [
         *("per run", "tuning not covered"),
         "delta should be below one over the records of each client",
-        "the time that a client takes tells about how many records it has",
+        "a client's response time reveals roughly how many records it has",
     ]
     assert summary["accuracy"]["evaluated_on"] == "360 test images of digits, the coordinator's own"
     assert not (folder / "ledger").exists()

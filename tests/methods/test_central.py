@@ -27,7 +27,7 @@ def overrides(request):
     return (*CENTRAL, *request.param)
 
 
-def test_nothing_is_proven_of_records_and_the_labels_epsilon_stands_apart(small, overrides):
+def test_nothing_is_proven_for_records_and_the_labels_epsilon_is_separate(small, overrides):
     experiment = small(*overrides, "training.epsilon=2.0")
     content = privacy_card(experiment, plan_of(experiment))
     plain = small(*CENTRAL, "training=plain")
@@ -47,9 +47,7 @@ def test_nothing_is_proven_of_records_and_the_labels_epsilon_stands_apart(small,
     assert "label" not in str(PrivacyCard(expected))
 
 
-def test_a_run_charges_nothing_for_labels_and_its_result_says_what_they_are_promised(
-    small, overrides
-):
+def test_a_run_charges_nothing_for_labels_and_its_result_states_their_guarantee(small, overrides):
     experiment = small(*overrides)
     folder = new_run_folder(experiment)
     federation = LocalFederation(experiment, folder)
@@ -65,7 +63,7 @@ def test_a_run_charges_nothing_for_labels_and_its_result_says_what_they_are_prom
     assert labels.endswith(IMAGES_NOTE)
 
 
-def test_a_plan_prints_the_labels_epsilon_beside_those_of_records():
+def test_a_plan_prints_the_labels_epsilon_and_the_records_epsilons():
     text = str(api.plan("method=central", "training=alibi", "training.epsilon=3"))
     label = "3 (label, replace_one, trust nobody, delta 0, pure): of labels alone, "
     assert f"epsilon planned: {label}{IMAGES_NOTE}" in text.splitlines()

@@ -27,7 +27,7 @@ def test_pooled_odds_are_those_of_all_records_where_averages_are_not():
     assert np.abs(pool(answers, weights) - posterior).mean() < 0.01
 
 
-def test_a_client_that_is_sure_of_its_only_class_says_nothing():
+def test_a_client_that_is_sure_of_its_only_class_has_no_influence():
     posterior, answers, weights = shifted_clients()
     alone = pool(answers, weights)
     answers[3] = np.eye(4)[[3] * len(posterior)]

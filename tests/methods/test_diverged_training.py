@@ -57,7 +57,7 @@ def test_a_training_that_diverges_names_network_step_and_key(small, tmp_path):
 
 
 def error_of(small, folder, method, *settings):
-    """What a run that diverges says; "" if it does not."""
+    """The error of a diverging run; "" if there is none."""
     try:
         list(rounds(named(small, method, *settings), folder))
     except Diverged as error:
@@ -94,7 +94,7 @@ def test_images_that_are_trained_themselves_are_checked_too(small, tmp_path, mon
 
 
 def test_a_loss_that_is_infinite_in_a_later_round_is_found(small, tmp_path, monkeypatch):
-    """The first round is whole; the last one's, the third, is planted."""
+    """The first round is normal; the infinite loss is planted in the third and last one."""
     distil, planted = Distilling.distil, []
 
     def later(self, student, buffer, *given):

@@ -1,4 +1,4 @@
-"""DPSD: one site, and what it says of itself where the teacher is the discriminator."""
+"""DPSD: one site, and its claims if the teacher is the discriminator."""
 
 import math
 from dataclasses import replace
@@ -22,7 +22,7 @@ AGAINST_TEACHER = (*DPSD, "method.discriminator=teacher", "method.generator_step
 
 
 def test_it_is_feddpsd_with_one_client_bit_by_bit(small, tmp_path):
-    """In the clear: an answer's noise follows the method's name too."""
+    """Without noise, since an answer's noise also depends on the method's name."""
     _, alone = finish(small(*DPSD, "training=plain", "answers=probabilities"), tmp_path / "dpsd")
     _, federated = finish(
         small("num_clients=1", "training=plain", "answers=probabilities"), tmp_path / "fed_dpsd"
@@ -66,11 +66,11 @@ def test_its_generators_are_trained_against_the_very_teacher(small, tmp_path):
     given, true = discriminator.state_dict(), teacher.state_dict()
     assert all(torch.equal(given[name], true[name]) for name in true)
     entries = entries_of(federation._sites[0].ledger)
-    assert [entry.queries for entry in entries] == [1, 64, 64, 64]  # asked twice, charged once
+    assert [entry.queries for entry in entries] == [1, 64, 64, 64]  # requested twice, charged once
 
 
 @pytest.mark.parametrize("settings", [DPSD, AGAINST_TEACHER], ids=["student", "teacher"])
-def test_what_generators_ask_the_teacher_are_answers_too(small, tmp_path, settings):
+def test_what_generators_learn_from_the_teacher_counts_as_answers(small, tmp_path, settings):
     experiment = small(*settings, "method.generator_steps=3")
     _, finished = finish(experiment, tmp_path)
     generated = experiment.method.mixture(64)["generated"]

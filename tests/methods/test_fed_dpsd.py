@@ -86,8 +86,8 @@ def test_a_known_polarity_holds_from_the_first_image_on(small, tmp_path):
         assert {bool(i.mean() < 127.5) for i in only.state.buffer[0].images} == dark, polarity
 
 
-def test_recombined_images_are_made_of_the_bank(small):
-    """White images in the bank make white ones, black images black ones: nothing else shows."""
+def test_recombined_images_are_made_from_the_buffer(small):
+    """White images in the buffer make white ones, black images black ones: nothing else shows."""
     experiment = small("method.recombined_fraction=0.25", "queries_per_round=64")
     context = context_of(experiment)
     student = context.make_student(Streams(0).torch("student"))
@@ -103,7 +103,7 @@ def test_recombined_images_are_made_of_the_bank(small):
         drawn[pixel] = experiment.method.draw(student, context, Streams(0), 2, buffer)
         assert (drawn[pixel][place] == pixel).all()
     same = (drawn[0] == drawn[255]).all((1, 2, 3))
-    assert same.sum() == 48  # the other images do not depend on the bank
+    assert same.sum() == 48  # the other images do not depend on the buffer
     labels, predictions = np.eye(10, dtype=np.float32)[[0, *[1] * 63]], np.full((64, 10), 0.1)
     one_white = np.repeat(np.uint8([255, *[0] * 63]), 64).reshape(64, 1, 8, 8)
     buffer = [ReplayBuffer(one_white, predictions.astype(np.float32), labels)]
@@ -115,7 +115,7 @@ def test_recombined_images_are_made_of_the_bank(small):
 
 
 def test_pictures_take_the_place_of_procedural_images(small, tmp_path):
-    """A picture of one colour has crops of one colour; procedural images, the control, have not."""
+    """A picture of one colour has crops of one colour; procedural images, the control, do not."""
     Image.new("RGB", (30, 30), (90, 90, 90)).save(tmp_path / "grey.png")
 
     def flat(*overrides):
@@ -131,7 +131,7 @@ def test_pictures_take_the_place_of_procedural_images(small, tmp_path):
     assert not flat().any()
 
 
-def test_each_round_asks_other_crops(small):
+def test_each_round_sends_other_crops(small):
     experiment = small("queries_per_round=64", "pictures=scikit-learn")
     context = context_of(experiment)
     counts = {"areas": 20, "lines": 12}
@@ -141,7 +141,7 @@ def test_each_round_asks_other_crops(small):
     assert (rounds[0] != rounds[1]).any((1, 2, 3)).all()
 
 
-def test_gradients_are_asked_for_near_the_uniform_prediction(small):
+def test_gradients_are_requested_near_the_uniform_prediction(small):
     """There the answer points at the teacher's class; with our divisor at lambda 8 it does not."""
     images = np.zeros((1, 1, 8, 8), np.uint8)
     experiment = small("training=plain", "answers=gradient")

@@ -1,4 +1,4 @@
-"""FedProx: FedAVG at weight 0, nearer to the start above it, and as private as FedAVG."""
+"""FedProx: FedAVG at weight 0, nearer to the start above 0, and as private as FedAVG."""
 
 import copy
 import math
@@ -20,7 +20,7 @@ from tests.running import context_of, finish, not_refused
 
 @pytest.mark.parametrize("training", [CLEAR, (*PRIVATE, "model.teacher=scattering"), PRIVATE])
 def test_at_weight_0_every_bit_is_fedavgs(small, tmp_path, training):
-    """The control: at another weight it is not, but in the first round, whose models are given."""
+    """The control: at another weight they differ, except in the first round with given models."""
     runs = {}
     for name in ("fedavg", "fedprox method.proximal_weight=0", "fedprox method.proximal_weight=5"):
         experiment = small(*training, "rounds=3", *f"method={name}".split())
@@ -60,7 +60,7 @@ def test_the_pull_is_the_gradient_of_the_proximal_term():
         assert torch.allclose(steps(pulled), by_autograd, atol=1e-6)
         assert torch.equal(steps(other), alone)
     assert not torch.allclose(by_autograd, free, atol=1e-3)
-    assert torch.equal(steps(copy.deepcopy(first)), free)  # and nothing of it stays
+    assert torch.equal(steps(copy.deepcopy(first)), free)  # and no trace of it remains
 
 
 def to_vector_of(model):
@@ -86,7 +86,7 @@ def test_clients_stay_nearer_to_the_model_they_are_sent(small, records):  # noqa
 
 @pytest.mark.parametrize("teacher", ["cnn", "scattering"])
 def test_another_pull_is_another_private_training_with_noise_of_its_own(small, records, teacher):  # noqa: F811
-    """Otherwise two weights under the same noise would tell of the records, for one charge."""
+    """Otherwise two weights under the same noise would reveal records for one charge."""
     ledger, sent = None, {}
     for weight in (0, 1, 2, 1):
         settings = "method=fedprox", f"method.proximal_weight={weight}", f"model.teacher={teacher}"

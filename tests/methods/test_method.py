@@ -1,4 +1,4 @@
-"""What methods share: class shares from noisy counts, and the weight that they give."""
+"""What methods share: class shares from noisy counts, and the resulting weights."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -74,7 +74,7 @@ def test_no_lie_about_counts_makes_shares_that_are_not_finite(context):
         assert weigh(rows, shares) == pytest.approx(np.full((2, 3), 1 / 3))
 
 
-def test_nobody_is_asked_for_counts_that_nobody_releases(small):
+def test_counts_that_nobody_releases_are_not_requested(small):
     for settings in (
         ("training=plain", "answers=label"),
         (*PRIVATE, "training.count_fraction=null"),
@@ -93,7 +93,7 @@ def test_a_client_is_believed_about_the_classes_that_it_holds():
     values = {0: np.array([[0.6, 0.4], [0.0, 0.0]]), 1: np.array([[0.8, 0.2], [0.0, 0.0]])}
     weighted = weigh(values, shares)
     assert weighted[0] == pytest.approx([0.6 / 0.85, 0.25 / 0.85])
-    assert weighted[1] == pytest.approx([0.5, 0.5])  # nobody says anything
+    assert weighted[1] == pytest.approx([0.5, 0.5])  # nobody answers
     assert weigh({1: values[1]}, shares)[0] == pytest.approx([0, 1])
     plain = weigh(values, {0: np.full(2, 0.5), 1: np.full(2, 0.5)})
     assert plain[0] == pytest.approx([0.7, 0.3])  # the control: equal shares give the mean

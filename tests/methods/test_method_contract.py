@@ -49,7 +49,7 @@ ON_BOTH_AXES = [
 ]
 ANSWERS = [*(("training=plain", *answers) for answers in PLAIN), PRIVATE, *ON_BOTH_AXES]
 WHITE_BOX = [CLEAR, PRIVATE, (*DP_SGD, "answers=label"), ("training=plain", "answers=label")]
-# What a method answers with, where not everything, and needs beyond the small experiment.
+# A method's answers, if not all, and its needs beyond the small experiment.
 ANSWERED = dict.fromkeys(METHODS, WHITE_BOX) | {"fed_dpsd": ANSWERS, "dp_fedavg": WHITE_BOX[1:3]}
 PAPER = [ANSWERS[0], ANSWERS[3], PRIVATE, ON_BOTH_AXES[2]]
 ANSWERED |= dict.fromkeys(("paper_fed_dpsd", "paper_dpsd"), PAPER)
@@ -75,7 +75,7 @@ ANSWERED |= {"dp_dfd": [SELECTIVE, (*SELECTIVE, STUDENT_DRIVEN), ON_BOTH_AXES[0]
 ALONE = ("dpsd", "central", "direct", "paper_dpsd", "dpdfd", "dp_dfd", "dgd", "dgd_plus")
 NEEDS = dict.fromkeys(ALONE, ("num_clients=1",))
 ONE_ROUND = {"central", "direct", "ensemble"}
-# One answer of each kind for what is the same code for all: refusals.
+# One answer of each kind where the code is shared: refusals.
 KINDS = [ANSWERS[0], ANSWERS[2], ANSWERS[4], ("training=plain", *PLAIN[10]), PRIVATE, MAX]
 ASKING_MANY = [("fed_dpsd", answers) for answers in KINDS] + [("dpsd", ANSWERS[0])]
 ASKING = [(method, ANSWERED[method][-1]) for method in METHODS if ANSWERED[method]]
@@ -112,7 +112,7 @@ def equal(one, other):
 
 
 class Recorder:
-    """A site that records what reaches `release`, and what leaves."""
+    """A site that records what reaches `release` and what leaves it."""
 
     def __init__(self, site):
         self.site, self.released = site, []
@@ -175,7 +175,7 @@ def charged_as_planned(experiment, federation):
 
 
 def nothing_else_left(experiment, federation):
-    """What leaves a client is what was released, and it is exact only where it may be."""
+    """Only released values leave a client, and they are exact only if allowed."""
     for recorder in federation._sites.values():
         assert recorder.released or experiment.method_name == "local"
         for mechanism, bounded, response in recorder.released:
@@ -220,6 +220,6 @@ def test_a_federation_that_refuses_ends_the_run_cleanly(experiment, tmp_path):
 
 
 @pytest.mark.parametrize("experiment", ASKING, indirect=True, ids=lambda p: p[0])
-def test_a_federation_that_never_answers_is_an_error_that_says_why(experiment, tmp_path):
+def test_a_federation_that_never_answers_is_an_error_with_the_reason(experiment, tmp_path):
     with pytest.raises(UserError, match="no client answers: spent$"):
         finish(experiment, tmp_path, lambda inner: Refusing(inner, last=-1))

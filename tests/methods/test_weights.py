@@ -1,4 +1,4 @@
-"""Weights that leave: what is charged and proven, whatever noise answers would have."""
+"""Released weights: what is charged and proven, whatever the noise of answers."""
 
 import math
 
@@ -43,7 +43,7 @@ def test_weights_prove_nothing_whatever_noise_answers_would_have(small, method):
 
 
 def test_every_private_round_is_charged_and_proven(small, tmp_path):
-    """Two rounds cost what two trainings do; without a private training there is no such method."""
+    """Two rounds cost two trainings; without a private training the method is refused."""
     experiment = small(*PRIVATE, "method=dp_fedavg", "rounds=2")
     federation, _ = finish(experiment, tmp_path)
     plan = plan_of(experiment)

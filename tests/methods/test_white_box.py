@@ -70,7 +70,7 @@ def test_an_ensemble_counts_every_image_that_a_teacher_sees_and_every_gradient(s
     batch = images().requires_grad_()
     ensemble(batch).sum().backward()
     assert (ensemble.forward_answers, ensemble.backward_answers) == (12, 12)
-    ensemble(batch)  # no gradient is asked for
+    ensemble(batch)  # no gradient is requested
     ensemble_logits(ensemble, np.zeros((5, 1, 8, 8), np.uint8), context.device)
     assert (ensemble.forward_answers, ensemble.backward_answers) == (34, 12)
 
@@ -103,7 +103,7 @@ def test_central_is_the_one_clients_teacher(small, tmp_path):
 
 
 def test_direct_training_is_that_of_the_students_own_network(small, tmp_path):
-    """Whatever the teachers would be; nothing is proven of it. The control: central training."""
+    """Whatever the teachers' network; nothing is proven. The control: central training."""
     model = ("model=cnn", "model.student=lenet", "model.student_width=6")
     for method, own in (("direct", True), ("central", False)):
         config = set_up(composed(f"method={method}", *model), tmp_path).config
@@ -166,7 +166,7 @@ def test_teachers_are_weighed_by_counts_only_where_the_student_reads_them(small,
     assert kinds.count("counts") == counts
 
 
-def test_answers_are_summed_over_rounds_and_a_resumed_run_goes_on_counting(small):
+def test_answers_are_summed_over_rounds_and_a_resumed_run_continues_counting(small):
     experiment = small(*CLEAR, "method=dense", "method.generator_steps=2", "method.latent_size=2")
     folder = new_run_folder(experiment)
     lines = []
@@ -179,7 +179,7 @@ def test_answers_are_summed_over_rounds_and_a_resumed_run_goes_on_counting(small
     with pytest.raises(KeyboardInterrupt):
         runs.run(experiment, LocalFederation(experiment, folder), folder, stop_after_two)
     summary = runs.run(experiment, LocalFederation(experiment, folder), folder, lines.append)
-    asked = 2 * 64  # teachers times images, for each generator step and once for the bank
+    asked = 2 * 64  # teachers times images, for each generator step and once for the buffer
     assert [line["forward_answers"] for line in lines] == [3 * asked, 6 * asked, 9 * asked]
     assert [line["backward_answers"] for line in lines] == [2 * asked, 4 * asked, 6 * asked]
     assert summary["queries"]["forward_answers"] == 9 * asked
@@ -224,7 +224,7 @@ def test_one_round_averages_the_teachers_by_their_records(small, tmp_path):
 
 
 def test_later_rounds_train_from_the_average(small, tmp_path):
-    """Better than one round, from a common start; a step from elsewhere would not be near it."""
+    """Better than one round from a common start; training from elsewhere would not reach it."""
     settings = (*CLEAR, "method=fedavg", "teacher.min_steps=100", "rounds=4")
     _, finished = finish(small(*settings), tmp_path)
     config = small(*settings).config
@@ -272,7 +272,7 @@ def test_over_budget_clients_train_no_further_and_the_run_keeps_what_it_has(smal
 # --- images from the teachers ---
 
 
-def test_batch_statistics_are_those_that_the_teachers_keep():
+def test_batch_statistics_match_the_teachers():
     class Teacher(nn.Module):
         def __init__(self, mean, variance):
             super().__init__()
@@ -370,7 +370,7 @@ def test_divergences_are_zero_at_equality_and_bounded():
 
 
 @pytest.mark.parametrize("method", ["local", "dense", "fed_dpsd"])
-def test_counts_in_the_clear_are_given_only_where_the_plan_says_so(small, tmp_path, method):
+def test_counts_without_noise_are_released_only_if_planned(small, tmp_path, method):
     off = ("method.class_counts=false",) if method == "fed_dpsd" else ()
     experiment = small(*CLEAR, f"method={method}", *off)
     federation, context = open_(experiment, tmp_path)

@@ -34,7 +34,7 @@ def record(experiment):
     return cards.proven(experiment, plan, "record", "add_remove")["answers"]
 
 
-def test_a_baseline_without_noise_proves_nothing_and_says_why(small, tmp_path):
+def test_a_baseline_without_noise_proves_nothing_and_gives_the_reason(small, tmp_path):
     experiment = small(*PLAIN)
     folder = new_run_folder(experiment)
     summary = runs.run(experiment, LocalFederation(experiment, folder), folder, lambda line: None)
@@ -88,7 +88,7 @@ def test_the_ledger_holds_the_baseline_once(small, tmp_path):
 
 
 def test_a_baseline_that_is_not_planned_is_refused(small, tmp_path, monkeypatch):
-    """A method that forgets to count it gets nothing from a client."""
+    """A client refuses a method that forgets to count it."""
     plan = dgd.DGD.plan
     monkeypatch.setattr(
         dgd.DGD,
@@ -117,7 +117,7 @@ def test_without_a_generators_training_no_baseline_leaves_and_the_votes_alone_co
 
 
 def test_a_site_trains_a_baseline_in_a_simulation_only(small, tmp_path):
-    """Whatever a message says: the configuration is the site's own."""
+    """Whatever a message requests: the configuration is the site's own."""
     experiment = small(*PAID)
     federation = LocalFederation(experiment, tmp_path)
     federation.each(context_of(experiment).request("baseline"))

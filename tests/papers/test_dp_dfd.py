@@ -23,7 +23,7 @@ WEIGHTS = Request.without_images("weights", (1, 8, 8), 10)
 
 
 class Listening:
-    """A federation that notes what is asked."""
+    """A federation that records requests."""
 
     def __init__(self, inner):
         self.inner, self.asked = inner, []
@@ -38,7 +38,7 @@ class Listening:
 
 
 def test_a_student_driven_generator_never_gets_the_teachers_weights(small, tmp_path):
-    """Nor would the client give them. The control: against the teacher they are asked and given."""
+    """Nor would the client send them. The control: with the teacher they are sent."""
     federation, _ = finish(small(*STUDENT), tmp_path / "student", Listening)
     assert federation.asked == ["answers"] * 3
     site = federation.inner._sites[0]
@@ -106,7 +106,7 @@ def test_the_generator_is_pretrained_against_the_very_teacher(small, tmp_path):
 
 
 @pytest.mark.parametrize("settings", [TEACHER, STUDENT], ids=["teacher", "student"])
-def test_what_the_generator_asks_the_teacher_are_answers_too(small, tmp_path, settings):
+def test_what_the_generator_learns_from_the_teacher_counts_as_answers(small, tmp_path, settings):
     _, finished = finish(small(*settings, "method.generator_steps=2"), tmp_path)
     trained = [(4 + 2) * 64, 2 * 64, 2 * 64] if settings is TEACHER else [0, 0, 0]
     counted = [(each.forward_answers, each.backward_answers) for each in finished]

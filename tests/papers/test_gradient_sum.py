@@ -70,7 +70,7 @@ def test_noise_is_drawn_once_and_has_its_size():
     assert usual[1:].all()
 
 
-def test_the_published_settings_prove_what_privacy_md_says():
+def test_the_published_settings_prove_what_privacy_md_states():
     """Theorem 3 of DPDFD counts B queries, as if the sum's terms had noise of their own."""
     proven = {
         normalise: prove(
@@ -107,7 +107,7 @@ def test_an_honest_answer_is_admissible_and_a_longer_one_is_not(normalise):
 
 
 def test_what_a_sum_cannot_do_is_named():
-    with pytest.raises(ValueError, match="masks of their own; use mask=private"):
+    with pytest.raises(ValueError, match="their own masks; use mask=private"):
         GradientSum(10, 1.0, k=3)
     with pytest.raises(ValueError, match=r"noise_multiplier=0\.01 must be at least"):
         GradientSum(10, 0.01)

@@ -31,7 +31,7 @@ def rng(seed=0):
 
 
 class Majority:
-    """A learner whose network names one class for every image: the most frequent of its targets.
+    """A learner whose network predicts one class for every image: its most frequent target.
 
     It remembers the targets of all records that each `fit` has shown it.
     """
@@ -64,7 +64,7 @@ def largest_loss(law):
     """The largest log ratio between two rows of (K, K) probabilities, one row a label."""
     with np.errstate(divide="ignore", invalid="ignore"):
         ratios = np.log(law[:, None] / law[None])
-    return np.nanmax(ratios)  # what is impossible for both labels says nothing
+    return np.nanmax(ratios)  # outcomes impossible for both labels reveal nothing
 
 
 def lies_anywhere(mechanism, labels, prior):
@@ -101,7 +101,7 @@ def test_a_response_loses_no_more_than_epsilon_whatever_the_prior_is(classes, ep
 
 
 @every("broken", [lies_anywhere, as_many_as_the_label_needs])
-def test_a_response_that_tells_whether_the_label_is_a_candidate_is_rejected(broken):
+def test_a_response_that_reveals_whether_the_label_is_a_candidate_is_rejected(broken):
     mechanism, labels = LPMST(10, 1.0, 2), np.arange(10)
     tiled = [np.tile(prior, (10, 1)) for prior in priors(10)]
     assert max(largest_loss(mechanism.law(labels, prior)) for prior in tiled) <= 1 + 1e-9
@@ -109,7 +109,7 @@ def test_a_response_that_tells_whether_the_label_is_a_candidate_is_rejected(brok
 
 
 @every("epsilon", [0.1, 1.0, 4.0])
-def test_the_candidates_are_those_of_which_a_response_is_most_probably_true(epsilon):
+def test_a_response_among_the_candidates_is_most_probably_true(epsilon):
     """Algorithm 2, line by line: w_k is the chance that a label of the prior is answered truly."""
     mechanism = LPMST(5, epsilon, 2)
     for prior in priors(5):
@@ -137,7 +137,7 @@ def test_responses_are_drawn_from_their_law(secret):
 
 
 class Redrawing(LPMST):
-    """LP-MST that asks all labels so far again in each stage: T responses to a label."""
+    """LP-MST that randomises all labels so far again in each stage: T responses per label."""
 
     def train(self, learner, labels, rng):
         for stage in range(1, self.stages + 1):
@@ -326,7 +326,7 @@ def test_another_label_moves_one_vote_an_image_and_noise_is_drawn_once(monkeypat
     assert overlapping == 10
 
 
-def test_the_student_learns_from_the_noisy_votes_on_asked_images_alone(monkeypatch):
+def test_the_student_learns_only_from_the_noisy_votes_on_sent_images(monkeypatch):
     chosen = np.eye(4)[rng(5).integers(0, 4, 6)]
     monkeypatch.setattr(NoisyVotes, "add_noise", lambda *given: chosen)
     learner = Majority()
@@ -341,7 +341,7 @@ def test_the_student_learns_from_the_noisy_votes_on_asked_images_alone(monkeypat
 
 
 @every("training", TRAININGS)
-def test_the_epsilon_is_a_labels_and_says_so(training):
+def test_the_epsilon_is_a_labels_and_is_named_so(training):
     assert isinstance(training, Plain)  # it covers no answer
     assert not isinstance(training, TrainingMechanism)
     claim = prove_label(training, ("per run",), 1)
@@ -365,7 +365,7 @@ def test_what_the_network_sees_of_labels_went_through_the_mechanism(training, mo
         training.train(learner, labels, rng())
         return learner.fits
 
-    class Telling(LPMST):
+    class Revealing(LPMST):
         """LP-MST that fits the labels themselves."""
 
         def train(self, learner, labels, rng):
@@ -373,7 +373,7 @@ def test_what_the_network_sees_of_labels_went_through_the_mechanism(training, mo
 
     zeros, threes = np.zeros(9, np.int64), np.full(9, 3)
     assert seen(training, zeros) == seen(training, threes)
-    assert seen(Telling(4, 1.0, 2), zeros) != seen(Telling(4, 1.0, 2), threes)
+    assert seen(Revealing(4, 1.0, 2), zeros) != seen(Revealing(4, 1.0, 2), threes)
 
 
 class Sorting(LPMST):

@@ -165,7 +165,7 @@ def test_the_defaults_are_the_print():
         assert not defaults["student_learning_rate_falls"]
 
 
-def test_the_optimisers_are_those_of_the_keys(small):
+def test_the_optimisers_follow_the_keys(small):
     linear = torch.nn.Linear(2, 2)
     for name, optimiser in (("adam", torch.optim.Adam), ("sgd", torch.optim.SGD)):
         made = small(*FED, f"method.optimiser={name}").method.optimisers(
@@ -194,7 +194,7 @@ class Teachers:
 
 
 def answered(experiment, predictions):
-    """What a client's two teachers give to be released."""
+    """The values that a client's two teachers release."""
     site = Teachers(experiment.answers)
     experiment.method.client(Request(1, np.zeros((3, 1, 8, 8), np.uint8), predictions), site)
     return site.released, site.probabilities
@@ -228,7 +228,7 @@ def test_a_bad_reading_is_one_clear_error(small):
 
 
 def test_the_untrained_generator_has_the_levels_of_its_keys(small):
-    """With another draw of the levels a run's luck would decide whether it learns."""
+    """With another draw of the levels, learning would depend on luck."""
     for contrast, brightness in ((2.0, 1.0), (5.0, -3.0)):
         levels = f"method.contrast={contrast}", f"method.brightness={brightness}"
         experiment = small(*FED, *levels)

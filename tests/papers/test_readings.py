@@ -1,4 +1,4 @@
-"""Readings of the paper's mechanisms that are not ours: what they release, and what is proven."""
+"""Alternative readings of the paper's mechanisms: what they release, and what is proven."""
 
 import csv
 import math
@@ -67,7 +67,7 @@ def test_a_signed_mask_keeps_a_teachers_largest_entries():
     assert kept == {"signed": [1, 2, 3], "private": [0, 1, 2]}
     signed = NormalizedGradient(10, 1.0, k=3, mask="signed")
     noisy = signed.add_noise(np.zeros((1, 1, 10)), predictions, np.random.default_rng(0))
-    assert (noisy != 0).all()  # its support says something of the teacher
+    assert (noisy != 0).all()  # its support reveals something about the teacher
 
 
 # --- noise of Eq. 3 that does not cover the answers ---
@@ -155,7 +155,7 @@ def epsilon_by_hand(mu, delta=1e-5):
     ],
 )
 @every("bound", [1e-3, 5e-3])
-def test_one_teachers_answers_prove_what_the_formula_of_gaussian_dp_says(sigma, expected, bound):
+def test_one_teachers_answers_prove_what_the_formula_of_gaussian_dp_states(sigma, expected, bound):
     """Whatever beta is: mu = 2 sqrt(E), E = N / sigma^2, for N = 51,200 answers."""
     stage = Stage(NormalizedGradient(10, sigma, bound), 200, 256)
     proven = prove([stage], 1e-5, *REPLACED).value
@@ -186,7 +186,7 @@ def test_the_measured_rows_have_the_epsilons_of_the_formula():
         assert proven == pytest.approx(by_hand, rel=1e-3)
 
 
-def test_what_all_answers_can_tell_of_the_classes_names():
+def test_what_all_answers_can_reveal_about_the_classes_names():
     """docs/results/one_teacher.md: N / (2 sigma^2) nats, for ten names in unknown order.
 
     By Donsker and Varadhan no joint law with so many nats has more names right, on average, than
@@ -218,7 +218,7 @@ def test_what_all_answers_can_tell_of_the_classes_names():
 
 
 def test_lies_among_all_classes_are_not_saved_by_a_threshold():
-    """Its candidates are some of the classes, so a response outside them tells as much."""
+    """Its candidates are some of the classes, so a response outside them reveals as much."""
     mechanism = TopKRandomizedResponse(10, 1.0, None, threshold=0.05, lies="classes")
     for pair in UNITS_AND_RELATIONS:
         assert mechanism.event(*pair) == NonPrivateDpEvent()

@@ -1,4 +1,4 @@
-"""Events without what the noise's finite precision adds, to compare with laws of ideal noise."""
+"""Events without the loss of finite precision, to compare with laws of ideal noise."""
 
 from dp_accounting import ComposedDpEvent, SelfComposedDpEvent
 

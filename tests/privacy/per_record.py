@@ -1,4 +1,4 @@
-"""The broken training by patients that several tests must refute: it clips record by record."""
+"""The broken training by patients that several tests must refute: it clips each record."""
 
 from fed_dpsd.privacy import lattice
 
@@ -6,8 +6,8 @@ from fed_dpsd.privacy import lattice
 def clip_records_alone(patch, scale):
     """Clip a patient's records one by one and add them.
 
-    A network's gradients of norm (N,) are multiplied by `scale` of it, and their sum is passed on
-    as clipped.
+    A network's gradients of norm (N,) are multiplied by `scale` of the norm, and their sum is
+    passed on as clipped.
     """
     linear_sum, single_gradients = lattice.linear_sum, lattice.single_gradients
 

@@ -1,4 +1,4 @@
-"""Proven epsilons: the golden numbers, closed forms, conformance, and the library's two traps."""
+"""Proven epsilons: golden numbers, closed forms, conformance, and the library's two traps."""
 
 import functools
 import itertools
@@ -57,7 +57,7 @@ REPLACE = dp_accounting.NeighboringRelation.REPLACE_ONE
 
 @pytest.fixture(autouse=True, scope="module")
 def _composed_once():
-    """A privacy loss distribution does not hang on delta, and many deltas are asked of one."""
+    """A privacy loss distribution does not depend on delta, and serves many deltas."""
     compose = functools.lru_cache(maxsize=2)(lambda parts: original(list(parts)))
     original = laws._composed
     with pytest.MonkeyPatch.context() as patch:
@@ -144,7 +144,7 @@ def test_a_batch_normalised_as_a_whole_is_one_release():
 @every("delta", [1e-2, 1e-5, 1e-9])
 @every("mu", [0.03, 0.3, 1.0, 4.5])
 def test_gaussian_is_what_the_librarys_privacy_loss_distribution_bounds(mu, delta):
-    """The library's grid errs to the safe side, by less than 0.001 here; so ours lies below it."""
+    """The library's grid errs on the safe side, by less than 0.001 here, so ours lies below it."""
     accountant = dp_accounting.pld.PLDAccountant(ADD)
     accountant.compose(GaussianDpEvent(1 / mu))
     bound = accountant.get_epsilon(delta)
@@ -153,7 +153,7 @@ def test_gaussian_is_what_the_librarys_privacy_loss_distribution_bounds(mu, delt
 
 @every("mu", [0.01, 0.3, 2.0, 30.0, 226.0, 5_000.0])
 def test_gaussian_epsilon_gives_its_delta_back(mu):
-    """By the definition, in 60 digits: at our epsilon delta is met, and a hair below it is not."""
+    """By the definition, in 60 digits: our epsilon meets delta, a slightly smaller one does not."""
 
     def delta_at(value):
         with mpmath.workdps(60):
@@ -217,7 +217,7 @@ def test_laplace_votes_golden_numbers(queries, expected):
 
 @every(("sigma", "add_remove", "replace_one"), [(2.286, 1.000, 1.977), (0.652, 10.00, 12.64)])
 def test_dp_sgd_golden_numbers(sigma, add_remove, replace_one):
-    """Once, whatever the teachers answer afterwards."""
+    """Charged once, whatever the teachers answer afterwards."""
     plan = Plan(dp_sgd(sigma), (Stage(Probabilities(), 200, 256),))
     for relation, expected, error in (
         ("add_remove", add_remove, 0.012),
@@ -290,7 +290,7 @@ def test_more_noise_is_more_private(weaker, stronger):
 
 @EVERY
 def test_epsilon_of_delta_of_epsilon_round_trips(event):
-    """A delta is looked up for an epsilon; asked at that delta, it is the epsilon again."""
+    """The delta of an epsilon gives back the same epsilon."""
     part = times(event, 200)
     target = epsilon(part, 1e-5).epsilon
     log_delta = brentq(lambda x: epsilon(part, math.exp(x)).epsilon - target, -14, -8, xtol=1e-6)
@@ -346,7 +346,7 @@ def test_a_shuffled_response_by_enumeration():
 
 
 def uniform_and_changed(event, own):
-    """Enumerate who answers uniformly and what; {(uniform ones, counts): probability}."""
+    """Enumerate the uniform answers; {(number of uniform answers, counts): probability}."""
     k, others = event.k, event.responses - 1
     lie = 1 / (math.exp(event.epsilon_per_answer) + k - 1)
     law = {}
@@ -365,7 +365,7 @@ def uniform_and_changed(event, own):
 def test_shuffled_responses_have_the_losses_of_an_enumeration(
     epsilon_per_answer, k, responses, queries
 ):
-    """The control: one response more in the event, and the enumeration is above it."""
+    """The control: with one more response in the event, the enumeration exceeds it."""
     event = ShuffledResponseDpEvent(epsilon_per_answer, k, responses)
     laws_of = [uniform_and_changed(event, own) for own in (0, 1)]
     first, second = (np.array([law[key] for key in laws_of[0]]) for law in laws_of)
@@ -430,7 +430,7 @@ def test_responses_of_two_settings_by_brute_force():
 
 @every("epsilon_per_answer", [0.0, 1e-9, 1e-6, 1e-4, 0.01])
 @every("k", [2, 3, 10])
-def test_faint_responses_beside_other_noise_take_nothing_away(epsilon_per_answer, k):
+def test_faint_responses_with_other_noise_take_nothing_away(epsilon_per_answer, k):
     gaussian = GaussianDpEvent(4.0)
     faint = times(response(epsilon_per_answer, k).event("record", "replace_one"), 20)
     alone = epsilon(gaussian, DELTA).epsilon
@@ -452,7 +452,7 @@ def test_trap_the_library_ignores_the_count_of_a_composed_response():
     accountant = dp_accounting.pld.PLDAccountant(REPLACE)
     accountant.compose(times(event, 1_000))
     trapped = accountant.get_epsilon(DELTA)
-    assert trapped < 1.01  # one response, whatever the count: the trap is still there
+    assert trapped < 1.01  # one response, whatever the count: the trap still exists
     assert epsilon(times(event, 1_000), DELTA).epsilon > 400
     assert laws.discretised_epsilon([(event, 1_000)], DELTA) > 400
 
@@ -506,7 +506,7 @@ def test_what_no_proof_covers_is_an_error_not_a_number(event):
     [Probabilities(), Weights(), NormalizedGradient(10, 100.0), response(1, 3)],
 )
 def test_what_privately_trained_teachers_give_adds_nothing_to_their_training(answers):
-    """By the training it is post-processing; by the answers it costs as of any teacher."""
+    """By the training it is post-processing; by the answers it costs what any teacher costs."""
     training = dp_sgd(2.0)
     plan = Plan(training, (Stage(answers, 1, 100),))
     for unit, relation in UNITS_AND_RELATIONS:

@@ -16,7 +16,7 @@ DELTA = 1e-5
 
 
 def two_outcomes(loss_range, loss):
-    """Return the probability of `loss`, of two outcomes; that of the other is loss - range."""
+    """Return the probability of `loss`; the other of the two outcomes has loss - range."""
     return math.expm1(loss - loss_range) / math.expm1(-loss_range)
 
 
@@ -37,7 +37,7 @@ def adaptive_delta(loss_range, releases, eps, losses):
 
 
 def fixed_delta(loss_range, eps, intervals):
-    """Return delta where the intervals of all releases are fixed in advance."""
+    """Return delta if the intervals of all releases are fixed in advance."""
     total = 0.0
     for signs in itertools.product((0, 1), repeat=len(intervals)):
         chance, spent = 1.0, 0.0
@@ -57,7 +57,7 @@ def bound(loss_range, releases, eps):
 @every("loss_range", [0.1, 1.0, 4.0])
 @every("releases", [1, 2, 3])
 def test_the_bound_holds_for_adaptive_intervals_and_is_attained(loss_range, releases):
-    """Against 33 intervals a release, by dynamic programming; the control: a smaller range."""
+    """Against 33 intervals per release, by dynamic programming; the control: a smaller range."""
     intervals = [loss_range * i / 32 for i in range(33)]
     for part in (0.0, 0.25, 0.5, 0.875):
         exact = adaptive_delta(loss_range, releases, part * loss_range, intervals)
@@ -65,7 +65,7 @@ def test_the_bound_holds_for_adaptive_intervals_and_is_attained(loss_range, rele
         assert bound(0.9 * loss_range, releases, part * loss_range) < exact
 
 
-def test_adaptive_intervals_tell_more_than_fixed_ones_and_the_bound_covers_both():
+def test_adaptive_intervals_reveal_more_than_fixed_ones_and_the_bound_covers_both():
     """The reason why the composition of Dong, Durfee and Rogers is not used."""
     loss_range, eps = 2.0, 0.6
     intervals = [loss_range * i / 20 for i in range(21)]

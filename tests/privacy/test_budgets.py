@@ -1,4 +1,4 @@
-"""Budgets and calibration, and what the finite precision of noise adds to both."""
+"""Budgets and calibration, and the effect of the noise's finite precision on both."""
 
 import math
 
@@ -60,7 +60,7 @@ def test_gaussians_of_any_noise_share_a_budget_exactly():
 
 
 def test_a_training_with_its_counts_is_one_event_however_many_parts_it_has():
-    """A budget that a training was calibrated to admits it; other settings are dearer at once."""
+    """A budget admits the training calibrated to it; other settings cost more at once."""
     whole, other = (
         DPSGD(noise, 0.02, 5, 0.1, 0.004, 8.0).event("record", "add_remove") for noise in (1.0, 2.0)
     )
@@ -90,7 +90,7 @@ def test_nothing_needs_no_budget_and_no_budget_admits_what_has_no_noise():
 
 
 def test_changed_settings_are_dearer_than_unchanged_ones_and_never_too_cheap():
-    """What a budget lets through in all is at least as private as settings fixed in advance."""
+    """Everything a budget admits is at least as private as settings fixed in advance."""
     kinds = [
         times(EVENTS["dp_sgd"], 300),
         times(EVENTS["response"], 10),
@@ -183,7 +183,7 @@ def test_finite_precision_adds_to_epsilon_and_to_nothing_else():
 
 
 def test_a_budget_reserves_a_part_for_finite_precision():
-    """A life of nothing else ends where the part does, and its rest is not touched by it."""
+    """Losses of precision alone stop at the reserved part, and the rest is untouched."""
     one = FinitePrecisionDpEvent(2.0**-12)
     assert within_budget([one] * 8, 1.0, DELTA)
     assert not within_budget([one] * 9, 1.0, DELTA)
@@ -196,7 +196,7 @@ def test_a_budget_reserves_a_part_for_finite_precision():
 
 
 def test_a_budget_admits_no_noise_of_finite_precision_at_a_delta_that_its_proof_leaves_out():
-    """Theorem 8 adds at least 1e-300 to delta: nothing that a claim calls infinite is paid."""
+    """Theorem 8 adds at least 1e-300 to delta: a budget pays for nothing with an infinite claim."""
     gaussian, lost = GaussianDpEvent(30.0), FinitePrecisionDpEvent(1e-9)
     response = ComposedDpEvent([gaussian, lost])
     other = ComposedDpEvent([LaplaceDpEvent(30.0), lost])
@@ -235,7 +235,8 @@ def test_discrete_gaussian_noise_is_nearly_rounded_ideal_noise():
     units = 2.0**10
     k = np.arange(0, 40 * int(units))
     nodes, weights = np.polynomial.legendre.leggauss(8)
-    # The mass of k beside its density: the integral of exp(-(2 k x + x^2) / 2 u^2) over |x| < 1/2.
+    # The mass of k divided by its density: the integral of exp(-(2 k x + x^2) / 2 u^2) over |x| <
+    # 1/2.
     x = nodes / 2
     ratio = (np.exp(-(2 * k[:, None] * x + x**2) / (2 * units**2)) @ weights) / 2
     worst = np.abs(np.log(ratio)).max() * units**2
@@ -251,7 +252,7 @@ def test_the_losses_of_gaussian_noise_cover_the_theorem():
 
 @every("relation", ["add_remove", "replace_one"])
 def test_a_budget_pays_for_class_counts_with_a_sampled_training(relation):
-    """Two settings at once would end a life; a claim counts what was released alone."""
+    """Two settings at once would exhaust the budget; a claim counts only what was released."""
     mechanism = DPSGD(3.0, 0.1, 30, 1.0, 0.02, count_fraction=0.05)
     training, counts = (m.event("record", relation) for m in (mechanism, ClassCounts(mechanism)))
     both = epsilon(ComposedDpEvent([training, counts]), 1e-5).epsilon
@@ -266,7 +267,7 @@ def test_a_budget_pays_for_class_counts_with_a_sampled_training(relation):
     assert needed < twice < 2 * needed
 
 
-def test_no_budget_admits_settings_of_which_no_divergence_is_known():
-    """It is infinite, and no endless search."""
+def test_no_budget_admits_settings_without_a_known_divergence():
+    """The result is infinite, without an endless search."""
     sampled = [ReplacedInSampleDpEvent(0.1, noise) for noise in (2.0, 3.0)]
     assert smallest_budget(sampled, 1e-5) == math.inf

@@ -1,4 +1,4 @@
-"""Answers of privately trained teachers: both kinds of noise together, by hand and attained."""
+"""Answers of privately trained teachers: both kinds of noise, by hand and attained."""
 
 import itertools
 import math
@@ -59,13 +59,14 @@ def contracted_by_hand(trained, answered, eps):
 
 
 def thresholds(trained, eps):
-    """How often a training's output passes the threshold of epsilon, in each of two worlds."""
+    """The probability that a training's output exceeds the threshold of epsilon, in both worlds."""
     at = eps / trained + trained / 2
     return 1 - NORMAL.cdf(at - trained), 1 - NORMAL.cdf(at)
 
 
 def attained(trained, eps, first, second):
-    """The delta at epsilon of a teacher that shows on which side of a threshold its training fell.
+    """The delta at epsilon of a teacher that reveals on which side of a threshold its training
+    fell.
 
     Its answers have the law `first` on one side and `second` on the other, (N,) masses.
     """
@@ -117,7 +118,7 @@ def test_sampled_trainings_are_bounded_from_above_and_closely():
     assert contraction(rarer, answers, NOTHING, DELTA).epsilon < exact / 2
 
 
-def test_a_gaussian_besides_adds_up_as_gaussians_do():
+def test_an_additional_gaussian_adds_up_as_gaussians_do():
     one, other = 0.7, 0.4
     profile = with_gaussian(lambda eps: gdp.gaussian_delta(one, eps), other)
     epsilons = np.array([0.0, 0.3, 1.0, 3.0])
@@ -127,7 +128,7 @@ def test_a_gaussian_besides_adds_up_as_gaussians_do():
 
 
 @every(("answers", "answered", "counted"), [(11, 3.0, 0.8), (3, 1.0, 0.02)])
-def test_a_gaussian_besides_a_profile_with_kinks_is_bounded_from_above(answers, answered, counted):
+def test_a_gaussian_with_a_profile_with_kinks_is_bounded_from_above(answers, answered, counted):
     """Few responses have few losses; a quadrature between them would miss some."""
     response = RandomizedResponseDpEvent(3 / (math.exp(answered) + 2), 3)
 
@@ -199,7 +200,7 @@ def test_a_plan_prints_what_training_and_answers_prove_together():
 
 
 def test_where_nothing_contracts_nothing_is_claimed(small):
-    """Labels at 10 an answer show the teacher; weights are the teacher; more is not Gaussian."""
+    """Labels at 10 per answer reveal the teacher; weights are the teacher; more is not Gaussian."""
     trained = gaussian(0.7)
     strong = SelfComposedDpEvent(RandomizedResponseDpEvent(3 / (math.exp(10) + 2), 3), 100)
     assert contraction(trained, strong, NOTHING, DELTA) is None
@@ -231,7 +232,7 @@ def test_a_target_is_reached_by_both_kinds_of_noise(small):
 
 
 def test_extreme_noise_gives_numbers():
-    """A claim is never a NaN, and never above that of either noise alone."""
+    """A claim is never NaN, and never above the claim of either noise alone."""
     for trained in (1e-6, 1e-3, 1.0, 30.0):
         for answered in (1e-6, 1e-3, 1.0, 30.0):
             for others in (NOTHING, gaussian(1e-6), gaussian(5.0)):
@@ -244,7 +245,7 @@ def test_extreme_noise_gives_numbers():
 
 
 def test_a_profile_beyond_what_a_float_holds_is_not_smaller_than_it_is():
-    """3,000 responses at 1 have epsilon 1,279: at 900 a test still tells the worlds apart."""
+    """3,000 responses at 1 have epsilon 1,279: at 900 a test still distinguishes the worlds."""
     response = RandomizedResponseDpEvent(3 / (math.exp(1) + 2), 3)
     sampled = PoissonSampledDpEvent(0.5, GaussianDpEvent(0.45))
     epsilons = np.array([650.0, 700.0, 900.0])
@@ -254,7 +255,7 @@ def test_a_profile_beyond_what_a_float_holds_is_not_smaller_than_it_is():
 
 
 def test_a_loss_beyond_what_a_float_holds_contracts_nothing():
-    """A claim is there, by the training or the answers alone."""
+    """There is still a claim, by the training or the answers alone."""
     sampled = SelfComposedDpEvent(PoissonSampledDpEvent(0.5, GaussianDpEvent(0.45)), 660)
     assert epsilon(sampled, DELTA).epsilon > 760
     assert contraction(sampled, gaussian(34.5), NOTHING, DELTA) is None

@@ -1,4 +1,4 @@
-"""Mechanisms behind a secure sum: what a share is, what the sum costs, and who must be honest."""
+"""Mechanisms behind a secure sum: noise shares, costs, and who must be honest."""
 
 import math
 
@@ -28,7 +28,7 @@ SHARED = (
 @every("seed", [0, 1, 2])
 @every(("mechanism", "unit"), [(SHARED[0], 0.5), (SHARED[1], 1.0)])
 def test_shares_of_the_honest_are_the_whole_noise(mechanism, unit, seed):
-    """Failure probability 1e-6 each. The control: a share too few is noticed."""
+    """Failure probability 1e-6 each. The control: one missing share is detected."""
     rng = np.random.Generator(np.random.PCG64(seed))
     nothing = np.zeros((1, *PREDICTIONS.shape))
     shares = [mechanism.add_noise(nothing, PREDICTIONS, rng) for _ in range(FIVE.honest)]
@@ -46,7 +46,7 @@ def test_a_sum_costs_what_it_costs_with_the_server_adding_the_noise():
             assert mechanism.event(*pair) == trusting.event(*pair)
 
 
-def test_who_must_be_honest_is_said():
+def test_who_must_be_honest_is_stated():
     for mechanism in SHARED:
         assert isinstance(mechanism, Shared)
         assert trust_of(mechanism.noise_at) == "threshold"
@@ -93,7 +93,7 @@ def test_all_teachers_of_all_honest_clients_respond():
 def test_responses_are_charged_up_to_a_cap_and_while_their_precision_costs_nothing(
     epsilon_per_answer, teachers, charged
 ):
-    """More responses say less of each. A lie of probability e^-20 hides nobody among 4,000."""
+    """More responses reveal less of each. A lie of probability e^-20 hides nobody among 4,000."""
     counted = TopKRandomizedResponse(
         *(10, epsilon_per_answer),
         noise_at="distributed",
@@ -121,7 +121,7 @@ def test_a_quorum_has_somebody_honest(threshold, colluding):
         (Quorum(4, 0), 3, False),
     ],
 )
-def test_no_two_sums_of_an_ask_can_be_opened(quorum, num_clients, fits):
+def test_no_two_sums_of_a_request_can_be_opened(quorum, num_clients, fits):
     if fits:
         quorum.check(num_clients)
     else:

@@ -1,6 +1,6 @@
-"""Sums of clipped gradients: no record moves one by more than its bound, however sums are rounded.
+"""Sums of clipped gradients: no record moves a sum by more than its bound, whatever the rounding.
 
-The control adds the same gradients in float32, which the same searches catch.
+The control adds the same gradients in float32; the same searches catch it.
 """
 
 import functools
@@ -50,7 +50,7 @@ def exact_sum(layer, inputs, labels):
 def float32_sum(layer, inputs, labels, columns=1):
     """The control, (K, D): clipped in float64, then added in float32, one after the other.
 
-    Each of the D inputs stands for as many equal `columns`.
+    Each of the D inputs represents `columns` equal inputs.
     """
     with torch.no_grad():
         residuals = layer(inputs).softmax(2).double()
@@ -68,8 +68,8 @@ def two_groups(classes, power, small):
     """A layer that is sure of class 0, and two groups of records whose inputs are all 1.
 
     The float32 sum over the records of class 1, the large group, first reaches 2^power with the
-    last of them. What each of the `small` records of class 0 takes off is just under half a unit in
-    the last place there, so it rounds away; below 2^power it rounds to a whole unit.
+    last of them. Each of the `small` records of class 0 subtracts just under half a unit in the
+    last place there, so it is rounded away; below 2^power it rounds to a whole unit.
 
     Returns:
         The layer, (N, 1, 512) inputs, (N,) labels, and how many the large group has.
@@ -91,7 +91,7 @@ def two_groups(classes, power, small):
     [(2, 6, 4_050, 1.24), (2, 7, 10_100, 2.46), (2, 9, 28_400, 12.7), (10, 7, 12_100, 1.2)],
 )
 def test_a_record_moves_a_long_sum_by_no_more_than_its_bound(classes, power, records, moved):
-    """One record of the large group more or less; all columns of the control are one."""
+    """Add or remove one record of the large group; all columns of the control are equal."""
     large = two_groups(classes, power, 0)[3]
     layer, inputs, labels, _ = two_groups(classes, power, records - large)
     column = nn.Linear(1, classes)
@@ -127,7 +127,7 @@ def some_world(seed):
 
 @pytest.mark.usefixtures("_threads")
 def test_no_record_of_random_data_moves_a_sum_by_more_than_its_bound():
-    """Removed, added, replaced, in another order: the difference is the record's own part."""
+    """Removed, added, replaced, reordered: the difference is the record's own part."""
     control = 0
     for seed in range(60):
         layer, inputs, labels, rng = some_world(seed)
@@ -147,7 +147,7 @@ def test_no_record_of_random_data_moves_a_sum_by_more_than_its_bound():
 
 @every("copies", [1, 2, 9])
 def test_the_bound_is_kept_by_any_record_and_reached_by_some(copies):
-    """Norms are of exact integers; the largest is 1 but for the room that roundings are given."""
+    """Norms are computed from exact integers; the largest is 1 minus the room for rounding."""
     largest = 0.0
     for seed in range(40):
         rng = np.random.Generator(np.random.PCG64(seed))
@@ -179,13 +179,13 @@ def test_weights_that_are_not_finite_leave_a_record_within_its_bound():
 
 
 def test_roots_are_correctly_rounded():
-    """Torch's own differ from the nearest number where they are the MKL's."""
+    """Torch's own differ from the nearest number if they use the MKL."""
     values = torch.from_numpy(np.random.Generator(np.random.PCG64(0)).random(20_000)) * 1e9
     assert lattice._root(values).tolist() == [math.sqrt(value) for value in values.tolist()]
 
 
 def test_the_sum_is_the_gradient_where_nothing_is_clipped():
-    """Beside autograd in float64, within what whole numbers of their size can tell."""
+    """Compared with autograd in float64, within the precision of whole numbers of this size."""
     layer, rng = nn.Linear(20, 4), np.random.Generator(np.random.PCG64(0))
     inputs = torch.from_numpy(rng.integers(-16, 17, (50, 1, 20)) / 16).float()
     labels = torch.from_numpy(rng.integers(4, size=50))
@@ -208,7 +208,7 @@ def test_sizes_that_sums_are_not_exact_for_are_refused(monkeypatch):
 
 
 def test_the_largest_numbers_are_held_exactly():
-    """What the module's constants promise of float32 and float64, by their own arithmetic."""
+    """The promises of the module's constants for float32 and float64, by their own arithmetic."""
     assert lattice._LARGEST_INPUT * (2**17 + 2) < 2**24  # a row of weights and one of inputs
     # A copy's residual is at most CANCELLATION over the length of its input.
     half = lattice.CANCELLATION * 2**10 * 16 + lattice._LARGEST_INPUT
@@ -224,7 +224,7 @@ NETWORKS = sorted(set(CLASSIFIERS) - set(NO_DP_SGD) - {"scattering"} - LARGE)
 
 
 def seen_sums(monkeypatch, mechanism, build, inputs, labels):
-    """The one sum, in units, that a training of one step adds noise to."""
+    """The single sum, in units, to which a training of one step adds noise."""
     seen = []
     monkeypatch.setattr(
         DPSGD, "_noisy", lambda self, total, size, rng: (seen.append(total), total.float())[1]
@@ -236,7 +236,7 @@ def seen_sums(monkeypatch, mechanism, build, inputs, labels):
 
 @every(("name", "copies"), [(name, 1 + number % 2) for number, name in enumerate(NETWORKS)])
 def test_a_record_moves_the_sum_of_a_network_by_its_own_part(monkeypatch, name, copies):
-    """A record more moves all that follow to other places, and begins another part of the batch."""
+    """An added record shifts all later ones, and starts another part of the batch."""
     moves_the_sum_by_its_own_part(monkeypatch, name, copies)
 
 
@@ -262,7 +262,7 @@ def moves_the_sum_by_its_own_part(monkeypatch, name, copies):
 
 @every("name", NETWORKS)
 def test_the_gradients_of_a_network_are_its_own(name):
-    """Beside autograd, record by record, on colour images; a mean over two copies."""
+    """Compared with autograd, record by record, on colour images; a mean over two copies."""
     build = functools.partial(CLASSIFIERS[name], (3, 16, 16), 10, 4)
     plain = initialise(build, torch.Generator().manual_seed(0))
     inputs = torch.rand((3, 2, 3, 16, 16), generator=torch.Generator().manual_seed(1))
@@ -293,7 +293,7 @@ def test_the_gradients_of_a_network_are_its_own(name):
 
 
 def test_the_norm_of_a_wide_network_is_one_of_float64(monkeypatch):
-    """Where squares are added in float32, the control, a record gets out of its bound."""
+    """If squares are added in float32, the control, a record exceeds its bound."""
     build = functools.partial(CLASSIFIERS["lenet"], (3, 32, 32), 10, 16)
     image = torch.rand((1, 1, 3, 32, 32), generator=torch.Generator().manual_seed(0))
     add = functools.partial(seen_sums, monkeypatch, DPSGD(1.0, 1.0, 1, 1e-2, 0.1), build)
@@ -309,7 +309,7 @@ def test_the_norm_of_a_wide_network_is_one_of_float64(monkeypatch):
 
 
 def test_kernels_that_know_places_are_found():
-    """Also where what differs is far below the unit of a clipped gradient; zeros tell nothing."""
+    """Also if the difference is far below the unit of a clipped gradient; zeros reveal nothing."""
 
     def by_place(inputs, labels):
         return [inputs + torch.arange(len(inputs))[:, None] * 1e-7]
@@ -327,7 +327,7 @@ def test_kernels_that_know_places_are_found():
 
 @every("bound", [1e-2, 1e5])
 def test_one_by_one_a_record_moves_the_sum_of_a_network_by_its_own_part(monkeypatch, bound):
-    """As where kernels know places, which they do for some odd widths on some processors."""
+    """As for kernels that depend on places, as for some odd widths on some processors."""
     monkeypatch.setattr(lattice, "places_agree", lambda *_: False)
     generator = torch.Generator().manual_seed(1)
     inputs, labels = torch.rand((9, 1, 1, 28, 28), generator=generator), torch.arange(9)

@@ -44,7 +44,7 @@ def test_encoded_rows_never_exceed_the_bound():
     lengths = np.linalg.norm(encoded, axis=1)
     assert np.isfinite(encoded).all()
     assert (lengths <= 0.1 * (1 + 4e-16)).all()
-    assert lengths.max() > 0.0999  # the bound is reached, so it is not vacuous
+    assert lengths.max() > 0.0999  # the bound is attained, so it is not vacuous
 
 
 @every("normalise", ["sample", "batch"])
@@ -75,7 +75,7 @@ def test_clipping_shortens_longer_gradients_alone(normalise, bound):
 
 
 def test_a_small_gradient_is_shortened_by_the_stability_constant():
-    """Eq. 3 divides by the norm plus h: a gradient of norm h has half the bound, one of 9 h 0.9."""
+    """Eq. 3 divides by the norm plus h: a gradient of norm h gets half the bound, 9 h gets 0.9."""
     for normalise in ("sample", "batch"):
         gradient = NormalizedGradient(10, 1.0, bound=0.1, stability=0.5, normalise=normalise)
         for multiple, expected in ((1, 0.05), (9, 0.09)):
@@ -175,7 +175,7 @@ def test_a_batch_is_bounded_as_a_whole():
     assert (gradient.constrain_sensitivity(np.full((2, 10), math.nan), predictions[:2]) == 0).all()
 
 
-def test_the_last_bits_of_a_noisy_sum_tell_nothing():
+def test_the_last_bits_of_a_noisy_sum_reveal_nothing():
     """Answers lie on one grid, whatever was added; the control: plain sums of floats do not."""
     for mechanism in (NoisyVotes(4, 2.0, "laplace"), NormalizedGradient(4, 2.0, bound=1.0)):
         grids = []
@@ -232,7 +232,7 @@ def test_the_server_sees_through_answers_that_no_client_could_have_given():
 )
 @every("seed", [0, 1, 2])
 def test_honest_noise_is_always_admissible(mechanism, seed):
-    """Of 50,000 rows; one is refused with a probability of about 1e-18."""
+    """For 50,000 rows; each is refused with a probability of about 1e-18."""
     worst = mechanism.worst_case()[0]
     predictions = np.tile(np.array([0.4, 0.3, 0.2, 0.1], np.float32), (50_000, 1))
     whole = np.repeat(worst, 50_000, 1)
@@ -257,7 +257,7 @@ def test_votes_are_one_hot_and_ties_and_silence_are_settled():
     )
 
 
-def test_vote_events_are_those_of_the_largest_moves():
+def test_vote_events_match_the_largest_moves():
     """All moves of up to three votes among four counts, against the events' own shifts."""
     moves = [
         np.bincount(after, minlength=4) - np.bincount(before, minlength=4)
@@ -290,7 +290,7 @@ def response_law(mechanism, predictions, teacher_class):
 
 @every(("k", "epsilon_per_answer"), list(itertools.product([2, 3, 10], [0.0, 0.1, 1.0, 10.0])))
 def test_one_response_is_private_by_enumeration(k, epsilon_per_answer):
-    """The whole output matrix: no ratio above e^eps0, that ratio attained, and I never left."""
+    """The whole output matrix: no ratio above e^eps0, e^eps0 attained, no response outside I."""
     mechanism = TopKRandomizedResponse(10, epsilon_per_answer, k)
     predictions = np.linspace(0, 1, 10, dtype=np.float32)[None]
     members = top_k(predictions, k)[0]
@@ -357,7 +357,7 @@ def test_a_teacher_without_a_class_answers_uniformly():
 
 
 def test_each_teacher_responds_on_its_own():
-    """Three teachers of three classes: the sum holds a response of each, and is not one response.
+    """Three teachers with three classes: the sum contains a response from each.
 
     With eps0 = 20 a lie has probability 6e-9 a response.
     """
@@ -413,7 +413,7 @@ def test_what_leaves_in_the_clear_is_the_value_itself(mechanism):
     )
     assert mechanism.releases(3, 0) == 3  # a request without images is a release too
     encoded = mechanism.constrain_sensitivity(np.array([[math.nan, 1.0]]), UNIFORM)
-    # Of probabilities a teacher may have none; the server refuses weights that are not finite.
+    # A teacher may have no probabilities; the server refuses weights that are not finite.
     uniform = isinstance(mechanism, Probabilities)
     assert np.array_equal(encoded, [[0.5, 0.5] if uniform else [math.nan, 1.0]], equal_nan=True)
     assert mechanism.constrain_sensitivity(value, UNIFORM).dtype == np.float32
@@ -429,7 +429,7 @@ NOISELESS = [
 
 @every("mechanism", NOISELESS)
 def test_no_noise_leaves_the_sum_as_it_is_and_proves_nothing(mechanism):
-    """For teachers that were trained with DP; an experiment refuses it for others."""
+    """For teachers trained with DP; an experiment refuses it for others."""
     predictions = np.tile(UNIFORM, (3, 1))
     teachers = rng().dirichlet(np.ones(4), (2, 3))
     encoded = np.stack([mechanism.constrain_sensitivity(own, predictions) for own in teachers])

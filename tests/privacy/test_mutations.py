@@ -1,7 +1,7 @@
-"""Broken code, each with the check that finds it; the code as it is passes the same check.
+"""Mutations of the code, each with the check that finds it; the real code passes the same check.
 
-A mutation is what a programmer may do to the code that hospitals run; nothing knows of it. An audit
-of the right code contradicts its proof with probability at most FAILURE, and seeds are fixed.
+A mutation is a programmer's mistake in the code that hospitals run; no other code knows of it. An
+audit of the correct code contradicts its proof with probability at most FAILURE; seeds are fixed.
 
 Planted faults are found by the parts of `fed-dpsd privacy audit`, with fewer runs and draws.
 """
@@ -60,7 +60,7 @@ PATIENTS = dataclasses.replace(WHOLE, unit="patient", records_per_patient=3)
 
 @pytest.fixture(autouse=True)
 def _one_thread():
-    """As a client has; more of them wait for each other in layers so small."""
+    """Like a client; with such small layers, more threads wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -79,7 +79,7 @@ def proof(mechanism):
 
 @pytest.fixture(autouse=True, scope="module")
 def _claims():
-    """What is proven, by the code as it is: no mutation is there yet, and each proof is long."""
+    """What is proven by the real code, before any mutation, since each proof takes long."""
     for mechanism in (GRADIENT, VOTES, LAPLACE, LABEL):
         proof(mechanism)
     for mechanism in (WHOLE, SAMPLED, PATIENTS):
@@ -95,11 +95,11 @@ def secrets():
         yield SecretStreams(hashlib.sha256(f"mutations {number}".encode()).digest())
 
 
-# --- checks: whether they find something ---
+# --- checks: whether they find a fault ---
 
 
 def answers(mechanism):
-    """An audit of what sites release, as `fed-dpsd privacy audit` does it, with fewer runs."""
+    """An audit of released answers, as in `fed-dpsd privacy audit`, with fewer runs."""
 
     def found(config):
         client = victims.hospital(config, mechanism, secrets(), seeded=False)
@@ -160,7 +160,7 @@ def lies_half_as_often(patch):
 
 
 def follow_keys_alone(patch):
-    """Let noise follow its key, and not the values that it is added to."""
+    """Let noise depend on its key but not on the values it is added to."""
 
     def noisy_sum(self, values, scale, law):
         spacing = lattice_spacing(scale)
@@ -212,7 +212,7 @@ def rows_share_a_draw(patch):
 
 
 def unnoised(classes):
-    """Leave the noise off some classes."""
+    """Omit the noise on some classes."""
 
     def mutate(patch):
         noisy_sum = SecureGenerator.noisy_sum
@@ -312,7 +312,7 @@ def exact_counts(patch):
 
 
 def records_clipped_alone(patch):
-    """Each to the bound: the noise is too small by the number of a patient's records."""
+    """Clip each to the bound: the noise is too small by a factor of a patient's records."""
     clip_records_alone(patch, lambda norms: 1 / norms)
 
 
@@ -397,7 +397,7 @@ def test_no_check_finds_anything_in_the_code_as_it_is(kind, small):
     "kind", ["answers", "trainings", pytest.param("more of trainings", marks=pytest.mark.slow)]
 )
 def test_a_mutation_is_found(kind, small, monkeypatch):
-    """Most lie so far off that seeds hardly matter; `sensitivity...` is missed in one of 100."""
+    """Most are so far off that seeds hardly matter; `sensitivity...` is missed once in 100."""
 
     @every(("mutate", "check"), MUTATIONS[kind])
     def of_row(mutate, check, monkeypatch):
@@ -415,7 +415,7 @@ NETWORK = ("training=dp_sgd", "training.sample_rate=0.1")
 
 
 def noise_without_the_secret(patch):
-    """Streams follow purpose, client and request alone, which all are public."""
+    """Streams depend only on purpose, client and request, which are all public."""
 
     def numpy(self, purpose, client=0, query_id=0):
         return SecureGenerator(hashlib.sha256(f"{purpose} {client} {query_id}".encode()).digest())
@@ -469,7 +469,7 @@ def uniform_draws_of_8_bits(patch):
 
 
 def responses_from_draws_of_8_bits(patch):
-    """The generator is as it was: only responses use a part of its draws."""
+    """The generator is unchanged: only responses use a part of its draws."""
     noise = TopKRandomizedResponse.add_noise
 
     class Coarse:
@@ -516,7 +516,7 @@ def same_noise_in_every_step(patch):
 
     def same(self, total, size, rng):
         key = (id(rng), total.shape)
-        if key not in drawn:  # the generator is kept, so that no other gets its id
+        if key not in drawn:  # the generator is kept so no other gets its id
             drawn[key] = noisy(self, torch.zeros_like(total), size, rng), rng
         return (total * self.max_grad_norm).float() + drawn[key][0]
 
@@ -531,7 +531,7 @@ def batches_of_fixed_size(patch):
 
 
 def cyclic_sampler(patch):
-    """True epsilon 7.51 where 2.383 is claimed."""
+    """The true epsilon is 7.51, and 2.383 is claimed."""
     steps = {}
 
     def sample(self, count, rng):
@@ -585,7 +585,7 @@ def clipping_error_on_one_class(patch):
 
 
 def clipping_error_on_the_bias(patch):
-    """A linear layer's norms leave the bias out: inner products lose its 1."""
+    """A linear layer's norms omit the bias: inner products lose its 1."""
     linear_sum = lattice.linear_sum
 
     def without(layer, records, bound):
@@ -596,7 +596,7 @@ def clipping_error_on_the_bias(patch):
 
 
 def clipping_error_on_the_biases_of_a_network(patch):
-    """A network's norms leave the biases out."""
+    """A network's norms omit the biases."""
     clipped = lattice.clipped
 
     def without(gradients, bound):
@@ -691,7 +691,7 @@ RIGHT = [
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Fewer runs and draws than an audit's, enough for faults as large as these."""
+    """Fewer runs and draws than in an audit, enough for faults this large."""
     monkeypatch.setattr(attacks, "CLOSE_RUNS", 5_000)
     monkeypatch.setattr(attacks, "CLAIM_RUNS", 20)
     monkeypatch.setattr(trainings, "RUNS", (60, 60))
@@ -715,7 +715,7 @@ KINDS = pytest.mark.parametrize("parts", PARTS.values(), ids=PARTS)
 
 @KINDS
 def test_no_part_of_the_audit_finds_anything_in_the_code_as_it_is(parts, small, quick):
-    """Fails with probability at most 0.001 in all; each part takes seconds for its counts."""
+    """Fails with probability at most 0.001 in total; each part takes seconds for its counts."""
 
     @every(("settings", "part"), [case for case in RIGHT if case[-1] in parts])
     def of_row(settings, part):
@@ -731,7 +731,7 @@ def test_no_attack_on_networks_finds_anything_in_the_code_as_it_is(small, quick)
 
 @KINDS
 def test_a_planted_fault_is_found(parts, small, quick, monkeypatch):
-    """The audit ends with exit code 3 if any part contradicts; this part does, as it has to."""
+    """The audit ends with exit code 3 if any part contradicts; this part must contradict."""
 
     @every(("mutate", "settings", "part"), [case for case in PLANTED if case[-1] in parts])
     def of_row(mutate, settings, part, monkeypatch):
@@ -759,9 +759,9 @@ def test_the_command_ends_with_3_for_a_planted_fault(mutate, settings, quick, mo
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_an_honest_client_passes(seed, capsys):
-    """Of 20 audits one fails with probability at most 20 times 0.001; seeds are fixed.
+    """One of 20 audits fails with probability at most 20 times 0.001; seeds are fixed.
 
-    One takes a minute, all its runs and draws.
+    Each audit, with all its runs and draws, takes a minute.
     """
     command(["training=dp_sgd", "answers=gradient", f"seed={seed}"], as_json=True)
     found = json.loads(capsys.readouterr().out)

@@ -1,4 +1,4 @@
-"""Noise from a secret: the promised laws, exactly, and nothing that tells what lies below."""
+"""Noise from a secret: exactly the promised laws, and nothing that reveals the values below."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ LAWS = {"gaussian": stats.norm, "laplace": stats.laplace}
 @every("law", LAWS)
 @every("units", [1, 2, 5])
 def test_integers_have_exactly_the_discrete_law(law, units):
-    """Where the scale is a few units, so that a wrong step of the sampler would show."""
+    """At a scale of a few units, so a wrong step of the sampler would show."""
     draw = generator(units)._gaussian if law == "gaussian" else generator(units)._laplace
     drawn = draw(units, 200_000)
     x = np.arange(-120, 121)
@@ -49,8 +49,8 @@ def test_uniform_draws_are_uniform():
     assert stats.chisquare(np.bincount(below.astype(int))).pvalue > LEVEL
 
 
-def test_a_long_stream_goes_on_with_another_key(monkeypatch):
-    """ChaCha20's counter ends; a training that draws more must not, and must not draw it again."""
+def test_a_long_stream_continues_with_another_key(monkeypatch):
+    """ChaCha20's counter ends; a training that draws more must continue without repeating draws."""
     before = generator().words(64)
     monkeypatch.setattr(noise, "STREAM_BYTES", 8 * 8)
     drawn = generator()
@@ -61,7 +61,7 @@ def test_a_long_stream_goes_on_with_another_key(monkeypatch):
 
 
 def test_a_noisy_value_lies_on_a_grid_whatever_was_added():
-    """The control: a plain sum of floats tells by its last bits what the noise was added to."""
+    """The control: the last bits of a plain sum of floats reveal what the noise was added to."""
     for law in LAWS:
         for value in (0.0, 1.0, 0.1, -0.3):
             noisy = noisy_sum(np.full((1, 2_000), value), 3.0, law, generator())
@@ -73,7 +73,7 @@ def test_a_noisy_value_lies_on_a_grid_whatever_was_added():
 
 
 def test_values_are_cut_off_towards_zero_and_whole_numbers_stay(monkeypatch):
-    """Each of those summed, so no norm grows; here the noise is zero."""
+    """Each summand is truncated, so no norm grows; here the noise is zero."""
     silent = lambda self, units, count: np.zeros(count, np.int64)  # noqa: E731
     monkeypatch.setattr(SecureGenerator, "_gaussian", silent)
 

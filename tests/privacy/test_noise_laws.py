@@ -1,4 +1,4 @@
-"""The noise of every mechanism, seeded and from a secret: its law, and no other scale's.
+"""The noise of every mechanism, seeded and from a secret: its law and scale.
 
 The right law is rejected with probability 1e-6 for each sample; wrong scales are far below. Seeds
 are fixed.
@@ -98,7 +98,7 @@ def class_counts(count):
     ],
 )
 def test_noise_has_its_law_and_no_other(draw, law, scale, source, seed, monkeypatch):
-    """Zeros outside a private mask would tell the teacher's choice, so all classes get noise."""
+    """Zeros outside a private mask would reveal the teacher's choice, so all classes get noise."""
     monkeypatch.setattr(torch.optim, "Adam", torch.optim.SGD)  # so that a step is the noisy sum
 
     def fits(sample, scale):

@@ -29,7 +29,7 @@ def votes_for(classes, num_classes, queries):
 
 
 def loses(lead, scale):
-    """Return the probability that the difference of two Laplace draws is beyond a lead >= 0."""
+    """Return the probability that the difference of two Laplace draws exceeds a lead >= 0."""
     return (1 / 2 + lead / (4 * scale)) * math.exp(-lead / scale)
 
 
@@ -51,7 +51,7 @@ def test_the_label_has_the_law_of_a_noisy_maximum_and_no_other(seed):
     assert not accepts(6.0)
 
 
-def test_no_label_tells_more_than_the_two_counts_that_a_changed_vote_moves():
+def test_no_label_reveals_more_than_the_two_counts_that_a_changed_vote_moves():
     """Enumerates two classes: a changed vote moves the lead by 2; half the scale breaks it."""
     scale, bound = 3.0, 2 / 3.0
     for leads in range(-20, 20):
@@ -92,7 +92,7 @@ GENERATORS = every("generator", [rng(), SecureGenerator(bytes(32))])
 def test_with_gumbel_noise_classes_are_drawn_in_proportion_to_exp_votes(
     generator, scale, num_classes
 ):
-    """Rejects the right law with probability 1e-6, and that of half the scale always.
+    """Rejects the right law with probability 1e-6, and the law of half the scale always.
 
     At the scale of 0.25 a class has probability e^-4 / (1 + e^-4).
     """
@@ -112,20 +112,20 @@ def test_with_gumbel_noise_classes_are_drawn_in_proportion_to_exp_votes(
     assert not accepts(0.5 * scale)
 
 
-def test_a_lattice_coarser_than_a_vote_tells_nothing():
+def test_a_lattice_coarser_than_a_vote_reveals_nothing():
     mechanism = NoisyMax(2, 2.0**40, "gumbel", Shards(1))
     labels = mechanism.add_noise(
         votes_for([0], 2, 10_000), np.empty((10_000, 2)), SecureGenerator(bytes(32))
     )
     assert abs(int((labels[:, 0] > 0).sum()) - 5_000) < 300  # 6 standard errors
-    # Nor do many votes, which together pass a step: a moved vote would move both counts by one.
+    # Nor do many votes, which together exceed a step: a moved vote would move both counts by one.
     votes = np.tile([[3.0, 0.0]], (1_000, 1))
     drawn = SecureGenerator(bytes(32)).noisy_argmax(votes, 1e8)
     assert (drawn == SecureGenerator(bytes(32)).noisy_argmax(np.zeros_like(votes), 1e8)).all()
 
 
 def changes(counts, moved, vanish):
-    """Yield counts after `moved` teachers changed to any votes or, where they vanish, to none."""
+    """Yield counts after `moved` teachers changed to any votes or, if they vanish, to none."""
     num_classes = len(counts)
     for left in itertools.combinations_with_replacement(range(num_classes), moved):
         after = np.array(counts)

@@ -1,4 +1,4 @@
-"""Noise on the outputs' gradients: the printed steps, and why nothing is proven of them."""
+"""Noise on the outputs' gradients: the printed steps, and why nothing is proven for them."""
 
 import itertools
 
@@ -31,7 +31,7 @@ def rng(seed=0):
 
 
 def network(scale=1.0):
-    """Two hidden units, of which each sees one pixel, and three classes."""
+    """Two hidden units, each with one input pixel, and three classes."""
     model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.ReLU(), nn.Linear(2, 3, bias=False))
     with torch.no_grad():
         model[0].weight.copy_(scale * torch.eye(2))
@@ -39,7 +39,7 @@ def network(scale=1.0):
     return model
 
 
-# Contexts that are one record apart: in the first alone, a record has the second pixel.
+# Worlds that are one record apart: only in the first, a record has the second pixel.
 USED = torch.tensor([[1.0, 0.0], [0.5, 0.0], [0.0, 1.0]])
 UNUSED = torch.tensor([[1.0, 0.0], [0.5, 0.0], [0.7, 0.0]])
 LABELS = torch.tensor([0, 1, 2])
@@ -72,7 +72,7 @@ def test_a_step_is_that_of_algorithm_3(mean_over):
 
 
 def test_what_a_record_changes_has_no_bound():
-    """Outputs' gradients stay below the bound; what they do to the weights follows the network."""
+    """Outputs' gradients stay below the bound; their effect on weights depends on the network."""
     differences = [
         (moved(training(), USED, scale=scale) - moved(training(), UNUSED, scale=scale)).norm()
         for scale in (1.0, 10.0, 100.0, 1000.0)
@@ -83,7 +83,7 @@ def test_what_a_record_changes_has_no_bound():
 
 @every("sigma", [SIGMA, 1e6])
 def test_noise_misses_weights_that_one_record_alone_moves(sigma):
-    """So the worlds are told apart each time. The control: DP-SGD's noise reaches every weight."""
+    """So the worlds are always distinguished. The control: DP-SGD's noise reaches every weight."""
     private = DPSGD(sigma, sample_rate=1.0, steps=1, max_grad_norm=1.0, learning_rate=RATE)
     for seed in range(20):
         for inputs, seen in ((USED, True), (UNUSED, False)):
@@ -108,7 +108,7 @@ def test_a_prediction_of_zero_is_no_hindrance():
     assert all(torch.isfinite(weight).all() for weight in model.parameters())
 
 
-def test_its_card_claims_nothing_and_says_why(small):
+def test_its_card_claims_nothing_and_gives_the_reason(small):
     experiment = small(*DIRECT)
     card = privacy_card(experiment, plan_of(experiment))
     assert {row["epsilon"] for row in card["proven"]} == {"inf"}
@@ -135,7 +135,7 @@ def test_answers_with_noise_of_their_own_prove_what_they_do_of_plain_teachers(sm
 
 def test_a_deployment_refuses_it(small):
     deployed = ("federation=deployment", *DIRECT)
-    with pytest.raises(ConfigError, match="output_gradient: nothing is proven of it") as error:
+    with pytest.raises(ConfigError, match="output_gradient: nothing is proven for it") as error:
         small(*deployed)
     assert len(error.value.problems) == 1
     small("federation=deployment", "method=direct")  # the control

@@ -1,4 +1,4 @@
-"""Parameters out of their range: every one is refused by name."""
+"""Parameters out of range: each is refused by name."""
 
 import math
 

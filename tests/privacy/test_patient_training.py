@@ -1,6 +1,6 @@
 """Patients as the unit of a private training: bounds, the choice of records, counts and events.
 
-The controls bound each record by itself and add a patient's up, which the same checks catch.
+The controls bound each record by itself and add up a patient's records; the same checks catch them.
 """
 
 import functools
@@ -46,7 +46,7 @@ def by_patient(**fields):
     return DPSGD(**(values | fields))
 
 
-# --- the records that stand for a patient ---
+# --- the records that represent a patient ---
 
 
 def test_a_patients_records_are_taken_in_turn():
@@ -57,11 +57,11 @@ def test_a_patients_records_are_taken_in_turn():
 
 
 def test_the_choice_of_records_does_not_depend_on_other_patients():
-    """Any patients come or go, anywhere among the records: a patient's own stay as they are."""
+    """Other patients are added or removed anywhere: a patient's own records stay the same."""
     for seed in range(50):
         draw = rng(seed)
         patients = draw.integers(0, 6, 30)
-        records = np.arange(100, 130)  # what tells a record from others
+        records = np.arange(100, 130)  # what distinguishes records
         for most in (1, 3, 8):
             before = {tuple(records[row]) for row in places_of(patients, most)}
             kept = np.flatnonzero(patients != patients[0])
@@ -89,7 +89,7 @@ def model_of(linear):
 
 
 def seen_sum(mechanism, linear, inputs, labels):
-    """The one sum that a training of one step adds noise to, in whole multiples of UNIT."""
+    """The single sum, in whole multiples of UNIT, to which a training of one step adds noise."""
     seen = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
@@ -127,7 +127,7 @@ def test_a_patient_moves_a_step_by_their_own_part_of_at_most_the_bound(linear, c
         rest = torch.arange(len(inputs)) != gone
         own = add(inputs[[gone]], labels[[gone]])
         assert (total - add(inputs[rest], labels[rest]) == own).all()
-        assert 0.99 < length(own) <= 1  # every patient here is clipped, so it is not vacuous
+        assert 0.99 < length(own) <= 1  # every patient here is clipped, so the test is not vacuous
     changed, names = inputs.clone(), labels.clone()
     changed[0, 1], names[0] = 1 - changed[0, 1], 4
     assert 1 < length(total - add(changed, names)) <= 2
@@ -174,7 +174,7 @@ def test_no_patient_of_random_data_leaves_the_bound_however_many_places():
 
 @every("linear", [True, False])
 def test_a_patients_gradient_is_the_mean_over_their_records_with_their_own_labels(linear):
-    """Beside autograd, where nothing is clipped."""
+    """Compared with autograd where nothing is clipped."""
     inputs, labels = some_patients(2)
     labels[1] = torch.tensor([0, 1, 2, 9])
     model = model_of(linear)
@@ -237,7 +237,7 @@ def largest_moves(count):
 
 
 def test_a_patient_moves_the_counts_as_the_events_say():
-    """All patients of three places in three classes, beside noise of 1e-9."""
+    """All patients of three places in three classes, with noise of 1e-9."""
     mechanism = counting(1e-9, records_per_patient=3)
     moves = largest_moves(lambda labels: mechanism.count(labels, 3, rng()))
     assert moves == pytest.approx({"add_remove": 1, "replace_one": math.sqrt(2)})
@@ -251,8 +251,8 @@ def test_a_patient_moves_the_counts_as_the_events_say():
 
 @every("noise", [10.0, 2.0**24, 2.0**26, 1e9, 1e12])
 @every("most", [1, 3, 16])
-def test_counts_beside_a_coarse_lattice_move_by_what_their_event_says(noise, most, monkeypatch):
-    """The worst classes: each just below a step of the lattice, and passing it."""
+def test_counts_on_a_coarse_lattice_move_as_their_event_states(noise, most, monkeypatch):
+    """The worst classes: counts just below a step of the lattice that cross it."""
     mechanism = counting(noise, records_per_patient=most)
     charged = ideal(mechanism.count_event("patient", "add_remove"))
     step = max(1, int(lattice_spacing(noise * most)))
@@ -304,7 +304,7 @@ def test_events_are_a_patients_and_a_record_replaces_its_patient():
 
 
 def test_a_patients_epsilon_is_dp_accountings():
-    """By its PLD accountant, from events made by hand; a record costs what a replaced one does."""
+    """By its PLD accountant, from hand-made events; a record costs the same as a replaced one."""
     mechanism = by_patient(noise_multiplier=1.5, sample_rate=0.02, steps=200)
     step = PoissonSampledDpEvent(0.02, GaussianDpEvent(1.5))
     accountant = PLDAccountant().compose(SelfComposedDpEvent(step, 200))

@@ -1,4 +1,4 @@
-"""docs/privacy.md and audits.md: every theorem has tests, and every test named is there."""
+"""docs/privacy.md and audits.md: every theorem has tests, and every named test exists."""
 
 import ast
 import re

@@ -40,7 +40,7 @@ def test_theorem_1_is_a_minimum_over_q():
     assert theorem_1(bound, sigma, 10, queries, delta) <= min(values)
 
 
-def test_published_numbers_are_below_what_can_be_proven_except_those_of_dgd():
+def test_published_numbers_are_below_what_can_be_proven_except_dgds():
     """DPDFD's Theorem 3 is Theorem 1 too: 0.046 where its own mechanism costs 2,929."""
     for mechanism in (NormalizedGradient(10, 100.0), TopKRandomizedResponse(10, 1.0, 3)):
         published = published_epsilon(mechanism, 51_200, 1e-5)

@@ -1,4 +1,4 @@
-"""Secure sums: exact whoever drops out, uniform to look at, and closed to a server that lies."""
+"""Secure sums: exact despite dropouts, uniform to observers, and safe from a malicious server."""
 
 import itertools
 from dataclasses import replace
@@ -41,8 +41,8 @@ def unmask(members, masked, helpers, tag=TAG, named=None):
 
 @every("lost_first", range(3))
 @every("lost_later", range(3))
-def test_the_sum_is_exact_whoever_drops_out(lost_first, lost_later):
-    """Up to as many as leave `threshold` to open shares; the control: one more, and nothing is."""
+def test_the_sum_is_exact_if_parties_drop_out(lost_first, lost_later):
+    """Up to as many dropouts as leave `threshold` parties; the control: with one more, it fails."""
     members = parties()
     masked = {number: members[number].mask(values(number), TAG) for number in range(5)}
     for left in itertools.islice(itertools.combinations(range(5), 5 - lost_first), 4):
@@ -71,12 +71,12 @@ def test_masks_are_new_for_each_sum():
     member = parties()[0]
     first, second = (member.mask(values(0), tag).values for tag in (TAG, b"another"))
     assert (first != second).all()
-    again = member.mask(values(0), TAG).values  # its own mask is drawn anew too
+    again = member.mask(values(0), TAG).values  # its own mask is redrawn too
     assert (first != again).all()
 
 
 def test_what_is_opened_leaves_another_partys_value_masked():
-    """All masks but the own one of who was not named are known then; that one hides it."""
+    """All masks are then known except the unnamed party's own, which hides its value."""
     members = parties()
     masked = {number: members[number].mask(values(number), TAG) for number in range(5)}
     arrived = {number: masked[number] for number in range(4)}
@@ -87,14 +87,14 @@ def test_what_is_opened_leaves_another_partys_value_masked():
         combine(late, opened, 5, 3)
 
 
-def test_a_server_that_tells_parties_different_names_opens_nothing():
-    """Each name set is heard by fewer than the threshold."""
+def test_a_server_that_sends_parties_different_names_opens_nothing():
+    """Each set of names is received by fewer parties than the threshold."""
     members = parties()
     masked = {number: members[number].mask(values(number), TAG) for number in range(5)}
     views = {0: (0, 1, 2), 1: (0, 1, 2), 2: (2, 3, 4), 3: (2, 3, 4), 4: (2, 3, 4)}
     proofs = {number: members[number].confirm(TAG, views[number]) for number in range(5)}
     for number in (0, 1):
-        with pytest.raises(SumError, match="2 parties heard these names; 3 are needed"):
+        with pytest.raises(SumError, match="2 parties received these names; 3 are needed"):
             members[number].unmask(
                 TAG,
                 views[number],
@@ -116,7 +116,7 @@ def test_a_proof_is_for_one_sum_one_sender_and_one_receiver():
         "nothing": {},
     }
     for given in wrong.values():
-        with pytest.raises(SumError, match="parties heard these names"):
+        with pytest.raises(SumError, match="parties received these names"):
             members[0].unmask(TAG, names, given, sealed)
     right = {other: proofs[other][0] for other in names}
     assert set(members[0].unmask(TAG, names, right, sealed).own) == set(names)
@@ -143,12 +143,12 @@ def test_who_is_not_named_or_one_of_too_few_does_not_take_part():
 
 
 def test_a_server_that_puts_itself_between_two_parties_needs_their_keys():
-    """Keys are known beforehand: with one that was swapped, the masks do not cancel."""
+    """Keys are known beforehand: with a swapped key the masks do not cancel."""
     members = parties(3, 2)
     swapped = dict(members[0].public_keys) | {1: public_key(b"x" * 32)}
     members[0] = Party(0, members[0].private_key, swapped, 2)
     masked = {number: members[number].mask(values(number), TAG) for number in range(3)}
-    with pytest.raises(SumError, match="tampered with|heard these names"):
+    with pytest.raises(SumError, match="tampered with|received these names"):
         unmask(members, masked, range(3))
 
 
@@ -165,10 +165,10 @@ COPIES = {
 
 @every("copy", COPIES.values())
 @every("numbered", [True, False])
-def test_who_gives_out_a_copy_of_anothers_key_exposes_nobody(copy, numbered, monkeypatch):
-    """Party 2 says that 0's key is its own, and stays away: its masks' keys are opened.
+def test_a_party_that_publishes_a_copy_of_anothers_key_exposes_nobody(copy, numbered, monkeypatch):
+    """Party 2 claims 0's key as its own and drops out: its masks' keys are opened.
 
-    The control: were the two numbers not in a mask's key, they would be those of 0's masks.
+    The control: without the two numbers in a mask's key, they would equal the keys of 0's masks.
     """
     if not numbered:
         monkeypatch.setattr(
@@ -201,7 +201,7 @@ def test_who_gives_out_a_copy_of_anothers_key_exposes_nobody(copy, numbered, mon
     [
         ({"threshold": 2}, "threshold=2 must be above half of 5"),
         ({"threshold": 6}, "threshold=6 must be above half of 5"),
-        ({"number": 1}, "public key of 1 is not that"),
+        ({"number": 1}, "public key of 1 does not match"),
         ({"public_keys": {0: b"", 2: b""}}, "give 0 to 1"),
         ({"public_keys": OWN | {2: b"short"}}, "the public key of 2 is invalid"),
         ({"public_keys": OWN | {2: bytes(32)}}, "the public key of 2 is invalid"),

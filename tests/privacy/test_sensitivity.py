@@ -1,4 +1,4 @@
-"""Sums of answers and counts: searches for a value that moves one by more than its bound.
+"""Sums of answers and counts: searches for a value that moves a sum by more than its bound.
 
 Norms and differences are of exact rationals. The control does the same in float32 and is caught.
 """
@@ -24,7 +24,7 @@ ASKED = np.full((1, 7), 1 / 7, np.float32)
 
 
 class Silent(np.random.Generator):
-    """Seeded noise of zero, so that a sum can be seen."""
+    """Seeded noise of zero, to make sums visible."""
 
     def __init__(self):
         super().__init__(np.random.PCG64(0))
@@ -56,7 +56,7 @@ def float32(encode):
 
 @every("normalise", ["sample", "batch"])
 def test_no_gradient_is_longer_than_its_bound(normalise):
-    """Long vectors, equal entries, huge and tiny ones: 400 of them; the bound is of a rational."""
+    """Long vectors with equal, huge and tiny entries: 400 vectors; norms are exact rationals."""
     longest, beyond = Fraction(0), 0
     rng = np.random.Generator(np.random.PCG64(0))
     for _ in range(200):
@@ -99,7 +99,7 @@ def test_a_teacher_moves_a_sum_of_gradients_by_its_own_value(silent):
 
 
 def _exact(values, scale, rng):
-    """A sum without noise, undisturbed by how seeded sums are rounded afterwards."""
+    """A sum without noise, before seeded sums are rounded."""
     if isinstance(rng, SecureGenerator):
         total = noisy_sum(values, scale, "gaussian", rng)
     else:
@@ -111,7 +111,7 @@ def _exact(values, scale, rng):
 
 @every("training", ["plain", "dp_sgd"])
 @every("answers", ["gradient", "votes"])
-def test_a_client_moves_a_sum_no_further_than_its_event_says_without_records_or_with(
+def test_a_client_with_or_without_records_moves_a_sum_no_further_than_its_event(
     small, training, answers
 ):
     """Private teachers of no records answer at full length; plain ones answer zero."""
@@ -141,8 +141,8 @@ def test_a_client_moves_a_sum_no_further_than_its_event_says_without_records_or_
 
 
 @every("noise", [1.0, 1e3, 2.0**26, 1e12, 1e30])
-def test_votes_are_exact_or_nothing_beside_large_noise(silent, noise):
-    """A vote that its noise's grid is coarser than is no vote: it moves a count by at most one."""
+def test_votes_are_exact_or_zero_under_large_noise(silent, noise):
+    """A vote below a step of its noise's grid is no vote: it moves a count by at most one."""
     votes = NoisyVotes(7, noise, shards=Shards(200))
     encoded = np.stack(
         [votes.constrain_sensitivity(np.eye(7)[[number % 7]], ASKED) for number in range(200)]
@@ -154,8 +154,8 @@ def test_votes_are_exact_or_nothing_beside_large_noise(silent, noise):
 
 
 @every("noise", [10.0, 2.0**26, 1e9, 1e12])
-def test_a_record_moves_counts_by_what_their_event_says(silent, noise):
-    """In units of the noise, beside a count that is just below a step of a coarse grid."""
+def test_a_record_moves_counts_as_their_event_states(silent, noise):
+    """In units of the noise, for a count just below a step of a coarse grid."""
     mechanism = DPSGD(1.0, 1.0, 1, 1.0, 0.1, count_fraction=1.0)
     mechanism = replace(mechanism, count_fraction=(mechanism.count_noise / noise) ** 2)
     charged, _ = mechanism.count_event("record", "add_remove").events
@@ -169,7 +169,7 @@ def test_a_record_moves_counts_by_what_their_event_says(silent, noise):
 
 
 def _counted(patch, mechanism, many, rng):
-    """The noiseless count of a class that has so many records."""
+    """The noiseless count of a class with this many records."""
     patch.setattr(np, "bincount", lambda labels, minlength: np.array([many]))
     return float(mechanism.count(np.zeros(1, np.int64), 1, rng)[0])
 

@@ -44,7 +44,7 @@ def counting(noise, **fields):
 
 @pytest.fixture
 def _plain_steps(monkeypatch):
-    """Steps that are the noisy sum itself, so that it can be seen."""
+    """Steps equal to the noisy sum, to make it visible."""
     monkeypatch.setattr(torch.optim, "Adam", torch.optim.SGD)
 
 
@@ -79,7 +79,7 @@ def test_training_noise_has_tails():
 @pytest.mark.usefixtures("_plain_steps")
 @every("copies", [1, 3])
 def test_a_record_moves_a_step_by_its_bound_at_most_whatever_it_holds(copies):
-    """Noise of 1e-6 of the bound lets the sum be seen; what is not finite counts as zero."""
+    """Noise of 1e-6 of the bound makes the sum visible; non-finite gradients count as zero."""
     mechanism = dp_sgd(noise_multiplier=1e-6, sample_rate=1.0, copies=copies)
     for value in (1e-3, 1.0, 1e18, 1e38, math.inf, math.nan):
         moved = np.linalg.norm(trained(mechanism, torch.full((1, 1, 1, 4_000), value), 0))
@@ -116,7 +116,7 @@ def test_a_layer_that_mixes_records_is_refused():
 
 
 def test_trainings_that_no_bound_here_covers_are_refused():
-    """So many draws that their precision would tell, and sums that the noise's grid cuts off."""
+    """So many draws that precision matters, and sums that the noise's grid truncates."""
     layer, inputs, labels = nn.Linear(6, 3), torch.zeros(1, 1, 6), torch.zeros(1, dtype=torch.long)
     steps = MOST_DRAWS // 1_600
     with pytest.raises(ValueError, match="42,949,672 steps of 21 parameters draw more than"):
@@ -129,7 +129,7 @@ def test_trainings_that_no_bound_here_covers_are_refused():
 
 
 def stepped(mechanism, inputs, labels, seed, opacus=False):
-    """A linear layer of fixed weights after a training; opacus gets it inside another module."""
+    """A linear layer with fixed weights after a training; Opacus gets it inside another module."""
     layer = nn.Linear(inputs.shape[2], 3)
     with torch.no_grad():
         layer.weight.copy_(torch.from_numpy(rng(1).normal(size=layer.weight.shape)))
@@ -147,7 +147,7 @@ def some_records(count=40, features=6, copies=1):
 @every("copies", [1, 3])
 @every("rate", [0.4, 1.0])
 def test_a_linear_layer_takes_the_same_steps_as_by_opacus(rate, copies):
-    """Sampling, clipping (some records are, some are not), noise and Adam, for 20 steps."""
+    """Sampling, clipping (of some records), noise and Adam, for 20 steps."""
     inputs, labels = some_records(copies=copies)
     inputs[:5] /= 16
     inputs = torch.round(inputs * 16) / 16
@@ -164,7 +164,7 @@ def test_a_linear_layer_takes_the_same_steps_as_by_opacus(rate, copies):
 
 
 def test_a_record_moves_the_counts_as_the_events_say():
-    """All small data sets and all changes of one record, beside noise of 1e-9."""
+    """All small data sets and all changes of one record, with noise of 1e-9."""
     mechanism = counting(1e-9)
     largest = {"add_remove": 0.0, "replace_one": 0.0}
     for labels in ([0], [0, 1], [2, 2, 1]):
@@ -181,7 +181,7 @@ def test_a_record_moves_the_counts_as_the_events_say():
 
 
 def test_another_number_of_copies_is_refused():
-    """Clipped to a third each, one copy too many would pass the bound."""
+    """Clipped to a third each, one copy too many would exceed the bound."""
     with pytest.raises(ValueError, match="4 copies of each record instead of 3"):
         stepped(dp_sgd(copies=3), *some_records(copies=4), 0)
 
@@ -257,13 +257,13 @@ def test_a_training_on_all_records_is_one_gaussian(sigma, steps, counts, add_rem
         stages = [Stage(mechanism, 1, 0)]
         stages += [Stage(ClassCounts(mechanism), 1, 0)] if mechanism.counts_classes else []
         claim = prove(stages, 1e-5, "record", relation)
-        # Besides, what the finite precision of all draws may tell.
+        # In addition, the loss due to the finite precision of all draws.
         assert claim.value == pytest.approx(closed_form(mu, 1e-5) + PRECISION_LOSS, rel=1e-6)
         assert claim.value == pytest.approx(golden, rel=1e-4)
         assert claim.accountant == "gdp_exact"
 
 
-def test_counts_beside_sampled_steps_cost_more_than_either():
+def test_counts_and_sampled_steps_cost_more_than_either():
     mechanism = counting(10.0, sample_rate=0.02, steps=10)
     events = [m.event("record", "replace_one") for m in (mechanism, ClassCounts(mechanism))]
     alone = [epsilon(ideal(event), 1e-5).epsilon for event in events]

@@ -133,7 +133,7 @@ def test_a_hospital_confirms_one_set_of_names_and_sums_only_what_it_has_masked(d
     assert sites.take_step(site, step) == sites.take_step(site, step)
     with pytest.raises(ProtocolError, match="has confirmed other names"):
         sites.take_step(site, replace(step, named=(0, 1)))
-    with pytest.raises(ProtocolError, match="parties heard these names"):
+    with pytest.raises(ProtocolError, match="parties received these names"):
         sites.take_step(site, replace(step, proofs={0: b"", 1: b"", 2: b""}))
     other_run = hospital.open(hospital.experiment(experiment.to_json(), 16), "another run")
     with pytest.raises(ProtocolError, match="no part in that sum"):
@@ -167,7 +167,7 @@ def test_a_bad_key_is_an_error_before_anything_is_charged(deployed, tmp_path):
     hospital = hospitals.open_file(files[0])
     keys = hospital.keys
     for bad, problem in (
-        (keys[::-1], "the public key of 0 is not that of its private"),
+        (keys[::-1], "the public key of 0 does not match its private"),
         ((*keys[:2], "00" * 32), "the public key of 2 is invalid"),
     ):
         with pytest.raises(UserError, match=f"keys: {problem}"):

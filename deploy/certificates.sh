@@ -16,7 +16,7 @@ for name in "$@"; do
   names+="${names:+,}$kind:$name"
 done
 if [[ -e ca.crt && ! -e ca.key ]]; then
-  echo "$folder/ca.key is not there; bring it back for as long as this takes, or choose another folder" >&2
+  echo "$folder/ca.key does not exist; bring it back for as long as this takes, or choose another folder" >&2
   exit 1
 fi
 if [[ ! -e ca.key ]]; then

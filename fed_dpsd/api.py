@@ -46,7 +46,7 @@ Engine = Literal["local", "flower"]
 
 @dataclass(frozen=True)
 class Run:
-    """A run that has ended, as its folder holds it.
+    """A finished run, read from its folder.
 
     Args:
         folder: the run folder: configuration, log, checkpoints, samples, summary.
@@ -77,7 +77,7 @@ class Run:
         """Write the student and its privacy card; return the path of the student's file.
 
         Raises:
-            UserError: there is no such form, the run has no student to export, or the file exists
+            UserError: the form is unknown, the run has no student to export, or the file exists
                 or cannot be written.
         """
         if form not in get_args(Format):
@@ -118,14 +118,14 @@ class Run:
 
 @dataclass(frozen=True)
 class Job:
-    """A run that is ready to start, or to go on.
+    """A run that is ready to start or to continue.
 
     Args:
         experiment: the experiment of the run.
         folder: the run folder.
         work: a function that runs it with a progress callback, and returns its summary.
         completed: whether the run is completed, so that nothing is left to do.
-        warnings: what to say before a new run, a sentence each (see `ready` and `unused`).
+        warnings: warnings to show before a new run, one sentence each (see `ready` and `unused`).
     """
 
     experiment: Experiment
@@ -185,7 +185,7 @@ def run(
 
 
 def resume(folder: Path | str, progress: bool | Progress = True) -> Run:
-    """Go on with the run of a folder from its last checkpoint, in this process, to the same bits.
+    """Continue a run from its last checkpoint, in this process; the result has the same bits.
 
     >>> import fed_dpsd
     >>> run = fed_dpsd.run("rounds=1", "queries_per_round=64", "training.steps=20", progress=False)
@@ -210,7 +210,7 @@ def load_student(path: Path | str) -> Student:
         path: the file.
 
     Raises:
-        UserError: it is no such file, or it is damaged; or ONNX's package is missing.
+        UserError: the file is not an exported student, is damaged, or needs a missing ONNX package.
     """
     return open_student(Path(path))
 
@@ -228,7 +228,7 @@ def plan(*overrides: str) -> PlannedRun:
 
 
 def new_job(overrides: tuple[str, ...], engine: Engine = "local", nodes: int | None = None) -> Job:
-    """Make a run ready; its configuration is checked before data is read, and that before a folder.
+    """Prepare a run: check its configuration, then read its data, then make its folder.
 
     Raises:
         UserError: an override is wrong, the data cannot be read, or the run folder cannot be made.
@@ -243,7 +243,7 @@ def new_job(overrides: tuple[str, ...], engine: Engine = "local", nodes: int | N
     require_tracker(experiment.config.tracker)
     clients = nodes or experiment.config.num_clients
     placement, warnings = ready(experiment, overrides, 1 if engine == "local" else clients)
-    # A sweep's reports say it instead: coins leave out other records in each of its runs.
+    # In a sweep its reports say so instead: coins leave out different records in each run.
     warnings += filter(None, [unused(experiment)])
     folder = new_run_folder(experiment)
     if engine == "local":
@@ -257,7 +257,7 @@ def new_job(overrides: tuple[str, ...], engine: Engine = "local", nodes: int | N
 
 
 def resumed_job(folder: Path) -> Job:
-    """Make the run of a folder ready to go on, in this process.
+    """Prepare the run of a folder to continue in this process.
 
     Raises:
         UserError: it is no run folder, or its clients are hospitals.
@@ -274,7 +274,7 @@ def resumed_job(folder: Path) -> Job:
 
 
 def local_job(experiment: Experiment, folder: Path) -> Job:
-    """Make a run ready with all its clients in this process."""
+    """Prepare a run with all its clients in this process."""
 
     def work(progress: Progress) -> Mapping[str, Any]:
         try:
@@ -293,7 +293,7 @@ def local_job(experiment: Experiment, folder: Path) -> Job:
 def shown_progress(experiment: Experiment, console: Console) -> Iterator[Progress]:
     """Show rounds as they end, and work within them: bars on a terminal, plain lines elsewhere.
 
-    Below the bars stand accuracy, agreement with the answers, and the budget that is spent.
+    Below the bars are the accuracy, the agreement with the answers and the budget spent.
     """
     steps = getattr(experiment.method, "student_steps", 0)
     more = getattr(experiment.method, "final_student_steps", steps) - steps  # in the last round

@@ -297,7 +297,7 @@ def _resolve_paths(binder: Binder, config: Config, base: Path | None, written: b
         path = absolute("data.path", config.data.path)
         if not is_place(Path(path)):
             there = Path(path).exists()
-            problem = "is no folder and no table" if there else "is not there"
+            problem = "is neither a folder nor a table" if there else "does not exist"
             binder.problems.append(f"data.path={path} {problem}; give {LAYOUT}")
         changes["data"] = dataclasses.replace(config.data, path=path)
     if config.pictures and config.pictures not in PACKAGES:

@@ -29,7 +29,7 @@ def run(
     ] = None,
     show_config: ShowConfig = False,
 ) -> None:
-    """Run one experiment, and print its folder, which is the last line of stdout.
+    """Run one experiment. The last line of stdout is its folder.
 
     Without settings: FedDPSD on scikit-learn's digits, with 5 simulated clients whose teachers are
     trained with DP-SGD, at epsilon 3 for a record that is added or removed.
@@ -50,10 +50,11 @@ def run(
 def resume(
     context: typer.Context,
     run_folder: Annotated[
-        Path, typer.Argument(help="Folder of the run, which it printed last.", metavar="RUN")
+        Path,
+        typer.Argument(help="Folder of the run, the last line that it printed.", metavar="RUN"),
     ],
 ) -> None:
-    """Continue a run that stopped, from its last checkpoint, in this process; same bits."""
+    """Continue a stopped run from its last checkpoint, in this process, to the same bits."""
     if context.args:
         context.fail(
             f"{context.args[0]}: resume takes no settings; a longer run is a new run "
@@ -87,7 +88,7 @@ def _finish(job: "Job") -> None:
 
 
 def doctor(overrides: Overrides = None) -> None:
-    """Check this machine, and what a run with these settings needs, with a remedy for each problem.
+    """Check this machine for a run with these settings, and print a remedy for each problem.
 
     The run's data is read; nothing is trained or charged.
     """

@@ -65,7 +65,7 @@ def check(hospital: Hospital, overrides: list[str]) -> Iterator[str | Table]:
     yield f"when records change during a run: {hospital.when_records_change}"
     if lacking := hospital.open(experiment, "check").lacking():
         raise UserError(
-            f"{lacking}={getattr(hospital, lacking):,.10g} does not last for this run: at some "
+            f"{lacking}={getattr(hospital, lacking):,.10g} is not enough for this run: at some "
             "image this site would refuse; agree on more noise, or on fewer images"
         )
     # A copy of the secret lies in this folder, so it must be inside the hospital's own.
@@ -133,7 +133,7 @@ def _train(
     ids = content.ids if content.records.patients is None else content.records.patients
     distinct, place = np.unique(ids, return_inverse=True)
     if len(distinct) == 1:
-        return "one image or patient is too few to test any"
+        return "one image or patient is too few to hold any out"
     held_out = place % HELD_OUT == 0
     seen, unseen = np.flatnonzero(~held_out), np.flatnonzero(held_out)
     secret = SecretStreams(secret_of(folder / "rehearsal"))
@@ -145,7 +145,7 @@ def _train(
         raise teachers.watch.diverged[0]
     probabilities = np.nanmean(predicted, axis=0)
     right = (probabilities.argmax(1) == tested.labels).mean()
-    return f"{100 * right:.1f} % on {len(unseen):,} records that were held out"
+    return f"{100 * right:.1f} % on {len(unseen):,} held-out records"
 
 
 def _rehearse(hospital: Hospital, experiment: Experiment, folder: Path) -> str:

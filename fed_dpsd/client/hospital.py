@@ -127,7 +127,7 @@ class Hospital(Terms):
         Raises:
             NotAllowed: its secure sums withstand too few colluding clients.
             UserError: the records or the secret cannot be read, the keys are wrong, or the device
-                is not there.
+                does not exist.
         """
         require_device("device", self.device, number_of_gpus())
         content = self.read()
@@ -184,12 +184,12 @@ def open_file(path: Path) -> Hospital:
     try:
         raw = read_yaml(path)
     except ValueError as error:
-        raise UserError(f"{path} is no site's file: {error}; {_REMEDY}") from None
+        raise UserError(f"{path} is not a site file: {error}; {_REMEDY}") from None
     files = raw.get("files")
     if isinstance(files, Mapping) and "classes" in files:
         raise UserError(
-            f"{path}: files.classes is no key. Name the federation's classes in order at the top, "
-            "such as `classes: [normal, pneumonia]`; where your labels have other names, say so "
+            f"{path}: files.classes is not a key. Name the federation's classes in order at the "
+            "top, such as `classes: [normal, pneumonia]`; if your labels have other names, map them "
             "under files, such as `labels: {NORMAL: normal}`"
         )
     return _with_absolute_paths(bound(Hospital, raw, "site."), path.parent.absolute())

@@ -51,7 +51,7 @@ class HospitalFiles:
         for label, name in self.labels.items():
             if not isinstance(label, str):
                 typed = ("no", "yes")[label] if isinstance(label, bool) else label
-                raise ValueError(f"labels: {label!r} is no text; quote it: '{typed}': {name}")
+                raise ValueError(f"labels: {label!r} is not text; quote it: '{typed}': {name}")
             if not isinstance(name, str):
                 raise ValueError(f"labels.{label}={name!r} must be the name of one of the classes")
         texts = list(map(text_of, self.labels))
@@ -120,7 +120,7 @@ def read(files: HospitalFiles, shape: tuple[int, ...], classes: Sequence[str]) -
         for label in files.labels:
             if text_of(label) not in folders:
                 raise UserError(
-                    f"{path}: there is no folder {label!r} of classes; check that it exists and "
+                    f"{path}: there is no class folder {label!r}; check that it exists and "
                     "that the user of the service may read it"
                 )
     taken = take(

@@ -79,7 +79,7 @@ class Teachers:
 
     Raises:
         UserError: teacher.path does not hold weights of this client's architecture, a private
-            training bounds patients and the records name none, or the device is not there.
+            training bounds patients and the records name none, or the device does not exist.
     """
 
     def __init__(

@@ -243,7 +243,7 @@ class _UniqueKeys(yaml.SafeLoader):  # type: ignore[misc]
         keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         if twice := next((key for key in keys if keys.count(key) > 1), None):
             line = node.start_mark.line + 1
-            raise ValueError(f"{twice} is there twice, in the keys from line {line} on; keep one")
+            raise ValueError(f"{twice} is given twice, in the keys from line {line} on; keep one")
         mapping: dict[Any, Any] = super().construct_mapping(node, deep)
         return mapping
 

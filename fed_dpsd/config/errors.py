@@ -61,7 +61,7 @@ def unreadable(word: str) -> str:
             return f"{word}: write {' or '.join(named)}"
         if word in _known():
             return f"{word}: write {word}=VALUE"
-        return f"{word} is no setting; write KEY=VALUE, as in rounds=10"
+        return f"{word} is not a setting; write KEY=VALUE, as in rounds=10"
     path = "/" in value and not value.startswith(("'", '"', "["))
     if not path and not tokens(value)[1]:
         return f"{word}: a quote or bracket is not closed"

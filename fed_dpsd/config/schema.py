@@ -117,11 +117,13 @@ class TeacherConfig:
     arch: str | None = Field(description="architecture of that teacher, required with path")
     seed: int = Field(ge=0, description="seed of the training")
     epochs: int = Field(ge=0, description="epochs over a teacher's records")
-    min_steps: int = Field(ge=1, description="even a client with few records takes so many steps")
+    min_steps: int = Field(ge=1, description="fewest steps, even for a client with few records")
     batch_size: int = Field(ge=1, description="records in a step")
     learning_rate: Positive = Field(description="learning rate")
     momentum: float | None = Field(ge=0, lt=1, description="momentum of SGD; null selects Adam")
-    same_start: bool = Field(description="true starts all from the same weights, as FedAVG needs")
+    same_start: bool = Field(
+        description="true starts all teachers from the same weights, as FedAVG needs"
+    )
 
     def __post_init__(self) -> None:
         if self.path is not None and self.arch is None:
@@ -195,7 +197,7 @@ class Config:
     ledger: str = Field(description='folder of ledgers that runs share; "" is in the run folder')
     noise: Literal["seeded", "secure"] = Field(
         description="Source of the noise in answers and private trainings: seeded (reproducible, "
-        "for experiments) | secure (from a secret beside each client's ledger)."
+        "for experiments) | secure (from a secret next to each client's ledger)."
     )
     data: DataConfig
     model: ModelConfig
@@ -225,9 +227,9 @@ class Config:
     )
     tracker: Literal["none", "tensorboard", "wandb", "mlflow"] = Field(
         "none",
-        description="Where a run's numbers go besides its folder: none | tensorboard | wandb | "
-        "mlflow. Each is an extra, as in pip install 'fed-dpsd[wandb]', and has its own settings, "
-        "such as WANDB_MODE=offline.",
+        description="Where a run's numbers go, in addition to its folder: none | tensorboard | "
+        "wandb | mlflow. Each is an extra, as in pip install 'fed-dpsd[wandb]', and has its own "
+        "settings, such as WANDB_MODE=offline.",
     )
 
     def __post_init__(self) -> None:

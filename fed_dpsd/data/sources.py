@@ -202,7 +202,7 @@ def reader_of(path: Path, columns: Columns, split: str = "") -> Reader:
         return Table(path, columns)
     if path.is_file() and suffix == ARRAYS:
         return Arrays(path, columns, split)
-    problem = f"is no {', '.join((*TABLES, ARRAYS))} file" if path.exists() else "does not exist"
+    problem = f"is not a {', '.join((*TABLES, ARRAYS))} file" if path.exists() else "does not exist"
     raise UserError(
         f"{columns.keys}path={path} {problem}; give a folder with a subfolder for each class, or "
         "one such file"

@@ -94,7 +94,7 @@ def _memory(experiment: Experiment) -> Check:
     needed += min(_bytes_of_teachers(experiment), PROCESSOR_BYTES)
     free = psutil.virtual_memory().available
     state = f"{gib(free)} GiB free; records and teachers take {gib(needed)}"
-    return Check("memory", needed < free, state, "" if needed < free else "end other programs")
+    return Check("memory", needed < free, state, "" if needed < free else "close other programs")
 
 
 def _bytes_of_teachers(experiment: Experiment) -> int:
@@ -165,7 +165,7 @@ def _ports() -> Check:
                 taken.append(str(port))
     if not taken:
         return Check("local ports", True, "free: `flwr run` will start its own SuperLink")
-    remedy = "unless your SuperLink should run there, end the process that uses them"
+    remedy = "unless your own SuperLink runs there, stop the process that uses them"
     return Check("local ports", True, f"{', '.join(taken)} in use", remedy)
 
 
@@ -185,4 +185,7 @@ def _gpus(devices: Sequence[Device], processors: int) -> list[Check]:
     try:
         return [*checks, Check(name, True, str(place(experiment, CLIENTS, devices, processors)))]
     except UserError as error:
-        return [*checks, Check(name, False, str(error), "end what fills the GPU: see nvidia-smi")]
+        return [
+            *checks,
+            Check(name, False, str(error), "stop the processes that fill the GPU: see nvidia-smi"),
+        ]

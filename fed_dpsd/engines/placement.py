@@ -99,7 +99,7 @@ def place(
         processors: the number of its processors; each process takes one.
 
     Raises:
-        UserError: a device that the configuration names is not there, or a teacher does not fit.
+        UserError: a device that the configuration names does not exist, or a teacher does not fit.
     """
     config = experiment.config
     sides = {"client_device": config.client_device, "server_device": config.server_device}

@@ -26,7 +26,7 @@ def ready(
         The placement, and the `cautions` and `weak_delta`.
 
     Raises:
-        UserError: its clients are hospitals, a device is not there, its budget is less than it
+        UserError: its clients are hospitals, a device does not exist, its budget is less than it
             needs, a folder cannot be written, a ledger belongs to other records, the data does
             not allow so many clients, or pictures or teachers cannot be read.
     """
@@ -65,7 +65,7 @@ def placed(experiment: Experiment, nodes: int) -> Placement:
     """Place the clients of a simulation on this machine's devices; the local engine is one node.
 
     Raises:
-        UserError: a device is not there, or is too small; nothing has been read.
+        UserError: a device does not exist, or is too small; nothing has been read.
     """
     wanted = {experiment.config.client_device, experiment.config.server_device}
     return place(experiment, nodes, gpus() if wanted != {"cpu"} else (), os.cpu_count() or 1)

@@ -77,7 +77,7 @@ def confusions(setting: Setting, pairs: Mapping[str, Sequence[Row]]) -> NDArray[
             for column in ("truth", "predicted"):
                 if float(row[column]) not in range(num_classes):
                     raise UserError(
-                        f"{column}={row[column]} of {run['key']} in a confusion file is none of "
+                        f"{column}={row[column]} of {run['key']} in a confusion file is not one of "
                         f"{num_classes} classes, 0 to {num_classes - 1}; run the sweep again"
                     )
             counts[int(float(row["truth"])), int(float(row["predicted"]))] += float(row["count"])

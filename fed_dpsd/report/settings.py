@@ -193,5 +193,5 @@ def _rows(path: Path, needed: Sequence[str], numbers: Sequence[str]) -> list[Row
                 float(text)
             except ValueError:
                 cell = f"{path}: {column}={text!r} of {row['key']}"
-                raise UserError(f"{cell} is no number; write the table again") from None
+                raise UserError(f"{cell} is not a number; write the table again") from None
     return rows

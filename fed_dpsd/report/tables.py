@@ -216,7 +216,8 @@ def differences(settings: Sequence[Setting], against: str) -> list[list[str]]:
     known = dict(zip(names(settings), settings, strict=True))
     if against not in known:
         raise UserError(
-            f"--against={against!r} is no setting of these tables; give one of: {'; '.join(known)}"
+            f"--against={against!r} is not a setting of these tables; give one of: "
+            f"{'; '.join(known)}"
         )
     base = known.pop(against)
     shown = ["student", "auroc_student"] if base.values["num_classes"] == "2" else ["student"]

@@ -109,7 +109,7 @@ def _source(run: CompletedRun) -> Iterator[str]:
     stated = len(ChargeLog(run.folder, {}).heard)
     yield (
         "Each proven epsilon covers the run's whole plan, even if only a part of it was used, and "
-        "all that was charged besides."
+        "all other charges."
     )
     yield f"{stated:,} of {config.num_clients:,} clients stated what the run cost them."
     if config.federation.simulation:
@@ -143,7 +143,7 @@ def _of_teachers(experiment: Experiment, card: PrivacyCard) -> Iterator[str]:
     """Yield what is left of the proof for those who hold a teacher: that of its training alone."""
     if experiment.training.name == "plain":
         yield (
-            "the teachers themselves: they are trained without noise, so whoever holds one may "
+            "the teachers themselves: they are trained without noise, so anyone who holds one may "
             "learn its records"
         )
         return
@@ -158,15 +158,15 @@ def _of_teachers(experiment: Experiment, card: PrivacyCard) -> Iterator[str]:
     ]
     if len(trained) < len(rows) or any(row["epsilon"] == "inf" for row in trained):
         yield (
-            "the teachers themselves: their training proves nothing of a record, so whoever holds "
-            "one may learn it"
+            "the teachers themselves: their training proves nothing about a record, so anyone who "
+            "holds one may learn it"
         )
         return
     numbers = " and ".join(
         f"{Epsilon.from_json(row).number(5)} (record, {row['relation']})" for row in trained
     )
     yield (
-        f"the teachers themselves: against whoever holds one, their training alone proves "
+        f"the teachers themselves: against anyone who holds one, their training alone proves "
         f"{numbers}, trust {trained[0]['trust']}, delta {trained[0]['delta']:g}"
     )
 

@@ -53,7 +53,7 @@ def new_run_folder(experiment: Experiment) -> Path:
     if folder.is_dir():
         remedy = "choose another"
         if is_run_folder(folder):
-            remedy += f", or go on with the run in it: fed-dpsd resume {folder}"
+            remedy += f", or resume the run in it: fed-dpsd resume {folder}"
         raise UserError(f"run_folder={folder} exists already; {remedy}")
     try:
         with writing(folder):

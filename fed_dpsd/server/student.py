@@ -198,7 +198,7 @@ def _no_model(path: Path) -> str:
     if path.is_dir():
         files = sorted([*path.glob("*.safetensors"), *path.glob("*.onnx")])
         return f"is a folder; give the file {files[-1] if files else 'that `export` wrote'}"
-    return "" if path.exists() else "is not there; `fed-dpsd export RUN` writes such a file"
+    return "" if path.exists() else "does not exist; `fed-dpsd export RUN` writes such a file"
 
 
 def _check(model: Classifier | OnnxModel, network: Network) -> NDArray[np.float32]:

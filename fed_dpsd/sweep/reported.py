@@ -63,7 +63,7 @@ def tables_of(paths: Sequence[Path], out: Path | None = None) -> list[Path]:
             table = (out or path) / TABLE
             written.setdefault(table, []).append(_cell(path))
         elif not path.exists():
-            raise UserError(f"{path} is not there; give {REPORTED}")
+            raise UserError(f"{path} does not exist; give {REPORTED}")
         elif path.is_dir():
             table = path / TABLE
             if not table.is_file():

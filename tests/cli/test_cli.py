@@ -89,7 +89,7 @@ def test_doctor_says_what_five_clients_get_of_a_gpu(subtests):
                 *(True, f"cuda:0 card, {free / GIB:.2f} of 8.00 GiB free"),
             )
             assert said in share.state
-            assert share.good is good is not share.remedy.startswith("end what fills")
+            assert share.good is good is not share.remedy.startswith("stop the processes that fill")
             (nothing,) = doctor._gpus((), 16)
             assert nothing.state == "none, everything runs on the processor"
 

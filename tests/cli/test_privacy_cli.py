@@ -326,7 +326,7 @@ def test_a_training_is_audited_by_canaries(fed_dpsd, few_draws, monkeypatch):
     monkeypatch.setattr("fed_dpsd.audits.trainings.ASKED_RUNS", (60, 60))
     code, out, _ = fed_dpsd("privacy", "audit", *settings, "--broken", "none")
     assert code == 0
-    assert out[-1] == "a hospital with next to no noise: refuted, as it has to be"
+    assert out[-1] == "a hospital with next to no noise: refuted, as expected"
 
 
 def test_audit_of_what_adds_no_noise_says_why(fed_dpsd):

@@ -40,7 +40,7 @@ def test_a_check_counts_trains_and_rehearses_and_charges_nothing(fed_dpsd, tmp_p
     assert "a run: " in told
     assert "spent so far: 0 (record, add_remove" in told
     assert "the budget is 100" in told
-    assert re.search(r"a teacher: [0-9.]+ % on \d+ records that were held out", told)
+    assert re.search(r"a teacher: [0-9.]+ % on \d+ held-out records", told)
     assert "an answer, rehearsed: 16 images, 160 bytes, which would cost" in told
     ledger = open_file(file).ledger
     with ledger.transaction():
@@ -82,7 +82,7 @@ def test_a_check_says_what_a_coordinator_would_be_refused(fed_dpsd, tmp_path, su
                 "this site allows method=fed_dpsd only (methods: in its file)",
             ),
             (("teacher.epochs=301",), "teacher.epochs is at most 300"),
-            (("training.noise_multiplier=0.01", *SMALL), "budget=100 does not last for this run"),
+            (("training.noise_multiplier=0.01", *SMALL), "budget=100 is not enough for this run"),
         ]
     ):
         with subtests.test(overrides=overrides, problem=problem):
@@ -109,7 +109,7 @@ def test_a_check_says_whether_the_budget_lasts(fed_dpsd, tmp_path):
     overrides = ("answers.noise_multiplier=20", "teacher.min_steps=1", "teacher.epochs=0")
     code, out, err = fed_dpsd("site", "check", str(file), *overrides)
     assert code == 1
-    assert "budget=8 does not last for this run" in err
+    assert "budget=8 is not enough for this run" in err
     code, out, err = fed_dpsd("site", "check", str(file), *overrides, "rounds=1")
     assert (code, err) == (0, "")
     assert any(re.fullmatch(r"pixels: 0 to 255 of 255, 12\d on average", line) for line in out)
@@ -119,7 +119,7 @@ def test_a_check_says_whether_the_budget_lasts(fed_dpsd, tmp_path):
     )
     code, _, err = fed_dpsd("site", "check", str(file), *overrides, "rounds=1")
     assert code == 1
-    assert "queries=8 does not last for this run" in err
+    assert "queries=8 is not enough for this run" in err
 
 
 def test_a_check_says_that_a_training_diverges(fed_dpsd, tmp_path):
@@ -148,7 +148,7 @@ def test_what_is_held_out_is_of_patients_of_whom_nothing_was_seen(tmp_path, monk
     found = hospital.read()
     experiment = check._experiment(hospital, list(SMALL))
     told = check._train(hospital, found, experiment, tmp_path)
-    assert told.endswith("% on 8 records that were held out")
+    assert told.endswith("% on 8 held-out records")
     assert len(seen[0]) == 32
     assert len(set(found.records.patients) - set(seen[0])) == 1
 
@@ -175,7 +175,7 @@ def test_records_that_are_too_few_to_test_a_teacher_are_told(fed_dpsd, tmp_path)
     np.savez(tmp_path / "hospital" / "scans.npz", image=images, label=np.array([3]))
     code, out, _ = fed_dpsd("site", "check", str(file), *SMALL, "queries_per_round=16")
     assert code == 0
-    assert "a teacher: one image or patient is too few to test any" in out
+    assert "a teacher: one image or patient is too few to hold any out" in out
 
 
 def test_what_cannot_be_read_is_listed(fed_dpsd, tmp_path):
@@ -232,7 +232,7 @@ def test_a_node_that_fails_is_started_again_until_it_ends(fed_dpsd, tmp_path, mo
         f"--superlink host:1 --root-certificates {tmp_path}/ca.crt --auth-supernode-private-key "
         f'{tmp_path}/key --port 9094 --node-config site="{file}"'
     }
-    assert err.count("the node ended with an error; it is started again in 0.01 s") == 2
+    assert err.count("the node ended with an error; it starts again in 0.01 s") == 2
     code, _, err = fed_dpsd("site", "serve", str(file), *where[:-1], "none")
     assert code == 1
-    assert "none is not there" in err
+    assert "none does not exist" in err

@@ -58,7 +58,7 @@ def test_a_key_that_is_there_twice_is_refused(tmp_path):
     """The last one won: a larger budget that the template left further down, for example."""
     file = site_file(tmp_path / "hospital", budget=1.0)
     file.write_text(f"{file.read_text()}\nbudget: 8.0\n")
-    with pytest.raises(UserError, match="budget is there twice, in the keys from line 1 on; keep"):
+    with pytest.raises(UserError, match="budget is given twice, in the keys from line 1 on; keep"):
         hospitals.open_file(file)
 
 
@@ -292,14 +292,16 @@ def test_a_bad_file_names_every_problem(tmp_path):
             hospitals.open_file(site_file(tmp_path / "b", **changes))
     for labels, problem in (
         ({"nine": 9}, "site.files.labels.nine=9 must be the name of one of the classes"),
-        ({9: "9"}, "site.files.labels: 9 is no text; quote it: '9': 9"),
+        ({9: "9"}, "site.files.labels: 9 is not text; quote it: '9': 9"),
         ({"ten": "10"}, "site.files.labels.ten=10: the classes are 0, 1, .*; name one"),
     ):
         with pytest.raises(ConfigError, match=problem):
             hospitals.open_file(with_files(tmp_path / "c", labels=labels))
-    with pytest.raises(UserError, match="files.classes is no key. Name the federation's classes"):
+    with pytest.raises(
+        UserError, match="files.classes is not a key. Name the federation's classes"
+    ):
         hospitals.open_file(with_files(tmp_path / "d", classes={"normal": 0}))
-    with pytest.raises(UserError, match="is no site's file: No such file"):
+    with pytest.raises(UserError, match="is not a site file: No such file"):
         hospitals.open_file(tmp_path / "nowhere.yaml")
     (tmp_path / "empty.yaml").write_text("")
     with pytest.raises(UserError, match="it is empty"):

@@ -185,7 +185,7 @@ def test_one_problem_hides_no_other(tmp_path):
         "method.batch_size=1": "method.batch_size=1 must be >= 2",
         "method.pooling=most": "method.pooling=most must be mean or odds",
         "model.student=resnet": "model.student=resnet is unknown",
-        "data.path=nowhere": "nowhere is not there",
+        "data.path=nowhere": "nowhere does not exist",
     }
     lines = problems(tmp_path, "data=mnist", *wrong).split("\n")
     assert len(lines) == len(wrong)
@@ -213,7 +213,7 @@ def test_a_value_in_the_place_of_keys_names_them(tmp_path):
 
 def test_a_missing_data_folder_is_named(tmp_path):
     text = problems(tmp_path, "data=mnist", "data.path=nowhere")
-    assert f"data.path={tmp_path}/nowhere is not there; give a folder" in text
+    assert f"data.path={tmp_path}/nowhere does not exist; give a folder" in text
 
 
 def test_paths_start_from_the_users_directory(tmp_path, home):

@@ -61,10 +61,10 @@ def test_data_without_classes_is_reported_with_all_other_problems(tmp_path):
     (tmp_path / "archive.zip").write_text("no table")
     cases = [
         (None, "data=imagefolder: data.path is needed; give a folder with a folder of images"),
-        ("nowhere", "data.path=.*/nowhere is not there; give a folder"),
+        ("nowhere", "data.path=.*/nowhere does not exist; give a folder"),
         ("one", "data=imagefolder: data.path has one class, cat; give a folder"),
         ("empty", "data.path=.*/empty has no folder of a class; it holds nothing: give a folder"),
-        ("archive.zip", "data.path=.*/archive.zip is no folder and no table; give a folder"),
+        ("archive.zip", "data.path=.*/archive.zip is neither a folder nor a table; give a folder"),
     ]
     for path, expected in cases:
         place = [f"data.path={path}"] if path else []
@@ -195,7 +195,7 @@ def test_names_that_look_like_splits_are_refused_unless_they_are_classes(tmp_pat
 
 
 def test_a_folder_of_classes_may_be_named_as_a_split(tmp_path):
-    """The folder next to it is none of its splits, whatever it holds; the control reads both."""
+    """The folder next to it is not one of its splits, whatever it holds; the control reads both."""
     shades(tmp_path / "train", cat=[1, 10], dog=[200, 250])
     shades(tmp_path / "test", cow=[1, 10], dog=[200, 250])
     listed = "data.classes=[cat,dog]"
@@ -268,7 +268,7 @@ def test_broken_pictures_are_reported_once_and_the_others_used(tmp_path, said):
     assert len(loaded(tmp_path, folder, "data.resize=true").counts) == 1
     line = said()[0]
     assert "63 files found, 58 used, 5 skipped: 1 in no class's folder (README); 4 unread" in line
-    names = ("circle/000.", "square/001.", "circle/notes.txt: it is none of PNG", "gone.png: No")
+    names = ("circle/000.", "square/001.", "circle/notes.txt: it is not one of PNG", "gone.png: No")
     assert [name for name in names if name not in line] == []
     assert "rrno" not in line
     assert len(said()) == 2  # with the one on the split

@@ -178,7 +178,9 @@ def test_what_cannot_be_exported_is_said(finished, tmp_path):
     with pytest.raises(UserError, match="is not a run folder"):
         export(tmp_path, tmp_path, "safetensors")
     (folder / "summary.json").unlink()
-    with pytest.raises(UserError, match="this run is not completed; go on with `fed-dpsd resume"):
+    with pytest.raises(
+        UserError, match="this run is not completed; continue it with `fed-dpsd resume"
+    ):
         export(folder, tmp_path, "safetensors")
 
 

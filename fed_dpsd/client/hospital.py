@@ -189,8 +189,8 @@ def open_file(path: Path) -> Hospital:
     if isinstance(files, Mapping) and "classes" in files:
         raise UserError(
             f"{path}: files.classes is not a key. Name the federation's classes in order at the "
-            "top, such as `classes: [normal, pneumonia]`; if your labels have other names, map them "
-            "under files, such as `labels: {NORMAL: normal}`"
+            "top, such as `classes: [normal, pneumonia]`; if your labels have other names, map "
+            "them under files, such as `labels: {NORMAL: normal}`"
         )
     return _with_absolute_paths(bound(Hospital, raw, "site."), path.parent.absolute())
 

@@ -285,7 +285,7 @@ def test_a_class_without_pictures_is_a_warning(tmp_path, said):
     (path / "dog" / "40.png").write_bytes(b"broken")
     assert len(everything(loaded(tmp_path, path))) == 30
     lines = said()
-    assert "31 files found, 30 used, 1 skipped: 1 unreadable (dog/40.png: it is none" in lines[0]
+    assert "31 files found, 30 used, 1 skipped: 1 unreadable (dog/40.png: it is not" in lines[0]
     assert lines[2].endswith("no image for training of class cow, dog")
     assert lines[3].endswith("no image for testing of class cow, dog")
 

@@ -136,15 +136,9 @@ def test_several_tables_are_one_and_a_repeated_key_counts_once(table):
 
 def test_what_cannot_be_read_is_an_error_that_names_file_and_cell(table, tmp_path):
     cases = [
-        ([{"student": "good"}], r"curve.csv: student='good' of curve.csv0 is not at a number"),
-        (
-            [{"forward_answers": "many"}],
-            r"curve.csv: forward_answers='many' of curve.csv0 is not a",
-        ),
-        (
-            [{"partition.alpha": "[1]"}],
-            r"curve.csv: partition.alpha='\[1\]' of curve.csv0 is not a",
-        ),
+        ([{"student": "good"}], r"curve.csv: student='good' of curve.csv0 is not a number"),
+        ([{"forward_answers": "many"}], r"curve.csv: forward_answers='many' of curve.csv0 is not"),
+        ([{"partition.alpha": "[1]"}], r"curve.csv: partition.alpha='\[1\]' of curve.csv0 is not"),
         ([{"record_add_remove": ""}], r"curve.csv: record_add_remove='' of curve.csv0 is not a"),
         ([{"seed": 3}, {"seed": 3}], r"seed=3 twice .*curve.csv0 and curve.csv1"),
     ]

@@ -1,4 +1,4 @@
-"""Experiments: the objects of a composed configuration, with all its problems in one error."""
+"""Experiments: the objects of a composed configuration; one error reports all problems."""
 
 import dataclasses
 import functools
@@ -38,7 +38,7 @@ PLUGINS_RUN = (
     "plug-ins run with all rights of this process, and nothing is proven of what they do until "
     "somebody has reviewed their code and their proofs"
 )
-# For each field that calibrates a mechanism: the value that spends least, and that spends most.
+# For each field that calibrates a mechanism: the values that spend the least and the most.
 CALIBRATED_BETWEEN = {
     "noise_multiplier": (1e7, 1e-2),
     "epsilon_per_answer": (1e-7, LARGEST_EPSILON),
@@ -67,7 +67,7 @@ class Experiment:
 
     @property
     def warnings(self) -> list[str]:
-        """What to say before a run whose student is not going to learn, a sentence each."""
+        """Warnings before a run whose student will not learn, one sentence each."""
         plan = self.method.plan(PublicContext.of(self.config, self.training, self.answers))
         return warnings(self.config, self.training, self.answers, plan)
 
@@ -77,14 +77,14 @@ class Experiment:
 
 
 def from_overrides(overrides: Sequence[str], base: Path | None) -> Experiment:
-    """Compose and bind what is typed; all that is wrong with it is one error, a line on each.
+    """Compose and bind typed overrides; one error reports all problems, one per line.
 
     Args:
         overrides: Hydra overrides, such as "rounds=10".
         base: as for `set_up`.
 
     Raises:
-        ConfigError: the overrides, or the values, have problems. No data has been read.
+        ConfigError: the overrides or the values have problems. No data was read.
     """
     experiment = of_composition(read(overrides), base)
     name = experiment.training.name
@@ -94,7 +94,7 @@ def from_overrides(overrides: Sequence[str], base: Path | None) -> Experiment:
 
 
 def of_composition(composition: Composition, base: Path | None) -> Experiment:
-    """Bind what overrides were composed to, as `from_overrides` does."""
+    """Bind composed overrides, as `from_overrides` does."""
     binder = Binder(composition.defaults, composition.sources)
     binder.problems += composition.problems
     return _bind(binder, composition.values, base, written=False)
@@ -110,19 +110,19 @@ def set_up(raw: Mapping[str, Any], base: Path | None, written: bool = False) -> 
 
     Args:
         raw: the composed configuration.
-        base: folder that relative paths start from; None where the working directory is not the
-            user's, and relative paths are errors.
-        written: whether an experiment has written `raw`, so that its noise is calibrated already.
+        base: folder that relative paths start from; None if the working directory is not the
+        user's, so relative paths are errors.
+        written: whether an experiment wrote `raw`, so its noise is already calibrated.
 
     Raises:
-        ConfigError: the configuration has problems, each on a line. No data has been read.
+        ConfigError: the configuration has problems, one per line. No data was read.
     """
     return _bind(Binder(), raw, base, written)
 
 
 @functools.cache
 def _warn(text: str) -> None:
-    """Log a warning once in a process."""
+    """Log a warning once per process."""
     logger.warning(text)
 
 
@@ -167,11 +167,12 @@ def _bind(binder: Binder, raw: Mapping[str, Any], base: Path | None, written: bo
 
 
 def _shards(facts: Mapping[str, Any], training: Training | None) -> dict[str, Any]:
-    """Return the keys of privacy.mechanism.Shards, from what is public."""
+    """Return the keys of privacy.mechanism.Shards, from public facts."""
     data = facts["data"]
     known = (data.get("patient_column"), data.get("records_per_patient")) != (None, None)
     by = "patient" if known or facts["training"].get("unit") == "patient" else "record"
-    # A private training trains a teacher on no records too; one from a file is there before them.
+    # A private training also trains a teacher on an empty shard; a teacher from a file exists
+    # before the records.
     silent = not isinstance(training, TrainingMechanism) and facts["teacher"].get("path") is None
     return {"teachers": facts["teachers_per_client"], "by": by, "silent": silent}
 
@@ -187,7 +188,7 @@ def _calibrate(experiment: Experiment) -> Experiment:
     A private training whose unit is the patient spends it on a patient.
 
     Raises:
-        ConfigError: there is no noise to set, or none that spends this.
+        ConfigError: there is no noise to set, or no noise spends this epsilon.
     """
     config, method = experiment.config, experiment.method
     settings, axis = config.privacy, calibrated_axis(experiment)
@@ -228,12 +229,12 @@ def _calibrate(experiment: Experiment) -> Experiment:
 
 
 def _names_images(data: DataConfig) -> bool:
-    """Return whether a configuration says where images are; a coordinator may have none."""
+    """Return whether a configuration names a place of images; a coordinator may have none."""
     return data.path is not None or data.hub is not None or data.name == BUNDLED
 
 
 def test_split(experiment: Experiment) -> Split | None:
-    """Return the split that the server tests its student on; None where there are no images."""
+    """Return the split that the server tests its student on; None without images."""
     config = experiment.config
     if not (_names_images(config.data) or config.federation.simulation):
         return None
@@ -242,7 +243,7 @@ def test_split(experiment: Experiment) -> Split | None:
 
 
 def evaluated_on(experiment: Experiment, test: Split | None) -> str:
-    """Describe the images that accuracies are measured on; a deployment's are the coordinator's."""
+    """Describe the images that accuracies are measured on: in a deployment, the coordinator's."""
     if test is None:
         return "nothing: there are no test images"
     simulation = experiment.config.federation.simulation
@@ -275,7 +276,7 @@ def _bind_partition(binder: Binder, values: Mapping[str, Any]) -> Any:
 
 
 def _resolve_paths(binder: Binder, config: Config, base: Path | None, written: bool) -> Config:
-    """Return the configuration with absolute paths and their defaults; check what is read there."""
+    """Return the configuration with absolute and default paths; check the paths to be read."""
 
     def absolute(key: str, value: str) -> str:
         path = Path(value).expanduser()
@@ -325,7 +326,7 @@ def _resolve_paths(binder: Binder, config: Config, base: Path | None, written: b
 
 @functools.lru_cache(maxsize=2)
 def load_data(config: DataConfig, cache: str) -> Dataset:
-    """Return a data set, which is loaded once in a process."""
+    """Return a data set, loaded once per process."""
     return datasets.load(config, Path(cache))
 
 
@@ -338,18 +339,18 @@ def _partitions(
 
 
 def partitions(experiment: Experiment) -> list[NDArray[np.int64]]:
-    """Return every simulated client's indices into the training split, computed once a process.
+    """Return every simulated client's indices into the training split, computed once per process.
 
-    All records of a patient, where patients are known, are at one client.
+    If patients are known, all records of a patient are at one client.
     """
     config = experiment.config
     return _partitions(config.data, config.cache, experiment.partition, config.num_clients)
 
 
 def unused(experiment: Experiment) -> str:
-    """Say how many training records of a simulation no client has, and why; "" if each has one.
+    """Report how many training records of a simulation no client has, and why; "" if none.
 
-    The numbers are exact: they are for the owner of a simulation alone.
+    The numbers are exact: only the owner of a simulation may see them.
     """
     config = experiment.config
     if not config.federation.simulation:
@@ -361,8 +362,8 @@ def unused(experiment: Experiment) -> str:
 def data_counts(experiment: Experiment) -> list[str]:
     """Return how many files or rows of a run's data were found, used and skipped, and why.
 
-    In a deployment they are the coordinator's test images. The numbers are exact, and for the owner
-    of the data alone.
+    In a deployment they are the coordinator's test images. The numbers are exact: only the owner of
+    the data may see them.
     """
     config = experiment.config
     try:
@@ -376,7 +377,7 @@ def data_counts(experiment: Experiment) -> list[str]:
 
 
 def largest_partition(experiment: Experiment) -> int | None:
-    """Return the number of records of the largest simulated client; None where it is not public."""
+    """Return the number of records of the largest simulated client; None if it is not public."""
     if not experiment.config.federation.simulation:
         return None
     try:

@@ -175,7 +175,7 @@ def test_nothing_in_a_folder_is_lost_in_silence(tmp_path):
     (scans / "more" / "x.png").unlink()
     (scans / "more").rmdir()
     (scans / "ill" / "up").symlink_to(scans, target_is_directory=True)
-    with pytest.raises(UserError, match="ill/up links to a folder that it lies in"):
+    with pytest.raises(UserError, match="ill/up links to a folder that contains it"):
         read(files, SHAPE, CLASSES)
     (scans / "ill" / "up").unlink()
     (scans / "ill" / "gone.png").symlink_to(tmp_path / "nowhere.png")

@@ -297,7 +297,7 @@ def test_a_folder_that_is_not_as_configured_is_an_error(tmp_path):
 
     cases = [
         (break_all, r"no record can be read: 3 files found, 0 used, .* 3 unreadable \(cat/"),
-        (lambda root: (root / "cat" / "a").symlink_to(root), "links to a folder that it lies in"),
+        (lambda root: (root / "cat" / "a").symlink_to(root), "links to a folder that contains it"),
         (
             lambda root: (root / "cat" / "30.png").write_bytes(png(1, (9, 8))),
             r"cat/30.png has shape \[1, 8, 9\], but data.shape=\[1, 8, 8\]; .* data.resize=true",

@@ -54,10 +54,10 @@ def numbering(
     Args:
         classes: the names of the classes, in their order.
         labels: the name of the class of each label; no other text is then a label. None means that
-        the names are the labels. Labels may then also be places, if no name is a number, and truth
-        values, if there are two classes.
+            the names are the labels. Labels may then also be places, if no name is a number, and
+            truth values, if there are two classes.
         declared: names that a table declares in its own order. If `classes` are only numbers, these
-        are their labels.
+            are their labels.
     """
     numbers = {text_of(name): number for number, name in enumerate(classes)}
     if labels is not None:

@@ -111,7 +111,7 @@ def set_up(raw: Mapping[str, Any], base: Path | None, written: bool = False) -> 
     Args:
         raw: the composed configuration.
         base: folder that relative paths start from; None if the working directory is not the
-        user's, so relative paths are errors.
+            user's, so relative paths are errors.
         written: whether an experiment wrote `raw`, so its noise is already calibrated.
 
     Raises:

@@ -9,10 +9,9 @@ Input, and the file that checks it:
 
 - The client's records: records.py reads a hospital's files; a simulation passes partitions.
 - The hospital's own file: hospital.py takes the budget, delta, trust, limits and all paths from it,
-never from a message. Noise that a hospital draws follows its own secret, never a seed.
+  never from a message. Noise that a hospital draws follows its own secret, never a seed.
 - A message: `protocol.Request` has images, the student's predictions, weights to train from, a
-query
-  id, and the charges that the coordinator knows of. It checks its own types and shapes, and
+  query id, and the charges that the coordinator knows of. It checks its own types and shapes, and
   `Site.check` compares them with the client's. A request holds no epsilon and no import path.
 - The coordinator's configuration, which comes with a message: `Hospital.experiment` checks it
   before any class is looked up. Its method and mechanism must be classes that the hospital's file

@@ -30,7 +30,7 @@ def read_shard(
         teacher: an untrained teacher, on the processor.
         records: the records of its shard.
         training: the private training, which may read copies of images, or patients; None without
-        one.
+            one.
     """
     images, labels = records.images, torch.from_numpy(records.labels)
     if not training:

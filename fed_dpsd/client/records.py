@@ -108,7 +108,7 @@ def read(files: HospitalFiles, shape: tuple[int, ...], classes: Sequence[str]) -
 
     Raises:
         UserError: files, columns or labels do not match `files`, or images cannot be read and must
-        not be skipped.
+            not be skipped.
     """
     path = Path(files.path)
     columns = Columns(

@@ -46,7 +46,7 @@ class Site:
         client: the client's number.
         records: the client's private records.
         shard_ids: (len(records),) each record's permanent id, or its patient's; it decides the
-        record's shard.
+            record's shard.
         test: the public test images, for diagnostics; None without diagnostics.
         account: the client's account of the run that it answers in.
         secret: source of the noise; None for the seeds of `config`.
@@ -141,7 +141,7 @@ class Site:
 
         Raises:
             BudgetSpent: the request was not charged before, and would exceed the budget or the
-            plan.
+                plan.
         """
         if self._teachers.ready or request.kind == "baseline":  # this is paid before it is trained
             return
@@ -178,7 +178,7 @@ class Site:
         Raises:
             BudgetSpent: the charge would exceed the budget or the plan; nothing was trained.
             ProtocolError: this site is not part of a simulation, so its own file would have to
-            allow the training.
+                allow the training.
         """
         if not self.config.federation.simulation:
             raise ProtocolError("a classifier of all records is trained in a simulation only")

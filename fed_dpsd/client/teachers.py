@@ -73,13 +73,13 @@ class Teachers:
         client: the client's number.
         records: the client's private records.
         shard_ids: (len(records),) each record's permanent id, or its patient's. A private training
-        whose unit is the patient uses `records.patients` instead.
+            whose unit is the patient uses `records.patients` instead.
         secret: source of a training mechanism's noise; None for `teacher.seed`.
         role: as for `Watch`.
 
     Raises:
         UserError: teacher.path does not hold weights of this client's architecture, a private
-        training protects patients and the records name none, or the device does not exist.
+            training protects patients and the records name none, or the device does not exist.
     """
 
     def __init__(
@@ -270,7 +270,7 @@ class Teachers:
 
         Args:
             weights: (P,) weights that each teacher starts from (see `to_vector` and
-            `check_weights`).
+                `check_weights`).
             digest: hexadecimal digest of the teachers and the whole request; all randomness follows
                 it.
             epochs: passes over a shard, unless a training mechanism sets how it trains.

@@ -67,27 +67,27 @@ class Terms:
         files: its records.
         shape: (C, size, size) of the federation's images.
         classes: the names of the federation's classes, in the order agreed by all: the same list as
-        the experiment's.
+            the experiment's.
         budget: epsilon (record, add_remove) that may ever be spent on this data, at `delta`.
         budget_relation: "replace_one" where the budget bounds replaced records too.
         units: the units by which a private training may protect: "record", "patient" or both. The
             budget bounds a record under either, so both are allowed unless the file says otherwise.
         delta: failure probability of the budget, between 0 and 1.
         queries: total number of synthetic images that may ever be answered. A charge without
-        images, such as a training, counts as one.
+            images, such as a training, counts as one.
         threads: processor threads for its teachers.
         device: where its teachers answer and plain teachers learn: auto, cpu, cuda or cuda:N.
         methods, training, answers, models: the allowed names of conf/method, conf/training and
-        conf/answers, and architectures.
+            conf/answers, and architectures.
         trust: the parties that it trusts: "nobody"; "threshold", with `keys` and `colluding`, for
             secure sums; "server", which then sees answers without noise.
         keys: public keys for secure sums, of all hospitals in their order, each from the
             hospital's own `fed-dpsd site key`.
         colluding: number of hospitals that may collude with the coordinator in secure sums, or see
-        their results. A secure sum that withstands fewer is refused.
+            their results. A secure sum that withstands fewer is refused.
         limits: limits on a message that replace those in LIMITS.
         plugins: plug-ins whose code may run here; methods, training, answers and models must allow
-        their parts too. Nothing is proven about them until somebody has reviewed them.
+            their parts too. Nothing is proven about them until somebody has reviewed them.
         when_records_change: policy if records change during a run: "refuse" further requests, or
             "retrain", which is charged.
 

@@ -120,7 +120,7 @@ def searching(plugins: Sequence[Plugin]) -> Iterator[None]:
 
     Raises:
         ConfigError: a plug-in's file has the name of another's, or of ours, so a choice would be
-        ambiguous.
+            ambiguous.
     """
     folders, problems = [conf_folder()], []
     for plugin in plugins:

@@ -63,7 +63,7 @@ def load(config: DataConfig, cache: Path) -> Dataset:
 
     Raises:
         UserError: the folder is missing, there is no network, the data contradicts `config`, or
-        given splits share a patient.
+            given splits share a patient.
     """
     if config.name == BUNDLED:
         return _digits()

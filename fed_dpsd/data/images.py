@@ -21,12 +21,12 @@ def open_image(
         image: a file, its bytes, or (H, W) or (H, W, 3) pixels.
         channels: 1 for grey, 3 for RGB.
         bits: how many bits a 16-bit image uses, 8 to 16. The result's `info["bits"]` is the number
-        of bits of its largest value.
+            of bits of its largest value.
 
     Raises:
         OSError: the file cannot be read.
         ValueError: it is not an image, has several pages, or the range of its pixels is unknown or
-        exceeded.
+            exceeded.
     """
     if isinstance(image, np.ndarray):
         return _converted(Image.fromarray(image), channels, bits)

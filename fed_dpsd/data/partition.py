@@ -205,7 +205,7 @@ def split(
         labels: (N,) the records' labels.
         num_clients: the number of clients.
         patients: (N,) the records' patients; all records of a patient go to one client. Only the
-        patients' most frequent classes matter, not the order of records.
+            patients' most frequent classes matter, not the order of records.
 
     Raises:
         UserError: the data does not allow so many clients; the message names a number that works.

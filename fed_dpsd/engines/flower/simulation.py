@@ -48,7 +48,7 @@ def simulate(
 
     Raises:
         SimulationFailed: the run did not complete. No process is left, and Flower's log is
-        flower.log in the run folder.
+            flower.log in the run folder.
     """
     if str(folder) != printable(str(folder)):
         raise UserError(f"run_folder={folder} is not valid UTF-8, which Flower needs; rename it")

@@ -98,8 +98,8 @@ class Run:
             number: how many images to draw, >= 1.
             path: the file to write, FILE.parquet, in a folder of its own.
             labels: whether the student labels them, in the columns `label` and `probabilities`.
-            source: "generator" for the run's generator, the default where there is one;
-                "questions" for images as the run asked them.
+            source: "generator" for the run's generator, the default if there is one; "questions"
+                for images like those that the run requested.
             seed: the same seed gives the same file.
 
         Raises:
@@ -198,7 +198,7 @@ def resume(folder: Path | str, progress: bool | Progress = True) -> Run:
         progress: as for `run`.
 
     Raises:
-        UserError: it is no run folder, its clients are hospitals, or the run failed.
+        UserError: it is not a run folder, its clients are hospitals, or the run failed.
     """
     return _shown(resumed_job(Path(folder)), progress)
 
@@ -260,7 +260,7 @@ def resumed_job(folder: Path) -> Job:
     """Prepare the run of a folder to continue in this process.
 
     Raises:
-        UserError: it is no run folder, or its clients are hospitals.
+        UserError: it is not a run folder, or its clients are hospitals.
     """
     folder = folder.absolute()
     experiment = open_run_folder(folder)

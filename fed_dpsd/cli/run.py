@@ -68,7 +68,7 @@ def resume(
 def _finish(job: "Job") -> None:
     """Run a job, print the next steps, and always print its run folder last."""
     from fed_dpsd import api
-    from fed_dpsd.server.words import how_to_go_on, next_steps
+    from fed_dpsd.server.words import how_to_continue, next_steps
 
     try:
         if job.completed:
@@ -80,7 +80,7 @@ def _finish(job: "Job") -> None:
         for line in next_steps(job.folder, finished.summary, ledgers):
             say(line)
     except BaseException as error:
-        say(how_to_go_on(job.folder, error))
+        say(how_to_continue(job.folder, error))
         raise
     finally:
         if job.folder.exists():

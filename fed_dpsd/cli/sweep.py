@@ -66,7 +66,7 @@ def report(
     partition.alpha, and which classes are confused.
     """
     from fed_dpsd.report import pages
-    from fed_dpsd.sweep.reported import facts_of, run_in, tables_of, unfinished_beside
+    from fed_dpsd.sweep.reported import facts_of, run_in, tables_of, unfinished_nearby
 
     places = [path.absolute() for path in paths]
     run = facts_of(places)
@@ -75,7 +75,7 @@ def report(
         print(pages.write_unfinished(run, (out or run_in(places[0])).absolute()))
         return
     tables = tables_of(places, out and out.absolute())
-    unfinished = unfinished_beside(places)
+    unfinished = unfinished_nearby(places)
     for each in unfinished:
         say(f"{each.name} is not finished: {each.status}")
     folder = (out or tables[0].parent).absolute()

@@ -84,7 +84,7 @@ class Memory:
                 self._rows |= known
             else:  # it is damaged, or old: its features are computed again, to the same bits
                 path.unlink(missing_ok=True)
-                _rows_beside(path).unlink(missing_ok=True)
+                _rows_file(path).unlink(missing_ok=True)
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         """Return the (B, 1280) features of (B, C, S, S) images; only new ones are computed."""
@@ -117,7 +117,7 @@ class Memory:
         path = folder / f"{os.getpid()}-{os.urandom(4).hex()}-{next(self._numbers)}.hashes.npy"
         rows = np.stack(list(self._unwritten.values()))
         keys = np.array([np.frombuffer(key, np.uint8) for key in self._unwritten])
-        write_together({_rows_beside(path): rows, path: keys})
+        write_together({_rows_file(path): rows, path: keys})
         self._unwritten.clear()
 
 
@@ -126,7 +126,7 @@ def _features_at(pixels: torch.Tensor, _: torch.Tensor) -> list[torch.Tensor]:
         return [efficientnet.features(2 * pixels - 1)]
 
 
-def _rows_beside(path: Path) -> Path:
+def _rows_file(path: Path) -> Path:
     return path.with_name(path.name.replace(".hashes.", ".rows."))
 
 
@@ -140,7 +140,7 @@ def _age(path: Path) -> float:
 def _read(path: Path) -> dict[bytes, NDArray[np.float32]]:
     """Return a pair's rows by their hashes; none where the pair is damaged."""
     with contextlib.suppress(OSError, EOFError, ValueError):
-        rows, keys = np.load(_rows_beside(path), mmap_mode="r"), np.load(path)
+        rows, keys = np.load(_rows_file(path), mmap_mode="r"), np.load(path)
         if rows.shape == (len(keys), efficientnet.NUM_FEATURES) and rows.dtype == np.float32:
             return {key.tobytes(): np.asarray(row) for key, row in zip(keys, rows, strict=True)}
     return {}

@@ -17,7 +17,7 @@ from fed_dpsd.report.pages import run_page as page
 from fed_dpsd.report.settings import names, read
 from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.sweep.repeat import command_of
-from fed_dpsd.sweep.reported import facts_of, tables_of, unfinished_beside
+from fed_dpsd.sweep.reported import facts_of, tables_of, unfinished_nearby
 from fed_dpsd.sweep.sweep import cell_key
 from tests.conftest import SMALL, small_for
 from tests.report.runs import check_structure
@@ -112,7 +112,7 @@ def stopped(interrupted, tmp_path):
     return shutil.copytree(interrupted, tmp_path / "runs" / "stopped")
 
 
-def test_a_stopped_run_says_how_far_it_came_what_is_spent_and_how_to_go_on(stopped):
+def test_a_stopped_run_says_how_far_it_came_what_is_spent_and_how_to_continue(stopped):
     shown = check_structure(page(facts_of([stopped])))
     assert shown.text_of("h1").endswith("2 clients, not finished")
     lead = shown.text_of("p", class_="lead")
@@ -168,10 +168,10 @@ def test_a_run_under_way_says_so(stopped):
 
 def test_a_sweeps_unfinished_runs_are_found_in_its_folder(stopped, run):
     assert run.parent == stopped.parent
-    (found,) = unfinished_beside([stopped.parent])
+    (found,) = unfinished_nearby([stopped.parent])
     assert (found.name, found.done, found.error) == ("stopped", 1, "stopped by Ctrl-C")
-    assert unfinished_beside([stopped]) == []
-    assert unfinished_beside([stopped.parent / "results.csv"]) == []
+    assert unfinished_nearby([stopped]) == []
+    assert unfinished_nearby([stopped.parent / "results.csv"]) == []
 
 
 def test_the_page_of_a_stopped_run_is_replaced_when_it_completes(stopped):

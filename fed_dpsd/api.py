@@ -99,7 +99,7 @@ class Run:
             path: the file to write, FILE.parquet, in a folder of its own.
             labels: whether the student labels them, in the columns `label` and `probabilities`.
             source: "generator" for the run's generator, the default if there is one; "questions"
-                for images like those that the run requested.
+                for images like the ones that the run requested.
             seed: the same seed gives the same file.
 
         Raises:

@@ -201,7 +201,7 @@ def write_own(path: Path, text: str, start: str = FIRST_LINE) -> Path:
 
 
 def differences(settings: Sequence[Setting], against: str) -> list[list[str]]:
-    """Return the header and a row for each other setting: its student minus that of `against`.
+    """Return the header and a row for each other setting: its student minus the one of `against`.
 
     A difference is a mean over the shared seeds, in points. Its interval is from a paired t-test,
     which assumes normal differences over seeds and needs two seeds.

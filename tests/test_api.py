@@ -142,7 +142,7 @@ def test_a_run_is_what_its_folder_holds(trained, tmp_path):
     assert repr(run.privacy) == str(run.privacy)
 
 
-def test_progress_is_told_once_a_round(trained):
+def test_progress_is_reported_once_a_round(trained):
     run, lines = trained
     assert [line["round"] for line in lines] == [1, 2, 3]
     logged = (run.folder / "rounds.jsonl").read_text().splitlines()
@@ -240,7 +240,7 @@ def test_a_plan_spends_nothing_and_says_what_the_run_then_spends(trained, folder
 # --- errors ---
 
 
-def test_a_failing_run_leaves_its_traceback_and_goes_on_later(folder, monkeypatch):
+def test_a_failing_run_leaves_its_traceback_and_continues_later(folder, monkeypatch):
     def broken(*_):
         raise RuntimeError("something\nunforeseen")
 
@@ -285,7 +285,7 @@ def test_errors_of_resume_and_plan_are_the_users(folder):
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, "passive"), ("active", "active")])
-def test_threads_that_wait_leave_their_core_unless_told_otherwise(given, expected):
+def test_threads_that_wait_leave_their_core_unless_set_otherwise(given, expected):
     environment = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"}
     environment |= {"OMP_WAIT_POLICY": given} if given else {}
     program = (

@@ -50,9 +50,9 @@ def test_the_pages_commands_lead_from_a_run_to_what_is_taken_away(command, tmp_p
     for number, image in enumerate(test.images):
         Image.fromarray(image[0]).save(tmp_path / "new" / f"{number:03}.png")
     for line in others:
-        printed, told = command(line)
+        printed, err = command(line)
         if "onnx" in line and "export" in line:
-            assert "ONNX and torch differ by at most" in told
+            assert "ONNX and torch differ by at most" in err
         if "predict" in line:
             classes = [row["class"] for row in csv.DictReader(printed)]
             right = np.mean(

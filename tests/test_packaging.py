@@ -68,9 +68,9 @@ def test_flat_keys_are_declared_as_not_given_each_with_its_type():
     assert config.keys() > SHORT.keys() | {"num_clients", "overrides", "resume"}
     for key in config.keys() - {"overrides", "resume"}:
         (comment,) = re.findall(rf'^{key} = "" # (.+)$', text, re.MULTILINE)
-        with pytest.raises(ConfigError) as told:
+        with pytest.raises(ConfigError) as caught:
             from_run_config({key: "x"})
-        wanted = re.search("=x must be (an integer|a number)", str(told.value))
+        wanted = re.search("=x must be (an integer|a number)", str(caught.value))
         assert re.match("an integer|a number|", comment)[0] == (wanted[1] if wanted else "")
 
 

@@ -214,7 +214,7 @@ def is_of_flower(process):
 
 
 @pytest.mark.slow
-def test_a_problem_in_a_process_of_its_own_is_told_as_it_is():
+def test_a_problem_in_a_process_of_its_own_is_reported_unchanged():
     with pytest.raises(ConfigError) as caught:
         bench(plan(["rouds=2"], ["local"], []), 1, (), None, print)
     assert caught.value.problems == ("rouds is not a configuration key; did you mean rounds?",)

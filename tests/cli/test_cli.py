@@ -119,8 +119,8 @@ def test_a_sweep_says_how_long_its_other_cells_take(fed_dpsd, monkeypatch):
     tiny = (*SMALL, "rounds=1", "method.final_student_steps=1", "training=plain")
     code, _, err = fed_dpsd("sweep", *tiny, "seed=0,1,2")
     assert code == 0
-    told = [line for line in err.splitlines() if "cells" in line]
-    assert [line.partition(",")[0] for line in told] == ["1 of 3 cells", "2 of 3 cells"]
+    lines = [line for line in err.splitlines() if "cells" in line]
+    assert [line.partition(",")[0] for line in lines] == ["1 of 3 cells", "2 of 3 cells"]
     _, _, err = fed_dpsd("sweep", *tiny, "seed=0,1,2")
     assert "cells" not in err
 

@@ -106,7 +106,7 @@ def test_a_run_on_a_full_disk_says_so_once(fed_dpsd, given, monkeypatch, caplog)
 
 
 @pytest.mark.parametrize("size", [24_000, 100_000, 140_000])
-def test_a_run_that_a_full_disk_has_stopped_goes_on_to_the_same_bits(
+def test_a_run_that_a_full_disk_stopped_resumes_to_the_same_bits(
     fed_dpsd, tmp_path, caplog, small_disk, size
 ):
     """Its ledgers, on that disk too, hold what those of a run that nothing stopped hold."""

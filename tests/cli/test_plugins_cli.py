@@ -88,10 +88,10 @@ def test_no_epsilon_of_a_run_with_a_plugin_is_printed_as_reviewed(fed_dpsd, tmp_
         for file in (tmp_path / "report").iterdir()
         if file.suffix in (".md", ".html", ".csv")
     }
-    told = {file.name: text for file, text in files.items() if "add_remove" in text}
-    assert {Path(name).suffix for name in told} == {".md", ".html", ".csv"}
-    assert {name for name, text in told.items() if MARK not in text} == set()
-    assert any(f" ({MARK}) |" in text for text in told.values())
+    mentioning = {file.name: text for file, text in files.items() if "add_remove" in text}
+    assert {Path(name).suffix for name in mentioning} == {".md", ".html", ".csv"}
+    assert {name for name, text in mentioning.items() if MARK not in text} == set()
+    assert any(f" ({MARK}) |" in text for text in mentioning.values())
 
 
 def test_what_a_run_with_a_plugin_was_charged_is_what_was_planned(fed_dpsd):

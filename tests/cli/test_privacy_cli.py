@@ -252,7 +252,7 @@ def test_a_broken_hospital_is_refuted_and_a_blind_audit_says_so(
 
 
 @pytest.mark.slow
-def test_an_audit_of_sums_says_that_it_asks_one_image(fed_dpsd, few_draws, monkeypatch):
+def test_an_audit_of_sums_says_that_it_sends_one_image(fed_dpsd, few_draws, monkeypatch):
     """A run's own asks have many, and cost more: its epsilon must not be read off the audit."""
     monkeypatch.setattr("fed_dpsd.audits.attacks.ALONE_RUNS", 200)
     monkeypatch.setattr("fed_dpsd.audits.attacks.CLAIM_RUNS", 20)

@@ -35,13 +35,13 @@ def test_a_check_counts_trains_and_rehearses_and_charges_nothing(fed_dpsd, tmp_p
     )
     code, out, err = fed_dpsd("site", "check", str(file), *SMALL)
     assert (code, err) == (0, "")
-    told = "\n".join(out)
-    assert "│ 9     │ 9      │ 4       │" in told
-    assert "a run: " in told
-    assert "spent so far: 0 (record, add_remove" in told
-    assert "the budget is 100" in told
-    assert re.search(r"a teacher: [0-9.]+ % on \d+ held-out records", told)
-    assert "an answer, rehearsed: 16 images, 160 bytes, which would cost" in told
+    text = "\n".join(out)
+    assert "│ 9     │ 9      │ 4       │" in text
+    assert "a run: " in text
+    assert "spent so far: 0 (record, add_remove" in text
+    assert "the budget is 100" in text
+    assert re.search(r"a teacher: [0-9.]+ % on \d+ held-out records", text)
+    assert "an answer, rehearsed: 16 images, 160 bytes, which would cost" in text
     ledger = open_file(file).ledger
     with ledger.transaction():
         assert not ledger.entries()
@@ -147,13 +147,13 @@ def test_what_is_held_out_is_of_patients_of_whom_nothing_was_seen(tmp_path, monk
     monkeypatch.setattr(check, "Teachers", Seeing)
     found = hospital.read()
     experiment = check._experiment(hospital, list(SMALL))
-    told = check._train(hospital, found, experiment, tmp_path)
-    assert told.endswith("% on 8 held-out records")
+    text = check._train(hospital, found, experiment, tmp_path)
+    assert text.endswith("% on 8 held-out records")
     assert len(seen[0]) == 32
     assert len(set(found.records.patients) - set(seen[0])) == 1
 
 
-def test_repeated_images_are_told(fed_dpsd, tmp_path):
+def test_repeated_images_are_reported(fed_dpsd, tmp_path):
     file = site_file(tmp_path / "hospital", training=["dp_sgd"], models=["scattering"])
     path = tmp_path / "hospital" / "scans.npz"
     with np.load(path) as arrays:
@@ -165,11 +165,11 @@ def test_repeated_images_are_told(fed_dpsd, tmp_path):
     file.write_text(yaml.safe_dump(settings))
     code, out, err = fed_dpsd("site", "check", str(file), *SMALL)
     assert (code, err) == (0, "")
-    told = "repeated: 2 copies of images; 2 with another label; 1 with another patient"
-    assert told in out
+    line = "repeated: 2 copies of images; 2 with another label; 1 with another patient"
+    assert line in out
 
 
-def test_records_that_are_too_few_to_test_a_teacher_are_told(fed_dpsd, tmp_path):
+def test_records_that_are_too_few_to_test_a_teacher_are_reported(fed_dpsd, tmp_path):
     file = site_file(tmp_path / "hospital", training=["dp_sgd"], models=["scattering"])
     images = np.zeros((1, 8, 8), np.uint8)
     np.savez(tmp_path / "hospital" / "scans.npz", image=images, label=np.array([3]))

@@ -223,7 +223,7 @@ def test_a_hospitals_device_is_that_of_its_file(deployed, tmp_path, monkeypatch)
         hospitals.open_file(site_file(tmp_path / "other", device="tpu"))
 
 
-def test_noise_is_the_hospitals_own_and_the_same_for_the_same_ask(deployed, tmp_path):
+def test_noise_is_the_hospitals_own_and_the_same_for_the_same_request(deployed, tmp_path):
     """Two hospitals with the same records: only their secrets differ."""
     text = deployed("training=plain", "answers=gradient").to_json()
     answers = []

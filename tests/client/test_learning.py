@@ -30,7 +30,7 @@ def network(config, records):
     return teacher, PublicImages(teacher, records.images, config, lambda _: rng())
 
 
-def test_each_fit_starts_anew_and_only_its_records_and_targets_count(small, records, subtests):
+def test_each_fit_starts_again_and_only_its_records_and_targets_count(small, records, subtests):
     for name in ["cnn", "cnn_bn", "scattering"]:
         with subtests.test(name=name):
             config = small(*CENTRAL, f"model.teacher={name}").config

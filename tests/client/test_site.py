@@ -84,7 +84,7 @@ def test_what_a_trusted_server_sums_is_cut_off_teacher_by_teacher(small, records
     assert not np.array_equal(sent, np.trunc(np.sum(bounded, axis=0)))
 
 
-def test_the_same_ask_returns_the_stored_answer_and_charges_once(small, records):
+def test_the_same_request_returns_the_stored_answer_and_charges_once(small, records):
     site, answer = make(small("training=plain", "answers=gradient"), records)
     first, again = answer(request()), answer(request())
     assert (first.values == again.values).all()
@@ -128,7 +128,7 @@ def test_another_device_rounds_otherwise_so_it_has_other_noise(
             assert np.abs(correlation) < 0.3
 
 
-def test_the_same_ask_does_not_tell_whether_the_records_changed(small, records):
+def test_the_same_request_does_not_reveal_whether_the_records_changed(small, records):
     ledger = MemoryLedger()
     first = make(small("training=plain", "answers=gradient"), records, ledger)[1](request())
     fewer = records.take(np.arange(59))
@@ -137,7 +137,7 @@ def test_the_same_ask_does_not_tell_whether_the_records_changed(small, records):
     assert len(ledger.entries()) == 1
 
 
-def test_an_ask_for_other_classes_is_refused_before_a_teacher_is_asked(
+def test_a_request_for_other_classes_is_refused_before_a_teacher_answers(
     small, records, monkeypatch, subtests
 ):
     """A question that fails for some answers and not for others would be answered for nothing."""

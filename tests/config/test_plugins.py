@@ -178,7 +178,7 @@ def test_a_plugins_parts_describe_themselves_on_plans_and_cards(example, tmp_pat
 # --- what a run records ---
 
 
-def test_a_run_goes_on_with_the_version_that_it_began_with(example, small):
+def test_a_run_continues_with_the_version_that_it_began_with(example, small):
     experiment = small(*MECHANISM)
     folder = new_run_folder(experiment)
     assert yaml.safe_load((folder / "config.yaml").read_text())["plugins"] == ["example==1.0"]

@@ -44,7 +44,7 @@ def rays_processes(placed):
     return UNITS // round(placed.fraction * UNITS)
 
 
-def test_clients_on_the_processor_ask_for_no_gpu(small):
+def test_clients_on_the_processor_request_no_gpu(small):
     assert place(small(*PLAIN), 5, (), 16) == Placement()
     assert Placement().backend == {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
     assert Placement().environment == {}

@@ -71,10 +71,10 @@ def test_an_onnx_file_gives_the_same_probabilities_of_every_test_image(
     session = onnxruntime.InferenceSession(path)
     (scores,) = session.run(["probabilities"], {"images": (test.images / 255).astype(np.float32)})
     np.testing.assert_allclose(scores, own.predict(test.images), atol=1e-4)
-    told = re.fullmatch(
+    match = re.fullmatch(
         r"ONNX and torch differ by at most (\S+) on 360 test images of digits", compared
     )
-    assert float(told[1]) <= 1e-4
+    assert float(match[1]) <= 1e-4
     facts = json.loads(session.get_modelmeta().custom_metadata_map[FACTS])
     assert facts["privacy"] == summary["privacy"]
     student = open_student(path)
@@ -132,8 +132,8 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
             place.mkdir()
             folder, _, _ = finished()
             patch.setitem(sys.modules, package, None)
-            told = f"ONNX needs {package}, not installed here: pip install 'fed-dpsd\\[onnx\\]'"
-            with pytest.raises(UserError, match=told):
+            expected = f"ONNX needs {package}, not installed here: pip install 'fed-dpsd\\[onnx\\]'"
+            with pytest.raises(UserError, match=expected):
                 export(folder, place, "onnx")
             assert not list(place.glob("*.*"))
 
@@ -197,7 +197,7 @@ NETWORK = {"architecture": "cnn", "width": 4, "shape": [1, 8, 8], "num_classes":
 
 
 def test_a_file_that_is_no_student_is_refused(tmp_path, subtests):
-    for number, (network, told) in enumerate(
+    for number, (network, expected) in enumerate(
         [
             (None, "it holds no network"),
             ({**NETWORK, "architecture": "os.system"}, "architecture='os.system' is not one of"),
@@ -207,7 +207,7 @@ def test_a_file_that_is_no_student_is_refused(tmp_path, subtests):
             ({**NETWORK, "more": 1}, "network.more=1 is not a key"),
         ]
     ):
-        with subtests.test(network=network, told=told):
+        with subtests.test(network=network, expected=expected):
             folder = tmp_path / f"{number}"
             folder.mkdir()
             model = Network("cnn", 4, (1, 8, 8), 10).build()
@@ -215,7 +215,7 @@ def test_a_file_that_is_no_student_is_refused(tmp_path, subtests):
             path = folder / "student.safetensors"
             weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
             path.write_bytes(safetensors.torch.save(weights, {FACTS: json.dumps(facts)}))
-            with pytest.raises(UserError, match=told):
+            with pytest.raises(UserError, match=expected):
                 open_student(path)
 
 
@@ -259,7 +259,7 @@ def test_weights_without_facts_are_no_student(tmp_path):
 # --- cards beside the file ---
 
 
-def test_the_classes_lie_beside_the_file_too(finished, tmp_path):
+def test_the_classes_are_next_to_the_file_too(finished, tmp_path):
     export(finished()[0], tmp_path, "safetensors")
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["id2label"] == {str(number): str(number) for number in range(10)}

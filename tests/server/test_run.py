@@ -130,7 +130,7 @@ def test_the_privacy_card_of_a_summary(small):
     assert line.endswith("no meaningful protection")
 
 
-def test_an_infinite_published_epsilon_is_not_shown_beside_a_finite_proof(straight, small):
+def test_an_infinite_published_epsilon_is_not_shown_next_to_a_finite_proof(straight, small):
     """It would read as no privacy at all; with nothing proven it is the truth."""
     _, summary, _ = straight(*PRIVATE)
     assert " · nothing published (probabilities) · proven " in result_line(small(), summary)
@@ -172,7 +172,7 @@ def test_a_method_that_releases_nothing_proves_nothing(small):
     assert "proven" not in line
 
 
-def test_a_summary_without_simulation_tells_no_exact_accuracies(small):
+def test_a_summary_without_simulation_has_no_exact_accuracies(small):
     _, summary, _ = complete(small("federation.simulation=false", "rounds=1"))
     for metric in ("accuracy", "auroc"):
         scores = scores_of(summary, metric)

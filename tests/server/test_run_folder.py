@@ -28,7 +28,7 @@ def test_an_out_that_cannot_be_written_is_an_error(small, tmp_path):
 
 def test_a_folder_that_is_no_run_is_an_error(tmp_path, subtests):
     for number, (content, expected) in enumerate(
-        [(None, "has no config.yaml"), ("", "is empty"), ("{a: [", "not YAML")]
+        [(None, "has no config.yaml"), ("", "is empty"), ("{a: [", "not valid YAML")]
     ):
         with subtests.test(content=content, expected=expected):
             folder = tmp_path / f"{number}"

@@ -75,7 +75,7 @@ def test_several_runs_are_one_table_in_the_folder_that_is_named(folders, tmp_pat
     assert len(read(tables_of([run, noisier]))) == 2  # from the tables of their own, too
 
 
-def test_a_run_that_stopped_and_a_place_that_is_none_are_told(run, tmp_path):
+def test_a_stopped_run_and_a_path_without_runs_are_errors(run, tmp_path):
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(UserError, match="results.csv cannot be written .*; choose another folder"):
         tables_of([run], tmp_path / "file")
@@ -112,7 +112,7 @@ def stopped(interrupted, tmp_path):
     return shutil.copytree(interrupted, tmp_path / "runs" / "stopped")
 
 
-def test_a_stopped_run_says_how_far_it_came_what_is_spent_and_how_to_continue(stopped):
+def test_a_stopped_run_reports_its_progress_its_cost_and_how_to_continue(stopped):
     shown = check_structure(page(facts_of([stopped])))
     assert shown.text_of("h1").endswith("2 clients, not finished")
     lead = shown.text_of("p", class_="lead")
@@ -128,10 +128,10 @@ def test_a_stopped_run_says_how_far_it_came_what_is_spent_and_how_to_continue(st
 
 
 def test_a_killed_run_has_the_same_page_without_a_word_on_why(stopped):
-    told = check_structure(page(facts_of([stopped]))).rows("Each class")
+    table = check_structure(page(facts_of([stopped]))).rows("Each class")
     (stopped / "summary.json").unlink()  # as after kill -9, which writes none
     shown = check_structure(page(facts_of([stopped])))
-    assert shown.rows("Each class") == told
+    assert shown.rows("Each class") == table
     assert "It ended: its process was killed, or its machine stopped." in shown.text_of(
         "p", class_="lead"
     )
@@ -212,8 +212,8 @@ def test_a_ledger_that_runs_share_is_read_for_each_client(tmp_path):
     spent = next(row["spent"] for row in facts.card["proven"])
     assert spent > 0
     assert facts.ledgers.keys() == {0, 1}
-    for told in facts.ledgers.values():
-        assert float(told.rpartition(" ")[2].replace(",", "")) > 1.9 * spent  # of both runs
+    for text in facts.ledgers.values():
+        assert float(text.rpartition(" ")[2].replace(",", "")) > 1.9 * spent  # of both runs
 
 
 RECORD = ("record", "add_remove")

@@ -51,9 +51,9 @@ def go(cells, table, work=at_once):
     return sweeps.run(cells, work, table, said.append), said
 
 
-def rows(table, beside=""):
-    """Of a table, or of the file beside it: "_rounds" or "_confusion"."""
-    with table.with_stem(table.stem + beside).open(newline="") as file:
+def rows(table, suffix=""):
+    """Read a table, or the file next to it: "_rounds" or "_confusion"."""
+    with table.with_stem(table.stem + suffix).open(newline="") as file:
         return list(csv.DictReader(file))
 
 
@@ -213,8 +213,8 @@ def test_a_sweep_that_died_twice_gives_the_table_of_one_that_did_not(tmp_path):
     assert not go(plan(tmp_path, *overrides), table, goes_on)[0]
     assert [number for folder, number in lines if folder == cells[1].folder] == [2]
     assert [number for folder, number in lines if folder == cells[2].folder] == [1, 2]
-    for beside in ("", "_rounds", "_confusion"):
-        first, second = (timeless(rows(path, beside)) for path in (whole, table))
+    for suffix in ("", "_rounds", "_confusion"):
+        first, second = (timeless(rows(path, suffix)) for path in (whole, table))
         assert first == second
     assert len(rows(table, "_rounds")) == 2 * len(cells)
 
@@ -348,7 +348,7 @@ def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
         go(plan(tmp_path, *TINY), tmp_path / "table.csv")
 
 
-def test_beside_the_table_are_every_round_and_the_last_students_confusion(tmp_path):
+def test_next_to_the_table_are_every_round_and_the_last_students_confusion(tmp_path):
     cells = plan(tmp_path, *TINY, "rounds=2", "seed=0,1")
     table = tmp_path / "table.csv"
     assert not go(cells, table, really)[0]

@@ -173,7 +173,7 @@ def test_a_hospital_with_other_classes_is_left_out_where_the_others_are_enough(
     assert (again.count, dict(again.refused)) == (2, {})
 
 
-def test_a_list_that_changes_in_a_run_is_refused_at_the_next_ask(deployed, tmp_path):
+def test_a_list_that_changes_in_a_run_is_refused_at_the_next_request(deployed, tmp_path):
     files = two_hospitals(tmp_path)
     experiment = experiment_of(deployed, tmp_path, "data.classes=[normal,covid]")
     federation = federate(experiment, Hospitals(files))

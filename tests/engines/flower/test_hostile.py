@@ -87,7 +87,7 @@ def test_a_hospital_trains_for_no_request_that_it_would_refuse(
     assert bool(charges(hospital)) == (admitted and overrides == COUNTS)
 
 
-def test_a_charged_ask_is_answered_again_by_a_hospital_whose_budget_is_spent(deployed, tmp_path):
+def test_a_charged_request_is_answered_again_after_the_budget_is_spent(deployed, tmp_path):
     hospital = hospitals.open_file(site_file(tmp_path))
     text = deployed(*PLAIN).to_json()
     first = answer(hospital, text, request())
@@ -110,7 +110,7 @@ def test_old_teachers_are_deleted(deployed, tmp_path, monkeypatch):
     assert np.array_equal(answer(hospital, texts[0], request()).values, first.values)
 
 
-def test_asks_without_images_count_too(deployed, tmp_path):
+def test_requests_without_images_count_too(deployed, tmp_path):
     """An answer to nothing would be free, and a line of the ledger."""
     hospital = hospitals.open_file(site_file(tmp_path, queries=3))
     with pytest.raises(ProtocolError, match="answers with 0 images"):
@@ -269,8 +269,8 @@ def test_a_client_that_spoils_a_sum_is_named(deployed, tmp_path, caplog):
     federation = federate(deployed(*SUMMED), grid)
     with caplog.at_level(logging.WARNING), pytest.raises(UserError, match="begin another without"):
         federation.total(request())
-    told = [record.getMessage() for record in caplog.records]
-    assert "client 0 takes no part in a sum: the shares of party 4 were tampered with" in told
+    logged = [record.getMessage() for record in caplog.records]
+    assert "client 0 takes no part in a sum: the shares of party 4 were tampered with" in logged
     grid.offline = {104}
     again = federate(deployed(*SUMMED, "seed=1"), grid)  # another run
     assert again.total(request()).count == 4

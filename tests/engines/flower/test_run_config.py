@@ -105,9 +105,9 @@ def test_all_problems_come_in_one_error():
     flat = {"seed": 1.5, "rounds": 2, "num_clients": 0, "alpha": -1, "target_epsilon": 0}
     with pytest.raises(ConfigError) as caught:
         from_run_config(NOT_GIVEN | flat | {"overrides": "rounds=3 device=tpu queries=[3"})
-    told = [problem.partition("=")[0].split()[0] for problem in caught.value.problems]
+    keys = [problem.partition("=")[0].split()[0] for problem in caught.value.problems]
     expected = ["device", "num_clients", "partition.alpha", "privacy.target_epsilon", "queries"]
-    assert sorted(told) == [*expected, "rounds", "seed"]
+    assert sorted(keys) == [*expected, "rounds", "seed"]
 
 
 def test_a_grid_is_refused_with_the_command_that_runs_it(tmp_path):

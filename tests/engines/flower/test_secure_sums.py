@@ -191,7 +191,7 @@ def test_another_run_gets_other_noise_for_another_charge(deployed, tmp_path):
     assert not np.isclose(noise[0], noise[2]).any()
 
 
-def test_a_resumed_run_asks_for_the_same_sum(deployed, tmp_path):
+def test_a_resumed_run_requests_the_same_sum(deployed, tmp_path):
     """Killed after some, or all, have confirmed: the names stay, whoever is there by then."""
     files = summing(tmp_path, budget=1e15)
     experiment = deployed(*DISTRIBUTED, "answers.noise_multiplier=1e-3")

@@ -1,4 +1,4 @@
-"""Tables of cheap cases as one test each, which reports every row that fails."""
+"""Tables of cheap cases as one test, which reports every failing row."""
 
 import functools
 import inspect

@@ -35,7 +35,7 @@ def private_key(key):
 
 
 def certificate(key, days=30):
-    """The content of a file with a certificate that a key has signed; it ends in so many days."""
+    """The content of a certificate file signed by a key; it expires after the given days."""
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "coordinator")])
     builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
     now = datetime.datetime.now(datetime.UTC)

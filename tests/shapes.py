@@ -26,7 +26,7 @@ def picture(name, rng):
 
 
 def write_shapes(folder, count, broken=0, seed=0):
-    """`count` pictures in a folder for each class, of which the first `broken` are cut off."""
+    """Write `count` pictures to a folder for each class; the first `broken` are truncated."""
     rng = np.random.default_rng(seed)
     for number in range(count):
         name = CLASSES[number % len(CLASSES)]

@@ -1,4 +1,4 @@
-"""The front door: what a script of a few lines does with `import fed_dpsd`."""
+"""The public API: what a short script does with `import fed_dpsd`."""
 
 import doctest
 import inspect
@@ -87,7 +87,7 @@ def test_every_public_name_is_there_typed_and_documented():
 
 @pytest.mark.parametrize("module", [fed_dpsd, api], ids=lambda module: module.__name__)
 def test_its_examples_say_what_happens(module, folder, monkeypatch):
-    """With a student of few steps: nothing that they print hangs on it."""
+    """With a student of few steps, which does not affect the printed results."""
     steps = ("method.student_steps=5", "method.final_student_steps=10", "threads_server=1")
     monkeypatch.setattr(api, "one_run", lambda typed, base: one_run([*steps, *typed], base))
     failed, tried = doctest.testmod(module)

@@ -1,4 +1,4 @@
-"""Who may import whom, and a few rules that only a look at the sources can keep."""
+"""Import rules, and a few rules that only a check of the sources can enforce."""
 
 import ast
 import functools

@@ -1,4 +1,4 @@
-"""docs/artefacts.md: its commands, in their order, and its Python, as they stand there."""
+"""docs/artefacts.md: its commands and its Python, unchanged and in order."""
 
 import csv
 import re

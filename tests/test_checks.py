@@ -1,4 +1,4 @@
-"""Runs from which a student learns nothing get a warning, and those from which it does get none."""
+"""Runs in which a student learns nothing get a warning; other runs get none."""
 
 import numpy as np
 import pytest

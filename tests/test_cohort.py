@@ -1,4 +1,4 @@
-"""Cohorts: who is asked in which round, what that costs, and that engines agree."""
+"""Cohorts: the clients of each round, their cost, and the agreement of engines."""
 
 from collections import Counter
 

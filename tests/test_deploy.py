@@ -1,4 +1,4 @@
-"""What stands in deploy/, as docs/deployment.md uses it."""
+"""The files in deploy/, as docs/deployment.md uses them."""
 
 import subprocess
 from pathlib import Path

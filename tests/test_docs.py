@@ -52,7 +52,7 @@ def call(tmp_path, monkeypatch, capsys):
 def test_the_commands_of_readme_and_of_the_page_of_commands_run(command, call, monkeypatch):
     """At a small size; RUN is a run folder.
 
-    Those that start Flower run in test_simulation, test_rehearsal and test_rows.
+    Commands that start Flower run in test_simulation, test_rehearsal and test_rows.
     """
     words = shlex.split(command, comments=True)[1:]
     if "RUN" in words:

@@ -1,4 +1,4 @@
-"""docs/extending.md: its files as a package that is installed, and its commands."""
+"""docs/extending.md: its files as an installed package, and its commands."""
 
 import io
 import logging
@@ -29,7 +29,7 @@ COMMANDS = [
 
 
 def run_all(commands, folder):
-    """The page's commands, beside the page's package."""
+    """The page's commands, next to the page's package."""
     sys.path.insert(0, str(folder))
     logging.getLogger().handlers.clear()  # pytest's
     from fed_dpsd import experiment

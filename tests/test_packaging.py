@@ -1,4 +1,4 @@
-"""What is published: the Flower bundle, the wheel and the source distribution."""
+"""The published files: the Flower bundle, the wheel and the source distribution."""
 
 import hashlib
 import os

@@ -1,4 +1,4 @@
-"""Progress reporting: the estimate of the time left, and what listeners hear."""
+"""Progress reporting: the estimate of the time left, and reports to listeners."""
 
 import threading
 

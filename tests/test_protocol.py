@@ -1,4 +1,4 @@
-"""What may travel, and what is refused."""
+"""Valid messages, and rejected ones."""
 
 import dataclasses
 import re

@@ -1,4 +1,4 @@
-"""The command line: data on stdout, words on stderr, exit code 1 with one clear line."""
+"""The command line: data on stdout, messages on stderr, exit code 1 with one clear line."""
 
 from pathlib import Path
 

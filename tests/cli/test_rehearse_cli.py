@@ -1,4 +1,4 @@
-"""`fed-dpsd rehearse`, with a stub in place of hosts and processes: what it shows and prints."""
+"""`fed-dpsd rehearse`, with stubs for hosts and processes: what it shows and prints."""
 
 import shutil
 

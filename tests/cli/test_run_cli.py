@@ -1,4 +1,4 @@
-"""What `run` and `resume` say from their first line to their last, and when a signal ends them."""
+"""The messages of `run` and `resume`, from the first line to the last, and after a signal."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from tests.shapes import write_shapes
 
 
 def test_a_run_says_what_it_does_before_it_begins(fed_dpsd, monkeypatch, tmp_path):
-    """Whoever interrupts it then knows the folder."""
+    """So a user who interrupts it knows the folder."""
 
     def interrupted(*_):
         raise KeyboardInterrupt
@@ -136,7 +136,7 @@ def test_a_signal_leaves_a_run_to_go_on_with(fed_dpsd, tmp_path, sent, code, wor
         time.sleep(120)
 
     def run():
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may ignore it
         checkpoint.save = save_and_wait
         sys.argv = ["fed-dpsd", "run", *SMALL, f"run_folder={tmp_path}/stopped"]
         cli.main()

@@ -1,4 +1,4 @@
-"""A hospital at its own screen: what it is told before it connects, and that nothing is spent."""
+"""A hospital's own commands: their output before it connects; nothing is spent."""
 
 import re
 from dataclasses import replace
@@ -133,7 +133,7 @@ def test_a_check_says_that_a_training_diverges(fed_dpsd, tmp_path):
 
 
 def test_what_is_held_out_is_of_patients_of_whom_nothing_was_seen(tmp_path, monkeypatch):
-    """Forty records of five patients: the eight of one are held out."""
+    """Forty records of five patients: the eight records of one are held out."""
     file = site_file(tmp_path / "hospital", training=["dp_sgd"], models=["scattering"])
     hospital = open_file(file)
     hospital = replace(hospital, files=replace(hospital.files, patient_column="patient"))
@@ -210,7 +210,7 @@ def test_a_key_is_the_same_every_time_and_anothers_is_another(fed_dpsd, tmp_path
 
 
 def test_a_node_that_fails_is_started_again_until_it_ends(fed_dpsd, tmp_path, monkeypatch):
-    """Flower's command is a stub, which fails twice and then says what it was given."""
+    """Flower's command is a stub, which fails twice and then prints its arguments."""
     monkeypatch.setattr("fed_dpsd.engines.flower.supernode.AGAIN_SECONDS", 0.01)
     monkeypatch.setattr("fed_dpsd.engines.flower.supernode.importing", lambda: "keep = print")
     file = site_file(tmp_path / "hospital")

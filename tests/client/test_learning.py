@@ -111,7 +111,7 @@ class Blind(LabelPrivate):
 
 
 def test_batches_follow_no_label_and_the_noise_follows_all(small, records, subtests):
-    """A batch order that labels decide would tell of them: whoever has the seed could compare."""
+    """A batch order that depends on labels would reveal them to anyone who has the seed."""
     for noisy in [False, True]:
         for secret in [None, SecretStreams(bytes(32))]:
             with subtests.test(secret=secret, noisy=noisy):

@@ -69,7 +69,7 @@ WRITERS = (folder, table, npz, parquet)
 def test_every_format_gives_the_same_records_and_lasting_ids(tmp_path, write):
     """An id stays when other records come or go, and the order of records does not matter.
 
-    Else a CSV that is exported again would be another training, charged again.
+    Otherwise a re-exported CSV would be another training, charged again.
     """
 
     def found(name, records):
@@ -157,7 +157,7 @@ def test_whatever_a_plugin_raises_is_an_unreadable_image(tmp_path, monkeypatch):
         raise MemoryError
 
     monkeypatch.setattr("fed_dpsd.data.images.ImageOps.exif_transpose", exhausted)
-    with pytest.raises(MemoryError):  # else free memory would decide which records there are
+    with pytest.raises(MemoryError):  # otherwise free memory would decide which records exist
         read(replace(files, skip_unreadable=True), SHAPE, CLASSES)
 
 
@@ -206,7 +206,7 @@ def test_a_folder_that_may_not_be_read_is_an_error(tmp_path, monkeypatch):
 
 
 def test_every_record_has_a_patient(tmp_path):
-    """A record of nobody's would be seen by another of its patient's teachers."""
+    """Otherwise a second teacher might see records of the same patient."""
     for number, (write, patients) in enumerate(
         [
             (table, ("ann", "bob", "")),
@@ -329,7 +329,7 @@ def test_parquet_holds_encoded_images_or_paths(tmp_path):
 
 @pytest.mark.parametrize("write", [npz, parquet])
 def test_a_file_that_was_damaged_is_an_error_or_its_images_are(tmp_path, write):
-    """Whatever byte it is; compressed, so that some cannot be inflated."""
+    """At any byte; compressed, so that some files cannot be inflated."""
     files = write(tmp_path)
     path = tmp_path / f"scans{files.path[files.path.rindex('.') :]}"
     if write is npz:

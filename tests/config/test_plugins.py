@@ -1,4 +1,4 @@
-"""Plug-ins: only those that are named, only where a hospital names them too, never as proven."""
+"""Plug-ins: only named ones, only where a hospital also names them, never as proven."""
 
 import json
 
@@ -267,7 +267,7 @@ def test_a_hospital_runs_only_what_its_own_file_names(example, deployed, tmp_pat
 
 
 def test_a_hospital_refuses_before_anything_of_a_plugin_is_imported(deployed, tmp_path):
-    """Even if it is installed there; the message's own word for its version counts for nothing."""
+    """Even if it is installed there; the version in the message is not trusted."""
     with installed(write_installed(tmp_path / "coordinator")):
         text = deployed(*MECHANISM).to_json()
     folder = write_installed(tmp_path / "here", "1.1")

@@ -1,4 +1,4 @@
-"""Layouts that people have: folders of classes and splits, with their names and problems."""
+"""Common layouts: folders of classes and splits, with their names and problems."""
 
 import shlex
 
@@ -213,7 +213,7 @@ def test_splits_inside_folders_of_classes_are_reported(tmp_path, said):
 
 
 def test_images_of_both_splits_are_counted(tmp_path, said):
-    """Two folders of links to the same pictures gave a score of pictures that were trained on."""
+    """Two folders of links to the same pictures gave a score on training pictures."""
     for shade, name in enumerate(("ill/0", "ill/1", "well/2", "well/3")):
         picture(tmp_path / "D" / "train" / f"{name}.png", shade)
         picture(tmp_path / "D" / "test" / f"{name}.bmp", shade if shade < 3 else 9)
@@ -225,7 +225,7 @@ def test_images_of_both_splits_are_counted(tmp_path, said):
 
 
 def test_a_table_of_the_hub_that_is_not_read_is_refused(tmp_path):
-    """Its labels were not read, and folders named the classes, or "data.path is needed"."""
+    """Its labels were not read: folders named the classes, or "data.path is needed"."""
     for name in ("metadata.jsonl", "metadata.parquet"):
         alone = shades(tmp_path / name / "D", ill=[1], well=[1])
         for split in ("train", "test"):

@@ -1,4 +1,4 @@
-"""Tables and arrays that people have, and the bits of their pictures."""
+"""Common tables and arrays, and the bits of their pictures."""
 
 import json
 

@@ -16,7 +16,7 @@ def experiment(tmp_path, *overrides):
 
 
 def finish(tmp_path, *overrides, first=2.0, last=5.0, teachers=3.0, **changes):
-    """The folder of a run with these seconds per round, in the last round, and before."""
+    """The folder of a run with these seconds per round, in the last round and before."""
     run = experiment(tmp_path, *overrides)
     folder = new_run_folder(run)
     rounds = [first] * (run.config.rounds - 1) + [last]

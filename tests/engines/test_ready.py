@@ -1,4 +1,4 @@
-"""What a run needs, checked before anything is read or made."""
+"""Checks of a run before anything is read or made."""
 
 import pytest
 

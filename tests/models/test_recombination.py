@@ -48,7 +48,7 @@ def test_half_of_the_images_stay_alone(monkeypatch):
 
 
 def test_an_image_is_moved_and_no_more():
-    """A light disc on black stays light on black: its mean hardly changes, its pixels do."""
+    """A light disc on black stays light on black: its mean hardly changes, but its pixels do."""
     rows, columns = np.mgrid[-1:1:32j, -1:1:32j]
     disc = (255 * (rows**2 + (columns - 0.2) ** 2 < 0.2)).astype(np.uint8)
     made = recombine(disc[None, None], np.ones((1, 10)), 200, np.random.default_rng(0))

@@ -1,4 +1,4 @@
-"""Tables of sweeps and of attacks: what is read, and the numbers that are written."""
+"""Tables of sweeps and of attacks: reading them, and the numbers written."""
 
 import csv
 import io
@@ -212,7 +212,7 @@ def runs(grid, students, **more):
 
 
 def test_an_interval_is_that_of_a_paired_test(table):
-    """An unpaired one, over students this far apart, would be three times as wide."""
+    """An unpaired interval, for such different students, would be three times as wide."""
     path = table(*runs("first", FIRST), *runs("second", SECOND))
     header, (name, cell, seeds) = differences(read([path]), "first")
     assert (header, name, seeds) == (["minus first", "student", "seeds"], "second", "3")

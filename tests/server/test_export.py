@@ -1,4 +1,4 @@
-"""A student that is taken away answers as it did in its run, and its file says what it cost."""
+"""An exported student predicts as in its run, and its file states its cost."""
 
 import json
 import math
@@ -256,7 +256,7 @@ def test_weights_without_facts_are_no_student(tmp_path):
         open_student(path)
 
 
-# --- cards beside the file ---
+# --- cards next to the file ---
 
 
 def test_the_classes_are_next_to_the_file_too(finished, tmp_path):

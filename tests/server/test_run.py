@@ -1,4 +1,4 @@
-"""The loop: what it leaves on disk, resuming, and failing without losing anything."""
+"""The loop: its files, resuming, and failing without losing anything."""
 
 import json
 import os
@@ -144,7 +144,7 @@ def test_secret_noise_is_not_called_seeded(small):
 
 
 def test_a_delta_that_is_too_large_is_said_to_its_owner_alone(small):
-    """On the card it would tell about how many records the largest client has."""
+    """On the card it would reveal roughly how many records the largest client has."""
     records = max(map(len, partitions(small())))
     notes = []
     for share, large in ((0.999, False), (1.001, True)):

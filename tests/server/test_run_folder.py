@@ -1,4 +1,4 @@
-"""Run folders: complete or none, never overwritten, and they say what code ran where."""
+"""Run folders: complete or absent, never overwritten, with the code and machine of the run."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Trackers: what they get, what they never get, and that a run does not end with them."""
+"""Trackers: what they get, what they never get, and that their failure does not end a run."""
 
 import itertools
 import json

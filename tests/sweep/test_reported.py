@@ -1,4 +1,4 @@
-"""What `fed-dpsd report` is given: tables, folders of sweeps, and runs; what it knows of a run."""
+"""The inputs of `fed-dpsd report`: tables, folders of sweeps and runs; the facts of a run."""
 
 import csv
 import json
@@ -138,7 +138,7 @@ def test_a_killed_run_has_the_same_page_without_a_word_on_why(stopped):
 
 
 def test_a_charge_counts_before_its_round_is_done(stopped):
-    """The log may end before a client's answer to the next ask is in it: the ledger has it."""
+    """The log may lack a client's answer to the next request; the ledger has it."""
     (stopped / "summary.json").unlink()
     shutil.rmtree(stopped / "checkpoint")
     facts = facts_of([stopped])

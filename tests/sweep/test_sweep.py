@@ -1,4 +1,4 @@
-"""Sweeps: no death, neighbour or failure changes its table."""
+"""Sweeps: no crash, concurrent sweep or failure changes the table."""
 
 import csv
 import json
@@ -177,7 +177,7 @@ def timeless(rows):
 
 
 class Killed(BaseException):
-    """What no handler of a failing cell may catch."""
+    """An exception that no handler of a failing cell may catch."""
 
 
 def test_a_sweep_that_died_twice_gives_the_table_of_one_that_did_not(tmp_path):

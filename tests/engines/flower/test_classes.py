@@ -35,7 +35,7 @@ LEARNING = (
 
 
 def pictures(folder, counts, names=None, seed=0):
-    """A folder for each class, with grey pictures that a small network can tell apart."""
+    """A folder for each class, with grey pictures that a small network can distinguish."""
     rng = np.random.Generator(np.random.PCG64(seed))
     for name, count in counts.items():
         own = folder / (names or {}).get(name, name)
@@ -95,7 +95,7 @@ def test_two_orders_of_one_list_are_refused_by_both_sides_before_anything(
 
 
 def test_either_side_alone_would_refuse(deployed, tmp_path, monkeypatch, caplog):
-    """A coordinator that does not compare gets no answer, whether it says hello or not."""
+    """A coordinator that does not compare gets no answer, with or without a hello."""
     files = two_hospitals(tmp_path)
     experiment = experiment_of(deployed, tmp_path)
     with monkeypatch.context() as patch:
@@ -124,7 +124,7 @@ def ask_of_two():
 
 
 def test_names_decide_what_a_student_calls_a_picture(deployed, tmp_path):
-    """Its accuracy is that of `predict` on the same pictures, by the names of their folders."""
+    """Its accuracy equals that from `predict` on the same pictures, by their folders' names."""
     files = two_hospitals(tmp_path)
     experiment = experiment_of(deployed, tmp_path, "data.classes=[normal,covid]", *LEARNING)
     folder = new_run_folder(experiment)

@@ -1,4 +1,4 @@
-"""What a hostile coordinator or hospital may try beyond what its messages are for."""
+"""Attempts of a hostile coordinator or hospital to misuse messages."""
 
 import json
 import logging
@@ -111,7 +111,7 @@ def test_old_teachers_are_deleted(deployed, tmp_path, monkeypatch):
 
 
 def test_requests_without_images_count_too(deployed, tmp_path):
-    """An answer to nothing would be free, and a line of the ledger."""
+    """Otherwise an answer without images would be free, yet add a line to the ledger."""
     hospital = hospitals.open_file(site_file(tmp_path, queries=3))
     with pytest.raises(ProtocolError, match="answers with 0 images"):
         imageless("answers")
@@ -159,7 +159,7 @@ def test_a_reason_is_one_printable_line(deployed, tmp_path, caplog):
 
 
 def test_a_number_is_no_box():
-    """`bytes` of it would be as many zeros."""
+    """`bytes` of a number would be that many zeros."""
     about = ConfigRecord({"request": "x", "named": [0]})
     huge = ConfigRecord({"0": 2**40})
     step = RecordDict({"step 0": about, "proofs 0": huge, "sealed 0": ConfigRecord()})
@@ -221,7 +221,7 @@ def test_a_resumed_run_keeps_a_sum_and_another_run_is_another_charge(deployed, t
 
 
 def test_patients_are_promised_only_by_hospitals_that_know_them(deployed, tmp_path):
-    """What the coordinator prints of a patient is for shards by patient."""
+    """The coordinator's epsilons for a patient assume shards by patient."""
     text = deployed(*PLAIN, "+data.patient_column=patient").to_json()
     hospital = hospitals.open_file(site_file(tmp_path))
     refused = answer(hospital, text, request())

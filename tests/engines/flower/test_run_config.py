@@ -119,7 +119,7 @@ def test_a_grid_is_refused_with_the_command_that_runs_it(tmp_path):
 
 
 ANY = st.characters(codec="utf-8", exclude_characters="\n\r\0")
-# What Hydra, OmegaConf and shells give a meaning comes together more often than by chance.
+# Characters that are special to Hydra, OmegaConf and shells occur more often than by chance.
 MEANINGS = st.lists(st.sampled_from(["${", "${seed}", "}", "$", "\\", '"', "'", "=", ",", " a"]))
 
 

@@ -28,7 +28,7 @@ slow = pytest.mark.slow
 
 @pytest.fixture(autouse=True)
 def mark(monkeypatch, tmp_path):
-    """All processes that a test starts carry its mark, and have ended with it."""
+    """All processes that a test starts carry its mark, and end with it."""
     monkeypatch.setenv(MARK, str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     yield str(tmp_path)

@@ -96,7 +96,7 @@ class Run:
 
         Args:
             number: how many images to draw, >= 1.
-            path: the file to write, FILE.parquet, in a folder of its own.
+            path: the file to write, FILE.parquet, in a separate folder.
             labels: whether the student labels them, in the columns `label` and `probabilities`.
             source: "generator" for the run's generator, the default if there is one; "questions"
                 for images like the ones that the run requested.
@@ -172,7 +172,7 @@ def run(
     Args:
         overrides: Hydra overrides of conf/, such as "rounds=10" and "data=mnist"; relative paths
             start from the working directory.
-        engine: "local", in this process, or "flower", a Flower simulation of its own.
+        engine: "local", in this process, or "flower", in a separate Flower simulation.
         nodes: simulated Flower nodes, >= 1; by default one for each client.
         progress: whether to show a bar on a terminal, and lines elsewhere, as in a notebook; or a
             function that is called with each line of rounds.jsonl.

@@ -33,7 +33,7 @@ def check(
 ) -> list[str]:
     """Return a sentence on each incompatible pair of choices.
 
-    A choice is None where it has problems of its own.
+    A choice with its own problems is None.
     """
     if strangers := [*_strangers(method, training, answers)]:
         return strangers

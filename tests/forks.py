@@ -9,7 +9,7 @@ LATE = ("flwr_datasets.partitioner", "torch._dynamo")  # what a run imports lazi
 
 
 def fork(work, log, folder=None):
-    """Start `work` in a child of its own folder whose output goes to `log`; returns its id."""
+    """Start `work` in a child process in its own folder, with output to `log`; return its id."""
     for name in LATE:
         importlib.import_module(name)
     child = os.fork()

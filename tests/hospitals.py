@@ -150,7 +150,7 @@ PLAIN = ("training=plain", "answers=gradient")
 
 
 def site_files(tmp_path, count=2, **changes):
-    """The files of hospitals 0, 1, ..., each in a folder of its own."""
+    """The files of hospitals 0, 1, ..., each in its own folder."""
     return [site_file(tmp_path / f"hospital{n}", n, **changes) for n in range(count)]
 
 

@@ -23,7 +23,7 @@ PYTHON = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 @pytest.fixture
 def command(tmp_path, monkeypatch, capsys):
-    """Run a command line in a folder of its own; returns the lines of stdout, and stderr."""
+    """Run a command line in its own folder; return the lines of stdout, and stderr."""
     monkeypatch.chdir(tmp_path)
 
     def call(line):

@@ -31,7 +31,7 @@ COMMANDS = [line for text in PAGES for line in re.findall(r"^fed-dpsd .*$", text
 
 @pytest.fixture
 def call(tmp_path, monkeypatch, capsys):
-    """Run `fed-dpsd` in process, in a folder of its own; returns the last line of stdout."""
+    """Run `fed-dpsd` in process, in its own folder; return the last line of stdout."""
     monkeypatch.chdir(tmp_path)
 
     def call(*words):

@@ -16,7 +16,7 @@ SAME = "the same anywhere"  # the tag of cells whose output does not depend on t
 
 
 def executed(folder):
-    """The notebook after a run in a folder of its own; an error in a cell is raised."""
+    """The notebook after a run in its own folder; an error in a cell is raised."""
     nbformat = pytest.importorskip("nbformat")
     from nbclient import NotebookClient
 

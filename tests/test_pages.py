@@ -82,7 +82,7 @@ def given(tmp_path, monkeypatch):
 
 @pytest.fixture
 def typed(monkeypatch, capsys):
-    """Run a line as it is typed; returns its exit code and what it said."""
+    """Run a line as typed; return its exit code and output."""
 
     def typed(words):
         monkeypatch.setattr(sys, "argv", words)

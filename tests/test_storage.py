@@ -113,7 +113,7 @@ def test_a_writer_that_is_killed_at_any_moment_leaves_a_whole_file(tmp_path):
 
 
 def test_two_processes_may_make_a_folder_at_once(tmp_path, monkeypatch):
-    """The other one makes it between the question whether it is there and its making."""
+    """The other one makes it after this one finds it missing."""
     path = tmp_path / "cache" / "teachers" / "one"
     path.parent.mkdir(parents=True)
     exists = Path.exists

@@ -148,7 +148,7 @@ class Sample:
 
 
 def _in_process(task: Mapping[str, Any]) -> tuple[dict[str, Any], list[Sample]]:
-    """Do a task in a process of its own; return its result, and samples of its processes.
+    """Do a task in a separate process; return its result and samples of its processes.
 
     Every task starts with an empty cache: it decodes its data and trains its teachers.
 

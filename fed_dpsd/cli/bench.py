@@ -1,4 +1,4 @@
-"""The command `fed-dpsd bench`: times, memory and traffic of whole runs, side by side."""
+"""The command `fed-dpsd bench`: times, memory and traffic of whole runs, compared."""
 
 import json
 import sys
@@ -36,7 +36,7 @@ def bench(
         typer.Option(help="Run nothing; print the tables of such a JSON file as Markdown."),
     ] = None,
 ) -> None:
-    """Measure whole runs side by side, each in a process of its own and from an empty cache."""
+    """Measure whole runs side by side, each in its own process and from an empty cache."""
     from fed_dpsd.benchmarks import report
 
     if table:

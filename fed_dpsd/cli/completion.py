@@ -72,7 +72,7 @@ class Bash(BashComplete):
 
 
 class Zsh(ZshComplete):
-    """Zsh, which shows a line on each choice."""
+    """Zsh, which shows a description of each choice."""
 
     source_template = ZSH
 

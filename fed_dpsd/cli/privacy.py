@@ -291,10 +291,10 @@ def _json(proofs: "Proofs") -> dict[str, Any]:
     """Return the smallest proven epsilon as on a card, with the others."""
     (basis, claim), *others = proofs.items()
     kept = ("trust", "epsilon")
-    beside = [
+    others = [
         {"basis": name} | {key: other.to_json()[key] for key in kept} for name, other in others
     ]
-    return claim.to_json() | {"basis": basis, "beside": beside}
+    return claim.to_json() | {"basis": basis, "beside": others}
 
 
 def _text(proofs: "Proofs") -> str:

@@ -19,7 +19,7 @@ def run(
     overrides: Overrides = None,
     engine: Annotated[
         Literal["local", "flower"],
-        typer.Option(help="local: in this process; flower: a Flower simulation of its own."),
+        typer.Option(help="local: in this process; flower: in a separate Flower simulation."),
     ] = "local",
     nodes: Annotated[
         int | None,

@@ -54,7 +54,7 @@ def export(
 def synthesize(
     run_folder: Run,
     number: Annotated[int, typer.Option("--num", min=1, help="How many images to draw.")],
-    out: Annotated[Path, typer.Option(help="FILE.parquet to write, in a folder of its own.")],
+    out: Annotated[Path, typer.Option(help="FILE.parquet to write, in a separate folder.")],
     labels: Annotated[
         bool, typer.Option("--labels", help="Add the student's labels, in two more columns.")
     ] = False,

@@ -38,7 +38,7 @@ def method_text(method: Mapping[str, Any]) -> str:
     """Return a method's settings as text; different settings have different texts.
 
     A client's noise is keyed by digests of this text. Any change to it, even of a name, changes
-    the noise and so the student of every seeded run. So the text has names of its own.
+    the noise and so the student of every seeded run. So the text uses its own names.
 
     Args:
         method: the values of the group `method`, with `_target_`.

@@ -50,7 +50,7 @@ INPUT = "input"  # in the metadata of a cached teacher: the digest of what it wa
 
 
 def assign_shards(shard_ids: NDArray[np.int64], shards: int, key: int) -> NDArray[np.int64]:
-    """Return each record's shard, 0..shards-1: a keyed hash of its own, or its patient's, id alone.
+    """Return each record's shard, 0..shards-1: a keyed hash only of its own or its patient's id.
 
     So adding, removing or changing a record leaves every other record in its shard.
     """

@@ -182,7 +182,7 @@ def bound(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     """Return an instance of dataclass `cls`, as `Binder.bind` does.
 
     Raises:
-        ConfigError: values have problems, a line on each.
+        ConfigError: values have problems, one per line.
     """
     binder = Binder()
     instance = binder.bind(cls, values, where)

@@ -48,7 +48,7 @@ class Composition:
         values: plain dictionaries, composed without the overrides that have a problem.
         defaults: the values of the chosen files alone.
         sources: for a key, the key that it takes its value from: "teacher.seed": "seed".
-        problems: a line on each override that was left out.
+        problems: a line for each override that was left out.
         plugins: the plug-ins whose files may also be chosen.
         sweep: the grid of runs that a chosen experiment declares, as for `choices`; {} for none.
     """
@@ -67,7 +67,7 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
     `sweep` is omitted, and so is `device`, which two other keys replace.
 
     Raises:
-        ConfigError: overrides cannot be read, or name unknown keys or choices; a line on each.
+        ConfigError: overrides cannot be read, or name unknown keys or choices; one per line.
     """
     composition = read(overrides)
     if composition.problems:

@@ -17,7 +17,7 @@ from fed_dpsd.data.reader import Columns, id_of
 from fed_dpsd.errors import UserError, reason_of
 
 IMAGES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp")
-TABLES = (".parquet", ".csv")  # the first that is there is read
+TABLES = (".parquet", ".csv")  # the first existing one is read
 METADATA = "metadata.csv"  # a table in a folder of images, as on the Hugging Face hub
 FILE_NAME = "file_name"  # its column of paths
 SPLIT_COLUMNS = ("split", "subset", "fold", "partition")

@@ -1,4 +1,4 @@
-"""A deployment on one machine: a coordinator and hospitals, each on a host of its own.
+"""A deployment on one machine: a coordinator and hospitals, each on its own host.
 
 A host is a network namespace with a link to the coordinator's (Linux, root, iproute2). If this is
 not permitted, all hosts share this machine's loopback interface. Everything else is as in

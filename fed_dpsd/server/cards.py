@@ -140,7 +140,7 @@ def _not_covered(
 
 
 def _of_teachers(experiment: Experiment, card: PrivacyCard) -> Iterator[str]:
-    """Yield the proof against anyone who holds a teacher, which its training alone gives."""
+    """Yield the proof that its training gives against anyone who holds a teacher."""
     if experiment.training.name == "plain":
         yield (
             "the teachers themselves: they are trained without noise, so anyone who holds one may "

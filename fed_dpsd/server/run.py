@@ -52,7 +52,7 @@ def run(
         experiment: the experiment to run.
         federation: the clients.
         folder: the run folder; if it holds a checkpoint, the run continues from there.
-        progress: called with each line of rounds.jsonl as it is written.
+        progress: called with each new line of rounds.jsonl.
 
     Raises:
         UserError: an error that the user can fix. As after any error, summary.json then says

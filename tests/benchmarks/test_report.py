@@ -1,4 +1,4 @@
-"""Tables of benches, and the places of pages that show their figures."""
+"""Tables of benchmarks, and the page sections that show their figures."""
 
 import json
 

@@ -160,7 +160,7 @@ def test_a_signal_leaves_a_run_to_go_on_with(fed_dpsd, tmp_path, sent, code, wor
 
 
 def test_what_a_run_warns_of_is_on_stderr_and_only_its_folder_on_stdout(tmp_path):
-    """In a process of its own: elsewhere pytest takes the log, and here it must reach people."""
+    """In a separate process, since pytest would capture the log, which must reach people."""
     write_shapes(tmp_path / "pictures", 40, broken=2)
     words = ["data=imagefolder", "data.path=pictures", *SMALL, "answers=votes", "rounds=1"]
     words += ["partition=class", "partition.classes_per_client=1"]

@@ -126,7 +126,7 @@ def test_a_class_whose_imports_fail_says_why(example, tmp_path):
 
 
 def test_without_plugins_the_configuration_has_no_key_for_them(tmp_path):
-    """A sweep identifies its cells by this text, and a hospital what it has answered."""
+    """A sweep identifies its cells by this text, and a hospital its answers."""
     assert "plugins" not in json.loads(to_json(set_up(compose([]), tmp_path).config))
 
 

@@ -280,7 +280,7 @@ def test_broken_pictures_are_reported_once_and_the_others_used(tmp_path, said):
 
 
 def test_a_class_without_pictures_is_a_warning(tmp_path, said):
-    """An error would reveal whether a record is there."""
+    """An error would reveal whether a record is present."""
     path = shades(tmp_path / "pictures", cat=range(30), dog=[40], cow=[])
     (path / "dog" / "40.png").write_bytes(b"broken")
     assert len(everything(loaded(tmp_path, path))) == 30

@@ -216,7 +216,7 @@ def load(layout, patients, place, records, monkeypatch):
 def check(before, after, records, patients, whole=True):
     """Check that two trainings differ in what differs between RECORDS and `records` alone.
 
-    All others are there in the same order, with the same labels and shards.
+    All others are in the same order, with the same labels and shards.
 
     Args:
         before: the training records of RECORDS.

@@ -21,7 +21,7 @@ def test_shapes_bytes_and_streams(subtests):
 
 
 def test_rare_classes_are_drawn_as_often_as_frequent_ones():
-    """One image in ten is white and of a class of its own; uniform draws would keep that.
+    """One image in ten is white and in its own class; uniform draws would keep this fraction.
 
     The two weights are 20 / 21 and 180 / 181, with one added to each class. The tolerance is five
     standard errors of 2,000 draws.

@@ -137,7 +137,7 @@ def test_a_hospital_out_of_budget_refuses_and_the_others_go_on(rehearsal):
 
 
 def test_the_readmes_command(tmp_path):
-    """In a process of its own, which leaves none behind."""
+    """In a separate process, which leaves no process behind."""
     command = [sys.executable, "-c", "from fed_dpsd.cli import main; main()", "rehearse", *SMALL]
     done = subprocess.run(
         [*command, "rounds=1", "--folder", str(tmp_path / "mine")],

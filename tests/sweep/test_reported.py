@@ -39,7 +39,7 @@ def finished(tmp_path_factory):
 
 @pytest.fixture
 def folders(finished, tmp_path):
-    """Copies of the completed runs, for a test of its own."""
+    """Copies of the completed runs, for a test to modify."""
     return [shutil.copytree(folder, tmp_path / "runs" / folder.name) for folder in finished]
 
 

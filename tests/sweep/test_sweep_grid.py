@@ -103,7 +103,7 @@ def test_grids_apart_share_the_other_keys(experiments):
 
 
 def test_points_are_named_by_their_grid_and_what_varies_in_it():
-    """What all points of a grid share goes without saying, even if other grids differ in it."""
+    """Names omit what all points of a grid share, even if other grids differ in it."""
     points = [
         Point("bounds", {"method": "ensemble", "rounds": "1", "seed": "0"}),
         Point("bounds", {"method": "local", "rounds": "1", "seed": "0"}),

@@ -88,7 +88,7 @@ def test_two_orders_of_one_list_are_refused_by_both_sides_before_anything(
     began = time.monotonic()
     with pytest.raises(UserError) as caught:
         federate(experiment, Hospitals(files))
-    assert time.monotonic() - began < 60  # it waits for nobody
+    assert time.monotonic() - began < 60  # it does not wait
     assert f"client 0: {BOTH}; client 1: {BOTH}. Agree on one list" in str(caught.value)
     assert warned(caplog).count(f"refused: {BOTH}") == 2  # in each hospital's log
     assert untouched(files)
@@ -112,7 +112,7 @@ def test_either_side_alone_would_refuse(deployed, tmp_path, monkeypatch, caplog)
         assert untouched(files)
         patch.setattr(grids, "compare_classes", lambda hospital, experiment: None)
         federation = federate(experiment, Hospitals(files))
-        assert not federation.total(ask_of_two()).refused  # the control: nobody compares
+        assert not federation.total(ask_of_two()).refused  # the control: neither side compares
     assert not untouched(files)
 
 

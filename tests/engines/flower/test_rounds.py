@@ -76,7 +76,7 @@ def test_too_few_hospitals_end_the_run_and_the_round_can_be_asked_again(
     grid = Hospitals(files)
     federation = federate(deployed(*PLAIN, BOTH_NEEDED, *PATIENT), grid)
     grid.offline = {100}
-    for _ in range(2):  # nobody who is needed is given up early
+    for _ in range(2):  # no required hospital is given up early
         before = clock[0]
         with pytest.raises(
             UserError, match=r"1 of 2 clients did not answer \(client 0: no answer within 60 s\)"

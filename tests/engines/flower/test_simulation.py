@@ -37,7 +37,7 @@ def mark(monkeypatch, tmp_path):
 
 @contextlib.contextmanager
 def begun(*arguments):
-    """`fed-dpsd` in a process of its own, which ends with the block at the latest."""
+    """`fed-dpsd` in a separate process, which ends at the latest with the block."""
     process = subprocess.Popen(
         [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

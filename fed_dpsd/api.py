@@ -237,7 +237,7 @@ def new_job(overrides: tuple[str, ...], engine: Engine = "local", nodes: int | N
     if engine not in get_args(Engine):
         raise UserError(f"engine={engine} must be {' or '.join(get_args(Engine))}")
     if nodes is not None and engine == "local":
-        raise UserError(f"nodes={nodes} goes with engine=flower; the local engine has no nodes")
+        raise UserError(f"nodes={nodes} needs engine=flower; the local engine has no nodes")
     if nodes is not None and nodes < 1:
         raise UserError(f"nodes={nodes} must be >= 1")
     require_tracker(experiment.config.tracker)

@@ -101,7 +101,7 @@ def mixing_networks(config: Config, training: Training | None) -> list[str]:
         return []
     fitting = ", ".join(name for name in CLASSIFIERS if name not in NO_DP_SGD)
     return [
-        f"{key}={name}: training={training.name} bounds each record's part, which it cannot in "
+        f"{key}={name}: training={training.name} bounds each record's part, which is impossible in "
         f"this network, whose layers mix records; use {GROUP_FORMS.get(name, 'cnn')}, or another "
         f"of: {fitting}"
         for key, name in list(_teachers_keys(config).items())[: config.num_clients]
@@ -119,15 +119,15 @@ def _data(config: Config) -> list[str]:
         if data.records_per_patient is None:
             return []
         return [
-            f"data.records_per_patient={data.records_per_patient} makes patients up, which a "
+            f"data.records_per_patient={data.records_per_patient} makes up patients, which a "
             "deployment must not; use null, and files.patient_column in each hospital's site.yaml"
         ]
     if data.name != BUNDLED:
         return []
     if data.path is not None:
         return [
-            f"data.path={data.path}: data={BUNDLED} comes with scikit-learn, and reads no file; "
-            f"use data=imagefolder data.path={data.path} for pictures of your own"
+            f"data.path={data.path}: data={BUNDLED} comes with scikit-learn and reads no file; "
+            f"use data=imagefolder data.path={data.path} for your own pictures"
         ]
     fixed = {"num_classes": 10, "shape": (1, 8, 8), "hub": None, "patient_column": None}
     return [

@@ -8,7 +8,7 @@ MODES = "RGB", "L", "RGBA", "P"
 
 
 def picture(name, rng):
-    """A shape of one class, somewhere near the middle of a picture of its own size and colours."""
+    """A shape of one class, near the middle of a picture with its own size and colours."""
     width, height = (int(side) for side in rng.integers(40, 120, 2))
     dark, light = (tuple(int(c) for c in rng.integers(*span, 3)) for span in ((0, 60), (180, 256)))
     image = Image.new("RGB", (width, height), light)

@@ -40,7 +40,7 @@ def run(
         print_config(overrides or [])
         return
     if nodes is not None and engine == "local":
-        raise UserError(f"--nodes {nodes} goes with --engine flower; add that, or leave it out")
+        raise UserError(f"--nodes {nodes} needs --engine flower; add it, or omit --nodes")
     job = api.new_job(tuple(overrides or ()), engine, nodes)
     for line in job.warnings:
         say(f"warning: {line}")

@@ -27,7 +27,7 @@ def init(file: File) -> None:
     from fed_dpsd.storage import conf_folder, write_atomically
 
     if file.exists():
-        raise UserError(f"{file} exists already; it is not overwritten")
+        raise UserError(f"{file} already exists; it is not overwritten")
     if not file.parent.exists():
         raise UserError(f"{file.parent} does not exist; create it, or give another folder")
     write_atomically(file, (conf_folder() / "site.yaml").read_bytes())

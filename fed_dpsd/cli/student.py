@@ -113,7 +113,7 @@ def predict(
     from fed_dpsd.storage import ANY_TEXT, replacing
 
     if out is not None and out.exists():
-        raise UserError(f"--out {out} exists already; choose another file")
+        raise UserError(f"--out {out} already exists; choose another file")
     student = load_student(model)
     if about:
         say(student.facts["result"])

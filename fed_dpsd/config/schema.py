@@ -65,7 +65,7 @@ class DataConfig:
     def __post_init__(self) -> None:
         if self.records_per_patient is not None and self.patient_column is not None:
             raise ValueError(
-                f"records_per_patient={self.records_per_patient} makes patients up, and "
+                f"records_per_patient={self.records_per_patient} makes up patients, and "
                 f"patient_column={self.patient_column} names them; give one of the two"
             )
         if len(self.shape) != 3 or self.shape[0] not in (1, 3) or self.shape[1] != self.shape[2]:

@@ -57,7 +57,7 @@ def _converted(image: Image.Image, channels: int, bits: int, inverted: bool = Fa
     """
     if image.mode in ("I", "F"):  # conversion to "L" would cut them off at 255
         raise ValueError(
-            "its pixels are floats, signed or of 32 bits; convert it to 8 or 16 bits without a sign"
+            "its pixels are floats, signed or 32-bit; convert it to unsigned 8 or 16 bits"
         )
     if image.mode.startswith("I;16"):  # radiographs often have 16 bits
         values = np.asarray(image).astype(np.uint16)

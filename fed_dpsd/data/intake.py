@@ -210,7 +210,7 @@ def take(
     notes = ()
     if 0 < widest <= DARK and bits == 16:
         notes = (
-            f"{where}: its images of 16 bits use {widest} at most, so they are nearly black; "
+            f"{where}: its 16-bit images use at most {widest} bits, so they are nearly black; "
             f"pixel_bits={max(widest, 8)} takes the upper 8 of these",
         )
     known = np.array(ids, np.int64) if patients else None

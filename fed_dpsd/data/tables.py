@@ -155,7 +155,7 @@ class Table:
         if number >= FEW_ROWS and len(found) > number / 2:
             raise UserError(
                 f"{self._path}: {columns.label} has {len(found):,} different texts in {number:,} "
-                f"rows, as an id or a measure has; name the column of classes by "
+                f"rows, like an id or a measurement; name the column of classes by "
                 f"{columns.keys}label_column, or list them in data.classes=[...]"
             )
         return found

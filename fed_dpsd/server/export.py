@@ -49,7 +49,7 @@ def export(run_folder: Path, folder: Path, form: Format) -> Exported:
     """
     path = folder / f"{NAME}.{form}"
     if path.exists():
-        raise UserError(f"{path} exists already; choose another folder")
+        raise UserError(f"{path} already exists; choose another folder")
     if form == "onnx":
         onnx_file.require()
     run = open_completed(run_folder)
@@ -86,7 +86,7 @@ def _files_of(folder: Path, digest: str) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError):
         pass
     raise UserError(
-        f"{folder / there[0]} exists already, and is not of this student; choose another folder"
+        f"{folder / there[0]} already exists, and is not of this student; choose another folder"
     )
 
 

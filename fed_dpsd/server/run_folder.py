@@ -54,7 +54,7 @@ def new_run_folder(experiment: Experiment) -> Path:
         remedy = "choose another"
         if is_run_folder(folder):
             remedy += f", or resume the run in it: fed-dpsd resume {folder}"
-        raise UserError(f"run_folder={folder} exists already; {remedy}")
+        raise UserError(f"run_folder={folder} already exists; {remedy}")
     try:
         with writing(folder):
             folder.mkdir(parents=True)

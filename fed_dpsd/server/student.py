@@ -186,7 +186,9 @@ def _built(
     if reason := misfit(model, weights):
         raise UserError(f"{path}: {reason}; export the student again")
     if checkpoint.digest_of(weights) != facts["student_sha256"]:
-        raise UserError(f"{path} is damaged: its weights are not those exported; export them again")
+        raise UserError(
+            f"{path} is damaged: its weights differ from the exported ones; export them again"
+        )
     model.load_state_dict(weights)
     return model
 
@@ -213,7 +215,7 @@ def _check(model: Classifier | OnnxModel, network: Network) -> NDArray[np.float3
 def _reason_of_other_answers(model: Classifier | OnnxModel) -> str:
     """Return why a file's student predicts differently than at its export, and what to do."""
     if isinstance(model, OnnxModel):
-        return "it answers otherwise than the student that was exported; export that again"
+        return "it predicts differently than the exported student; export that again"
     return (
         "this processor computes other fixed features than the one that trained the student; use "
         "one of that kind, or an export with --format onnx, which holds them"

@@ -98,7 +98,7 @@ def _check_place(path: Path) -> None:
     for each in (path, *(path.parent / name for name in CARDS)):
         if each.exists():
             raise UserError(
-                f"{each} exists already; choose another folder, as the images' cards are "
+                f"{each} already exists; choose another folder, as the images' cards are "
                 "written there too"
             )
 

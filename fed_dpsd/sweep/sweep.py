@@ -191,10 +191,10 @@ def run(cells: Sequence[Cell], work: Work, table: Path, say: Say) -> dict[str, s
                 with _lock(cell.folder.with_suffix(".lock"), wait) as mine:
                     if not mine:
                         held.append(cell)
-                        say(f"left to another process, for now: {cell.name}")
+                        say(f"running in another process, checked again later: {cell.name}")
                         continue
                     if cell.finished:
-                        say(f"finished already: {cell.name}")
+                        say(f"already finished: {cell.name}")
                     else:
                         say(f"{cell.name}: {cell.folder}")
                         try:

@@ -106,7 +106,7 @@ def test_sweep_runs_the_grid_and_prints_its_table_last(fed_dpsd, tmp_path):
     table = tmp_path / "mine.csv"
     code, out, err = fed_dpsd("sweep", *tiny, "num_clients=2", "--out", "grid", "--csv", str(table))
     assert (code, out) == (0, [str(table)])
-    assert "finished already: the only cell" in err
+    assert "already finished: the only cell" in err
     code, out, _ = fed_dpsd("report", str(table), "--out", "pages")
     figures = [f"_{kind}.{end}" for kind in ("progress", "confusion") for end in ("png", "pdf")]
     ends = [".md", "_summary.csv", *figures, ".html"]

@@ -175,7 +175,7 @@ def test_what_a_run_warns_of_is_on_stderr_and_only_its_folder_on_stdout(tmp_path
     assert "warning: answers=votes with answers.noise_multiplier=100" in done.stderr
     assert "40 files found, 38 used, 2 skipped: 2 unreadable (" in done.stderr
     assert done.stderr.count("at none, since 1 of 3 classes have no client") == 1
-    assert "has no train and test: one image in 5 is for testing, chosen by" in done.stderr
+    assert "has no train and test splits: one image in 5 is for testing, chosen by" in done.stderr
     (folder,) = done.stdout.splitlines()
     assert (tmp_path / folder / "summary.json").is_file()
 

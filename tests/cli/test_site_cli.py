@@ -22,7 +22,7 @@ def test_a_file_is_written_once_and_says_what_is_missing(fed_dpsd, tmp_path):
     assert open_file(tmp_path / "site.yaml").num_clients == 3
     code, _, err = fed_dpsd("site", "init", "site.yaml")
     assert code == 1
-    assert "site.yaml exists already; it is not overwritten" in err
+    assert "site.yaml already exists; it is not overwritten" in err
     assert (tmp_path / "site.yaml").read_text() == written
     code, _, err = fed_dpsd("site", "check", "site.yaml")
     assert code == 1

@@ -54,7 +54,7 @@ def test_a_terminal_shows_the_first_images_and_a_file_has_them_all(
     assert printed == [str(tmp_path / "sub" / "all.csv")]
     assert (tmp_path / "sub" / "all.csv").read_text().splitlines() == piped
     code, _, err = fed_dpsd("predict", model, "new", "--out", "sub/all.csv")
-    assert (code, "sub/all.csv exists already" in err) == (1, True)
+    assert (code, "sub/all.csv already exists" in err) == (1, True)
 
     monkeypatch.setenv("TERM", "dumb")  # no bold letters
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
@@ -134,6 +134,6 @@ def test_synthesize_prints_the_path_and_says_how_the_images_were_drawn(fed_dpsd,
     assert "as the run's next rounds would have asked them" in err
     code, _, err = fed_dpsd(*words)
     assert code == 1
-    assert "images/train.parquet exists already" in err
+    assert "images/train.parquet already exists" in err
     code, _, _ = fed_dpsd("synthesize", str(run), "--num", "0", "--out", "more/train.parquet")
     assert code == 2

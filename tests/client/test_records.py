@@ -139,7 +139,7 @@ def test_a_tiff_says_which_end_is_white_and_what_its_numbers_are(tmp_path):
         assert records.images[records.labels == 0].max() == shade, (kind, white_is_zero)
     for kind in (np.float32, np.int32):
         Image.fromarray(np.full((8, 8), 7, kind)).save(path)
-        with pytest.raises(UserError, match="x.tiff: its pixels are floats, signed or of 32 bits"):
+        with pytest.raises(UserError, match="x.tiff: its pixels are floats, signed or 32-bit"):
             read(files, SHAPE, CLASSES)
 
 

@@ -102,7 +102,7 @@ def test_onnx_that_answers_otherwise_than_torch_is_noticed(finished, tmp_path, m
     folder, _, _ = finished()
     path = export(folder, tmp_path / "good", "onnx").path
     path.write_bytes(_altered(path.read_bytes()))
-    with pytest.raises(UserError, match="answers otherwise than the student that was exported"):
+    with pytest.raises(UserError, match="predicts differently than the exported student"):
         open_student(path)
     convert = onnx_file.to_onnx
     monkeypatch.setattr(onnx_file, "to_onnx", lambda *given: _altered(convert(*given)))
@@ -188,7 +188,7 @@ def test_a_file_is_never_overwritten(finished, tmp_path):
     folder, _, _ = finished()
     path = export(folder, tmp_path, "safetensors").path
     content = path.read_bytes()
-    with pytest.raises(UserError, match="exists already"):
+    with pytest.raises(UserError, match="already exists"):
         export(folder, tmp_path, "safetensors")
     assert path.read_bytes() == content
 
@@ -242,7 +242,7 @@ def test_a_damaged_student_is_refused(finished, tmp_path):
         facts = file.metadata()
     next(iter(weights.values())).fill_(math.nan)
     path.write_bytes(safetensors.torch.save(weights, facts))
-    with pytest.raises(UserError, match="is damaged: its weights are not those exported"):
+    with pytest.raises(UserError, match="is damaged: its weights differ from the exported ones"):
         open_student(path)
 
 
@@ -270,7 +270,7 @@ def test_the_classes_are_next_to_the_file_too(finished, tmp_path):
 def test_a_folder_with_anything_else_of_the_cards_names_is_refused(finished, tmp_path):
     folder, _, _ = finished()
     (tmp_path / "README.md").write_text("mine")
-    with pytest.raises(UserError, match="README.md exists already, and is not of this student"):
+    with pytest.raises(UserError, match="README.md already exists, and is not of this student"):
         export(folder, tmp_path, "safetensors")
     assert not (tmp_path / "student.safetensors").exists()
     assert (tmp_path / "README.md").read_text() == "mine"
@@ -279,7 +279,7 @@ def test_a_folder_with_anything_else_of_the_cards_names_is_refused(finished, tmp
 def test_another_runs_student_does_not_join(finished, tmp_path):
     export(finished()[0], tmp_path / "model", "safetensors")
     (tmp_path / "model" / "student.safetensors").unlink()
-    with pytest.raises(UserError, match="exists already, and is not of this student"):
+    with pytest.raises(UserError, match="already exists, and is not of this student"):
         export(finished("seed=1")[0], tmp_path / "model", "safetensors")
 
 

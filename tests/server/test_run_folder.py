@@ -14,7 +14,7 @@ from fed_dpsd.server.run_folder import new_run_folder, open_run_folder, read_log
 def test_a_run_folder_is_never_overwritten(small, tmp_path):
     experiment = small(f"run_folder={tmp_path}/mine")
     new_run_folder(experiment)
-    with pytest.raises(UserError, match="exists already"):
+    with pytest.raises(UserError, match="already exists"):
         new_run_folder(experiment)
 
 

@@ -165,7 +165,7 @@ def test_a_second_sweep_runs_nothing_and_gives_the_same_bytes(tmp_path):
 
     failed, said = go(plan(tmp_path, *SEEDS_AND_PRIVACY), table, never)
     assert not failed
-    assert said[0] == "finished already: seed=0 answers=label"
+    assert said[0] == "already finished: seed=0 answers=label"
     assert table.read_bytes() == before
     failed, _ = go(plan(tmp_path, *TINY, "seed=0,9"), tmp_path / "other.csv", never)
     assert list(failed) == ["seed=9"]  # seed 0 is a cell of both sweeps
@@ -252,7 +252,7 @@ def test_two_sweeps_share_the_cells_and_run_none_twice(tmp_path, dies):
     assert ran == [("first", 0), ("second", 1), ("second", 2), *again]
     failed, said = answers["second"]
     assert not failed
-    assert said[0] == "left to another process, for now: seed=0"
+    assert said[0] == "running in another process, checked again later: seed=0"
     assert [row["seed"] for row in rows(tmp_path / "second.csv")] == ["0", "1", "2"]
     assert list(answers["first"][0]) == (["seed=0"] if dies else [])
 
@@ -271,7 +271,7 @@ def test_a_failing_cell_leaves_the_others_alone_and_is_tried_again(tmp_path):
     failed, said = go(plan(tmp_path, *TINY, "seed=0,1,2"), table)
     assert not failed
     assert [row["seed"] for row in rows(table)] == ["0", "1", "2"]
-    assert sum("finished already" in line for line in said) == 2
+    assert sum("already finished" in line for line in said) == 2
 
 
 # --- the table ---

@@ -177,9 +177,9 @@ def _read(
         parts = dict(zip(sources.SPLITS, divide(records), strict=True))
         unit, own = ("image", "pixels") if records.patients is None else ("patient", "id")
         notes.append(
-            f"{where} has no train and test splits: one {unit} in {TEST_PART} is for testing, chosen "
-            f"by a hash of its own {own}, {len(parts['test']):,} of {len(records):,} images; folders "
-            "train and test divide it differently, and a coordinator needs only test"
+            f"{where} has no train and test splits: one {unit} in {TEST_PART} is for testing, "
+            f"chosen by a hash of its {own}, {len(parts['test']):,} of {len(records):,} images; "
+            "folders train and test divide it differently, and a coordinator needs only test"
         )
     for name, part in parts.items():
         if lacking := _lacking(config, part):

@@ -291,10 +291,8 @@ def _json(proofs: "Proofs") -> dict[str, Any]:
     """Return the smallest proven epsilon as on a card, with the others."""
     (basis, claim), *others = proofs.items()
     kept = ("trust", "epsilon")
-    others = [
-        {"basis": name} | {key: other.to_json()[key] for key in kept} for name, other in others
-    ]
-    return claim.to_json() | {"basis": basis, "beside": others}
+    rows = [{"basis": name} | {key: other.to_json()[key] for key in kept} for name, other in others]
+    return claim.to_json() | {"basis": basis, "beside": rows}
 
 
 def _text(proofs: "Proofs") -> str:

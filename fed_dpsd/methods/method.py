@@ -351,7 +351,7 @@ def unmet(needs: Mapping[str, Any], config: Any, method: str, where: str = "") -
             yield from unmet(value, found, method, f"{where}{key}.")
         elif found != value:
             needed = f"{where}{key}={shown(value)}"
-            why = "has one client" if needed == "num_clients=1" else f"needs {needed}"
+            why = "has one client" if needed == "num_clients=1" else "needs another value"
             yield f"{where}{key}={shown(found)}: method={method} {why}; use {needed}"
 
 

@@ -267,7 +267,7 @@ def test_a_client_that_seals_no_shares_is_left_out_of_the_sum(deployed, tmp_path
 def test_a_client_that_spoils_a_sum_is_named(deployed, tmp_path, caplog):
     grid = Hospitals(summing(tmp_path, clients=5), sealing(None))
     federation = federate(deployed(*SUMMED), grid)
-    with caplog.at_level(logging.WARNING), pytest.raises(UserError, match="begin another without"):
+    with caplog.at_level(logging.WARNING), pytest.raises(UserError, match="another run without"):
         federation.total(request())
     logged = [record.getMessage() for record in caplog.records]
     assert "client 0 takes no part in a sum: the shares of party 4 were tampered with" in logged

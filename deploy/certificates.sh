@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# A certificate authority of the federation's own, and the coordinator's certificate.
-#   certificates.sh FOLDER NAME-OR-ADDRESS...     what hospitals connect to, such as fl.example.org
+# Create a certificate authority for the federation, and the coordinator's certificate.
+#   certificates.sh FOLDER NAME-OR-ADDRESS...     the address for hospitals, such as fl.example.org
 # FOLDER/ca.key stays offline; ca.crt goes to every hospital; server.pem and server.key to the SuperLink.
-# Given again, with ca.key back in its place, it writes a new server certificate of the same authority.
+# Run again, with ca.key back in place, it writes a new server certificate of the same authority.
 set -euo pipefail
 folder=$1
 shift
@@ -16,7 +16,7 @@ for name in "$@"; do
   names+="${names:+,}$kind:$name"
 done
 if [[ -e ca.crt && ! -e ca.key ]]; then
-  echo "$folder/ca.key is not there; bring it back for as long as this takes, or choose another folder" >&2
+  echo "$folder/ca.key does not exist; bring it back while this script runs, or choose another folder" >&2
   exit 1
 fi
 if [[ ! -e ca.key ]]; then

@@ -7,15 +7,15 @@
 >>> print(plan.privacy.epsilon("record", "replace_one"))
 5,120.1 (record, replace_one, trust nobody, delta 0, pure)
 
-`run` trains, `resume` goes on after a crash, and `load_student` reads an exported student. Heavy
+`run` trains, `resume` continues after a crash, and `load_student` reads an exported student. Heavy
 libraries are imported only when one of them is first used.
 """
 
 import os
 from typing import TYPE_CHECKING, Any
 
-# Threads that wait leave their core to others. On a machine with other work they spin otherwise,
-# which took ten times the processor time. OpenMP reads this when torch is first imported.
+# Make waiting threads yield their core: spinning took ten times the processor time on a machine
+# with other work. OpenMP reads this when torch is first imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 __version__ = "0.1.0"

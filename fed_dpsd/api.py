@@ -45,7 +45,7 @@ Engine = Literal["local", "flower"]
 
 @dataclass(frozen=True)
 class Run:
-    """A run that has ended, as its folder holds it.
+    """A finished run, read from its folder.
 
     Args:
         folder: the run folder: configuration, log, checkpoints, samples, summary.
@@ -76,7 +76,7 @@ class Run:
         """Write the student and its privacy card; return the path of the student's file.
 
         Raises:
-            UserError: there is no such form, the run has no student to export, or the file exists
+            UserError: the form is unknown, the run has no student to export, or the file exists
                 or cannot be written.
         """
         if form not in get_args(Format):
@@ -95,10 +95,10 @@ class Run:
 
         Args:
             number: how many images to draw, >= 1.
-            path: the file to write, FILE.parquet, in a folder of its own.
+            path: the file to write, FILE.parquet, in a separate folder.
             labels: whether the student labels them, in the columns `label` and `probabilities`.
-            source: "generator" for the run's generator, the default where there is one;
-                "questions" for images as the run asked them.
+            source: "generator" for the run's generator, the default if there is one; "questions"
+                for images like the ones that the run requested.
             seed: the same seed gives the same file.
 
         Raises:
@@ -117,14 +117,14 @@ class Run:
 
 @dataclass(frozen=True)
 class Job:
-    """A run that is ready to start, or to go on.
+    """A run that is ready to start or to continue.
 
     Args:
         experiment: the experiment of the run.
         folder: the run folder.
         work: a function that runs it with a progress callback, and returns its summary.
         completed: whether the run is completed, so that nothing is left to do.
-        warnings: what to say before a new run, a sentence each (see `ready` and `unused`).
+        warnings: warnings to show before a new run, one sentence each (see `ready` and `unused`).
     """
 
     experiment: Experiment
@@ -171,7 +171,7 @@ def run(
     Args:
         overrides: Hydra overrides of conf/, such as "rounds=10" and "data=mnist"; relative paths
             start from the working directory.
-        engine: "local", in this process, or "flower", a Flower simulation of its own.
+        engine: "local", in this process, or "flower", in a separate Flower simulation.
         nodes: simulated Flower nodes, >= 1; by default one for each client.
         progress: whether to show a bar on a terminal, and lines elsewhere, as in a notebook; or a
             function that is called with each line of rounds.jsonl.
@@ -184,7 +184,7 @@ def run(
 
 
 def resume(folder: Path | str, progress: bool | Progress = True) -> Run:
-    """Go on with the run of a folder from its last checkpoint, in this process, to the same bits.
+    """Continue a run from its last checkpoint, in this process; the result has the same bits.
 
     >>> import fed_dpsd
     >>> run = fed_dpsd.run("rounds=1", "queries_per_round=64", "training.steps=20", progress=False)
@@ -197,7 +197,7 @@ def resume(folder: Path | str, progress: bool | Progress = True) -> Run:
         progress: as for `run`.
 
     Raises:
-        UserError: it is no run folder, its clients are hospitals, or the run failed.
+        UserError: it is not a run folder, its clients are hospitals, or the run failed.
     """
     return _shown(resumed_job(Path(folder)), progress)
 
@@ -209,7 +209,7 @@ def load_student(path: Path | str) -> Student:
         path: the file.
 
     Raises:
-        UserError: it is no such file, or it is damaged; or ONNX's package is missing.
+        UserError: the file is not an exported student, is damaged, or needs a missing ONNX package.
     """
     return open_student(Path(path))
 
@@ -227,7 +227,7 @@ def plan(*overrides: str) -> PlannedRun:
 
 
 def new_job(overrides: tuple[str, ...], engine: Engine = "local", nodes: int | None = None) -> Job:
-    """Make a run ready; its configuration is checked before data is read, and that before a folder.
+    """Prepare a run: check its configuration, then read its data, then make its folder.
 
     Raises:
         UserError: an override is wrong, the data cannot be read, or the run folder cannot be made.
@@ -236,13 +236,13 @@ def new_job(overrides: tuple[str, ...], engine: Engine = "local", nodes: int | N
     if engine not in get_args(Engine):
         raise UserError(f"engine={engine} must be {' or '.join(get_args(Engine))}")
     if nodes is not None and engine == "local":
-        raise UserError(f"nodes={nodes} goes with engine=flower; the local engine has no nodes")
+        raise UserError(f"nodes={nodes} needs engine=flower; the local engine has no nodes")
     if nodes is not None and nodes < 1:
         raise UserError(f"nodes={nodes} must be >= 1")
     require_tracker(experiment.config.tracker)
     clients = nodes or experiment.config.num_clients
     placement, warnings = ready(experiment, overrides, 1 if engine == "local" else clients)
-    # A sweep's reports say it instead: coins leave out other records in each of its runs.
+    # In a sweep its reports say so instead: coins leave out different records in each run.
     warnings += filter(None, [unused(experiment)])
     folder = new_run_folder(experiment)
     if engine == "local":
@@ -256,10 +256,10 @@ def new_job(overrides: tuple[str, ...], engine: Engine = "local", nodes: int | N
 
 
 def resumed_job(folder: Path) -> Job:
-    """Make the run of a folder ready to go on, in this process.
+    """Prepare the run of a folder to continue in this process.
 
     Raises:
-        UserError: it is no run folder, or its clients are hospitals.
+        UserError: it is not a run folder, or its clients are hospitals.
     """
     folder = folder.absolute()
     experiment = open_run_folder(folder)
@@ -273,7 +273,7 @@ def resumed_job(folder: Path) -> Job:
 
 
 def local_job(experiment: Experiment, folder: Path) -> Job:
-    """Make a run ready with all its clients in this process."""
+    """Prepare a run with all its clients in this process."""
 
     def work(progress: Progress) -> Mapping[str, Any]:
         try:
@@ -292,7 +292,7 @@ def local_job(experiment: Experiment, folder: Path) -> Job:
 def shown_progress(experiment: Experiment, console: Console) -> Iterator[Progress]:
     """Show rounds as they end, and work within them: bars on a terminal, plain lines elsewhere.
 
-    Below the bars stand accuracy, agreement with the answers, and the budget that is spent.
+    Below the bars are the accuracy, the agreement with the answers and the budget spent.
     """
     steps = getattr(experiment.method, "student_steps", 0)
     more = getattr(experiment.method, "final_student_steps", steps) - steps  # in the last round

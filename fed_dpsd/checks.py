@@ -1,7 +1,7 @@
-"""What does not go together in an experiment, and what to use instead.
+"""Checks of combinations in an experiment, with what to use instead.
 
-Methods, trainings, mechanisms and partitions check themselves, plug-ins' too. `check` calls them
-and checks the configuration's own keys.
+Methods, trainings, mechanisms and partitions, including plug-ins', check themselves. `check` calls
+them and checks the configuration's own keys.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,9 +31,9 @@ def check(
     answers: Mechanism | None,
     partition: Partition | None,
 ) -> list[str]:
-    """Return a sentence on each pair of choices that do not go together.
+    """Return a sentence on each incompatible pair of choices.
 
-    A choice is None where it has problems of its own.
+    A choice with its own problems is None.
     """
     if strangers := [*_strangers(method, training, answers)]:
         return strangers
@@ -52,7 +52,7 @@ def check(
 def _strangers(
     method: Method | None, training: Training | None, answers: Mechanism | None
 ) -> Iterator[str]:
-    """Yield the choices whose classes lack what every choice of their kind has."""
+    """Yield the choices whose class does not derive from the base of its kind."""
     for key, choice, bases in (
         ("method", method, (Method,)),
         ("training", training, get_args(Training)),
@@ -71,7 +71,7 @@ def _teachers_keys(config: Config) -> dict[str, str]:
 
 
 def unknown_networks(config: Config) -> list[str]:
-    """Return the architectures that are unknown, or lack their public weights."""
+    """Return the architectures that are unknown or whose public weights are missing."""
     model, known = config.model, ", ".join(CLASSIFIERS)
     named = _teachers_keys(config) | {
         "model.teacher": model.teacher,
@@ -96,12 +96,12 @@ def unknown_networks(config: Config) -> list[str]:
 
 
 def mixing_networks(config: Config, training: Training | None) -> list[str]:
-    """Return the networks whose layers mix records, which a private training cannot train."""
+    """Return the networks that a private training cannot train, since their layers mix records."""
     if training is None or not training.private:
         return []
     fitting = ", ".join(name for name in CLASSIFIERS if name not in NO_DP_SGD)
     return [
-        f"{key}={name}: training={training.name} bounds each record's part, which it cannot in "
+        f"{key}={name}: training={training.name} bounds each record's part, which is impossible in "
         f"this network, whose layers mix records; use {GROUP_FORMS.get(name, 'cnn')}, or another "
         f"of: {fitting}"
         for key, name in list(_teachers_keys(config).items())[: config.num_clients]
@@ -110,7 +110,7 @@ def mixing_networks(config: Config, training: Training | None) -> list[str]:
 
 
 def _data(config: Config) -> list[str]:
-    """Return what data of this name, or in a deployment, cannot have.
+    """Return the settings that this data set, or a deployment, does not allow.
 
     Hospitals have records of their own under the name of the bundled digits, in a rehearsal.
     """
@@ -119,15 +119,15 @@ def _data(config: Config) -> list[str]:
         if data.records_per_patient is None:
             return []
         return [
-            f"data.records_per_patient={data.records_per_patient} makes patients up, which a "
+            f"data.records_per_patient={data.records_per_patient} makes up patients, which a "
             "deployment must not; use null, and files.patient_column in each hospital's site.yaml"
         ]
     if data.name != BUNDLED:
         return []
     if data.path is not None:
         return [
-            f"data.path={data.path}: data={BUNDLED} comes with scikit-learn, and reads no file; "
-            f"use data=imagefolder data.path={data.path} for pictures of your own"
+            f"data.path={data.path}: data={BUNDLED} comes with scikit-learn and reads no file; "
+            f"use data=imagefolder data.path={data.path} for your own pictures"
         ]
     fixed = {"num_classes": 10, "shape": (1, 8, 8), "hub": None, "patient_column": None}
     return [
@@ -138,7 +138,7 @@ def _data(config: Config) -> list[str]:
     ]
 
 
-# --- what teaches nothing ---
+# --- settings without effect ---
 
 
 def unread(training: Training, overrides: Sequence[str]) -> list[str]:
@@ -150,7 +150,7 @@ def unread(training: Training, overrides: Sequence[str]) -> list[str]:
 
 
 def warnings(config: Config, training: Training, answers: Mechanism, plan: Plan) -> list[str]:
-    """Return a sentence where a student is not going to learn from answers under their noise."""
+    """Return a warning if the noise of the answers is too large for a student to learn."""
     queries = sum(s.requests * s.queries for s in plan.stages if s.mechanism == answers)
     teachers = config.num_clients * config.teachers_per_client
     clarity = answers.clarity(config.num_clients, config.teachers_per_client)
@@ -163,7 +163,7 @@ def warnings(config: Config, training: Training, answers: Mechanism, plan: Plan)
     if value >= 10 if larger else value <= 0.1:
         remedy = "send more queries, by rounds or queries_per_round"
     elif training.private:
-        remedy = f"training={training.name} carries the proof already: use {fitting}"
+        remedy = f"training={training.name} already carries the proof: use {fitting}"
     else:
         remedy = f"use many more teachers (teachers_per_client), or training=dp_sgd {fitting}"
     return [

@@ -1,4 +1,4 @@
-"""Claims: what charges prove together. Every printed epsilon of a run or a ledger comes from here.
+"""Claims: the epsilons that charges prove together. Every printed epsilon comes from here.
 
 A plan and a ledger hold the same charges, so both become `Charge`s first. `proofs` then finds which
 proofs are admissible, and what each one proves (docs/privacy.md, "Two axes").
@@ -37,7 +37,7 @@ class Charge:
     Args:
         event: what it costs by its own noise.
         trust: the parties that must be honest for that.
-        teachers: name of the private training that it is, or whose teachers gave it; "" for
+        teachers: name of the private training that it is, or whose teachers answered; "" for
             anything else, such as class counts, or answers of teachers trained without noise.
         trainings: how many trainings it is; 0 for a release.
     """
@@ -65,12 +65,12 @@ class Proof:
 def proofs(charges: Sequence[Charge], delta: float) -> list[Proof]:
     """Return every admissible proof, the smallest epsilon first.
 
-    - "answers": all releases, each by its own noise. It holds whatever the teachers are.
+    - "answers": all releases, each by its own noise. It holds for any teachers.
     - "training": all private trainings, and the releases that no private training covers.
-    - "contraction": one training and the answers of its teachers together, and all that leaves
-      besides. It is there only where it proves more than both others.
+    - "contraction": one training and the answers of its teachers together, and all other releases.
+      It exists only where it proves more than both others.
 
-    Releases of teachers whose training is not among the charges admit the first proof alone.
+    If a teacher's training is not among the charges, its releases admit only the first proof.
     """
     releases = [charge for charge in charges if not charge.trainings]
     trainings = {charge.teachers: charge for charge in charges if charge.trainings}
@@ -92,14 +92,14 @@ def proofs(charges: Sequence[Charge], delta: float) -> list[Proof]:
 
 
 def on(basis: Basis, found: Sequence[Proof]) -> Proof:
-    """Return the proof on a basis; the smallest of all where there is none, which holds too."""
+    """Return the proof on a basis, or the smallest of all, which also holds, if there is none."""
     return next((proof for proof in found if proof.basis == basis), found[0])
 
 
 def claims(
     charges: Sequence[Charge], delta: float, unit: Unit, relation: Relation, queries: int
 ) -> dict[Basis, Epsilon]:
-    """Return what charges prove of a unit, by the basis of the proof; the smallest first."""
+    """Return the epsilons that charges prove for a unit by basis, the smallest first."""
     return {
         proof.basis: Epsilon(
             *(proof.bound.epsilon, proof.bound.delta, unit, relation, proof.trust),
@@ -110,7 +110,7 @@ def claims(
 
 
 def of_plan(plan: Plan, releases: Releases, unit: Unit, relation: Relation) -> list[Charge]:
-    """Return the charges of so many releases of each of a plan's mechanisms."""
+    """Return the charges of the given numbers of releases of each of a plan's mechanisms."""
     private = isinstance(plan.training, TrainingMechanism)
     mechanisms = {stage.mechanism.name: stage.mechanism for stage in plan.charged}
     charges = []
@@ -149,13 +149,13 @@ def _composed(charges: Iterable[Charge]) -> DpEvent:
 def smallest_claim(
     plan: Plan, charged: Releases, delta: float, unit: Unit, relation: Relation
 ) -> Epsilon:
-    """Return the smallest epsilon that is proven of a client's charges in a run so far.
+    """Return the smallest epsilon that is proven for a client's charges in a run so far.
 
     Charges that the plan does not cover make it infinite.
 
     Args:
-        plan: what a client was to be charged.
-        charged: releases by mechanism that the run has cost the client.
+        plan: the planned charges of a client.
+        charged: releases by mechanism that the client was charged for in the run.
         delta: in (0, 1), fixed in advance.
         unit: the unit that changes.
         relation: how the unit changes.
@@ -167,10 +167,10 @@ def smallest_claim(
 
 
 def cost(plan: Plan, delta: float, unit: Unit, together: bool) -> float:
-    """Return the epsilon of a plan for an added or removed unit, by which noise is calibrated.
+    """Return the epsilon of a plan for an added or removed unit; noise is calibrated to it.
 
-    It is what a budget counts, whose settings do not change; with `together`, less where the
-    training and the answers prove less.
+    It is the epsilon that a budget with fixed settings counts; with `together` it may be smaller,
+    if the training and the answers prove less.
     """
     paid = ComposedDpEvent([stage.event(unit, "add_remove") for stage in plan.paid])
     budgeted = unchanged_epsilon(paid, delta)

@@ -1,4 +1,4 @@
-"""Classes: their names in an order. No other module turns the text of a label into a number."""
+"""Classes: their ordered names. Only this module turns the text of a label into a number."""
 
 import re
 import unicodedata
@@ -40,7 +40,7 @@ def in_order(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def positions(number: int) -> tuple[str, ...]:
-    """Return the names of classes that have none: "0", "1", ..."""
+    """Return the names of unnamed classes: "0", "1", ..."""
     return tuple(map(str, range(number)))
 
 
@@ -49,15 +49,15 @@ def numbering(
     labels: Mapping[str, str] | None = None,
     declared: Sequence[str] = (),
 ) -> dict[str, int]:
-    """Return the number of a class, its place in the list, by each text that is a label of it.
+    """Map each text that is a label of a class to the class's place in the list.
 
     Args:
         classes: the names of the classes, in their order.
-        labels: the name of the class of each label; no other text is a label then. None stands
-            for the names themselves. Labels may then be places, too, if no name is a number, and
-            truth values where there are two classes.
-        declared: names that a table declares in its own order. Where `classes` are mere places,
-            these are their labels.
+        labels: the name of the class of each label; no other text is then a label. None means that
+            the names are the labels. Labels may then also be places, if no name is a number, and
+            truth values, if there are two classes.
+        declared: names that a table declares in its own order. If `classes` are only numbers, these
+            are their labels.
     """
     numbers = {text_of(name): number for number, name in enumerate(classes)}
     if labels is not None:

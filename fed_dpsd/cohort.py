@@ -1,7 +1,8 @@
 """Cohorts: the clients that take part in a round, by a public schedule.
 
 A cohort is drawn from the public seed, so it reveals nothing about records. A client is charged
-less only because it answers less often: the cohort is not secret, so it amplifies no guarantee.
+less only because it answers less often: the cohort is not secret, so it does not amplify any
+guarantee.
 """
 
 import functools
@@ -13,7 +14,7 @@ from fed_dpsd.streams import Streams
 
 
 def cohort(config: Config, number: int) -> Sequence[int]:
-    """Return the clients of round `number`, >= 1, in their order."""
+    """Return the clients of round `number`, >= 1, in order."""
     if config.clients_per_round is None:
         return range(config.num_clients)
     return _drawn(config.seed, config.num_clients, config.clients_per_round, number)

@@ -1,4 +1,4 @@
-"""The display of progress: bars with the time left on a terminal, a few lines elsewhere."""
+"""Progress display: bars with the time left on a terminal, a few lines elsewhere."""
 
 import contextlib
 import datetime
@@ -16,8 +16,8 @@ from rich.text import Text
 from fed_dpsd.progress import Listener, Task, listened, listening
 
 QUICK_SECONDS = 1.0  # shorter work has no bar
-LINE_SECONDS = 10.0  # between two lines on some work; of long work, a tenth of its time
-SILENT_SECONDS = 20.0  # after which nested work has a line, too
+LINE_SECONDS = 10.0  # between two lines about a task; for long tasks, a tenth of their time
+SILENT_SECONDS = 20.0  # after which nested work gets a line, too
 
 
 class Display(Listener):
@@ -34,7 +34,7 @@ class Display(Listener):
 
 @contextlib.contextmanager
 def shown(console: Console, clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
-    """Show the progress of this block, unless a display around it does so already."""
+    """Show the progress of this block, unless an outer display already does."""
     if listened():
         yield
     elif console.is_jupyter or not console.is_terminal:  # widgets may be missing
@@ -73,7 +73,7 @@ class Bars(Display):
 
 
 class Lines(Display):
-    """A line for each text of a task, and now and then one on how much is done."""
+    """A line for each text of a task, and an occasional line with the work done."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(console, clock)
@@ -82,8 +82,8 @@ class Lines(Display):
     def changed(self, task: Task) -> None:
         """Print the task's text, and the time left unless a recent line has it.
 
-        A task without a text is printed only where no task around it knows its own time left, or
-        where nothing has been printed for long, as in a run's last round.
+        A task without a text is printed only if no outer task knows its time left, or if nothing
+        has been printed for long, as in a run's last round.
         """
         around = self.under_way[: self.under_way.index(task)]
         due = task.seconds - self._printed.get(task, 0.0) >= max(LINE_SECONDS, task.seconds / 10)

@@ -14,7 +14,7 @@ class UserError(Exception):
 
 
 class ConfigError(UserError):
-    """All problems of a configuration, with each on a line of its own."""
+    """All problems of a configuration, one per line."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
@@ -25,8 +25,8 @@ class Diverged(UserError):
     """A training that diverged: the message names the network, the step, and the keys to lower.
 
     Args:
-        problem: what is not finite, as a sentence without its end.
-        rates: the keys that may be too large, and their present values; {} where none is known.
+        problem: what is not finite, as a sentence without the final period.
+        rates: the keys that may be too large, with their current values; {} if unknown.
     """
 
     def __init__(self, problem: str, rates: Mapping[str, float]) -> None:
@@ -39,9 +39,9 @@ class ProtocolError(RuntimeError):
 
 
 def one_line(error: BaseException) -> str:
-    """Return an error as one line: a UserError as it is, any other error with its type.
+    """Return an error as one line: a UserError unchanged, any other error with its type.
 
-    A signal that stopped this process is named. The line is valid UTF-8, so that it may travel.
+    If a signal stopped this process, the line names it. The line is valid UTF-8, so it may be sent.
     """
     if isinstance(error, KeyboardInterrupt):
         return "stopped by Ctrl-C"
@@ -58,14 +58,14 @@ def one_line(error: BaseException) -> str:
         )
     if isinstance(error, MemoryError):
         return (
-            f"this machine has too little memory ({text or 'no more is left'}); use fewer "
+            f"this machine does not have enough memory ({text or 'no more is left'}); use fewer "
             "queries_per_round, num_clients or method.batch_size"
         )
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def printable(text: str) -> str:
-    """Return text with an escape for what UTF-8 does not have: bytes in names of files."""
+    """Return text with escapes for what UTF-8 cannot encode: bytes in file names."""
     return text.encode(errors="backslashreplace").decode()
 
 
@@ -75,12 +75,12 @@ def is_full(error: BaseException) -> bool:
 
 
 def reason_of(error: Exception) -> str:
-    """Return why a file cannot be read or written, as the middle of a sentence."""
+    """Return why a file cannot be read or written, as part of a sentence."""
     return " ".join((getattr(error, "strerror", None) or str(error)).split())
 
 
 def shown(value: Any) -> str:
-    """Return a value as it is typed: null, true, [1, 2]; text in quotes if it reads as a number."""
+    """Return a value as typed: null, true, [1, 2]; text in quotes if it reads as a number."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Experiments: the objects of a composed configuration, with all its problems in one error."""
+"""Experiments: the objects of a composed configuration; one error reports all problems."""
 
 import dataclasses
 import functools
@@ -39,7 +39,7 @@ PLUGINS_RUN = (
     "plug-ins run with all rights of this process, and nothing is proven of what they do until "
     "somebody has reviewed their code and their proofs"
 )
-# For each field that calibrates a mechanism: the value that spends least, and that spends most.
+# For each field that calibrates a mechanism: the values that spend the least and the most.
 CALIBRATED_BETWEEN = {
     "noise_multiplier": (1e7, 1e-2),
     "epsilon_per_answer": (1e-7, LARGEST_EPSILON),
@@ -68,7 +68,7 @@ class Experiment:
 
     @property
     def warnings(self) -> list[str]:
-        """What to say before a run whose student is not going to learn, a sentence each."""
+        """Warnings before a run whose student will not learn, one sentence each."""
         plan = self.method.plan(PublicContext.of(self.config, self.training, self.answers))
         return warnings(self.config, self.training, self.answers, plan)
 
@@ -78,14 +78,14 @@ class Experiment:
 
 
 def from_overrides(overrides: Sequence[str], base: Path | None) -> Experiment:
-    """Compose and bind what is typed; all that is wrong with it is one error, a line on each.
+    """Compose and bind typed overrides; one error reports all problems, one per line.
 
     Args:
         overrides: Hydra overrides, such as "rounds=10".
         base: as for `set_up`.
 
     Raises:
-        ConfigError: the overrides, or the values, have problems. No data has been read.
+        ConfigError: the overrides or the values have problems. No data was read.
     """
     return _of_composition(read(overrides), overrides, base)
 
@@ -134,7 +134,7 @@ def set_up(
         binder: a binder that knows defaults, sources and problems of what was typed.
 
     Raises:
-        ConfigError: the configuration has problems, each on a line. No data has been read.
+        ConfigError: the configuration has problems, one per line. No data was read.
     """
     binder = binder or Binder()
     names = raw.get("plugins", [])
@@ -183,11 +183,12 @@ def _warn(text: str) -> None:
 
 
 def _shards(facts: Mapping[str, Any], training: Training | None) -> dict[str, Any]:
-    """Return the keys of privacy.mechanism.Shards, from what is public."""
+    """Return the keys of privacy.mechanism.Shards, from public facts."""
     data = facts["data"]
     known = (data.get("patient_column"), data.get("records_per_patient")) != (None, None)
     by = "patient" if known or facts["training"].get("unit") == "patient" else "record"
-    # A private training trains a teacher on no records too; one from a file is there before them.
+    # A private training also trains a teacher on an empty shard; a teacher from a file exists
+    # before the records.
     silent = not isinstance(training, TrainingMechanism) and facts["teacher"].get("path") is None
     return {"teachers": facts["teachers_per_client"], "by": by, "silent": silent}
 
@@ -203,7 +204,7 @@ def _calibrate(experiment: Experiment) -> Experiment:
     A private training whose unit is the patient spends it on a patient.
 
     Raises:
-        ConfigError: there is no noise to set, or none that spends this.
+        ConfigError: there is no noise to set, or no noise spends this epsilon.
     """
     config, method = experiment.config, experiment.method
     settings, axis = config.privacy, calibrated_axis(experiment)
@@ -244,12 +245,12 @@ def _calibrate(experiment: Experiment) -> Experiment:
 
 
 def _names_images(data: DataConfig) -> bool:
-    """Return whether a configuration says where images are; a coordinator may have none."""
+    """Return whether a configuration names a place of images; a coordinator may have none."""
     return data.path is not None or data.hub is not None or data.name == BUNDLED
 
 
 def test_split(experiment: Experiment) -> Split | None:
-    """Return the split that the server tests its student on; None where there are no images."""
+    """Return the split that the server tests its student on; None without images."""
     config = experiment.config
     if not (_names_images(config.data) or config.federation.simulation):
         return None
@@ -258,7 +259,7 @@ def test_split(experiment: Experiment) -> Split | None:
 
 
 def evaluated_on(experiment: Experiment, test: Split | None) -> str:
-    """Describe the images that accuracies are measured on; a deployment's are the coordinator's."""
+    """Describe the images that accuracies are measured on: in a deployment, the coordinator's."""
     if test is None:
         return "nothing: there are no test images"
     simulation = experiment.config.federation.simulation
@@ -291,7 +292,7 @@ def _bind_partition(binder: Binder, values: Mapping[str, Any]) -> Any:
 
 
 def _resolve_paths(binder: Binder, config: Config, base: Path | None, written: bool) -> Config:
-    """Return the configuration with absolute paths and their defaults; check what is read there."""
+    """Return the configuration with absolute and default paths; check the paths to be read."""
 
     def absolute(key: str, value: str) -> str:
         path = Path(value).expanduser()
@@ -313,7 +314,7 @@ def _resolve_paths(binder: Binder, config: Config, base: Path | None, written: b
         path = absolute("data.path", config.data.path)
         if not is_place(Path(path)):
             there = Path(path).exists()
-            problem = "is no folder and no table" if there else "is not there"
+            problem = "is neither a folder nor a table" if there else "does not exist"
             binder.problems.append(f"data.path={path} {problem}; give {LAYOUT}")
         changes["data"] = dataclasses.replace(config.data, path=path)
     if config.pictures and config.pictures not in PACKAGES:
@@ -341,7 +342,7 @@ def _resolve_paths(binder: Binder, config: Config, base: Path | None, written: b
 
 @functools.lru_cache(maxsize=2)
 def load_data(config: DataConfig, cache: str) -> Dataset:
-    """Return a data set, which is loaded once in a process."""
+    """Return a data set, loaded once per process."""
     return datasets.load(config, Path(cache))
 
 
@@ -354,18 +355,18 @@ def _partitions(
 
 
 def partitions(experiment: Experiment) -> list[NDArray[np.int64]]:
-    """Return every simulated client's indices into the training split, computed once a process.
+    """Return every simulated client's indices into the training split, computed once per process.
 
-    All records of a patient, where patients are known, are at one client.
+    If patients are known, all records of a patient are at one client.
     """
     config = experiment.config
     return _partitions(config.data, config.cache, experiment.partition, config.num_clients)
 
 
 def unused(experiment: Experiment) -> str:
-    """Say how many training records of a simulation no client has, and why; "" if each has one.
+    """Report how many training records of a simulation no client has, and why; "" if none.
 
-    The numbers are exact: they are for the owner of a simulation alone.
+    The numbers are exact: only the owner of a simulation may see them.
     """
     config = experiment.config
     if not config.federation.simulation:
@@ -377,8 +378,8 @@ def unused(experiment: Experiment) -> str:
 def data_counts(experiment: Experiment) -> list[str]:
     """Return how many files or rows of a run's data were found, used and skipped, and why.
 
-    In a deployment they are the coordinator's test images. The numbers are exact, and for the owner
-    of the data alone.
+    In a deployment they are the coordinator's test images. The numbers are exact: only the owner of
+    the data may see them.
     """
     config = experiment.config
     try:
@@ -392,7 +393,7 @@ def data_counts(experiment: Experiment) -> list[str]:
 
 
 def largest_partition(experiment: Experiment) -> int | None:
-    """Return the number of records of the largest simulated client; None where it is not public."""
+    """Return the number of records of the largest simulated client; None if it is not public."""
     if not experiment.config.federation.simulation:
         return None
     try:

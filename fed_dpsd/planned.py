@@ -1,4 +1,4 @@
-"""The plan of a run: what it would cost a client and take here, in the words of `privacy plan`."""
+"""The plan of a run: its cost to a client and its duration here, as `privacy plan` prints them."""
 
 from dataclasses import dataclass
 
@@ -18,8 +18,9 @@ class PlannedRun:
         experiment: the experiment that would run.
         queries_per_client: synthetic images that each client would answer.
         privacy: the published epsilon and every proven one.
-        smallest_budget: the smallest privacy.budget that pays for all of it; `inf` if none does.
-        duration: the seconds that it is expected to take here; None where nothing is known.
+        smallest_budget: the smallest privacy.budget that pays for the whole run; `inf` if none
+            does.
+        duration: the expected seconds on this machine; None if unknown.
     """
 
     experiment: Experiment
@@ -59,7 +60,7 @@ class PlannedRun:
 
 
 def planned_run(experiment: Experiment) -> PlannedRun:
-    """Return what an experiment would cost; no data is read, and nothing is spent."""
+    """Return the cost of an experiment, without reading data or spending anything."""
     planned = plan_of(experiment)
     card = PrivacyCard(privacy_card(experiment, planned), "planned")
     budget = needed_budget(experiment.config.privacy, planned)

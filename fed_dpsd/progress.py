@@ -1,6 +1,6 @@
-"""Progress reporting: work done and the estimated time left, for the listener of the context.
+"""Progress reporting: work done and estimated time left, for the listener of the context.
 
-By default nobody listens, as on a hospital's node.
+By default there is no listener, as on a hospital's node.
 """
 
 import bisect
@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import TypeVar
 
-RECENT = 1 / 3  # fraction of the parts done whose pace is expected of the others
-APART_SECONDS = 0.1  # between a kept sample and the next but one
+RECENT = 1 / 3  # fraction of the parts done whose pace predicts the others'
+APART_SECONDS = 0.1  # between a kept sample and the one after the next
 
 Item = TypeVar("Item")
 
@@ -37,7 +37,7 @@ def seconds_left(
         recent: fraction of the parts done whose pace counts, in (0, 1].
 
     Returns:
-        Seconds >= 0; None before anything is done, and while only the first of many parts is.
+        Seconds >= 0; None before anything is done, and while only the first of many parts is done.
     """
     (_, first), (now, done) = samples[0], samples[-1]
     left = total - done
@@ -109,7 +109,7 @@ class Task:
 
     @property
     def left(self) -> float | None:
-        """Return the expected seconds until the work is done; None where nothing is known."""
+        """Return the expected seconds until the work is done; None if unknown."""
         waited = self._listener.clock() - self._changed
         inner = self._listener.inside(self)
         inside = (inner and inner.left) or 0.0
@@ -138,7 +138,7 @@ class Listener:
         self._stopped: dict[str, Task] = {}
 
     def begin(self, name: str, total: int, done: int, recent: float, text: str) -> Task:
-        """Begin a task, or continue one of this name that stopped where this one begins."""
+        """Begin a task, or continue a task of this name that stopped at the same point."""
         task = self._stopped.pop(name, None)
         if task is None or (task.total, task.done) != (total, done):
             task = Task(name, total, done, recent, text, self)
@@ -158,7 +158,7 @@ class Listener:
         return inner[0] if inner else None
 
     def changed(self, task: Task) -> None:
-        """Handle progress; called a few times a second at most, and with every text."""
+        """Handle progress; called at most a few times a second, and for every text."""
 
 
 _listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
@@ -171,7 +171,7 @@ def listened() -> bool:
 
 @contextlib.contextmanager
 def listening(listener: Listener | None) -> Iterator[None]:
-    """Report all work of this block to a listener; None is nobody."""
+    """Report all work of this block to a listener; None for no listener."""
     token = _listener.set(listener)
     try:
         yield
@@ -183,7 +183,7 @@ def listening(listener: Listener | None) -> Iterator[None]:
 def reporting(
     name: str, total: int, done: int = 0, recent: float = RECENT, text: str = ""
 ) -> Iterator[Task]:
-    """Report the work of this block as one task, which the block advances.
+    """Report the work of this block as one task; the block advances it.
 
     Args:
         name: the parts, such as "cells".
@@ -209,7 +209,7 @@ def reported(
         name: the items, such as "teachers".
         items: the items.
         done: number of items that earlier loops of the same name and total have yielded.
-        total: number of all items; None where these are all.
+        total: total number of items; None if `items` is all of them.
     """
     with reporting(name, len(items) if total is None else total, done) as task:
         for item in items:

@@ -18,7 +18,7 @@ from fed_dpsd.errors import ProtocolError
 
 Array = NDArray[np.generic]
 Kind = Literal["answers", "counts", "weights", "baseline", "train"]
-OF_WEIGHTS = ("weights", "baseline", "train")  # kinds whose answers are parameters
+OF_WEIGHTS = ("weights", "baseline", "train")  # kinds of requests answered with parameters
 NOTHING = np.empty(0, np.float32)
 
 
@@ -27,7 +27,7 @@ MOST_NAMES, LONGEST_NAME = 16, 64
 
 
 def check_releases(field: str, releases: Releases) -> None:
-    """Raise ProtocolError unless `releases` are counts, >= 0, by a few mechanisms' names."""
+    """Raise ProtocolError unless `releases` maps a few mechanisms' names to counts >= 0."""
     fits = isinstance(releases, Mapping) and len(releases) <= MOST_NAMES
     for name, count in releases.items() if fits else ():
         fits &= isinstance(name, str) and len(name) <= LONGEST_NAME
@@ -52,14 +52,15 @@ def are_classes(names: Any) -> bool:
 
 
 def compare_classes(hospital: Any, experiment: Any) -> None:
-    """Compare a hospital's list of class names with an experiment's; one is a peer's.
+    """Compare a hospital's list of class names with an experiment's; one comes from a peer.
 
-    A label is a place in this list. Teachers and a student whose lists differ in order would agree
-    on numbers and mean different classes, so both ends of a deployment compare the whole lists.
+    A label is an index into this list. If the lists differed in order, teachers and student would
+    use the same numbers for different classes, so both ends of a deployment compare the whole
+    lists.
 
     Raises:
-        ProtocolError: a list is malformed, or they differ. The message has both lists or, where
-            they are long, the first place that differs; and the names that only one of them has.
+        ProtocolError: a list is malformed, or they differ. The message has both lists or, if they
+            are long, the first difference, and the names that occur in only one.
     """
     lists = {"the hospital": hospital, "the experiment": experiment}
     for who, names in lists.items():
@@ -96,18 +97,18 @@ class Request:
 
     Args:
         query_id: round number, >= 0; with the content it identifies the request.
-        images: (B, C, H, W) uint8, so both sides see the same pixels.
+        images: (B, C, H, W) uint8, so that both sides see the same pixels.
         predictions: (B, K) float32 probabilities of the student on `images`.
         kind: "answers"; "counts" for class counts; "weights" for the teachers' parameters,
-            "baseline" for those of one classifier of all the client's records, or "train" for the
-            parameters after another local training that starts at `weights`. All but the first
-            carry no image. A client answers them only if the method in its own
+            "baseline" for the parameters of one classifier of all the client's records, or
+            "train" for the parameters after another local training that starts at `weights`. Only
+            "answers" carries images. A client answers the others only if the method in its own
             configuration says so: at epsilon = inf, or as the result of a paid private training.
         weights: (P,) float32 of a model for "train"; empty otherwise.
-        acknowledged: releases by mechanism that the coordinator's card counts besides its plan.
-            They travel with the message and are no part of the digest.
-        heard: for each client, the releases that the run has cost it by its own statement; not
-            part of the digest either.
+        acknowledged: releases by mechanism that the coordinator's card counts in addition to its
+            plan. They travel with the message and are not part of the digest.
+        heard: for each client, the releases that the run has cost it, by its own statement; also
+            not part of the digest.
     """
 
     query_id: int
@@ -187,7 +188,7 @@ class Request:
     def digest(self) -> str:
         """Return the SHA-256 of the whole request: the idempotency key.
 
-        Asks of the same id with other content have other keys.
+        Requests with the same id and other content have other keys.
         """
         digest = hashlib.sha256(f"{self.kind} {self.query_id} {self.images.shape}".encode())
         digest.update(np.ascontiguousarray(self.images).tobytes())
@@ -200,17 +201,17 @@ class Request:
 class Statement:
     """A client's own account of a run.
 
-    In a run that goes as planned, its numbers follow from the plan. So they tell nothing about the
-    records.
+    In a run that goes as planned, its numbers follow from the plan, so they reveal nothing about
+    the records.
 
     Args:
         charged: releases by mechanism that this run has cost the client so far. A charge of an
-            earlier run counts where this run reuses it.
-        forgotten: those of them that its ledger has lost, because its state was rolled back. The
-            client learns of them from the field `heard` of the request.
+            earlier run counts if this run reuses it.
+        forgotten: the charged releases that its ledger has lost, because its state was rolled back.
+            The client learns of them from the request's field `heard`.
         changed: how many times the client's records have changed since it joined the run.
-        wanted: the releases that the coordinator must acknowledge before a request that was refused
-            as unplanned is answered; empty otherwise.
+        wanted: the releases that the coordinator must acknowledge before the client answers a
+            request that it refused as unplanned; empty otherwise.
     """
 
     charged: Releases = field(default_factory=dict)
@@ -234,7 +235,7 @@ class Response:
         values: (B, K), summable over clients: noisy gradients or votes (float64), counts of votes
             (uint8, uint16) or probabilities (float32); (1, K) counts or (P, 1) weights, float32.
         teachers: number of local teachers summed in `values`, a public constant >= 1.
-        sealed: sealed secret shares for each client in a secure sum, where `values` are masked
+        sealed: sealed secret shares for each client in a secure sum, whose `values` are masked
             (uint64); empty otherwise.
         statement: the client's account of the run; None where it makes no statement.
     """
@@ -258,8 +259,8 @@ class SumStep:
     Args:
         request: digest of the request whose answers are summed.
         named: clients whose masked answers arrived.
-        proofs: for each client, its proof to this one of the names that it has confirmed.
-        sealed: for each client, the secret shares that it sealed for this one.
+        proofs: for each client, its proof to the recipient of the names that it has confirmed.
+        sealed: for each client, the secret shares that it sealed for the recipient.
     """
 
     request: str
@@ -275,7 +276,7 @@ class SumStep:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A client declined to answer; no noise was drawn and nothing was sent.
+    """A client's refusal to answer; no noise was drawn and nothing was sent.
 
     `reason` is one public line.
     """
@@ -290,8 +291,8 @@ class Aggregate:
     """The sum of the answers to one request.
 
     Args:
-        request: the request that clients answered. A resumed run sends again what it sent before,
-            so a server learns from this one.
+        request: the request that clients answered. A resumed run repeats its earlier request, so a
+            server learns from this one.
         sum: (B, K) float64.
         count: number of teachers in the sum.
         refused: the reason of each client that refused.
@@ -304,7 +305,7 @@ class Aggregate:
 
 
 class Replies(dict[int, Response | Refusal]):
-    """Each client's own reply to `request`, the one that was really sent, by client."""
+    """Each client's own reply to `request`, the request that was actually sent, by client."""
 
     def __init__(self, request: Request, replies: Mapping[int, Response | Refusal]) -> None:
         super().__init__(replies)
@@ -322,7 +323,7 @@ class Replies(dict[int, Response | Refusal]):
 
 
 def misfit(request: Request, response: Response) -> str:
-    """Say in one line why `response` does not fit `request` in id, shape or type; "" if it fits."""
+    """Return why `response` does not fit `request` in id, shape or type; "" if it fits."""
     problem = ""
     if response.query_id != request.query_id:
         problem = f"query_id={response.query_id}, asked {request.query_id}"

@@ -1,6 +1,7 @@
-"""Storage: where files lie, and atomic writes, so that a crash leaves the old or the new file.
+"""Storage: the places of files, and atomic writes, so that a crash leaves the old or the new file.
 
-A full disk, or a folder that may not be written, is one line with the remedy, and leaves nothing.
+A full disk or an unwritable folder is reported in one line with the remedy, and leaves no partial
+file.
 """
 
 import codecs
@@ -55,16 +56,16 @@ def conf_folder() -> Path:
 
 
 def client_name(client: int) -> str:
-    """Return the name that a client's files begin with."""
+    """Return the prefix of the names of a client's files."""
     return f"client_{client:03d}"
 
 
 def run_name(folder: Path) -> str:
-    """Return the name of a run, under which clients are charged: its folder's when it was made.
+    """Return the name of a run, under which clients are charged: its folder's original name.
 
-    A folder that is renamed or copied holds the same run, whose charges are not due again.
+    A renamed or copied folder holds the same run, which is not charged again.
     """
-    name = folder / RUN_NAME  # an engine may be given a folder without it
+    name = folder / RUN_NAME  # an engine may use a folder without it
     return os.fsdecode(name.read_bytes()) if name.exists() else folder.name
 
 
@@ -77,14 +78,14 @@ def npz_of(arrays: Mapping[str, Any]) -> bytes:
 
 @contextmanager
 def writing(path: Path, size: int = 0) -> Iterator[None]:
-    """Turn trouble with a file or folder that is written inside into one line with the remedy.
+    """Turn errors of writing a file or folder in this block into one line with the remedy.
 
     Args:
         path: the file or folder.
-        size: bytes to write, as far as they are known.
+        size: bytes to write, if known.
 
     Raises:
-        Unwritable: the disk is full, the folder may not be written, or the name is not possible.
+        Unwritable: the disk is full, the folder is not writable, or the name is invalid.
     """
     try:
         yield
@@ -108,14 +109,14 @@ def writing(path: Path, size: int = 0) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: Path, size: int = 0) -> Iterator[Path]:
-    """Yield the path of a file to write, which replaces `path` when the block ends; durable then.
+    """Yield the path of a file to write, which durably replaces `path` when the block ends.
 
-    An error inside leaves `path` as it was, and nothing else. The folder is created if it does not
-    exist. What a process left in it that was killed here is removed.
+    An error inside leaves `path` unchanged, and nothing else. The folder is created if it does not
+    exist. Temporary files that killed processes left in it are removed.
 
     Args:
         path: the file.
-        size: bytes to write, as far as they are known.
+        size: bytes to write, if known.
 
     Raises:
         Unwritable: the file or its folder cannot be written.
@@ -127,10 +128,10 @@ def replacing(path: Path, size: int = 0) -> Iterator[Path]:
 
 @contextmanager
 def _renamed(path: Path, size: int) -> Iterator[Path]:
-    """Yield the path of a file to write and to make durable, as `replacing` does."""
+    """Yield the path of a file to write durably, as `replacing` does."""
     with writing(path, size):
         if not path.parent.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)  # another process may just have made it
+            path.parent.mkdir(parents=True, exist_ok=True)  # another process may have just made it
             sync(path.parent.parent)
         _remove_leftovers(path.parent.absolute())
         temporary = path.with_name(f"{path.name}.{_host()}.{os.getpid()}.tmp")
@@ -143,10 +144,10 @@ def _renamed(path: Path, size: int) -> Iterator[Path]:
         sync(path.parent)
 
 
-@functools.lru_cache(maxsize=1_000)  # looks once: a folder may hold thousands of files
+@functools.lru_cache(maxsize=1_000)  # scans once: a folder may hold thousands of files
 def _remove_leftovers(folder: Path) -> None:
-    """Remove temporary files that dead processes of this machine have left in a folder."""
-    with suppress(OSError):  # they are in nobody's way
+    """Remove temporary files that dead processes of this machine left in a folder."""
+    with suppress(OSError):  # they do no harm
         for path in folder.glob(f"*.{_host()}.*.tmp"):
             number = path.name.split(".")[-2]
             if number.isdecimal() and not _lives(int(number)):
@@ -165,9 +166,9 @@ def _lives(process: int) -> bool:
 
 @functools.cache
 def _host() -> str:
-    """Return what keeps apart machines and containers that share a folder.
+    """Return an identifier that distinguishes machines and containers that share a folder.
 
-    The number of a process says nothing where its processes are numbered otherwise.
+    A process id means nothing on a machine with other process ids.
     """
     numbering = ""
     with suppress(OSError):
@@ -177,18 +178,18 @@ def _host() -> str:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM wait until the block ends, which is for short blocks.
+    """Delay Ctrl-C and SIGTERM until the block ends; for short blocks.
 
-    Elsewhere the exception of a signal may be raised between any two steps of Python, even in a
-    `finally`, and a lock that was just taken or is about to be let go of would be kept. Only the
-    main thread is interrupted by signals, so in another thread there is nothing to wait for.
+    Otherwise a signal's exception may be raised between any two steps of Python, even in a
+    `finally`, and a lock that was just taken or is about to be released would be kept. Signals
+    interrupt only the main thread, so other threads have nothing to delay.
     """
     waiting: list[int] = []
     former = {}
     try:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                if handler := signal.getsignal(number):  # what is not Python's own stays as it is
+                if handler := signal.getsignal(number):  # others are not Python's
                     former[number] = handler
                     signal.signal(number, lambda received, _: waiting.append(received))
         yield
@@ -200,7 +201,7 @@ def uninterrupted() -> Iterator[None]:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace `path` by `content`, or leave it as it was; durable on return.
+    """Replace `path` with `content`, or leave it unchanged; durable on return.
 
     Raises:
         Unwritable: as for `replacing`.
@@ -209,9 +210,9 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def write_together(contents: Mapping[Path, bytes | NDArray[Any]]) -> None:
-    """Replace files, arrays as .npy, once there is room for all; an error before leaves all as is.
+    """Replace files, arrays as .npy, once there is room for all; an earlier error changes nothing.
 
-    They get their names in the order given, so that the last can stand for all; durable on return.
+    They are renamed in the given order, so the last one implies all others; durable on return.
 
     Raises:
         Unwritable: as for `replacing`.
@@ -223,13 +224,13 @@ def write_together(contents: Mapping[Path, bytes | NDArray[Any]]) -> None:
             with temporary.open("wb") as file:
                 if isinstance(content, bytes):
                     file.write(content)
-                else:  # to a file as such, NumPy writes so that its errors name no reason
+                else:  # when NumPy writes to a file directly, its errors give no reason
                     np.save(SimpleNamespace(write=file.write), content, allow_pickle=False)
             sync(temporary)
 
 
 def append_line(path: Path, line: str) -> None:
-    """Add a line to a file; durable on return. An error leaves the lines before it as they were.
+    """Append a line to a file; durable on return. An error leaves earlier lines unchanged.
 
     Raises:
         Unwritable: the file cannot be written.
@@ -247,14 +248,14 @@ def append_line(path: Path, line: str) -> None:
 
 
 def encoded(text: str) -> bytes:
-    """Return text as UTF-8, with an escape for what that does not have: bytes in names of files."""
+    """Return text as UTF-8, with escapes for what it cannot encode: bytes in file names."""
     return text.encode(errors="backslashreplace")
 
 
 def _any_text(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Encode what an encoding lacks: bytes of file names as they are in UTF-8, others as escapes.
+    """Encode what an encoding lacks: bytes of file names unchanged in UTF-8, others as escapes.
 
-    An escape keeps two names apart, which a question mark would not.
+    Escapes keep names distinct; question marks would not.
     """
     assert isinstance(error, UnicodeEncodeError)
     if error.encoding == "utf-8":
@@ -263,24 +264,24 @@ def _any_text(error: UnicodeError) -> tuple[str | bytes, int]:
     return codecs.backslashreplace_errors(error)
 
 
-ANY_TEXT = "fed_dpsd"  # how streams treat what their encoding lacks
+ANY_TEXT = "fed_dpsd"  # how streams handle what their encoding lacks
 codecs.register_error(ANY_TEXT, _any_text)
 
 
 def print_any_text() -> None:
-    """Let stdout and stderr take any text, whatever their encoding is."""
+    """Let stdout and stderr accept any text, whatever their encoding."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a notebook's take any text
+        if isinstance(stream, io.TextIOWrapper):  # a notebook's streams accept any text
             stream.reconfigure(errors=ANY_TEXT)
 
 
 def json_of(content: Mapping[str, Any]) -> bytes:
-    """Return the content of a JSON file that people can read."""
+    """Return the content of a human-readable JSON file."""
     return (json.dumps(content, indent=2) + "\n").encode()
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON file that people can read, atomically."""
+    """Write a human-readable JSON file atomically."""
     write_atomically(path, json_of(content))
 
 
@@ -288,7 +289,7 @@ def remove(path: Path) -> None:
     """Delete a file if it exists; it stays deleted after a loss of power.
 
     Raises:
-        Unwritable: its folder may not be written.
+        Unwritable: its folder is not writable.
     """
     with writing(path):
         path.unlink(missing_ok=True)

@@ -10,10 +10,10 @@ import subprocess
 
 import pytest
 
-# Of processes that share the cores, each is quickest alone on one; tests of threads set their own.
+# Processes that share cores are fastest with one thread each; tests of threads set their own.
 for _library in ("OMP", "OPENBLAS", "MKL"):
     os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # a thread that waits leaves its core to others
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # waiting threads yield their core
 
 SMALL = (
     "training=plain",
@@ -41,7 +41,7 @@ QUICK += ("synthetic_images", "vae_steps", "code_size")
 
 
 def contents(folder):
-    """The bytes and the time of the last change of every file below a folder."""
+    """The bytes and modification time of every file below a folder."""
     paths = (path for path in folder.rglob("*") if path.is_file())
     return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in paths}
 
@@ -83,9 +83,9 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A folder that is a disk of its own, and a function that makes it so many bytes large.
+    """A folder on its own disk, and a function that sets the disk's size in bytes.
 
-    Skips the test where none may be mounted, as without root.
+    Skips the test if mounting is not permitted, as without root.
     """
     folder = tmp_path / "disk"
     folder.mkdir()

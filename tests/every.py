@@ -1,4 +1,4 @@
-"""Tables of cheap cases as one test each, which reports every row that fails."""
+"""Tables of cheap cases as one test, which reports every failing row."""
 
 import functools
 import inspect
@@ -9,7 +9,7 @@ import pytest
 def every(names, rows, ids=None):
     """Run a test for each row of a table, as `pytest.mark.parametrize` does, but as a single case.
 
-    Each row has a `monkeypatch` and a folder `tmp_path` of its own; all other fixtures are shared.
+    Each row has its own `monkeypatch` and `tmp_path`; all other fixtures are shared.
     """
     names = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
     rows = list(rows)

@@ -1,15 +1,15 @@
-"""Commands in a fork of this process, which has imported what takes a new one many seconds."""
+"""Commands in a fork of this process, whose imports would take a new process many seconds."""
 
 import importlib
 import os
 import sys
 import traceback
 
-LATE = ("flwr_datasets.partitioner", "torch._dynamo")  # what a run imports when it comes to it
+LATE = ("flwr_datasets.partitioner", "torch._dynamo")  # what a run imports lazily
 
 
 def fork(work, log, folder=None):
-    """Start `work` in a child of its own folder whose output goes to `log`; returns its id."""
+    """Start `work` in a child process in its own folder, with output to `log`; return its id."""
     for name in LATE:
         importlib.import_module(name)
     child = os.fork()
@@ -33,7 +33,7 @@ def fork(work, log, folder=None):
             except BaseException:
                 traceback.print_exc()
     finally:
-        os._exit(status)  # nothing of pytest goes on here
+        os._exit(status)  # nothing of pytest continues here
 
 
 def finished(child):

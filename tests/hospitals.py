@@ -35,7 +35,7 @@ def private_key(key):
 
 
 def certificate(key, days=30):
-    """The content of a file with a certificate that a key has signed; it ends in so many days."""
+    """The content of a certificate file signed by a key; it expires after the given days."""
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "coordinator")])
     builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
     now = datetime.datetime.now(datetime.UTC)
@@ -150,7 +150,7 @@ PLAIN = ("training=plain", "answers=gradient")
 
 
 def site_files(tmp_path, count=2, **changes):
-    """The files of hospitals 0, 1, ..., each in a folder of its own."""
+    """The files of hospitals 0, 1, ..., each in its own folder."""
     return [site_file(tmp_path / f"hospital{n}", n, **changes) for n in range(count)]
 
 

@@ -1,7 +1,7 @@
-"""Looks into ledgers."""
+"""Reading ledgers."""
 
 
 def entries_of(ledger):
-    """All charges of a ledger, read in a transaction of its own."""
+    """All charges of a ledger, read in a separate transaction."""
     with ledger.transaction():
         return ledger.entries()

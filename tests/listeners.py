@@ -1,4 +1,4 @@
-"""A listener for tests, which keeps what it hears of long work."""
+"""A listener for tests, which keeps the reports of long work."""
 
 from fed_dpsd.progress import Listener
 
@@ -16,7 +16,7 @@ class Hearing(Listener):
 
 
 class Counting(Hearing):
-    """A listener that hears every part, since a second goes by at each look at the clock."""
+    """A listener that hears every part, since each look at the clock takes a second."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The commands and the Python that stand in README.md and below docs/."""
+"""The commands and the Python code in README.md and docs/."""
 
 import re
 import shlex
@@ -13,10 +13,10 @@ _CODE = re.compile(r"# exit code (\d)")
 
 @dataclass(frozen=True)
 class Command:
-    """A line of a page that is typed.
+    """A command line of a page.
 
     Args:
-        line: the line as it stands, with its comment.
+        line: the line, with its comment.
     """
 
     line: str

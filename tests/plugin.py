@@ -21,7 +21,7 @@ def write(folder):
 
 
 def write_installed(folder, version="1.0", name="example", package=PACKAGE):
-    """Write the package's files and what pip would note beside them; an import finds it here."""
+    """Write the package's files and the metadata that pip would add; imports find it here."""
     info = write(folder) / f"{package}-{version}.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(
@@ -33,7 +33,7 @@ def write_installed(folder, version="1.0", name="example", package=PACKAGE):
 
 @contextlib.contextmanager
 def installed(folder):
-    """Let this process import what a folder holds, and forget it in the end."""
+    """Let this process import from a folder; undo it in the end."""
     from fed_dpsd.client import terms
     from fed_dpsd.models.classifiers import CLASSIFIERS
 

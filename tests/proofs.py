@@ -1,10 +1,10 @@
-"""What a ledger and a plan cost on each basis of a proof, by definition; claims are held to it."""
+"""The cost of a ledger and a plan on each basis of a proof, by definition, to check claims."""
 
 from dp_accounting import ComposedDpEvent
 
 
 def spent(entries, unit, relation, basis):
-    """All that entries cost: the trainings and what these do not cover, or else all releases."""
+    """The cost of entries: the trainings and the releases they do not cover, or all releases."""
     left_out = {
         "training": lambda entry: entry.training,
         "answers": lambda entry: entry.kind == "training",
@@ -19,6 +19,6 @@ def bases(plan):
 
 
 def by(row, basis):
-    """The epsilon of a card's row on a basis, whether it is the claim or stands beside it."""
+    """The epsilon of a card's row on a basis, whether it is the claim or another proof."""
     found = next((each for each in (row, *row["beside"]) if each["basis"] == basis), None)
     return None if found is None else float(found["epsilon"])

@@ -26,7 +26,7 @@ def finish(experiment, folder, wrapped=lambda federation: federation):
 
 
 def not_refused(small, table, *first):
-    """The rows (overrides, expected) whose error is another one, or none; {} if all are refused."""
+    """The rows (overrides, expected) with another error or none; {} if all are refused."""
     wrong = {}
     for overrides, expected in table:
         try:

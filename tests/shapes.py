@@ -8,7 +8,7 @@ MODES = "RGB", "L", "RGBA", "P"
 
 
 def picture(name, rng):
-    """A shape of one class, somewhere near the middle of a picture of its own size and colours."""
+    """A shape of one class, near the middle of a picture with its own size and colours."""
     width, height = (int(side) for side in rng.integers(40, 120, 2))
     dark, light = (tuple(int(c) for c in rng.integers(*span, 3)) for span in ((0, 60), (180, 256)))
     image = Image.new("RGB", (width, height), light)
@@ -26,7 +26,7 @@ def picture(name, rng):
 
 
 def write_shapes(folder, count, broken=0, seed=0):
-    """`count` pictures in a folder for each class, of which the first `broken` are cut off."""
+    """Write `count` pictures to a folder for each class; the first `broken` are truncated."""
     rng = np.random.default_rng(seed)
     for number in range(count):
         name = CLASSES[number % len(CLASSES)]

@@ -1,4 +1,4 @@
-"""The front door: what a script of a few lines does with `import fed_dpsd`."""
+"""The public API: what a short script does with `import fed_dpsd`."""
 
 import doctest
 import inspect
@@ -86,7 +86,7 @@ def test_every_public_name_is_there_typed_and_documented():
 
 @pytest.mark.parametrize("module", [fed_dpsd, api], ids=lambda module: module.__name__)
 def test_its_examples_say_what_happens(module, folder, monkeypatch):
-    """With a student of few steps: nothing that they print hangs on it."""
+    """With a student of few steps, which does not affect the printed results."""
     steps = ("method.student_steps=5", "method.final_student_steps=10", "threads_server=1")
     monkeypatch.setattr(api, "one_run", lambda typed, base: one_run([*steps, *typed], base))
     failed, tried = doctest.testmod(module)
@@ -141,7 +141,7 @@ def test_a_run_is_what_its_folder_holds(trained, tmp_path):
     assert repr(run.privacy) == str(run.privacy)
 
 
-def test_progress_is_told_once_a_round(trained):
+def test_progress_is_reported_once_a_round(trained):
     run, lines = trained
     assert [line["round"] for line in lines] == [1, 2, 3]
     logged = (run.folder / "rounds.jsonl").read_text().splitlines()
@@ -239,7 +239,7 @@ def test_a_plan_spends_nothing_and_says_what_the_run_then_spends(trained, folder
 # --- errors ---
 
 
-def test_a_failing_run_leaves_its_traceback_and_goes_on_later(folder, monkeypatch):
+def test_a_failing_run_leaves_its_traceback_and_continues_later(folder, monkeypatch):
     def broken(*_):
         raise RuntimeError("something\nunforeseen")
 
@@ -258,7 +258,7 @@ def test_a_failing_run_leaves_its_traceback_and_goes_on_later(folder, monkeypatc
 def test_what_is_wrong_is_said_before_anything_is_written(folder, subtests):
     for overrides, options, expected in [
         ((["rounds=2"],), {}, "give strings, an argument each"),
-        ((), {"nodes": 2}, "nodes=2 goes with engine=flower"),
+        ((), {"nodes": 2}, "nodes=2 needs engine=flower"),
         ((), {"engine": "flower", "nodes": 0}, "nodes=0 must be >= 1"),
         ((), {"engine": "flowr"}, "engine=flowr must be local or flower"),
         (("num_clients=900",), {"engine": "flower"}, "num_clients=.* works here"),
@@ -284,7 +284,7 @@ def test_errors_of_resume_and_plan_are_the_users(folder):
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, "passive"), ("active", "active")])
-def test_threads_that_wait_leave_their_core_unless_told_otherwise(given, expected):
+def test_threads_that_wait_leave_their_core_unless_set_otherwise(given, expected):
     environment = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"}
     environment |= {"OMP_WAIT_POLICY": given} if given else {}
     program = (

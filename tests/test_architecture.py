@@ -1,4 +1,4 @@
-"""Who may import whom, and a few rules that only a look at the sources can keep."""
+"""Import rules, and a few rules that only a check of the sources can enforce."""
 
 import ast
 import functools
@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "fed_dpsd"
-# Each room, and what it may import besides itself: the rooms of its own line and all above it.
+# Each room may import itself, the rooms on its own line and all rooms above.
 LADDER = (
     {"classes", "errors", "storage", "protocol", "streams", "progress"},
     {"config"},
@@ -27,7 +27,7 @@ LADDER = (
     {"benchmarks"},
     {"cli"},
 )
-APART = {  # rooms that know less than their place on the ladder would let them
+APART = {  # rooms that may import less than their place on the ladder allows
     "privacy": {"privacy"},
     "report": {"config", "errors", "report", "storage"},
     "storage": {"errors", "storage"},
@@ -49,7 +49,7 @@ def nodes(source):
 
 @functools.cache
 def imports(source):
-    """Absolute names of everything that a file's source imports, wherever in it."""
+    """Absolute names of everything that a file imports, anywhere."""
     names = []
     for node in nodes(source):
         if isinstance(node, ast.Import):
@@ -78,7 +78,7 @@ def allowed(room):
 
 
 def strangers(room, source):
-    """What a file of a room imports of rooms that it may not know."""
+    """A file's imports from rooms that its room may not import."""
     names = {name for name in imports(source) if name.startswith("fed_dpsd.")}
     return {n for n in names if room_of(n) not in allowed(room) | {"__version__"}}
 
@@ -97,7 +97,7 @@ MODULES = {
 
 
 def reached(module, sources=MODULES):
-    """Every module that importing one leads to, at any distance."""
+    """All modules that importing one module imports, directly or not."""
     found, todo = set(), [module]
     while todo:
         name = todo.pop()
@@ -109,7 +109,7 @@ def reached(module, sources=MODULES):
 
 
 def crossing(module, sources=MODULES):
-    """The modules beyond the wall that a module leads to; "" where it stands on neither side."""
+    """The modules beyond the wall that a module imports; "" if it is on neither side."""
     side = {"fed_dpsd.engines.flower.client": "client", "client_app": "client"}
     side |= {"fed_dpsd.engines.flower.server": "server", "fed_dpsd.engines.flower.grid": "server"}
     side |= {"server_app": "server"}

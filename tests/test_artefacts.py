@@ -1,4 +1,4 @@
-"""docs/artefacts.md: its commands, in their order, and its Python, as they stand there."""
+"""docs/artefacts.md: its commands and its Python, unchanged and in order."""
 
 import csv
 import re
@@ -23,7 +23,7 @@ PYTHON = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 @pytest.fixture
 def command(tmp_path, monkeypatch, capsys):
-    """Run a command line in a folder of its own; returns the lines of stdout, and stderr."""
+    """Run a command line in its own folder; return the lines of stdout, and stderr."""
     monkeypatch.chdir(tmp_path)
 
     def call(line):
@@ -50,9 +50,9 @@ def test_the_pages_commands_lead_from_a_run_to_what_is_taken_away(command, tmp_p
     for number, image in enumerate(test.images):
         Image.fromarray(image[0]).save(tmp_path / "new" / f"{number:03}.png")
     for line in others:
-        printed, told = command(line)
+        printed, err = command(line)
         if "onnx" in line and "export" in line:
-            assert "ONNX and torch differ by at most" in told
+            assert "ONNX and torch differ by at most" in err
         if "predict" in line:
             classes = [row["class"] for row in csv.DictReader(printed)]
             right = np.mean(

@@ -1,4 +1,4 @@
-"""Pages that show figures of benches agree with the JSON beside them.
+"""Pages with benchmark figures agree with the JSON next to them.
 
 `python -m tests.test_bench_pages` updates their marked places (fed_dpsd/benchmarks/report.py).
 """

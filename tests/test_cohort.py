@@ -1,4 +1,4 @@
-"""Cohorts: who is asked in which round, what that costs, and that engines agree."""
+"""Cohorts: the clients of each round, their cost, and the agreement of engines."""
 
 from collections import Counter
 
@@ -89,7 +89,7 @@ def test_a_client_that_is_asked_more_often_than_the_schedule_says_refuses(small)
     ],
     ids=" ".join,
 )
-def test_engines_ask_the_same_cohorts(small, settings):
+def test_engines_query_the_same_cohorts(small, settings):
     experiment = small(*SOME, *settings)
     folder = new_run_folder(experiment)
     local = runs.run(experiment, LocalFederation(experiment, folder), folder, lambda line: None)

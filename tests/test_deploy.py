@@ -1,4 +1,4 @@
-"""What stands in deploy/, as docs/deployment.md uses it."""
+"""The files in deploy/, as docs/deployment.md uses them."""
 
 import subprocess
 from pathlib import Path
@@ -31,7 +31,7 @@ def test_certificates_are_renewed_and_the_authority_stays(tmp_path):
     (folder / "ca.key").unlink()  # an authority whose key is offline is not replaced
     again = certify(folder)
     assert again.returncode == 1
-    assert "ca.key is not there; bring it back" in again.stderr
+    assert "ca.key does not exist; bring it back" in again.stderr
     assert (folder / "ca.crt").read_text() == authority
 
 

@@ -30,7 +30,7 @@ COMMANDS = [line for text in PAGES for line in re.findall(r"^fed-dpsd .*$", text
 
 @pytest.fixture
 def call(tmp_path, monkeypatch, capsys):
-    """Run `fed-dpsd` in process, in a folder of its own; returns the last line of stdout."""
+    """Run `fed-dpsd` in process, in its own folder; return the last line of stdout."""
     monkeypatch.chdir(tmp_path)
 
     def call(*words):
@@ -51,7 +51,7 @@ def call(tmp_path, monkeypatch, capsys):
 def test_the_commands_of_readme_and_of_the_page_of_commands_run(command, call, monkeypatch):
     """At a small size; RUN is a run folder.
 
-    Those that start Flower run in test_simulation, test_rehearsal and test_rows.
+    Commands that start Flower run in test_simulation, test_rehearsal and test_rows.
     """
     words = shlex.split(command, comments=True)[1:]
     if "RUN" in words:

@@ -1,4 +1,4 @@
-"""docs/extending.md: its files as a package that is installed, and its commands."""
+"""docs/extending.md: its files as an installed package, and its commands."""
 
 import io
 import logging
@@ -29,7 +29,7 @@ COMMANDS = [
 
 
 def run_all(commands, folder):
-    """The page's commands, beside the page's package."""
+    """The page's commands, next to the page's package."""
     sys.path.insert(0, str(folder))
     logging.getLogger().handlers.clear()  # pytest's
     from fed_dpsd import experiment
@@ -111,7 +111,7 @@ def test_the_page_adds_a_method_a_mechanism_a_training_a_network_and_a_data_set(
 
 
 def audited():
-    """Audits of the page's mechanism, as it is and with an event of half the sensitivity."""
+    """Audits of the page's mechanism, unchanged and with an event of half the sensitivity."""
     sys.path.insert(0, os.getcwd())
     from dp_accounting import LaplaceDpEvent
     from fed_dpsd_example.laplace_probabilities import LaplaceProbabilities
@@ -148,7 +148,7 @@ def test_the_pages_mechanism_is_refuted_where_its_event_is_too_small(project):
 @pytest.mark.slow
 @pytest.mark.ci
 def test_a_wheel_and_a_package_of_ones_own_give_the_same_bits_on_both_engines(tmp_path):
-    """In an environment of its own, where both are installed; every part is the plug-in's."""
+    """In a separate environment with both installed; every part is the plug-in's."""
     program = with_wheel(tmp_path, write(tmp_path / "package"))
     write_retinas(tmp_path / "FOLDER")
     settings = [s for s in SMALL if not s.startswith(("method.", "answers="))]

@@ -1,6 +1,6 @@
-"""docs/tutorial.ipynb: it runs, what it says of privacy is what it has kept, and it is small.
+"""docs/tutorial.ipynb: it runs, its privacy statements match its outputs, and it is small.
 
-`python -m tests.test_notebook` writes its outputs anew.
+`python -m tests.test_notebook` rewrites its outputs.
 """
 
 import json
@@ -16,7 +16,7 @@ SAME = "the same anywhere"  # the tag of cells whose output does not depend on t
 
 
 def executed(folder):
-    """The notebook after a run in a folder of its own; an error in a cell is raised."""
+    """The notebook after a run in its own folder; an error in a cell is raised."""
     nbformat = pytest.importorskip("nbformat")
     from nbclient import NotebookClient
 
@@ -49,7 +49,7 @@ def test_it_runs_and_says_of_privacy_what_it_has_kept(tmp_path, monkeypatch):
     assert len(compared) == 2
     for number in compared:
         same = text(found[number]) == text(kept[number])
-        assert same, "write its outputs anew: python -m tests.test_notebook"
+        assert same, "rewrite its outputs: python -m tests.test_notebook"
     assert "epsilon proven: 2.98" in text(found[compared[1]])
 
 

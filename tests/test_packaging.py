@@ -1,4 +1,4 @@
-"""What is published: the Flower bundle, the wheel and the source distribution."""
+"""The published files: the Flower bundle, the wheel and the source distribution."""
 
 import hashlib
 import os
@@ -68,13 +68,13 @@ def test_flat_keys_are_declared_as_not_given_each_with_its_type():
     assert config.keys() > SHORT.keys() | {"num_clients", "overrides", "resume"}
     for key in config.keys() - {"overrides", "resume"}:
         (comment,) = re.findall(rf'^{key} = "" # (.+)$', text, re.MULTILINE)
-        with pytest.raises(ConfigError) as told:
+        with pytest.raises(ConfigError) as caught:
             from_run_config({key: "x"})
-        wanted = re.search("=x must be (an integer|a number)", str(told.value))
+        wanted = re.search("=x must be (an integer|a number)", str(caught.value))
         assert re.match("an integer|a number|", comment)[0] == (wanted[1] if wanted else "")
 
 
-# --- what each file that is published holds ---
+# --- the content of each published file ---
 
 NAMES = {
     "wheel": f"fed_dpsd-{__version__}-py3-none-any.whl",
@@ -82,7 +82,7 @@ NAMES = {
     "bundle": "the Flower bundle (`.fab`)",
 }
 MOST_BYTES = {"wheel": 1_000_000, "sdist": 6_000_000, "bundle": 2_000_000}  # Flower takes 10 MB
-# Data, what runs and reports leave behind, and what is a secret.
+# Data, files left by runs and reports, and secrets.
 PRIVATE = re.compile(
     r"(^|/)(runs|data/(?!\w+\.(py|yaml)$)|build|dist|site-packages|\.git|\.ci|\.venv|state|ledger"
     r"|checkpoint|samples|asks|secret|node_key)(/|$)|\.(html|sqlite|jsonl|npz|parquet|safetensors"
@@ -91,7 +91,7 @@ PRIVATE = re.compile(
 
 
 def build(kind, folder):
-    """Build what is to be published, in this process; returns the file."""
+    """Build a file to publish, in this process, and return it."""
     from hatchling.builders.sdist import SdistBuilder
     from hatchling.builders.wheel import WheelBuilder
 
@@ -106,7 +106,7 @@ def build(kind, folder):
 
 
 def held(path):
-    """The name and the size of each file inside, without the folder that all of an sdist is in."""
+    """The name and size of each file inside, without the top folder of an sdist."""
     if path.name.endswith(".tar.gz"):
         with tarfile.open(path) as file:
             found = {m.name: m.size for m in file.getmembers() if m.isfile()}

@@ -1,8 +1,8 @@
-"""Every command of the docs is run by a test, or its page says in words that it is not.
+"""Every command of the docs is run by a test, or its page says that it is not.
 
-The pages of HERE are run as they stand, in their order, in a folder with what `given` puts there,
-at a small size. A new page with commands is one of them unless it is named in ELSEWHERE. A comment
-"exit code 1" behind a command is checked, and "not run", with a reason, leaves one out.
+The pages of HERE are run unchanged, in order, in a folder prepared by `given`, at a small size. A
+new page with commands is one of them unless it is named in ELSEWHERE. A comment "exit code 1"
+behind a command is checked, and "not run", with a reason, leaves one out.
 """
 
 import functools
@@ -82,7 +82,7 @@ def given(tmp_path, monkeypatch):
 
 @pytest.fixture
 def typed(monkeypatch, capsys):
-    """Run a line as it is typed; returns its exit code and what it said."""
+    """Run a line as typed; return its exit code and output."""
 
     def typed(words):
         monkeypatch.setattr(sys, "argv", words)

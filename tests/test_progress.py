@@ -1,4 +1,4 @@
-"""Progress reporting: the estimate of the time left, and what listeners hear."""
+"""Progress reporting: the estimate of the time left, and reports to listeners."""
 
 import threading
 
@@ -72,7 +72,7 @@ def test_the_current_part_counts_down_and_a_longer_last_part_is_added():
 
 def test_a_loop_reports_each_part_and_its_end():
     assert not listened()
-    assert list(reported("things", "abc")) == ["a", "b", "c"]  # by default nobody listens
+    assert list(reported("things", "abc")) == ["a", "b", "c"]  # by default there is no listener
     hearing = Hearing()
     with listening(hearing):
         for _ in reported("things", range(3)):

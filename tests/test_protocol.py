@@ -1,4 +1,4 @@
-"""What may travel, and what is refused."""
+"""Valid messages, and rejected ones."""
 
 import dataclasses
 import re
@@ -16,7 +16,7 @@ def request(query_id=1, count=3, seed=0):
     return Request(query_id, images, rng.random((count, 10), dtype=np.float32))
 
 
-def test_the_digest_covers_all_of_an_ask():
+def test_the_digest_covers_the_whole_request():
     first = request()
     assert first.digest() == request().digest()
     pixel = first.images.copy()
@@ -31,7 +31,7 @@ def test_the_digest_covers_all_of_an_ask():
     assert len({other.digest() for other in [first, *others]}) == 4
 
 
-def test_malformed_asks_are_refused(subtests):
+def test_malformed_requests_are_refused(subtests):
     for change, expected in [
         ({"images": np.zeros((3, 1, 8, 8), np.float32)}, "images are float32"),
         ({"images": np.zeros((3, 8, 8), np.uint8)}, r"shape \(3, 8, 8\)"),
@@ -46,7 +46,7 @@ def test_malformed_asks_are_refused(subtests):
             dataclasses.replace(request(), **change)
 
 
-def test_answers_that_do_not_fit_are_told(subtests):
+def test_answers_that_do_not_fit_are_reported(subtests):
     for response, expected in [
         (Response(2, np.zeros((3, 10))), "query_id=2, asked 1"),
         (Response(1, np.zeros((3, 9))), r"shape \(3, 9\)"),
@@ -71,7 +71,7 @@ def test_counts_and_weights_have_shapes_of_their_own(subtests):
             assert "query_id=1, asked 0" in misfit(question, Response(1, np.zeros(fitting)))
 
 
-def test_asks_of_other_kinds_are_other_asks():
+def test_requests_of_other_kinds_are_other_requests():
     kinds = [Request.without_images(kind, (1, 8, 8), 10) for kind in ("counts", "weights")]
     assert len({question.digest() for question in kinds}) == 2
 

@@ -1,4 +1,4 @@
-"""Files after a crash: the old one or the new one, and where everything lies."""
+"""Files after a crash: the old one or the new one; and the places of files."""
 
 import errno
 import io
@@ -26,7 +26,7 @@ from tests.forks import finished, fork
 
 
 class PowerLoss(BaseException):
-    """What no handler may catch."""
+    """An exception that no handler may catch."""
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
@@ -113,7 +113,7 @@ def test_a_writer_that_is_killed_at_any_moment_leaves_a_whole_file(tmp_path):
 
 
 def test_two_processes_may_make_a_folder_at_once(tmp_path, monkeypatch):
-    """The other one makes it between the question whether it is there and its making."""
+    """The other one makes it after this one finds it missing."""
     path = tmp_path / "cache" / "teachers" / "one"
     path.parent.mkdir(parents=True)
     exists = Path.exists
@@ -129,7 +129,7 @@ def _old(folder):
 
 
 def _failing_at(monkeypatch, number, cause):
-    """Have the disk refuse from one file on, once all of it is written: the latest it can."""
+    """Simulate a disk that fails at one file after all of it is written, the latest moment."""
     calls, sync = [], storage.sync
 
     def refused(path):
@@ -271,7 +271,7 @@ ODD = "é β \udce9 😀"
 
 
 def test_streams_take_any_text_in_any_encoding(monkeypatch, subtests):
-    """The control prints the same before streams are told to take it."""
+    """The control prints the same before streams are set to accept it."""
     for encoding, shown in [
         ("utf-8", "é β ".encode() + b"\xe9" + " 😀".encode()),
         ("latin-1", rb"\xe9 \u03b2 \udce9 \U0001f600".replace(rb"\xe9", b"\xe9")),

@@ -1,4 +1,4 @@
-"""Random streams: repeatable, and each its own."""
+"""Random streams: repeatable and independent."""
 
 import numpy as np
 

@@ -21,7 +21,7 @@ COMMANDS = re.findall(r"^fed-dpsd .*$", SECTION, re.MULTILINE)
 
 @pytest.fixture
 def command(tmp_path, monkeypatch, capsys):
-    """Run a command line in a folder of its own; returns stdout and stderr."""
+    """Run a command line in its own folder; return stdout and stderr."""
     monkeypatch.chdir(tmp_path)
     datasets._say_once.cache_clear()
 

@@ -1,4 +1,4 @@
-"""Benchmarks: whole runs compared, each in its own process (`fed-dpsd bench`).
+"""Benchmarks, which compare whole runs, each in its own process (`fed-dpsd bench`).
 
 rows.py starts and watches the processes, row.py is such a process, stages.py times it, and
 flower_fedavg.py is the Flower app to compare with. report.py shows the results.

@@ -61,7 +61,7 @@ def begin(message: Message, context: Context) -> Message:
 
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
-    """Take steps of a round from the average, on as many images as a teacher would answer."""
+    """Train for a round from the average, on as many images as a teacher would answer."""
     folder, client = os.environ[FOLDER], int(context.node_config["partition-id"])
     settings = read_settings(folder)
     model, take, labels = read(folder, client_name(client))

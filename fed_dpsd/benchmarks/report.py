@@ -1,7 +1,7 @@
-"""Tables of a bench, from the JSON of `fed-dpsd bench`, and the places of a page that show them.
+"""Tables of a benchmark from the JSON of `fed-dpsd bench`, and the page sections that show them.
 
-All numbers are medians over repetitions, with the least and the most in brackets. A ratio is of two
-medians of one file; there is none between files, whose machines may have had other work.
+All numbers are medians over repetitions, with the least and the most in brackets. A ratio compares
+two medians of one file, never of two files, whose machines may have had other work.
 """
 
 import json
@@ -57,7 +57,7 @@ def read(path: Path) -> dict[str, Any]:
     """Read the JSON that a bench wrote.
 
     Raises:
-        UserError: the file cannot be read, or holds something else.
+        UserError: the file cannot be read or was not written by a bench.
     """
     try:
         content = json.loads(path.read_text())
@@ -74,7 +74,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def statistics(repetitions: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Return median, least and most of each number that all repetitions have, by its path."""
+    """Return the median, minimum and maximum of each number that all repetitions have, by path."""
     flat = [dict(_numbers(each)) for each in repetitions]
     found = {}
     for path in flat[0]:
@@ -98,9 +98,9 @@ def _numbers(tree: Mapping[str, Any], prefix: str = "") -> Any:
 
 
 def ratios(bench: Bench) -> dict[str, dict[str, Any]]:
-    """Return what a row costs over another, for the PAIRS of rows that the bench has.
+    """Return the cost of a row relative to another, for each of PAIRS that the bench has.
 
-    Of one run on two engines, `same_student` says whether all students have the same bits.
+    For one run on two engines, `same_student` says whether all students have the same bits.
     """
     rows = {(row["row"], row["clients"]): row for row in bench["rows"]}
     found = {}
@@ -123,7 +123,7 @@ def ratio(row: Mapping[str, Any], other: Mapping[str, Any], path: str) -> float:
 
 
 def number(value: float | None, scale: float = 1) -> str:
-    """Write a number with three digits, or with all of those before the point."""
+    """Write a number with three significant digits, and with all digits before the point."""
     if value is None:
         return NOTHING
     scaled = value * scale
@@ -132,7 +132,7 @@ def number(value: float | None, scale: float = 1) -> str:
 
 
 def _spread(row: Mapping[str, Any], path: str, scale: float = 1) -> str:
-    """Write a number of a row: the median, and where repetitions differ the least and the most."""
+    """Write a number of a row: the median and, if repetitions differ, the minimum and maximum."""
     known = row["statistics"].get(path)
     if known is None:
         return NOTHING
@@ -144,7 +144,7 @@ def _spread(row: Mapping[str, Any], path: str, scale: float = 1) -> str:
 
 
 def times(bench: Bench) -> Lines:
-    """Return the table of times, and of the accuracies that they bought."""
+    """Return the table of times and accuracies."""
     return _by_row(bench, TIMES)
 
 
@@ -154,7 +154,7 @@ def costs(bench: Bench) -> Lines:
 
 
 def stages(bench: Bench) -> Lines:
-    """Return the table of seconds by stage; of Flower's processes, the requests alone are known."""
+    """Return the table of seconds by stage; in Flower's processes only requests are timed."""
     names = dict.fromkeys(
         path for row in bench["rows"] for path in row["statistics"] if path.startswith("stages.")
     )
@@ -162,7 +162,7 @@ def stages(bench: Bench) -> Lines:
 
 
 def _by_row(bench: Bench, measures: Mapping[str, tuple[str, float]]) -> Lines:
-    """Return a table with a column for each row of the bench, without measures that none has."""
+    """Return a table with a column for each row of the bench, without measures that no row has."""
     lines = [["", *(row["name"] for row in bench["rows"])]]
     for title, (path, scale) in measures.items():
         if any(path in row["statistics"] for row in bench["rows"]):
@@ -206,7 +206,7 @@ def clients(bench: Bench) -> Lines:
 
 
 def slope(first: Mapping[str, Any], row: Mapping[str, Any], path: str) -> float | None:
-    """Return what each client more has cost since the first row; None if there are no more."""
+    """Return the cost of each additional client since the first row; None if there are none."""
     more = row["clients"] - first["clients"]
     if not more:
         return None
@@ -224,7 +224,7 @@ TABLES: dict[str, Callable[[Bench], Lines]] = {
 
 
 def shown(bench: Bench) -> dict[str, Lines]:
-    """Return the tables that say something of this bench, by name."""
+    """Return the tables that have content for this bench, by name."""
     counts = {row["clients"] for row in bench["rows"]}
     tables = {name: table(bench) for name, table in TABLES.items()}
     if len(counts) == 1:
@@ -233,7 +233,7 @@ def shown(bench: Bench) -> dict[str, Lines]:
 
 
 def origin(bench: Bench) -> str:
-    """Return where the numbers are from: commit, machine, load, command and repetitions."""
+    """Return the origin of the numbers: commit, machine, load, command and repetitions."""
     machine = bench["machine"]
     repeated = len(bench["rows"][0]["repetitions"])
     load = ", ".join(f"{value:.2f}" for value in machine["load_average"])
@@ -246,7 +246,7 @@ def origin(bench: Bench) -> str:
 
 
 def markdown(bench: Bench) -> str:
-    """Return all tables that say something, and the origin of their numbers."""
+    """Return all tables that have content, and the origin of their numbers."""
     return "\n\n".join([*map(pipes, shown(bench).values()), paragraph(origin(bench))]) + "\n"
 
 
@@ -261,7 +261,7 @@ def filled(text: str, folder: Path) -> str:
     of a row, such as `local.seconds.total`, or a ratio, such as `flower/local.seconds.total`.
 
     Raises:
-        UserError: a file cannot be read, or has nothing of that name.
+        UserError: a file cannot be read, or has no entry of that name.
     """
 
     def fill(match: re.Match[str]) -> str:

@@ -1,7 +1,7 @@
-"""A row of a bench, in this process: `python -m fed_dpsd.benchmarks.row FOLDER`.
+"""A row of a benchmark, in this process: `python -m fed_dpsd.benchmarks.row FOLDER`.
 
-FOLDER has task.json, which rows.py writes; this process adds result.json. The numbers are taken
-when the run has ended, before anything else is measured.
+FOLDER has task.json, which rows.py writes; this process adds result.json. It takes the numbers when
+the run ends, before measuring anything else.
 """
 
 import json
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def check(task: Mapping[str, Any]) -> dict[str, Any]:
-    """Check every row before any runs, and return what the bench runs on.
+    """Check every row before any runs, and describe the machine.
 
     Raises:
         UserError: a row's configuration, or its partition, has a problem.
@@ -137,7 +137,7 @@ def measure(task: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def operations(experiment: Experiment, clock: Clock, passes: Passes) -> dict[str, float] | None:
-    """Return the rate of the teachers' operations, and the most that their threads reached.
+    """Return the rate of the teachers' operations, and the peak rate of their threads.
 
     None where no teacher has answered in this process.
     """
@@ -155,7 +155,7 @@ def operations(experiment: Experiment, clock: Clock, passes: Passes) -> dict[str
 
 
 def most_memory() -> int:
-    """Return the most bytes that this process has had in memory.
+    """Return the peak memory of this process in bytes.
 
     A process inherits `ru_maxrss` from the one that started it, which VmHWM of Linux does not.
     """

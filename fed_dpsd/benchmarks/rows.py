@@ -1,4 +1,4 @@
-"""The rows of a bench, one after another, each in a process that this one watches.
+"""The rows of a benchmark, one after another, each in a process that this one watches.
 
 This process does not import torch: processes share the pages of files, so a watched process would
 look smaller.
@@ -51,7 +51,7 @@ def plan(overrides: Sequence[str], rows: Sequence[str], clients: Sequence[int]) 
     """Return the rows of a bench; with numbers of clients, each row once for each number.
 
     Raises:
-        UserError: there is no such row, or a number is below 1.
+        UserError: a row is unknown, or a number is below 1.
     """
     if unknown := [row for row in rows if row not in ROWS]:
         raise UserError(f"--rows {','.join(rows)}: {unknown[0]!r} is not one of {', '.join(ROWS)}")
@@ -71,14 +71,14 @@ def bench(
     """Measure the rows, one after the other, `repeat` times over; return the content of the JSON.
 
     Args:
-        rows: those of `plan`.
+        rows: the rows that `plan` returned.
         repeat: repetitions of each row, >= 1.
-        command: the words of the command, to be kept.
+        command: the words of the command, for the record.
         out: the file that the content is written to after every repetition, if any.
         say: called with a line before each.
 
     Raises:
-        UserError: a row has a problem, which shows before any row runs, or a run fails.
+        UserError: a row has a problem (checked before any row runs), or a run fails.
     """
     if repeat < 1:
         raise UserError(f"--repeat {repeat} must be >= 1")
@@ -124,7 +124,7 @@ def _save(content: Mapping[str, Any], out: Path | None) -> None:
 
 
 def without_folder(word: str) -> str:
-    """Return a word of a command with the last part alone of an absolute path."""
+    """Return a word of a command, with an absolute path reduced to its last part."""
     key, equals, value = word.rpartition("=")
     return f"{key}{equals}{Path(value).name}" if value.startswith("/") else word
 
@@ -134,7 +134,7 @@ def without_folder(word: str) -> str:
 
 @dataclass(frozen=True)
 class Sample:
-    """The processes of a row at a moment.
+    """A snapshot of the processes of a row.
 
     Args:
         at: seconds since the epoch.
@@ -148,7 +148,7 @@ class Sample:
 
 
 def _in_process(task: Mapping[str, Any]) -> tuple[dict[str, Any], list[Sample]]:
-    """Do a task in a process of its own; return its result, and samples of its processes.
+    """Do a task in a separate process; return its result and samples of its processes.
 
     Every task starts with an empty cache: it decodes its data and trains its teachers.
 
@@ -208,7 +208,7 @@ def _watch(process: subprocess.Popen[bytes]) -> list[Sample]:
 
 
 def _memory(process: psutil.Process) -> int:
-    """Return the bytes of a process, with its part of shared bytes; 0 if it has ended."""
+    """Return the bytes of a process, with its share of shared bytes; 0 if it has ended."""
     try:
         held = process.memory_full_info()
     except psutil.Error:
@@ -219,10 +219,10 @@ def _memory(process: psutil.Process) -> int:
 def _repetition(
     result: Mapping[str, Any], samples: Sequence[Sample], clients: int
 ) -> dict[str, Any]:
-    """Return what one run of a row has cost, from its own result and from samples of it.
+    """Return the cost of one run of a row, from its own result and from samples of it.
 
-    What a process has counted itself is exact. Processes of Flower are only sampled, so the larger
-    number counts, of memory and of processor time.
+    A process's own counts are exact. Flower's processes are only sampled, so the larger number of
+    memory and of processor time counts.
     """
     summary, ended, spawned = result["summary"], result["ended"], samples[0].at
     total, start = ended - spawned, result["begun"] - spawned

@@ -1,6 +1,6 @@
-"""Seconds of a run by stage, and its teachers' operations; the run's own code has no clock.
+"""Seconds of a run by stage, and its teachers' operations, measured from outside the run's code.
 
-In this process, the functions of STAGES are replaced by functions that also keep the time.
+In this process, wrappers that keep the time replace the functions of STAGES.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ STAGES: tuple[tuple[str, Any, str], ...] = (
     ("samples", run, "save_samples"),
     ("card", run, "add_privacy"),
 )
-SAMPLE = 8  # images by which the operations of a pass are counted
+SAMPLE = 8  # images on which the operations of a pass are counted
 
 
 class Clock:
@@ -118,7 +118,7 @@ class Passes:
 
         total = 0.0
         for key, example in self._examples.items():
-            example()  # from here on the fixed features of a teacher's images are remembered
+            example()  # from here on the fixed features of a teacher's images are cached
             with torch.inference_mode(), FlopCounterMode(display=False) as counter:
                 example()
             total += self._images[key] * counter.get_total_flops() / SAMPLE
@@ -157,7 +157,7 @@ def timed(clock: Clock) -> Iterator[Passes]:
 
 
 def matmul_peak(device: torch.device, size: int, times: int = 10) -> float:
-    """Return the most floating-point operations a second that float32 matrix products reached.
+    """Return the peak rate of float32 matrix products, in floating-point operations per second.
 
     Args:
         device: where; on a processor, with the threads that torch has now.

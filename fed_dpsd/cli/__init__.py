@@ -1,4 +1,4 @@
-"""The console script `fed-dpsd`: data on stdout, every word for people on stderr."""
+"""The console script `fed-dpsd`: data on stdout, messages for people on stderr."""
 
 import signal
 import sys
@@ -28,10 +28,10 @@ from fed_dpsd.errors import ConfigError, ProtocolError, UserError, is_full, one_
 from fed_dpsd.storage import print_any_text
 
 EXIT_CODES = (
-    "Exit codes: 0 done, 1 an error that you can fix, 2 a command line that cannot be read, "
+    "Exit codes: 0 success, 1 an error that you can fix, 2 an invalid command line, "
     "130 stopped by Ctrl-C, 143 stopped by SIGTERM."
 )
-AUDIT_CODE = " 3: the audit did not come out as it should."
+AUDIT_CODE = " 3: the audit had an unexpected outcome."
 PANELS = TRY, KNOW, CLAIM, MEASURE, DEPLOY = (
     *("Run an experiment, and use its result", "Find your way", "Privacy"),
     *("Compare", "Hospitals"),
@@ -41,7 +41,7 @@ PANELS = TRY, KNOW, CLAIM, MEASURE, DEPLOY = (
 class _Commands(TyperGroup):
     """The commands, in the order in which a newcomer needs them.
 
-    An option that is none, but a key of the configuration, is explained.
+    A configuration key that is typed as an option gets its own error message.
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -58,7 +58,7 @@ class _Commands(TyperGroup):
 
 
 def _explained(error: click.NoSuchOption) -> click.UsageError:
-    """Return the error of a key that was typed as an option, or the same error of any other."""
+    """Return an error that explains a key typed as an option; return any other error unchanged."""
     from fed_dpsd.config import keys
 
     option = error.option_name
@@ -73,7 +73,7 @@ app = typer.Typer(
     cls=_Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    epilog=f"{EXIT_CODES}\n\nBegin with: fed-dpsd run. docs/commands.md has every command.",
+    epilog=f"{EXIT_CODES}\n\nStart with: fed-dpsd run. docs/commands.md describes every command.",
 )
 
 
@@ -105,9 +105,9 @@ def _add(
     codes: str = "",
     extra: bool = False,
 ) -> None:
-    """Add a command, whose help ends with examples, exit codes and the page to read on.
+    """Add a command, whose help ends with examples, exit codes and a page of the documentation.
 
-    With `extra`, words too many are the command's to explain.
+    With `extra`, the command itself reports surplus words.
     """
     shown = [f"{'Example' if number == 0 else 'Or'}: {e}" for number, e in enumerate(examples)]
     epilog = "\n\n".join([*shown, EXIT_CODES + codes, f"Read on: {docs}"])
@@ -212,7 +212,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a simulation is cleaned up
     print_any_text()
     command = get_command(app)
-    completion.switch_on()  # after typer's own, which that has switched on
+    completion.switch_on()  # after typer's own, which typer has switched on
     try:
         command()
     except (UserError, ProtocolError) as error:

@@ -1,4 +1,4 @@
-"""The command `fed-dpsd bench`: times, memory and traffic of whole runs, side by side."""
+"""The command `fed-dpsd bench`: times, memory and traffic of whole runs, compared."""
 
 import json
 import sys
@@ -20,22 +20,23 @@ def bench(
     rows: Annotated[
         str,
         typer.Option(
-            help="Rows to measure, between commas. local: in one process; flower: through Flower; "
-            "fedavg: Flower's own FedAvg on as many images; dense: DENSE on the same teachers. "
-            "Default: all; with --clients local."
+            help="Rows to measure, separated by commas. local: in one process; flower: through "
+            "Flower; fedavg: Flower's own FedAvg on as many images; dense: DENSE on the same "
+            "teachers. Default: all, or local with --clients."
         ),
     ] = "",
     clients: Annotated[
-        str, typer.Option(help="Numbers of clients, such as 10,100,1000, each for each row.")
+        str, typer.Option(help="Numbers of clients, such as 10,100,1000; each row runs with each.")
     ] = "",
     repeat: Annotated[int, typer.Option(help="Number of runs of each row.")] = 3,
     out: Annotated[Path | None, typer.Option(help="File for the result as JSON.")] = None,
     as_json: AsJson = False,
     table: Annotated[
-        Path | None, typer.Option(help="Run nothing; print the tables of such a file as Markdown.")
+        Path | None,
+        typer.Option(help="Run nothing; print the tables of such a JSON file as Markdown."),
     ] = None,
 ) -> None:
-    """Measure whole runs side by side, each in a process of its own and from an empty cache."""
+    """Measure whole runs side by side, each in its own process and from an empty cache."""
     from fed_dpsd.benchmarks import report
 
     if table:
@@ -61,7 +62,7 @@ def bench(
 
 
 def _numbers(text: str) -> list[int]:
-    """Return the numbers of clients that were typed."""
+    """Parse the numbers of clients."""
     try:
         return [int(part) for part in text.split(",")] if text else []
     except ValueError:

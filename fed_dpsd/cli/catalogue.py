@@ -34,13 +34,13 @@ def show(
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
-            help="After keys: overrides whose keys are meant. Default: those of the default run. "
-            "After any kind: plugins=NAME, to list our choices and this plug-in's alone.",
+            help="After keys: overrides of the run to list. Default: the default run. "
+            "After any kind: plugins=NAME lists the built-in choices and this plug-in's.",
             autocompletion=override,
         ),
     ] = None,
 ) -> None:
-    """List what can be chosen, a line each, or every key with its default and meaning."""
+    """List the choices, one per line, or every key with its default and meaning."""
     from fed_dpsd.config import keys
     from fed_dpsd.config.plugins import find, installed, named_in, searching
 
@@ -69,10 +69,10 @@ def show(
 
 
 def _of_plugins(group: str, plugins: Iterable["Plugin"]) -> dict[str, str]:
-    """Return the choices of plug-ins, each with its sentence and the plug-in's name.
+    """Return the choices of plug-ins, each with its description and the plug-in's name.
 
     Raises:
-        ConfigError: a file has the name of one of ours.
+        ConfigError: a file has the name of a built-in one.
     """
     from fed_dpsd.config import keys
     from fed_dpsd.config.plugins import searching
@@ -87,7 +87,7 @@ def _of_plugins(group: str, plugins: Iterable["Plugin"]) -> dict[str, str]:
 
 
 def _show_architectures(plugins: Sequence["Plugin"]) -> None:
-    """Print the names of networks: ours and named plug-ins'. This imports torch."""
+    """Print the names of networks, built-in and of named plug-ins. This imports torch."""
     from fed_dpsd.models.classifiers import CLASSIFIERS, NO_DP_SGD
 
     print("architectures (model.teacher=..., model.student=..., model.teachers=[...]):")
@@ -99,7 +99,7 @@ def _show_architectures(plugins: Sequence["Plugin"]) -> None:
 
 
 def _show_keys(overrides: list[str]) -> None:
-    """Print each key of the run that overrides mean, its value there, and what it means."""
+    """Print each key of the run that overrides describe, with its value and its meaning."""
     from fed_dpsd.config import keys
 
     typed = dict(override.split("=", 1) for override in overrides if "=" in override)

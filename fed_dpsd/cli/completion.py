@@ -1,4 +1,4 @@
-"""Completion in bash, zsh and fish: of commands and options, and of overrides, KEY=VALUE.
+"""Completion of commands, options and overrides (KEY=VALUE) in bash, zsh and fish.
 
 Only architectures import torch: a shell calls this at each TAB.
 """
@@ -10,7 +10,7 @@ from click.shell_completion import CompletionItem, add_completion_class, split_a
 from typer import _completion_shared
 from typer._completion_classes import BashComplete, ZshComplete
 
-# Neither shell may add a blank after `rounds=` or `privacy.`.
+# Neither shell may add a space after `rounds=` or `privacy.`.
 BASH = """
 %(complete_func)s() {
     local IFS=$'\\n'
@@ -51,7 +51,7 @@ class Bash(BashComplete):
     source_template = BASH
 
     def get_completion_args(self) -> tuple[list[str], str]:
-        """Return the words before the cursor, joined at =, and the one that it is in."""
+        """Return the words before the cursor, joined at =, and the word under the cursor."""
         number = int(os.environ["COMP_CWORD"])
         words = split_arg_string(os.environ["COMP_WORDS"])[1 : number + 1]
         words += [""] * (number - len(words))
@@ -67,12 +67,12 @@ class Bash(BashComplete):
         return args, incomplete
 
     def format_completion(self, item: CompletionItem) -> str:
-        """Return what bash puts in the place of the word that it sees."""
+        """Return the text that replaces the word that bash sees."""
         return str(item.value).rpartition("=")[2] if self._split else str(item.value)
 
 
 class Zsh(ZshComplete):
-    """Zsh, which shows a line on each choice."""
+    """Zsh, which shows a description of each choice."""
 
     source_template = ZSH
 
@@ -82,21 +82,21 @@ class Zsh(ZshComplete):
         return f"{value}:{item.help or item.value}"
 
     def complete(self) -> str:
-        """Return a line for each completion; none where files are meant."""
+        """Return a line for each completion; none if a file name is expected."""
         return "\n".join(
             map(self.format_completion, self.get_completions(*self.get_completion_args()))
         )
 
 
 def switch_on() -> None:
-    """Have the shells' protocols answered by the classes above, and their scripts printed."""
+    """Register the classes above, which answer the shells' protocols and print their scripts."""
     add_completion_class(Bash, "bash")
     add_completion_class(Zsh, "zsh")
     _completion_shared._completion_scripts.update(bash=BASH, zsh=ZSH)
 
 
 def override(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    """Return the completions of an override, each with a line on it.
+    """Return the completions of an override, each with a description.
 
     A group or a key ends with "=", a section of keys with ".". After a comma, as in a sweep, the
     next value is completed.
@@ -111,7 +111,7 @@ def override(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
 
 
 def _values(name: str, typed: dict[str, str]) -> dict[str, str]:
-    """Return the values that are known of a group or key, each with a line on it."""
+    """Return the known values of a group or key, each with a description."""
     from fed_dpsd.config import keys
 
     group = name.partition("@")[0]
@@ -126,7 +126,7 @@ def _values(name: str, typed: dict[str, str]) -> dict[str, str]:
 
 
 def _names(begun: str, typed: dict[str, str]) -> dict[str, str]:
-    """Return groups, keys and sections of keys; of a section only if its name is written out."""
+    """Return groups, keys and sections; the keys of a section only once its name is typed."""
     from fed_dpsd.config import keys
 
     section = begun[: begun.rfind(".") + 1]

@@ -1,4 +1,4 @@
-"""The console: messages for people, all on stderr, and the arguments that commands share."""
+"""The console: messages for people, all on stderr, and the arguments shared by commands."""
 
 from typing import Annotated
 
@@ -19,10 +19,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on s
 
 
 def say(line: str) -> None:
-    """Print a line for people, as it is."""
+    """Print a line for people, unchanged."""
     console.print(line, markup=False, soft_wrap=True)
 
 
 def say_failed(line: str) -> None:
-    """Print an error for people, as it is."""
+    """Print an error for people, unchanged."""
     console.print(line, style="red", markup=False, soft_wrap=True)

@@ -19,14 +19,14 @@ SHADES = " ░▒▓█"
 def data(
     overrides: Overrides = None,
     out: Annotated[
-        Path | None, typer.Option(help="Draw the partition, too: the PNG to write.")
+        Path | None, typer.Option(help="PNG file for a picture of the partition.")
     ] = None,
 ) -> None:
     """Show split sizes, and each simulated client's number of records by class."""
     import numpy as np
 
     if out is not None and (out.suffix.lower() != ".png" or out.is_dir()):
-        raise UserError(f"--out {out} is no PNG file; give one, such as partition.png")
+        raise UserError(f"--out {out} is not a PNG file; give one, such as partition.png")
     from fed_dpsd.api import composed
     from fed_dpsd.experiment import load_data, partitions, unused
 
@@ -50,7 +50,7 @@ def data(
     for client, row in enumerate(counts):
         cells = (_cell(count, max(1, row.max()), shades) for count in row)
         table.add_row(str(client), f"{row.sum():,}", *cells)
-    # In a pipe no line has to fit a screen.
+    # In a pipe, lines may be of any length.
     Console(highlight=False, width=None if sys.stdout.isatty() else 100_000).print(table)
     if left_out := unused(experiment):
         print(left_out)
@@ -66,7 +66,7 @@ def _cell(count: int, largest: int, shades: str) -> str:
 
 
 def _shows(text: str) -> bool:
-    """Return whether the encoding of stdout has all of a text."""
+    """Return whether stdout can encode a text."""
     try:
         text.encode(sys.stdout.encoding)
     except UnicodeEncodeError:

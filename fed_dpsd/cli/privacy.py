@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="What a run would cost in privacy, what clients have spent, and attacks on the claims.",
+    help="Plan the privacy cost of a run, read what clients have spent, and attack the claims.",
 )
 UNEXPECTED = 3  # exit code of an audit with an unexpected outcome
 
@@ -33,7 +33,7 @@ UNEXPECTED = 3  # exit code of an audit with an unexpected outcome
 def plan(
     overrides: Overrides = None, as_json: AsJson = False, show_config: ShowConfig = False
 ) -> None:
-    """Print what a run would cost in privacy; nothing is spent."""
+    """Print the privacy cost of a run without running it; nothing is spent."""
     from fed_dpsd import api
 
     if show_config:
@@ -55,16 +55,16 @@ def audit(
     broken: Annotated[
         Literal["half", "none"] | None,
         typer.Option(
-            help="Attack a hospital that adds half of the noise that it claims, or next to none."
+            help="Attack a hospital that adds half of the noise that it claims, or almost none."
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Test a client's code: attack what it releases, test its sampler and its protocol.
+    """Test a client's code: attack its releases, test its sampler and its protocol.
 
     Attacks run at settings where they come close to the proof, to test the code, and at the run's
-    own settings. Sampler tests count what is drawn. Protocol tests send requests to a site with a
-    ledger. With --broken the attacks have to succeed: an audit that misses is blind.
+    own settings. Sampler tests count draws. Protocol tests send requests to a site with a
+    ledger. With --broken the attacks must succeed: an audit that misses a broken hospital is blind.
     """
     from fed_dpsd.api import composed
     from fed_dpsd.audits.conformance import TITLES, audit_client
@@ -96,9 +96,7 @@ def audit(
                 out.print(f"  {title.lower()}: {wrong}", soft_wrap=True)
         if broken:
             noise = "half of the noise" if broken == "half" else "next to no noise"
-            verdict = (
-                "refuted, as it has to be" if found.refuted else "NOT refuted: the audit is blind"
-            )
+            verdict = "refuted, as expected" if found.refuted else "NOT refuted: the audit is blind"
             out.print(f"a hospital with {noise}: {verdict}", soft_wrap=True)
     if not found.as_expected:
         raise typer.Exit(UNEXPECTED)
@@ -137,7 +135,7 @@ def attack(
         rows.append(row)
         write_atomically(
             table, encoded(tables.csv_text(rows))
-        )  # as they come: an attack takes minutes
+        )  # printed one by one: an attack takes minutes
 
     with shown(console):
         if kind == "membership":
@@ -174,14 +172,14 @@ def attack(
 def ledger(
     path: Annotated[Path, typer.Argument(help="A ledger file, a folder of them, or a run folder.")],
     delta: Annotated[
-        float, typer.Option(help="Probability of failure, delta, at which epsilons are printed.")
+        float, typer.Option(help="Failure probability, delta, at which epsilons are printed.")
     ] = 1e-5,
     charges: Annotated[
-        bool, typer.Option("--charges", help="Print every charge, and each unit and relation, too.")
+        bool, typer.Option("--charges", help="Also print every charge, and each unit and relation.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print what each client was charged so far, and what that proves. Nothing is written."""
+    """Print each client's charges so far, and the epsilons that they prove. Nothing is written."""
     from fed_dpsd.accounts.card import NO_SECRET_NOTE, account, ledger_files
     from fed_dpsd.accounts.database import read
     from fed_dpsd.accounts.secret import has_secret
@@ -220,7 +218,7 @@ def ledger(
 def _print_charges(
     out: Console, file: Path, entries: Sequence["Entry"], totals: Iterable["Proofs"], delta: float
 ) -> None:
-    """Print every charge of a ledger, and all that they prove together."""
+    """Print every charge of a ledger, and the epsilons that they prove together."""
     from fed_dpsd.accounts.card import account
 
     out.print(str(file), markup=False, soft_wrap=True)
@@ -241,7 +239,7 @@ def _print_charges(
 def _spent_table(
     accounts: Mapping[Path, Sequence["Entry"]], totals: Mapping[Path, Mapping["Pair", "Proofs"]]
 ) -> Table:
-    """Return a row for each client: a record's epsilons, and larger units' that mean much."""
+    """Return a row for each client: the epsilons of a record and of meaningful larger units."""
     from fed_dpsd.accounts.verdict import is_meaningful
     from fed_dpsd.privacy.epsilon import NOT_REVIEWED
     from fed_dpsd.privacy.mechanism import weakest
@@ -271,7 +269,7 @@ def _spent_table(
 
 
 def _meanings(totals: Mapping[Path, Mapping["Pair", "Proofs"]], delta: float) -> Iterator[str]:
-    """Yield sentences on what the numbers of `_spent_table` mean."""
+    """Yield sentences that explain the numbers of `_spent_table`."""
     records = [of_file["record", "add_remove"] for of_file in totals.values()]
     claims = [next(iter(proofs.values())) for proofs in records]
     notes = dict.fromkeys(note for claim in claims for note in claim.notes)
@@ -293,10 +291,8 @@ def _json(proofs: "Proofs") -> dict[str, Any]:
     """Return the smallest proven epsilon as on a card, with the others."""
     (basis, claim), *others = proofs.items()
     kept = ("trust", "epsilon")
-    beside = [
-        {"basis": name} | {key: other.to_json()[key] for key in kept} for name, other in others
-    ]
-    return claim.to_json() | {"basis": basis, "beside": beside}
+    rows = [{"basis": name} | {key: other.to_json()[key] for key in kept} for name, other in others]
+    return claim.to_json() | {"basis": basis, "beside": rows}
 
 
 def _text(proofs: "Proofs") -> str:

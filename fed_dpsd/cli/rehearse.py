@@ -33,12 +33,16 @@ def rehearse(
     ] = Path("runs/rehearsal"),
     kills: Annotated[
         int,
-        typer.Option(help="Number of random faults; each run is repeated without any, to compare."),
+        typer.Option(
+            help="Number of random faults; each run is repeated without faults, for comparison."
+        ),
     ] = 0,
     seed: Annotated[int, typer.Option(help="Seed of the first run, and of its faults.")] = 0,
     loopback: Annotated[
         bool,
-        typer.Option("--loopback", help="Let all hosts be this one, over its loopback interface."),
+        typer.Option(
+            "--loopback", help="Run all hosts on this machine, over its loopback interface."
+        ),
     ] = False,
 ) -> None:
     """Rehearse a deployment on this machine: coordinator and hospitals, their keys, TLS, processes.
@@ -57,7 +61,7 @@ def rehearse(
     hosts = not loopback and can_make_hosts()
     console.print(f"hosts: {'network namespaces' if hosts else 'this one, over loopback'}")
     with shown(console), Rehearsal(home, [RETRY, *(overrides or [])], {}, hosts) as rehearsal:
-        console.print(f"connected: {len(rehearsal.hospitals)} hospitals; all of it is in {home}")
+        console.print(f"connected: {len(rehearsal.hospitals)} hospitals; all files are in {home}")
         if kills:
             _endure(rehearsal, kills, seed)
             return

@@ -19,7 +19,7 @@ def run(
     overrides: Overrides = None,
     engine: Annotated[
         Literal["local", "flower"],
-        typer.Option(help="local: in this process; flower: a Flower simulation of its own."),
+        typer.Option(help="local: in this process; flower: in a separate Flower simulation."),
     ] = "local",
     nodes: Annotated[
         int | None,
@@ -29,7 +29,7 @@ def run(
     ] = None,
     show_config: ShowConfig = False,
 ) -> None:
-    """Run one experiment, and print its folder, which is the last line of stdout.
+    """Run one experiment. The last line of stdout is its folder.
 
     Without settings: FedDPSD on scikit-learn's digits, with 5 simulated clients whose teachers are
     trained with DP-SGD, at epsilon 3 for a record that is added or removed.
@@ -40,7 +40,7 @@ def run(
         print_config(overrides or [])
         return
     if nodes is not None and engine == "local":
-        raise UserError(f"--nodes {nodes} goes with --engine flower; add that, or leave it out")
+        raise UserError(f"--nodes {nodes} needs --engine flower; add it, or omit --nodes")
     job = api.new_job(tuple(overrides or ()), engine, nodes)
     for line in job.warnings:
         say(f"warning: {line}")
@@ -50,10 +50,11 @@ def run(
 def resume(
     context: typer.Context,
     run_folder: Annotated[
-        Path, typer.Argument(help="Folder of the run, which it printed last.", metavar="RUN")
+        Path,
+        typer.Argument(help="Folder of the run, the last line that it printed.", metavar="RUN"),
     ],
 ) -> None:
-    """Continue a run that stopped, from its last checkpoint, in this process; same bits."""
+    """Continue a stopped run from its last checkpoint, in this process, to the same bits."""
     if context.args:
         context.fail(
             f"{context.args[0]}: resume takes no settings; a longer run is a new run "
@@ -67,7 +68,7 @@ def resume(
 def _finish(job: "Job") -> None:
     """Run a job, print the next steps, and always print its run folder last."""
     from fed_dpsd import api
-    from fed_dpsd.server.words import how_to_go_on, next_steps
+    from fed_dpsd.server.words import how_to_continue, next_steps
 
     try:
         if job.completed:
@@ -79,7 +80,7 @@ def _finish(job: "Job") -> None:
         for line in next_steps(job.folder, finished.summary, ledgers):
             say(line)
     except BaseException as error:
-        say(how_to_go_on(job.folder, error))
+        say(how_to_continue(job.folder, error))
         raise
     finally:
         if job.folder.exists():
@@ -87,7 +88,7 @@ def _finish(job: "Job") -> None:
 
 
 def doctor(overrides: Overrides = None) -> None:
-    """Check this machine, and what a run with these settings needs, with a remedy for each problem.
+    """Check this machine for a run with these settings, and print a remedy for each problem.
 
     The run's data is read; nothing is trained or charged.
     """

@@ -1,4 +1,4 @@
-"""The whole configuration of a run, as YAML in which a comment on each value gives its origin."""
+"""The whole configuration of a run as YAML; a comment on each value gives its origin."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ ShowConfig = Annotated[
 
 
 def print_config(overrides: Sequence[str]) -> None:
-    """Print the configuration that overrides stand for; no data is read, no folder made.
+    """Print the configuration that overrides describe; no data is read and no folder is made.
 
     Raises:
         ConfigError: it has problems.
@@ -35,10 +35,10 @@ def print_config(overrides: Sequence[str]) -> None:
 
 
 def annotated(overrides: Sequence[str], experiment: "Experiment") -> str:
-    """Return the configuration that overrides stand for, a line for each key.
+    """Return the configuration that overrides describe, one line per key.
 
-    A comment names the origin: typed, a file of conf/ with the choice that brought it, the key
-    that it follows, calibrated, or default.
+    A comment names the origin: typed, a file of conf/ with the choice that selected it, the key
+    whose value it copies, calibrated, or default.
 
     Args:
         overrides: as they were typed.

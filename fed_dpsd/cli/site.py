@@ -14,7 +14,7 @@ from fed_dpsd.errors import UserError
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="A hospital's own side: its file, its key, a check of its data, and its connection.",
+    help="A hospital's own side: create its file and key, check its data, and connect.",
 )
 File = Annotated[
     Path,
@@ -23,11 +23,11 @@ File = Annotated[
 
 
 def init(file: File) -> None:
-    """Write a hospital's file to fill in, with a line on each key."""
+    """Write a template of a hospital's file, with a comment on each key."""
     from fed_dpsd.storage import conf_folder, write_atomically
 
     if file.exists():
-        raise UserError(f"{file} exists already; it is not overwritten")
+        raise UserError(f"{file} already exists; it is not overwritten")
     if not file.parent.exists():
         raise UserError(f"{file.parent} does not exist; create it, or give another folder")
     write_atomically(file, (conf_folder() / "site.yaml").read_bytes())
@@ -55,7 +55,7 @@ def check(
 ) -> None:
     """Count the data, train and test a teacher, and rehearse an answer; nothing is charged.
 
-    What it prints is exact and private: it is for the hospital's own eyes.
+    The output is exact and private: only the hospital may see it.
     """
     from fed_dpsd.client.check import check
     from fed_dpsd.client.hospital import open_file
@@ -74,15 +74,15 @@ def serve(
         int, typer.Option(help="Port on this machine, for the node's own processes.")
     ] = 9094,
 ) -> None:
-    """Connect to the coordinator, and answer with the code that is installed here, and no other.
+    """Connect to the coordinator, and answer only with the code that is installed here.
 
-    A node that ends with an error is started again. After a crash, the SuperLink takes up to a
-    minute to see that the old node is gone, and refuses a new one until then.
+    A node that ends with an error is restarted. After a crash, the SuperLink takes up to a minute
+    to notice that the old node is gone, and refuses a new one until then.
     """
     from fed_dpsd.client.hospital import open_file
     from fed_dpsd.engines.flower.supernode import serve
 
     for path in (certificate, node_key):
         if not path.is_file():
-            raise UserError(f"{path} is not there; the coordinator's guide is docs/deployment.md")
+            raise UserError(f"{path} does not exist; the coordinator's guide is docs/deployment.md")
     serve(file, open_file(file).folder, superlink, certificate, node_key, port)

@@ -1,4 +1,4 @@
-"""The commands `export`, `predict` and `synthesize`: what people take away from a run."""
+"""The commands `export`, `predict` and `synthesize`, which use the results of a run."""
 
 import csv
 import sys
@@ -23,7 +23,8 @@ SHOWN = 20  # rows of a table on a terminal
 
 
 Run = Annotated[
-    Path, typer.Argument(help="Folder of a completed run, which it printed last.", metavar="RUN")
+    Path,
+    typer.Argument(help="Folder of a completed run, the last line that it printed.", metavar="RUN"),
 ]
 
 
@@ -53,9 +54,9 @@ def export(
 def synthesize(
     run_folder: Run,
     number: Annotated[int, typer.Option("--num", min=1, help="How many images to draw.")],
-    out: Annotated[Path, typer.Option(help="FILE.parquet to write, in a folder of its own.")],
+    out: Annotated[Path, typer.Option(help="FILE.parquet to write, in a separate folder.")],
     labels: Annotated[
-        bool, typer.Option("--labels", help="Let the student label them, in two more columns.")
+        bool, typer.Option("--labels", help="Add the student's labels, in two more columns.")
     ] = False,
     source: Annotated[
         Literal["generator", "questions"] | None,
@@ -90,19 +91,21 @@ def predict(
         list[Path], typer.Argument(help="Image files, and folders of them.", metavar="IMAGE...")
     ],
     every_class: Annotated[
-        bool, typer.Option("--all", help="The probability of every class, in a column each.")
+        bool, typer.Option("--all", help="Print the probability of every class, one column each.")
     ] = False,
     out: Annotated[Path | None, typer.Option(help="FILE.csv to write, in place of stdout.")] = None,
     about: Annotated[
         bool,
-        typer.Option("--about", help="Say first what the model's run reached, and its privacy."),
+        typer.Option(
+            "--about", help="First print the accuracy and the privacy of the model's run."
+        ),
     ] = False,
 ) -> None:
-    """Print a CSV line on each image: the file, its class and the class's probability.
+    """Print a CSV line for each image: the file, its class and the class's probability.
 
-    A terminal shows a table of the first images instead, without --all. Images are made grey or
-    RGB and scaled as a hospital's records are. Nothing is sent anywhere. A file that cannot be
-    read gets a line on stderr, and the exit code is 1 at the end.
+    On a terminal, without --all, it prints a table of the first images instead. Images are made
+    grey or RGB and scaled as a hospital's records are. Nothing is sent anywhere. A file that cannot
+    be read is reported on stderr and makes the exit code 1.
     """
     from fed_dpsd.api import load_student
     from fed_dpsd.display import shown
@@ -110,7 +113,7 @@ def predict(
     from fed_dpsd.storage import ANY_TEXT, replacing
 
     if out is not None and out.exists():
-        raise UserError(f"--out {out} exists already; choose another file")
+        raise UserError(f"--out {out} already exists; choose another file")
     student = load_student(model)
     if about:
         say(student.facts["result"])
@@ -171,7 +174,7 @@ def _write_csv(file: TextIO, header: Sequence[str], rows: Iterable[Sequence[str]
 
 
 def _print_table(file: TextIO, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print the first rows as people read them, and how many images each class has."""
+    """Print the first rows for people, and the number of images of each class."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     for name in header:
         table.add_column(name, justify="right" if name == "probability" else "left")

@@ -21,7 +21,7 @@ def sweep(
 ) -> None:
     """Run a grid of experiments; the last line of stdout is the path of its table.
 
-    Separate values by commas, as in seed=0,1,2. The same command resumes a sweep.
+    Separate values by commas, as in seed=0,1,2. To resume a sweep, repeat the command.
     """
     from fed_dpsd.engines.ready import ready
     from fed_dpsd.sweep import sweep as sweeps
@@ -55,27 +55,27 @@ def report(
     ] = None,
     against: Annotated[
         str | None,
-        typer.Option(help="Name of a setting, with which the others are compared, seed by seed."),
+        typer.Option(help="Name of a setting to compare the others with, seed by seed."),
     ] = None,
 ) -> None:
-    """Write a page, tables and figures, and print their paths; the page (HTML) is the last.
+    """Write a page, tables and figures, and print their paths; the HTML page comes last.
 
-    The page of a run or a deployment shows its result, what is protected, and how both came about.
-    The page of a sweep compares settings by means over seeds. A page is one file that needs no
-    network. Figures, as PNG and PDF, show accuracy against the proven epsilon, queries, seconds and
+    The page of a run or a deployment shows its result, what is protected, and how it was obtained.
+    The page of a sweep compares settings by means over seeds. A page is a single file that works
+    offline. Figures, as PNG and PDF, show accuracy against the proven epsilon, queries, seconds and
     partition.alpha, and which classes are confused.
     """
     from fed_dpsd.report import pages
-    from fed_dpsd.sweep.reported import facts_of, run_in, tables_of, unfinished_beside
+    from fed_dpsd.sweep.reported import facts_of, run_in, tables_of, unfinished_nearby
 
     places = [path.absolute() for path in paths]
     run = facts_of(places)
-    if run and run.unfinished:  # its numbers are not a table's yet
+    if run and run.unfinished:  # its numbers are not in a table yet
         say(f"not finished: {run.unfinished.status}")
         print(pages.write_unfinished(run, (out or run_in(places[0])).absolute()))
         return
     tables = tables_of(places, out and out.absolute())
-    unfinished = unfinished_beside(places)
+    unfinished = unfinished_nearby(places)
     for each in unfinished:
         say(f"{each.name} is not finished: {each.status}")
     folder = (out or tables[0].parent).absolute()

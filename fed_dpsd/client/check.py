@@ -1,6 +1,6 @@
-"""A hospital's look at its own side: its data, a teacher, and an answer, charging nothing.
+"""A hospital's check of its own data, a teacher and an answer; nothing is charged.
 
-All of it is exact and private: it is for the hospital's own eyes.
+All results are exact and private: only the hospital may see them.
 """
 
 import dataclasses
@@ -33,11 +33,11 @@ HELD_OUT = 5  # every fifth image or patient is held out from training
 
 
 def check(hospital: Hospital, overrides: list[str]) -> Iterator[str | Table]:
-    """Read the data, count it, train and test a teacher, and rehearse an answer; say each result.
+    """Read and count the data, train and test a teacher, rehearse an answer; report each result.
 
     Args:
         hospital: the hospital, from its own file.
-        overrides: the coordinator's; with none, the first choices of the file.
+        overrides: the coordinator's overrides; without any, the first choices of the file.
 
     Raises:
         UserError: the file does not allow such a run, its training diverges, or an answer would be
@@ -65,7 +65,7 @@ def check(hospital: Hospital, overrides: list[str]) -> Iterator[str | Table]:
     yield f"when records change during a run: {hospital.when_records_change}"
     if lacking := hospital.open(experiment, "check").lacking():
         raise UserError(
-            f"{lacking}={getattr(hospital, lacking):,.10g} does not last for this run: at some "
+            f"{lacking}={getattr(hospital, lacking):,.10g} is not enough for this run: at some "
             "image this site would refuse; agree on more noise, or on fewer images"
         )
     # A copy of the secret lies in this folder, so it must be inside the hospital's own.
@@ -88,7 +88,7 @@ def _counts(hospital: Hospital, content: HospitalRecords) -> Table:
 
 
 def _repeated(content: HospitalRecords) -> str:
-    """Describe the images that are there more than once; "" if there are none."""
+    """Describe the images that occur more than once; "" if there are none."""
     ids, patients = content.ids, content.records.patients
     images = len(np.unique(ids))
     if images == len(ids):
@@ -102,12 +102,12 @@ def _repeated(content: HospitalRecords) -> str:
 
 
 def _experiment(hospital: Hospital, overrides: list[str]) -> Experiment:
-    """Return the experiment of a coordinator with these overrides, as this hospital allows it."""
+    """Return a coordinator's experiment with these overrides, if this hospital allows it."""
     defaults = [
         *("federation=deployment", "data=folder", f"num_clients={hospital.num_clients}"),
         f"data.shape={list(hospital.shape)}".replace(" ", ""),
     ]
-    if not any(each.startswith("data=") for each in overrides):  # another set names its own classes
+    if not any(each.startswith("data=") for each in overrides):  # other data sets name their own
         names = ",".join(map(quoted, hospital.classes))
         defaults += [f"data.classes=[{names}]", "data.num_classes=null"]
     firsts = {
@@ -133,7 +133,7 @@ def _train(
     ids = content.ids if content.records.patients is None else content.records.patients
     distinct, place = np.unique(ids, return_inverse=True)
     if len(distinct) == 1:
-        return "one image or patient is too few to test any"
+        return "one image or patient is too few to hold any out"
     held_out = place % HELD_OUT == 0
     seen, unseen = np.flatnonzero(~held_out), np.flatnonzero(held_out)
     secret = SecretStreams(secret_of(folder / "rehearsal"))
@@ -145,7 +145,7 @@ def _train(
         raise teachers.watch.diverged[0]
     probabilities = np.nanmean(predicted, axis=0)
     right = (probabilities.argmax(1) == tested.labels).mean()
-    return f"{100 * right:.1f} % on {len(unseen):,} records that were held out"
+    return f"{100 * right:.1f} % on {len(unseen):,} held-out records"
 
 
 def _rehearse(hospital: Hospital, experiment: Experiment, folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""The device of a client's teachers, and how much of it a process may fill with them."""
+"""The device of a client's teachers, and how much memory a process may use for them."""
 
 import functools
 import os
@@ -14,18 +14,18 @@ from fed_dpsd.privacy.label_dp import LabelPrivate
 from fed_dpsd.privacy.training import CustomTraining, Training, TrainingMechanism
 
 # Bytes of a GPU that a process may fill with teachers. Set it when several processes share a GPU;
-# otherwise a process takes half of the memory that is free when its first teacher comes.
+# otherwise a process takes half of the memory that is free when it loads its first teacher.
 TEACHER_BYTES = "FED_DPSD_TEACHER_BYTES"
 # Bytes of the processor's memory that a process fills, so that it does not grow with the clients.
 PROCESSOR_BYTES = 2**28
 
 
 def named_device(config: Config, client: int) -> str:
-    """Return the name of the device on which a client's teachers answer, and plain ones learn.
+    """Return the name of the device on which a client's teachers answer and plain teachers learn.
 
-    The proof of noisy answers needs that a teacher is a function of its own shard, to the last bit.
-    On a GPU kernels may follow the memory that other teachers leave free. So where the noise is
-    secret, a teacher is on a GPU only if no other teacher of the run can be there.
+    The proof of noisy answers requires each teacher to be a function of its own shard, to the last
+    bit. On a GPU, kernels may depend on the memory that other teachers leave free. So if the noise
+    is secret, a teacher is on a GPU only if no other teacher of the run can be there.
 
     With fixed features `auto` is the processor, which computes them once for all clients.
     """
@@ -38,10 +38,10 @@ def named_device(config: Config, client: int) -> str:
 
 
 def device_of(config: Config, client: int) -> torch.device:
-    """Return the device on which a client's teachers answer, as this process sees it.
+    """Return the device on which a client's teachers answer, in this process's numbering.
 
     Raises:
-        UserError: this process does not see it.
+        UserError: this process cannot use it.
     """
     name = named_device(config, client)
     require_device("client_device", name, number_of_gpus())
@@ -60,18 +60,18 @@ class Owner(Protocol):
     """An owner of teachers on a device."""
 
     def drop(self) -> None:
-        """Give its teachers up; they are read again when they are needed."""
+        """Release its teachers; they are read again when needed."""
 
 
 class Held:
-    """The teachers used last on a device, up to a limit in bytes, which one owner may exceed."""
+    """The latest used teachers on a device, up to a limit in bytes that one owner may exceed."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._sizes: WeakKeyDictionary[Owner, int] = WeakKeyDictionary()  # the oldest use first
 
     def use(self, owner: Owner, size: int) -> None:
-        """Note that an owner's teachers, of `size` bytes, are used; drop older ones beyond it."""
+        """Mark an owner's teachers, of `size` bytes, as used; drop older ones beyond the limit."""
         self._sizes.pop(owner, None)
         held = sum(self._sizes.values()) + size
         while held > self._limit and (oldest := next(iter(self._sizes), None)) is not None:

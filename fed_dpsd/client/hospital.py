@@ -1,6 +1,6 @@
-"""A hospital: its own file, never a message, sets what it answers, by what means and how much.
+"""A hospital: its own file, never a message, decides what, how and how much it answers.
 
-The file is YAML with the keys of `Terms`; `fed-dpsd site init` writes one with a line on each.
+The file is YAML with the keys of `Terms`; `fed-dpsd site init` writes one with a comment on each.
 """
 
 import contextlib
@@ -32,13 +32,13 @@ from fed_dpsd.storage import client_name
 
 logger = logging.getLogger("fed_dpsd")
 
-KEPT = 400  # teachers on disk besides a run's own; a deleted one is trained again, to the same bits
+KEPT = 400  # teachers kept besides a run's own; a deleted one is trained again, to the same bits
 _REMEDY = "`fed-dpsd site init` writes one"
 
 
 @dataclass(frozen=True)
 class Hospital(Terms):
-    """A hospital's side of a federation: it reads, checks and answers by the terms of its file."""
+    """A hospital's side of a federation: it reads, checks and answers by its file's terms."""
 
     @property
     def folder(self) -> Path:
@@ -64,15 +64,11 @@ class Hospital(Terms):
         return FileLedger(folder, self.client, self.name)
 
     def read(self) -> HospitalRecords:
-        """Read its records.
-
-        Raises:
-            UserError: the records are not as `files` says.
-        """
+        """Read its records. Raises: UserError: the records do not match `files`."""
         return read(self.files, self.shape, self.classes)
 
     def experiment(self, text: str, images: int) -> Experiment:
-        """Return a coordinator's experiment, with budget, data and places from this file instead.
+        """Return a coordinator's experiment, with budget, data and paths from this file instead.
 
         Args:
             text: `Experiment.to_json` of the coordinator.
@@ -106,11 +102,11 @@ class Hospital(Terms):
         return {
             **raw,
             **places,
-            "pictures": "",  # only a server draws questions; its folders are none of this machine
+            "pictures": "",  # only a server draws questions; its folders are not on this machine
             "cache": str(self.folder / "cache"),
             "threads_client": self.threads,
             "client_device": self.device,
-            "server_device": "cpu",  # the coordinator's is none of this machine
+            "server_device": "cpu",  # the coordinator's is not on this machine
             "noise": "secure",
             "data": {**raw["data"], **own},
             "privacy": {**raw["privacy"], **budget},
@@ -121,13 +117,13 @@ class Hospital(Terms):
         """Read the records again, and return the site that answers for this hospital.
 
         Args:
-            experiment: an experiment that the method `experiment` has returned.
+            experiment: an experiment that the method `experiment` returned.
             run: the coordinator's name of the run.
 
         Raises:
             NotAllowed: its secure sums withstand too few colluding clients.
             UserError: the records or the secret cannot be read, the keys are wrong, or the device
-                is not there.
+                does not exist.
         """
         require_device("device", self.device, number_of_gpus())
         content = self.read()
@@ -155,14 +151,14 @@ class Hospital(Terms):
         )
 
     def _prune(self, most: int) -> None:
-        """Delete all but the `most` teachers used last: messages may ask for any number of them."""
+        """Delete all but the `most` teachers used last: messages may request any number."""
         paths = (self.folder / "cache" / "teachers").glob("*")
         with contextlib.suppress(FileNotFoundError):  # another process may be deleting them too
             for path in sorted(paths, key=lambda path: -path.stat().st_mtime)[most:]:
                 path.unlink(missing_ok=True)
 
     def _party(self, experiment: Experiment, secret: bytes) -> Party | None:
-        """Return its part in secure sums; None where the mechanism has none."""
+        """Return its part in secure sums; None if the mechanism uses none."""
         quorum = quorum_of(experiment.answers)
         if quorum is None:
             return None
@@ -176,7 +172,7 @@ class Hospital(Terms):
 
 
 def open_file(path: Path) -> Hospital:
-    """Return the hospital of a site's file; relative paths in it start from the file's folder.
+    """Return the hospital of a site file; relative paths in it start from the file's folder.
 
     Raises:
         UserError: the file cannot be read, or is not as `Hospital` says.
@@ -184,13 +180,13 @@ def open_file(path: Path) -> Hospital:
     try:
         raw = read_yaml(path)
     except ValueError as error:
-        raise UserError(f"{path} is no site's file: {error}; {_REMEDY}") from None
+        raise UserError(f"{path} is not a site file: {error}; {_REMEDY}") from None
     files = raw.get("files")
     if isinstance(files, Mapping) and "classes" in files:
         raise UserError(
-            f"{path}: files.classes is no key. Name the federation's classes in order at the top, "
-            "such as `classes: [normal, pneumonia]`; where your labels have other names, say so "
-            "under files, such as `labels: {NORMAL: normal}`"
+            f"{path}: files.classes is not a key. Name the federation's classes in order at the "
+            "top, such as `classes: [normal, pneumonia]`; if your labels have other names, map "
+            "them under files, such as `labels: {NORMAL: normal}`"
         )
     return _with_absolute_paths(bound(Hospital, raw, "site."), path.parent.absolute())
 

@@ -1,4 +1,4 @@
-"""What a training reads of a shard: the inputs and labels themselves, and a digest of every bit."""
+"""The inputs and labels that a training reads from a shard, and a digest of every bit."""
 
 import hashlib
 
@@ -15,7 +15,7 @@ from fed_dpsd.models.inference import IMAGES_AT_ONCE, learner, to_unit
 from fed_dpsd.privacy.lattice import places_agree
 from fed_dpsd.privacy.training import TrainingMechanism, places_of
 
-PROBED = 16  # images whose gradients show a network's kernels
+PROBED = 16  # images whose gradients identify a network's kernels
 # Shifts of the copies of an image, in pixels down and to the right.
 MOVES = ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (1, -1), (-1, 1), (-1, -1))
 _safe_batches: dict[tuple[object, ...], int] = {}
@@ -24,12 +24,13 @@ _safe_batches: dict[tuple[object, ...], int] = {}
 def read_shard(
     teacher: Classifier, records: Split, training: TrainingMechanism | None
 ) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
-    """Return the part of a teacher that learns, and what it reads: inputs and labels.
+    """Return the part of a teacher that learns, and the inputs and labels that it reads.
 
     Args:
         teacher: an untrained teacher, on the processor.
-        records: those of its shard.
-        training: the private training, which may read copies of images, or patients; else None.
+        records: the records of its shard.
+        training: the private training, which may read copies of images, or patients; None without
+            one.
     """
     images, labels = records.images, torch.from_numpy(records.labels)
     if not training:
@@ -54,8 +55,9 @@ def digest_of_shard(
 ) -> str:
     """Return a digest of a key, the first weights, the inputs and the labels, in their order.
 
-    Inputs are features where these are fixed. A network computes on: so the gradients of its first
-    records are part of the digest. Other kernels would round them differently.
+    If features are fixed, they are the inputs. Otherwise the network computes further, so the
+    gradients of its first records are part of the digest: other kernels would round them
+    differently.
     """
     model, inputs, labels = read_shard(teacher, records, training)
     digest = hashlib.sha256(f"{key} {tuple(inputs.shape)}".encode())
@@ -71,7 +73,7 @@ def digest_of_shard(
 
 
 def places_of_patients(records: Split, training: TrainingMechanism) -> NDArray[np.int64]:
-    """Return the (P, R) numbers of the records that stand for each patient of a shard."""
+    """Return the (P, R) indices of the records that represent each patient of a shard."""
     assert records.patients is not None
     return places_of(records.patients, training.records_per_patient)
 
@@ -79,7 +81,7 @@ def places_of_patients(records: Split, training: TrainingMechanism) -> NDArray[n
 def safe_batch(teacher: Classifier, images: NDArray[np.uint8]) -> int:
     """Return a batch size at which each image's features are its own, to the last bit.
 
-    It is found on random images, once in a process for features of a kind.
+    It is found on random images, once per process and kind of features.
     """
 
     def features(pixels: torch.Tensor, _: torch.Tensor) -> list[torch.Tensor]:

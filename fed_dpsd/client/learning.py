@@ -1,4 +1,4 @@
-"""Training of teachers without noise in the steps, and a watch over trainings that diverge."""
+"""Training of teachers without noise in the steps, and detection of diverging trainings."""
 
 import contextlib
 import logging
@@ -40,7 +40,7 @@ def train(
 ) -> list[torch.Tensor]:
     """Train a teacher on one shard's records, by Adam or, with a momentum, by SGD.
 
-    It is on `device` then.
+    Afterwards it is on `device`.
 
     Batches are cut from a fresh permutation each epoch; a shard with fewer records than a batch
     takes them all in each step. Any number of records and classes works.
@@ -60,7 +60,7 @@ def train_privately(
     labels: torch.Tensor,
     rng: Rng,
 ) -> None:
-    """Train a teacher by a mechanism, and report its steps in its place."""
+    """Train a teacher by a mechanism, and report the mechanism's steps."""
     with reporting("steps of a teacher", mechanism.steps) as task:
         hook = register_optimizer_step_post_hook(lambda *_: task.advance())
         try:
@@ -71,10 +71,10 @@ def train_privately(
 
 @contextlib.contextmanager
 def pulled_back(teacher: nn.Module, weight: float) -> Iterator[None]:
-    """Pull a teacher back to its present parameters, w_0, in all training during the block.
+    """Pull a teacher back to its current parameters, w_0, in all training inside the block.
 
-    The gradient of weight / 2 ||w - w_0||^2, which depends on no record, is added to what each
-    optimiser's step is given: after the noise of a private training.
+    The gradient of weight / 2 ||w - w_0||^2, which depends on no record, is added to the gradient
+    of each optimiser step: after the noise of a private training.
     """
     if not weight:
         yield
@@ -99,10 +99,10 @@ class PublicImages:
     """A teacher that learns from images, as `privacy.label_dp.Learner` says.
 
     Args:
-        teacher: the teacher, whose weights are those that each `fit` starts from.
+        teacher: the teacher; each `fit` starts from its weights.
         images: (N, C, H, W) images of a shard, N >= 1.
         config: the site's configuration; `config.teacher` says how it learns.
-        draw: returns the generator of a purpose, for the batches of a `fit`.
+        draw: returns the random generator of a purpose, for the batches of a `fit`.
         device: where it learns; the images stay on the processor, except for a batch.
     """
 
@@ -171,10 +171,10 @@ def _optimiser(model: nn.Module, settings: TeacherConfig) -> torch.optim.Optimiz
 
 
 class Watch:
-    """A watch over the trainings of a client's teachers, or of its "baseline".
+    """A check that the trainings of a client's teachers, or of its "baseline", do not diverge.
 
-    At a hospital a diverged training is a line in its own log and in `diverged`, and nothing else:
-    an error would be a fact about records that no noise covers (docs/privacy.md, "Sharp edges").
+    At a hospital, a diverged training is only reported in its own log and in `diverged`: an error
+    would reveal a fact about records that no noise covers (docs/privacy.md, "Sharp edges").
     """
 
     def __init__(self, config: Config, training: Training, client: int, role: Role) -> None:
@@ -183,13 +183,13 @@ class Watch:
         group, rate = "teacher", config.teacher.learning_rate
         if isinstance(training, TrainingMechanism | CustomTraining):
             group = "training" if role == "teacher" else "method.baseline"
-            rate = getattr(training, "learning_rate", None)  # a plug-in's may have none
+            rate = getattr(training, "learning_rate", None)  # a plug-in's training may have none
         self._rates = {} if rate is None else {f"{group}.learning_rate": rate}
         if pull := config.method.get("proximal_weight"):
             self._rates["method.proximal_weight"] = pull
 
     def check_losses(self, losses: Sequence[torch.Tensor], shard: int) -> None:
-        """Check the losses of a plain training, exact functions of records, in a simulation alone.
+        """Check the losses of a plain training, exact functions of records, in simulations only.
 
         Raises:
             Diverged: in a simulation, a loss is NaN or infinite.

@@ -31,14 +31,14 @@ _CLASSES = {
     ("paper_fed_dpsd.PaperFedDPSD", "dpdfd"): "dpdfd.DPDFD",
     ("paper_fed_dpsd.PaperFedDPSD", "paper_dpsd"): "paper_dpsd.PaperDPSD",
 }
-_WORDS = "name", "needs"  # which change nothing that a client does
+_WORDS = "name", "needs"  # which do not change what a client does
 
 
 def method_text(method: Mapping[str, Any]) -> str:
     """Return a method's settings as text; different settings have different texts.
 
     A client's noise is keyed by digests of this text. Any change to it, even of a name, changes
-    the noise and so the student of every seeded run. This is why it has names of its own.
+    the noise and so the student of every seeded run. So the text uses its own names.
 
     Args:
         method: the values of the group `method`, with `_target_`.

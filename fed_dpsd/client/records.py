@@ -1,7 +1,7 @@
 """A hospital's own files: a folder of classes, CSV, npz or parquet.
 
-Errors and counts of this module name local files and labels. They are for the hospital's own screen
-and log, and never part of a message.
+Errors and counts of this module name local files and labels. They go to the hospital's own screen
+and log, never into a message.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,9 +33,9 @@ class HospitalFiles:
             the same teacher of the client.
         skip_unreadable: whether unreadable images are skipped; otherwise they are an error. Records
             without a label are always skipped.
-        labels: the federation's class of each local label; {} where labels are the classes' names.
+        labels: the federation's class of each local label; {} if labels are the classes' names.
         label_columns: columns of truth values, one for each class, in place of `label_column`.
-        pixel_bits: how many bits images of 16 bits use.
+        pixel_bits: how many bits 16-bit images use.
     """
 
     path: str
@@ -51,7 +51,7 @@ class HospitalFiles:
         for label, name in self.labels.items():
             if not isinstance(label, str):
                 typed = ("no", "yes")[label] if isinstance(label, bool) else label
-                raise ValueError(f"labels: {label!r} is no text; quote it: '{typed}': {name}")
+                raise ValueError(f"labels: {label!r} is not text; quote it: '{typed}': {name}")
             if not isinstance(name, str):
                 raise ValueError(f"labels.{label}={name!r} must be the name of one of the classes")
         texts = list(map(text_of, self.labels))
@@ -88,7 +88,7 @@ class HospitalRecords:
         records: the records, in the federation's shape and classes.
         ids: (N,) int64, ascending: a digest of each image's pixels. It does not depend on the order
             of the files or on other records.
-        count: how many files or rows were found, used and skipped, and why.
+        count: the numbers of files or rows found, used and skipped, with reasons.
         notes: suggestions for the hospital.
     """
 
@@ -107,8 +107,8 @@ def read(files: HospitalFiles, shape: tuple[int, ...], classes: Sequence[str]) -
         classes: the names of the federation's classes, in their order.
 
     Raises:
-        UserError: files, columns or labels are not as `files` says, or images cannot be read and
-            must not be skipped.
+        UserError: files, columns or labels do not match `files`, or images cannot be read and must
+            not be skipped.
     """
     path = Path(files.path)
     columns = Columns(
@@ -120,7 +120,7 @@ def read(files: HospitalFiles, shape: tuple[int, ...], classes: Sequence[str]) -
         for label in files.labels:
             if text_of(label) not in folders:
                 raise UserError(
-                    f"{path}: there is no folder {label!r} of classes; check that it exists and "
+                    f"{path}: there is no class folder {label!r}; check that it exists and "
                     "that the user of the service may read it"
                 )
     taken = take(

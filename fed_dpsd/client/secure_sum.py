@@ -1,7 +1,7 @@
 """The client's half of a secure sum, in which a client takes part at most once.
 
 The arithmetic is privacy/secure_sum.py; the server's half is server/secure_sum.py. A client keeps
-its masked answer and the names that it has confirmed with its charges, so a process that is killed
+its masked answer and the names that it has confirmed with its charges, so after a crash it
 continues with the same ones.
 """
 
@@ -23,7 +23,7 @@ class Summing:
 
     Args:
         party: the client's keys.
-        mechanism: the mechanism of its answers, each of which holds a noise share.
+        mechanism: the mechanism of its answers; each answer holds a noise share.
         ledger: the ledger that keeps masked answers and confirmed names.
         run: the coordinator's name of the run; sums of other runs have other masks and other noise.
     """
@@ -34,8 +34,8 @@ class Summing:
     def masked(self, response: Response, request: Request) -> Response:
         """Mask a released answer, which holds a noise share, so that it may leave.
 
-        A request of a run has the same mask for ever: a request that is repeated gets the bytes
-        that left before.
+        A request of a run always has the same mask: a repeated request gets the bytes that left
+        before.
         """
         tag = self.tag(request.digest())
         with self._ledger.transaction():
@@ -74,7 +74,7 @@ class Summing:
     def tag(self, request: str) -> str:
         """Return the tag of the sum of the answers to a request, the same at every client.
 
-        It leaves out whether shards go by record or by patient, so the answers of clients that
+        It does not depend on whether shards are by record or by patient, so answers of clients that
         differ in this may be summed.
         """
         shards = replace(self._mechanism.shards, by="record")

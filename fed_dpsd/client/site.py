@@ -45,12 +45,12 @@ class Site:
         answers: the mechanism that this site answers with.
         client: the client's number.
         records: the client's private records.
-        shard_ids: (len(records),) each record's lasting id, or its patient's; it decides the
+        shard_ids: (len(records),) each record's permanent id, or its patient's; it decides the
             record's shard.
-        test: the public test images, for diagnostics; None where there are no diagnostics.
+        test: the public test images, for diagnostics; None without diagnostics.
         account: the client's account of the run that it answers in.
         secret: source of the noise; None for the seeds of `config`.
-        summing: the client's part in secure sums; None where there are none.
+        summing: the client's part in secure sums; None without secure sums.
     """
 
     def __init__(
@@ -81,9 +81,9 @@ class Site:
         self.summing = summing
 
     def pay_for_training(self) -> None:
-        """Charge the teachers' private training, unless this process has seen that it is paid.
+        """Charge the teachers' private training, unless this process knows that it is paid.
 
-        Teachers that are trained without noise have none to pay for.
+        Teachers trained without noise cost nothing here.
 
         Raises:
             BudgetSpent: the training is not paid for, and would exceed the budget or the plan.
@@ -99,7 +99,7 @@ class Site:
         self._paid = True
 
     def join(self) -> None:
-        """Take part in the run with the records as they are.
+        """Take part in the run with the current records.
 
         Raises:
             RecordsChanged: the records differ from before, and the client's policy is to refuse.
@@ -111,7 +111,7 @@ class Site:
     def lacking(self) -> Literal["", "budget", "queries"]:
         """Name the limit that the planned run would exceed, after all charges so far; "" if none.
 
-        The teachers' first training costs nothing more if it was charged before.
+        The teachers' first training costs nothing if it was charged before.
         """
         digests = {self.training.name: self._teachers.identity, ClassCounts.name: self._counts}
         with self.ledger.transaction():
@@ -137,11 +137,11 @@ class Site:
             )
 
     def admit(self, request: Request) -> None:
-        """Refuse a request that `release` would refuse, before teachers are trained for it in vain.
+        """Refuse a request that `release` would refuse, before training teachers for it in vain.
 
         Raises:
             BudgetSpent: the request was not charged before, and would exceed the budget or the
-            plan.
+                plan.
         """
         if self._teachers.ready or request.kind == "baseline":  # this is paid before it is trained
             return
@@ -177,7 +177,7 @@ class Site:
 
         Raises:
             BudgetSpent: the charge would exceed the budget or the plan; nothing was trained.
-            ProtocolError: this site is not part of a simulation, so that its own file would have to
+            ProtocolError: this site is not part of a simulation, so its own file would have to
                 allow the training.
         """
         if not self.config.federation.simulation:
@@ -207,7 +207,7 @@ class Site:
     def retrain(self, request: Request, epochs: int) -> NDArray[np.float32]:
         """Train the teachers from the request's weights; a private training is charged again first.
 
-        A method with a `proximal_weight` (FedProx) has them pulled back to the request's weights.
+        A method with a `proximal_weight` (FedProx) pulls them back to the request's weights.
 
         Returns:
             The teachers' (1, n * P, 1) weights, private until released.
@@ -231,14 +231,14 @@ class Site:
     ) -> Response:
         """Release (n, B, K) private values: bound each, charge the ledger (fsync), draw the noise.
 
-        A repeated request returns the stored answer and charges nothing, whatever the records are
-        now. Otherwise the two answers would reveal whether the records changed. Over budget nothing
-        is drawn.
+        A repeated request returns the stored answer and charges nothing, even if the records
+        changed. Otherwise the two answers would reveal whether they changed. Nothing is drawn over
+        budget.
 
         The noise follows the whole request and every setting, so the same id with other content
         gets other noise and its own charge. Where answers are summed, the noise follows the sum's
         tag too. Otherwise two sums of the same answers, over different sets of clients, would show
-        what they differ by.
+        their difference.
 
         Raises:
             BudgetSpent: the charge would exceed the budget or the plan; nothing was drawn.
@@ -257,7 +257,7 @@ class Site:
                 if isinstance(mechanism, Shared) and mechanism.noise_at == "server":
                     values = cut_off(bounded, mechanism.lattice).sum(0)
                 else:
-                    # The noise follows the values too: it must never meet others.
+                    # The noise follows the values too: it must never be added to other values.
                     noised = hashlib.sha256(digest.encode() + bounded.tobytes()).hexdigest()
                     rng = self._noise.numpy("answer", self.client, int(noised, 16))
                     values = mechanism.add_noise(bounded, request.predictions, rng)
@@ -319,13 +319,13 @@ class Site:
         method = method_text(self.config.method)
         content = f"{request.digest()} {mechanism} {self._teachers.settings} {method}"
         content += f" {covering}" if (covering := self._covering(mechanism, request)) else ""
-        # Another device rounds otherwise, and the same noise must not meet another value.
+        # Another device rounds differently, and the same noise must not be added to another value.
         content += f" {device}" if (device := self._teachers.answers_on) else ""
         if self.summing:
             content += f" {self.summing.tag(request.digest())}"
         elif mechanism.noise_at == "server":  # the server draws other noise in another run
             content += f" {self.account.run}"
-        # A run's name may be no UTF-8; names that differ stay so.
+        # A run's name may not be valid UTF-8; different names stay different.
         return hashlib.sha256(content.encode(errors="surrogatepass")).hexdigest()
 
     @property
@@ -336,14 +336,14 @@ class Site:
     def _retraining(self, request: Request) -> str:
         """Return the key under which a training that starts at the request's weights is charged."""
         content = f"{self._teachers.input_digest} {request.digest()}"
-        content += f" {self._pull}" if self._pull else ""  # another pull has noise of its own
+        content += f" {self._pull}" if self._pull else ""  # another pull has other noise
         return hashlib.sha256(content.encode()).hexdigest()
 
 
 def answer(method: Method, request: Request, site: Site) -> Response | Refusal:
     """Answer a request; refuse if the budget is spent, or if the ledger cannot be read or written.
 
-    A refusal contains nothing of the ledger but what the run has cost. The cause of a ledger's
+    Of the ledger, a refusal reveals only what the run has cost. The cause of a ledger's
     failure goes to the client's own log.
 
     Raises:

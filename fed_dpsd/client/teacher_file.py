@@ -1,4 +1,4 @@
-"""Teachers that somebody has trained already, from files."""
+"""Pretrained teachers, read from files."""
 
 from pathlib import Path
 
@@ -8,17 +8,17 @@ from fed_dpsd.models import misfit, read_facts, read_weights
 from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.models.torchvision_networks import Adapted, own_names
 
-PIXELS = "backbone.mean", "backbone.std"  # which a state of torchvision's own does not have
+PIXELS = "backbone.mean", "backbone.std"  # not in the state dict of torchvision's own networks
 
 
 def read_teacher(teacher: Classifier, config: Config, client: int) -> Classifier:
     """Read the weights in teacher.path into a teacher, and return it.
 
-    {client} in the path stands for the client's number. A state of torchvision's own network is
-    read as it is; the file's metadata say how its pixels were normalised.
+    {client} in the path stands for the client's number. A state dict of a torchvision network is
+    read unchanged; the file's metadata say how pixels were normalised.
 
     Raises:
-        UserError: the file is missing, is no safetensors file, or holds another architecture.
+        UserError: the file is missing, is not a safetensors file, or holds another architecture.
     """
     path = str(config.teacher.path).replace("{client}", str(client))
     try:

@@ -1,8 +1,8 @@
 """A client's teachers, each trained on its own shard of the client's records, and cached.
 
-A changed record touches one shard, so it changes one teacher. Shards share nothing: neither random
-streams nor hold-outs nor statistics. With a training mechanism, teachers see records only through
-it; the site charges their cost.
+A changed record affects one shard, so it changes one teacher. Shards share no random streams,
+hold-outs or statistics. With a training mechanism, teachers see records only through it; the site
+charges their cost.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ INPUT = "input"  # in the metadata of a cached teacher: the digest of what it wa
 
 
 def assign_shards(shard_ids: NDArray[np.int64], shards: int, key: int) -> NDArray[np.int64]:
-    """Return each record's shard, 0..shards-1: a keyed hash of its own, or its patient's, id alone.
+    """Return each record's shard, 0..shards-1: a keyed hash only of its own or its patient's id.
 
     So adding, removing or changing a record leaves every other record in its shard.
     """
@@ -72,14 +72,14 @@ class Teachers:
         training: how these teachers are trained.
         client: the client's number.
         records: the client's private records.
-        shard_ids: (len(records),) each record's lasting id, or its patient's. A private training
-            whose unit is the patient goes by `records.patients` instead.
+        shard_ids: (len(records),) each record's permanent id, or its patient's. A private training
+            whose unit is the patient uses `records.patients` instead.
         secret: source of a training mechanism's noise; None for `teacher.seed`.
         role: as for `Watch`.
 
     Raises:
         UserError: teacher.path does not hold weights of this client's architecture, a private
-            training bounds patients and the records name none, or the device is not there.
+            training protects patients and the records name none, or the device does not exist.
     """
 
     def __init__(
@@ -130,7 +130,8 @@ class Teachers:
         settings += [config.data.num_classes, vars(config.teacher), config.threads_client]
         settings += [str(self._training or self._custom or self._labels), self._client]
         settings += [__version__, torch.__version__]
-        settings += [torch.backends.cpu.get_cpu_capability()]  # instruction sets round differently
+        # Different instruction sets round differently.
+        settings += [torch.backends.cpu.get_cpu_capability()]
         settings += [config.teachers_per_client]
         settings += [self._secret.identity] if self._secret else []
         settings += [model_of(self._learns_on)] if self._learns_on != CPU else []
@@ -149,7 +150,7 @@ class Teachers:
 
     @functools.cached_property
     def digests(self) -> list[str]:
-        """Return a digest of what each teacher is, or will be, trained on. They stay at the client.
+        """Return a digest of each teacher's training input. The digests stay at the client.
 
         Noise and charges follow it. A private training is named by its actual input, to the last
         bit: other processors and libraries compute other features of the same records. A teacher in
@@ -161,13 +162,13 @@ class Teachers:
 
     @functools.cached_property
     def input_digest(self) -> str:
-        """Return a digest of what a training here and now would read, whatever the cache holds."""
+        """Return a digest of what a training here and now would read, regardless of the cache."""
         inputs = map(self._input, self._numbers) if self._noisy else self.keys
         return hashlib.sha256("".join(inputs).encode()).hexdigest()
 
     @functools.cached_property
     def records_digest(self) -> str:
-        """Return a digest of the records alone, in their shards, whatever is trained on them."""
+        """Return a digest of the records alone, in their shards."""
         digest = hashlib.sha256()
         for records in self._shards:
             self._digest_records(records, digest.update)
@@ -190,7 +191,7 @@ class Teachers:
 
     @property
     def models(self) -> list[Classifier | None]:
-        """Return the trained teachers, where they answer; None for an empty shard.
+        """Return the trained teachers, on the device where they answer; None for an empty shard.
 
         A training mechanism trains on an empty shard too; otherwise the missing teacher would
         reveal that the shard is empty.
@@ -204,7 +205,7 @@ class Teachers:
         return self._models
 
     def drop(self) -> None:
-        """Take the teachers off their device; `models` reads them from the cache again."""
+        """Remove the teachers from their device; `models` reads them from the cache again."""
         if self._read:
             self._read.to(CPU)
         self._models = None
@@ -255,7 +256,7 @@ class Teachers:
         return counts.astype(np.float64)[None, None]
 
     def check_weights(self, weights: NDArray[np.float32]) -> None:
-        """Refuse weights that no training could start from.
+        """Reject weights that no training could start from.
 
         Raises:
             ValueError: the weights are of another architecture.
@@ -268,7 +269,8 @@ class Teachers:
         """Train each teacher on its shard, all from `weights`; return their (1, n * P, 1) weights.
 
         Args:
-            weights: (P,) weights that each starts from (see `to_vector` and `check_weights`).
+            weights: (P,) weights that each teacher starts from (see `to_vector` and
+                `check_weights`).
             digest: hexadecimal digest of the teachers and the whole request; all randomness follows
                 it.
             epochs: passes over a shard, unless a training mechanism sets how it trains.
@@ -304,13 +306,13 @@ class Teachers:
                 weights, facts = read_file(path)  # another process may replace it at any time
                 if not self._noisy or facts.get(INPUT) == self.digests[shard]:
                     teacher.load_state_dict(weights)
-                    with contextlib.suppress(OSError):  # another user's cache cannot be touched
+                    with contextlib.suppress(OSError):  # another user's cache cannot be modified
                         os.utime(path)  # marks the last use
                     self.watch.check(teacher, shard)
                     return teacher
             except (ValueError, RuntimeError):
                 path.unlink(missing_ok=True)  # a damaged teacher is trained again
-        # The noise of a training follows its input: it must never be drawn for another one.
+        # The noise of a training follows its input: it must never be drawn for another input.
         digest = self.digests[shard]
         if self._noisy and self._input(shard) != digest:
             raise UserError(
@@ -347,7 +349,7 @@ class Teachers:
     def _train(
         self, teacher: Classifier, shard: int, config: Config, purpose: str, number: int
     ) -> None:
-        """Train on one shard, by the training that has steps of its own if there is one."""
+        """Train on one shard, with the training's own steps if it has any."""
         records = self._shards[shard]
         streams = Streams(config.teacher.seed)
         if not self._noisy:
@@ -357,7 +359,7 @@ class Teachers:
             return
         rng = self._noise.numpy(purpose, self._client, number)
         if self._labels:
-            # Batches follow public numbers alone: others could reveal labels.
+            # Batches depend on public numbers only: others could reveal labels.
             draw = functools.partial(streams.torch, client=self._client, query_id=shard)
             network = PublicImages(teacher, records.images, config, draw)
             self._labels.train(network, records.labels, rng)
@@ -371,7 +373,7 @@ class Teachers:
         teacher.to(memory_format=torch.channels_last)
 
     def _input(self, shard: int) -> str:
-        """Return a digest of what a training of a shard reads, computed once."""
+        """Return a digest of the input of a shard's training, computed once."""
         if shard not in self._inputs:
             teacher = make_teacher(self._config, self._client, shard)
             records, key = self._shards[shard], self.keys[shard]

@@ -1,6 +1,6 @@
-"""The terms of a hospital: what its own file says, and what it allows of an experiment.
+"""The terms of a hospital: what its own file says and which experiments it allows.
 
-A refusal says which value is not allowed. It is public, and depends on the file alone.
+A refusal names the value that is not allowed. It is public, and depends on the file only.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from fed_dpsd.privacy.mechanism import Relation, Trust
 from fed_dpsd.privacy.training import TrainedUnit
 from fed_dpsd.protocol import MOST_CLASSES, are_classes, compare_classes
 
-# The most that a message may ask for, by the key of conf/; a hospital's file may set other limits.
+# The largest values that a message may request, by key of conf/; a hospital's file may set others.
 LIMITS = {
     "rounds": 10_000,
     "teachers_per_client": 100,
@@ -37,12 +37,12 @@ LIMITS = {
 
 
 class NotAllowed(ProtocolError):
-    """A message asks for something that this hospital does not do; the reason is public."""
+    """A message requests something that this hospital does not do; the reason is public."""
 
 
 @contextlib.contextmanager
 def reading() -> Iterator[None]:
-    """Refuse an experiment that cannot be read: a peer wrote it.
+    """Reject a malformed experiment, which a peer wrote.
 
     Raises:
         NotAllowed: it is malformed.
@@ -57,37 +57,37 @@ def reading() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Terms:
-    """What a hospital's file says: its data, its budget, and what it allows of an experiment.
+    """What a hospital's file says: its data, its budget, and the experiments it allows.
 
     Args:
-        name: name of this data set, borne by the ledger. A budget is per data set, for life.
+        name: name of this data set and its ledger. A budget is per data set, for life.
         client: its number among the federation's `num_clients`, from 0.
         num_clients: number of clients of the federation.
         state: folder of the ledger, the teachers and the secret that noise is drawn from.
         files: its records.
         shape: (C, size, size) of the federation's images.
-        classes: the names of the federation's classes, in the order that all agreed on: the same
-            list as the experiment's.
+        classes: the names of the federation's classes, in the order agreed by all: the same list as
+            the experiment's.
         budget: epsilon (record, add_remove) that may ever be spent on this data, at `delta`.
         budget_relation: "replace_one" where the budget bounds replaced records too.
         units: the units by which a private training may protect: "record", "patient" or both. The
             budget bounds a record under either, so both are allowed unless the file says otherwise.
         delta: failure probability of the budget, between 0 and 1.
-        queries: number of synthetic images that may ever be answered. A charge without images,
-            such as a training, counts as one.
+        queries: total number of synthetic images that may ever be answered. A charge without
+            images, such as a training, counts as one.
         threads: processor threads for its teachers.
-        device: where its teachers answer, and plain ones learn: auto, cpu, cuda or cuda:N.
-        methods, training, answers, models: names of conf/method, conf/training and conf/answers,
-            and architectures, that it allows.
+        device: where its teachers answer and plain teachers learn: auto, cpu, cuda or cuda:N.
+        methods, training, answers, models: the allowed names of conf/method, conf/training and
+            conf/answers, and architectures.
         trust: the parties that it trusts: "nobody"; "threshold", with `keys` and `colluding`, for
             secure sums; "server", which then sees answers without noise.
         keys: public keys for secure sums, of all hospitals in their order, each from the
             hospital's own `fed-dpsd site key`.
-        colluding: number of hospitals that may work for the coordinator in secure sums, or look
-            at their results. A secure sum that withstands fewer is refused.
-        limits: limits on a message in place of those in LIMITS.
-        plugins: plug-ins whose code may run here, besides what methods, training, answers and
-            models allow of them. Nothing is proven of them until somebody has reviewed them.
+        colluding: number of hospitals that may collude with the coordinator in secure sums, or see
+            their results. A secure sum that withstands fewer is refused.
+        limits: limits on a message that replace those in LIMITS.
+        plugins: plug-ins whose code may run here; methods, training, answers and models must allow
+            their parts too. Nothing is proven about them until somebody has reviewed them.
         when_records_change: policy if records change during a run: "refuse" further requests, or
             "retrain", which is charged.
 
@@ -169,7 +169,7 @@ class Terms:
         return len(self.classes)
 
     def check(self, raw: Mapping[str, Any]) -> None:
-        """Refuse an experiment that the file does not allow, before any Python class is looked up.
+        """Refuse an experiment that the file does not allow, before looking up any Python class.
 
         Raises:
             NotAllowed: it has other classes, or asks for more than the file allows.
@@ -212,7 +212,7 @@ class Terms:
             raise NotAllowed("this site trains its own teachers: teacher.path must be null")
 
     def check_unit(self, unit: TrainedUnit) -> None:
-        """Refuse a private training that bounds a unit which the file does not allow or name."""
+        """Refuse a private training whose unit the file does not allow or name."""
         if unit not in self.units:
             raise NotAllowed(
                 f"training.unit={unit}: this site trains by {' or '.join(self.units) or 'none'} "
@@ -231,14 +231,14 @@ class Terms:
             text: `Experiment.to_json` of the coordinator.
 
         Raises:
-            NotAllowed: they are others, in another order, or malformed.
+            NotAllowed: they differ, are in another order, or are malformed.
         """
         with reading():
             self._check_classes(json.loads(text))
 
     def _check_classes(self, raw: Mapping[str, Any]) -> None:
         data = bound(DataConfig, raw["data"], "data.")
-        if data.num_classes > MOST_CLASSES:  # before the names of so many are written
+        if data.num_classes > MOST_CLASSES:  # before writing so many names
             raise NotAllowed(f"data.num_classes is at most {MOST_CLASSES:,}")
         try:
             compare_classes(self.classes, data.class_names)
@@ -251,7 +251,7 @@ def choices(group: str, plugins: tuple[str, ...] = ()) -> dict[str, str]:
     """Return the names of a group of conf/ and of plug-ins, with the class of each."""
     with searching(find(plugins)):
         files = {name: read_yaml(path) for name, path in files_of(group).items()}
-    # A method's file may set other groups' keys too; its own are below `method` then.
+    # A method's file may also set keys of other groups; its own keys are then below `method`.
     return {name: raw.get(group, raw)["_target_"] for name, raw in files.items()}
 
 

@@ -42,15 +42,15 @@ _BOUNDS = {
 class Binder:
     """A binder of mappings to frozen dataclasses that collects every problem.
 
-    The default replaces a value that has a problem, if `defaults` are known, so that one problem
-    hides no other. Call `finish` before you use an instance.
+    If `defaults` are known, a default replaces a value that has a problem, so that one problem does
+    not hide others. Call `finish` before using an instance.
 
     Args:
-        defaults: valid values of what is bound, as a tree of keys.
-        sources: for a key, the key that it takes its value from; problems name the latter.
+        defaults: valid values, as a tree of keys.
+        sources: for a key, the key whose value it takes; problems name the latter.
 
     Attributes:
-        packages: packages of plug-ins, whose classes may be named too.
+        packages: packages of plug-ins whose classes may also be named.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Binder:
         replaced: set[str] = set()
 
         def stand_in(name: str) -> bool:
-            """Replace a value by its default; return whether that changes anything."""
+            """Replace a value with its default; return whether this changes anything."""
             before, after = given.get(name), self._default(hints[name], f"{where}{name}")
             if name in replaced or after is dataclasses.MISSING or before == after:
                 return False
@@ -130,7 +130,7 @@ class Binder:
         return Binder()._ready(hint, node, "")
 
     def _ready(self, hint: Any, value: Any, path: str) -> Any:
-        """Return a section as its dataclass, and a list as a tuple, where the hint says so."""
+        """Convert a section to its dataclass, and a list to a tuple, as the type hint requires."""
         for kind in _kinds(hint):
             if dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
                 bound = self.bind(typing.cast(type, kind), value, f"{path}.")
@@ -144,8 +144,8 @@ class Binder:
     def locate(self, package: str, path: Any, where: str) -> type | None:
         """Return the class PACKAGE.MODULE.CLASS, or None after recording a problem.
 
-        Nothing outside our own `package`, fed_dpsd.papers and named plug-ins is imported, whatever
-        a file or a message names.
+        Only our own `package`, fed_dpsd.papers and named plug-ins are ever imported, whatever a
+        file or a message names.
         """
         known = (package, "fed_dpsd.papers", *self.packages)
         forms = " or ".join(f"{each}.MODULE.CLASS" for each in known)
@@ -173,7 +173,7 @@ class Binder:
             raise ConfigError(list(dict.fromkeys(map(self._as_typed, self.problems))))
 
     def _as_typed(self, problem: str) -> str:
-        """Return a problem with the key that the value came from."""
+        """Return a problem that names the key that the value came from."""
         key, equals, rest = problem.partition("=")
         return f"{self._sources.get(key, key)}{equals}{rest}"
 
@@ -182,7 +182,7 @@ def bound(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     """Return an instance of dataclass `cls`, as `Binder.bind` does.
 
     Raises:
-        ConfigError: values have problems, a line on each.
+        ConfigError: values have problems, one per line.
     """
     binder = Binder()
     instance = binder.bind(cls, values, where)
@@ -193,7 +193,7 @@ def bound(cls: type[T], values: Mapping[str, Any], where: str) -> T:
 
 @functools.cache
 def _checked(cls: type) -> Callable[..., Any]:
-    """Return a strict dataclass with the fields of `cls`, which need not know pydantic."""
+    """Return a strict pydantic dataclass with the fields of the plain dataclass `cls`."""
     if is_pydantic_dataclass(cls):
         return cls
     hints = typing.get_type_hints(cls, include_extras=True)
@@ -208,7 +208,7 @@ def _kinds(hint: Any) -> tuple[Any, ...]:
 
 
 def _problem(error: Any, where: str, hints: Mapping[str, Any]) -> str:
-    """Return pydantic's error in a sentence that names the key, its value and the remedy."""
+    """Return pydantic's error as a sentence that names the key, its value and the remedy."""
     kind, name, context = error["type"], str(error["loc"][0]), error.get("ctx", {})
     typed = f"{where}{name}={shown(error['input'])}"
     if kind == "missing":
@@ -231,19 +231,19 @@ def _problem(error: Any, where: str, hints: Mapping[str, Any]) -> str:
 
 
 def _named(text: str, names: Collection[str]) -> list[str]:
-    """Return the fields that a sentence names, in its order."""
+    """Return the fields that a sentence names, in order."""
     words = dict.fromkeys(re.findall(r"(?<![\w.])\w+(?=[=.:])", text))
     return [word for word in words if word in names]
 
 
 class _UniqueKeys(yaml.SafeLoader):  # type: ignore[misc]
-    """YAML in which no key is given twice: the last one would win silently."""
+    """YAML that rejects duplicate keys: the last one would win silently."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         if twice := next((key for key in keys if keys.count(key) > 1), None):
             line = node.start_mark.line + 1
-            raise ValueError(f"{twice} is there twice, in the keys from line {line} on; keep one")
+            raise ValueError(f"{twice} is given twice, in the keys from line {line} on; keep one")
         mapping: dict[Any, Any] = super().construct_mapping(node, deep)
         return mapping
 
@@ -257,7 +257,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         raw = yaml.load(path.read_bytes(), _UniqueKeys)
     except (OSError, yaml.YAMLError) as error:
-        raise ValueError(getattr(error, "strerror", None) or "it is not YAML") from None
+        raise ValueError(getattr(error, "strerror", None) or "it is not valid YAML") from None
     if not isinstance(raw, dict):
         raise ValueError("it is empty")
     return raw

@@ -1,7 +1,7 @@
-"""Overrides: settings that are typed as KEY=VALUE, composed with conf/ by Hydra.
+"""Overrides: settings typed as KEY=VALUE, composed with conf/ by Hydra.
 
-No other file imports Hydra. It composes the chosen files; each setting is then put into their keys
-one by one, so that every problem is reported, in a sentence of errors.py.
+No other file imports Hydra. It composes the chosen files; each setting is then applied separately,
+so that every problem is reported, in a sentence of errors.py.
 """
 
 import copy
@@ -36,21 +36,21 @@ from fed_dpsd.config.keys import all_keys, flat_keys, groups, leaves
 from fed_dpsd.config.plugins import Plugin, conf_folders, find, named_in, searching
 from fed_dpsd.errors import ConfigError
 
-NOT_TYPED = ("sweep", "device")  # a grid of other runs, and a key for which two others stand
+NOT_TYPED = ("sweep", "device")  # a grid of other runs, and a key that two others replace
 _ERRORS = (HydraException, OmegaConfBaseException)
 
 
 @dataclass(frozen=True)
 class Composition:
-    """The configuration that overrides ask for, and everything that is wrong with them.
+    """The configuration that overrides describe, and all their problems.
 
     Args:
         values: plain dictionaries, composed without the overrides that have a problem.
         defaults: the values of the chosen files alone.
         sources: for a key, the key that it takes its value from: "teacher.seed": "seed".
-        problems: a line on each override that was left out.
-        plugins: the plug-ins whose files may be chosen too.
-        sweep: the grid of runs that a chosen experiment declares, as for `choices`; {} is none.
+        problems: a line for each override that was left out.
+        plugins: the plug-ins whose files may also be chosen.
+        sweep: the grid of runs that a chosen experiment declares, as for `choices`; {} for none.
     """
 
     values: dict[str, Any]
@@ -64,10 +64,10 @@ class Composition:
 def compose(overrides: Sequence[str]) -> dict[str, Any]:
     """Compose conf/ with Hydra `overrides` into plain dictionaries.
 
-    `sweep` is left out, and `device`, for which two other keys stand.
+    `sweep` is omitted, and so is `device`, which two other keys replace.
 
     Raises:
-        ConfigError: overrides cannot be read, or name unknown keys or choices; a line on each.
+        ConfigError: overrides cannot be read, or name unknown keys or choices; one per line.
     """
     composition = read(overrides)
     if composition.problems:
@@ -76,7 +76,7 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def read(overrides: Sequence[str]) -> Composition:
-    """Compose conf/ with the overrides that can be used, and find what is wrong with all others."""
+    """Compose conf/ with the valid overrides, and report the problems of all others."""
     names, others = named_in(overrides)
     plugins = find(names)
     with searching(plugins):
@@ -93,7 +93,7 @@ def _read(overrides: Sequence[str]) -> Composition:
     problems += wrong
     tree = copy.deepcopy(_composed(files, conf_folders()))
     defaults = _values(tree)
-    # A wrong choice leaves open which keys of a group there are.
+    # After a wrong choice, the keys of its group are unknown.
     typed = (each.lstrip("+~").partition("=")[0].partition("@")[0] for each in overrides)
     sure = not wrong and sum(key in known for key in typed) == len(choices)
     keys = {*flat_keys(defaults), "device"}
@@ -158,9 +158,9 @@ def choices(override: str) -> tuple[str, list[str]]:
 
 
 def split_overrides(text: str) -> list[str]:
-    """Split a string of overrides at blanks outside Hydra's quotes and brackets, keeping both.
+    """Split a string of overrides at spaces outside Hydra's quotes and brackets, which are kept.
 
-    What follows a quote or bracket that is not closed is one override, which cannot be read.
+    The text after an unclosed quote or bracket is one override, which cannot be read.
 
     >>> split_overrides("method=dense model.teachers=[cnn, mlp] out='a b'")
     ['method=dense', 'model.teachers=[cnn, mlp]', "out='a b'"]
@@ -173,7 +173,7 @@ def split_overrides(text: str) -> list[str]:
 
 @functools.lru_cache(maxsize=256)
 def _composed(files: tuple[str, ...], folders: tuple[Path, ...]) -> DictConfig:
-    """Return the keys of chosen files in folders laid out as conf/; not to be changed."""
+    """Return the keys of chosen files in folders laid out like conf/; do not modify the result."""
     GlobalHydra.instance().clear()
     with hydra.initialize_config_dir(str(folders[0]), version_base="1.3"):
         places = ",".join(f'"file://{folder}"' for folder in folders[1:])
@@ -191,7 +191,7 @@ def _values(tree: DictConfig) -> dict[str, Any]:
 
 
 def _composable(choices: Sequence[Override]) -> tuple[tuple[str, ...], list[str]]:
-    """Return the choices that can be composed, and a problem of each other one."""
+    """Return the choices that can be composed, and a problem for each other choice."""
     files, problems = tuple[str, ...](), []
     for choice in choices:
         value, text = choice.value(), str(choice.input_line).lstrip("+")
@@ -219,7 +219,7 @@ def _composable(choices: Sequence[Override]) -> tuple[tuple[str, ...], list[str]
 
 
 def _parse(overrides: Sequence[str]) -> tuple[list[Override], list[str]]:
-    """Return the overrides that can be read, and a problem of each other one."""
+    """Return the overrides that can be parsed, and a problem for each other override."""
     parsed, problems, parser = list[Override](), list[str](), OverridesParser.create()
     for words in _settings(overrides):
         if problem := split_by_shell(words):
@@ -239,7 +239,7 @@ def _parse(overrides: Sequence[str]) -> tuple[list[Override], list[str]]:
 
 
 def _settings(words: Sequence[str]) -> list[list[str]]:
-    """Put words together that may be one setting, such as "rounds", "=" and "10"."""
+    """Join words that may be one setting, such as "rounds", "=" and "10"."""
     found: list[list[str]] = []
     for word in words:
         last = found[-1] if found else [""]

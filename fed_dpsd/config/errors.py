@@ -1,4 +1,4 @@
-"""Messages for overrides that cannot be used: Hydra's own errors name its grammar and internals."""
+"""Messages for invalid overrides: Hydra's own errors name its grammar and internals."""
 
 import difflib
 import os
@@ -11,29 +11,29 @@ from fed_dpsd.config.keys import all_keys, flat_keys, groups, homes
 from fed_dpsd.config.plugins import files_of
 
 QUOTES = "put the value in quotes: "
-# The names of our keys in other libraries.
+# Our keys, by their names in other libraries.
 _OURS = {"lr": "learning_rate", "epsilon": "target_epsilon", "sigma": "noise_multiplier"}
 
 
 def quoted(text: str) -> str:
-    """Return text in Hydra's quotes, so that nothing in it has a meaning.
+    """Return text in Hydra's quotes, so that none of it is interpreted.
 
     >>> quoted("/data/5=6, new")
     '"/data/5=6, new"'
     """
-    # Only before a quote or ${ is a backslash more than itself.
+    # A backslash is special only before a quote or ${.
     escaped = re.sub(r'(\\*)("|\$\{|\Z)', lambda m: 2 * m[1] + (m[2] and f"\\{m[2]}"), text)
     return f'"{escaped}"'
 
 
 def in_quotes(override: str) -> str:
-    """Return the remedy of an override whose value needs quotes, as it is typed in a shell."""
+    """Return the remedy for an override whose value needs quotes, as typed in a shell."""
     key, _, value = override.partition("=")
     return QUOTES + shlex.quote(f"{key}={quoted(os.path.expanduser(value))}")
 
 
 def tokens(text: str) -> tuple[list[str], bool]:
-    """Split text at blanks outside Hydra's quotes and brackets, and say if all are closed."""
+    """Split text at spaces outside Hydra's quotes and brackets; return whether all are closed."""
     found, token, quote, depth, escaped = [], "", "", 0, False
     for character in text:
         if not quote and depth == 0 and character.isspace():
@@ -52,7 +52,7 @@ def tokens(text: str) -> tuple[list[str], bool]:
 
 
 def unreadable(word: str) -> str:
-    """Return the problem of a word that is no override."""
+    """Return the problem of a word that is not an override."""
     key, equals, value = word.partition("=")
     if not word.strip():
         return "an empty setting; write KEY=VALUE, as in rounds=10"
@@ -61,19 +61,19 @@ def unreadable(word: str) -> str:
             return f"{word}: write {' or '.join(named)}"
         if word in _known():
             return f"{word}: write {word}=VALUE"
-        return f"{word} is no setting; write KEY=VALUE, as in rounds=10"
+        return f"{word} is not a setting; write KEY=VALUE, as in rounds=10"
     path = "/" in value and not value.startswith(("'", '"', "["))
     if not path and not tokens(value)[1]:
         return f"{word}: a quote or bracket is not closed"
     if value.endswith(","):
-        return f"{word}: write the values without blanks between them, as in seed=0,1,2"
+        return f"{word}: write the values without spaces between them, as in seed=0,1,2"
     if re.fullmatch(r"[\w.@]+", key) and not value.startswith(("'", '"', "=")):
         return f"{word}: {in_quotes(word)}"
     return f"{word} cannot be read; write KEY=VALUE, as in rounds=10"
 
 
 def split_by_shell(words: list[str]) -> str:
-    """Return the problem of one setting that blanks divide into words; "" where it is none."""
+    """Return the problem of a setting that spaces split into words; "" if it is not one."""
     typed, value = " ".join(words), words[0].partition("=")[2]
     if match := re.fullmatch(r"-*([\w.@]+)(?: = | =|= |: ?)([^\s=:]+)", typed):
         return f"{typed}: write {match[1]}={match[2]}"
@@ -85,7 +85,7 @@ def split_by_shell(words: list[str]) -> str:
 
 
 def unknown_choice(group: str, name: str) -> str:
-    """Return the problem of a choice that has no file; "" where it has one."""
+    """Return the problem of a choice that has no file; "" if it has one."""
     names = list(files_of(group))
     if name in names or (group, name) == ("experiment", "null"):
         return ""
@@ -98,7 +98,7 @@ def unknown_choice(group: str, name: str) -> str:
 
 
 def unknown_key(key: str, tree: Mapping[str, Any]) -> str:
-    """Return the problem of a key that the chosen files do not have, with the one to use."""
+    """Return the problem of a key that the chosen files lack, with the key to use."""
     group, _, rest = key.partition(".")
     if rest and (named := homes(key)):
         return f"{key} belongs to {named}; the keys of {group} here: {_listed(tree[group])}"
@@ -129,7 +129,7 @@ def uncomposable(choice: str, error: Exception, tree: Mapping[str, Any]) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """Return what an error of Hydra or OmegaConf says first; its other lines are internals."""
+    """Return the first line of a Hydra or OmegaConf error; its other lines are internals."""
     return str(error).strip().splitlines()[0]
 
 

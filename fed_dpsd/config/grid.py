@@ -11,7 +11,7 @@ from fed_dpsd.errors import ConfigError, shown
 from fed_dpsd.storage import conf_folder
 
 Grid = dict[str, list[str]]
-OF_ONE_RUN = ("out", "run_folder")  # a sweep names the folders of its runs
+OF_ONE_RUN = ("out", "run_folder")  # a sweep names its run folders itself
 
 
 class Point(NamedTuple):
@@ -27,8 +27,8 @@ class Point(NamedTuple):
 def expand(overrides: Sequence[str]) -> list[Point]:
     """List every point of the grid of the overrides, or of the grids that experiments declare.
 
-    An experiment's `sweep` maps keys to choices. A key that maps to keys of its own is a separate
-    grid, which also has all keys that map to choices. If a key is in both, `overrides` win, except
+    An experiment's `sweep` maps keys to choices. A key that maps to further keys is a separate
+    grid, which also has all keys that map to choices. `overrides` replace keys of the file, except
     for `experiment` itself, which names the file with the grids.
 
     A group of conf/, such as `privacy`, determines which other keys exist. For a group, the
@@ -38,12 +38,12 @@ def expand(overrides: Sequence[str]) -> list[Point]:
         overrides: in Hydra's sweep syntax, such as "seed=0,1,2".
 
     Raises:
-        ConfigError: wrong syntax, a `sweep` that is not a grid, a key that names the run folder,
-            or a choice of a group that no grid has.
+        ConfigError: the syntax is wrong, `sweep` is not a grid, a key names the run folder, or no
+            grid has a chosen value of a group.
     """
     typed: Grid = {}
     for key, values in map(choices, overrides):
-        typed.pop(key, None)  # a repeated key takes its last choices, and their place
+        typed.pop(key, None)  # a repeated key takes its last choices and their position
         typed[key] = values
     for key in typed:
         if key in OF_ONE_RUN:
@@ -62,7 +62,7 @@ def expand(overrides: Sequence[str]) -> list[Point]:
 
 
 def require_one_run(overrides: Sequence[str], composition: Composition) -> None:
-    """Check that an experiment is one run: its file has no grid, or all keys of it are given.
+    """Check that an experiment is one run: its file has no grid, or all keys of the grid are given.
 
     Raises:
         ConfigError: it is a grid; the error has the number of runs, and the command that runs it.
@@ -84,7 +84,7 @@ def _runs(count: int) -> str:
 
 
 def _selected(experiment: str, typed: Grid) -> list[tuple[str, Grid]]:
-    """Return the named grids of an experiment's file, with the given choices replacing theirs."""
+    """Return the named grids of an experiment's file, with the given choices in place of theirs."""
     shared, separate = _grids(experiment, declared_sweep(experiment))
     groups = [key for key in typed if (conf_folder() / key).is_dir()]
     grids = []
@@ -117,7 +117,7 @@ def _grids(experiment: str, declared: Any) -> tuple[Grid, dict[str, Grid]]:
 
 
 def names(points: Sequence[Point]) -> list[str]:
-    """Name each point by its grid, and the overrides that not all points of the grid have."""
+    """Name each point by its grid, and by the overrides that not all points of the grid share."""
     shared: dict[str, set[tuple[str, str]]] = {}
     for grid, overrides in points:
         shared[grid] = shared.get(grid, set(overrides.items())) & overrides.items()

@@ -1,8 +1,8 @@
 """Choices and keys of conf/, read from its files without Hydra.
 
-This is quicker than Hydra, which composes what runs, and it knows which file a value comes from. A
+This is faster than Hydra, which composes the runs, and records which file a value comes from. A
 test compares both. The schema describes its keys. Comments describe the keys of chosen classes, and
-say what a value of one file is for.
+the purpose of a value in one file.
 """
 
 import re
@@ -27,8 +27,8 @@ class Key:
     """A key of the configuration.
 
     Args:
-        name: the key as it is typed, such as "training.steps".
-        value: its value, as a file has it.
+        name: the key as typed, such as "training.steps".
+        value: its value in the file.
         meaning: its description.
         file: the file of conf/ that sets the value, such as "training/dp_sgd".
     """
@@ -45,7 +45,7 @@ def groups() -> dict[str, str]:
 
 
 def choices(group: str) -> dict[str, str]:
-    """Return the choices of a group by name, each with the sentence that its file begins with."""
+    """Return the choices of a group by name, each with the first sentence of its file."""
     return {
         name: re.sub(r"\A# @.*\n", "", file.read_text()).partition("\n")[0].removeprefix("# ")
         for name, file in files_of(group).items()
@@ -53,9 +53,9 @@ def choices(group: str) -> dict[str, str]:
 
 
 def chosen(typed: Mapping[str, str]) -> dict[str, str]:
-    """Return the choice of each group, given the typed ones: files override choices of others.
+    """Return the choice of each group, given the typed ones: files may override other choices.
 
-    What is typed comes first, then what an experiment says, then what a method says.
+    Typed choices win, then an experiment's, then a method's.
     """
     found = dict(typed)
 
@@ -107,7 +107,7 @@ def alternatives(key: Key) -> list[str]:
 
 
 def homes(key: str) -> str:
-    """Return the choices whose files have a key of their group, as a text; "" where none has."""
+    """Return the choices whose files have a key of their group, as text; "" if none has."""
     group = key.partition(".")[0]
     found = [
         ("method", c) for c in files_of("method") if "@" in key and key in chosen({"method": c})
@@ -123,7 +123,7 @@ def homes(key: str) -> str:
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the path and the value of every key that is no group of keys."""
+    """Yield the path and the value of every key that is not a group of keys."""
     for key, value in tree.items():
         if isinstance(value, Mapping):
             yield from leaves(value, f"{prefix}{key}.")
@@ -148,7 +148,7 @@ def _text(name: str) -> str:
 
 
 def _defaults(name: str) -> list[tuple[str, str]]:
-    """Return the entries of a file's list of defaults, each with its choice; "" for a sibling."""
+    """Return the entries of a file's defaults list, each with its choice; "" for a sibling."""
     found = list[tuple[str, str]]()
     for entry in (yaml.load(_text(name), _LOADER) or {}).get("defaults", []):
         pairs = entry.items() if isinstance(entry, Mapping) else [(entry, "")]
@@ -157,7 +157,7 @@ def _defaults(name: str) -> list[tuple[str, str]]:
 
 
 def _of_file(name: str, package: str, choice_of: Mapping[str, str]) -> Iterator[Key]:
-    """Yield the keys of a file and of the files that it builds on; a later one wins."""
+    """Yield the keys of a file and of the files it builds on; later ones win."""
     text = _text(name)
     if text.startswith("# @package _global_\n"):
         package = package if "@" in package else ""
@@ -188,7 +188,7 @@ def _keys(text: str) -> Iterator[tuple[str, str, str]]:
         above = key.start_mark.line
         while above and lines[above - 1].lstrip().startswith("#"):
             above -= 1
-        # The comments at the top are on the choice.
+        # The comments at the top describe the choice.
         found = lines[above : key.start_mark.line] if above else []
         found.append(lines[value.end_mark.line][value.end_mark.column :].partition("#")[2])
         return " ".join(filter(None, (line.strip(" #") for line in found)))

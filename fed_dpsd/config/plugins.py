@@ -1,7 +1,7 @@
-"""Plug-ins: installed packages with methods, mechanisms, data sets or networks of their own.
+"""Plug-ins: installed packages with their own methods, mechanisms, data sets or networks.
 
-A distribution declares its package as an entry point of the group `fed_dpsd.plugins`. A package
-that no configuration names is neither imported nor searched for files.
+A distribution declares its package as an entry point of the group `fed_dpsd.plugins`. A package is
+imported and searched for files only if a configuration names it.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ class Plugin:
     Args:
         name: the name that its distribution declares.
         version: the version of the distribution.
-        package: the package that classes may come from, besides our own.
+        package: the package that classes may come from, in addition to our own.
     """
 
     name: str
@@ -36,14 +36,14 @@ class Plugin:
     package: str
 
     def __str__(self) -> str:
-        """Return NAME==VERSION, by which a run records it."""
+        """Return NAME==VERSION, which a run records."""
         return f"{self.name}=={self.version}"
 
     @property
     def conf(self) -> Path | None:
-        """Return its folder of YAML files, which is laid out as ours; None if it has none.
+        """Return its folder of YAML files, laid out like ours; None if it has none.
 
-        The package is not imported for it.
+        This does not import the package.
         """
         spec = importlib.util.find_spec(self.package)
         places = spec.submodule_search_locations if spec else None
@@ -54,7 +54,7 @@ class Plugin:
         """Import the package.
 
         Raises:
-            ConfigError: it cannot be imported; the error says why.
+            ConfigError: it cannot be imported; the message says why.
         """
         try:
             return importlib.import_module(self.package)
@@ -65,7 +65,7 @@ class Plugin:
 
 
 def installed() -> dict[str, Plugin]:
-    """Return all installed plug-ins by name, in order; none is imported."""
+    """Return all installed plug-ins by name, in order, without importing any."""
     found = {
         point.name: Plugin(point.name, point.dist.version if point.dist else "0", point.value)
         for point in metadata.entry_points(group=GROUP)
@@ -74,10 +74,10 @@ def installed() -> dict[str, Plugin]:
 
 
 def find(names: Sequence[str]) -> tuple[Plugin, ...]:
-    """Return the installed plug-ins of some names, each NAME or NAME==VERSION.
+    """Return the installed plug-ins with the given names, each NAME or NAME==VERSION.
 
     Raises:
-        ConfigError: one is not installed, or in another version; the error names each.
+        ConfigError: some are not installed, or in another version; the message names each.
     """
     if not names:
         return ()
@@ -116,11 +116,11 @@ def named_in(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
 
 @contextlib.contextmanager
 def searching(plugins: Sequence[Plugin]) -> Iterator[None]:
-    """Search the files of plug-ins, besides ours, during the block.
+    """Also search the files of plug-ins inside the block.
 
     Raises:
-        ConfigError: a plug-in has a file by the name of another's, or of ours, so that a choice
-            would have two meanings.
+        ConfigError: a plug-in's file has the name of another's, or of ours, so a choice would be
+            ambiguous.
     """
     folders, problems = [conf_folder()], []
     for plugin in plugins:
@@ -143,11 +143,11 @@ def searching(plugins: Sequence[Plugin]) -> Iterator[None]:
 
 
 def conf_folders() -> tuple[Path, ...]:
-    """Return our folder of YAML files, and the folders of the plug-ins that are searched."""
+    """Return our folder of YAML files, and those of the plug-ins being searched."""
     return conf_folder(), *_searched.get()
 
 
 def files_of(group: str) -> dict[str, Path]:
-    """Return the files of a group of conf/ by their names, in order, also of plug-ins."""
+    """Return the files of a group of conf/ by name, in order, including plug-ins' files."""
     paths = (path for folder in conf_folders() for path in (folder / group).glob("*.yaml"))
     return {path.stem: path for path in sorted(paths, key=lambda path: path.stem)}

@@ -1,8 +1,9 @@
-"""The schema of an experiment: every key that is no part of a chosen class, with its meaning.
+"""The schema of an experiment: every key that does not belong to a chosen class, with its meaning.
 
 `fed-dpsd list keys` prints the descriptions. Methods, trainings, mechanisms and partitions are
-plain frozen dataclasses, so that plug-ins need not know pydantic. Comments in their files of conf/
-explain their keys: reading descriptions from the classes would import torch at each TAB in a shell.
+plain frozen dataclasses, so that plug-ins need not know pydantic. Comments in their conf/ files
+explain their keys: reading descriptions from the classes would import torch at every TAB in a
+shell.
 """
 
 import dataclasses
@@ -36,7 +37,7 @@ Device = Annotated[str, AfterValidator(_device_name)]
 class DataConfig:
     """The source of the images. `path`, a folder, wins over `hub`.
 
-    Images of another size than `shape` are an error without `resize`. Records with no true label
+    Without `resize`, images of another size than `shape` are an error. Records with no true label
     column, or several, are skipped. With `patient_column`, all records of a patient go to the same
     teacher of one client. `set_up` takes `classes`, and a `num_classes` of null, from the data's
     folders or labels; every reader, hospital, prediction and report uses their order.
@@ -59,12 +60,12 @@ class DataConfig:
     resize: bool = Field(False, description="true scales the middle square of images to shape")
     label_columns: tuple[str, ...] = Field((), description="a column of truth values per class")
     classes: tuple[str, ...] = Field((), description="class names in order; [] takes the data's")
-    pixel_bits: int = Field(16, ge=8, le=16, description="bits that images of 16 bits use")
+    pixel_bits: int = Field(16, ge=8, le=16, description="bits that 16-bit images use")
 
     def __post_init__(self) -> None:
         if self.records_per_patient is not None and self.patient_column is not None:
             raise ValueError(
-                f"records_per_patient={self.records_per_patient} makes patients up, and "
+                f"records_per_patient={self.records_per_patient} makes up patients, and "
                 f"patient_column={self.patient_column} names them; give one of the two"
             )
         if len(self.shape) != 3 or self.shape[0] not in (1, 3) or self.shape[1] != self.shape[2]:
@@ -81,7 +82,7 @@ class DataConfig:
                 f"label_columns={shown(self.label_columns)} has {len(self.label_columns)} classes, "
                 f"but num_classes={self.num_classes}; give a column for each class"
             )
-        named = self.classes or self.label_columns  # without names, there may be far too many
+        named = self.classes or self.label_columns  # without this check, there may be far too many
         different = {text_of(name) for name in named} - {""}
         if named and not len(named) == len(different) == self.num_classes:
             raise ValueError(
@@ -109,7 +110,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, config=STRICT)
 class TeacherConfig:
-    """The settings by which a client trains its teachers, or the file that it reads one from."""
+    """The settings of a client's training of teachers, or the file to read a teacher from."""
 
     path: str | None = Field(
         description="safetensors file of a teacher; {client} is a client's number"
@@ -117,17 +118,19 @@ class TeacherConfig:
     arch: str | None = Field(description="architecture of that teacher, required with path")
     seed: int = Field(ge=0, description="seed of the training")
     epochs: int = Field(ge=0, description="epochs over a teacher's records")
-    min_steps: int = Field(ge=1, description="even a client with few records takes so many steps")
+    min_steps: int = Field(ge=1, description="fewest steps, even for a client with few records")
     batch_size: int = Field(ge=1, description="records in a step")
     learning_rate: Positive = Field(description="learning rate")
     momentum: float | None = Field(ge=0, lt=1, description="momentum of SGD; null selects Adam")
-    same_start: bool = Field(description="true starts all from the same weights, as FedAVG needs")
+    same_start: bool = Field(
+        description="true starts all teachers from the same weights, as FedAVG needs"
+    )
 
     def __post_init__(self) -> None:
         if self.path is not None and self.arch is None:
             raise ValueError(
                 f"path={self.path}: the file's architecture is not given; add teacher.arch=cnn, or "
-                "whichever it has"
+                "the one it has"
             )
         if self.arch is not None and self.path is None:
             raise ValueError(
@@ -138,9 +141,9 @@ class TeacherConfig:
 
 @dataclass(frozen=True, config=STRICT)
 class PrivacyConfig:
-    """The keys of `privacy`, which hold for every training and every mechanism of answers.
+    """The keys of `privacy`, which apply to every training and every mechanism of answers.
 
-    A budget counts all that a client's ledger holds. `target_epsilon` is a patient's where
+    A budget counts everything in a client's ledger. `target_epsilon` is a patient's where
     `training.unit="patient"`.
     """
 
@@ -160,7 +163,7 @@ class PrivacyConfig:
 
 @dataclass(frozen=True, config=STRICT)
 class FederationConfig:
-    """Deadlines, and the fewest clients that a round needs."""
+    """Deadlines, and the smallest number of clients in a round."""
 
     simulation: bool = Field(description="whether this machine simulates all clients")
     min_clients: int | None = Field(ge=1, description="fewest replies to a round; null is all")
@@ -195,7 +198,7 @@ class Config:
     ledger: str = Field(description='folder of ledgers that runs share; "" is in the run folder')
     noise: Literal["seeded", "secure"] = Field(
         description="Source of the noise in answers and private trainings: seeded (reproducible, "
-        "for experiments) | secure (from a secret beside each client's ledger)."
+        "for experiments) | secure (from a secret next to each client's ledger)."
     )
     data: DataConfig
     model: ModelConfig
@@ -225,9 +228,9 @@ class Config:
     )
     tracker: Literal["none", "tensorboard", "wandb", "mlflow"] = Field(
         "none",
-        description="Where a run's numbers go besides its folder: none | tensorboard | wandb | "
-        "mlflow. Each is an extra, as in pip install 'fed-dpsd[wandb]', and has its own settings, "
-        "such as WANDB_MODE=offline.",
+        description="Where a run's numbers go, in addition to its folder: none | tensorboard | "
+        "wandb | mlflow. Each is an extra, as in pip install 'fed-dpsd[wandb]', and has its own "
+        "settings, such as WANDB_MODE=offline.",
     )
 
     def __post_init__(self) -> None:
@@ -264,7 +267,7 @@ SECTIONS: Mapping[str, Any] = {
 
 
 def field_of(key: str) -> FieldInfo | None:
-    """Return the schema's field of a key such as "privacy.delta"; None if a class has the key."""
+    """Return the field of a key such as "privacy.delta"; None if the key belongs to a class."""
     section, _, name = key.rpartition(".")
     fields: Mapping[str, FieldInfo] = getattr(SECTIONS.get(section), "__pydantic_fields__", {})
     return fields.get(name)
@@ -285,7 +288,7 @@ def require_positive(instance: Any, *names: str) -> None:
 
 
 def to_json(config: Config) -> str:
-    """Return the whole configuration as JSON, in the layout of conf/, so that it can be bound.
+    """Return the whole configuration as JSON in the layout of conf/, ready to be bound.
 
     Without plug-ins it has no key for them. A sweep identifies its cells by this text.
     """

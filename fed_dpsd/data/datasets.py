@@ -1,6 +1,6 @@
 """A loader for scikit-learn's digits, folders of classes, tables and Hugging Face data sets.
 
-Decoded images are cached. What becomes of a record depends on this record alone
+Decoded images are cached. How a record is handled depends on that record alone
 (docs/privacy.md, "From files to records").
 """
 
@@ -25,8 +25,8 @@ from fed_dpsd.errors import UserError
 from fed_dpsd.storage import write_together
 
 DIGITS_TEST_SIZE = 360
-TEST_PART = 5  # one of so many records, or patients, is for testing where data is not divided
-# The key of the hash that divides. It is no setting: a seed could be chosen by its split.
+TEST_PART = 5  # one record, or patient, in so many is for testing if data is not divided
+# The key of the dividing hash. It is not a setting: a seed could be chosen for its split.
 SPLIT_KEY = b"fed_dpsd: test split"
 PURPOSES = {"train": "training", "test": "testing"}
 
@@ -38,7 +38,7 @@ class Dataset:
     """A training split, which is divided among the clients, and a public test split.
 
     `counts` reports how many files or rows of each split were found, used and skipped, and why. The
-    numbers are exact, so they are for the console and for a simulation's diagnostics.
+    numbers are exact, so they go only to the console and a simulation's diagnostics.
     """
 
     train: Split
@@ -62,8 +62,8 @@ def load(config: DataConfig, cache: Path) -> Dataset:
         cache: folder for decoded images, so that a second process need not decode them again.
 
     Raises:
-        UserError: the folder or the network is missing, or the data contradicts `config`, or given
-            splits share a patient.
+        UserError: the folder is missing, there is no network, the data contradicts `config`, or
+            given splits share a patient.
     """
     if config.name == BUNDLED:
         return _digits()
@@ -85,7 +85,7 @@ def load_test(config: DataConfig, cache: Path) -> Split:
 
 
 def test_count(config: DataConfig, cache: Path) -> str:
-    """Return the numbers of the files or rows of the test split, "" where it has no image."""
+    """Return the counts of the test split's files or rows; "" if it has no image."""
     if config.name == BUNDLED:
         return _digits().counts[0]
     loaded = _load_split(config, "test", cache)
@@ -93,7 +93,7 @@ def test_count(config: DataConfig, cache: Path) -> str:
 
 
 def _check_shared_patients(config: DataConfig, data: Dataset) -> None:
-    """Refuse patients who are in both splits, or warn of them where `config` allows them."""
+    """Reject patients in both splits, or warn about them if `config` allows them."""
     if data.train.patients is None or data.test.patients is None:
         return
     shared = len(np.intersect1d(data.train.patients, data.test.patients))
@@ -122,10 +122,10 @@ def _digits() -> Dataset:
 
 
 def _load_split(config: DataConfig, split: str, cache: Path) -> Loaded:
-    """Load a split, from the cache if it was read before; `divide` makes the splits if need be.
+    """Load a split, from the cache if it was read before; `divide` makes the splits if needed.
 
-    Skipped records and classes without images are warnings, given once in a process: an error would
-    reveal them.
+    Skipped records and classes without images are warnings, once per process: an error would reveal
+    them.
     """
     source = sources.Source(config, split)
     files = source.fingerprint()
@@ -150,10 +150,10 @@ def _load_split(config: DataConfig, split: str, cache: Path) -> Loaded:
 def _read(
     config: DataConfig, source: sources.Source, split: str
 ) -> tuple[dict[str, Split], dict[str, Any], bool]:
-    """Read a split, or both where the data is not divided.
+    """Read a split, or both splits if the data is not divided.
 
     Returns:
-        The splits, what to report on them, and whether they may be cached.
+        The splits, what to report about them, and whether they may be cached.
     """
     reader, where = source.reader(), source.where
     names = config.class_names
@@ -177,9 +177,9 @@ def _read(
         parts = dict(zip(sources.SPLITS, divide(records), strict=True))
         unit, own = ("image", "pixels") if records.patients is None else ("patient", "id")
         notes.append(
-            f"{where} has no train and test: one {unit} in {TEST_PART} is for testing, chosen by a "
-            f"hash of its own {own}, {len(parts['test']):,} of {len(records):,} images; folders "
-            "train and test divide it otherwise, and a coordinator needs test alone"
+            f"{where} has no train and test splits: one {unit} in {TEST_PART} is for testing, "
+            f"chosen by a hash of its {own}, {len(parts['test']):,} of {len(records):,} images; "
+            "folders train and test divide it differently, and a coordinator needs only test"
         )
     for name, part in parts.items():
         if lacking := _lacking(config, part):
@@ -200,7 +200,7 @@ def _read(
 def _cached(config: DataConfig, files: str, split: str, cache: Path) -> Callable[[str], Path]:
     """Return a function from the names of a split's files to their paths in the cache.
 
-    `files` is the fingerprint from before the files are read: files that change meanwhile are read
+    `files` is the fingerprint taken before reading: files that change meanwhile are read
     again.
     """
     text = f"{files} {split} {config} {SPLIT_KEY!r}"
@@ -214,7 +214,7 @@ def _say_once(note: str) -> None:
 
 
 def _lacking(config: DataConfig, records: Split) -> str:
-    """Name the classes that have no record; "" if each has one."""
+    """Name the classes without records; "" if there are none."""
     counts = np.bincount(records.labels, minlength=config.num_classes)
     return some([name for name, count in zip(config.class_names, counts, strict=True) if not count])
 
@@ -222,9 +222,9 @@ def _lacking(config: DataConfig, records: Split) -> str:
 def divide(records: Split) -> tuple[Split, Split]:
     """Divide records into a training and a test split, about one in TEST_PART for testing.
 
-    A keyed hash of a record's id decides (`Split.ids`): its patient where patients are known,
-    otherwise its pixels. Its label, its place and other records do not matter. So data sets that
-    differ in one record, patient or label have training splits that differ in no other.
+    A keyed hash of a record's id (`Split.ids`) decides: the patient if known, otherwise the pixels.
+    Its label, its place and other records do not matter. So data sets that differ in one record,
+    patient or label have training splits that differ in no other.
     """
 
     def in_test(record: int) -> bool:
@@ -237,7 +237,7 @@ def divide(records: Split) -> tuple[Split, Split]:
 
 
 def _save(splits: Mapping[Callable[[str], Path], Split], about: dict[str, Any]) -> None:
-    """Write splits, by the functions that name their files, all or none of them."""
+    """Write all splits or none, by the functions that name their files."""
     files: dict[Path, Any] = {}
     for place, split in splits.items():
         arrays = {"images": split.images, "patients": split.patients, "digests": split.digests}

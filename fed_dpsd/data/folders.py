@@ -33,14 +33,14 @@ class Folder:
 
     @property
     def ignored(self) -> str:
-        """Return a folder named like a split inside that of a class; its images are used."""
+        """Return a folder named like a split inside a class folder; its images are used."""
         inside = (
             (each, part) for each in self._labels for part in class_folders(self._path / each)
         )
         return next((f"folder {each}/{part}" for each, part in inside if split_of(part)), "")
 
     def items(self) -> Iterator[Item]:
-        """Yield every file in the order of its path."""
+        """Yield every file in the order of paths."""
         with readable(self._path):
             for file, folder in sorted(walk_classes(self._path), key=lambda found: found[0]):
                 label, skipped = ("", NO_CLASS) if folder is None else (self._labels[folder], "")
@@ -72,13 +72,13 @@ def _shown(path: Path) -> bool:
 
 
 def walk_classes(path: Path) -> Iterator[tuple[Path, str | None]]:
-    """Yield every file at any depth, with its class: the subfolder of `path` that it lies in.
+    """Yield every file at any depth, with its class: the subfolder of `path` that contains it.
 
     A file next to the subfolders has class None. Hidden files and folders are skipped.
 
     Raises:
         OSError: a folder cannot be read.
-        UserError: a link leads to a folder that it lies in.
+        UserError: a link leads to a folder that contains it.
     """
 
     def fail(error: OSError) -> None:
@@ -89,7 +89,7 @@ def walk_classes(path: Path) -> Iterator[tuple[Path, str | None]]:
         folders[:] = [folder for folder in folders if _shown(Path(folder))]
         for folder in folders:
             if (Path(place) / folder).resolve() in (here, *here.parents):
-                raise UserError(f"{place}/{folder} links to a folder that it lies in; delete it")
+                raise UserError(f"{place}/{folder} links to a folder that contains it; delete it")
         for file in filter(_shown, map(Path(place).joinpath, names)):
             inside = file.relative_to(path)
             yield file, inside.parts[0] if len(inside.parts) > 1 else None

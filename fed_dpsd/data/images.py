@@ -20,12 +20,12 @@ def open_image(
     Args:
         image: a file, its bytes, or (H, W) or (H, W, 3) pixels.
         channels: 1 for grey, 3 for RGB.
-        bits: how many bits an image of 16 uses, 8 to 16. Its `info["bits"]` is how many its
-            largest value has.
+        bits: how many bits a 16-bit image uses, 8 to 16. The result's `info["bits"]` is the number
+            of bits of its largest value.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is no image, it has several pages, or the range of its pixels is unknown or
+        ValueError: it is not an image, has several pages, or the range of its pixels is unknown or
             exceeded.
     """
     if isinstance(image, np.ndarray):
@@ -43,7 +43,7 @@ def open_image(
             inverted = getattr(opened, "tag_v2", {}).get(PHOTOMETRIC) == 0
             return _converted(ImageOps.exif_transpose(opened), channels, bits, inverted)
     except UnidentifiedImageError:
-        raise ValueError(f"it is none of {', '.join(FORMATS)}") from None
+        raise ValueError(f"it is not one of {', '.join(FORMATS)}") from None
     except (ValueError, MemoryError):
         raise
     except Exception as error:  # Pillow's plugins raise any type of error on broken bytes
@@ -51,13 +51,13 @@ def open_image(
 
 
 def _converted(image: Image.Image, channels: int, bits: int, inverted: bool = False) -> Image.Image:
-    """Return an image as grey or RGB, with the upper 8 of the used bits of 16.
+    """Return an image as grey or RGB, with the upper 8 of the used bits.
 
-    `inverted` (white is 0) matters for 16 bits only: Pillow inverts images of 8 bits itself.
+    `inverted` (white is 0) matters for 16 bits only: Pillow inverts 8-bit images itself.
     """
     if image.mode in ("I", "F"):  # conversion to "L" would cut them off at 255
         raise ValueError(
-            "its pixels are floats, signed or of 32 bits; convert it to 8 or 16 bits without a sign"
+            "its pixels are floats, signed or 32-bit; convert it to unsigned 8 or 16 bits"
         )
     if image.mode.startswith("I;16"):  # radiographs often have 16 bits
         values = np.asarray(image).astype(np.uint16)

@@ -1,6 +1,6 @@
 """From files and rows to records: decode images, number labels, and count what is used.
 
-What becomes of a record depends on this record alone (docs/privacy.md, "From files to records").
+How a record is handled depends on that record alone (docs/privacy.md, "From files to records").
 """
 
 import functools
@@ -19,14 +19,14 @@ from fed_dpsd.errors import UserError, reason_of
 NAMED_AT_MOST, LONGEST_NAME = 5, 120
 NO_LABEL, SEVERAL_LABELS = "without a label", "with several labels"
 UNREADABLE, NO_CLASS = "unreadable", "in no class's folder"
-DARK = 14  # bits: images of 16 bits that use no more are nearly black
+DARK = 14  # bits: 16-bit images that use no more are nearly black
 
 
 class Item(NamedTuple):
     """A record before its image is decoded.
 
     `image` is a file, its bytes, or (H, W) or (H, W, 3) pixels; `name` is its file or row, and
-    `skipped` the reason why it cannot be a record, both for messages.
+    `skipped` is the reason why it cannot be a record; both are for messages.
     """
 
     name: str
@@ -37,18 +37,18 @@ class Item(NamedTuple):
 
 
 def some(lines: Sequence[str]) -> str:
-    """Return the first few lines, each cut where it is long, with dots for the others."""
+    """Return the first few lines, shortened if long, with dots for the others."""
     more = ", ..." if len(lines) > NAMED_AT_MOST else ""
     return ", ".join(line[:LONGEST_NAME] for line in lines[:NAMED_AT_MOST]) + more
 
 
 @dataclass
 class Count:
-    """The number of files or rows that were found, and why some of them became no record.
+    """The number of files or rows found, and the reasons why some did not become records.
 
     Args:
-        unit: "files", "rows" or "images", of which `found` were found.
-        skipped: a line on each that was skipped, by the reason.
+        unit: "files", "rows" or "images"; `found` is how many were found.
+        skipped: a line for each skipped item, by reason.
     """
 
     unit: str
@@ -56,7 +56,7 @@ class Count:
     skipped: dict[str, list[str]] = field(default_factory=dict)
 
     def skip(self, why: str, line: str) -> None:
-        """Count an item that becomes no record."""
+        """Count an item that does not become a record."""
         self.skipped.setdefault(why, []).append(line)
 
     @property
@@ -95,7 +95,7 @@ class Split:
 
     @property
     def ids(self) -> NDArray[np.int64]:
-        """Return each record's (N,) id: its patient or, where none is known, its pixels' digest.
+        """Return each record's (N,) id: its patient or, if unknown, the digest of its pixels.
 
         It does not depend on the record's label and place, nor on other records.
         """
@@ -115,8 +115,8 @@ class Split:
     def in_order(self) -> "Split":
         """Return the records in the order of their digests, then patients, then labels.
 
-        Equal sets of records become equal splits, and a record that comes or goes leaves the others
-        in their order.
+        Equal sets of records become equal splits; adding or removing a record keeps the order of
+        the others.
         """
         patients = self.labels if self.patients is None else self.patients
         return self.take(np.lexsort((self.labels, patients, self.digests)))
@@ -126,7 +126,7 @@ class Split:
 class Taken:
     """The records, in the order of their items, the count of items, and notes for the user.
 
-    `lasting` is False where an image could not be read for a reason that may pass.
+    `lasting` is False if an image could not be read for a temporary reason.
     """
 
     records: Split
@@ -136,7 +136,7 @@ class Taken:
 
 
 def hash64(text: str) -> int:
-    """Return a hash of 64 bits as a signed number."""
+    """Return a 64-bit hash as a signed number."""
     return _hash64(text.encode(errors="surrogateescape"))
 
 
@@ -165,7 +165,7 @@ def take(
         numbers: the number of the class of each label's text.
         shape: (C, S, S) of the images.
         resize: whether images of another size are scaled; otherwise they are errors.
-        bits: how many bits of images of 16 bits are used.
+        bits: how many bits 16-bit images use.
         patients: whether items have patients.
         remedy: what to do about labels that are not in `numbers`, for the error.
 
@@ -188,7 +188,7 @@ def take(
             opened = open_image(item.image, shape[0], bits)
         except (OSError, ValueError) as error:
             count.skip(UNREADABLE, f"{item.name}: {reason_of(error)}")
-            # A file that appears later has a time of its own, which the fingerprint sees.
+            # A file that appears later has another time, which changes the fingerprint.
             lasting &= not isinstance(error, OSError) or isinstance(error, FileNotFoundError)
             continue
         widest = max(widest, opened.info.get("bits", 0))
@@ -210,7 +210,7 @@ def take(
     notes = ()
     if 0 < widest <= DARK and bits == 16:
         notes = (
-            f"{where}: its images of 16 bits use {widest} at most, so they are nearly black; "
+            f"{where}: its 16-bit images use at most {widest} bits, so they are nearly black; "
             f"pixel_bits={max(widest, 8)} takes the upper 8 of these",
         )
     known = np.array(ids, np.int64) if patients else None
@@ -227,7 +227,7 @@ def _once(items: Iterable[Item], where: str) -> Iterator[Item]:
             except (OSError, ValueError):  # reported with other unreadable files
                 yield item
                 continue
-            # Some file systems number no files.
+            # Some file systems do not number files.
             file = (status.st_dev, status.st_ino) if status.st_ino else item.image.resolve()
             if file in seen:
                 raise UserError(

@@ -32,8 +32,8 @@ CONNECT_SECONDS = 5.0
 class Partition(Protocol):
     """A rule that splits records among clients, by their labels and a seed.
 
-    Where patients are known, it splits patients, each with their most frequent class as the label,
-    and their records follow them.
+    If patients are known, it splits patients, each labelled with their most frequent class, and
+    their records follow.
     """
 
     name: ClassVar[str]
@@ -43,11 +43,11 @@ class Partition(Protocol):
         """Return the library's partitioner for `num_clients`."""
 
     def check(self, config: Config) -> list[str]:
-        """Return the problems of the rule in an experiment, each with key, value and remedy."""
+        """Return the rule's problems in an experiment, each with key, value and remedy."""
         return []
 
     def without(self, classes: int, num_clients: int) -> str:
-        """Say why some records are at no client, where there are so many classes and clients."""
+        """Return why some records have no client, given the numbers of classes and clients."""
         return ""
 
 
@@ -108,7 +108,7 @@ class ByClass(Partition):
         require(self, seed=0, classes_per_client=1)
 
     def check(self, config: Config) -> list[str]:
-        """Return the problem of more classes for a client than there are."""
+        """Return the problem of more classes per client than exist."""
         classes = config.data.num_classes
         if self.classes_per_client <= classes:
             return []
@@ -118,7 +118,7 @@ class ByClass(Partition):
         ]
 
     def without(self, classes: int, num_clients: int) -> str:
-        """Say why: client j has the classes from j on, `classes_per_client` of them."""
+        """Return why: client j has `classes_per_client` classes, from j on."""
         each = self.classes_per_client
         left = classes - (num_clients + each - 1)
         return (
@@ -158,11 +158,11 @@ class Coins(IID):
             raise ValueError(f"fraction={self.fraction} must be above 0 and at most 1")
 
     def without(self, classes: int, num_clients: int) -> str:
-        """Say why some records are at no client."""
+        """Return why some records have no client."""
         return f"left out by their coins (partition.fraction={self.fraction:g})"
 
     def kept(self, number: int) -> NDArray[np.bool_]:
-        """Return (number,) whether each record is kept."""
+        """Return a (number,) mask of the kept records."""
         rng = np.random.Generator(np.random.PCG64([self.coins, 2]))
         return rng.random(number) < self.fraction
 
@@ -177,7 +177,7 @@ def load_or_split(
     cache: Path,
     patients: NDArray[np.int64] | None = None,
 ) -> list[NDArray[np.int64]]:
-    """Return what `split` does, from the cache if these records were split so before."""
+    """Return the result of `split`, from the cache if these records were split this way before."""
     rule = f"{partition} {num_clients} flwr-datasets {version('flwr-datasets')}"
     records = labels.tobytes() + (b"" if patients is None else b"patients" + patients.tobytes())
     key = hashlib.sha256(rule.encode() + records).hexdigest()[:24]
@@ -198,17 +198,17 @@ def split(
 ) -> list[NDArray[np.int64]]:
     """Return the indices of each client's records: disjoint, and not empty.
 
-    A single client holds all records, whatever their labels are and however few there are.
+    A single client holds all records, whatever their labels and number.
 
     Args:
         partition: the rule.
         labels: (N,) the records' labels.
         num_clients: the number of clients.
-        patients: (N,) the records' patients; all records of a patient go to one client. Only their
-            most frequent classes matter, not the order of the records.
+        patients: (N,) the records' patients; all records of a patient go to one client. Only the
+            patients' most frequent classes matter, not the order of records.
 
     Raises:
-        UserError: the data does not allow so many clients; the message has a number that works.
+        UserError: the data does not allow so many clients; the message names a number that works.
     """
     if num_clients == 1:
         return [np.flatnonzero(_kept(partition, len(labels)))]
@@ -240,9 +240,9 @@ def unused(
     parts: Sequence[NDArray[np.int64]],
     patients: NDArray[np.int64] | None = None,
 ) -> str:
-    """Report how many records `split` left at no client, and why; "" if all are at one.
+    """Report how many records `split` assigned to no client, and why; "" if none.
 
-    The numbers are exact: they are for the owner of the records alone.
+    The numbers are exact: only the owner of the records may see them.
     """
     held, total = sum(map(len, parts)), len(labels)
     if held == total:
@@ -255,7 +255,7 @@ def unused(
 
 
 def made_up_patients(labels: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    """Return a patient for each of a client's records: `size` records of one class, in order.
+    """Return a made-up patient for each record of a client: `size` records of one class, in order.
 
     The last patient of a class may have fewer.
     """
@@ -271,7 +271,7 @@ def _dealt(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the labels of records, or of patients in the order of ids, and each record's place.
 
-    A patient has the most frequent label of their records, the smallest of several.
+    A patient has the most frequent label of their records, or the smallest of several.
     """
     if patients is None:
         return labels, np.arange(len(labels))
@@ -284,7 +284,7 @@ def _dealt(
 def _try_split(
     partition: Partition, dealt: NDArray[np.int64], place: NDArray[np.int64], num_clients: int
 ) -> list[NDArray[np.int64]] | None:
-    """Return the clients' indices; None if the partitioner fails or a client gets no record."""
+    """Return the clients' indices; None if the partitioner fails or a client gets no records."""
     from datasets import Dataset
 
     order = np.random.Generator(np.random.PCG64([partition.seed, 1])).permutation(len(dealt))
@@ -305,7 +305,7 @@ def _try_split(
 
 
 def _kept(partition: Partition, number: int) -> NDArray[np.bool_]:
-    """Return (number,) whether no coin leaves a record out."""
+    """Return a (number,) mask of the records that no coin leaves out."""
     return partition.kept(number) if isinstance(partition, Coins) else np.ones(number, bool)
 
 
@@ -315,10 +315,10 @@ def _kept(partition: Partition, number: int) -> NDArray[np.bool_]:
 def read_hub(config: DataConfig, split_name: str) -> "pyarrow.Table":
     """Download a split of a Hugging Face data set, as an Arrow table with encoded images.
 
-    `config.hub` is OWNER/NAME or OWNER/NAME/SUBSET. Without a network, an earlier download is read.
+    `config.hub` is OWNER/NAME or OWNER/NAME/SUBSET. Without a network, an earlier download is used.
 
     Raises:
-        UserError: there is no network, or the data set does not exist.
+        UserError: there is no network or the data set does not exist.
     """
     import datasets
     import huggingface_hub
@@ -349,12 +349,12 @@ def read_hub(config: DataConfig, split_name: str) -> "pyarrow.Table":
 
 
 def _hub() -> str:
-    """Return the name of the host that data sets are downloaded from."""
+    """Return the name of the host of data sets."""
     return urlsplit(os.environ.get("HF_ENDPOINT", "")).hostname or "huggingface.co"
 
 
 def _is_online() -> bool:
-    """Return whether the hub can be reached, or a proxy is set, which may reach it."""
+    """Return whether the hub, or a proxy that may reach it, is available."""
     if getproxies().get("https"):
         return True
     try:

@@ -1,7 +1,7 @@
-"""What all readers share: the columns that they read, and their errors.
+"""What all readers share: columns and errors.
 
 A reader knows one layout, a folder of classes, a table or arrays. Data sets and hospitals use the
-same readers. Readers look at no image's content.
+same readers. Readers do not look at the content of images.
 """
 
 import contextlib
@@ -49,8 +49,8 @@ class Reader(Protocol):
 
     Attributes:
         unit: what its items are: files, rows or images.
-        declared: the names of the classes that it declares, in an order of its own.
-        ignored: what looks like a split and is not used as one; "" for nothing.
+        declared: the names of the classes that it declares, in its own order.
+        ignored: what looks like a split but is not used as one; "" for nothing.
     """
 
     unit: str
@@ -61,20 +61,20 @@ class Reader(Protocol):
         """Yield every file or row."""
 
     def labels(self) -> dict[str, str]:
-        """Return each text that is a label, with the name of an item that has it."""
+        """Return each label text, with the name of an item that has it."""
 
     def files(self) -> Iterable[Path]:
-        """Return the files whose content decides what `items` yields."""
+        """Return the files that determine what `items` yields."""
 
 
 def split_of(name: str) -> str:
-    """Return the split that a folder's or file's name stands for, in any case; "" for none."""
+    """Return the split that a folder's or file's name means, ignoring case; "" for none."""
     found = (split for split, names in SPLIT_NAMES.items() if name.casefold() in names)
     return next(found, "")
 
 
 def listed(names: Iterable[str]) -> str:
-    """Return the setting of these classes, as it is typed in a shell."""
+    """Return the setting for these classes, as typed in a shell."""
     from fed_dpsd.config.errors import quoted
 
     plain = re.compile("(?!(true|false|null|nan|inf)$)[a-z_][a-z0-9_-]*", re.IGNORECASE)
@@ -84,12 +84,12 @@ def listed(names: Iterable[str]) -> str:
 
 
 def id_of(value: Any, columns: Columns, where: str) -> str:
-    """Return the text of a patient's id; "" where no column has them.
+    """Return the text of a patient's id; "" if no column has ids.
 
     Numbers have no leading zeros: 019 in a CSV file is 19, as in a column of integers.
 
     Raises:
-        UserError: the cell is empty. All such records would be one patient's.
+        UserError: the cell is empty; all such records would belong to one patient.
     """
     if columns.patient is None:
         return ""

@@ -1,4 +1,4 @@
-"""Places of data sets: `data.path` or the hub, their splits, and the classes that they name."""
+"""Sources of data sets: `data.path` or the hub, their splits and the classes that they name."""
 
 import hashlib
 import re
@@ -26,14 +26,14 @@ LAYOUT = (
 
 
 class Source:
-    """The place of a split, at `data.path` or at the Hugging Face hub; no file is open.
+    """The source of a split, at `data.path` or the Hugging Face hub; no file is open.
 
     Attributes:
-        divided: whether the data set has train and test splits, or one of them, of its own.
+        divided: whether the data set has its own train or test split.
         where: the name of the split, for messages.
 
     Raises:
-        UserError: there is no such split, or the path cannot be read.
+        UserError: the split does not exist, or the path cannot be read.
     """
 
     def __init__(self, config: DataConfig, split: str) -> None:
@@ -56,7 +56,7 @@ class Source:
         """Return a new reader of the split.
 
         Raises:
-            UserError: there is no network, or the columns are not as the configuration says.
+            UserError: there is no network, or the columns do not match the configuration.
         """
         if self._config.path is None:
             from fed_dpsd.data.partition import read_hub
@@ -66,10 +66,10 @@ class Source:
         return reader_of(self._place, self._columns, self._split if self.divided else "")
 
     def fingerprint(self) -> str:
-        """Return a text that changes when the files of the split do: names, sizes and times.
+        """Return a text that changes whenever the split's files do: names, sizes and times.
 
         The time of a file's last change of any kind (`ctime`) cannot be set back, so a file with
-        another content or other permissions counts as another file.
+        other content or permissions counts as another file.
 
         Raises:
             UserError: the split cannot be read.
@@ -88,7 +88,7 @@ class Source:
         return f"{self._place.resolve()} {digest.hexdigest()}"
 
     def unused(self) -> str:
-        """Return what at `data.path` no split takes, in words; "" if there is nothing."""
+        """Describe what at `data.path` belongs to no split; "" if there is nothing."""
         place = self._validation
         if place is None:
             return ""
@@ -101,10 +101,11 @@ class Source:
 
     @property
     def keeps_rows(self) -> bool:
-        """Return whether records stay in the order of their table, which holds this split alone.
+        """Return whether records stay in the order of their table, which holds only this split.
 
-        Labels do not decide the order of rows, unlike that of files in folders of classes. With
-        patients, records are sorted: a patient's first ones stand for all (`training.places_of`).
+        The order of rows does not depend on labels, unlike the order of files in class folders.
+        With patients, records are sorted: a patient's first records represent all
+        (`training.places_of`).
         """
         if self._config.patient_column is not None or not self.divided:
             return False
@@ -119,7 +120,7 @@ def is_place(path: Path) -> bool:
 
 
 def _arrays(path: Path, columns: Columns) -> dict[str, str]:
-    """Return the array of images of each split in an npz; empty where there is one of all."""
+    """Return the array of images of each split in an npz; empty if one array holds all images."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
             names = arrays.files
@@ -129,9 +130,9 @@ def _arrays(path: Path, columns: Columns) -> dict[str, str]:
 
 
 def _splits_in(path: Path, columns: Columns) -> dict[str, Path]:
-    """Return the place of each split at `data.path`; empty where the data is not divided.
+    """Return the path of each split at `data.path`; empty if the data is not divided.
 
-    A folder named like a split is one of a class if folders of other classes are next to it.
+    A folder named like a split is a class folder if other class folders are next to it.
     """
     if path.suffix.lower() == ARRAYS and path.is_file():
         arrays = _arrays(path, columns)
@@ -164,7 +165,7 @@ def _splits_in(path: Path, columns: Columns) -> dict[str, Path]:
 
 
 def _place_of(path: Path, columns: Columns, split: str, splits: Mapping[str, Path]) -> Path:
-    """Return the table or folder of a split, or of all data where it is not divided."""
+    """Return the table or folder of a split, or of all data if it is not divided."""
     if split in splits:
         return splits[split]
     if not splits and (path.is_file() or (path / METADATA).is_file() or class_folders(path)):
@@ -186,7 +187,7 @@ def reader_of(path: Path, columns: Columns, split: str = "") -> Reader:
     """Return the reader of a folder, a table or an npz.
 
     Raises:
-        UserError: there is no such place, it cannot be read, or it lacks a column.
+        UserError: the path does not exist, cannot be read, or lacks a column.
     """
     if path.is_dir():
         if (path / METADATA).is_file():
@@ -202,7 +203,7 @@ def reader_of(path: Path, columns: Columns, split: str = "") -> Reader:
         return Table(path, columns)
     if path.is_file() and suffix == ARRAYS:
         return Arrays(path, columns, split)
-    problem = f"is no {', '.join((*TABLES, ARRAYS))} file" if path.exists() else "does not exist"
+    problem = f"is not a {', '.join((*TABLES, ARRAYS))} file" if path.exists() else "does not exist"
     raise UserError(
         f"{columns.keys}path={path} {problem}; give a folder with a subfolder for each class, or "
         "one such file"
@@ -213,7 +214,7 @@ def _class_names(path: Path, columns: Columns, number: int | None) -> tuple[str,
     """Return the classes that the files at `data.path` name, in their order.
 
     A table may declare them. Otherwise they are its labels, or the names of folders, in the order
-    of `classes.in_order`. If the number of classes is known, the training split alone names them.
+    of `classes.in_order`. If the number of classes is known, only the training split names them.
     """
     splits = _splits_in(path, columns)
     if not splits and path.is_dir() and not (path / METADATA).is_file():
@@ -250,7 +251,7 @@ def _class_names(path: Path, columns: Columns, number: int | None) -> tuple[str,
 
 
 def _check_folders(path: Path) -> None:
-    """Refuse folders that may be splits or classes."""
+    """Reject folders that may be either splits or classes."""
     folders = class_folders(path)
     like = {m[1]: name for name in folders if (m := LIKE_SPLITS.search(name.casefold()))}
     if "train" in like and len(like) > 1 and not any(map(split_of, folders)):
@@ -268,14 +269,14 @@ def _check_folders(path: Path) -> None:
 
 
 def with_classes(data: Mapping[str, Any], base: Path | None, problems: list[str]) -> dict[str, Any]:
-    """Return the keys of `data` with the names of its classes, and with their number where null.
+    """Return the keys of `data` with the names of its classes, and their number if it is null.
 
     They are `classes` or, without these, the names of folders, the labels of a table, or columns of
-    labels; no image is read. Names that are mere numbers from 0 are left out.
+    labels; no image is read. Names that are just numbers from 0 are omitted.
 
     Args:
-        data: the keys of `data`, as they were composed.
-        base: the folder that a relative path starts from; None where it must be absolute.
+        data: the composed keys of `data`.
+        base: the folder that a relative path starts from; None if it must be absolute.
         problems: the list that problems are added to.
     """
     number, given = data.get("num_classes"), data.get("classes") or []

@@ -1,4 +1,4 @@
-"""The reader of tables: CSV and parquet files, and those of the Hugging Face hub."""
+"""The reader of tables: CSV and parquet files, including those of the Hugging Face hub."""
 
 import contextlib
 import csv
@@ -17,19 +17,19 @@ from fed_dpsd.data.reader import Columns, id_of
 from fed_dpsd.errors import UserError, reason_of
 
 IMAGES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp")
-TABLES = (".parquet", ".csv")  # the first that is there is read
+TABLES = (".parquet", ".csv")  # the first existing one is read
 METADATA = "metadata.csv"  # a table in a folder of images, as on the Hugging Face hub
 FILE_NAME = "file_name"  # its column of paths
 SPLIT_COLUMNS = ("split", "subset", "fold", "partition")
-FEW_ROWS = 20  # of so few, each may be of another class
+FEW_ROWS = 20  # with so few rows, each may be of another class
 AT_ONCE = 256  # rows of a parquet file
 
 
 class Table:
     """A CSV or parquet file, or a table of the Hugging Face hub.
 
-    An image is a path from the table's folder or, in parquet, an encoded image. Where the table
-    declares names of classes, its numbers are their places.
+    An image is a path from the table's folder or, in parquet, an encoded image. If the table
+    declares names of classes, its numbers are indices into them.
     """
 
     unit = "rows"
@@ -51,7 +51,7 @@ class Table:
         self.declared = columns.labels or _declared(self._schema, columns.label)
 
     def _check(self) -> None:
-        """Refuse missing columns, and several of one name."""
+        """Reject missing columns, and several columns of one name."""
         names, named = self._schema.names, self._columns.named
         if twice := next((name for name in named.values() if names.count(name) > 1), None):
             raise UserError(f"{self._path} has several columns {twice}; rename or delete one")
@@ -72,7 +72,7 @@ class Table:
         )
 
     def _likely(self) -> dict[str, str]:
-        """Return the columns that may hold images and labels, by the keys that would name them."""
+        """Return the columns that may hold images and labels, by the keys to name them."""
         fields = [each for each in self._schema if self._schema.names.count(each.name) == 1]
         images = [field.name for field in fields if _encoded(field.type)]
         first = next(self._rows([f.name for f in fields if f.name not in images]), {})
@@ -111,7 +111,7 @@ class Table:
             yield Item(name, self._image(cell, where), label, patient, skipped)
 
     def _image(self, cell: Any, where: str) -> Path | bytes:
-        """Return the image that a cell holds, unread; no bytes where it is empty."""
+        """Return the image that a cell holds, without reading it; no bytes if the cell is empty."""
         image = cell.get("bytes") if isinstance(cell, Mapping) else cell
         if isinstance(image, str) and image:
             return _file(image, self._path.parent)
@@ -123,7 +123,7 @@ class Table:
         return image or b""
 
     def _label(self, row: Mapping[str, Any], where: str) -> tuple[str, str]:
-        """Return the text of a row's label, and why it has none."""
+        """Return the text of a row's label, and the reason if it has none."""
         columns = self._columns
         if columns.label is not None:
             value = row[columns.label]
@@ -142,7 +142,7 @@ class Table:
         return "", SEVERAL_LABELS if chosen else NO_LABEL
 
     def labels(self) -> dict[str, str]:
-        """Return the labels of all rows; the columns' names where there are several columns."""
+        """Return the labels of all rows; with several columns, the columns' names."""
         columns = self._columns
         if columns.label is None or self.declared:
             return {text_of(name): self._path.name for name in self.declared}
@@ -155,7 +155,7 @@ class Table:
         if number >= FEW_ROWS and len(found) > number / 2:
             raise UserError(
                 f"{self._path}: {columns.label} has {len(found):,} different texts in {number:,} "
-                f"rows, as an id or a measure has; name the column of classes by "
+                f"rows, like an id or a measurement; name the column of classes by "
                 f"{columns.keys}label_column, or list them in data.classes=[...]"
             )
         return found
@@ -170,7 +170,7 @@ class Table:
 
 
 def _is_true(value: Any, column: str, where: str) -> bool:
-    """Return whether a cell of a column of truth values holds one that is true."""
+    """Return whether a cell of a column of truth values is true."""
     text = text_of(value)
     if text not in ("", "0", "1", "-1", *TRUTH):
         raise UserError(f"{where}: {column} is {text}; it must be 0 or 1, or false or true")
@@ -228,7 +228,7 @@ def _parquet(path: Path) -> Iterator[None]:
 
 
 def _file(name: str, folder: Path) -> Path:
-    """Return the file that a table names, maybe by a Windows path."""
+    """Return the file that a table names, possibly by a Windows path."""
     file = folder / name
     with contextlib.suppress(OSError, ValueError):
         if "\\" in name and not file.exists():
@@ -242,7 +242,7 @@ def _encoded(kind: pyarrow.DataType) -> bool:
 
 
 def _declared(schema: pyarrow.Schema, column: str | None) -> list[str]:
-    """Return the names of classes that a table of the Hugging Face hub declares for a column."""
+    """Return the class names that a table of the Hugging Face hub declares for a column."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
         names = features[column]["names"]

@@ -23,7 +23,7 @@ from fed_dpsd.storage import client_name, run_name
 def ledger_of(experiment: Experiment, client: int, run_folder: Path) -> FileLedger:
     """Return a simulated client's ledger.
 
-    Its data set is the client's partition, so another partition is another data set.
+    The data set is the client's partition, so another partition is another data set.
     """
     folder = ledger_folder(experiment, run_folder)
     return FileLedger(folder, client, data_of(experiment, client))
@@ -37,7 +37,7 @@ def data_of(experiment: Experiment, client: int) -> str:
 
 
 def with_patients(records: Split, size: int | None) -> Split:
-    """Return a client's records with made-up patients of `size` records; None leaves them alone."""
+    """Return a client's records with made-up patients of `size` records; None adds no patients."""
     if size is None:
         return records
     return replace(records, patients=made_up_patients(records.labels, size))
@@ -74,7 +74,7 @@ def _test_images(config: DataConfig, cache: str) -> Images:
 
 
 def simulated_party(experiment: Experiment, client: int, run_folder: Path) -> Party | None:
-    """Return a simulated client's part in secure sums; None if there are none.
+    """Return a simulated client's part in secure sums; None without secure sums.
 
     The clients' keys follow from the secrets next to the ledgers.
     """

@@ -1,4 +1,4 @@
-"""Checks of a machine, and of what a run needs of it, each with its remedy."""
+"""Checks of a machine, alone and for a run, each with its remedy."""
 
 import importlib
 import math
@@ -47,7 +47,7 @@ def examine() -> list[Check]:
 
 
 def examine_run(experiment: Experiment) -> list[Check]:
-    """Return what a run needs of this machine: its data is read, nothing is trained or charged."""
+    """Return the checks for a run on this machine: data is read, nothing is trained or charged."""
     config, data = experiment.config, _checked("data", lambda: _data(experiment))
     return [
         data,
@@ -59,7 +59,7 @@ def examine_run(experiment: Experiment) -> list[Check]:
 
 
 def _checked(name: str, found: Callable[[], str]) -> Check:
-    """Return the check with the found state, or with the error that names its remedy."""
+    """Return the check with the state found, or with the error that names its remedy."""
     try:
         return Check(name, True, found())
     except UserError as error:
@@ -75,7 +75,7 @@ def _data(experiment: Experiment) -> str:
 
 
 def _room(key: str, folder: Path, experiment: Experiment) -> Check:
-    """Check that a folder can be written, and that the cache has room for the teachers."""
+    """Check that a folder is writable, and that the cache has room for the teachers."""
     try:
         require_writable(key, folder)
     except UserError as error:
@@ -88,13 +88,13 @@ def _room(key: str, folder: Path, experiment: Experiment) -> Check:
 
 
 def _memory(experiment: Experiment) -> Check:
-    """Check that records and teachers fit the free memory; a round needs some more."""
+    """Check that records and teachers fit in the free memory; a round needs some more."""
     pixels = math.prod(experiment.config.data.shape)
     needed = sum(map(len, partitions(experiment))) * pixels
     needed += min(_bytes_of_teachers(experiment), PROCESSOR_BYTES)
     free = psutil.virtual_memory().available
     state = f"{gib(free)} GiB free; records and teachers take {gib(needed)}"
-    return Check("memory", needed < free, state, "" if needed < free else "end other programs")
+    return Check("memory", needed < free, state, "" if needed < free else "close other programs")
 
 
 def _bytes_of_teachers(experiment: Experiment) -> int:
@@ -146,7 +146,7 @@ def _folders() -> list[Check]:
 
 
 def _superlinks() -> list[Check]:
-    """List running SuperLinks: `flwr run` uses them, with their code and their folder."""
+    """List running SuperLinks: `flwr run` uses them, with their code and folder."""
     states = []
     for process in psutil.process_iter(["cmdline", "pid", "cwd"]):
         if any("flower-superlink" in part for part in process.info["cmdline"] or []):
@@ -165,7 +165,7 @@ def _ports() -> Check:
                 taken.append(str(port))
     if not taken:
         return Check("local ports", True, "free: `flwr run` will start its own SuperLink")
-    remedy = "unless your SuperLink should run there, end the process that uses them"
+    remedy = "unless your own SuperLink runs there, stop the process that uses them"
     return Check("local ports", True, f"{', '.join(taken)} in use", remedy)
 
 
@@ -176,7 +176,7 @@ def _processors() -> Check:
 
 
 def _gpus(devices: Sequence[Device], processors: int) -> list[Check]:
-    """List the GPUs, and the share of five clients that train without privacy on them."""
+    """List the GPUs, and each one's share of five clients that train without privacy."""
     if not devices:
         return [Check("GPU", True, "none, everything runs on the processor")]
     checks = [Check("GPU", True, str(device)) for device in devices]
@@ -185,4 +185,7 @@ def _gpus(devices: Sequence[Device], processors: int) -> list[Check]:
     try:
         return [*checks, Check(name, True, str(place(experiment, CLIENTS, devices, processors)))]
     except UserError as error:
-        return [*checks, Check(name, False, str(error), "end what fills the GPU: see nvidia-smi")]
+        return [
+            *checks,
+            Check(name, False, str(error), "stop the processes that fill the GPU: see nvidia-smi"),
+        ]

@@ -1,7 +1,7 @@
-"""The expected duration of a run on this machine; no data is read.
+"""The expected duration of a run on this machine, found without reading data.
 
-Earlier runs with the same settings give the best estimate. Without any, the default run's seconds
-are scaled, for runs that differ from it only in their rounds, queries and clients.
+Earlier runs with the same settings give the best estimate. Otherwise the default run's seconds are
+scaled, for runs that differ from it only in rounds, queries and clients.
 """
 
 import json
@@ -17,7 +17,7 @@ from fed_dpsd.config.keys import leaves
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.methods.fed_dpsd import FedDPSD
 
-# Settings that do not change the seconds, or by which the seconds are scaled.
+# Settings that do not change the seconds, or that scale them.
 UNTIMED = {
     *("seed", "teacher.seed", "partition.seed", "rounds", "noise", "tracker"),
     *("out", "cache", "run_folder", "ledger", "training.noise_multiplier"),
@@ -32,7 +32,7 @@ START, CLIENT, QUERY, STEP, IDLE_TO_BUSY = 6.0, 0.5, 0.0015, 0.0006, 4.0
 
 @dataclass(frozen=True)
 class Duration:
-    """The seconds that a run is expected to take.
+    """The expected seconds of a run.
 
     Args:
         least: seconds, > 0.
@@ -51,7 +51,7 @@ class Duration:
 
 
 def expected(experiment: Experiment) -> Duration | None:
-    """Return the duration of a simulation in this process; None where nothing is known."""
+    """Return the expected duration of a simulation in this process; None if unknown."""
     config = experiment.config
     if not config.federation.simulation:
         return None
@@ -73,7 +73,7 @@ def expected(experiment: Experiment) -> Duration | None:
 
 
 def words(experiment: Experiment, duration: Duration | None) -> str:
-    """Return what a plan says about the time of a run, given the result of `expected`."""
+    """Return a plan's text about the time of a run, given the result of `expected`."""
     config = experiment.config
     if duration is not None:
         return str(duration)
@@ -99,7 +99,7 @@ def rounded(seconds: float) -> str:
 
 
 def _seconds_of_runs(experiment: Experiment) -> Iterator[float]:
-    """Yield the seconds of each earlier run with the same settings, scaled to as many rounds."""
+    """Yield the seconds of each earlier run with the same settings, scaled to the rounds."""
     config = experiment.config
     facts = {"method": experiment.method_name, "data": config.data.name}
     facts |= {"num_clients": config.num_clients, "status": "completed", "engine": "local"}
@@ -123,7 +123,7 @@ def _seconds_of_runs(experiment: Experiment) -> Iterator[float]:
 
 
 def timed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a configuration that affect its seconds, by key."""
+    """Return the settings that affect a run's seconds, by key."""
     return {
         key: value
         for key, value in leaves(settings)

@@ -1,6 +1,6 @@
-"""Placement: which GPUs the clients of a simulation share, how many processes, and what each takes.
+"""Placement of a simulation's clients: the GPUs, the number of processes, and the share of each.
 
-Everything is computed from a table of devices, so any machine can be planned for.
+Everything is computed from a table of devices, so a plan can be made for any machine.
 """
 
 import dataclasses
@@ -24,20 +24,20 @@ from fed_dpsd.models.inference import IMAGES_AT_ONCE
 from fed_dpsd.privacy.label_dp import fixed
 
 CONTEXT = 2**29  # bytes of a CUDA context, which every process has; an estimate
-ROOM = 1.5  # times the tensors: for an allocator that rounds up, and for kernels' workspaces
+ROOM = 1.5  # factor on tensors, for an allocator that rounds up and for kernels' workspaces
 SERVER = 2**30  # bytes for the server's generators, buffer and test images, besides its student
-UNITS = 10_000  # Ray counts a GPU in so many parts
+UNITS = 10_000  # number of parts in which Ray counts a GPU
 MOST = 100  # processes on a GPU; with more, rounding would let Ray place too many
 
 
 @dataclass(frozen=True)
 class Placement:
-    """The GPUs that clients share; none where they compute on the processor.
+    """The GPUs that clients share; none if they compute on the processor.
 
     Args:
         devices: the GPUs' names.
         processes: number of processes on all GPUs together.
-        fraction: part of a GPU that Ray gives to each.
+        fraction: part of a GPU that Ray assigns to each process.
         share: bytes of a GPU for each process.
         teachers: number of these bytes that a process may fill with teachers.
         pinned: whether the configuration names the GPU; otherwise Ray chooses one.
@@ -55,8 +55,8 @@ class Placement:
         """Return the configuration of Flower's Ray backend for this placement.
 
         Flower starts as many processes as Ray's resources allow, so with GPUs Ray gets as many
-        processors as there shall be processes. A running cluster that Ray joins (RAY_ADDRESS)
-        knows its own resources, and accepts none.
+        processors as processes. A running cluster that Ray joins (RAY_ADDRESS) has its own
+        resources and accepts none.
         """
         resources = {"num_cpus": 1, "num_gpus": self.fraction}
         if not self.devices or os.environ.get("RAY_ADDRESS", "") not in ("", "local"):
@@ -87,7 +87,7 @@ class Placement:
 def place(
     experiment: Experiment, nodes: int, devices: Sequence[Device], processors: int
 ) -> Placement:
-    """Place the clients of a simulation on devices, before anything is read.
+    """Place the clients of a simulation on devices, before reading anything.
 
     Ray gives each process the same part of a GPU, so all shared GPUs host the same number of
     processes, as many as fit on the GPU with the least room. `client_device=cuda:N` excludes it.
@@ -99,7 +99,7 @@ def place(
         processors: the number of its processors; each process takes one.
 
     Raises:
-        UserError: a device that the configuration names is not there, or a teacher does not fit.
+        UserError: a device that the configuration names does not exist, or a teacher does not fit.
     """
     config = experiment.config
     sides = {"client_device": config.client_device, "server_device": config.server_device}
@@ -152,7 +152,7 @@ def fraction(processes: int) -> float:
     return units / UNITS
 
 
-# --- what is needed ---
+# --- requirements ---
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class Need:
 
     Args:
         held: its teachers.
-        work: all else: its context, and the tensors while it answers or learns.
+        work: everything else: its context, and tensors while it answers or learns.
     """
 
     held: int
@@ -169,20 +169,20 @@ class Need:
 
 
 def _on_gpus(config: Config) -> dict[str, int]:
-    """Return a client of each architecture whose teachers lie on a GPU, if there is one."""
+    """Return a client of each architecture whose teachers are on a GPU, if any."""
     clients = range(config.num_clients)
     return {config.architecture(c): c for c in clients if named_device(config, c) != "cpu"}
 
 
 def _server_gpu(config: Config) -> str:
-    """Return the GPU of the server, where there is one: the first, unless it is named."""
+    """Return the GPU of the server, if any: the first, unless the configuration names another."""
     return {"cpu": "", "auto": "cuda:0", "cuda": "cuda:0"}.get(
         config.server_device, config.server_device
     )
 
 
 def _need(experiment: Experiment, client: int) -> Need:
-    """Measure a client's teachers by their passes on the meta device, which computes nothing."""
+    """Measure a client's teachers by passes on the meta device, which computes nothing."""
     config = experiment.config
     teacher = on_meta(config, config.architecture(client), config.model.teacher_width)
     work = _answering(teacher, config)
@@ -203,13 +203,13 @@ def _server_need(config: Config) -> int:
 
 
 def on_meta(config: Config, architecture: str, width: int) -> Classifier:
-    """Return a classifier on the meta device, which has sizes and no numbers."""
+    """Return a classifier on the meta device, which stores sizes but no numbers."""
     with torch.device("meta"):
         return CLASSIFIERS[architecture](config.data.shape, config.data.num_classes, width)
 
 
 def _answering(teacher: Classifier, config: Config) -> int:
-    """Return the most bytes of tensors while a batch of images is answered."""
+    """Return the peak bytes of tensors while answering a batch of images."""
 
     def answer() -> None:
         with torch.inference_mode():
@@ -219,7 +219,7 @@ def _answering(teacher: Classifier, config: Config) -> int:
 
 
 def _learning(classifier: Classifier, config: Config) -> int:
-    """Return the most bytes of tensors while two steps are learnt, after which Adam is there."""
+    """Return the peak bytes of tensors during two training steps, so that Adam's state counts."""
     size = config.teacher.batch_size
     images = np.zeros((size, *config.data.shape), np.uint8)
     settings = dataclasses.replace(config.teacher, epochs=0, min_steps=2)

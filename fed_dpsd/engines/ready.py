@@ -1,4 +1,4 @@
-"""Checks of a new run: its configuration, its folders and this machine's devices."""
+"""Checks of a new run: configuration, folders and this machine's devices."""
 
 import os
 from collections.abc import Sequence
@@ -20,13 +20,13 @@ from fed_dpsd.storage import app_folder
 def ready(
     experiment: Experiment, overrides: Sequence[str], nodes: int = 1
 ) -> tuple[Placement, list[str]]:
-    """Check what a new run needs, before its folder is made; place its clients.
+    """Check what a new run needs, before making its folder, and place its clients.
 
     Returns:
         The placement, and the `cautions` and `weak_delta`.
 
     Raises:
-        UserError: its clients are hospitals, a device is not there, its budget is less than it
+        UserError: its clients are hospitals, a device does not exist, its budget is less than it
             needs, a folder cannot be written, a ledger belongs to other records, the data does
             not allow so many clients, or pictures or teachers cannot be read.
     """
@@ -65,7 +65,7 @@ def placed(experiment: Experiment, nodes: int) -> Placement:
     """Place the clients of a simulation on this machine's devices; the local engine is one node.
 
     Raises:
-        UserError: a device is not there, or is too small; nothing has been read.
+        UserError: a device does not exist or is too small; nothing was read.
     """
     wanted = {experiment.config.client_device, experiment.config.server_device}
     return place(experiment, nodes, gpus() if wanted != {"cpu"} else (), os.cpu_count() or 1)

@@ -351,7 +351,8 @@ def unmet(needs: Mapping[str, Any], config: Any, method: str, where: str = "") -
             yield from unmet(value, found, method, f"{where}{key}.")
         elif found != value:
             needed = f"{where}{key}={shown(value)}"
-            yield f"{where}{key}={shown(found)}: method={method} needs another value; use {needed}"
+            why = "has one client" if needed == "num_clients=1" else "needs another value"
+            yield f"{where}{key}={shown(found)}: method={method} {why}; use {needed}"
 
 
 def nobody_answers(refused: Mapping[int, str]) -> UserError:

@@ -18,10 +18,10 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 def initialise(build: Callable[[], Module], generator: torch.Generator) -> Module:
-    """Build a module and draw its weights (Xavier, zero bias) from `generator` alone.
+    """Build a module and draw its weights (Xavier, zero bias) only from `generator`.
 
     The module is built on the meta device, so no layer draws from torch's global generator.
-    Convolutions get the channels-last layout, in which processors run about twice as fast.
+    Convolutions get the channels-last layout, which is about twice as fast on processors.
 
     Raises:
         TypeError: a layer has weights that no rule here covers.
@@ -54,7 +54,7 @@ def initialise(build: Callable[[], Module], generator: torch.Generator) -> Modul
 
 
 def _state(module: nn.Module) -> list[torch.Tensor]:
-    """Return the parameters and BatchNorm statistics, without the counter of batches."""
+    """Return the parameters and BatchNorm statistics, without the batch counter."""
     return [tensor for tensor in module.state_dict().values() if tensor.is_floating_point()]
 
 
@@ -97,7 +97,7 @@ def read_weights(path: Path) -> dict[str, torch.Tensor]:
 
 
 def read_file(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Return the tensors of a safetensors file and its metadata, of one file even if it changes.
+    """Return the tensors and metadata of a safetensors file, consistent even if the file changes.
 
     Raises:
         ValueError: the file is missing or is not a safetensors file.
@@ -119,7 +119,7 @@ def read_facts(path: Path) -> dict[str, str]:
 
 
 def misfit(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> str:
-    """Return the reason why `weights` do not fit `module`, in one line; "" if they fit."""
+    """Return why `weights` do not fit `module`, in one line; "" if they fit."""
     expected = {name: list(tensor.shape) for name, tensor in module.state_dict().items()}
     shapes = {name: list(tensor.shape) for name, tensor in weights.items()}
     if missing := sorted(set(expected) - set(shapes)):

@@ -1,10 +1,9 @@
 """Classifiers for teachers and students. Input: (B, C, S, S) float in [0, 1].
 
 Each has a backbone and a linear classifier; the generator's losses use the backbone's `features`.
-S must be a multiple of 4, >= 8. Only cnn_bn, and networks that are torchvision's own, keep
-statistics of the data. The others use GroupNorm where they need a normalisation, so they can train
-on a single record or class. `width` is the number of channels of the first layer; torchvision's
-architectures ignore it.
+S must be a multiple of 4, >= 8. Only cnn_bn and torchvision's own networks keep statistics of the
+data. The others use GroupNorm if they need a normalisation, so they can train on a single record or
+class. `width` is the number of channels of the first layer; torchvision's architectures ignore it.
 """
 
 import functools
@@ -32,7 +31,7 @@ class Classifier(nn.Module):
         self.classifier = nn.Linear(num_features, num_classes)
 
     def keep_features(self, folder: Path) -> "Classifier":
-        """Keep public features in a folder, where there are any; return the classifier."""
+        """Keep public features, if any, in a folder; return the classifier."""
         if isinstance(self.backbone, Pretrained):
             self.backbone.folder = folder / "features"
         return self
@@ -44,7 +43,7 @@ class Classifier(nn.Module):
 
     @property
     def features_key(self) -> tuple[object, ...]:
-        """Return what fixed features follow from, besides the images and the device.
+        """Return what fixed features depend on, in addition to the images and the device.
 
         A different number of threads may change the last bits.
         """
@@ -116,7 +115,7 @@ class TemperedSigmoid(nn.Module):
 def cnn_tempered(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
     """Build the network for MNIST of arXiv 2007.14191, which has width 16.
 
-    Images are enlarged to 16 pixels where they are smaller, the fewest that it takes.
+    Smaller images are enlarged to 16 pixels, the smallest size that it takes.
     """
     size = max(shape[1], 16)
     layers: list[nn.Module] = [nn.Upsample(size)] if shape[1] < size else []
@@ -201,7 +200,7 @@ def pretrained(shape: tuple[int, ...], num_classes: int, width: int) -> Classifi
 
 
 def _large(name: str, shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
-    """Build one of torchvision's networks as it is; `width` is ignored."""
+    """Build one of torchvision's networks unchanged; `width` is ignored."""
     return Classifier(*backbone(name, shape), num_classes)
 
 
@@ -241,7 +240,7 @@ def squeezenet(shape: tuple[int, ...], num_classes: int, width: int) -> Classifi
 # for a single record, and Opacus cannot separate the gradients of layers that work in place.
 NO_DP_SGD = ("cnn_bn", "resnet18", "mobilenet", "squeezenet", *GROUP_FORMS)
 
-# Architectures whose linear classifier alone learns.
+# Architectures in which only the linear classifier learns.
 FIXED = ("scattering", "patches", "pretrained")
 
 _group_norm = functools.partial(nn.GroupNorm, 1)
@@ -256,7 +255,7 @@ CLASSIFIERS: dict[str, Build] = {
 
 
 def add_networks(plugins: Sequence[Plugin]) -> None:
-    """Import plug-ins, and put the networks that their packages list as CLASSIFIERS among ours.
+    """Import plug-ins, and add the networks that their packages list as CLASSIFIERS to ours.
 
     Raises:
         ConfigError: a plug-in cannot be imported, or a network has the name of another.

@@ -1,4 +1,4 @@
-"""The devices of this machine: its GPUs, and the device that a name of the configuration means."""
+"""The devices of this machine: its GPUs, and the device that a configured name means."""
 
 from dataclasses import dataclass
 
@@ -34,7 +34,7 @@ def gib(count: int) -> str:
 
 
 def gpus() -> tuple[Device, ...]:
-    """List the GPUs. Each gets a CUDA context of this process, whose memory is not free then."""
+    """List the GPUs. This creates a CUDA context on each, whose memory is then no longer free."""
     devices = []
     for number in range(number_of_gpus()):
         free, total = torch.cuda.mem_get_info(number)
@@ -43,14 +43,14 @@ def gpus() -> tuple[Device, ...]:
 
 
 def number_of_gpus() -> int:
-    """Count the GPUs that torch can use in this process; no context is made."""
+    """Count the GPUs that torch can use in this process, without creating a context."""
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def choose(name: str) -> torch.device:
-    """Return the device that a name of the configuration means: auto is a GPU where there is one.
+    """Return the device that a configured name means: auto is a GPU if there is one.
 
-    Without a number it is the process's first GPU. Ray shows a client's process only its own.
+    Without a number it is the process's first GPU. Ray shows each client process only its own GPU.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -58,7 +58,7 @@ def choose(name: str) -> torch.device:
 
 
 def model_of(device: torch.device) -> str:
-    """Return the maker's name of a GPU, whose kind rounds in its own way; "" for a processor."""
+    """Return the maker's name of a GPU, whose kind affects rounding; "" for a processor."""
     return "" if device.type == "cpu" else torch.cuda.get_device_name(device)
 
 
@@ -66,7 +66,7 @@ def require_device(key: str, name: str, count: int) -> None:
     """Check that the device of a key is one of `count` GPUs, or none.
 
     Raises:
-        UserError: it is not there; the message names a device that is.
+        UserError: it does not exist; the message names one that does.
     """
     if not name.startswith("cuda"):
         return

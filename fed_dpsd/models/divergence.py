@@ -1,4 +1,4 @@
-"""Training that diverges: losses, weights and predictions that are NaN or infinite."""
+"""Diverging training: losses, weights and predictions that are NaN or infinite."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -22,10 +22,10 @@ def rates_of(method: object, *names: str) -> dict[str, float]:
 def check_losses(
     losses: Sequence[torch.Tensor], network: str, rates: Mapping[str, float], done: int = 0
 ) -> None:
-    """Check the losses of a training, all at once: no step then waits for the device.
+    """Check the losses of a training all at once, so that no step waits for the device.
 
     Args:
-        losses: the detached loss of each step, in order; there may be none.
+        losses: the detached loss of each step, in order; may be empty.
         network: the network that learned, in words.
         rates: as for `Diverged`.
         done: number of steps before the first of these, >= 0.
@@ -46,17 +46,17 @@ def descend(
     rates: Mapping[str, float],
     done: int = 0,
 ) -> torch.Tensor:
-    """Take a step down each loss, which is computed after the step before; return the last one.
+    """Take a gradient step for each loss, computed after the previous step; return the last loss.
 
     Args:
         optimiser: the optimiser of the network.
-        losses: an iterator that computes a loss when it is asked for one.
-        network: as for `check_losses`, and so are `rates` and `done`.
+        losses: an iterator that computes each loss on demand.
+        network: as for `check_losses`, like `rates` and `done`.
         rates: see there.
         done: see there.
 
     Returns:
-        The last loss, detached; NaN where there is none.
+        The last loss, detached; NaN if there is none.
 
     Raises:
         Diverged: a loss is NaN or infinite.
@@ -74,7 +74,7 @@ def descend(
 def is_finite(model: nn.Module, shape: tuple[int, ...]) -> bool:
     """Return whether a network's weights, and its predictions of random pixels, are finite.
 
-    It is a function of the weights alone: where these are released, it is post-processing.
+    It is a function of the weights only: if these are released, it is post-processing.
 
     Args:
         model: network from (B, C, H, W) images in [0, 1] to (B, K) logits.

@@ -1,8 +1,8 @@
-"""Public features: EfficientNet-Lite0, trained on ImageNet, in closed form of its frozen layers.
+"""Public features: the frozen layers of EfficientNet-Lite0, trained on ImageNet.
 
-Public features decide what a small privacy budget can reach (Tramer and Boneh, arXiv 2011.11660).
-The architecture is Tan and Le's (arXiv 1905.11946) without squeeze-and-excitation. The weights come
-with a package. Nothing is downloaded at run time.
+Public features determine what a small privacy budget can achieve (Tramer and Boneh, arXiv
+2011.11660). The architecture is Tan and Le's (arXiv 1905.11946) without squeeze-and-excitation. The
+weights come with a package. Nothing is downloaded at run time.
 """
 
 import functools
@@ -30,7 +30,7 @@ BLOCKS = ((1, 1, 1), (6, 2, 2), (6, 2, 2), (6, 2, 3), (6, 1, 3), (6, 2, 4), (6, 
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution with its batch normalisation folded in, and perhaps ReLU6 behind it."""
+    """A convolution with its batch normalisation folded in, optionally followed by ReLU6."""
 
     weight: torch.Tensor
     bias: torch.Tensor
@@ -75,7 +75,7 @@ def layers(
     device: torch.device,
 ) -> tuple[Convolution, list[list[Convolution]], Convolution]:
     """Return the stem, the blocks and the head on `device`."""
-    # A first call in inference mode would make tensors that no gradient may pass later.
+    # A first call in inference mode would make tensors that cannot carry gradients later.
     with torch.inference_mode(False), torch.no_grad():
         return _layers(_weights(), device)
 
@@ -120,7 +120,7 @@ def require_weights() -> Path:
 
 
 def _weights() -> dict[str, torch.Tensor]:
-    """Return the installed weights, whose file is checked before it is opened."""
+    """Return the installed weights; their file is checked before it is opened."""
     path = require_weights()
     content = path.read_bytes()
     if hashlib.sha256(content).hexdigest() != SHA256:

@@ -1,9 +1,9 @@
-"""Fixed features: coefficients of an image, whitened by procedural images; nothing is learned.
+"""Fixed features: coefficients of an image, whitened with procedural images; nothing is learned.
 
 With little data or a small privacy budget, a linear classifier on such features does best: it has
-few parameters and need not learn how images look. Tramer and Boneh: "Differentially Private
-Learning Needs Better Features (or Much More Data)", arXiv 2011.11660. Nothing is fitted to private
-data.
+few parameters and does not need to learn what images look like. Tramer and Boneh: "Differentially
+Private Learning Needs Better Features (or Much More Data)", arXiv 2011.11660. Nothing is fitted to
+private data.
 """
 
 import contextlib
@@ -30,9 +30,9 @@ _remembering: ContextVar[Remembering] = ContextVar("remembering", default="asked
 
 @contextlib.contextmanager
 def remembering(images: Remembering) -> Iterator[None]:
-    """Use a memory of its own for `images` in this block.
+    """Use a separate memory for `images` in this block.
 
-    Features of records and of requested images are remembered apart: the time of a response must
+    Features of records and of requested images are cached separately: the time of a response must
     not reveal whether a requested image is a record.
     """
     token = _remembering.set(images)
@@ -43,7 +43,7 @@ def remembering(images: Remembering) -> Iterator[None]:
 
 
 def memory_for(images: torch.Tensor) -> Remembering:
-    """Return the memory that `images` belong to: none where a gradient or a device is."""
+    """Return the memory for `images`: none with gradients or on another device."""
     forgotten = images.requires_grad or images.device.type != "cpu"
     return "nothing" if forgotten or torch.compiler.is_compiling() else _remembering.get()
 
@@ -77,12 +77,12 @@ class FixedFeatures(nn.Module):
 
     @staticmethod
     def examples(shape: tuple[int, ...]) -> NDArray[np.uint8]:
-        """Draw the (N, C, S, S) procedural images whose principal components are taken."""
+        """Draw the (N, C, S, S) procedural images that determine the principal components."""
         raise NotImplementedError
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Map (B, C, S, S) floats in [-1, 1] to (B, F) float32."""
-        images = images.contiguous(memory_format=torch.channels_last)  # another layout rounds so
+        images = images.contiguous(memory_format=torch.channels_last)  # others round so
         memory = memory_for(images)
         if memory == "nothing":
             return self._features(images)
@@ -114,8 +114,8 @@ def whitening(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return mean (P,) and scaled principal components (P, F) of procedural images, in float64.
 
-    A sign convention makes machines agree except for rounding. A single thread makes all processes
-    of a machine agree to the bit.
+    A sign convention makes machines agree up to rounding. A single thread makes all processes of a
+    machine agree to the bit.
     """
     with torch_threads(1), torch.inference_mode(False), torch.no_grad():
         images = torch.from_numpy(kind.examples(shape))

@@ -1,4 +1,4 @@
-"""The memory that a computation takes, found without doing it: on torch's meta device."""
+"""The memory that a computation needs, found without doing it, on torch's meta device."""
 
 import weakref
 from collections.abc import Callable, Mapping
@@ -16,9 +16,9 @@ def weight_bytes(module: nn.Module) -> int:
 
 
 def peak_bytes(module: nn.Module, work: Callable[[], object]) -> int:
-    """Return the most bytes that tensors on the meta device take at once while `work` runs.
+    """Return the peak bytes of tensors on the meta device while `work` runs.
 
-    The tensors of `module`, which lies there, count from the beginning. A GPU takes more: kernels
+    The tensors of `module`, on the meta device, count from the beginning. A GPU needs more: kernels
     have workspaces, and its allocator rounds up.
     """
     storages = _Storages()
@@ -30,7 +30,7 @@ def peak_bytes(module: nn.Module, work: Callable[[], object]) -> int:
 
 
 class _Storages(TorchDispatchMode):
-    """Counts the storages on the meta device that are alive."""
+    """Counts the live storages on the meta device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class _Storages(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Do an operation, and count what it returns."""
+        """Perform an operation, and count its results."""
         returned = operation(*args, **(kwargs or {}))
         for each in tree_leaves(returned):
             if isinstance(each, torch.Tensor):

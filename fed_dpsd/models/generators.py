@@ -9,7 +9,7 @@ BRIGHTNESS = (-4.0, 2.0)
 
 
 class UpConvolution(nn.Conv2d):
-    """A 3x3 convolution without bias of images that are first enlarged to twice their size.
+    """A 3x3 convolution without bias of images that are first doubled in size.
 
     Each pixel is repeated four times, so neighbours share products. A single transposed convolution
     of the small images therefore computes the same with 16 products instead of 36.

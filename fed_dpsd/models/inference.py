@@ -15,7 +15,7 @@ from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.models.fixed_features import remembering
 from fed_dpsd.progress import reporting
 
-# A batch this small lets the allocator reuse memory. At 1,024 images a processor spends more time
+# A batch this small lets the allocator reuse memory. With 1,024 images a processor spends more time
 # on new memory pages than on arithmetic.
 IMAGES_AT_ONCE = 128
 
@@ -63,9 +63,9 @@ def learner(
     """Return the learning part of a classifier, and a function from indices to its inputs.
 
     The indices point into (N, C, H, W) `images`. If the features are fixed, they are computed once,
-    and only the last layer learns from them. Kernels choose the order of their operations by the
-    batch's shape, so every batch has `at_once` images. An image's features then do not depend on
-    the number of images.
+    and only the last layer learns from them. Kernels order their operations by the batch's shape,
+    so every batch has `at_once` images. So an image's features do not depend on the number of
+    images.
     """
     if not model.fixed:
         return model, lambda chosen: to_unit(images[chosen], device)
@@ -74,7 +74,7 @@ def learner(
     parts = []
     for batch in batches(padded, device, at_once):
         filled_up = (len(parts) + 1) * at_once > len(images)
-        # Of thousands of clients each has no more than such a batch, and all were remembered.
+        # Each of thousands of clients has at most one such batch, and all would be cached.
         with remembering("nothing") if filled_up else contextlib.nullcontext():
             parts.append(model.features(batch))
     features = torch.cat(parts) if parts else model.features(to_unit(images, device))
@@ -82,7 +82,7 @@ def learner(
 
 
 class Images:
-    """Images that many classifiers predict, such as a test split: fixed features are computed once.
+    """Images for many classifiers, such as a test split: fixed features are computed once.
 
     Args:
         images: (N, C, H, W) uint8.
@@ -119,7 +119,7 @@ class Images:
         return np.concatenate([np.stack(part) for part in parts], axis=1)
 
     def _fixed_features(self, model: Classifier, device: torch.device) -> list[torch.Tensor]:
-        """Return the features of each batch, computed at the first call for features like these."""
+        """Return the features of each batch, computed at the first call for such features."""
         key = (*model.features_key, device)
         if key not in self._features:
             computed = [model.features(batch) for batch in batches(self._images, device)]

@@ -1,6 +1,6 @@
 """Patch features: how often an image's patches look like each of 128 whitened patterns.
 
-The patterns come from dead leaves, or from areas and lines where images are grey; no data are used.
+The patterns come from dead leaves or, for grey images, from areas and lines; no data are used.
 Coates and Ng: "Learning Feature Representations with K-means", 2012, cluster patches of the data
 themselves. Here the patterns are clustered with their negatives, on the sphere.
 """
@@ -21,9 +21,9 @@ PATCHES = 25  # of each image
 SIDE = 6  # of a patch, in pixels
 PATTERNS = 128
 ITERATIONS = 10  # of k-means
-FLOOR = 10 * (2 / 255) ** 2  # added to a patch's variance, so that noise is not blown up
+FLOOR = 10 * (2 / 255) ** 2  # added to a patch's variance, so that noise is not amplified
 REGULAR = 0.1  # added to the variances that whitening divides by
-THRESHOLD = 0.25  # a weaker response counts as none
+THRESHOLD = 0.25  # weaker responses count as none
 PARTS = 3  # of an image along a side; responses are averaged over each of the nine
 AT_ONCE = 32 * 32**2  # pixels of a batch, which must stay in a processor's cache
 
@@ -31,8 +31,8 @@ AT_ONCE = 32 * 32**2  # pixels of a batch, which must stay in a processor's cach
 class Patches(FixedFeatures):
     """Responses of 128 patterns and their negatives in nine parts of an image: 2,304 coefficients.
 
-    A patch has its mean taken off and is divided by its standard deviation, so a response is about
-    form, not about brightness and contrast.
+    A patch is centred and divided by its standard deviation, so a response depends on form, not on
+    brightness and contrast.
     """
 
     @staticmethod
@@ -48,7 +48,7 @@ class Patches(FixedFeatures):
 
     @staticmethod
     def examples(shape: tuple[int, ...]) -> NDArray[np.uint8]:
-        """Draw 2,000 dead leaves where there are colours, else half areas, half lines."""
+        """Draw 2,000 images: dead leaves for colour images, otherwise half areas, half lines."""
         kinds = [procedural.areas, procedural.lines] if shape[0] == 1 else [procedural.leaves]
         return np.concatenate(
             [
@@ -77,10 +77,10 @@ def _coefficients(images: torch.Tensor) -> torch.Tensor:
 def patterns(shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return kernels (128, C, 6, 6) and offsets (128,) of responses to patches, in float64.
 
-    A kernel is a whitened pattern in terms of pixels, with its mean taken off. Its response to a
+    A kernel is a whitened pattern in terms of pixels, with its mean subtracted. Its response to a
     patch divided by the patch's standard deviation, less the offset, is the inner product of
     pattern and whitened patch. A single thread makes all processes of a machine agree to the bit.
-    A processor with other instructions may find other patterns, since clusters part at a rounding.
+    A processor with other instructions may find other patterns, since rounding can change clusters.
     """
     with torch_threads(1), torch.inference_mode(False), torch.no_grad():
         rng = Streams(0).numpy("patches")

@@ -1,6 +1,6 @@
 """Public pictures as questions: random crops in other colours.
 
-Crops of a single picture teach a network much of what photographs do (Asano and Saeed: The
+Crops of a single picture teach a network much of what photographs teach it (Asano and Saeed: The
 Augmented Image Prior, arXiv 2112.00725). Users who name pictures declare them public:
 nothing here protects them.
 """
@@ -27,14 +27,14 @@ PACKAGES = {
     "scikit-learn": "china.jpg by danielbuechele and flower.jpg by vultilion, CC BY 2.0",
 }
 AREA = 0.002, 0.5  # of a picture, that a crop shows
-# Crops that are drawn together, from one picture at about one scale; fewer with more pictures.
+# Crops drawn together, from one picture at about one scale; fewer with more pictures.
 GROUP = 64
 COLUMNS = "image", "img"  # of pictures in a parquet file
 
 
 @dataclass(frozen=True)
 class Pictures:
-    """Public pictures, each with the smaller copies that crops are taken from.
+    """Public pictures, each with the smaller copies that crops come from.
 
     Attributes:
         source: the name of a package, or a folder.
@@ -47,7 +47,7 @@ class Pictures:
     digest: str
 
     def __str__(self) -> str:
-        """Return what a card says of the pictures."""
+        """Return a card's text about the pictures."""
         known = PACKAGES.get(self.source, f"{len(self.levels):,} of a folder")
         return (
             f"questions are made with crops of pictures that are public by assumption: {known}, "
@@ -175,15 +175,15 @@ def _column(path: Path) -> list[bytes]:
         return [row["bytes"] for row in pq.read_table(path, columns=[name])[name].to_pylist()]
     except (pyarrow.ArrowException, TypeError, KeyError):
         raise UserError(
-            f"pictures: {path} is no parquet file with structs of bytes, as the Hugging Face hub "
-            "has them; remove it"
+            f"pictures: {path} is not a parquet file with structs of bytes, as the Hugging Face "
+            "hub has them; remove it"
         ) from None
 
 
 def _decoded(content: bytes, path: Path) -> NDArray[np.uint8]:
     try:
         picture = Image.open(io.BytesIO(content or b""))
-        if picture.mode.startswith(("I", "F")):  # a conversion would make nearly all of it white
+        if picture.mode.startswith(("I", "F")):  # a conversion would make almost all of it white
             raise UserError(
                 f"pictures: {path} has more than 8 bits a channel; convert or remove it"
             )

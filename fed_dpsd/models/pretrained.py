@@ -1,7 +1,7 @@
-"""Public features next to fixed ones: EfficientNet-Lite0, which saw ImageNet, and patches.
+"""Public features, EfficientNet-Lite0 trained on ImageNet, combined with fixed ones, patches.
 
-With a small privacy budget features decide (Tramer and Boneh, arXiv 2011.11660), and public ones
-know more. That their training data are public is an assumption: no epsilon here covers them.
+With a small privacy budget, features matter most (Tramer and Boneh, arXiv 2011.11660), and public
+ones are richer. Their training data are assumed to be public: no epsilon here covers them.
 """
 
 import contextlib
@@ -24,8 +24,8 @@ from fed_dpsd.storage import write_together
 
 # Norm of a row of features: with DP-SGD's default rate and clipping 6 was best among 1 to 40.
 LENGTH = 6.0
-# Images at once, filled up with zeros; faster than larger batches. An image's features must not
-# depend on other images, to the last bit, so it is one where places in a batch do not agree.
+# Images at once, padded with zeros; faster than larger batches. An image's features must not depend
+# on other images, to the last bit, so it is 1 if places in a batch disagree.
 BATCH = 16
 WRITTEN_AT = 1_024  # rows in a file of the cache
 MOST_READ = 400 * WRITTEN_AT  # rows of the cache; older files are removed
@@ -35,8 +35,8 @@ NOTE = "features are EfficientNet-Lite0's, trained on ImageNet, which is public 
 class Pretrained(nn.Module):
     """Module from (B, C, S, S) in [-1, 1] to (B, F): two kinds of features, equally long.
 
-    There are no parameters. On a processor each image's row is remembered by the hash of its
-    pixels, and kept in `folder` for other processes, if there is one, 1,024 rows at a time.
+    There are no parameters. On a processor each image's row is cached by the hash of its pixels,
+    and also in `folder`, if given, for other processes, 1,024 rows at a time.
 
     Args:
         shape: (C, S, S) of the images, C = 1 or 3.
@@ -67,7 +67,7 @@ class Pretrained(nn.Module):
 
 
 class Memory:
-    """The rows of images that were seen, by the hash of their pixels.
+    """The rows of known images, by the hash of their pixels.
 
     A folder holds pairs of files, hashes and rows, each written once. Other processes find them
     when they start.
@@ -84,10 +84,10 @@ class Memory:
                 self._rows |= known
             else:  # it is damaged, or old: its features are computed again, to the same bits
                 path.unlink(missing_ok=True)
-                _rows_beside(path).unlink(missing_ok=True)
+                _rows_file(path).unlink(missing_ok=True)
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        """Return the (B, 1280) features of (B, C, S, S) images, computing those that are new."""
+        """Return the (B, 1280) features of (B, C, S, S) images; only new ones are computed."""
         keys = [
             hashlib.blake2b(image.tobytes(), digest_size=16).digest()
             for image in images.contiguous().numpy()
@@ -117,7 +117,7 @@ class Memory:
         path = folder / f"{os.getpid()}-{os.urandom(4).hex()}-{next(self._numbers)}.hashes.npy"
         rows = np.stack(list(self._unwritten.values()))
         keys = np.array([np.frombuffer(key, np.uint8) for key in self._unwritten])
-        write_together({_rows_beside(path): rows, path: keys})
+        write_together({_rows_file(path): rows, path: keys})
         self._unwritten.clear()
 
 
@@ -126,12 +126,12 @@ def _features_at(pixels: torch.Tensor, _: torch.Tensor) -> list[torch.Tensor]:
         return [efficientnet.features(2 * pixels - 1)]
 
 
-def _rows_beside(path: Path) -> Path:
+def _rows_file(path: Path) -> Path:
     return path.with_name(path.name.replace(".hashes.", ".rows."))
 
 
 def _age(path: Path) -> float:
-    """Return the negative time of a file's last change: the newest come first."""
+    """Return the negative time of a file's last change, so that the newest come first."""
     with contextlib.suppress(OSError):  # another process may have removed it
         return -path.stat().st_mtime
     return 0
@@ -140,7 +140,7 @@ def _age(path: Path) -> float:
 def _read(path: Path) -> dict[bytes, NDArray[np.float32]]:
     """Return a pair's rows by their hashes; none where the pair is damaged."""
     with contextlib.suppress(OSError, EOFError, ValueError):
-        rows, keys = np.load(_rows_beside(path), mmap_mode="r"), np.load(path)
+        rows, keys = np.load(_rows_file(path), mmap_mode="r"), np.load(path)
         if rows.shape == (len(keys), efficientnet.NUM_FEATURES) and rows.dtype == np.float32:
             return {key.tobytes(): np.asarray(row) for key, row in zip(keys, rows, strict=True)}
     return {}
@@ -150,9 +150,9 @@ def _read(path: Path) -> dict[bytes, NDArray[np.float32]]:
 def _memory(
     shape: tuple[int, ...], folder: Path | None, memory: Remembering, threads: int
 ) -> Memory:
-    """Return the process's memory for images of a shape; whatever may round otherwise has its own.
+    """Return the process's memory for images of a shape, separate if results may round differently.
 
-    The folder of records is apart from that of asked images: see `remembering`.
+    Records and requested images have separate folders: see `remembering`.
     """
     version = [efficientnet.SHA256[:8], torch.__version__, torch.backends.cpu.get_cpu_capability()]
     name = "-".join([*version, str(threads), "x".join(map(str, shape))])

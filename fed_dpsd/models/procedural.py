@@ -1,9 +1,9 @@
 """Procedural images: public, free of charge, and more varied than a trained generator's.
 
 Each function draws (count, C, S, S) uint8 images from one random stream. The procedures use no
-data, only the fact that pictures consist of areas and lines, and that things hide one another. Such
-images teach a network nearly as well as photographs do (Baradad et al.: Learning to See by Looking
-at Noise, arXiv 2106.05963).
+data, only the facts that pictures consist of areas and lines, and that things hide one another.
+Such images teach a network almost as well as photographs (Baradad et al.: Learning to See by
+Looking at Noise, arXiv 2106.05963).
 """
 
 import math
@@ -18,7 +18,7 @@ from torch.nn import functional
 from fed_dpsd.streams import Streams
 
 Polarity = Literal["both", "dark", "light"]
-GROUP = 64  # number of images that are drawn together; areas and lines are as coarse in all
+GROUP = 64  # number of images drawn together, with equally coarse areas and lines
 LEAVES = 25  # in each image of dead leaves
 RADII = 1 / 16, 7 / 16  # of leaves, in sides
 COLOURS = 4  # of leaves in one image
@@ -68,8 +68,8 @@ def lines(count: int, shape: tuple[int, ...], rng: np.random.Generator) -> NDArr
 def leaves(count: int, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.uint8]:
     """Draw dead leaves: discs, squares and triangles that hide one another.
 
-    Their radii have the density r^-2: as in photographs, small things are many. An image has few
-    colours. Each leaf has one of two textures with a random spectrum, shading, and an edge from
+    Their radii have the density r^-2: as in photographs, small things are frequent. An image has
+    few colours. Each leaf has one of two textures with a random spectrum, shading, and an edge from
     soft to crisp.
     """
     images = np.empty((count, *shape), np.uint8)
@@ -87,7 +87,7 @@ STREAMS = {"noise": "noise images", "areas": "area images", "lines": "line image
 def draw(
     counts: Mapping[str, int], shape: tuple[int, ...], streams: Streams, number: int
 ) -> list[NDArray[np.uint8]]:
-    """Draw `counts` images of some `PROCEDURES`, each from its stream of round `number`."""
+    """Draw `counts` images of each of some `PROCEDURES`, from their streams of round `number`."""
     return [
         PROCEDURES[name](count, shape, streams.numpy(STREAMS.get(name, name), query_id=number))
         for name, count in counts.items()
@@ -95,10 +95,10 @@ def draw(
 
 
 def apply_polarity(images: NDArray[np.uint8], polarity: Polarity) -> NDArray[np.uint8]:
-    """Return (B, C, H, W) `images`, those of the other polarity as their negatives.
+    """Return (B, C, H, W) `images`; images of the other polarity become negatives.
 
-    Pictures of strokes are mostly light on dark or dark on light, and teachers know only one of the
-    two: for the other their answers hardly depend on the image.
+    Pictures of strokes are mostly light on dark or dark on light, and teachers know only one: for
+    the other, their answers hardly depend on the image.
     """
     if polarity == "both":
         return images
@@ -109,8 +109,8 @@ def apply_polarity(images: NDArray[np.uint8], polarity: Polarity) -> NDArray[np.
 def varied_polarity(answered: NDArray[np.uint8], labels: NDArray[np.floating]) -> Polarity:
     """Return the polarity with the more varied answers so far.
 
-    Noise in the answers adds the same to the variance of both on average. If it is larger than what
-    they say, chance decides.
+    Noise in the answers adds equally to the variance of both on average. If it dominates the
+    answers, chance decides.
 
     Args:
         answered: (Q, C, H, W) images that were answered; "both" with fewer than two of either.

@@ -1,4 +1,4 @@
-"""Images made of answered ones: free post-processing, since images and labels are released."""
+"""Images made from answered ones: free post-processing, since images and labels are released."""
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from fed_dpsd.models import procedural
 TURN = 0.35  # largest angle, in radians
 SCALE = 0.25  # largest logarithm of a factor, for each axis
 SHIFT = 0.2  # largest shift, in halves of a side
-PASTED = 0.5  # probability that a second image is pasted in
+PASTED = 0.5  # probability of pasting in a second image
 
 
 def recombine(
@@ -23,7 +23,7 @@ def recombine(
 
     Teachers name some classes for few procedural images. An image is drawn with a probability
     inverse to one more than the number of images with a label of the same class, so that rare
-    classes are asked for more. The second image is drawn in the same way, but not moved; it shows
+    classes are queried more. The second image is drawn in the same way, but not moved; it shows
     through a random area.
 
     Args:
@@ -47,7 +47,7 @@ def recombine(
 
 
 def _moved(images: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.float32]:
-    """Turn, scale and shift each image; what comes in repeats its edge."""
+    """Rotate, scale and shift each image; new pixels repeat its edge."""
     count = len(images)
     angles = rng.uniform(-TURN, TURN, count)
     across, down = np.exp(rng.uniform(-SCALE, SCALE, (2, count)))

@@ -1,8 +1,8 @@
 """The papers' teachers: torchvision's networks, for images of any size and one or three channels.
 
-Each is torchvision's own, with BatchNorm, so a model that somebody trained elsewhere fits: see
-`own_names` and `Adapted.normalise`. Smaller images than a network takes are enlarged. Dropout is
-off, since its draws would not follow a run's seeds. For DP-SGD each has a form with GroupNorm,
+Each is torchvision's own, with BatchNorm, so models trained elsewhere fit: see
+`own_names` and `Adapted.normalise`. Images that are too small for a network are enlarged. Dropout
+is off, since its draws would not follow a run's seeds. For DP-SGD each has a form with GroupNorm,
 whose name ends with _gn.
 """
 
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-# For each network the name of its last layer, and the least side of an image that it takes.
+# For each network, the name of its last layer and the smallest image side that it takes.
 NETWORKS = {
     "alexnet": ("classifier.6", 63),
     "vgg19_bn": ("classifier.6", 32),
@@ -38,11 +38,11 @@ PATCHES = 16, 8, 4, 2  # sides of ViT's patches, at least 7 along an image's sid
 class Adapted(nn.Module):
     """A network whose images are normalised, and enlarged to `least` pixels a side.
 
-    The `mean` and `std` of pixels in [0, 1] are a part of its state, so they go where it goes.
+    The `mean` and `std` of pixels in [0, 1] are part of its state, so they travel with it.
 
     Args:
         network: the network, from (B, C, S, S) to (B, F).
-        least: the least side that it takes.
+        least: the smallest side that it takes.
         channels: C.
     """
 
@@ -57,15 +57,15 @@ class Adapted(nn.Module):
         self.reset_buffers()
 
     def reset_buffers(self) -> None:
-        """Have pixels in [0, 1] normalised to [-1, 1]."""
+        """Set the normalisation of pixels in [0, 1] to [-1, 1]."""
         self.mean.fill_(0.5)
         self.std.fill_(0.5)
 
     def normalise(self, facts: Mapping[str, str]) -> None:
-        """Have pixels normalised as a file's facts say: "mean" and "std", JSON lists, of [0, 1].
+        """Set the normalisation from a file's facts: "mean" and "std", JSON lists, of [0, 1].
 
         Raises:
-            ValueError: a fact is missing, or is no list of a number for each channel.
+            ValueError: a fact is missing, or is not a list with a number for each channel.
         """
         channels = len(self.mean)
         for name in ("mean", "std"):
@@ -107,7 +107,7 @@ def backbone(name: str, shape: tuple[int, ...]) -> tuple[nn.Module, int]:
         if isinstance(layer, nn.Dropout):
             layer.p = 0.0
         elif hasattr(layer, "inplace"):
-            layer.inplace = False  # Opacus cannot take layers apart that work in place
+            layer.inplace = False  # Opacus cannot handle in-place layers
     if kind != name:
         _norm_groups(network)
     if shape[0] != 3:
@@ -122,13 +122,13 @@ def backbone(name: str, shape: tuple[int, ...]) -> tuple[nn.Module, int]:
 
 
 def own_names(architecture: str, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return weights under our names, where they have torchvision's; others as they are.
+    """Rename weights from torchvision's names to ours; return others unchanged.
 
-    A state of torchvision's does not say how pixels were normalised: see `Adapted.normalise`.
+    A torchvision state dict does not say how pixels were normalised: see `Adapted.normalise`.
 
     Args:
         architecture: a name of `NETWORKS`, or any other, whose weights are returned unchanged.
-        weights: a state, by name, such as the `state_dict` of torchvision's own network.
+        weights: tensors by name, such as the `state_dict` of torchvision's own network.
     """
     if architecture not in NETWORKS or any(name.startswith("backbone.") for name in weights):
         return dict(weights)
@@ -160,9 +160,9 @@ def _vit(size: int) -> nn.Module:
 
 
 class Copy(nn.Module):
-    """A copy of what comes in, so that torchvision may add to it in place without Opacus' notice.
+    """A layer that copies its input, so that torchvision may modify it in place.
 
-    Opacus keeps what leaves a layer with weights for its gradients.
+    Opacus keeps the outputs of layers with weights for its gradients.
     """
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
@@ -171,7 +171,7 @@ class Copy(nn.Module):
 
 
 def _norm_groups(network: nn.Module) -> None:
-    """Put GroupNorm of a single group, and a copy of its output, in the place of each BatchNorm."""
+    """Replace each BatchNorm by GroupNorm with a single group, followed by a copy of its output."""
     for path, layer in list(network.named_modules()):
         if isinstance(layer, nn.BatchNorm2d):
             normed = nn.Sequential(nn.GroupNorm(1, layer.num_features), Copy())
@@ -179,7 +179,7 @@ def _norm_groups(network: nn.Module) -> None:
 
 
 def _with_channels(conv: nn.Conv2d, channels: int) -> nn.Conv2d:
-    """Return a convolution like another, for so many input channels."""
+    """Return a convolution like another, with the given number of input channels."""
     return nn.Conv2d(
         channels,
         conv.out_channels,

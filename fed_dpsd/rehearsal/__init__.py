@@ -1,1 +1,1 @@
-"""Rehearsed deployments: a coordinator and hospitals on one machine, and their faults."""
+"""Rehearsals of deployments: a coordinator and hospitals on one machine, and faults."""

@@ -14,7 +14,7 @@ from fed_dpsd.rehearsal.rehearsal import COORDINATOR, SERVER, Rehearsal
 from fed_dpsd.server.summary import read_summary
 
 GAP_SECONDS = 60.0  # longest time between two faults: a few rounds
-DOWN_SECONDS = 10.0  # longest time that a host or a link is gone
+DOWN_SECONDS = 10.0  # longest time that a host or a link is down
 PATIENCE = 900.0  # seconds for a run to end
 COMPLETED = "finished:completed"
 CLIENT = "keep("  # in the command line of the process that answers at a hospital
@@ -27,7 +27,7 @@ class Fault:
     Args:
         number: number of the fault, from 1.
         seed: seed of the run.
-        kind: "link" is taken down and up again. "client" is the process that answers at a
+        kind: what fails. "link" goes down and up again. "client" is the process that answers at a
             hospital, "hospital" its whole host. "server" is the coordinator's process of the run,
             "superlink" its whole host. All except the link are killed by SIGKILL.
         host: the host with the fault.
@@ -47,7 +47,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Endured:
-    """A run with faults that has ended.
+    """A finished run with faults.
 
     Args:
         faults: its faults.
@@ -71,7 +71,7 @@ def endure(
     say: Callable[[Fault], None],
     gap: float = GAP_SECONDS,
 ) -> Endured:
-    """Run the experiment with a seed, and cause up to `most` random faults.
+    """Run the experiment with a seed and up to `most` random faults.
 
     The run's name does not depend on the faults, nor does the noise of its secure sums.
 

@@ -1,7 +1,7 @@
-"""A deployment on one machine: a coordinator and hospitals, each on a host of its own.
+"""A deployment on one machine: a coordinator and hospitals, each on its own host.
 
-A host is a network namespace with a link to the coordinator's (Linux, root, iproute2). Where this
-is not permitted, all hosts share this machine's loopback interface. Everything else is as in
+A host is a network namespace with a link to the coordinator's (Linux, root, iproute2). If this is
+not permitted, all hosts share this machine's loopback interface. Everything else is as in
 docs/deployment.md: certificates, node keys, a SuperLink with a database, SuperNodes.
 """
 
@@ -37,7 +37,7 @@ SERVER = "flwr-serverapp"
 
 
 def can_make_hosts() -> bool:
-    """Return whether network namespaces can be made here."""
+    """Return whether network namespaces can be created here."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         return False
     name = f"fed-dpsd-{os.getpid()}"
@@ -50,16 +50,16 @@ class Rehearsal:
     """A federation of hospitals on this machine; it ends with the `with` block.
 
     Each hospital has the records of the simulated client with its number. Its files name patients
-    where the data does, or where `data.records_per_patient` makes some up.
+    if the data does, or if `data.records_per_patient` makes some up.
 
     Args:
-        folder: an empty folder; hospital J's is folder/hospitalJ, and runs are in folder/runs.
+        folder: an empty folder; hospital J uses folder/hospitalJ, and runs are in folder/runs.
         overrides: overrides of the experiment, on top of conf/federation/deployment.yaml.
-        settings: keys of every site's file, which replace those written here.
+        settings: keys of every site file, which replace the keys written here.
         hosts: whether each host is a network namespace.
 
     Raises:
-        UserError: the overrides are not one experiment, or a host or a process cannot be made.
+        UserError: the overrides are not one experiment, or a host or process cannot be created.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class Rehearsal:
         _ip("-n", self._namespace(COORDINATOR), "link", "set", link, state)
 
     def on(self, host: str, *command: str) -> list[str]:
-        """Return a command as it runs on a host."""
+        """Return the form of a command that runs on a host."""
         inside = ["ip", "netns", "exec", self._namespace(host)] if self.hosts else []
         return [*inside, *command]
 
@@ -232,7 +232,7 @@ class Rehearsal:
             )
 
     def kill(self, host: str) -> None:
-        """Kill all processes of a host at once, as a power cut would."""
+        """Kill all processes of a host at once, like a power cut."""
         self.kill_some(host, "")
         self._processes.pop(host).wait()
 
@@ -308,7 +308,7 @@ class Rehearsal:
         Args:
             run_id: the run.
             timeout: seconds to wait at most.
-            look: called every few seconds, and when the run has finished.
+            look: called every few seconds, and when the run is finished.
         """
         deadline = time.monotonic() + timeout
         while not (status := self.status(run_id)).startswith("finished"):

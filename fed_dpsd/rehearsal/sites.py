@@ -12,7 +12,7 @@ from fed_dpsd.config.plugins import find, searching
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.experiment import Experiment
 
-# What every file allows, by key, in addition to what the run needs.
+# What every file allows, by key, in addition to the run's needs.
 ALLOWED = {
     "methods": ("fed_dpsd",),
     "training": ("dp_sgd", "plain"),
@@ -26,7 +26,7 @@ def agreeing(experiment: Experiment, overrides: Sequence[str]) -> dict[str, Any]
 
     Args:
         experiment: the run.
-        overrides: the overrides that it was composed from.
+        overrides: the overrides it was composed from.
     """
     config = experiment.config
     with searching(find(config.plugins)):
@@ -63,7 +63,7 @@ def write_site(path: Path, records: Split, names: Sequence[str], facts: Mapping[
         path: the file.
         records: its records.
         names: the names of the classes of `records`.
-        facts: keys of the file; they may replace `files`.
+        facts: keys of the file, which may replace `files`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     grey = records.images.shape[1] == 1

@@ -1,1 +1,1 @@
-"""Reports: pages of runs, deployments and sweeps, their tables and figures; tables of benches."""
+"""Reports: pages, tables and figures of runs, deployments and sweeps."""

@@ -1,4 +1,4 @@
-"""What the charts of pages and papers show: their axes, series and tables of numbers."""
+"""The content of charts in pages and papers: axes, series and tables of numbers."""
 
 import math
 import statistics
@@ -10,7 +10,7 @@ from fed_dpsd.report.facts import Facts
 from fed_dpsd.report.guarantee import review
 from fed_dpsd.report.numbers import percent, rounded_up, spread, written
 
-MOST_CLIENTS = 6  # with a line of their own
+MOST_CLIENTS = 6  # each with its own line
 ACCURACY = "accuracy on the test images, %"
 ENSEMBLE = "ensemble of the teachers"
 
@@ -24,8 +24,8 @@ class Axis:
 
     Args:
         title: its meaning, with the unit.
-        low: the lowest value shown; None follows the points.
-        high: the highest value shown; None follows the points.
+        low: the lowest value shown; None is the points' minimum.
+        high: the highest value shown; None is the points' maximum.
         logarithmic: whether the scale is logarithmic.
         most: larger values are drawn together beyond the end of the axis.
         whole: whether only whole numbers have ticks.
@@ -62,9 +62,9 @@ class Series:
         points: (x, y) pairs.
         reach: for each point, one standard deviation, NaN for none; () for none at all.
         kind: "line"; "band", a line whose deviations are shaded; "level", a grey line at one
-            height; "guide", a grey line; "points", grey circles; "faint", a thin dotted line that
-            only wide figures have.
-        like: for "faint", the name of the series whose colour it has.
+            height; "guide", a grey line; "points", grey circles; "faint", a thin dotted line, only
+            in wide figures.
+        like: for "faint", the name of the series with the same colour.
         labels: for each point, a name that only wide figures show; () for none.
     """
 
@@ -77,7 +77,7 @@ class Series:
 
     @property
     def coloured(self) -> bool:
-        """Return whether the series has a colour, a dash and a marker of its own."""
+        """Return whether the series has its own colour, dash and marker."""
         return self.kind in ("line", "band")
 
     def deviations(self) -> list[float]:
@@ -172,7 +172,7 @@ ROUND = Axis("round", whole=True)
 
 
 def of_rounds(facts: Facts) -> list[Chart]:
-    """Return the charts of a run over its rounds that have points."""
+    """Return a run's charts over its rounds, without empty ones."""
     charts = (_accuracy(facts), _agreement(facts), _spent(facts))
     return [chart for chart in charts if chart]
 
@@ -237,7 +237,7 @@ def _spent(facts: Facts) -> Chart | None:
 def _by_client(
     spent: Sequence[Mapping[int, float]], numbers: Sequence[int]
 ) -> dict[str, list[Point]]:
-    """Return a line for clients with equal costs, or the most, the median and the least."""
+    """Return a line for clients with equal costs, or the maximum, the median and the minimum."""
     known = list(zip(numbers, spent, strict=False))
     clients = sorted({client for own in spent for client in own})
     paths: dict[tuple[Point, ...], list[int]] = {}
@@ -262,7 +262,7 @@ def _listed(clients: Sequence[int]) -> str:
 
 
 def response_times(facts: Facts) -> list[Chart]:
-    """Return the chart of the seconds from a request to its last response, if there are two."""
+    """Return the chart of seconds from a request to its last response, if there are two points."""
     last = {r["query_id"]: r["seconds"] for r in facts.requests if r["kind"] == "answers"}
     if len(last) < 2:
         return []

@@ -1,4 +1,4 @@
-"""The facts of one run that its page shows, as its folder holds them."""
+"""The facts of a run that its page shows, read from its folder."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ class Unfinished:
         name: the name of its run folder.
         done: the number of completed rounds.
         rounds: the number of planned rounds.
-        error: what ended it, in a line; "" if unknown, as after kill -9.
+        error: what ended it, in one line; "" if unknown, as after kill -9.
         under_way: whether a process is running it now.
         command: the command that resumes it.
     """
@@ -31,7 +31,7 @@ class Unfinished:
 
     @property
     def status(self) -> str:
-        """Return how many rounds are done and what ended the run, as sentences after a colon."""
+        """Return the completed rounds and what ended the run, as sentences after a colon."""
         done = f"has done {self.done:,} of {counted(self.rounds, 'round')}"
         if self.under_way:
             return f"it is under way, and {done}."
@@ -48,7 +48,7 @@ class Facts:
         summary: the content of summary.json.
         rounds: the lines of rounds.jsonl.
         versions: the content of versions.json.
-        settings: every setting that names no path, with its value.
+        settings: every setting that is not a path, with its value.
         classes: the names of the classes, in order.
         simulated: whether clients are simulated; otherwise they are hospitals.
         meaningful: whether the epsilon of (record, add_remove) protects a record in practice.
@@ -63,8 +63,8 @@ class Facts:
         samples: pictures of synthetic images, by round.
         requests: the lines of asks.jsonl, which Flower servers write.
         charges: the content of charges.json.
-        ledgers: by client, the charges of a ledger that may hold other runs, in words: of a
-            rehearsal's hospitals, or of simulated clients whose ledger is shared.
+        ledgers: by client, the charges in a ledger that may hold other runs, in words: for a
+            rehearsal's hospitals, or for simulated clients with a shared ledger.
         unfinished: the state of a run that has not completed; None for a completed one.
     """
 
@@ -91,7 +91,7 @@ class Facts:
 
     @property
     def clients(self) -> str:
-        """Return what the page calls a client."""
+        """Return the page's word for clients."""
         return "client" if self.simulated else "hospital"
 
     @property
@@ -108,7 +108,7 @@ class Facts:
 
     @property
     def seeded(self) -> bool:
-        """Return whether some finite epsilon holds with secret noise only, and it was seeded."""
+        """Return whether some finite epsilon needs secret noise, but the noise was seeded."""
         rows = [*self.card["proven"], *([self.card["label"]] if self.card["label"] else [])]
         return any(
             "seeded noise" in row["notes"] and math.isfinite(float(row["epsilon"])) for row in rows
@@ -116,7 +116,7 @@ class Facts:
 
     @property
     def answers_images(self) -> bool:
-        """Return whether clients answer images, rather than send weights or nothing."""
+        """Return whether clients answer images, instead of sending weights or nothing."""
         return self.card["answers"] not in ("weights", "nothing")
 
     @property
@@ -126,10 +126,10 @@ class Facts:
 
     @property
     def right_and_all(self) -> tuple[int, int] | None:
-        """Return how many test images the student is right on, and how many there are."""
+        """Return the numbers of test images that the student classifies correctly, and of all."""
         counts, accuracy = self.summary["confusion"], self.summary["accuracy"]["student"]
         if not counts or accuracy is None:
             return None
         right = sum(counts[k][k] for k in range(len(counts)))
-        # Images with no finite probability are in no cell.
+        # Images without finite probabilities are in no cell.
         return right, round(right / accuracy) if accuracy else sum(map(sum, counts))

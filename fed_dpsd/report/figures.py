@@ -1,7 +1,7 @@
-"""All figures: drawn with matplotlib, as SVG for pages, as PNG and PDF for papers.
+"""All figures, drawn with matplotlib: SVG for pages, PNG and PDF for papers.
 
-A colour is written into SVG as a CSS variable of the page, so that figures follow its light or
-dark colours. Lines differ in dash and marker, too, so that no meaning rests on colour alone.
+In SVG, colours are CSS variables of the page, so figures follow its light or dark theme. Lines also
+differ in dash and marker, so no meaning depends on colour alone.
 """
 
 import io
@@ -25,8 +25,8 @@ from fed_dpsd.report.charts import ENSEMBLE, Axis, Bars, Chart, Series
 from fed_dpsd.report.numbers import spread, written
 from fed_dpsd.storage import replacing
 
-# The light colours of templates/style.css, by variable. Lines have colours close to the palette of
-# Okabe and Ito, which is safe for colour-blind readers, and dark enough to stand out on white.
+# The light colours of templates/style.css, by variable. Line colours are close to the palette of
+# Okabe and Ito, which is safe for colour-blind readers, and dark enough to be visible on white.
 PALETTE = {
     **{"s0": "#0072b2", "s1": "#d55e00", "s2": "#008060", "s3": "#a8518a", "s5": "#9a6a00"},
     **{"ink": "#1b1f24", "soft": "#4f5862", "line": "#c9d1d9", "paper": "#ffffff"},
@@ -50,7 +50,7 @@ MOST_MARKERS = 30  # of one line
 
 
 def look(number: int) -> dict[str, Any]:
-    """Return colour, dash and marker of a line by its number; the first 32 are different."""
+    """Return the colour, dash and marker of a line by its number; the first 32 differ."""
     dash = DASHES[(number + number // len(COLOURS)) % len(DASHES)]
     hollow = number // len(MARKERS) % 2
     colour = COLOURS[number % len(COLOURS)]
@@ -62,7 +62,7 @@ def look(number: int) -> dict[str, Any]:
 
 
 def draw(charts: Sequence[Chart], across: int = 0) -> Figure | None:
-    """Draw charts over two axes; None without any.
+    """Draw charts over two axes; return None without charts.
 
     Args:
         charts: one chart, or several for a paper.
@@ -118,7 +118,7 @@ def _plot(axes: Axes, chart: Chart, numbers: Mapping[str, int], wide: bool) -> d
 
 
 def _line(axes: Axes, axis: Axis, series: Series, x: Sequence[float], number: int) -> Artist:
-    """Draw a line through a series with its deviations; points beyond the axis stand alone."""
+    """Draw a line with its deviations through a series; points beyond the axis stand alone."""
     y, reach = np.array([y for _, y in series.points]), np.array(series.deviations())
     style = look(number)
     if series.kind == "band":
@@ -151,7 +151,7 @@ def _ends(axis: Axis, values: Sequence[float]) -> tuple[float, float]:
 
 
 def _set_x(axes: Axes, axis: Axis, values: Sequence[float]) -> Callable[[float, int], float]:
-    """Set the scale and the ticks of x; return where the series of a number has a value."""
+    """Set the scale and ticks of x; return a function to the x position of a series' value."""
     low, high = _ends(axis, values)
     if not axis.logarithmic:
         pad = 0.03 * (high - low)
@@ -252,7 +252,7 @@ def arrange(
 
 
 def draw_bars(groups: Sequence[Bars], wide: bool = False) -> Figure | None:
-    """Draw a labelled bar for each setting, in a panel for each data set; None without any."""
+    """Draw a labelled bar for each setting, in a panel per data set; None without settings."""
     if not groups:
         return None
     with matplotlib.rc_context(STYLE):
@@ -294,7 +294,7 @@ def draw_bars(groups: Sequence[Bars], wide: bool = False) -> Figure | None:
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write a figure as PNG, or as PDF if the name says so; a wide one has 1,800 pixels.
+    """Write a figure as PNG or PDF, by the name's suffix; a wide PNG has 1,800 pixels.
 
     Raises:
         UserError: the file cannot be written.
@@ -313,7 +313,7 @@ def save(figure: Figure, path: Path) -> Path:
 def to_svg(figure: Figure, name: str) -> tuple[str, str]:
     """Return the view box and the content of a figure as inline SVG.
 
-    Texts stay texts, colours of PALETTE are CSS variables, and ids begin with `name`.
+    Text stays text, colours of PALETTE become CSS variables, and ids begin with `name`.
     """
     file = io.StringIO()
     with matplotlib.rc_context(STYLE):
@@ -340,7 +340,7 @@ def _local(name: str) -> str:
 
 
 def _tidy(value: str, name: str) -> str:
-    """Return an attribute with the page's ids, font and colours, and without needless digits."""
+    """Return an attribute with the page's ids, font and colours, and without unneeded digits."""
     if reference := re.fullmatch(r"(url\()?#(\w+)(\)?)", value):
         return f"{reference[1] or ''}#{name}-{reference[2]}{reference[3]}"
     value = re.sub(r"(\d\.\d\d)\d+", r"\1", value)

@@ -1,4 +1,4 @@
-"""The words for proven epsilons: what each one means, whom it bounds, and what it leaves out."""
+"""Texts about proven epsilons: what each one means, whom it bounds and what it does not cover."""
 
 import math
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ BY = {  # what a proof rests on
     "answers": "the answers",
     "contraction": "the training and the answers together",
 }
-# Short notes of the card, as sentences; others are sentences already.
+# Short notes of the card, as sentences; the other notes already are.
 NOTES = {
     "seeded noise": "The noise is seeded, as in every simulation unless noise=secure: anyone who "
     "knows the seed can remove it. So the files of this run carry no guarantee.",
@@ -49,7 +49,7 @@ FALSE_ALARMS = 0.01
 
 
 def short(row: Mapping[str, Any], digits: int = 3) -> str:
-    """Return an epsilon with its whole meaning, in a clause."""
+    """Return an epsilon with its whole meaning, as a clause."""
     return (
         f"epsilon {rounded_up(float(row['epsilon']), digits)} ({row['unit']}, {row['relation']}, "
         f"trust {row['trust']}, delta {row['delta']:g}{review(row)})"
@@ -57,30 +57,30 @@ def short(row: Mapping[str, Any], digits: int = 3) -> str:
 
 
 def review(row: Mapping[str, Any]) -> str:
-    """Return ", not reviewed" for an epsilon of a run in which a plug-in took part."""
+    """Return ", not reviewed" for an epsilon of a run with a plug-in."""
     marked = any(note.startswith(NOT_REVIEWED) for note in row["notes"])
     return f", {NOT_REVIEWED}" if marked else ""
 
 
 def right_at_most(row: Mapping[str, Any]) -> float:
-    """Return how often a guess at a record, included with probability 1/2, is right at most.
+    """Bound the probability of a right guess at a record that is included with probability 1/2.
 
     With a of true and b of false positives a <= e^epsilon b + delta and 1 - b <= e^epsilon (1 - a)
-    + delta, and the guess is right in (a + 1 - b) / 2 of cases.
+    + delta, and the guess is right with probability (a + 1 - b) / 2.
     """
     ratio = math.exp(-float(row["epsilon"]))
     return (1 + float(row["delta"]) * ratio) / (1 + ratio)
 
 
 def found_at_most(row: Mapping[str, Any]) -> float:
-    """Return the fraction of included records that an attack with FALSE_ALARMS finds at most."""
+    """Return the largest fraction of included records that an attack with FALSE_ALARMS can find."""
     return min(math.exp(float(row["epsilon"])) * FALSE_ALARMS + float(row["delta"]), 1.0)
 
 
 def claims(
     card: Mapping[str, Any],
 ) -> tuple[list[tuple[Mapping[str, Any], str, str]], list[str]]:
-    """Return each finite epsilon's row, what changes and its proofs, and all other changes."""
+    """Return the row, the change and the proofs of each finite epsilon, and all other changes."""
     finite, infinite = [], []
     for row in card["proven"]:
         change = CHANGES[row["unit"], row["relation"]]

@@ -1,7 +1,7 @@
-"""Published results at the epsilons that their papers state; none is proven here.
+"""Published results at their papers' stated epsilons; none is proven here.
 
 literature/ has a file for each paper: its tables, what its text says about its figures, and every
-other number that this project quotes from it. Values are read as text, as they are printed.
+other number that this project quotes. Values are read as printed text.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ def _files() -> list[dict[str, Any]]:
 
 
 def read_papers() -> dict[str, dict[str, dict[str, str]]]:
-    """Return each paper's numbers by name, with their notes, all as text."""
+    """Return each paper's numbers and notes by name, all as text."""
     return {paper["name"]: paper["numbers"] for paper in _files()}
 
 

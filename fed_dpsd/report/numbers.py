@@ -1,4 +1,4 @@
-"""Numbers as people read them: percentages with intervals, bounds rounded up, bytes, seconds."""
+"""Numbers for people: percentages with intervals, bounds rounded up, bytes, seconds."""
 
 import math
 
@@ -16,7 +16,7 @@ def percent_at_most(fraction: float) -> str:
 
 
 def wilson(right: int, total: int) -> tuple[float, float]:
-    """Return Wilson's 95 % interval of a fraction, (0, 1) of nothing."""
+    """Return Wilson's 95 % interval of a fraction; (0, 1) for 0 of 0."""
     if not total:
         return 0.0, 1.0
     rate, square = right / total, Z * Z / total
@@ -26,7 +26,7 @@ def wilson(right: int, total: int) -> tuple[float, float]:
 
 
 def with_interval(right: int, total: int) -> str:
-    """Return a fraction in percent with its interval: "93.6 % (90.6 to 95.7)"; "-" of nothing."""
+    """Return a fraction in percent with its interval: "93.6 % (90.6 to 95.7)"; "-" for 0 of 0."""
     if not total:
         return "-"
     low, high = wilson(right, total)
@@ -41,7 +41,7 @@ def spread(mean: float, deviation: float, unknown: str = "-") -> str:
 
 
 def rounded_up(value: float, digits: int = 3) -> str:
-    """Return an upper bound with so many digits; "inf" for infinity."""
+    """Return an upper bound with `digits` digits; "inf" for infinity."""
     if math.isinf(value):
         return "inf"
     places = max(0, digits - 1 - math.floor(math.log10(max(value, 1e-4))))

@@ -29,11 +29,11 @@ RECORD, REPLACED = CLAIMS[:2]
 MOST_CLIENTS = 50  # rows of a table
 MOST_CLASSES = 20  # of a matrix
 MOST_PAIRS = 10  # most frequent confusions
-MOST_LETTERS = 40  # of all class names as columns of a matrix on paper
-MOST_SHADE = 0.55  # numbers on a darker cell are hard to read
+MOST_LETTERS = 40  # of all class names as columns of a printed matrix
+MOST_SHADE = 0.55  # numbers on darker cells are hard to read
 MOST_LINES = 8  # settings in one chart
 PICTURES = 6
-ACROSS, DOWN = 8, 3  # images that a picture shows of the run's own
+ACROSS, DOWN = 8, 3  # images of the run's own that a picture shows
 LARGEST_IMAGE = 48  # pixels; larger ones are scaled down
 SCORE_NAMES = {
     f"{prefix}{column}": f"{name}, {metric}"
@@ -53,7 +53,7 @@ def write_unfinished(run: Facts, folder: Path) -> Path:
     """Write the page of a run that has not completed, where the completed run's page will be.
 
     Raises:
-        UserError: the report did not write the existing file, or it cannot be written.
+        UserError: the existing file is not a report's, or the file cannot be written.
     """
     return write_own(folder / UNFINISHED, run_page(run))
 
@@ -68,11 +68,11 @@ def write(
     """Write the files, named after the first table, and yield each path.
 
     Args:
-        paths: tables of `fed-dpsd sweep`; files next to them are read if they exist.
+        paths: tables of `fed-dpsd sweep`; files next to them are also read, if they exist.
         folder: folder to write to.
         against: name of a setting with which the others are compared, seed by seed.
         run: the run of the table, if it is of a single run; None for a sweep.
-        unfinished: runs of the sweep that have not completed, which its page names.
+        unfinished: runs of the sweep that have not completed, named on its page.
 
     Raises:
         UserError: a file cannot be read or written, the report did not write the existing file, or
@@ -107,7 +107,7 @@ def write(
 
 
 def _prose(value: object) -> object:
-    """Return plain text as HTML: `code` in backticks, and numbers that stay on one line."""
+    """Return plain text as HTML: `code` in backticks, and numbers kept on one line."""
     if isinstance(value, Markup) or not isinstance(value, str):
         return value
     text = re.sub(r"\b(\de-\d+)\b", r'<span class="whole">\1</span>', str(escape(value)))
@@ -197,7 +197,7 @@ def run_page(facts: Facts) -> str:
 
 
 def _pictures(facts: Facts) -> list[tuple[int, str, float | None]]:
-    """Return the number, the PNG in base64 and the agreement of some rounds, first to last."""
+    """Return the number, base64 PNG and agreement of some rounds, from first to last."""
     rounds = sorted(facts.samples)
     some = sorted(
         {rounds[round(i * (len(rounds) - 1) / (PICTURES - 1))] for i in range(PICTURES)}
@@ -249,7 +249,7 @@ def _classes(facts: Facts) -> dict[str, Any]:
 
 
 def _hospitals(facts: Facts) -> dict[str, Any]:
-    """Return what each hospital answered and stated, the faults, and the repeated requests."""
+    """Return each hospital's answers and statements, the faults, and the repeated requests."""
     rows = []
     for number in range(facts.summary["num_clients"]):
         statement = facts.charges.get("clients", {}).get(str(number), {})
@@ -304,7 +304,7 @@ def sweep_page(
         rounds: rows of each run's rounds, by the run's key.
         pairs: rows of each run's confusions, by the run's key.
         differences: header and rows of paired differences; () for none.
-        unfinished: runs of the sweep that have not completed, and are in none of the numbers.
+        unfinished: runs of the sweep that have not completed; the numbers do not include them.
     """
     compared = list(zip(settings, names(settings), strict=True))
     ranked = [each for each in compared if not math.isnan(each[0].score("student")[0])]
@@ -346,7 +346,7 @@ def _is_meaningful(setting: Setting) -> bool:
 def _by_class(
     settings: Sequence[Setting], pairs: Mapping[str, Sequence[Row]]
 ) -> list[tuple[str, list[str], list[list[str]]]]:
-    """Return title, header and rows of each class's accuracy for each data set, over all seeds."""
+    """Return the title, header and rows of class accuracies for each data set, over all seeds."""
     known = [s for s in settings if any(run["key"] in pairs for run in s.runs)]
     found = []
     for title, group in sweep_charts.by_data(known).items():

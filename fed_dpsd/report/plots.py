@@ -1,4 +1,4 @@
-"""Figures of confusions, of clients' classes, and of attacks, as PNG and PDF alone."""
+"""Figures of confusions, of clients' classes and of attacks, only as PNG and PDF."""
 
 import math
 import textwrap
@@ -22,7 +22,7 @@ PAIR_COLUMNS = ("truth", "predicted", "count")
 def draw_confusions(
     settings: Sequence[Setting], pairs: Mapping[str, Sequence[Row]]
 ) -> Figure | None:
-    """Draw a matrix of confusions for each setting, summed over seeds; None if none is known.
+    """Draw a confusion matrix for each setting, summed over seeds; return None if none is known.
 
     Args:
         settings: the settings to draw.
@@ -77,7 +77,7 @@ def confusions(setting: Setting, pairs: Mapping[str, Sequence[Row]]) -> NDArray[
             for column in ("truth", "predicted"):
                 if float(row[column]) not in range(num_classes):
                     raise UserError(
-                        f"{column}={row[column]} of {run['key']} in a confusion file is none of "
+                        f"{column}={row[column]} of {run['key']} in a confusion file is not one of "
                         f"{num_classes} classes, 0 to {num_classes - 1}; run the sweep again"
                     )
             counts[int(float(row["truth"])), int(float(row["predicted"]))] += float(row["count"])
@@ -114,11 +114,11 @@ def draw_partition(counts: NDArray[np.int64], classes: Sequence[str]) -> Figure:
 def draw_roc(
     curves: Sequence[tuple[str, str, Sequence[NDArray[np.float64]]]],
 ) -> Figure:
-    """Draw the ROC curves of attacks on logarithmic axes, with what a proof allows as dots.
+    """Draw the ROC curves of attacks on logarithmic axes, and the bounds of a proof as dots.
 
     Args:
-        curves: panel, name, and rates: false positives, true positives, and the highest rate of
-            true positives that a proof allows, 1 without a proof.
+        curves: panel, name and rates: false positives, true positives, and the highest rate of true
+            positives that a proof allows (1 without a proof).
     """
     panels = list(dict.fromkeys(panel for panel, *_ in curves))
     numbers = {name: n for n, name in enumerate(dict.fromkeys(name for _, name, _ in curves))}

@@ -1,4 +1,4 @@
-"""Tables of sweeps, read back; runs that differ only in the seed form a single setting."""
+"""Tables of sweeps, read back; runs that differ only in the seed form one setting."""
 
 import csv
 import math
@@ -14,8 +14,8 @@ SCORES = (*ACCURACIES, *(f"auroc_{model}" for model in ACCURACIES))
 CLAIMS = ("record_add_remove", "record_replace_one", "patient_add_remove", "client_add_remove")
 COSTS = ("forward_answers", "backward_answers", "bytes_to_clients", "bytes_to_server")
 COSTS += ("seconds_rounds",)
-REASON = "reason"  # why an epsilon is inf
-# The epsilon of a label, which is no record's, of runs in which labels alone are private.
+REASON = "reason"  # the reason for an infinite epsilon
+# The epsilon of a label, not of a record, for runs in which only labels are private.
 LABEL, LABEL_LEGEND = "label_replace_one", ("label_delta", "label_trust")
 LEGEND = ("delta", "trust", "commit", "machine")
 CAVEATS = "caveats"  # notes on the epsilons
@@ -51,7 +51,7 @@ class Setting:
 
     @property
     def review(self) -> str:
-        """Return "not reviewed" where the code of a plug-in took part in a run; "" otherwise."""
+        """Return "not reviewed" if a run used a plug-in; "" otherwise."""
         return NOT_REVIEWED if any(NOT_REVIEWED in note for note in self.caveats) else ""
 
     @property
@@ -75,12 +75,12 @@ class Setting:
         return mean, statistics.stdev(known) if len(known) > 1 else math.nan
 
     def epsilon(self, claim: str) -> float:
-        """Return the largest epsilon of the runs, which is proven for each of them."""
+        """Return the largest epsilon of the runs, which therefore holds for each of them."""
         return max(float(run[claim]) for run in self.runs)
 
     @property
     def label_epsilon(self) -> float | None:
-        """Return the largest epsilon of labels alone; None if no run has one."""
+        """Return the largest epsilon of labels only; None if no run has one."""
         return max((float(run[LABEL]) for run in self.runs if run.get(LABEL)), default=None)
 
     def all_of(self, column: str) -> str:
@@ -92,7 +92,7 @@ def apart(settings: Sequence[Setting]) -> list[str]:
     """Return the columns in which settings differ; of equivalent columns, only the first.
 
     If all settings belong to named grids, the grid is the first column. Columns that follow from
-    the grid's name are left out.
+    the grid's name are omitted.
     """
     columns: dict[tuple[str, ...], str] = {}
     grids = tuple(setting.values.get(GRID, "") for setting in settings)
@@ -105,9 +105,9 @@ def apart(settings: Sequence[Setting]) -> list[str]:
 
 
 def names(settings: Sequence[Setting], without: Sequence[str] = ()) -> list[str]:
-    """Return a name of each setting, from the columns that differ except `without`.
+    """Return a name for each setting, from the columns that differ, except `without`.
 
-    Words stand alone; numbers and truth values follow their key.
+    Words appear alone; numbers and truth values follow their key.
     """
     columns = [column for column in apart(settings) if column not in without]
     return [
@@ -123,11 +123,11 @@ def _word(column: str, text: str) -> str:
 
 
 def read(paths: Sequence[Path]) -> list[Setting]:
-    """Read the settings of tables that `fed-dpsd sweep` wrote; the last row of a key counts.
+    """Read the settings in tables of `fed-dpsd sweep`; the last row of a key counts.
 
     Raises:
-        UserError: a file cannot be read, lacks a column or has no number where one belongs; two
-            runs of one setting have the same seed; or there is no run.
+        UserError: a file cannot be read, lacks a column or has a non-number in a numeric column;
+            two runs of one setting have the same seed; or there are no runs.
     """
     rows = {row["key"]: row for path in paths for row in _rows(path, NEEDED, NUMBERS)}
     settings: dict[tuple[tuple[str, str], ...], dict[str, dict[str, str]]] = {}
@@ -150,7 +150,7 @@ def read(paths: Sequence[Path]) -> list[Setting]:
 
 
 def rows_by_key(paths: Sequence[Path], name: str, columns: Sequence[str]) -> dict[str, list[Row]]:
-    """Read the rows of files that a sweep wrote next to its tables, by the run's key.
+    """Read the rows of the files next to a sweep's tables, by the run's key.
 
     A table without such a file has no rows.
 
@@ -160,7 +160,7 @@ def rows_by_key(paths: Sequence[Path], name: str, columns: Sequence[str]) -> dic
         columns: columns of numbers that the rows must have.
 
     Raises:
-        UserError: a file cannot be read, lacks a column or has no number where one belongs.
+        UserError: a file cannot be read, lacks a column or has a non-number in a numeric column.
     """
     found: dict[str, list[Row]] = {}
     for path in (path.with_stem(f"{path.stem}_{name}") for path in paths):
@@ -181,7 +181,7 @@ def _rows(path: Path, needed: Sequence[str], numbers: Sequence[str]) -> list[Row
         raise UserError(
             f"{path} cannot be read ({reason_of(error)}); give a sweep's table"
         ) from None
-    if list(columns) == ["key"] and not rows:  # a sweep has begun it, and no run has completed
+    if list(columns) == ["key"] and not rows:  # a sweep created it, and no run has completed
         return []
     for column in needed:
         if column not in columns:
@@ -193,5 +193,5 @@ def _rows(path: Path, needed: Sequence[str], numbers: Sequence[str]) -> list[Row
                 float(text)
             except ValueError:
                 cell = f"{path}: {column}={text!r} of {row['key']}"
-                raise UserError(f"{cell} is no number; write the table again") from None
+                raise UserError(f"{cell} is not a number; write the table again") from None
     return rows

@@ -9,9 +9,9 @@ from fed_dpsd.report.charts import ACCURACY, ENSEMBLE, Axis, Bars, Chart, Series
 from fed_dpsd.report.literature import printed_for, published
 from fed_dpsd.report.settings import ALPHA, GRID, Row, Setting, names
 
-PANEL = ("data", "num_classes", ALPHA)  # columns that names omit: a title or an axis shows them
+PANEL = ("data", "num_classes", ALPHA)  # columns that a title or an axis shows, so names omit them
 MOST_SETTINGS = 60  # in one chart of bars
-LARGEST_EPSILON = 100.0  # larger ones mean as little as this one
+LARGEST_EPSILON = 100.0  # larger ones mean no more than this one
 CLAIM = "record_add_remove"
 ROUND_COLUMNS = ("round", "seconds", "forward_answers", "backward_answers", "student_accuracy")
 PUBLISHED = "published at the stated epsilon: not proven"
@@ -36,7 +36,7 @@ def _accuracy_axis(series: Sequence[Series]) -> Axis:
 
 
 def _scored(name: str, points: Sequence[tuple[float, Setting]], kind: str = "line") -> Series:
-    """Return the series of students' scores by ascending x, without unknown ones."""
+    """Return the series of students' known scores by ascending x."""
     scores = sorted((x, *setting.score("student")) for x, setting in points)
     known = [(x, mean, deviation) for x, mean, deviation in scores if not math.isnan(mean)]
     return Series(name, [(x, mean) for x, mean, _ in known], [dev for *_, dev in known], kind)
@@ -54,8 +54,8 @@ def comparable(settings: Sequence[Setting]) -> list[Setting]:
 def over_epsilon(settings: Sequence[Setting]) -> list[Chart]:
     """Return accuracy against the proven epsilon, a chart for each data set and alpha.
 
-    There are none with fewer than two finite epsilons. Methods without any proven epsilon and
-    settings with epsilon 0 are left out.
+    There are no charts with fewer than two finite epsilons. Methods without a proven epsilon and
+    settings with epsilon 0 are omitted.
     """
     charts = []
     for number, (title, group) in enumerate(by_data(comparable(settings), alphas=True).items()):
@@ -108,7 +108,7 @@ def _by_mechanism(settings: Sequence[Setting]) -> dict[str, list[Setting]]:
 
 
 def bars(settings: Sequence[Setting]) -> list[Bars]:
-    """Return a bar for each setting with a known score, by data set; none for one or for many."""
+    """Return a bar for each setting with a known score, by data set; none for one or many."""
     known = [s for s in settings if not math.isnan(s.score("student")[0])]
     if not 1 < len(known) <= MOST_SETTINGS:
         return []

@@ -41,7 +41,7 @@ DIFFERENCES = (
 
 
 def rows(settings: Sequence[Setting]) -> list[list[str]]:
-    """Return the header and a row for each setting; values that all share are in the preface."""
+    """Return the header and a row for each setting; shared values are in the preface."""
     columns = apart(settings)
     scores = _scores(settings)
     costs = _costs(settings)
@@ -63,7 +63,7 @@ def rows(settings: Sequence[Setting]) -> list[list[str]]:
 
 
 def preface(settings: Sequence[Setting]) -> str:
-    """Return an explanation of the numbers, with the values that all rows share."""
+    """Return an explanation of the numbers, with the values shared by all rows."""
     costs = (
         "Teacher answers (images times teachers, forward and backward), megabytes (sent both ways) "
         "and seconds are means for one run. "
@@ -81,7 +81,7 @@ def preface(settings: Sequence[Setting]) -> str:
 
 
 def origin(settings: Sequence[Setting]) -> str:
-    """Return the commits and machines that the numbers are from."""
+    """Return the commits and machines that the numbers come from."""
     together = Setting({}, [run for setting in settings for run in setting.runs])
     return f"Commit {together.all_of('commit')}. Machine: {together.all_of('machine')}."
 
@@ -128,7 +128,7 @@ def summary(settings: Sequence[Setting]) -> str:
 
 
 def csv_text(lines: Sequence[Mapping[str, Any]]) -> str:
-    """Return rows as CSV, with the columns of all."""
+    """Return rows as CSV, with all their columns."""
     text = io.StringIO()
     columns = list(dict.fromkeys(column for line in lines for column in line))
     writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
@@ -138,7 +138,7 @@ def csv_text(lines: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _shared(settings: Sequence[Setting]) -> list[str]:
-    """Return `column=value` for the values that all settings have in common."""
+    """Return `column=value` for the values that all settings share."""
     return [
         f"`{column}={text}`"
         for column, text in settings[0].values.items()
@@ -147,16 +147,16 @@ def _shared(settings: Sequence[Setting]) -> list[str]:
 
 
 def _scores(settings: Sequence[Setting]) -> list[str]:
-    """Return the scores that some run has; areas under the curve only for two classes.
+    """Return the scores that any run has; areas under the curve only for two classes.
 
-    If two classes are not balanced, areas say more than accuracies.
+    For two unbalanced classes, areas are more informative than accuracies.
     """
     shown = SCORES if any(s.values["num_classes"] == "2" for s in settings) else ACCURACIES
     return [s for s in shown if any(not math.isnan(x.score(s)[0]) for x in settings)]
 
 
 def costs_of(setting: Setting) -> dict[str, str]:
-    """Return a setting's mean costs by title; "" for what no run of it knows."""
+    """Return a setting's mean costs by title; "" for costs that none of its runs knows."""
     return {
         title: "" if math.isnan(mean) else f"{mean:,.{digits}f}"
         for title, summed, scale, digits in COSTS
@@ -172,7 +172,7 @@ def _costs(settings: Sequence[Setting]) -> dict[str, list[str]]:
 
 
 def _labels(settings: Sequence[Setting]) -> dict[str, list[str]]:
-    """Return the epsilons of labels alone, by title; none if labels alone are private nowhere."""
+    """Return the epsilons of labels only, by title; empty if no run protects only labels."""
     known = [setting.label_epsilon for setting in settings]
     if not any(known):
         return {}
@@ -184,10 +184,10 @@ def _labels(settings: Sequence[Setting]) -> dict[str, list[str]]:
 
 
 def write_own(path: Path, text: str, start: str = FIRST_LINE) -> Path:
-    """Write `text`, which begins with `start`; a file to be replaced must begin with it too.
+    """Write `text`, which begins with `start`; an existing file must also begin with it.
 
     Raises:
-        UserError: the report did not write the existing file, or it cannot be written.
+        UserError: the existing file is not a report's, or the file cannot be written.
     """
     with writing(path):
         own = not path.exists() or path.read_bytes().startswith(encoded(start))
@@ -203,8 +203,8 @@ def write_own(path: Path, text: str, start: str = FIRST_LINE) -> Path:
 def differences(settings: Sequence[Setting], against: str) -> list[list[str]]:
     """Return the header and a row for each other setting: its student minus the one of `against`.
 
-    A difference is a mean over the seeds that both have, in points. Its interval is that of a
-    paired t-test, which assumes that differences are normal over seeds; it needs two seeds.
+    A difference is a mean over the shared seeds, in points. Its interval is from a paired t-test,
+    which assumes normal differences over seeds and needs two seeds.
 
     Args:
         settings: the settings of a report.
@@ -216,7 +216,8 @@ def differences(settings: Sequence[Setting], against: str) -> list[list[str]]:
     known = dict(zip(names(settings), settings, strict=True))
     if against not in known:
         raise UserError(
-            f"--against={against!r} is no setting of these tables; give one of: {'; '.join(known)}"
+            f"--against={against!r} is not a setting of these tables; give one of: "
+            f"{'; '.join(known)}"
         )
     base = known.pop(against)
     shown = ["student", "auroc_student"] if base.values["num_classes"] == "2" else ["student"]
@@ -228,7 +229,7 @@ def differences(settings: Sequence[Setting], against: str) -> list[list[str]]:
 
 
 def _pairs(setting: Setting, base: Setting, score: str) -> list[float]:
-    """Return the differences in points, one for each seed that both have a score for."""
+    """Return the differences in points, one for each seed with a score of both."""
     others = {run["seed"]: run for run in base.runs}
     return [
         100 * (float(run[score]) - float(others[run["seed"]][score]))
@@ -238,7 +239,7 @@ def _pairs(setting: Setting, base: Setting, score: str) -> list[float]:
 
 
 def _interval(values: Sequence[float]) -> str:
-    """Return the mean with its confidence interval; "" without any, the mean alone of one."""
+    """Return the mean with its confidence interval; "" for no values, only the mean for one."""
     from scipy.stats import t
 
     if not values:
@@ -254,7 +255,7 @@ def _interval(values: Sequence[float]) -> str:
 
 
 def membership_table(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Return the header and a line for each attack on members, for Markdown."""
+    """Return the header and a line for each membership attack, for Markdown."""
     lines = [
         [
             *("setting", "victim", "attack", "accuracy", "AUC"),
@@ -277,7 +278,7 @@ def membership_table(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def inversion_table(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Return the header and a line for each attack on pictures, for Markdown."""
+    """Return the header and a line for each inversion attack, for Markdown."""
     lines = [
         [
             *("setting", "victim", "attack", "Inception score", "recognised, %"),
@@ -294,13 +295,13 @@ def inversion_table(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def _proven(row: Mapping[str, Any]) -> str:
-    """Return the proven epsilon of a row, which has none if no model was attacked."""
+    """Return the proven epsilon of a row; a row without an attacked model has none."""
     review = " (not reviewed)" if row.get("review") else ""
     return str(row.get("epsilon_proven", "-")) + review
 
 
 def _cap(row: Mapping[str, Any], wanted: str) -> str:
-    """Return the cap by the card's epsilon, and the cap by the whole proof if it is smaller."""
+    """Return the cap from the card's epsilon, and the cap from the whole proof if smaller."""
     caps = [100 * row[f"{kind}@{wanted}"] for kind in ("cap", "profile_cap")]
     one, whole = ("none" if cap > 99.995 else f"{cap:.2f}" for cap in caps)
     return one if one == whole else f"{one}; {whole}"

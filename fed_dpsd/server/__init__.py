@@ -1,7 +1,7 @@
-"""The public side of a federation: the coordinator, which sees only what clients sent.
+"""The public side of a federation: the coordinator, which sees only what clients send.
 
 Everything here is public by post-processing: run folders, checkpoints, summaries and exported
-students follow from released answers and from the coordinator's own files. There are three
+students are computed from released answers and the coordinator's own files. There are three
 exceptions. With `noise_at: server` the coordinator sees bounded sums without noise, so it must be
 trusted (federation.py). In a simulation it may see exact scores of teachers (diagnostics.py), which
 no epsilon covers unless training was private. The coordinator's own test images are not covered
@@ -9,8 +9,8 @@ either.
 
 A round starts in run.py, which calls a method; the method sends requests through federation.py.
 sent_requests.py keeps each request before it is sent, and the charge log (fed_dpsd/accounts) keeps
-its cost before anybody learns from the responses. secure_sum.py opens a sum of masked responses
-without seeing any single one.
+its cost before the responses are used. secure_sum.py opens a sum of masked responses without seeing
+any single response.
 
 server/ and client/ never import each other, at any distance: tests/test_architecture.py.
 """

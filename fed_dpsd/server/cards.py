@@ -1,6 +1,6 @@
-"""The privacy card of an artefact: what its run asked, answered and proved, for people and scripts.
+"""The privacy card of an artefact: its run's requests, answers and proofs, for people and scripts.
 
-Every number is the run's own, from summary.json; none is computed here. `as_markdown` writes
+Every number comes from the run's summary.json; none is computed here. `as_markdown` writes
 PRIVACY.md from the content of privacy_card.json alone, so the two cannot differ.
 """
 
@@ -51,12 +51,12 @@ _TEMPLATES = Environment(
 
 
 def privacy_card_of(run: CompletedRun) -> dict[str, Any]:
-    """Return the content of privacy_card.json, for anything that is made of a run.
+    """Return the content of privacy_card.json, for anything made from a run.
 
-    `privacy` is that of the run's summary, unchanged. The other keys are words and names: the
+    `privacy` is copied from the run's summary. The other keys are texts and names: the
     `verdict` in sentences, what was `asked` and `answered`, the `source` of the numbers, what is
     `not_covered` by them, further `notes` on them, plug-ins that are `not_reviewed`, and
-    `versions`. Where noise is seeded, the verdict begins with that: people quote first lines.
+    `versions`. If the noise is seeded, the verdict begins by saying so: people quote first lines.
     """
     experiment, summary = run.experiment, run.summary
     card = PrivacyCard(summary["privacy"])
@@ -89,7 +89,7 @@ def privacy_card_of(run: CompletedRun) -> dict[str, Any]:
 
 
 def _asked(run: CompletedRun) -> str:
-    """Say what the server asked, and how much of it was answered."""
+    """Describe the server's requests and how many images were answered."""
     config, summary = run.experiment.config, run.summary
     clients = f"{config.num_clients:,} client{'s' * (config.num_clients != 1)}"
     if summary["privacy"]["answers"] != run.experiment.answers.name:
@@ -104,12 +104,12 @@ def _asked(run: CompletedRun) -> str:
 
 
 def _source(run: CompletedRun) -> Iterator[str]:
-    """Yield where the numbers come from: the plan, and what clients' ledgers or statements say."""
+    """Yield the sources of the numbers: the plan, and clients' ledgers or statements."""
     config = run.experiment.config
     stated = len(ChargeLog(run.folder, {}).heard)
     yield (
         "Each proven epsilon covers the run's whole plan, even if only a part of it was used, and "
-        "all that was charged besides."
+        "all other charges."
     )
     yield f"{stated:,} of {config.num_clients:,} clients stated what the run cost them."
     if config.federation.simulation:
@@ -126,7 +126,7 @@ def _source(run: CompletedRun) -> Iterator[str]:
 def _not_covered(
     experiment: Experiment, summary: Mapping[str, Any], card: PrivacyCard
 ) -> Iterator[str]:
-    """Yield what the proven numbers leave out."""
+    """Yield what the proven numbers do not cover."""
     for claim in card.proven:
         if math.isinf(claim.value):
             unit, change = UNITS[claim.unit], CHANGES[claim.relation]
@@ -140,10 +140,10 @@ def _not_covered(
 
 
 def _of_teachers(experiment: Experiment, card: PrivacyCard) -> Iterator[str]:
-    """Yield what is left of the proof for those who hold a teacher: that of its training alone."""
+    """Yield the proof that its training gives against anyone who holds a teacher."""
     if experiment.training.name == "plain":
         yield (
-            "the teachers themselves: they are trained without noise, so whoever holds one may "
+            "the teachers themselves: they are trained without noise, so anyone who holds one may "
             "learn its records"
         )
         return
@@ -158,15 +158,15 @@ def _of_teachers(experiment: Experiment, card: PrivacyCard) -> Iterator[str]:
     ]
     if len(trained) < len(rows) or any(row["epsilon"] == "inf" for row in trained):
         yield (
-            "the teachers themselves: their training proves nothing of a record, so whoever holds "
-            "one may learn it"
+            "the teachers themselves: their training proves nothing about a record, so anyone who "
+            "holds one may learn it"
         )
         return
     numbers = " and ".join(
         f"{Epsilon.from_json(row).number(5)} (record, {row['relation']})" for row in trained
     )
     yield (
-        f"the teachers themselves: against whoever holds one, their training alone proves "
+        f"the teachers themselves: against anyone who holds one, their training alone proves "
         f"{numbers}, trust {trained[0]['trust']}, delta {trained[0]['delta']:g}"
     )
 
@@ -192,7 +192,7 @@ def as_markdown(card: Mapping[str, Any]) -> str:
 
 
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return a row of the table of proven epsilons, with each number as it is printed."""
+    """Return a row of the table of proven epsilons, with numbers as printed."""
     claim = Epsilon.from_json(row)
     planned, spent = (
         Epsilon.from_json({**row, "epsilon": row[key]}).number(5) if key in row else ""
@@ -204,7 +204,7 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-# --- cards as the Hugging Face hub reads them ---
+# --- cards for the Hugging Face hub ---
 
 
 def model_card(
@@ -248,11 +248,11 @@ def dataset_card(
     """Return README.md of synthetic images.
 
     Args:
-        run: the run that they are from.
+        run: the run that they come from.
         file: the name of the parquet file.
         number: how many images the file holds.
-        origin: how they were drawn, a sentence.
-        labelled: whether the student has labelled them.
+        origin: a sentence on how they were drawn.
+        labelled: whether the student labelled them.
         card: their privacy card.
     """
     summary = run.summary
@@ -279,7 +279,7 @@ def _hub_card(
 
 
 def _tags(summary: Mapping[str, Any]) -> list[str]:
-    """Return the subjects; differential privacy is one where a record has a guarantee."""
+    """Return the tags, with differential privacy if records have a guarantee."""
     card = PrivacyCard(summary["privacy"])
     claim = card.epsilon("record", "add_remove")
     guaranteed = is_meaningful(claim) and SEEDED_NOTE not in claim.notes and not card.review

@@ -1,7 +1,7 @@
-"""The coordinator's log of what a run has cost its clients: charges.json.
+"""The coordinator's log of a run's costs to its clients: charges.json.
 
-A client charges a run no more than the larger of the plan and this file. So that maximum is at
-least what any client's ledger holds for the run, whatever crashes.
+A client charges a run at most the larger of the plan and this file. So that maximum is at least
+what any client's ledger holds for the run, even after crashes.
 """
 
 import json
@@ -69,7 +69,7 @@ class ChargeLog:
 
     @property
     def heard(self) -> dict[int, Releases]:
-        """Return what the run has cost each client by its own statement."""
+        """Return the run's cost to each client, by its own statement."""
         return {client: dict(known.charged) for client, known in self.clients.items()}
 
     @property
@@ -81,7 +81,7 @@ class ChargeLog:
         return total
 
     def notes(self) -> tuple[str, ...]:
-        """Return the facts that a reader of the card must know besides its numbers."""
+        """Return the facts that a reader of the card must know in addition to its numbers."""
         lost = sorted(client for client, known in self.clients.items() if +known.forgotten)
         changed = sorted(client for client, known in self.clients.items() if known.changed)
         notes = (
@@ -91,7 +91,7 @@ class ChargeLog:
         return tuple(note.format(", ".join(map(str, group))) for group, note in notes if group)
 
     def take(self, answers: Mapping[int, Response | Refusal]) -> set[int]:
-        """Write down the clients' statements, and return the clients to send the request again.
+        """Record the clients' statements, and return the clients to send the request to again.
 
         Their charges are acknowledged, which is durable on return.
         """
@@ -121,9 +121,9 @@ class ChargeLog:
             logger.warning("client %d: its records changed during the run", client)
 
     def _by_planned(self, releases: Releases) -> Counter[str]:
-        """Count the releases of each of the run's mechanisms, and those of all others together.
+        """Count the releases of each of the run's mechanisms, and of all others together.
 
-        A count stops one above the largest that is accounted for.
+        A count stops one above the largest number that is accounted for.
         """
         counts = Counter[str]()
         for name, count in releases.items():
@@ -131,15 +131,15 @@ class ChargeLog:
         return counts
 
     def _acknowledge(self, client: int, wanted: Releases) -> bool:
-        """Put charges beyond the plan on the card, if the plan knows their mechanisms."""
+        """Add charges beyond the plan to the card, if the plan knows their mechanisms."""
         if any(count > self._most(name) for name, count in wanted.items()):
             return False
-        logger.warning("client %d: more is charged than planned, which the card says", client)
+        logger.warning("client %d: more is charged than planned, as the card says", client)
         self.acknowledged |= Counter(wanted)
         return True
 
     def _most(self, name: str) -> int:
-        """Return how many releases of a mechanism are accounted for; 0 if it is not planned."""
+        """Return the accounted number of releases of a mechanism; 0 if it is not planned."""
         return TIMES_PLANNED * self._planned.get(name, 0)
 
     def _content(self) -> bytes:
@@ -148,7 +148,7 @@ class ChargeLog:
 
 
 def by_ranges(charges: Mapping[int, Releases]) -> dict[str, dict[str, int]]:
-    """Return the charges of clients once for all that have the same, by the clients' numbers.
+    """Return the charges of clients, grouped by equal charges, by the clients' numbers.
 
     >>> by_ranges({0: {"label": 64}, 1: {"label": 64}, 2: {"label": 64}, 4: {"label": 32}})
     {'0-2': {'label': 64}, '4': {'label': 32}}
@@ -170,7 +170,7 @@ def _runs(numbers: list[int]) -> Iterator[str]:
 
 
 def clients_in(ranges: str) -> list[int]:
-    """Return the clients' numbers of a key of `by_ranges`.
+    """Return the clients' numbers in a key of `by_ranges`.
 
     >>> clients_in("0-2,4")
     [0, 1, 2, 4]

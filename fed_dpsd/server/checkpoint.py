@@ -1,4 +1,4 @@
-"""Checkpoints: safetensors and JSON, written atomically; two states are kept, and all queries."""
+"""Checkpoints in safetensors and JSON, written atomically; two states and all queries are kept."""
 
 import hashlib
 import json
@@ -22,11 +22,11 @@ def save(folder: Path, state: State) -> None:
     """Write `state` below `folder`. A crash at any moment leaves a complete older checkpoint.
 
     The newest part of the replay buffer is written first, then the tensors. The JSON file comes
-    last; it makes the checkpoint count. Then states older than the last two are removed.
+    last; it makes the checkpoint valid. Then all but the last two states are removed.
     """
     digests = []
     if state.buffer:
-        # safetensors writes an array's memory as it lies, and would exchange rows and columns.
+        # safetensors writes an array's memory as is, which would exchange rows and columns.
         part = {name: np.ascontiguousarray(a) for name, a in vars(state.buffer[-1]).items()}
         digests = [_write(_buffer_file(folder, len(state.buffer)), safetensors.numpy.save(part))]
     if state.buffer and state.round > 1:
@@ -44,7 +44,7 @@ def save(folder: Path, state: State) -> None:
 
 
 def latest(folder: Path) -> int:
-    """Return the number of the last round that is saved below `folder`; 0 if there is none."""
+    """Return the number of the last round saved below `folder`; 0 if there is none."""
     return max(_rounds(folder), default=0)
 
 

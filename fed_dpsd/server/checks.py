@@ -1,4 +1,4 @@
-"""What a run needs of its configuration and of its folders, checked before it begins."""
+"""Checks of a run's configuration and folders before it begins."""
 
 import tempfile
 from pathlib import Path
@@ -10,10 +10,10 @@ from fed_dpsd.experiment import Experiment, largest_partition
 
 
 def cautions(experiment: Experiment) -> list[str]:
-    """Return what to say before a run that will teach nothing, or end early; a sentence each.
+    """Return warnings before a run that will teach nothing or end early, one sentence each.
 
     Raises:
-        UserError: its budget does not even admit the first charge.
+        UserError: its budget does not even allow the first charge.
     """
     config = experiment.config
     charged = bool(config.ledger) and any(Path(config.ledger).glob("*"))  # by earlier runs
@@ -22,9 +22,9 @@ def cautions(experiment: Experiment) -> list[str]:
 
 
 def weak_delta(experiment: Experiment) -> list[str]:
-    """Return what to say of a delta that is too large for so many records; the data is read.
+    """Return a warning about a delta that is too large for the number of records, which is read.
 
-    It is for the owner of a simulation alone: cards are public, and count no records.
+    Only the owner of a simulation may see it: cards are public and do not count records.
     """
     delta, records = experiment.config.privacy.delta, largest_partition(experiment)
     if records is None or delta * records < 1:
@@ -36,7 +36,7 @@ def weak_delta(experiment: Experiment) -> list[str]:
 
 
 def require_writable(key: str, folder: Path) -> None:
-    """Check that the folder of a key can be made or written; nothing is made.
+    """Check that the folder of a key can be made or written, without making it.
 
     Raises:
         UserError: it cannot.
@@ -53,5 +53,5 @@ def require_writable(key: str, folder: Path) -> None:
 
 
 def nearest(folder: Path) -> Path:
-    """Return a folder, or what exists nearest above it."""
+    """Return a folder, or its nearest existing ancestor."""
     return next(path for path in (folder, *folder.parents) if path.exists())

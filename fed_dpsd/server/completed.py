@@ -1,4 +1,4 @@
-"""Completed runs: what a run folder holds for all that is made of it afterwards."""
+"""Completed runs, which exports, reports and attacks read."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ from fed_dpsd.server.summary import read_summary
 
 @dataclass(frozen=True)
 class CompletedRun:
-    """A completed run, as its folder holds it.
+    """A completed run, read from its folder.
 
     Args:
         folder: the run folder.
-        experiment: what was run.
+        experiment: the experiment that was run.
         summary: the content of summary.json.
-        state: the last checkpoint, which has no tensors where the method keeps none.
+        state: the last checkpoint, without tensors if the method keeps none.
     """
 
     folder: Path
@@ -34,14 +34,14 @@ def open_completed(folder: Path) -> CompletedRun:
     """Read the folder of a completed run.
 
     Raises:
-        UserError: it is no run folder, or the run has not completed.
+        UserError: it is not a run folder, or the run has not completed.
     """
     experiment = open_run_folder(folder)
     summary = read_summary(folder)
     if summary.get("status") != "completed":
         cause = f" ({summary['error']})" if summary.get("error") else ""
         raise UserError(
-            f"{folder}: this run is not completed{cause}; go on with `fed-dpsd resume "
+            f"{folder}: this run is not completed{cause}; continue it with `fed-dpsd resume "
             f"{folder}`, or run it again with other settings"
         )
     state = checkpoint.load(folder / "checkpoint") or State(0, {}, ())

@@ -1,6 +1,6 @@
 """Exact diagnostics, for simulations only: the accuracy of teachers without noise.
 
-The scores are of the teachers of each client, and of all teachers together.
+Scores are for the teachers of each client and for all teachers together.
 """
 
 from collections.abc import Mapping
@@ -23,14 +23,14 @@ def diagnose(
     weights: Mapping[int, NDArray[np.float64]],
     labels: NDArray[np.int64],
 ) -> dict[str, dict[str, Any]]:
-    """Return exact scores of the clients, of the mean of all probabilities, and of the vote.
+    """Return exact scores of the clients, of the mean of all probabilities and of the vote.
 
-    Where class counts are known, students learn from the weighted ensemble. The vote is the most
-    frequent class of the teachers. The answered vote is that of their randomised responses, where
-    these do not depend on a student's top k.
+    If class counts are known, students learn from the weighted ensemble. The vote is the teachers'
+    most frequent class. The answered vote is the most frequent randomised response, if responses do
+    not depend on a student's top k.
 
-    Clients are added up one by one, so the memory that it takes does not grow with their number;
-    but `pooling: odds` needs all of them at once.
+    Clients are added up one by one, so memory does not grow with their number; only `pooling: odds`
+    needs all of them at once.
     """
     num_classes = experiment.config.data.num_classes
     pooled = getattr(experiment.method, "pooling", "mean") == "odds"
@@ -72,7 +72,7 @@ def diagnose(
 
 
 def _response(experiment: Experiment) -> TopKRandomizedResponse | None:
-    """Return the randomised response, if it is the same whatever a student predicts."""
+    """Return the randomised response, if it does not depend on a student's predictions."""
     answers, num_classes = experiment.answers, experiment.config.data.num_classes
     always = isinstance(answers, TopKRandomizedResponse) and answers.threshold is None
     return answers if always and answers.k in (None, num_classes) else None

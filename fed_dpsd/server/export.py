@@ -1,4 +1,4 @@
-"""Exported students: a file with the weights, the network and the privacy card; and cards."""
+"""Exported students: a file with weights, network and privacy card, and separate cards."""
 
 import hashlib
 import json
@@ -24,12 +24,12 @@ from fed_dpsd.streams import Streams
 NAME = "student"
 Format = Literal["safetensors", "onnx"]
 CARDS = ("privacy_card.json", "PRIVACY.md", "README.md", "config.json")
-AGREEMENT = 1e-4  # most that a probability of an ONNX file may differ from torch's
-DRAWN = 256  # images for the comparison where the run's test split cannot be read
+AGREEMENT = 1e-4  # largest allowed difference of a probability between ONNX and torch
+DRAWN = 256  # images for the comparison if the run's test split cannot be read
 
 
 class Exported(NamedTuple):
-    """An exported student's file, and how it was compared with torch's; "" for safetensors."""
+    """An exported student's file, and its comparison with torch; "" for safetensors."""
 
     path: Path
     compared: str
@@ -39,17 +39,17 @@ def export(run_folder: Path, folder: Path, form: Format) -> Exported:
     """Write the student of a completed run to FOLDER/student.safetensors or .onnx, and its cards.
 
     The file's metadata hold the network, its classes, the run's result and its privacy card. The
-    cards beside it are privacy_card.json and PRIVACY.md, README.md (a model card for the Hugging
+    cards next to it are privacy_card.json and PRIVACY.md, README.md (a model card for the Hugging
     Face hub) and config.json (classes and sizes). An ONNX file is compared with torch on the run's
     test images before it is written.
 
     Raises:
         UserError: the run has not completed, or has no student of its own; a file exists or cannot
-            be written; a package for ONNX is missing, or its answers differ from torch's.
+            be written; a package for ONNX is missing, or its predictions differ from torch's.
     """
     path = folder / f"{NAME}.{form}"
     if path.exists():
-        raise UserError(f"{path} exists already; choose another folder")
+        raise UserError(f"{path} already exists; choose another folder")
     if form == "onnx":
         onnx_file.require()
     run = open_completed(run_folder)
@@ -66,7 +66,7 @@ def export(run_folder: Path, folder: Path, form: Format) -> Exported:
     files[path.name] = {"sha256": hashlib.sha256(content).hexdigest(), "compared": compared or None}
     card = {"artefact": f"the student in {' and '.join(sorted(files))}", **student.card}
     card["files"] = files
-    contents = cards_in(folder, card)  # they come first: by them a later export knows the folder
+    contents = cards_in(folder, card)  # they come first: later exports recognise the folder by them
     if not (folder / "README.md").exists():  # it may have been edited by hand
         text = model_card(run, path.name, student.classes, card)
         contents[folder / "README.md"] = encoded(text)
@@ -75,7 +75,7 @@ def export(run_folder: Path, folder: Path, form: Format) -> Exported:
 
 
 def _files_of(folder: Path, digest: str) -> dict[str, Any]:
-    """Return what a folder's card says of its files, which are of the same student; {} if new."""
+    """Return the entries of a folder's card on its files, all of the same student; {} if new."""
     there = [name for name in CARDS if (folder / name).exists()]
     if not there:
         return {}
@@ -86,12 +86,12 @@ def _files_of(folder: Path, digest: str) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError):
         pass
     raise UserError(
-        f"{folder / there[0]} exists already, and is not of this student; choose another folder"
+        f"{folder / there[0]} already exists, and is not of this student; choose another folder"
     )
 
 
 def _config(student: Student) -> dict[str, Any]:
-    """Return config.json: the network, and the names of the classes as the hub's libraries do."""
+    """Return config.json: the network, and the class names in the format of the hub's libraries."""
     names = dict(enumerate(student.classes))
     return {
         **{key: list(v) if isinstance(v, tuple) else v for key, v in vars(student.network).items()},
@@ -102,7 +102,7 @@ def _config(student: Student) -> dict[str, Any]:
 
 
 def _compared(content: bytes, student: Student, run: CompletedRun) -> str:
-    """Compare an ONNX file's probabilities with torch's; return the result in words."""
+    """Compare an ONNX file's probabilities with torch's; describe the result."""
     images, named = _test_images(run)
     own = predict(student.model, images, torch.device("cpu"))
     largest = float(np.abs(onnx_file.OnnxModel(content).predict(images) - own).max())
@@ -115,9 +115,9 @@ def _compared(content: bytes, student: Student, run: CompletedRun) -> str:
 
 
 def _test_images(run: CompletedRun) -> tuple[NDArray[np.uint8], str]:
-    """Return the run's test images, or drawn ones where they cannot be read, and their name.
+    """Return the run's test images, or drawn images if they cannot be read, and their name.
 
-    The name is on the card, so it has no path of this machine.
+    The name appears on the card, so it contains no path of this machine.
     """
     try:
         test = test_split(run.experiment)

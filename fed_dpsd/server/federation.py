@@ -1,4 +1,4 @@
-"""The federation as a method sees it, whichever engine hosts the clients."""
+"""The federation as methods see it, independent of the engine that hosts the clients."""
 
 import fcntl
 import hashlib
@@ -38,7 +38,7 @@ from fed_dpsd.server.sent_requests import SentRequests
 from fed_dpsd.storage import npz_of, write_atomically, writing
 from fed_dpsd.streams import Streams
 
-OF_ROUNDS = ("answers", "train")  # kinds that cohorts are asked, by the number of the round
+OF_ROUNDS = ("answers", "train")  # kinds that go to a cohort, by the number of the round
 logger = logging.getLogger("fed_dpsd")
 
 
@@ -47,7 +47,7 @@ class InUse(UserError):
 
 
 def _locked(run_folder: Path) -> IO[bytes]:
-    """Lock the run for as long as this process lives."""
+    """Lock the run while this process lives."""
     with writing(run_folder / "lock"):
         run_folder.mkdir(parents=True, exist_ok=True)
         lock = (run_folder / "lock").open("wb")
@@ -74,7 +74,7 @@ def in_use(run_folder: Path) -> bool:
 
 
 class HostedFederation(ABC):
-    """The base of every engine: it keeps requests, checks and sums responses, and counts bytes.
+    """The base of every engine, which keeps requests, checks and sums responses, and counts bytes.
 
     Attributes:
         counted: the last round whose requests were counted. A resumed run may repeat some of
@@ -99,45 +99,44 @@ class HostedFederation(ABC):
         self.bytes_to_server = 0
 
     def _asked(self, request: Request) -> Sequence[int]:
-        """Return the clients that a request is for, in their order: a cohort, or all of them."""
+        """Return the clients that a request is for, in order: a cohort or all clients."""
         if request.kind in OF_ROUNDS:
             return cohort(self.experiment.config, request.query_id)
         return range(self.experiment.config.num_clients)
 
     @abstractmethod
     def _deliver(self, request: Request) -> dict[int, Response | Refusal]:
-        """Bring a request to each client that it is for, and return their answers."""
+        """Deliver a request to each of its clients, and return their answers."""
 
     @abstractmethod
     def _step(self, steps: Mapping[int, SumStep]) -> Mapping[int, Mapping[str, bytes]]:
-        """Bring a step of a secure sum to each of some clients, and return their replies."""
+        """Deliver a step of a secure sum to some clients, and return their replies."""
 
     @abstractmethod
     def diagnose(self) -> Iterator[NDArray[np.float32]]:
         """Yield the exact (n, N, K) probabilities of each client's teachers on the test split.
 
-        Simulations only. Clients come in their order, and not at once: thousands of them would
-        fill the memory. Teachers that are not trained yet are trained now.
+        Simulations only. Clients come one by one, in order: thousands at once would fill the
+        memory. Untrained teachers are trained now.
         """
 
     @property
     def charges(self) -> dict[int, Releases]:
-        """Return what the run has cost each client so far, by its own statement."""
+        """Return the run's cost to each client so far, by its own statement."""
         return self._charge_log.heard
 
     def prune(self, rounds: int) -> None:
-        """Forget the requests that cannot be sent again, once this many rounds are saved."""
+        """Delete the requests that cannot be sent again, once this many rounds are saved."""
         self._requests_sent.prune(rounds)
 
     def each(self, request: Request) -> Replies:
-        """Return the checked answer of each client that is asked, in the order of the clients.
+        """Return the checked answer of each client of the request, in the order of the clients.
 
-        A resumed run sends the request that it sent before under the same id and kind, which its
-        clients were charged for. The cost of the answers is written down before anybody learns from
-        them.
+        A resumed run repeats the request that it sent before under the same id and kind, which
+        clients were charged for. The cost of the answers is recorded before the answers are used.
 
         Raises:
-            ProtocolError: this process has sent another request of this id and kind.
+            ProtocolError: this process has sent another request with this id and kind.
         """
         request = self._requests_sent.get_or_store(request)
         replies = Replies(request, {})
@@ -152,7 +151,7 @@ class HostedFederation(ABC):
         return replies
 
     def _covered(self, request: Request) -> dict[int, Response | Refusal]:
-        """Return each client's response, once its cost is in the run's charge log."""
+        """Return each client's response, after recording its cost in the run's charge log."""
         answers = self._deliver(self._with_charges(request))
         if again := self._charge_log.take(answers):
             repeated = self._deliver(self._with_charges(request))
@@ -170,11 +169,11 @@ class HostedFederation(ABC):
     def _receive(self, request: Request, client: int, response: Response) -> Response | Refusal:
         """Return an answer with its bad rows, or a bad answer as a whole, replaced by zeros.
 
-        Bad weights become a refusal. The number of teachers stays, so that a bad answer cannot
-        change the weight of the others. The problem goes to the server's log.
+        Bad weights become a refusal. The number of teachers is unchanged, so a bad answer cannot
+        change the weight of the others. The problem is reported in the server's log.
 
         Raises:
-            ProtocolError: weights are bad in a simulation, where nobody lies.
+            ProtocolError: weights are bad in a simulation, where clients are honest.
         """
         teachers = self.experiment.config.teachers_per_client
         if request.kind == "answers" and self.experiment.answers.noise_at == "distributed":
@@ -213,7 +212,7 @@ class HostedFederation(ABC):
     def _weights(
         self, response: Response, client: int, models: int, problem: str
     ) -> tuple[NDArray[np.float32], str]:
-        """Return a client's weights as float32, and the problem with them; "" if they are good."""
+        """Return a client's weights as float32, and their problem; "" if there is none."""
         if problem:
             return NOTHING, problem
         with np.errstate(over="ignore"):
@@ -227,7 +226,7 @@ class HostedFederation(ABC):
         """Sum the answers; with `noise_at: server` the noise is drawn here, once for a request.
 
         Raises:
-            UserError: the noise is distributed, and too few clients are left for a secure sum.
+            UserError: the noise is distributed and too few clients are left for a secure sum.
         """
         replies = self.each(request)
         if self.experiment.answers.noise_at == "distributed":
@@ -244,8 +243,8 @@ class HostedFederation(ABC):
     def _noisy_total(self, replies: Replies) -> Aggregate:
         """Return the sum with the server's noise, drawn once for a request of a run and kept.
 
-        A run that is killed and resumed may find other clients there. A second sum, with other
-        noise, would be a second release of answers that were charged once.
+        A killed and resumed run may find other clients present. A second sum, with other noise,
+        would be a second release of answers that were charged once.
         """
         request, refused, answers = replies.request, replies.refused, [*replies.answers.values()]
         path = self._notes / f"{request.digest()}.npz"
@@ -265,7 +264,7 @@ class HostedFederation(ABC):
         return Aggregate(request, noisy, count, refused)
 
     def _secure_total(self, replies: Replies) -> Aggregate:
-        """Return the sum of masked answers; the server sees nothing else of them."""
+        """Return the sum of masked answers; the server learns nothing else about them."""
         request, masked = replies.request, replies.answers
         if not masked:
             return Aggregate(request, np.zeros(request.predictions.shape), 0, replies.refused)

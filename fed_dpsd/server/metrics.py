@@ -11,8 +11,8 @@ def accuracy(probabilities: NDArray[np.floating], labels: NDArray[np.int64]) -> 
     """Return the fraction of images whose most probable class is the true one.
 
     Args:
-        probabilities: (N, K), of each class or in proportion to it; a row that is not finite names
-            no class, so it is wrong.
+        probabilities: (N, K), or values proportional to them; a row that is not finite predicts no
+            class, so it is wrong.
         labels: (N,) true classes, 0..K-1.
     """
     finite = np.isfinite(probabilities).all(1)
@@ -22,7 +22,7 @@ def accuracy(probabilities: NDArray[np.floating], labels: NDArray[np.int64]) -> 
 def auroc(probabilities: NDArray[np.floating], labels: NDArray[np.int64]) -> float | None:
     """Return the area under the ROC curve; ties count half.
 
-    With two classes it is that of class 1; otherwise it is the mean over all classes of the area of
+    With two classes it is the area of class 1; otherwise it is the mean over classes of the area of
     each class against the rest.
 
     Args:
@@ -30,7 +30,7 @@ def auroc(probabilities: NDArray[np.floating], labels: NDArray[np.int64]) -> flo
         labels: (N,) true classes, 0..K-1.
 
     Returns:
-        The area in [0, 1]; None if it is undefined, since a class is absent from `labels` or a
+        The area in [0, 1]; None if it is undefined: a class is absent from `labels` or a
         probability is not finite.
     """
     num_classes = probabilities.shape[1]
@@ -47,10 +47,10 @@ def auroc(probabilities: NDArray[np.floating], labels: NDArray[np.int64]) -> flo
 
 
 def confusion(probabilities: NDArray[np.floating], labels: NDArray[np.int64]) -> list[list[int]]:
-    """Count the images of each true class (K rows) that are taken for each class (K columns).
+    """Count the images of each true class (K rows) that are predicted as each class (K columns).
 
     Args:
-        probabilities: (N, K); a row that is not finite names no class, so it is not counted.
+        probabilities: (N, K); a row that is not finite predicts no class, so it is not counted.
         labels: (N,) true classes, 0..K-1.
     """
     from torchmetrics.functional.classification import multiclass_confusion_matrix
@@ -64,16 +64,16 @@ def confusion(probabilities: NDArray[np.floating], labels: NDArray[np.int64]) ->
 def calibration(
     probabilities: NDArray[np.floating], labels: NDArray[np.int64]
 ) -> dict[str, float | list[float] | list[int]]:
-    """Compare how sure a classifier is with how often it is right (Guo et al., arXiv 1706.04599).
+    """Compare a classifier's confidence with its accuracy (Guo et al., arXiv 1706.04599).
 
     Args:
-        probabilities: (N, K), N >= 1; a row that is not finite is sure of nothing, and wrong.
+        probabilities: (N, K), N >= 1; a row that is not finite has confidence 0 and is wrong.
         labels: (N,) true classes, 0..K-1.
 
     Returns:
         `count`, mean `confidence` and `accuracy` of the images in each of BINS equal parts of
         (0, 1] by the largest probability, 0 for an empty part; and `error`, the expected
-        calibration error in [0, 1]: the mean distance of the two, by the images.
+        calibration error in [0, 1]: their mean distance, weighted by images.
     """
     finite = np.isfinite(probabilities).all(1)
     sure = np.where(finite, np.where(finite[:, None], probabilities, 0).max(1), 0)
@@ -90,14 +90,14 @@ def calibration(
 
 
 def agreement(predictions: NDArray[np.floating], answers: NDArray[np.floating]) -> float | None:
-    """Return the fraction of images for which both name the same class.
+    """Return the fraction of images for which both predict the same class.
 
     Args:
         predictions: (B, K) probabilities of a student.
         answers: (B, K) soft labels.
 
     Returns:
-        The fraction in [0, 1]; None where there are no predictions.
+        The fraction in [0, 1]; None without predictions.
     """
     if predictions.shape != answers.shape or not answers.size:
         return None

@@ -34,11 +34,11 @@ class OnnxModel:
     """The network of an ONNX file.
 
     Args:
-        content: the file, or what it holds.
+        content: the file or its content.
 
     Raises:
         UserError: onnxruntime is not installed.
-        ValueError: it is no ONNX file that onnxruntime can run.
+        ValueError: onnxruntime cannot run it as an ONNX file.
     """
 
     def __init__(self, content: Path | bytes) -> None:
@@ -87,10 +87,10 @@ def to_onnx(model: nn.Module, shape: tuple[int, ...], metadata: Mapping[str, str
     Args:
         model: the network, from (B, C, S, S) images in [0, 1] to (B, K) logits.
         shape: (C, S, S).
-        metadata: what the file says of itself.
+        metadata: the metadata of the file.
     """
     images = torch.zeros((2, *shape))
-    model(images)  # fixed features compute their constants here, so they are not traced
+    model(images)  # fixed features compute their constants here, so the constants are not traced
     program = torch.onnx.export(
         _Probabilities(model).eval(),
         (images,),

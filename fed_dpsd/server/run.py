@@ -1,4 +1,4 @@
-"""The loop around every method: evaluation, logs, checkpoints, resume and the summary, once."""
+"""The loop around every method: evaluation, logs, checkpoints, resuming and the summary."""
 
 import contextlib
 import functools
@@ -50,20 +50,20 @@ def run(
     """Run, or resume, the experiment of `folder`; return its summary.
 
     Args:
-        experiment: what to run.
+        experiment: the experiment to run.
         federation: the clients.
         folder: the run folder; if it holds a checkpoint, the run continues from there.
-        progress: called with each line of rounds.jsonl as it is written.
+        progress: called with each new line of rounds.jsonl.
 
     Raises:
         UserError: an error that the user can fix. As after any error, summary.json then says
-            "failed", and everything that was on disk is still there.
+            "failed", and everything on disk is kept.
     """
     started = time.perf_counter()
     torch.set_num_threads(experiment.config.threads_server)
     torch.set_flush_denormal(True)  # denormals make a saturated student ten times slower
     summary = blank_summary(experiment, federation.engine)
-    remove(folder / "summary.json")  # its card knows only the run's charges up to then
+    remove(folder / "summary.json")  # its card knows only the charges up to then
     tracking = Tracking(experiment, folder)
 
     def report(line: Mapping[str, Any]) -> None:
@@ -81,7 +81,7 @@ def run(
         summary["seconds"]["total"] = time.perf_counter() - started
         summary["queries"] |= {name: getattr(federation, name) for name in TRAVELLED}
         add_privacy(summary, experiment, folder)
-        # What has ended the run matters more than that its summary cannot be written either.
+        # The error that ended the run matters more than an unwritable summary.
         with contextlib.suppress(*[Unwritable] * (summary["error"] is not None)):
             write_json(folder / "summary.json", summary)
         tracking.close(summary)
@@ -137,7 +137,7 @@ def _run(
         line = _round_line(finished, context, time.perf_counter() - before, line, own)
         line |= {name: getattr(federation, name) for name in TRAVELLED}
         line |= _costs(plan, federation.charges, experiment)
-        append_line(log, json.dumps(line))  # before the checkpoint, which makes the line count
+        append_line(log, json.dumps(line))  # before the checkpoint, which makes the line valid
         checkpoint.save(folder / "checkpoint", finished.state)
         federation.prune(number)
         progress(line)
@@ -148,18 +148,17 @@ def _run(
 
 
 def _check_state(state: State) -> None:
-    """Check what would be saved, or was, whatever method it is of."""
+    """Check a state that will be saved or was loaded, for any method."""
     for name, tensor in state.tensors.items():
         if not tensor.isfinite().all():
             raise Diverged(f"{name} holds NaN or infinity after round {state.round}", {})
 
 
 def _costs(plan: Plan, charges: Mapping[int, Releases], experiment: Experiment) -> dict[str, Any]:
-    """Return what the run has cost its clients so far, and the epsilon of the one that spent most.
+    """Return the run's cost to its clients so far, and the largest epsilon of a client.
 
-    `charged` has the releases by mechanism of clients with the same, by ranges of their numbers.
-    `spent` is an epsilon of (record, add_remove) with its meaning, and notes where plug-ins took
-    part.
+    `charged` has the releases by mechanism, by ranges of clients with equal charges. `spent` is an
+    epsilon of (record, add_remove) with its meaning, and notes if plug-ins took part.
     """
     delta, notes = experiment.config.privacy.delta, plugins_note(experiment)
     most = functools.reduce(Counter.__or__, map(Counter, charges.values()), Counter[str]())
@@ -182,13 +181,13 @@ def _student_scores(
 
 
 def _record_round(summary: dict[str, Any], state: State, line: Mapping[str, Any]) -> None:
-    """Record the latest round, so that a run that fails later still says how far it came."""
+    """Record the latest round, so that the summary of a failing run shows its progress."""
     record_round(summary, line)
     summary["student_sha256"] = checkpoint.digest_of(below("student", state.tensors))
 
 
 def _agreement(buffer: Sequence[ReplayBuffer]) -> float | None:
-    """Return how far student and answers agreed on the last asked images, before it learned."""
+    """Return the agreement of student and answers on the last requested images, before learning."""
     return agreement(buffer[-1].predictions, buffer[-1].labels) if buffer else None
 
 

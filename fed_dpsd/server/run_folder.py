@@ -47,21 +47,21 @@ def new_run_folder(experiment: Experiment) -> Path:
     """Create the run folder with its configuration; an existing one is never overwritten.
 
     Raises:
-        UserError: the folder exists, or cannot be written; then there is none.
+        UserError: the folder exists or cannot be written; nothing is left then.
     """
     folder = name_run_folder(experiment)
     if folder.is_dir():
         remedy = "choose another"
         if is_run_folder(folder):
-            remedy += f", or go on with the run in it: fed-dpsd resume {folder}"
-        raise UserError(f"run_folder={folder} exists already; {remedy}")
+            remedy += f", or resume the run in it: fed-dpsd resume {folder}"
+        raise UserError(f"run_folder={folder} already exists; {remedy}")
     try:
         with writing(folder):
             folder.mkdir(parents=True)
         files = {
             folder / "versions.json": json_of(versions()),
             folder / RUN_NAME: os.fsencode(folder.name),
-            # This file comes last: it makes the folder a run folder.
+            # This file comes last, since it makes the folder a run folder.
             folder / "config.yaml": yaml.safe_dump(json.loads(experiment.to_json())).encode(),
         }
         try:
@@ -76,17 +76,17 @@ def new_run_folder(experiment: Experiment) -> Path:
 
 
 def versions() -> dict[str, str | None]:
-    """Return the versions of the libraries, the commit of this code and the machine's hardware."""
+    """Return the versions of libraries, the commit of this code and the machine's hardware."""
     installed: dict[str, str | None] = {name: metadata.version(name) for name in _LIBRARIES}
     installed |= {"fed-dpsd": __version__, "python": platform.python_version()}
     return installed | {"commit": _commit(), "machine": _machine()}
 
 
-@functools.cache  # keeps the commit of the imported code, whatever is committed while it runs
+@functools.cache  # cached, since later commits do not change the imported code
 def _commit() -> str | None:
     """Return the commit of this package's checkout; None outside one.
 
-    It ends in "+dirty" where the checkout was changed.
+    It ends in "+dirty" if the checkout has changes.
     """
 
     def git(*arguments: str) -> str:
@@ -101,7 +101,7 @@ def _commit() -> str | None:
 
 
 def _machine() -> str:
-    """Describe the hardware that the run's times depend on, without naming the host."""
+    """Describe the hardware that the run's times depend on, without the host's name."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     return f"{platform.machine()}, {os.cpu_count()} cores, {gpu}"
 
@@ -115,7 +115,7 @@ def open_run_folder(folder: Path) -> Experiment:
     """Return the experiment of an existing run folder.
 
     Raises:
-        UserError: it is no run folder, or its configuration cannot be read.
+        UserError: it is not a run folder, or its configuration cannot be read.
     """
     path = folder / "config.yaml"
     try:
@@ -130,10 +130,10 @@ def open_run_folder(folder: Path) -> Experiment:
 
 
 def open_log(path: Path, rounds: int) -> tuple[Path, list[dict[str, Any]]]:
-    """Keep the first `rounds` lines of a log that may have run ahead of its checkpoint.
+    """Keep the first `rounds` lines of a log, which may be ahead of its checkpoint.
 
     Raises:
-        UserError: the log is damaged, since it holds fewer rounds than its checkpoint.
+        UserError: the log is damaged: it holds fewer rounds than its checkpoint.
     """
     text = path.read_text().splitlines()[:rounds] if path.exists() else []
     try:
@@ -150,10 +150,10 @@ def open_log(path: Path, rounds: int) -> tuple[Path, list[dict[str, Any]]]:
 
 
 def read_log(folder: Path, seen: int = 0) -> list[dict[str, Any]]:
-    """Return the lines of a run's rounds.jsonl after those `seen`; the next may be half written.
+    """Return the lines of a run's rounds.jsonl after the `seen` ones; the next may be incomplete.
 
     Raises:
-        UserError: a whole line is damaged.
+        UserError: a complete line is damaged.
     """
     path = folder / "rounds.jsonl"
     lines = path.read_text().split("\n")[seen:-1] if path.exists() else []

@@ -1,4 +1,4 @@
-"""The server's half of a secure sum: it learns the sum of the answers, and nothing else.
+"""The server's half of a secure sum: it learns only the sum of the answers.
 
 The arithmetic is privacy/secure_sum.py; the clients' half is client/secure_sum.py.
 """
@@ -26,16 +26,15 @@ def secure_sum(
     notes: Path,
     deliver: Steps,
 ) -> tuple[NDArray[np.float64], tuple[int, ...]]:
-    """Return the sum of masked answers, and the clients that are in it.
+    """Return the sum of masked answers, and its clients.
 
     Args:
         experiment: the experiment with the mechanism.
-        request: the request that the answers are to.
+        request: the request that was answered.
         answers: the masked answers that arrived, by client.
-        notes: folder where a sum's names and masked answers are kept. Clients confirm one set of
-            names only, so a resumed run uses the same set, whichever clients are connected.
-        deliver: brings a step to each of some clients, and returns the replies of those that took
-            it.
+        notes: folder for a sum's names and masked answers. Clients confirm only one set of names,
+            so a resumed run uses the same set, whichever clients are connected.
+        deliver: sends a step to some clients, and returns the replies of the clients that took it.
 
     Raises:
         UserError: too few clients are left; nothing was unmasked.
@@ -49,7 +48,7 @@ def secure_sum(
     }
     path = notes / f"{digest}.npz"
     try:
-        if path.exists():  # the run was killed when some clients may have confirmed already
+        if path.exists():  # the run was killed after some clients may have confirmed
             with np.load(path, allow_pickle=False) as kept:
                 masked = {int(name): Masked.from_bytes(kept[name].tobytes()) for name in kept.files}
         elif len(masked) < threshold:
@@ -76,7 +75,7 @@ def secure_sum(
 
 
 def _fits(response: Response, request: Request, parties: int) -> bool:
-    """Return whether a masked answer is of the right shape; nobody can check its hidden values."""
+    """Return whether a masked answer has the right shape; its hidden values cannot be checked."""
     sizes = {client: len(box) for client, box in response.sealed.items()}
     whole = sizes == dict.fromkeys(range(parties), sealed_size(parties))
     return (

@@ -1,7 +1,7 @@
-"""The requests of a run, kept as they were sent.
+"""The requests of a run, stored as sent.
 
-A client is charged for the bytes of a request. A resumed run may compute other bytes, since another
-number of threads or another processor rounds differently. So it sends the stored request again.
+A client is charged for the bytes of a request. A resumed run may compute other bytes, since other
+numbers of threads or processors round differently. So it sends the stored request again.
 """
 
 import zipfile
@@ -17,19 +17,19 @@ from fed_dpsd.storage import npz_of, write_atomically
 
 
 class SentRequests:
-    """The requests in a folder, with one file for each id and kind."""
+    """The requests in a folder, one file per id and kind."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._given: dict[str, str] = {}  # digests of what this process was given, by file
+        self._given: dict[str, str] = {}  # digests of this process's requests, by file
 
     def get_or_store(self, request: Request) -> Request:
-        """Return the request that was kept under this id and kind, or keep this one and return it.
+        """Return the request stored under this id and kind, or store this one and return it.
 
-        The request is durable on return, and may leave only then.
+        The request is durable on return; it may be sent only then.
 
         Raises:
-            ProtocolError: this process has given another request of this id and kind.
+            ProtocolError: this process has stored another request with this id and kind.
             UserError: the file cannot be read.
         """
         path = self._folder / f"{request.query_id:05d}_{request.kind}.npz"

@@ -1,4 +1,4 @@
-"""Students: a network that a completed run, or a file that `export` wrote, holds; and its facts."""
+"""Students: the network of a completed run or of an exported file, and its facts."""
 
 import json
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ from fed_dpsd.streams import Streams
 FACTS = "fed_dpsd"  # key in the metadata of a file
 FACT_KEYS = {"result", "classes", "check", "student_sha256", "privacy", "card"}
 ALL_TEACHERS = "its result is all teachers together; export a run of another method"
-ROUNDING = 1e-3  # most that a probability may differ between processors
+ROUNDING = 1e-3  # largest difference of a probability between processors
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Network:
             raise ValueError(f"{self} has a size that no network has")
 
     def build(self) -> Classifier:
-        """Return the network with initial weights, to be replaced."""
+        """Return the network with placeholder weights."""
         make = CLASSIFIERS[self.architecture]
         return initialise(
             lambda: make(self.shape, self.num_classes, self.width), torch.Generator()
@@ -64,12 +64,12 @@ class Network:
 
 @dataclass(frozen=True)
 class Student:
-    """A student of a run, or read from a file.
+    """A student from a run or a file.
 
     Args:
         network: its architecture and sizes.
         model: the network, from (B, C, S, S) images in [0, 1] to (B, K) logits; or an ONNX file's.
-        facts: the facts about the run that it is from; `privacy` is that run's.
+        facts: the facts about the run that it comes from, including `privacy`.
     """
 
     network: Network
@@ -90,7 +90,7 @@ class Student:
         """Return the (B, K) probabilities of (B, C, S, S) uint8 images, S and C as in `network`.
 
         Raises:
-            UserError: the images are of another type or shape, or there are none.
+            UserError: the images have another type or shape, or there are none.
         """
         fits = images.ndim == 4 and len(images) > 0 and images.shape[1:] == self.network.shape
         if images.dtype != np.uint8 or not fits:
@@ -114,7 +114,7 @@ def student_of(run: CompletedRun) -> Student:
     config, summary = run.experiment.config, run.summary
     arch, width = config.model.student, config.model.student_width
     weights = below("student", run.state.tensors)
-    if alone := below("teachers.0", weights):  # an ensemble: of one teacher, it is that teacher
+    if alone := below("teachers.0", weights):  # an ensemble; with one teacher, it is that teacher
         weights = alone if len(alone) == len(weights) else {}
     if run.experiment.method.averages or alone:  # they have the teachers' architecture
         arch, width = config.architecture(0), config.model.teacher_width
@@ -127,7 +127,7 @@ def student_of(run: CompletedRun) -> Student:
         )
     model.load_state_dict(weights)
     card = privacy_card_of(run)
-    digest = checkpoint.digest_of(weights)  # the summary's, except where a prefix is gone
+    digest = checkpoint.digest_of(weights)  # the summary's, except for a missing prefix
     card["run"]["student_sha256"] = digest
     check = _check(model, network)
     if not np.isfinite(check).all():
@@ -150,7 +150,7 @@ def open_student(path: Path) -> Student:
     """Read a student that `export` wrote, as safetensors or ONNX.
 
     Raises:
-        UserError: it is no such file, it is damaged, or a package for ONNX is missing.
+        UserError: it is not an exported student, it is damaged, or a package for ONNX is missing.
     """
     if problem := _no_model(path):
         raise UserError(f"{path} {problem}")
@@ -172,7 +172,7 @@ def open_student(path: Path) -> Student:
         ) from None
     if path.suffix != ".onnx":
         model = _built(network, weights, facts, path)
-    # NaN is not near anything, so such a student is refused too.
+    # NaN is not close to anything, so such a student is rejected too.
     if not np.abs(_check(model, network) - facts["check"]).max() <= ROUNDING:
         raise UserError(f"{path}: {_reason_of_other_answers(model)}")
     return Student(network, model, facts)
@@ -186,34 +186,36 @@ def _built(
     if reason := misfit(model, weights):
         raise UserError(f"{path}: {reason}; export the student again")
     if checkpoint.digest_of(weights) != facts["student_sha256"]:
-        raise UserError(f"{path} is damaged: its weights are not those exported; export them again")
+        raise UserError(
+            f"{path} is damaged: its weights differ from the exported ones; export them again"
+        )
     model.load_state_dict(weights)
     return model
 
 
 def _no_model(path: Path) -> str:
-    """Return what a path is where it is no model's file, and what to do; "" otherwise."""
+    """Return what a path is if it is not a model file, and what to do; "" if it is one."""
     if is_run_folder(path):
         return f"is a run folder; `fed-dpsd export {path}` writes its student to a file"
     if path.is_dir():
         files = sorted([*path.glob("*.safetensors"), *path.glob("*.onnx")])
         return f"is a folder; give the file {files[-1] if files else 'that `export` wrote'}"
-    return "" if path.exists() else "is not there; `fed-dpsd export RUN` writes such a file"
+    return "" if path.exists() else "does not exist; `fed-dpsd export RUN` writes such a file"
 
 
 def _check(model: Classifier | OnnxModel, network: Network) -> NDArray[np.float32]:
     """Return a student's (4, K) probabilities on images of random pixels.
 
-    A safetensors file holds no constants of fixed features, which a processor with other
-    instructions may compute otherwise (fed_dpsd/models/patches.py).
+    A safetensors file does not hold the constants of fixed features, which another kind of
+    processor may compute differently (fed_dpsd/models/patches.py).
     """
     return _probabilities(model, procedural.noise(4, network.shape, Streams(0).numpy("check")))
 
 
 def _reason_of_other_answers(model: Classifier | OnnxModel) -> str:
-    """Return why a file's student answers otherwise than when it was exported, and what to do."""
+    """Return why a file's student predicts differently than at its export, and what to do."""
     if isinstance(model, OnnxModel):
-        return "it answers otherwise than the student that was exported; export that again"
+        return "it predicts differently than the exported student; export that again"
     return (
         "this processor computes other fixed features than the one that trained the student; use "
         "one of that kind, or an export with --format onnx, which holds them"

@@ -22,7 +22,7 @@ from fed_dpsd.server.metrics import METRICS
 from fed_dpsd.storage import client_name, run_name, write_json
 
 OF_TEACHERS = ("ensemble", "weighted_ensemble", "clients", "vote", "answered_vote")
-ANSWERS = ("forward_answers", "backward_answers")  # teachers' answers: images times teachers
+ANSWERS = ("forward_answers", "backward_answers")  # answers of teachers: images times teachers
 TRAVELLED = ("bytes_to_clients", "bytes_to_server")
 BARS, SPARKS = "▁▂▃▄▅▆▇█", 24  # the bars of a live display, and how many it shows
 
@@ -95,7 +95,7 @@ def write_failure(experiment: Experiment, folder: Path, engine: str, error: Base
 
 
 def add_privacy(summary: dict[str, Any], experiment: Experiment, folder: Path) -> None:
-    """Fill in the run's cost, from the plan, the clients' statements and simulated ledgers.
+    """Add the run's cost, from the plan, the clients' statements and simulated ledgers.
 
     Hospitals' ledgers stay with them.
     """
@@ -111,7 +111,7 @@ def add_privacy(summary: dict[str, Any], experiment: Experiment, folder: Path) -
             ledgers.append(entries)
         charge_log = ChargeLog(folder, plan.releases)
         charged, notes = charge_log.charged, charge_log.notes()
-        # Of thousands of clients most state the same.
+        # Most of thousands of clients state the same.
         stated = (
             {frozenset(each.items()): each for each in charge_log.heard.values()} if ledgers else {}
         )
@@ -128,7 +128,7 @@ def add_privacy(summary: dict[str, Any], experiment: Experiment, folder: Path) -
         "data": data_counts(experiment),
         "unused": unused(experiment) if largest else "",
     }
-    # Scores of teachers are functions of teachers: as private as their training, and no more.
+    # Scores of teachers are functions of the teachers: only as private as their training.
     finite = [row for row in card["proven"] if row["epsilon"] != "inf"]
     by_training = all(row["basis"] == "training" for row in finite)
     summary["accuracy"]["covered_by_epsilon"] = bool(finite) and by_training
@@ -137,7 +137,7 @@ def add_privacy(summary: dict[str, Any], experiment: Experiment, folder: Path) -
 
 
 def _set_apart(summary: dict[str, Any]) -> None:
-    """Move scores that no epsilon of the run covers to `diagnostics`, which nothing exports."""
+    """Move scores that no epsilon of the run covers to `diagnostics`, which is never exported."""
     for metric in METRICS:
         scores = summary[metric]
         for role in OF_TEACHERS:
@@ -147,7 +147,7 @@ def _set_apart(summary: dict[str, Any]) -> None:
 
 
 def scores_of(summary: Mapping[str, Any], metric: str) -> dict[str, Any]:
-    """Return all scores of a run by role, for its owner alone: no epsilon covers some of them."""
+    """Return all scores of a run by role, only for its owner: no epsilon covers some of them."""
     apart = summary.get("diagnostics", {}).get(metric, {})
     return {role: apart.get(role, score) for role, score in summary[metric].items()}
 
@@ -155,8 +155,8 @@ def scores_of(summary: Mapping[str, Any], metric: str) -> dict[str, Any]:
 def result_line(experiment: Experiment, summary: Mapping[str, Any]) -> str:
     """Return the result in one line: accuracies, the published epsilon and the proven one.
 
-    The ensemble's is there where the proven epsilon covers it. Two classes are seldom balanced, so
-    their accuracies are shown with the AUROC.
+    The ensemble's accuracy is included if the proven epsilon covers it. Two classes are seldom
+    balanced, so their accuracies are shown with the AUROC.
     """
     two_classes = experiment.config.data.num_classes == 2
     parts = []
@@ -174,7 +174,7 @@ def privacy_text(card: Mapping[str, Any], word: str = "proven") -> str:
 
     Args:
         card: as `privacy_card` returns it.
-        word: how the bounds are called: proven of a run, planned before one.
+        word: the word for the bounds: proven after a run, planned before it.
     """
     if all(NOTHING_NOTE in row["notes"] for row in card["proven"]):
         return NOTHING_NOTE
@@ -218,10 +218,10 @@ def round_text(line: Mapping[str, Any]) -> str:
 
 
 def round_facts(lines: Sequence[Mapping[str, Any]], planned: Epsilon) -> dict[str, str]:
-    """Return how a run stands after some rounds, by name: a text for each row of a live display.
+    """Return the state of a run after some rounds: a text for each row of a live display, by name.
 
     Args:
-        lines: the lines of rounds.jsonl that were written so far, at least one.
+        lines: the lines of rounds.jsonl so far, at least one.
         planned: the epsilon (record, add_remove) of the whole run.
     """
     last = lines[-1]
@@ -241,7 +241,7 @@ def _student(line: Mapping[str, Any]) -> str:
 
 
 def _spent(line: Mapping[str, Any]) -> str:
-    """Return the epsilon that the client which spent most has spent, with unit and relation."""
+    """Return the largest epsilon that a client has spent, with unit and relation."""
     row = line["spent"]
     meaning = row["delta"], row["unit"], row["relation"], row["trust"]
     spent = Epsilon(float(row["epsilon"]), *meaning, "", 0, tuple(row.get("notes", ())))

@@ -1,6 +1,6 @@
-"""Synthetic images of a completed run: drawn as the run drew its own, and their parquet file.
+"""Synthetic images of a completed run, drawn like the run's own, and their parquet file.
 
-Nothing private takes part: generators and students are computed from what clients released.
+Nothing private is used: generators and students are computed from what clients released.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ from fed_dpsd.streams import Streams
 
 Source = Literal["generator", "questions"]
 CARDS = ("privacy_card.json", "PRIVACY.md", "README.md")
-PURPOSE = "images after the run"  # of random streams; no method has one of that name
+PURPOSE = "images after the run"  # of random streams; no method uses this name
 ROWS_AT_ONCE = 1_000  # rows of a group of the parquet file, which readers load together
 
 
@@ -60,8 +60,8 @@ def synthesize(
         number: how many images to draw, >= 1.
         path: the file to write, FILE.parquet, in a folder without other cards.
         labels: whether the student labels them: a column `label`, and one of `probabilities`.
-        source: "generator" for images of the run's generator, "questions" for images as they were
-            asked; None for the generator where there is one.
+        source: "generator" for images of the run's generator, "questions" for images like the
+            requested ones; None for the generator if there is one.
         seed: the same seed gives the same file.
 
     Raises:
@@ -98,7 +98,7 @@ def _check_place(path: Path) -> None:
     for each in (path, *(path.parent / name for name in CARDS)):
         if each.exists():
             raise UserError(
-                f"{each} exists already; choose another folder, as the images' cards are "
+                f"{each} already exists; choose another folder, as the images' cards are "
                 "written there too"
             )
 
@@ -109,10 +109,10 @@ def _check_place(path: Path) -> None:
 def drawn(
     run: CompletedRun, student: Student, number: int, source: Source | None, seed: int
 ) -> tuple[NDArray[np.uint8], str]:
-    """Draw (N, C, S, S) uint8 images of a run, and say how, in a sentence.
+    """Draw (N, C, S, S) uint8 images of a run; also return a sentence on how.
 
     Raises:
-        UserError: the run keeps nothing to draw from, or fewer images than were wanted.
+        UserError: the run keeps nothing to draw from, or too few images.
     """
     method, name = run.experiment.method, run.summary["method"]
     config = dataclasses.replace(run.experiment.config, server_device="cpu")
@@ -146,7 +146,7 @@ def drawn(
 
 
 def _taken(parts: Iterator[NDArray[np.uint8]], number: int) -> NDArray[np.uint8]:
-    """Return the first so many images of a stream of batches."""
+    """Return the first images of a stream of batches."""
     taken: list[NDArray[np.uint8]] = []
     with reporting("images drawn", number) as task:
         while (missing := number - sum(map(len, taken))) > 0:
@@ -158,7 +158,7 @@ def _taken(parts: Iterator[NDArray[np.uint8]], number: int) -> NDArray[np.uint8]
 def _of_kept_generator(
     context: PublicContext, latent_size: int, weights: dict[str, torch.Tensor], streams: Streams
 ) -> Iterator[NDArray[np.uint8]]:
-    """Yield batches as large as a round's: the batch's statistics normalise an image."""
+    """Yield batches as large as a round's, since the batch's statistics normalise an image."""
     generator = context.make_generator(latent_size, torch.Generator())
     generator.load_state_dict(weights)
     generator.train()
@@ -170,7 +170,7 @@ def _of_kept_generator(
 
 
 def _is_trained(method: Method) -> bool:
-    """Return whether a method that keeps a generator trains it, by its settings."""
+    """Return whether a method's settings train the generator that it keeps."""
     steps = [getattr(method, f"{kind}_steps", None) for kind in ("generator", "pretraining")]
     return getattr(method, "generator_learning_rate", 0) > 0 and steps not in ([0, None], [0, 0])
 
@@ -178,7 +178,7 @@ def _is_trained(method: Method) -> bool:
 def _of_new_generators(
     method: FedDPSD, student: Student, context: PublicContext, run: CompletedRun, streams: Streams
 ) -> Iterator[NDArray[np.uint8]]:
-    """Yield a batch of each of new generators, trained as those of the run were."""
+    """Yield one batch of each new generator, trained like the run's generators."""
     rng, polarity = streams.torch(PURPOSE), method.infer_polarity(list(run.state.buffer))
     while True:
         images = method.generate(student.model, context, method.images_per_generator, rng)
@@ -206,7 +206,7 @@ def _of_next_rounds(
 
 
 def _of_the_bank(run: CompletedRun, number: int, streams: Streams) -> NDArray[np.uint8]:
-    """Return some of the images that a run asked, in random order."""
+    """Return some of the images that a run requested, in random order."""
     asked = [part.images for part in run.state.buffer]
     if not asked:
         raise UserError(
@@ -228,7 +228,7 @@ def _of_the_bank(run: CompletedRun, number: int, streams: Streams) -> NDArray[np
 def table_of(
     images: NDArray[np.uint8], scores: NDArray[np.float32] | None, classes: tuple[str, ...]
 ) -> pyarrow.Table:
-    """Return a table whose schema says, as the hub's do, what its columns are.
+    """Return a table whose schema describes its columns in the hub's format.
 
     Args:
         images: (N, C, S, S).

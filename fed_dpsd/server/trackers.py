@@ -1,7 +1,8 @@
-"""Trackers: a run's numbers in TensorBoard, Weights & Biases or MLflow, besides its own files.
+"""Trackers, which copy a run's numbers to TensorBoard, Weights & Biases or MLflow.
 
-They get what rounds.jsonl and summary.json hold, and the settings without paths. An epsilon's name
-says its unit, relation and trust, and where plug-ins took part, that nobody has reviewed them.
+They receive the content of rounds.jsonl and summary.json, and the settings without paths. An
+epsilon's name includes its unit, relation and trust and, if plug-ins took part, that nobody has
+reviewed them.
 """
 
 import importlib.util
@@ -18,7 +19,7 @@ from fed_dpsd.experiment import Experiment
 from fed_dpsd.privacy.epsilon import Epsilon
 
 PROJECT = "fed-dpsd"
-MOST_AT_ONCE = 100  # settings that an MLflow server takes in one request
+MOST_AT_ONCE = 100  # settings that an MLflow server accepts in one request
 logger = logging.getLogger("fed_dpsd")
 
 Numbers = Mapping[str, float]
@@ -26,17 +27,17 @@ Settings = Mapping[str, str | int | float | bool]
 
 
 class Tracker(Protocol):
-    """A place for a run's numbers."""
+    """A destination for a run's numbers."""
 
     def log(self, numbers: Numbers, step: int) -> None:
-        """Take numbers of a round, or at the end those of the whole run."""
+        """Log numbers of a round or, at the end, of the whole run."""
 
     def close(self, completed: bool) -> None:
-        """Take nothing more, and finish what is under way."""
+        """Finish pending work; log nothing more."""
 
 
 class TensorBoard:
-    """Event files in RUN/tensorboard: `tensorboard --logdir runs` shows those of all runs."""
+    """Event files in RUN/tensorboard: `tensorboard --logdir runs` shows all runs."""
 
     def __init__(self, folder: Path, settings: Settings) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -59,7 +60,7 @@ class TensorBoard:
 class WeightsAndBiases:
     """A run of the project fed-dpsd; with WANDB_MODE=offline it is kept in RUN/wandb.
 
-    Nothing of this machine is sent besides: no command line, paths, code, console or hardware.
+    Nothing else about this machine is sent: no command line, paths, code, console or hardware.
     """
 
     def __init__(self, folder: Path, settings: Settings) -> None:
@@ -102,7 +103,7 @@ class MLflow:
     def __init__(self, folder: Path, settings: Settings) -> None:
         os.environ.setdefault(
             "MLFLOW_DISABLE_TELEMETRY", "true"
-        )  # otherwise MLflow reports every use
+        )  # otherwise MLflow sends telemetry
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
@@ -111,7 +112,7 @@ class MLflow:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
         if experiment := self._client.get_experiment_by_name(name):
             number = experiment.experiment_id
-        else:  # a server knows where it keeps files; we send none
+        else:  # a server knows where to keep files; we send none
             number = self._client.create_experiment(name, None if server else f"{parent}/mlruns")
         known = self._client.search_runs([number], f"attributes.run_name = '{folder.name}'")
         run = known[0] if known else self._client.create_run(number, run_name=folder.name)
@@ -126,7 +127,7 @@ class MLflow:
             self._client.log_metric(self._run, name, value, step=step)
 
     def close(self, completed: bool) -> None:
-        """Say how the run ended."""
+        """Set the run's final status."""
         self._client.set_terminated(self._run, "FINISHED" if completed else "FAILED")
 
 
@@ -138,7 +139,7 @@ TRACKERS: dict[str, tuple[str, Callable[[Path, Settings], Tracker]]] = {
 
 
 def require_tracker(name: str) -> None:
-    """Check that a tracker's package is installed; nothing is imported.
+    """Check that a tracker's package is installed, without importing it.
 
     Raises:
         UserError: it is not; the message names the extra to install.
@@ -150,10 +151,10 @@ def require_tracker(name: str) -> None:
 
 
 class Tracking:
-    """Passes a run's numbers to the tracker that its configuration names, if it names one.
+    """Passes a run's numbers to the configured tracker, if any.
 
-    A tracker that fails under way is left out from then on: the run has spent its clients' budget
-    and must not end with it.
+    A tracker that fails during the run is dropped: the run has spent its clients' budget and must
+    not end with it.
     """
 
     def __init__(self, experiment: Experiment, folder: Path) -> None:
@@ -165,7 +166,7 @@ class Tracking:
         """Open the tracker.
 
         Raises:
-            UserError: it cannot be opened; no client has been asked.
+            UserError: it cannot be opened; no request was sent.
         """
         name = self._experiment.config.tracker
         require_tracker(name)
@@ -201,7 +202,7 @@ class Tracking:
 
 
 def settings_of(experiment: Experiment) -> Iterator[tuple[str, str | int | float | bool]]:
-    """Yield the keys and values of a configuration that are set and name no place."""
+    """Yield the keys and values of a configuration that are set and are not paths."""
     for key, value in leaves(json.loads(experiment.to_json())):
         text = value if isinstance(value, str) else json.dumps(value)
         if value not in (None, "", []) and os.sep not in text:

@@ -1,4 +1,4 @@
-"""Messages about a run: what it will do, how far it is, and what to do next."""
+"""Messages about a run: what it will do, its progress, and what to do next."""
 
 import shlex
 from collections.abc import Iterator, Mapping
@@ -19,11 +19,11 @@ NO_GUARANTEE = (
 
 
 def opening(experiment: Experiment, folder: Path) -> Iterator[str]:
-    """Yield what a run is about to do, a line at a time; the first needs no computation.
+    """Yield what a run is about to do, line by line; the first line needs no computation.
 
     Args:
         experiment: the experiment of the run.
-        folder: its run folder. If the run was started before, the lines say how far it is.
+        folder: its run folder. If the run was started before, the lines include its progress.
     """
     config = experiment.config
     yield f"run folder: {folder}"
@@ -52,17 +52,17 @@ def _counted(number: int, noun: str) -> str:
 
 
 def next_steps(folder: Path, summary: Mapping[str, Any], ledgers: Path) -> Iterator[str]:
-    """Yield what a completed run's numbers leave out, and the next commands.
+    """Yield what a completed run's numbers do not cover, and the next commands.
 
     Args:
         folder: the run folder.
         summary: the content of summary.json.
-        ledgers: where the clients' charges are, as `fed-dpsd privacy ledger` takes it.
+        ledgers: the path of the clients' charges, for `fed-dpsd privacy ledger`.
     """
     place, proven = shown_path(folder), summary["privacy"]["proven"]
     if any(SEEDED_NOTE in row["notes"] for row in proven):
         yield NO_GUARANTEE
-    # method=local has no student, and that of method=ensemble is all teachers together
+    # method=local has no student; method=ensemble's student is all teachers together
     if summary["student_sha256"] is not None and summary["method"] != "ensemble":
         yield f"export the student: fed-dpsd export {place}"
     yield f"report with tables and figures: fed-dpsd report {place}"
@@ -70,8 +70,8 @@ def next_steps(folder: Path, summary: Mapping[str, Any], ledgers: Path) -> Itera
         yield f"what each client has spent: fed-dpsd privacy ledger {shown_path(ledgers)}"
 
 
-def how_to_go_on(folder: Path, error: BaseException) -> str:
-    """Say how far a run is that an error or a signal ended, and how to continue it."""
+def how_to_continue(folder: Path, error: BaseException) -> str:
+    """Describe how far an interrupted run got, and how to continue it."""
     if not is_run_folder(folder):
         return "the run had not started; start it again"
     number = checkpoint.latest(folder / "checkpoint")
@@ -86,6 +86,6 @@ def how_to_go_on(folder: Path, error: BaseException) -> str:
 
 
 def shown_path(path: Path) -> str:
-    """Return a path as it is typed in a shell: from the working directory, if it lies below it."""
+    """Return a path as typed in a shell, relative if it is below the working directory."""
     here = Path.cwd()
     return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))

@@ -19,8 +19,8 @@ DEPLOYED = ("flwr", "run", "APP", "federation", "--stream", "--run-config")
 def command_of(experiment: Experiment) -> str:
     """Return the command that runs an experiment, with FOLDER or FILE for its paths.
 
-    It is `fed-dpsd run`, or `flwr run` for a deployment, with APP for the app's folder. It has the
-    files of conf/ that are not the default ones, and the keys that differ from them. It is "" if
+    It is `fed-dpsd run`, or `flwr run` for a deployment, with APP for the app's folder. It names
+    the choices of conf/ that are not the defaults, and the keys that differ from them. It is "" if
     no such command gives the same settings.
     """
     values = json.loads(experiment.to_json())
@@ -34,7 +34,7 @@ def command_of(experiment: Experiment) -> str:
     composition = read(typed)
     if composition.problems:
         return ""
-    unset = leaves(json.loads(from_overrides([], None).to_json()))  # keys that no file has, too
+    unset = leaves(json.loads(from_overrides([], None).to_json()))  # also without a file
     known, own = dict(unset) | dict(leaves(composition.values)), dict(leaves(values))
     calibrated = _calibrated(experiment)
     for key, value in own.items():
@@ -56,7 +56,7 @@ def command_of(experiment: Experiment) -> str:
 
 
 def _choices(experiment: Experiment, values: dict[str, Any]) -> list[str]:
-    """Return the choices of files of conf/ that are not the default ones."""
+    """Return the choices of conf/ that are not the defaults."""
     method = f"method={experiment.method_name}"
     typed = (
         [method] if read([]).values["method"]["_target_"] != values["method"]["_target_"] else []
@@ -83,7 +83,7 @@ def _calibrated(experiment: Experiment) -> str:
 
 
 def _typed(value: Any) -> str:
-    """Return a value as a user types it, with a placeholder for a path of this machine."""
+    """Return a value as typed by a user, with a placeholder for a path of this machine."""
     if isinstance(value, str) and os.sep in value:
         return "FILE" if os.path.splitext(value)[1] else "FOLDER"
     return shown(value)

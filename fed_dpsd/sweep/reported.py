@@ -1,4 +1,4 @@
-"""The paths of `fed-dpsd report`: their tables, and the facts of a single run."""
+"""The paths given to `fed-dpsd report`: their tables, and the facts of a single run."""
 
 import dataclasses
 import json
@@ -41,11 +41,11 @@ from fed_dpsd.sweep.sweep import PLACES, TABLE, Cell, write_tables
 REPORTED = (
     "a table of `fed-dpsd sweep`, or the folder that a sweep, a run or a rehearsal has written"
 )
-REHEARSED = "run"  # the run folder in that of a rehearsal
+REHEARSED = "run"  # the run folder in a rehearsal's folder
 
 
 def tables_of(paths: Sequence[Path], out: Path | None = None) -> list[Path]:
-    """Return the tables of paths; the tables of runs are written first.
+    """Return the tables of paths; tables of runs are written first.
 
     Args:
         paths: tables, folders of sweeps or rehearsals, or run folders.
@@ -63,7 +63,7 @@ def tables_of(paths: Sequence[Path], out: Path | None = None) -> list[Path]:
             table = (out or path) / TABLE
             written.setdefault(table, []).append(_cell(path))
         elif not path.exists():
-            raise UserError(f"{path} is not there; give {REPORTED}")
+            raise UserError(f"{path} does not exist; give {REPORTED}")
         elif path.is_dir():
             table = path / TABLE
             if not table.is_file():
@@ -83,7 +83,7 @@ def tables_of(paths: Sequence[Path], out: Path | None = None) -> list[Path]:
 
 
 def run_in(path: Path) -> Path:
-    """Return the run folder of a rehearsal's folder, and any other path as it is."""
+    """Return the run folder of a rehearsal's folder, and any other path unchanged."""
     inside = path / REHEARSED
     return inside if is_run_folder(inside) and not is_run_folder(path) else path
 
@@ -132,7 +132,7 @@ def unfinished_in(folder: Path, experiment: Experiment) -> Unfinished | None:
         command = f"flwr run APP federation --stream --run-config {shlex.quote(resume)}"
     return Unfinished(
         name=folder.name,
-        done=checkpoint.latest(folder / "checkpoint") or 0,  # the log may have run ahead of it
+        done=checkpoint.latest(folder / "checkpoint") or 0,  # the log may be ahead of it
         rounds=experiment.config.rounds,
         error=summary.get("error") or "",
         under_way=under_way,
@@ -140,8 +140,8 @@ def unfinished_in(folder: Path, experiment: Experiment) -> Unfinished | None:
     )
 
 
-def unfinished_beside(paths: Sequence[Path]) -> list[Unfinished]:
-    """Return the runs in sweeps' folders that have started and not completed."""
+def unfinished_nearby(paths: Sequence[Path]) -> list[Unfinished]:
+    """Return the started but uncompleted runs in sweeps' folders."""
     sweeps = (path for path in paths if not is_run_folder(path))
     begun = (
         folder
@@ -155,7 +155,7 @@ def unfinished_beside(paths: Sequence[Path]) -> list[Unfinished]:
 def _summary_so_far(
     folder: Path, experiment: Experiment, lines: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return the summary of an unfinished run after its last round, with its charges so far."""
+    """Return an unfinished run's summary after its last round, with its charges so far."""
     summary = blank_summary(experiment, "") | read_summary(folder)
     for line in lines[-1:]:
         record_round(summary, line)
@@ -236,7 +236,7 @@ def _samples(folder: Path) -> dict[int, Path]:
 
 
 def _ledgers(experiment: Experiment, folder: Path, place: Path) -> dict[int, str]:
-    """Describe, by client, the ledgers that may have charges of other runs.
+    """Describe, by client, the ledgers that may hold charges of other runs.
 
     These are the ledgers of a rehearsal's hospitals, and of the key `ledger`.
     """

@@ -1,6 +1,6 @@
 """Sweeps: a grid of overrides, a run folder for each cell, and tables of the results.
 
-To resume a sweep, start it again: finished cells are skipped, and unfinished cells are resumed. Any
+To resume a sweep, repeat it: finished cells are skipped and unfinished cells are resumed. Any
 number of processes may sweep the same folder; they share its cells.
 """
 
@@ -32,7 +32,7 @@ from fed_dpsd.server.run_folder import new_run_folder, read_log
 from fed_dpsd.server.summary import ANSWERS, TRAVELLED, read_summary
 from fed_dpsd.storage import encoded, write_together, writing
 
-# Keys that do not change a cell: places, and the names of classes.
+# Keys that do not change a cell: paths and the names of classes.
 PLACES = ("out", "cache", "run_folder", "ledger", "tracker")
 PLACES += ("data.path", "data.classes", "teacher.path")
 TABLE = "results.csv"
@@ -77,7 +77,7 @@ class Cell:
 
 
 def cell_key(experiment: Experiment) -> str:
-    """Return 16 hex digits: SHA-256 of the configuration, except keys that only name a place."""
+    """Return 16 hex digits of the SHA-256 of the configuration, without keys for paths."""
     config = json.loads(experiment.to_json(), parse_float=_plain)
     for place in PLACES:
         group, _, name = place.rpartition(".")
@@ -93,7 +93,7 @@ def _plain(text: str) -> float:
 
 
 def plan(overrides: Sequence[str], folder: Path, base: Path, say: Say) -> list[Cell]:
-    """Set up every different cell, before any data is read.
+    """Set up every distinct cell, before reading any data.
 
     Args:
         overrides: as for `expand`.
@@ -164,7 +164,7 @@ def _raise_once(problems: Mapping[str, Sequence[str]], cells: int) -> None:
 def run(cells: Sequence[Cell], work: Work, table: Path, say: Say) -> dict[str, str]:
     """Run the unfinished cells, and write the tables after each.
 
-    A cell that another process runs is left to it, and checked again at the end.
+    A cell that another process is running is skipped, and checked again at the end.
 
     Args:
         cells: the cells of one `plan`.
@@ -191,10 +191,10 @@ def run(cells: Sequence[Cell], work: Work, table: Path, say: Say) -> dict[str, s
                 with _lock(cell.folder.with_suffix(".lock"), wait) as mine:
                     if not mine:
                         held.append(cell)
-                        say(f"left to another process, for now: {cell.name}")
+                        say(f"running in another process, checked again later: {cell.name}")
                         continue
                     if cell.finished:
-                        say(f"finished already: {cell.name}")
+                        say(f"already finished: {cell.name}")
                     else:
                         say(f"{cell.name}: {cell.folder}")
                         try:
@@ -214,7 +214,7 @@ def run(cells: Sequence[Cell], work: Work, table: Path, say: Say) -> dict[str, s
 
 
 def _make_folder(cell: Cell) -> None:
-    """Make a run folder unless it exists; an incomplete one is replaced."""
+    """Make a run folder unless it exists; replace an incomplete one."""
     if not (cell.folder / "config.yaml").exists():
         if cell.folder.exists():
             shutil.rmtree(cell.folder)
@@ -244,11 +244,11 @@ def _lock(path: Path, wait: bool) -> Iterator[bool]:
 
 
 def write_tables(path: Path, cells: Sequence[Cell]) -> None:
-    """Write the rows of finished cells into CSV files; they replace rows with the same keys.
+    """Write the rows of finished cells to CSV files, replacing rows with the same keys.
 
     `path`, STEM.csv, has a row per cell, STEM_rounds.csv a row per round of each cell, and
-    STEM_confusion.csv a row per pair of a true and a predicted class that the last student has on
-    the test split. All other rows stay where they are, and the columns of both are kept.
+    STEM_confusion.csv a row per pair of a true and a predicted class of the last student on the
+    test split. All other rows and all columns are kept in place.
 
     Raises:
         UserError: an existing file has no column `key`, or a file cannot be written.
@@ -267,7 +267,7 @@ def write_tables(path: Path, cells: Sequence[Cell]) -> None:
 
 
 def _merged(path: Path, columns: Iterable[str], ours: Mapping[str, Sequence[Row]]) -> bytes:
-    """Return a table with rows added, by key, where its first row with such a key is, or last."""
+    """Return a table with rows added by key: in place of the first row with the key, or last."""
     before, old = _read_table(path)
     ahead = itertools.takewhile(lambda key: key not in ours, old)
     known = old | ours
@@ -298,8 +298,8 @@ def _read_table(path: Path) -> tuple[list[str], dict[str, list[Row]]]:
 def _row(cell: Cell, swept: Iterable[str]) -> Row:
     """Return a finished cell's overrides and results.
 
-    Its trust is the weakest of its proven epsilons, and its caveats are those of any of them. A
-    label's epsilon has a delta and a trust of its own: it does not cover records.
+    Its trust is the weakest of its proven epsilons; its caveats include those of each. A label's
+    epsilon has its own delta and trust: it does not cover records.
     """
     config, summary = cell.experiment.config, read_summary(cell.folder)
     versions = json.loads((cell.folder / "versions.json").read_text())

@@ -1,4 +1,4 @@
-"""Tables of benches, and the places of pages that show their figures."""
+"""Tables of benchmarks, and the page sections that show their figures."""
 
 import json
 
@@ -80,7 +80,7 @@ def test_ratios_are_of_medians_of_rows_with_as_many_clients(three):
     assert content(few, many)["ratios"] == {}
 
 
-def test_another_student_is_told():
+def test_another_student_is_reported():
     other = content(row("local", repetition(1)), row("flower", repetition(1, student="bb")))
     assert other["ratios"]["flower/local"]["same_student"] is False
     assert "| flower/local | 1.00 | 1.00 | 1.00 | 1.00 | no |" in markdown(other)

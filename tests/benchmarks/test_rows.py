@@ -1,4 +1,4 @@
-"""Rows of a bench: what they run, what they measure, and the processes that they leave."""
+"""Rows of a benchmark: their runs, measurements and processes."""
 
 import json
 import math
@@ -34,7 +34,7 @@ TINY = (*SMALL, "rounds=2", "method.generator_steps=2")
 
 @pytest.fixture
 def in_this_process(monkeypatch, tmp_path):
-    """Does tasks in this process, with two samples of the machine."""
+    """Do tasks in this process, with two samples of the machine."""
     done = []
 
     def do(task):
@@ -46,7 +46,7 @@ def in_this_process(monkeypatch, tmp_path):
         began = time.time()
         if "rows" in task:
             return json.loads(json.dumps(row.check({"rows": own}))), []
-        before = sum(psutil.Process().cpu_times()[:4])  # of what this process has done besides
+        before = sum(psutil.Process().cpu_times()[:4])  # of this process's other work
         result = json.loads(json.dumps(row.measure(own[0], tmp_path)))
         result["processor_seconds"] -= before
         return result, [Sample(began, 0, 0.0), Sample(began + 0.1, 10**12, 0.1)]
@@ -153,7 +153,7 @@ def test_repeat_and_out_are_checked(in_this_process):
 
 
 def test_a_watched_process_counts_with_its_children():
-    """Two children hold 50 MB and 0.4 s of a processor; the process itself nearly nothing."""
+    """Two children use 50 MB and 0.4 s of a processor each; the process itself almost nothing."""
     child = (
         "import time; held = bytearray(b'x') * 50_000_000; began = time.process_time()\n"
         "while time.process_time() < began + 0.4: pass\n"
@@ -214,7 +214,7 @@ def is_of_flower(process):
 
 
 @pytest.mark.slow
-def test_a_problem_in_a_process_of_its_own_is_told_as_it_is():
+def test_a_problem_in_a_process_of_its_own_is_reported_unchanged():
     with pytest.raises(ConfigError) as caught:
         bench(plan(["rouds=2"], ["local"], []), 1, (), None, print)
     assert caught.value.problems == ("rouds is not a configuration key; did you mean rounds?",)

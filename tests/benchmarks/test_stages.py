@@ -1,4 +1,4 @@
-"""The clock of stages, the count of the teachers' operations, and what they leave as it was."""
+"""The clock of stages and the count of the teachers' operations, which change nothing else."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def test_every_function_is_its_owners_again_after_the_block():
 
 @pytest.fixture
 def client(small):
-    """Builds the teachers of a client, with 40 records of its own."""
+    """Build the teachers of a client with its own 40 records."""
 
     def make(number, *overrides):
         config = small("teacher.min_steps=1", *overrides).config

@@ -13,7 +13,7 @@ from tests.conftest import SMALL
 
 @pytest.fixture
 def few_draws(monkeypatch):
-    """Sampler tests of fewer draws: what they find in full is in privacy/test_mutations.py."""
+    """Sampler tests with fewer draws; privacy/test_mutations.py runs them in full."""
     monkeypatch.setattr("fed_dpsd.audits.sampling.DRAWS", 2**15)
     monkeypatch.setattr("fed_dpsd.audits.sampling.OWN_DRAWS", 2**15)
     monkeypatch.setattr("fed_dpsd.audits.sampling.MOST_STEPS", 20)

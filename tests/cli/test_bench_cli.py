@@ -1,4 +1,4 @@
-"""`fed-dpsd bench`: its options, its tables and its JSON. What it measures is in test_rows."""
+"""`fed-dpsd bench`: its options, its tables and its JSON. Measurements are tested in test_rows."""
 
 import json
 
@@ -32,7 +32,7 @@ def content(names):
 
 @pytest.fixture
 def measured(monkeypatch):
-    """What the command asks to be measured, instead of measuring it."""
+    """Record what the command would measure, without measuring it."""
     asked = {}
 
     def bench(planned, repeat, command, out, say):

@@ -31,7 +31,7 @@ def choices_of(group):
 
 def test_every_key_of_the_default_run_is_listed_once(fed_dpsd):
     listed = [key.name for key in keys.all_keys()]
-    assert sorted(listed) == sorted([*values(composed()), "device"])  # which stands for two others
+    assert sorted(listed) == sorted([*values(composed()), "device"])  # which two other keys replace
     _, out, _ = fed_dpsd("list", "keys")
     assert any(line.startswith("seed=0") for line in out)
     assert any(line.startswith("rounds=20") for line in out)
@@ -69,7 +69,7 @@ def test_the_version_is_the_packages(fed_dpsd):
 
 
 def test_help_says_what_every_argument_is(fed_dpsd):
-    """typer below 0.21, which Flower needs, loses these texts with click 8.5."""
+    """With click 8.5, typer below 0.21, which Flower needs, loses these texts."""
     for command, text in (
         (["run"], "Settings as KEY=VALUE, such as rounds=10"),
         (["predict"], "File that `fed-dpsd export` wrote, .safetensors or .onnx."),

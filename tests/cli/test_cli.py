@@ -1,4 +1,4 @@
-"""The command line: data on stdout, words on stderr, exit code 1 with one clear line."""
+"""The command line: data on stdout, messages on stderr, exit code 1 with one clear line."""
 
 from pathlib import Path
 
@@ -89,7 +89,7 @@ def test_doctor_says_what_five_clients_get_of_a_gpu(subtests):
                 *(True, f"cuda:0 card, {free / GIB:.2f} of 8.00 GiB free"),
             )
             assert said in share.state
-            assert share.good is good is not share.remedy.startswith("end what fills")
+            assert share.good is good is not share.remedy.startswith("stop the processes that fill")
             (nothing,) = doctor._gpus((), 16)
             assert nothing.state == "none, everything runs on the processor"
 
@@ -106,7 +106,7 @@ def test_sweep_runs_the_grid_and_prints_its_table_last(fed_dpsd, tmp_path):
     table = tmp_path / "mine.csv"
     code, out, err = fed_dpsd("sweep", *tiny, "num_clients=2", "--out", "grid", "--csv", str(table))
     assert (code, out) == (0, [str(table)])
-    assert "finished already: the only cell" in err
+    assert "already finished: the only cell" in err
     code, out, _ = fed_dpsd("report", str(table), "--out", "pages")
     figures = [f"_{kind}.{end}" for kind in ("progress", "confusion") for end in ("png", "pdf")]
     ends = [".md", "_summary.csv", *figures, ".html"]
@@ -119,8 +119,8 @@ def test_a_sweep_says_how_long_its_other_cells_take(fed_dpsd, monkeypatch):
     tiny = (*SMALL, "rounds=1", "method.final_student_steps=1", "training=plain")
     code, _, err = fed_dpsd("sweep", *tiny, "seed=0,1,2")
     assert code == 0
-    told = [line for line in err.splitlines() if "cells" in line]
-    assert [line.partition(",")[0] for line in told] == ["1 of 3 cells", "2 of 3 cells"]
+    lines = [line for line in err.splitlines() if "cells" in line]
+    assert [line.partition(",")[0] for line in lines] == ["1 of 3 cells", "2 of 3 cells"]
     _, _, err = fed_dpsd("sweep", *tiny, "seed=0,1,2")
     assert "cells" not in err
 

@@ -99,7 +99,7 @@ def test_completion_imports_nothing_heavy():
     assert HEAVY.isdisjoint(modules)
 
 
-# The program that a real shell completes, and runs: it then writes down what was typed.
+# The program that a real shell completes and runs; it records what was typed.
 PROGRAM = """#!{python}
 import os, sys
 if "_FED_DPSD_COMPLETE" in os.environ:
@@ -135,7 +135,7 @@ def test_a_real_shell_completes_keys_and_choices(tmp_path, shell, options, begin
     seen = ""
 
     def enter(keys, echo):
-        """Type, and wait for what the shell shows after it."""
+        """Type, and wait for the shell's response."""
         nonlocal seen
         seen, end = "", time.monotonic() + 60
         os.write(terminal, keys.encode())

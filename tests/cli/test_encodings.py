@@ -1,4 +1,4 @@
-"""Terminals that lack letters, and names of files that are no text: every command prints on."""
+"""Terminals that lack letters, and undecodable file names: every command keeps printing."""
 
 import io
 import os
@@ -43,7 +43,7 @@ def said(tmp_path, monkeypatch):
 
 @pytest.fixture
 def model(said, tmp_path):
-    """A student whose classes are Greek and Polish, in a run folder that is named in Latin-1."""
+    """A student with Greek and Polish classes, in a run folder with a Latin-1 name."""
     for number in range(40):
         path = tmp_path / "pictures" / ("αβ", "≥5 żółw")[number % 2] / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -100,7 +100,7 @@ def test_a_file_of_predictions_has_the_names_of_files_as_they_are(said, model, t
 
 
 def test_what_flowers_server_prints_can_be_sent(monkeypatch, capsys):
-    """Flower's upload of its log takes no bytes of names; the same print outside keeps them."""
+    """Flower's log upload rejects raw bytes of names; the same print outside keeps them."""
     sent = []
     monkeypatch.setattr(sys.stdout, "write", sent.append, raising=False)
     print(LATIN)

@@ -1,4 +1,4 @@
-"""Every example of the help texts, as it stands there; settings after it keep it short."""
+"""Every example of the help texts, unchanged; added settings keep it short."""
 
 import io
 import re
@@ -105,7 +105,7 @@ def swept(fed_dpsd):
 
 @pytest.fixture
 def coins(fed_dpsd):
-    """A sweep whose runs leave records out by coins, so that an attack has some to find."""
+    """A sweep whose runs leave out records by coins, for an attack to find."""
     settings = (*SMALL, "answers=probabilities", "partition=coins", "rounds=1")
     code, _, err = fed_dpsd("sweep", "seed=range(0,6)", *settings)
     assert code == 0, err
@@ -120,7 +120,7 @@ def attacked(monkeypatch, few_draws):
 
 @pytest.fixture
 def measured(monkeypatch):
-    """A stub in place of the processes that are measured: their configuration is composed."""
+    """A stub for the measured processes, which only composes their configuration."""
     from fed_dpsd.benchmarks import row as measuring
     from fed_dpsd.benchmarks import rows
     from tests.cli.test_bench_cli import content
@@ -135,7 +135,7 @@ def measured(monkeypatch):
 
 @pytest.fixture
 def rehearsed(monkeypatch, tmp_path):
-    """A stub in place of hosts and processes: files of the hospitals are written, and no more."""
+    """A stub for hosts and processes, which only writes the hospitals' files."""
     from fed_dpsd.cli import rehearse
     from fed_dpsd.client.hospital import open_file
     from fed_dpsd.rehearsal.rehearsal import Rehearsal

@@ -1,4 +1,4 @@
-"""What newcomers typed in their first hour: exit code, what must be said, and what must never be.
+"""What newcomers typed in their first hour: exit codes, required and forbidden output.
 
 A row of first_hour/*.yaml has `command`, `code`, `says` (regular expressions, each found in what is
 printed on both streams), and, where needed: `never` (more of them, found nowhere), `given` (the
@@ -98,7 +98,7 @@ GIVEN = {
 
 @pytest.fixture
 def given(run_of, model_of, tmp_path):
-    """A function that makes what a row is given, in a folder; returns its path."""
+    """A function that makes a row's fixture in a folder and returns its path."""
 
     def lines():
         folder = run_of(out="elsewhere")

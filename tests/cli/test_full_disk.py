@@ -1,4 +1,4 @@
-"""A disk that fills up at any file of any command: one line, and nothing left behind."""
+"""A disk that fills up at any file of any command: one error line, and nothing is left behind."""
 
 import errno
 import json
@@ -40,7 +40,7 @@ def given(run_of, model_of, tmp_path):
 
 
 def _fill(monkeypatch, number):
-    """Let the disk be full from one file on: the file is written, and cannot be kept."""
+    """Simulate a full disk from one file on: the file is written but cannot be kept."""
     written, sync = [], storage.sync
 
     def full(path):
@@ -58,7 +58,7 @@ def _files(folder):
 
 
 def _each_time(fed_dpsd, given, monkeypatch, caplog, command):
-    """Yield what a command says and leaves while the disk fills up later and later."""
+    """Yield a command's messages and files while the disk fills up later and later."""
     for number in range(100):
         new = given["here"] / f"new{number}"
         before = _files(given["here"])
@@ -85,7 +85,7 @@ def test_a_command_on_a_full_disk_leaves_nothing(fed_dpsd, given, monkeypatch, c
             "folder on another disk",
             line,
         )
-        # A cache and a report keep files that are whole and stand for themselves.
+        # A cache and a report keep complete files that are useful alone.
         assert not left or command.startswith(("data", "report"))
         assert not [path for path in left if path.suffix == ".tmp"]
         times += 1
@@ -106,10 +106,10 @@ def test_a_run_on_a_full_disk_says_so_once(fed_dpsd, given, monkeypatch, caplog)
 
 
 @pytest.mark.parametrize("size", [24_000, 100_000, 140_000])
-def test_a_run_that_a_full_disk_has_stopped_goes_on_to_the_same_bits(
+def test_a_run_that_a_full_disk_stopped_resumes_to_the_same_bits(
     fed_dpsd, tmp_path, caplog, small_disk, size
 ):
-    """Its ledgers, on that disk too, hold what those of a run that nothing stopped hold."""
+    """Its ledgers, on the same disk, equal the ledgers of an uninterrupted run."""
     folder, resize = small_disk
     resize(size)
 

@@ -1,4 +1,4 @@
-"""Settings at the edge that have always worked: they stay so."""
+"""Edge settings that have always worked still work."""
 
 import os
 import subprocess
@@ -23,7 +23,7 @@ def test_far_targets_are_met_and_not_exceeded(tmp_path, target):
 def test_a_rate_of_one_in_a_thousand(tmp_path):
     experiment = from_overrides(["training=dp_sgd", "training.sample_rate=0.001"], tmp_path)
     spent = cost(plan_of(experiment), experiment.config.privacy.delta, "record", True)
-    assert 0 < spent < 2.99  # that of all records in each step
+    assert 0 < spent < 2.99  # as with all records in each step
 
 
 @pytest.mark.slow  # it looks for a number that works
@@ -33,7 +33,7 @@ def test_more_clients_than_records_are_one_error(tmp_path):
         partitions(from_overrides([*chosen, f"cache={tmp_path}"], tmp_path))
 
 
-@pytest.mark.slow  # python -O compiles torch anew
+@pytest.mark.slow  # python -O recompiles torch
 def test_a_folder_with_a_space_a_comma_an_equals_sign_and_an_accent(tmp_path):
     """With python -O, and in the C locale: no assertion is needed, and no other encoding."""
     place = tmp_path / "é = a, b"

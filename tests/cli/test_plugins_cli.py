@@ -1,4 +1,4 @@
-"""Plug-ins at the command line: they are listed, and no number of theirs is printed as reviewed."""
+"""Plug-ins at the command line: listed, and their numbers never printed as reviewed."""
 
 import json
 import re
@@ -57,7 +57,7 @@ def test_no_epsilon_of_a_run_with_a_plugin_is_printed_as_reviewed(fed_dpsd, tmp_
     assert sum(f", {MARK})" in line for line in lines) == len(run.privacy.proven) == 6
     assert NOTE in str(run)
     attacked = ShadowRun(run.folder, open_run_folder(run.folder))
-    assert attacked.proven("student").review == NOTE  # beside what an attack on it shows
+    assert attacked.proven("student").review == NOTE  # next to what an attack on it shows
     private = from_overrides([settings[0], "model.teacher=scattering"], tmp_path)
     assert ShadowRun(run.folder, private).proven("teachers").review == NOTE
     names = [name for name, _ in numbers_of_run(run.summary) if "epsilon_proven" in name]
@@ -88,14 +88,14 @@ def test_no_epsilon_of_a_run_with_a_plugin_is_printed_as_reviewed(fed_dpsd, tmp_
         for file in (tmp_path / "report").iterdir()
         if file.suffix in (".md", ".html", ".csv")
     }
-    told = {file.name: text for file, text in files.items() if "add_remove" in text}
-    assert {Path(name).suffix for name in told} == {".md", ".html", ".csv"}
-    assert {name for name, text in told.items() if MARK not in text} == set()
-    assert any(f" ({MARK}) |" in text for text in told.values())
+    mentioning = {file.name: text for file, text in files.items() if "add_remove" in text}
+    assert {Path(name).suffix for name in mentioning} == {".md", ".html", ".csv"}
+    assert {name for name, text in mentioning.items() if MARK not in text} == set()
+    assert any(f" ({MARK}) |" in text for text in mentioning.values())
 
 
 def test_what_a_run_with_a_plugin_was_charged_is_what_was_planned(fed_dpsd):
-    """Its releases are those of a mechanism that the plan knows, though its charges are marked."""
+    """Its releases belong to a mechanism that the plan knows, although its charges are marked."""
     _, (folder,), _ = fed_dpsd("run", *OWN, *MECHANISM)
     card = Run(Path(folder)).summary["privacy"]
     assert card["reason"] is None

@@ -1,4 +1,4 @@
-"""`fed-dpsd privacy`: what a run would cost, what it has cost, and what audits find."""
+"""`fed-dpsd privacy`: planned costs, actual costs and the results of audits."""
 
 import json
 from pathlib import Path
@@ -139,7 +139,7 @@ def test_ledger_prints_what_each_client_has_spent_and_by_whom_it_is_paid(fed_dps
 
 
 def test_a_ledger_of_seeded_noise_says_so(fed_dpsd):
-    """As the card of its run does: whoever reads the ledger alone must not take it for a proof."""
+    """Like its run's card: a reader of the ledger alone must not take it for a proof."""
     for noise in ("seeded", "secure"):
         _, (folder,), _ = fed_dpsd("run", *SMALL, "rounds=1", f"noise={noise}")
         _, out, _ = fed_dpsd("privacy", "ledger", folder)
@@ -252,8 +252,8 @@ def test_a_broken_hospital_is_refuted_and_a_blind_audit_says_so(
 
 
 @pytest.mark.slow
-def test_an_audit_of_sums_says_that_it_asks_one_image(fed_dpsd, few_draws, monkeypatch):
-    """A run's own asks have many, and cost more: its epsilon must not be read off the audit."""
+def test_an_audit_of_sums_says_that_it_sends_one_image(fed_dpsd, few_draws, monkeypatch):
+    """A run's own requests have many images and cost more than the audit's epsilon."""
     monkeypatch.setattr("fed_dpsd.audits.attacks.ALONE_RUNS", 200)
     monkeypatch.setattr("fed_dpsd.audits.attacks.CLAIM_RUNS", 20)
     settings = ("method=dpdfd", "rounds=4", "training=plain", "answers=gradient_sum")
@@ -278,7 +278,7 @@ def test_a_contradicted_proof_has_an_exit_code_of_its_own(fed_dpsd, few_draws, m
 
 @pytest.mark.slow
 def test_a_training_is_audited_by_canaries(fed_dpsd, few_draws, monkeypatch):
-    """A right training contradicts a proof with probability at most 0.001."""
+    """A correct training contradicts a proof with probability at most 0.001."""
     monkeypatch.setattr("fed_dpsd.audits.trainings.RUNS", (100, 100))
     clipped = {"weights": 100, "bias": 400, "network": 50}
     monkeypatch.setattr("fed_dpsd.audits.trainings.CLIPPED_RUNS", clipped)
@@ -295,7 +295,7 @@ def test_a_training_is_audited_by_canaries(fed_dpsd, few_draws, monkeypatch):
         code, out, _ = fed_dpsd("privacy", "audit", "--json", *settings)
     assert code == 0
     steps = [part for part in hearing.heard if part[0] == "steps of trainings"]
-    # Each training but the last of a kind, which nobody would report.
+    # Each training but the last of a kind, which has no listener.
     assert len(steps) == sum(each - 1 for each in (100, 200, 500, 150, 40 + 250, 40 + 2))
     assert steps[-1][2] - steps[-1][1] == 20
     assert {name for name, _, _ in hearing.heard} <= {"steps of trainings", "images"}
@@ -326,7 +326,7 @@ def test_a_training_is_audited_by_canaries(fed_dpsd, few_draws, monkeypatch):
     monkeypatch.setattr("fed_dpsd.audits.trainings.ASKED_RUNS", (60, 60))
     code, out, _ = fed_dpsd("privacy", "audit", *settings, "--broken", "none")
     assert code == 0
-    assert out[-1] == "a hospital with next to no noise: refuted, as it has to be"
+    assert out[-1] == "a hospital with next to no noise: refuted, as expected"
 
 
 def test_audit_of_what_adds_no_noise_says_why(fed_dpsd):

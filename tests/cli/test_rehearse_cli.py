@@ -1,4 +1,4 @@
-"""`fed-dpsd rehearse`, with a stub in place of hosts and processes: what it shows and prints."""
+"""`fed-dpsd rehearse`, with stubs for hosts and processes: what it shows and prints."""
 
 import shutil
 
@@ -59,7 +59,7 @@ def test_rounds_are_shown_as_they_end_and_the_result_last(rehearse, tmp_path):
     lines = err.splitlines()
     assert lines[:2] == [
         "hosts: this one, over loopback",
-        f"connected: 2 hospitals; all of it is in {tmp_path}/mine",
+        f"connected: 2 hospitals; all files are in {tmp_path}/mine",
     ]
     assert lines[2] == f"run folder: {tmp_path}/mine/run"
     assert lines[5].startswith("privacy: ")

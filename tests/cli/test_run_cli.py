@@ -1,4 +1,4 @@
-"""What `run` and `resume` say from their first line to their last, and when a signal ends them."""
+"""The messages of `run` and `resume`, from the first line to the last, and after a signal."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from tests.shapes import write_shapes
 
 
 def test_a_run_says_what_it_does_before_it_begins(fed_dpsd, monkeypatch, tmp_path):
-    """Whoever interrupts it then knows the folder."""
+    """So a user who interrupts it knows the folder."""
 
     def interrupted(*_):
         raise KeyboardInterrupt
@@ -136,7 +136,7 @@ def test_a_signal_leaves_a_run_to_go_on_with(fed_dpsd, tmp_path, sent, code, wor
         time.sleep(120)
 
     def run():
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may ignore it
         checkpoint.save = save_and_wait
         sys.argv = ["fed-dpsd", "run", *SMALL, f"run_folder={tmp_path}/stopped"]
         cli.main()
@@ -160,7 +160,7 @@ def test_a_signal_leaves_a_run_to_go_on_with(fed_dpsd, tmp_path, sent, code, wor
 
 
 def test_what_a_run_warns_of_is_on_stderr_and_only_its_folder_on_stdout(tmp_path):
-    """In a process of its own: elsewhere pytest takes the log, and here it must reach people."""
+    """In a separate process, since pytest would capture the log, which must reach people."""
     write_shapes(tmp_path / "pictures", 40, broken=2)
     words = ["data=imagefolder", "data.path=pictures", *SMALL, "answers=votes", "rounds=1"]
     words += ["partition=class", "partition.classes_per_client=1"]
@@ -175,7 +175,7 @@ def test_what_a_run_warns_of_is_on_stderr_and_only_its_folder_on_stdout(tmp_path
     assert "warning: answers=votes with answers.noise_multiplier=100" in done.stderr
     assert "40 files found, 38 used, 2 skipped: 2 unreadable (" in done.stderr
     assert done.stderr.count("at none, since 1 of 3 classes have no client") == 1
-    assert "has no train and test: one image in 5 is for testing, chosen by" in done.stderr
+    assert "has no train and test splits: one image in 5 is for testing, chosen by" in done.stderr
     (folder,) = done.stdout.splitlines()
     assert (tmp_path / folder / "summary.json").is_file()
 

@@ -1,4 +1,4 @@
-"""A hospital at its own screen: what it is told before it connects, and that nothing is spent."""
+"""A hospital's own commands: their output before it connects; nothing is spent."""
 
 import re
 from dataclasses import replace
@@ -22,7 +22,7 @@ def test_a_file_is_written_once_and_says_what_is_missing(fed_dpsd, tmp_path):
     assert open_file(tmp_path / "site.yaml").num_clients == 3
     code, _, err = fed_dpsd("site", "init", "site.yaml")
     assert code == 1
-    assert "site.yaml exists already; it is not overwritten" in err
+    assert "site.yaml already exists; it is not overwritten" in err
     assert (tmp_path / "site.yaml").read_text() == written
     code, _, err = fed_dpsd("site", "check", "site.yaml")
     assert code == 1
@@ -35,13 +35,13 @@ def test_a_check_counts_trains_and_rehearses_and_charges_nothing(fed_dpsd, tmp_p
     )
     code, out, err = fed_dpsd("site", "check", str(file), *SMALL)
     assert (code, err) == (0, "")
-    told = "\n".join(out)
-    assert "│ 9     │ 9      │ 4       │" in told
-    assert "a run: " in told
-    assert "spent so far: 0 (record, add_remove" in told
-    assert "the budget is 100" in told
-    assert re.search(r"a teacher: [0-9.]+ % on \d+ records that were held out", told)
-    assert "an answer, rehearsed: 16 images, 160 bytes, which would cost" in told
+    text = "\n".join(out)
+    assert "│ 9     │ 9      │ 4       │" in text
+    assert "a run: " in text
+    assert "spent so far: 0 (record, add_remove" in text
+    assert "the budget is 100" in text
+    assert re.search(r"a teacher: [0-9.]+ % on \d+ held-out records", text)
+    assert "an answer, rehearsed: 16 images, 160 bytes, which would cost" in text
     ledger = open_file(file).ledger
     with ledger.transaction():
         assert not ledger.entries()
@@ -82,7 +82,7 @@ def test_a_check_says_what_a_coordinator_would_be_refused(fed_dpsd, tmp_path, su
                 "this site allows method=fed_dpsd only (methods: in its file)",
             ),
             (("teacher.epochs=301",), "teacher.epochs is at most 300"),
-            (("training.noise_multiplier=0.01", *SMALL), "budget=100 does not last for this run"),
+            (("training.noise_multiplier=0.01", *SMALL), "budget=100 is not enough for this run"),
         ]
     ):
         with subtests.test(overrides=overrides, problem=problem):
@@ -109,7 +109,7 @@ def test_a_check_says_whether_the_budget_lasts(fed_dpsd, tmp_path):
     overrides = ("answers.noise_multiplier=20", "teacher.min_steps=1", "teacher.epochs=0")
     code, out, err = fed_dpsd("site", "check", str(file), *overrides)
     assert code == 1
-    assert "budget=8 does not last for this run" in err
+    assert "budget=8 is not enough for this run" in err
     code, out, err = fed_dpsd("site", "check", str(file), *overrides, "rounds=1")
     assert (code, err) == (0, "")
     assert any(re.fullmatch(r"pixels: 0 to 255 of 255, 12\d on average", line) for line in out)
@@ -119,7 +119,7 @@ def test_a_check_says_whether_the_budget_lasts(fed_dpsd, tmp_path):
     )
     code, _, err = fed_dpsd("site", "check", str(file), *overrides, "rounds=1")
     assert code == 1
-    assert "queries=8 does not last for this run" in err
+    assert "queries=8 is not enough for this run" in err
 
 
 def test_a_check_says_that_a_training_diverges(fed_dpsd, tmp_path):
@@ -133,7 +133,7 @@ def test_a_check_says_that_a_training_diverges(fed_dpsd, tmp_path):
 
 
 def test_what_is_held_out_is_of_patients_of_whom_nothing_was_seen(tmp_path, monkeypatch):
-    """Forty records of five patients: the eight of one are held out."""
+    """Forty records of five patients: the eight records of one are held out."""
     file = site_file(tmp_path / "hospital", training=["dp_sgd"], models=["scattering"])
     hospital = open_file(file)
     hospital = replace(hospital, files=replace(hospital.files, patient_column="patient"))
@@ -147,13 +147,13 @@ def test_what_is_held_out_is_of_patients_of_whom_nothing_was_seen(tmp_path, monk
     monkeypatch.setattr(check, "Teachers", Seeing)
     found = hospital.read()
     experiment = check._experiment(hospital, list(SMALL))
-    told = check._train(hospital, found, experiment, tmp_path)
-    assert told.endswith("% on 8 records that were held out")
+    text = check._train(hospital, found, experiment, tmp_path)
+    assert text.endswith("% on 8 held-out records")
     assert len(seen[0]) == 32
     assert len(set(found.records.patients) - set(seen[0])) == 1
 
 
-def test_repeated_images_are_told(fed_dpsd, tmp_path):
+def test_repeated_images_are_reported(fed_dpsd, tmp_path):
     file = site_file(tmp_path / "hospital", training=["dp_sgd"], models=["scattering"])
     path = tmp_path / "hospital" / "scans.npz"
     with np.load(path) as arrays:
@@ -165,17 +165,17 @@ def test_repeated_images_are_told(fed_dpsd, tmp_path):
     file.write_text(yaml.safe_dump(settings))
     code, out, err = fed_dpsd("site", "check", str(file), *SMALL)
     assert (code, err) == (0, "")
-    told = "repeated: 2 copies of images; 2 with another label; 1 with another patient"
-    assert told in out
+    line = "repeated: 2 copies of images; 2 with another label; 1 with another patient"
+    assert line in out
 
 
-def test_records_that_are_too_few_to_test_a_teacher_are_told(fed_dpsd, tmp_path):
+def test_records_that_are_too_few_to_test_a_teacher_are_reported(fed_dpsd, tmp_path):
     file = site_file(tmp_path / "hospital", training=["dp_sgd"], models=["scattering"])
     images = np.zeros((1, 8, 8), np.uint8)
     np.savez(tmp_path / "hospital" / "scans.npz", image=images, label=np.array([3]))
     code, out, _ = fed_dpsd("site", "check", str(file), *SMALL, "queries_per_round=16")
     assert code == 0
-    assert "a teacher: one image or patient is too few to test any" in out
+    assert "a teacher: one image or patient is too few to hold any out" in out
 
 
 def test_what_cannot_be_read_is_listed(fed_dpsd, tmp_path):
@@ -210,7 +210,7 @@ def test_a_key_is_the_same_every_time_and_anothers_is_another(fed_dpsd, tmp_path
 
 
 def test_a_node_that_fails_is_started_again_until_it_ends(fed_dpsd, tmp_path, monkeypatch):
-    """Flower's command is a stub, which fails twice and then says what it was given."""
+    """Flower's command is a stub, which fails twice and then prints its arguments."""
     monkeypatch.setattr("fed_dpsd.engines.flower.supernode.AGAIN_SECONDS", 0.01)
     monkeypatch.setattr("fed_dpsd.engines.flower.supernode.importing", lambda: "keep = print")
     file = site_file(tmp_path / "hospital")
@@ -235,4 +235,4 @@ def test_a_node_that_fails_is_started_again_until_it_ends(fed_dpsd, tmp_path, mo
     assert err.count("the node ended with an error; it starts again in 0.01 s") == 2
     code, _, err = fed_dpsd("site", "serve", str(file), *where[:-1], "none")
     assert code == 1
-    assert "none is not there" in err
+    assert "none does not exist" in err

@@ -25,8 +25,8 @@ def test_images_of_any_size_get_a_class_and_its_probability(fed_dpsd, tmp_path, 
     rng = np.random.default_rng(0)
     for name, shape in (("grey.png", (8, 8)), ("large.jpg", (40, 60, 3))):
         Image.fromarray(rng.integers(0, 256, shape, np.uint8)).save(tmp_path / name)
-    code, printed, told = fed_dpsd("predict", model, "grey.png", "large.jpg", "--all")
-    assert (code, told) == (0, "")
+    code, printed, err = fed_dpsd("predict", model, "grey.png", "large.jpg", "--all")
+    assert (code, err) == (0, "")
     rows = list(csv.DictReader(printed))
     assert [row["file"] for row in rows] == ["grey.png", "large.jpg"]
     for row in rows:
@@ -34,12 +34,12 @@ def test_images_of_any_size_get_a_class_and_its_probability(fed_dpsd, tmp_path, 
         assert sum(scores) == pytest.approx(1, abs=1e-3)
         assert int(row["class"]) == int(np.argmax(scores))
         assert float(row["probability"]) == max(scores)
-    code, short, told = fed_dpsd("predict", model, "grey.png", "large.jpg", "--about")
+    code, short, err = fed_dpsd("predict", model, "grey.png", "large.jpg", "--about")
     assert code == 0
     assert short == [",".join(line.split(",")[:3]) for line in printed]
-    assert "proven" in told  # the run's result, with what it cost
-    assert "# Privacy card" in told
-    assert "| record | add_remove |" in told
+    assert "proven" in err  # the run's result, with what it cost
+    assert "# Privacy card" in err
+    assert "| record | add_remove |" in err
 
 
 def test_a_terminal_shows_the_first_images_and_a_file_has_them_all(
@@ -49,12 +49,12 @@ def test_a_terminal_shows_the_first_images_and_a_file_has_them_all(
     for number in range(25):
         Image.new("L", (8, 8), 10 * number).save(tmp_path / "new" / f"[{number:02}].png")
     _, piped, _ = fed_dpsd("predict", model, "new")
-    code, printed, told = fed_dpsd("predict", model, "new", "--out", "sub/all.csv")
-    assert (code, told) == (0, "")
+    code, printed, err = fed_dpsd("predict", model, "new", "--out", "sub/all.csv")
+    assert (code, err) == (0, "")
     assert printed == [str(tmp_path / "sub" / "all.csv")]
     assert (tmp_path / "sub" / "all.csv").read_text().splitlines() == piped
-    code, _, told = fed_dpsd("predict", model, "new", "--out", "sub/all.csv")
-    assert (code, "sub/all.csv exists already" in told) == (1, True)
+    code, _, err = fed_dpsd("predict", model, "new", "--out", "sub/all.csv")
+    assert (code, "sub/all.csv already exists" in err) == (1, True)
 
     monkeypatch.setenv("TERM", "dumb")  # no bold letters
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
@@ -77,24 +77,24 @@ def test_bad_images_are_named_and_the_good_ones_predicted(fed_dpsd, tmp_path, mo
     folder = write_shapes(tmp_path / "new", 9, broken=2)
     (folder / ".hidden").write_text("no image")
     (folder / "notes.txt").write_text("no image")
-    code, printed, told = fed_dpsd("predict", model, "lost.png", "new")
+    code, printed, err = fed_dpsd("predict", model, "lost.png", "new")
     assert code == 1
     assert [row["file"] for row in csv.DictReader(printed)] == [
         str(path.relative_to(tmp_path))
         for path in sorted(folder.rglob("*.*g"))
         if "000" not in path.name and "001" not in path.name
     ]
-    lines = told.splitlines()
+    lines = err.splitlines()
     assert len(lines) == 4
     assert lines[0] == "lost.png is left out: No such file or directory"
-    assert "new/notes.txt is left out: it is none of PNG, " in told
+    assert "new/notes.txt is left out: it is not one of PNG, " in err
 
 
 def test_a_folder_without_files_is_an_error(fed_dpsd, tmp_path, model):
     (tmp_path / "new").mkdir()
-    code, printed, told = fed_dpsd("predict", model, "new")
+    code, printed, err = fed_dpsd("predict", model, "new")
     assert (code, printed) == (1, [])
-    assert "error: new holds no file" in told
+    assert "error: new holds no file" in err
 
 
 def test_a_class_has_its_name_from_the_folder_of_images_to_the_prediction(fed_dpsd, tmp_path):
@@ -129,11 +129,11 @@ def test_predictions_of_the_test_images_are_as_good_as_the_runs_student(fed_dpsd
 def test_synthesize_prints_the_path_and_says_how_the_images_were_drawn(fed_dpsd, tmp_path, model):
     (run,) = (tmp_path / "runs").iterdir()
     words = "synthesize", str(run), "--num", "10", "--out", "images/train.parquet"
-    code, printed, told = fed_dpsd(*words, "--labels", "--from", "questions")
+    code, printed, err = fed_dpsd(*words, "--labels", "--from", "questions")
     assert (code, printed) == (0, [str(tmp_path / "images" / "train.parquet")])
-    assert "as the run's next rounds would have asked them" in told
-    code, _, told = fed_dpsd(*words)
+    assert "as the run's next rounds would have asked them" in err
+    code, _, err = fed_dpsd(*words)
     assert code == 1
-    assert "images/train.parquet exists already" in told
+    assert "images/train.parquet already exists" in err
     code, _, _ = fed_dpsd("synthesize", str(run), "--num", "0", "--out", "more/train.parquet")
     assert code == 2

@@ -1,4 +1,4 @@
-"""Where teachers lie, and which of them stay there."""
+"""The devices of teachers, and which teachers stay there."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def test_the_device_of_a_clients_teachers(small, subtests):
         (("device=cpu", "client_device=cuda"), "cuda"),
         (("device=cuda", "client_device=cpu"), "cpu"),
         (("device=auto", "model=scattering"), "cpu"),  # all clients share its features
-        (("device=cuda", "model=scattering"), "cuda"),  # as it was told
+        (("device=cuda", "model=scattering"), "cuda"),  # as configured
         # Noise that protects needs teachers that no other teacher's memory can touch.
         (("device=cuda", "noise=secure"), "cpu"),
         (("device=cuda", "noise=secure", "federation=deployment"), "cuda"),

@@ -1,4 +1,4 @@
-"""Teachers whose training diverges: an error in a simulation; at a hospital no fact leaves."""
+"""Diverging teachers: an error in a simulation; at a hospital, nothing is revealed."""
 
 import dataclasses
 import itertools
@@ -129,7 +129,7 @@ ANSWERS = [
 
 
 def answered(experiment, records, caplog):
-    """The answer of a hospital, what its mechanism was given, its charges, and its log."""
+    """A hospital's answer, its mechanism's input, its charges and its log."""
     bounded, mechanism = [], experiment.answers
     encode = type(mechanism).constrain_sensitivity
 
@@ -160,7 +160,7 @@ def test_a_hospital_answers_from_a_diverged_teacher_within_the_bound_and_for_the
 ):
     """An error, or a value without a bound, would be a fact about records that no noise covers.
 
-    The value is that of a teacher without records. The control: a teacher that has learned.
+    The value is the same as for a teacher without records. The control: a trained teacher.
     """
     name = training[0].removeprefix("training=")
     if "dpdfd" in " ".join(answers):
@@ -226,7 +226,7 @@ def test_weights_that_diverged_at_a_hospital_are_refused_by_the_coordinator(
 
 
 def test_a_hospitals_node_sends_an_answer_and_no_word_of_it(deployed, tmp_path, caplog):
-    """Its reply, its size and its statement are those of a teacher that has learned."""
+    """Its reply, size and statement are the same as for a trained teacher."""
     settings = "training=plain", "answers=label"
     sent = {}
     for rate in ("1e30", "0.002"):

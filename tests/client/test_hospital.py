@@ -27,7 +27,7 @@ DIGITS = [str(label) for label in range(10)]
 
 
 def test_a_run_over_hospitals(deployed, tmp_path):
-    """In any order of nodes; nothing of the hospitals is in the run folder."""
+    """In any order of nodes; nothing private is in the run folder."""
     files = [site_file(tmp_path / f"hospital{client}", client) for client in (1, 0)]
     experiment = deployed("training=plain", "answers=gradient", "answers.noise_multiplier=1000")
     folder = new_run_folder(experiment)
@@ -55,10 +55,10 @@ def test_a_run_over_hospitals(deployed, tmp_path):
 
 
 def test_a_key_that_is_there_twice_is_refused(tmp_path):
-    """The last one won: a larger budget that the template left further down, for example."""
+    """The last one would win: for example, a larger budget left further down in the template."""
     file = site_file(tmp_path / "hospital", budget=1.0)
     file.write_text(f"{file.read_text()}\nbudget: 8.0\n")
-    with pytest.raises(UserError, match="budget is there twice, in the keys from line 1 on; keep"):
+    with pytest.raises(UserError, match="budget is given twice, in the keys from line 1 on; keep"):
         hospitals.open_file(file)
 
 
@@ -95,7 +95,7 @@ def test_what_a_file_does_not_allow_is_refused_and_not_charged(deployed, tmp_pat
                 {"training": ["plain"]},
                 r"allows training=plain only \(training: in its file\)",
             ),
-            # Both are allowed, of other runs; what both leave in the clear no budget admits.
+            # Both are allowed in other runs; without any noise, no budget is enough.
             (("training=plain", "answers=probabilities"), {"budget": 1e300}, "budget is spent"),
             (
                 ("training=plain", "answers=gradient", "answers.noise_at=server"),
@@ -223,7 +223,7 @@ def test_a_hospitals_device_is_that_of_its_file(deployed, tmp_path, monkeypatch)
         hospitals.open_file(site_file(tmp_path / "other", device="tpu"))
 
 
-def test_noise_is_the_hospitals_own_and_the_same_for_the_same_ask(deployed, tmp_path):
+def test_noise_is_the_hospitals_own_and_the_same_for_the_same_request(deployed, tmp_path):
     """Two hospitals with the same records: only their secrets differ."""
     text = deployed("training=plain", "answers=gradient").to_json()
     answers = []
@@ -239,7 +239,7 @@ def test_noise_is_the_hospitals_own_and_the_same_for_the_same_ask(deployed, tmp_
 
 
 def test_a_hospital_keeps_its_number(deployed, tmp_path):
-    """Another number would be another account: a budget that begins anew."""
+    """Another number would be another account, with a fresh budget."""
     experiment = deployed("training=plain", "answers=gradient")
     answer(hospitals.open_file(site_file(tmp_path, 0)), experiment.to_json(), request())
     renumbered = hospitals.open_file(site_file(tmp_path, 1))
@@ -292,14 +292,16 @@ def test_a_bad_file_names_every_problem(tmp_path):
             hospitals.open_file(site_file(tmp_path / "b", **changes))
     for labels, problem in (
         ({"nine": 9}, "site.files.labels.nine=9 must be the name of one of the classes"),
-        ({9: "9"}, "site.files.labels: 9 is no text; quote it: '9': 9"),
+        ({9: "9"}, "site.files.labels: 9 is not text; quote it: '9': 9"),
         ({"ten": "10"}, "site.files.labels.ten=10: the classes are 0, 1, .*; name one"),
     ):
         with pytest.raises(ConfigError, match=problem):
             hospitals.open_file(with_files(tmp_path / "c", labels=labels))
-    with pytest.raises(UserError, match="files.classes is no key. Name the federation's classes"):
+    with pytest.raises(
+        UserError, match="files.classes is not a key. Name the federation's classes"
+    ):
         hospitals.open_file(with_files(tmp_path / "d", classes={"normal": 0}))
-    with pytest.raises(UserError, match="is no site's file: No such file"):
+    with pytest.raises(UserError, match="is not a site file: No such file"):
         hospitals.open_file(tmp_path / "nowhere.yaml")
     (tmp_path / "empty.yaml").write_text("")
     with pytest.raises(UserError, match="it is empty"):

@@ -52,7 +52,7 @@ def other_convolutions(patch):
 
 
 def unkeyed(self, values, scale, law):
-    """The exact sampler as it was: its draw follows the key alone."""
+    """The exact sampler as it was: its draw depends on the key alone."""
     spacing = 2.0 ** (np.ceil(np.log2(scale)) - 26)
     units = int(np.ceil(scale / spacing))
     sensitive = np.trunc(np.asarray(values, np.float64) / spacing).sum(axis=0)
@@ -173,7 +173,7 @@ def test_a_teacher_that_another_machine_puts_in_its_place_is_not_taken_for_the_o
 def test_control_a_digest_of_the_records_alone_shows_what_noise_hides(
     small, tmp_path, drawn, monkeypatch
 ):
-    """As it was: one charge, equal noise, and a difference that is free of it."""
+    """The old behaviour: one charge, equal noise, and a noise-free difference."""
     monkeypatch.setattr(Teachers, "_input", lambda self, shard: self.keys[shard])
     ledger, experiment = MemoryLedger(), small(*FIXED)
     sums = []

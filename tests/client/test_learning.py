@@ -30,7 +30,7 @@ def network(config, records):
     return teacher, PublicImages(teacher, records.images, config, lambda _: rng())
 
 
-def test_each_fit_starts_anew_and_only_its_records_and_targets_count(small, records, subtests):
+def test_each_fit_starts_again_and_only_its_records_and_targets_count(small, records, subtests):
     for name in ["cnn", "cnn_bn", "scattering"]:
         with subtests.test(name=name):
             config = small(*CENTRAL, f"model.teacher={name}").config
@@ -111,7 +111,7 @@ class Blind(LabelPrivate):
 
 
 def test_batches_follow_no_label_and_the_noise_follows_all(small, records, subtests):
-    """A batch order that labels decide would tell of them: whoever has the seed could compare."""
+    """A batch order that depends on labels would reveal them to anyone who has the seed."""
     for noisy in [False, True]:
         for secret in [None, SecretStreams(bytes(32))]:
             with subtests.test(secret=secret, noisy=noisy):

@@ -125,12 +125,12 @@ def test_a_configuration_whose_patients_are_missing_is_refused(small, subtests):
         ),
         (
             (*MADE_UP, "federation=deployment"),
-            "data.records_per_patient=3 makes patients up, which a deployment must not",
+            "data.records_per_patient=3 makes up patients, which a deployment must not",
         ),
         (("data.records_per_patient=0",), "data.records_per_patient=0 must be >= 1"),
         (
             ("data.records_per_patient=2", "data.patient_column=who"),
-            "records_per_patient=2 makes patients up, and patient_column=who names them",
+            "records_per_patient=2 makes up patients, and patient_column=who names them",
         ),
     ]:
         with subtests.test(problem), pytest.raises(ConfigError, match=problem):

@@ -69,7 +69,7 @@ WRITERS = (folder, table, npz, parquet)
 def test_every_format_gives_the_same_records_and_lasting_ids(tmp_path, write):
     """An id stays when other records come or go, and the order of records does not matter.
 
-    Else a CSV that is exported again would be another training, charged again.
+    Otherwise a re-exported CSV would be another training, charged again.
     """
 
     def found(name, records):
@@ -139,7 +139,7 @@ def test_a_tiff_says_which_end_is_white_and_what_its_numbers_are(tmp_path):
         assert records.images[records.labels == 0].max() == shade, (kind, white_is_zero)
     for kind in (np.float32, np.int32):
         Image.fromarray(np.full((8, 8), 7, kind)).save(path)
-        with pytest.raises(UserError, match="x.tiff: its pixels are floats, signed or of 32 bits"):
+        with pytest.raises(UserError, match="x.tiff: its pixels are floats, signed or 32-bit"):
             read(files, SHAPE, CLASSES)
 
 
@@ -157,7 +157,7 @@ def test_whatever_a_plugin_raises_is_an_unreadable_image(tmp_path, monkeypatch):
         raise MemoryError
 
     monkeypatch.setattr("fed_dpsd.data.images.ImageOps.exif_transpose", exhausted)
-    with pytest.raises(MemoryError):  # else free memory would decide which records there are
+    with pytest.raises(MemoryError):  # otherwise free memory would decide which records exist
         read(replace(files, skip_unreadable=True), SHAPE, CLASSES)
 
 
@@ -175,7 +175,7 @@ def test_nothing_in_a_folder_is_lost_in_silence(tmp_path):
     (scans / "more" / "x.png").unlink()
     (scans / "more").rmdir()
     (scans / "ill" / "up").symlink_to(scans, target_is_directory=True)
-    with pytest.raises(UserError, match="ill/up links to a folder that it lies in"):
+    with pytest.raises(UserError, match="ill/up links to a folder that contains it"):
         read(files, SHAPE, CLASSES)
     (scans / "ill" / "up").unlink()
     (scans / "ill" / "gone.png").symlink_to(tmp_path / "nowhere.png")
@@ -188,9 +188,7 @@ def test_nothing_in_a_folder_is_lost_in_silence(tmp_path):
     lost = [line for lines in found.count.skipped.values() for line in lines]
     assert sorted(line.partition(":")[0] for line in lost) == names
     assert len(found.ids) == 3
-    with pytest.raises(
-        UserError, match="there is no folder 'fine' of classes; check that it exists"
-    ):
+    with pytest.raises(UserError, match="there is no class folder 'fine'; check that it exists"):
         read(replace(files, labels={**FILES.labels, "fine": "fine"}), SHAPE, CLASSES)
 
 
@@ -208,7 +206,7 @@ def test_a_folder_that_may_not_be_read_is_an_error(tmp_path, monkeypatch):
 
 
 def test_every_record_has_a_patient(tmp_path):
-    """A record of nobody's would be seen by another of its patient's teachers."""
+    """Otherwise a second teacher might see records of the same patient."""
     for number, (write, patients) in enumerate(
         [
             (table, ("ann", "bob", "")),
@@ -248,7 +246,7 @@ def test_a_file_that_is_no_image_or_too_large_is_unreadable(tmp_path, monkeypatc
     files = folder(tmp_path)
     (tmp_path / "scans" / "ill" / "scan.dcm").write_bytes(b"\0" * 128 + b"DICM")
     (tmp_path / "scans" / "ill" / ".hidden").write_bytes(b"")
-    with pytest.raises(UserError, match=r"1 unreadable \(ill/scan.dcm: it is none of PNG, JPEG"):
+    with pytest.raises(UserError, match=r"1 unreadable \(ill/scan.dcm: it is not one of PNG, JPEG"):
         read(files, SHAPE, CLASSES)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 8 * 8 // 2 - 1)
     with pytest.raises(UserError, match=r"4 unreadable \(.*decompression bomb"):
@@ -263,7 +261,7 @@ def test_what_is_wrong_is_named_with_the_remedy(tmp_path):
         ({"image_column": "scan"}, r"no column scan \(files.image_column\); its columns are image"),
         ({"patient_column": "name"}, r"no column name \(files.patient_column\)"),
         ({"path": "nowhere"}, "path=nowhere does not exist; give a folder"),
-        ({"path": __file__}, "is no .parquet, .csv, .npz file; give a folder"),
+        ({"path": __file__}, "is not a .parquet, .csv, .npz file; give a folder"),
     ):
         with pytest.raises(UserError, match=message):
             read(replace(table(tmp_path), **change), SHAPE, CLASSES)
@@ -287,8 +285,8 @@ def test_arrays_that_do_not_fit_are_errors(tmp_path):
 
 def test_labels_are_mapped_to_names():
     for change, message in (
-        ({"labels": {0: "fine"}}, "labels: 0 is no text; quote it: '0': fine"),
-        ({"labels": {False: "fine"}}, "labels: False is no text; quote it: 'no': fine"),
+        ({"labels": {0: "fine"}}, "labels: 0 is not text; quote it: '0': fine"),
+        ({"labels": {False: "fine"}}, "labels: False is not text; quote it: 'no': fine"),
         ({"labels": {"1": "fine", "1.0": "bad"}}, "labels: '1' and '1.0' are one label"),
         ({"labels": {"true": "fine", "True": "bad"}}, "labels: 'true' and 'True' are one label"),
         ({"labels": {"ill": 1}}, "labels.ill=1 must be the name of one of the classes"),
@@ -317,7 +315,7 @@ def test_what_is_no_such_file_is_an_error(tmp_path):
 
 def test_parquet_holds_encoded_images_or_paths(tmp_path):
     files = replace(parquet(tmp_path), skip_unreadable=True)
-    none = r"no record can be read: .* 3 unreadable \(row 1: it is none of PNG"
+    none = r"no record can be read: .* 3 unreadable \(row 1: it is not one of PNG"
     for images, expected in (
         (["a", "b", "c"], r"3 unreadable \(a: No such file"),
         ([1, 2, 3], "row 1 is of type int; it must be an encoded image"),
@@ -331,7 +329,7 @@ def test_parquet_holds_encoded_images_or_paths(tmp_path):
 
 @pytest.mark.parametrize("write", [npz, parquet])
 def test_a_file_that_was_damaged_is_an_error_or_its_images_are(tmp_path, write):
-    """Whatever byte it is; compressed, so that some cannot be inflated."""
+    """At any byte; compressed, so that some files cannot be inflated."""
     files = write(tmp_path)
     path = tmp_path / f"scans{files.path[files.path.rindex('.') :]}"
     if write is npz:

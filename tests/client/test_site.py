@@ -84,7 +84,7 @@ def test_what_a_trusted_server_sums_is_cut_off_teacher_by_teacher(small, records
     assert not np.array_equal(sent, np.trunc(np.sum(bounded, axis=0)))
 
 
-def test_the_same_ask_returns_the_stored_answer_and_charges_once(small, records):
+def test_the_same_request_returns_the_stored_answer_and_charges_once(small, records):
     site, answer = make(small("training=plain", "answers=gradient"), records)
     first, again = answer(request()), answer(request())
     assert (first.values == again.values).all()
@@ -92,7 +92,7 @@ def test_the_same_ask_returns_the_stored_answer_and_charges_once(small, records)
 
 
 def test_whatever_changes_an_answer_is_a_new_charge_with_other_noise(small, records, subtests):
-    """Else the difference of two answers would show what lies below one noise."""
+    """Otherwise the difference of two answers would reveal what one noise hides."""
     for settings, seed in [
         (("answers.noise_multiplier=99.0",), 0),
         (("teacher.seed=7",), 0),
@@ -106,7 +106,7 @@ def test_whatever_changes_an_answer_is_a_new_charge_with_other_noise(small, reco
                 1
             ](request(seed=seed))
             assert len(ledger.entries()) == 2
-            # The noise is 100 times what it hides, so that the answers are as alike as their noise.
+            # The noise is 100 times its signal, so answers are as similar as their noise.
             correlation = np.corrcoef(first.values.ravel(), again.values.ravel())[0, 1]
             assert np.abs(correlation) < 0.3
 
@@ -128,7 +128,7 @@ def test_another_device_rounds_otherwise_so_it_has_other_noise(
             assert np.abs(correlation) < 0.3
 
 
-def test_the_same_ask_does_not_tell_whether_the_records_changed(small, records):
+def test_the_same_request_does_not_reveal_whether_the_records_changed(small, records):
     ledger = MemoryLedger()
     first = make(small("training=plain", "answers=gradient"), records, ledger)[1](request())
     fewer = records.take(np.arange(59))
@@ -137,10 +137,10 @@ def test_the_same_ask_does_not_tell_whether_the_records_changed(small, records):
     assert len(ledger.entries()) == 1
 
 
-def test_an_ask_for_other_classes_is_refused_before_a_teacher_is_asked(
+def test_a_request_for_other_classes_is_refused_before_a_teacher_answers(
     small, records, monkeypatch, subtests
 ):
-    """A question that fails for some answers and not for others would be answered for nothing."""
+    """Otherwise a failure that depends on the answers would reveal something for free."""
     for classes in [1, 3, 9, 11]:
         with subtests.test(classes=classes), monkeypatch.context() as patch:
             site, answer = make(small("training=plain", "answers=label"), records)
@@ -245,7 +245,7 @@ def test_what_privately_trained_teachers_answer_is_charged_by_its_own_noise_too(
 
 
 def test_a_training_that_is_not_paid_for_covers_nothing(small, records):
-    """Else what its teachers gave would count as charged."""
+    """Otherwise its teachers' answers would count as charged."""
     ledger = MemoryLedger()
     site, _ = make(small(*PRIVATE), records, ledger)
     with pytest.raises(ValueError, match="the training .* is not paid for"):
@@ -281,7 +281,7 @@ def test_private_teachers_may_be_diagnosed_outside_a_simulation(small, records):
 
 
 def test_a_private_teacher_of_no_record_answers_as_any_other(small, records):
-    """Else an empty shard would reveal for certain whether a record is there."""
+    """Otherwise an empty shard would reveal with certainty whether a record is present."""
     for model in ("cnn", "scattering"):
         experiment = small(*PRIVATE, "teachers_per_client=3", f"model={model}")
         site, _ = make(experiment, records.take(np.arange(1)))
@@ -292,7 +292,7 @@ COUNTS = Request.without_images("counts", (1, 8, 8), 10)
 
 
 def test_class_counts_are_charged_and_drawn_once(small, records, monkeypatch):
-    """A second ask, of another number too, gets the stored counts and costs nothing."""
+    """A second request, even with another number, gets the stored counts and costs nothing."""
     ledger = MemoryLedger()
     site, answer = make(small(*PRIVATE, "training.count_fraction=60.0"), records, ledger)
     first = answer(COUNTS)
@@ -359,7 +359,7 @@ def test_class_counts_that_no_training_released_are_no_answer(small, records, su
 
 
 def test_class_counts_are_no_answer_of_teachers_whatever_they_are_asked_with(small, records):
-    """Otherwise their training would seem to cover them."""
+    """Otherwise their training would appear to cover them."""
     ledger = MemoryLedger()
     site, _ = make(small(*PRIVATE), records, ledger)
     site.pay_for_training()
@@ -372,7 +372,7 @@ def test_over_budget_no_class_is_counted(small, records, monkeypatch):
     monkeypatch.setattr(DPSGD, "count", lambda *_: pytest.fail("they were counted"))
     site, answer = make(small(*PRIVATE, "privacy.budget=0.001", "teacher.seed=99"), records)
     assert answer(COUNTS) == Refusal(0, "the client's privacy budget is spent", Statement())
-    with pytest.raises(ValueError, match="is not paid for"):  # whatever a method asks for first
+    with pytest.raises(ValueError, match="is not paid for"):  # whatever a method requests first
         site.class_counts(COUNTS)
     assert not site.ledger.entries()
 

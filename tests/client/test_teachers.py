@@ -49,7 +49,7 @@ def test_public_features_are_kept_in_the_cache(small):
 
 
 def test_records_are_taken_one_by_one_where_places_in_a_batch_do_not_agree(monkeypatch):
-    """Else a record's features would depend on the records beside it."""
+    """Otherwise a record's features would depend on its neighbours in the batch."""
     build = functools.partial(CLASSIFIERS["scattering"], (1, 8, 8), 10, 4)
     teacher = initialise(build, Streams(0).torch("teacher"))
     images = np.zeros((3, 1, 8, 8), np.uint8)
@@ -77,7 +77,7 @@ def test_a_records_shard_depends_on_its_own_id_and_the_key_alone():
 
 
 def test_one_changed_record_changes_one_teacher(small, records):
-    """The rule that the record-level guarantee stands on; every other teacher is the same bits."""
+    """The basis of the record-level guarantee; every other teacher has the same bits."""
     experiment = small("teachers_per_client=4")
     images = records.images.copy()
     images[17] = 255 - images[17]
@@ -97,7 +97,7 @@ def test_removing_a_record_leaves_the_other_shards_alone(small, records):
 
 
 def test_an_empty_shard_still_answers(small, records):
-    """One record, eight teachers: seven have no opinion, and the answer's shape tells nobody."""
+    """One record, eight teachers: seven have no vote, and the answer's shape does not reveal it."""
     few = records.take(np.arange(1))
     sensitive = make(small("teachers_per_client=8"), few).sensitive_probabilities(
         Images(records.images)
@@ -180,7 +180,7 @@ def test_teachers_are_cached_by_everything_they_depend_on(small, records, monkey
 
 
 def test_a_private_training_draws_other_noise_for_other_records(small, records):
-    """Else the difference of two teachers would show a record below one noise."""
+    """Otherwise the difference of two teachers would reveal a record that one noise hides."""
     private = (
         "training=dp_sgd",
         "answers=probabilities",
@@ -289,7 +289,7 @@ def test_a_damaged_cache_entry_is_trained_again(small, records, tmp_path):
 
 
 def test_a_training_with_steps_of_its_own_draws_other_noise_for_other_records(small, records):
-    """As a private one does; and the digests of plain teachers do not know of it."""
+    """Like a private training; the digests of plain teachers do not depend on it."""
     custom = small("training=output_gradient", "training.steps=2")
     changed = Split(255 - records.images, records.labels)
     seen = []

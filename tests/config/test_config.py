@@ -1,4 +1,4 @@
-"""Composition and its errors: each names key, value and remedy, and all come at once."""
+"""Composition and its errors: each names key, value and remedy, and all are reported at once."""
 
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -185,7 +185,7 @@ def test_one_problem_hides_no_other(tmp_path):
         "method.batch_size=1": "method.batch_size=1 must be >= 2",
         "method.pooling=most": "method.pooling=most must be mean or odds",
         "model.student=resnet": "model.student=resnet is unknown",
-        "data.path=nowhere": "nowhere is not there",
+        "data.path=nowhere": "nowhere does not exist",
     }
     lines = problems(tmp_path, "data=mnist", *wrong).split("\n")
     assert len(lines) == len(wrong)
@@ -194,7 +194,7 @@ def test_one_problem_hides_no_other(tmp_path):
 
 
 def test_what_a_default_stands_in_for_causes_no_other_problem(tmp_path):
-    """Neither another class's, nor a combination's: each line is about what was typed."""
+    """In other classes or combinations: each line is about a typed setting."""
     assert (
         problems(tmp_path, "data.num_classes=1", "answers.k=10")
         == "data.num_classes=1 must be >= 2"
@@ -213,7 +213,7 @@ def test_a_value_in_the_place_of_keys_names_them(tmp_path):
 
 def test_a_missing_data_folder_is_named(tmp_path):
     text = problems(tmp_path, "data=mnist", "data.path=nowhere")
-    assert f"data.path={tmp_path}/nowhere is not there; give a folder" in text
+    assert f"data.path={tmp_path}/nowhere does not exist; give a folder" in text
 
 
 def test_paths_start_from_the_users_directory(tmp_path, home):
@@ -283,7 +283,7 @@ def test_types_are_strict_in_every_dataclass():
             if self.rate < 0:
                 raise ValueError(f"rate={self.rate} must be >= 0")
 
-    good = {"rate": 1, "names": ["x", "r\udce9"], "inner": {"size": 2}}  # a name that is no UTF-8
+    good = {"rate": 1, "names": ["x", "r\udce9"], "inner": {"size": 2}}  # a name that is not UTF-8
     made = bound(Outer, good, "outer.")
     assert made == Outer(1.0, ("x", "r\udce9"), Inner(2))
     assert type(made) is Outer

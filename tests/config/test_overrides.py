@@ -1,4 +1,4 @@
-"""Overrides as people type them: each that cannot be used is one sentence, and no other is."""
+"""Overrides as people type them: each invalid one gives one sentence, valid ones none."""
 
 import subprocess
 
@@ -81,8 +81,8 @@ def test_a_setting_that_the_shell_has_split_is_put_together():
         assert compose([remedy(problem)])["data"]["path"] == path
     for words in (("rounds", "=", "10"), ("rounds=", "10"), ("rounds", "=10"), ("rounds:", "10")):
         assert said(*words, "seed=1") == (f"{' '.join(words)}: write rounds=10",)
-    # What follows no path is no part of one.
-    assert said("rounds=3", "foo") == ("foo is no setting; write KEY=VALUE, as in rounds=10",)
+    # Words that do not follow a path are not part of one.
+    assert said("rounds=3", "foo") == ("foo is not a setting; write KEY=VALUE, as in rounds=10",)
 
 
 def test_a_path_with_commas_is_a_grid_or_one_value_in_quotes():

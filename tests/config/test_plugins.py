@@ -1,4 +1,4 @@
-"""Plug-ins: only those that are named, only where a hospital names them too, never as proven."""
+"""Plug-ins: only named ones, only where a hospital also names them, never as proven."""
 
 import json
 
@@ -125,7 +125,7 @@ def test_a_class_whose_imports_fail_says_why(example, tmp_path):
 
 
 def test_without_plugins_the_configuration_has_no_key_for_them(tmp_path):
-    """A sweep identifies its cells by this text, and a hospital what it has answered."""
+    """A sweep identifies its cells by this text, and a hospital its answers."""
     assert "plugins" not in json.loads(to_json(set_up(compose([]), tmp_path).config))
 
 
@@ -177,7 +177,7 @@ def test_a_plugins_parts_describe_themselves_on_plans_and_cards(example, tmp_pat
 # --- what a run records ---
 
 
-def test_a_run_goes_on_with_the_version_that_it_began_with(example, small):
+def test_a_run_continues_with_the_version_that_it_began_with(example, small):
     experiment = small(*MECHANISM)
     folder = new_run_folder(experiment)
     assert yaml.safe_load((folder / "config.yaml").read_text())["plugins"] == ["example==1.0"]
@@ -266,7 +266,7 @@ def test_a_hospital_runs_only_what_its_own_file_names(example, deployed, tmp_pat
 
 
 def test_a_hospital_refuses_before_anything_of_a_plugin_is_imported(deployed, tmp_path):
-    """Even if it is installed there; the message's own word for its version counts for nothing."""
+    """Even if it is installed there; the version in the message is not trusted."""
     with installed(write_installed(tmp_path / "coordinator")):
         text = deployed(*MECHANISM).to_json()
     folder = write_installed(tmp_path / "here", "1.1")

@@ -1,4 +1,4 @@
-"""Classes: one list of names, and the numbers that labels of every format have in it."""
+"""Classes: one list of names, and the numbers of labels of every format."""
 
 import csv
 import io
@@ -68,7 +68,7 @@ def rows_in(place, records, split):
 
 
 def folders(place, records, split):
-    """Folders name no missing label, so pictures without one lie next to the folders."""
+    """Folders cannot express missing labels, so pictures without one are next to the folders."""
     for number, (pixels, label) in enumerate(records):
         folder = place / split / (label or "")
         folder.mkdir(parents=True, exist_ok=True)
@@ -95,7 +95,7 @@ def parquet(place, records, split):
 
 
 def declared(place, records, split):
-    """Numbers, in an order of the table's own, in the layout of the hub."""
+    """Numbers in the table's own order, in the layout of the hub."""
     place.mkdir(exist_ok=True)
     names = sorted({label for _, label in records if label}, reverse=True)
     numbers = [None if label is None else names.index(label) for _, label in records]

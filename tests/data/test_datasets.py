@@ -121,7 +121,7 @@ def test_a_hub_name_is_read_like_a_folder(tmp_path, hub):
 
 
 def test_a_hubs_classes_are_places_until_they_are_named(tmp_path, hub, said):
-    """The numbers in the table are those of the names that it declares, and of no other list."""
+    """The numbers in the table index the names that it declares, and no other list."""
     config = hub([0, 1, 2], ["shirt", "coat", "bag"])
     assert datasets.load(config, tmp_path).train.labels.tolist() == [0, 1, 2]
     assert "names its classes; data.classes=[shirt,coat,bag] uses these names" in said()[0]
@@ -180,7 +180,7 @@ def test_a_folder_is_decoded_again_only_when_its_files_change(tmp_path, monkeypa
 
 
 def test_a_failure_that_may_pass_is_not_cached(tmp_path, monkeypatch):
-    """Permissions were repaired, and the failure stayed in the cache."""
+    """Otherwise the failure would stay cached after permissions are fixed."""
     path = table(tmp_path / "t.csv", [f"{i}.png,{('ill', 'well')[i % 2]}" for i in range(20)])
     read_bytes = Path.read_bytes
 
@@ -201,7 +201,7 @@ def test_a_failure_that_may_pass_is_not_cached(tmp_path, monkeypatch):
 
 
 def test_a_part_of_the_cache_that_is_lost_or_damaged_is_made_again(tmp_path):
-    """Without the file of patients, records had none, so that a patient was in several shards."""
+    """Without the file of patients, records had none, so a patient was in several shards."""
     rows = [f"{i}.png,{'ill' if i % 2 else 'well'},{i // 2}" for i in range(20)]
     path = table(tmp_path / "t.csv", rows, "image,label,patient")
     before = loaded(tmp_path, path, "data.patient_column=patient").train

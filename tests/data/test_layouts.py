@@ -1,4 +1,4 @@
-"""Layouts that people have: folders of classes and splits, with their names and problems."""
+"""Common layouts: folders of classes and splits, with their names and problems."""
 
 import shlex
 
@@ -61,10 +61,10 @@ def test_data_without_classes_is_reported_with_all_other_problems(tmp_path):
     (tmp_path / "archive.zip").write_text("no table")
     cases = [
         (None, "data=imagefolder: data.path is needed; give a folder with a folder of images"),
-        ("nowhere", "data.path=.*/nowhere is not there; give a folder"),
+        ("nowhere", "data.path=.*/nowhere does not exist; give a folder"),
         ("one", "data=imagefolder: data.path has one class, cat; give a folder"),
         ("empty", "data.path=.*/empty has no folder of a class; it holds nothing: give a folder"),
-        ("archive.zip", "data.path=.*/archive.zip is no folder and no table; give a folder"),
+        ("archive.zip", "data.path=.*/archive.zip is neither a folder nor a table; give a folder"),
     ]
     for path, expected in cases:
         place = [f"data.path={path}"] if path else []
@@ -143,8 +143,8 @@ def test_without_train_and_test_about_one_in_five_is_for_testing(tmp_path, said)
     assert sorted(train + test) == list(range(250))
     assert 25 <= len(test) <= 75  # Binomial(250, 1/5) is outside with probability 1e-4
     (line,) = said()
-    assert "has no train and test: one image in 5 is for testing, chosen by a hash of its" in line
-    assert f"pixels, {len(test)} of 250 images; folders train and test divide it otherwise" in line
+    assert "has no train and test splits: one image in 5 is for testing, chosen by a hash" in line
+    assert f"pixels, {len(test)} of 250 images; folders train and test divide it diff" in line
     alone = datasets.load_test(bound(tmp_path, path), tmp_path / "third")
     assert (alone.images == data.test.images).all()
 
@@ -195,7 +195,7 @@ def test_names_that_look_like_splits_are_refused_unless_they_are_classes(tmp_pat
 
 
 def test_a_folder_of_classes_may_be_named_as_a_split(tmp_path):
-    """The folder next to it is none of its splits, whatever it holds; the control reads both."""
+    """The folder next to it is not one of its splits, whatever it holds; the control reads both."""
     shades(tmp_path / "train", cat=[1, 10], dog=[200, 250])
     shades(tmp_path / "test", cow=[1, 10], dog=[200, 250])
     listed = "data.classes=[cat,dog]"
@@ -213,7 +213,7 @@ def test_splits_inside_folders_of_classes_are_reported(tmp_path, said):
 
 
 def test_images_of_both_splits_are_counted(tmp_path, said):
-    """Two folders of links to the same pictures gave a score of pictures that were trained on."""
+    """Two folders of links to the same pictures gave a score on training pictures."""
     for shade, name in enumerate(("ill/0", "ill/1", "well/2", "well/3")):
         picture(tmp_path / "D" / "train" / f"{name}.png", shade)
         picture(tmp_path / "D" / "test" / f"{name}.bmp", shade if shade < 3 else 9)
@@ -225,7 +225,7 @@ def test_images_of_both_splits_are_counted(tmp_path, said):
 
 
 def test_a_table_of_the_hub_that_is_not_read_is_refused(tmp_path):
-    """Its labels were not read, and folders named the classes, or "data.path is needed"."""
+    """Its labels were not read: folders named the classes, or "data.path is needed"."""
     for name in ("metadata.jsonl", "metadata.parquet"):
         alone = shades(tmp_path / name / "D", ill=[1], well=[1])
         for split in ("train", "test"):
@@ -268,7 +268,7 @@ def test_broken_pictures_are_reported_once_and_the_others_used(tmp_path, said):
     assert len(loaded(tmp_path, folder, "data.resize=true").counts) == 1
     line = said()[0]
     assert "63 files found, 58 used, 5 skipped: 1 in no class's folder (README); 4 unread" in line
-    names = ("circle/000.", "square/001.", "circle/notes.txt: it is none of PNG", "gone.png: No")
+    names = ("circle/000.", "square/001.", "circle/notes.txt: it is not one of PNG", "gone.png: No")
     assert [name for name in names if name not in line] == []
     assert "rrno" not in line
     assert len(said()) == 2  # with the one on the split
@@ -280,12 +280,12 @@ def test_broken_pictures_are_reported_once_and_the_others_used(tmp_path, said):
 
 
 def test_a_class_without_pictures_is_a_warning(tmp_path, said):
-    """An error would reveal whether a record is there."""
+    """An error would reveal whether a record is present."""
     path = shades(tmp_path / "pictures", cat=range(30), dog=[40], cow=[])
     (path / "dog" / "40.png").write_bytes(b"broken")
     assert len(everything(loaded(tmp_path, path))) == 30
     lines = said()
-    assert "31 files found, 30 used, 1 skipped: 1 unreadable (dog/40.png: it is none" in lines[0]
+    assert "31 files found, 30 used, 1 skipped: 1 unreadable (dog/40.png: it is not" in lines[0]
     assert lines[2].endswith("no image for training of class cow, dog")
     assert lines[3].endswith("no image for testing of class cow, dog")
 
@@ -297,7 +297,7 @@ def test_a_folder_that_is_not_as_configured_is_an_error(tmp_path):
 
     cases = [
         (break_all, r"no record can be read: 3 files found, 0 used, .* 3 unreadable \(cat/"),
-        (lambda root: (root / "cat" / "a").symlink_to(root), "links to a folder that it lies in"),
+        (lambda root: (root / "cat" / "a").symlink_to(root), "links to a folder that contains it"),
         (
             lambda root: (root / "cat" / "30.png").write_bytes(png(1, (9, 8))),
             r"cat/30.png has shape \[1, 8, 9\], but data.shape=\[1, 8, 8\]; .* data.resize=true",

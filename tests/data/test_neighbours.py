@@ -55,11 +55,11 @@ class Record:
 
     @property
     def row(self):
-        """What a training sees of it."""
+        """The part of it that a training sees."""
         return self.pixels.tobytes(), self.label, self.patient
 
 
-# Patients have three records. Two images are there twice, one of them under another label.
+# Patients have three records. Two images occur twice, one of them with another label.
 RECORDS = [Record(i, i % 3, f"p{i // 3}") for i in range(39)]
 RECORDS += [replace(RECORDS[5], label=0), RECORDS[8]]
 
@@ -68,7 +68,7 @@ NEW = [Record(number, number % 3, f"new{number}") for number in range(100, 130)]
 
 
 def changed(edit, record, number):
-    """The records after an edit of one record; `number` is that of an image that is not there."""
+    """The records after an edit of one record; `number` is the number of a new image."""
     others = list(RECORDS)
     index = others.index(record)
     if edit == "added":  # in front of all: every position moves
@@ -216,17 +216,17 @@ def load(layout, patients, place, records, monkeypatch):
 def check(before, after, records, patients, whole=True):
     """Check that two trainings differ in what differs between RECORDS and `records` alone.
 
-    All others are there in the same order, with the same labels and shards.
+    All others are in the same order, with the same labels and shards.
 
     Args:
         before: the training records of RECORDS.
-        after: those of `records`.
+        after: the training records of `records`.
         records: the neighbour.
         patients: whether patients are known.
         whole: whether no record is for testing.
 
     Returns:
-        How many records went, and how many came.
+        The numbers of removed and of added records.
     """
 
     def counted(given):
@@ -374,7 +374,7 @@ def test_copies_of_an_image_share_a_side_and_a_shard_whatever_their_format(tmp_p
 
 
 def test_a_class_whose_last_record_goes_stays_a_class(tmp_path):
-    """In folders; a table's classes are those that `data.classes` lists."""
+    """In folders; a table's classes are listed in `data.classes`."""
     records = [Record(i, 2 * (i % 2), "") for i in range(20)]
     path = folder(tmp_path / "pictures", records)
     experiment = from_overrides(["data=imagefolder", f"data.path={path}"], tmp_path)
@@ -453,7 +453,7 @@ def test_a_labels_printed_epsilon_is_that_of_neighbouring_folders(tmp_path):
     assert (printed["trust"], printed["delta"]) == ("nobody", 0)
     training = experiment.training
     assert isinstance(training, LPMST)
-    # The worst over many priors is about the two labels with no other candidate.
+    # The worst case over many priors is about two labels without other candidates.
     priors = np.random.default_rng(0).dirichlet([0.1] * 3, (2_000, len(before)))
     pair = np.full((1, len(before), 3), 1e-9)
     pair[..., [before.labels[place], after.labels[place]]] = 0.5

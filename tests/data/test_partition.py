@@ -69,7 +69,7 @@ RULES = [Dirichlet(0, 0.5, False, 10), IID(0), ByClass(0, 2)]
 
 
 def test_one_client_holds_all_records_whatever_their_labels():
-    """An error about few records, or classes that are left out, would follow labels."""
+    """An error about few records, or about missing classes, would depend on labels."""
     coins = Coins(0, 1, 0.5)
     for number in (0, 3, 1_400):
         for rule in RULES:
@@ -80,7 +80,7 @@ def test_one_client_holds_all_records_whatever_their_labels():
 
 
 def test_a_coin_leaves_its_record_out_and_touches_no_other():
-    """Coins are fair to four standard errors; another seed of them moves nobody's records."""
+    """Coins are fair within four standard errors; another coin seed moves no records."""
     holders = split(IID(0), LABELS, 5)
     for coins in range(3):
         rule = Coins(seed=0, coins=coins, fraction=0.5)
@@ -124,7 +124,7 @@ def test_an_impossible_minimum_is_said():
 
 
 def test_a_partition_is_split_once_and_read_after(tmp_path, monkeypatch):
-    """Another rule, other labels or another number of clients is split anew."""
+    """Another rule, other labels or another number of clients gets a new split."""
     labels = np.random.default_rng(0).integers(0, 10, 500)
     rule = Dirichlet(0, 0.5, False, 1)
     first = partition.load_or_split(rule, labels, 3, tmp_path)
@@ -181,7 +181,7 @@ def test_a_patients_records_are_at_one_client(rule, num_clients, seed):
 
 
 def test_patients_are_dealt_by_their_most_frequent_class_the_smaller_of_two():
-    """Client j of `ByClass(0, 1)` has the patients of class j, and whichever records come first."""
+    """Client j of `ByClass(0, 1)` has the patients of class j, in any order of records."""
     patients = np.array([7, 7, 7, -3, -3, -3, -3, 5, 4])
     labels = np.array([1, 1, 0, 2, 1, 2, 1, 2, 0])
     parts = split(ByClass(0, 1), labels, 3, patients)

@@ -1,4 +1,4 @@
-"""Tables and arrays that people have, and the bits of their pictures."""
+"""Common tables and arrays, and the bits of their pictures."""
 
 import json
 
@@ -303,7 +303,7 @@ def test_twelve_bits_in_sixteen_are_reported_and_scaled(tmp_path, said):
             deep[0, 0] = value + split
             Image.fromarray(deep).save(path / name / f"{split}.png")
     assert loaded(tmp_path, path).train.images.max() == 15
-    dark = "16 bits use 12 at most, so they are nearly black; pixel_bits=12"
+    dark = "16-bit images use at most 12 bits, so they are nearly black; pixel_bits=12"
     assert any(dark in line for line in said())
     right = loaded(tmp_path, path, "data.pixel_bits=12")
     levels = zip(right.train.labels, right.train.images[:, 0, 4, 4], strict=True)

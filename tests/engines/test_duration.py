@@ -16,7 +16,7 @@ def experiment(tmp_path, *overrides):
 
 
 def finish(tmp_path, *overrides, first=2.0, last=5.0, teachers=3.0, **changes):
-    """The folder of a run with these seconds per round, in the last round, and before."""
+    """The folder of a run with these seconds per round, in the last round and before."""
     run = experiment(tmp_path, *overrides)
     folder = new_run_folder(run)
     rounds = [first] * (run.config.rounds - 1) + [last]
@@ -29,7 +29,7 @@ def finish(tmp_path, *overrides, first=2.0, last=5.0, teachers=3.0, **changes):
     return folder
 
 
-def test_earlier_runs_tell_whatever_their_seed_noise_and_rounds(tmp_path):
+def test_earlier_runs_give_an_estimate_whatever_their_seed_noise_and_rounds(tmp_path):
     finish(tmp_path, "seed=3", "answers.epsilon_per_answer=1", "rounds=3")
     found = expected(experiment(tmp_path, "rounds=100", "privacy.budget=900000", "noise=secure"))
     seconds = START + 3 + 99 * 2 + 5
@@ -42,7 +42,7 @@ def test_earlier_runs_tell_whatever_their_seed_noise_and_rounds(tmp_path):
     assert "by 2 earlier runs with these settings" in several.source
 
 
-def test_other_settings_and_unfinished_or_damaged_runs_tell_nothing(tmp_path):
+def test_other_settings_and_unfinished_or_damaged_runs_give_no_estimate(tmp_path):
     for number, (overrides, changes) in enumerate(
         [
             (("queries_per_round=65",), {}),

@@ -1,4 +1,4 @@
-"""Placement on devices that this machine need not have."""
+"""Placement on devices that this machine may not have."""
 
 from dataclasses import replace
 
@@ -44,7 +44,7 @@ def rays_processes(placed):
     return UNITS // round(placed.fraction * UNITS)
 
 
-def test_clients_on_the_processor_ask_for_no_gpu(small):
+def test_clients_on_the_processor_request_no_gpu(small):
     assert place(small(*PLAIN), 5, (), 16) == Placement()
     assert Placement().backend == {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
     assert Placement().environment == {}
@@ -87,7 +87,7 @@ def test_clients_share_devices_within_their_memory(small, monkeypatch, table):
 
 
 def test_ray_and_flower_fit_as_many_processes_on_a_gpu_as_have_memory():
-    """Flower's 32 bits make a fifth larger, and Ray counts ten-thousandths."""
+    """With 32 bits, Flower's fifth is larger than 1/5, and Ray counts ten-thousandths."""
     assert 5 * float(np.float32(0.2)) > 1  # the control
     for each in range(1, MOST + 1):
         part = fraction(each)

@@ -1,6 +1,6 @@
 """A simulation that joins a running Ray cluster: two nodes, both on this machine.
 
-It is what docs/scaling.md calls run.
+This is the run that docs/scaling.md describes.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""What a run needs, checked before anything is read or made."""
+"""Checks of a run before anything is read or made."""
 
 import pytest
 
@@ -41,7 +41,7 @@ def test_a_ledger_of_earlier_runs_is_left_to_the_clients(small, tmp_path):
     assert cautions(small(*shared)) == []
 
 
-def test_ledgers_of_other_records_are_told_before_a_run_folder_is_made(small, tmp_path):
+def test_ledgers_of_other_records_are_reported_before_a_run_folder_is_made(small, tmp_path):
     mine, life = small(f"ledger={tmp_path}/life"), tmp_path / "life"
     own = FileLedger(life, 0, data_of(mine, 0))
     with own.transaction():

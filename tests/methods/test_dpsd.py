@@ -99,7 +99,7 @@ def test_weights_are_refused_where_the_clients_own_method_does_not_ship_them(sma
 
 def test_what_it_cannot_do_is_refused(small):
     table = (
-        ("num_clients=2", "num_clients=2: method=dpsd needs another value; use num_clients=1"),
+        ("num_clients=2", "num_clients=2: method=dpsd has one client; use num_clients=1"),
         ("method.discriminator=both", "discriminator=both must be student or teacher"),
         ("method.discriminator=teacher method.generator_steps=0", "generator_steps >= 1"),
     )

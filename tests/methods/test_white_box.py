@@ -95,7 +95,7 @@ def test_weights_of_another_length_name_the_client(small, tmp_path):
 
 
 def test_central_is_the_one_clients_teacher(small, tmp_path):
-    one = "method=central needs another value; use num_clients=1"
+    one = "method=central has one client; use num_clients=1"
     assert not not_refused(small, [("num_clients=2", one)], *CLEAR, "method=central")
     federation, (finished,) = finish(small(*CLEAR, "method=central", "num_clients=1"), tmp_path)
     (teacher,) = federation._sites[0]._teachers.models
@@ -114,7 +114,7 @@ def test_direct_training_is_that_of_the_students_own_network(small, tmp_path):
     assert {row["epsilon"] for row in card["proven"]} == {"inf"}
     assert card["reason"] == "the teachers' own weights leave the clients"
     table = (
-        ("num_clients=2", "method=direct needs another value; use num_clients=1"),
+        ("num_clients=2", "method=direct has one client; use num_clients=1"),
         ("model.teacher=mlp", "model.teacher=mlp: method=direct needs .*; use model.teacher=cnn"),
         ("model.teachers=[mlp]", r"method=direct needs .*; use model.teachers=\[\]"),
         ("teacher.path=t teacher.arch=cnn", "method=direct needs .*; use teacher.arch=null"),

@@ -1,4 +1,4 @@
-"""Devices by name, and what is said where one is not there."""
+"""Devices by name, and the messages about missing devices."""
 
 import pytest
 import torch

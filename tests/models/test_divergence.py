@@ -81,7 +81,7 @@ def test_pixels_that_are_not_finite_are_no_bytes(subtests):
                 to_bytes(pixels, {"a": 1.0})
 
 
-# Their losses are those of records that noise protects, or of a user's own attack or measurement.
+# Their losses belong to records that noise protects, or to a user's own attack or measurement.
 UNCHECKED = {
     "client/learning.py": ["fit"],  # returned by `train`; `Teachers` has them checked
     "privacy/dp_sgd.py": ["_train_linear", "_train_network"],

@@ -1,4 +1,4 @@
-"""Fixed features: nothing to learn, nothing private, and the same bits for everybody."""
+"""Fixed features: nothing to learn, nothing private, and the same bits everywhere."""
 
 import functools
 
@@ -81,7 +81,7 @@ def test_a_row_has_root_mean_square_one_whatever_the_image(kind, subtests):
 
 @every_kind
 def test_no_image_has_no_features(kind):
-    """An empty shard is trained too, else a private training would tell that it is empty."""
+    """An empty shard is trained too; otherwise a private training would reveal that it is empty."""
     assert kind(SMALL, 64)(torch.zeros(0, *SMALL)).shape == (0, 64)
     model = classifier(kind.__name__.lower())
     _, take = learner(model, np.zeros((0, *SMALL), np.uint8), torch.device("cpu"))
@@ -179,7 +179,7 @@ def test_a_generator_can_be_trained_through_the_features(kind):
 
 
 def test_records_and_asked_images_have_memories_of_their_own(empty_memory):
-    """Else a request that is answered at once would tell that its images are records."""
+    """Otherwise an immediate answer would reveal that the requested images are records."""
     features, images = empty_memory(), pixels(drawn(4))
     with remembering("records"):
         first = features(images)

@@ -1,4 +1,4 @@
-"""The memory of a computation, against sums by hand."""
+"""The memory of a computation, compared with sums by hand."""
 
 import torch
 from torch import nn

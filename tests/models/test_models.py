@@ -62,7 +62,7 @@ def test_the_tempered_network_is_the_papers():
 
 
 def test_weights_follow_xaviers_rule():
-    """Uniform up to sqrt(6 / (in + out)), whose standard deviation is that over sqrt(3).
+    """Uniform up to b = sqrt(6 / (in + out)), with standard deviation b / sqrt(3).
 
     With 6,000 weights the deviation is within 4 % for all but one seed in 10^5. He's rule, and this
     one with a normal law, are far outside.
@@ -102,7 +102,7 @@ def test_a_convolution_of_doubled_images_is_that_of_repeated_pixels():
 
 
 def test_only_those_with_batch_norm_keep_statistics_of_their_images(subtests):
-    """So that a teacher is its weights, and DP-SGD can bound what one record does."""
+    """So a teacher is determined by its weights, and DP-SGD can bound one record's influence."""
     for name in OWN:
         with subtests.test(name=name):
             build = functools.partial(CLASSIFIERS[name], (1, 28, 28), 7, 4)

@@ -1,4 +1,4 @@
-"""Patches: that responses are those of whitened patterns to every patch, and to form alone."""
+"""Patches: responses to every patch come from whitened patterns and depend on form alone."""
 
 import pytest
 import torch
@@ -100,7 +100,7 @@ def test_centres_find_directions_whatever_their_sign(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.ci
 def test_patterns_are_those_of_the_measured_results():
-    """Other images, constants or numbers of steps change them; docs/results would be of others."""
+    """Other images, constants or numbers of steps would change them, and so docs/results."""
     kernels, offsets = patterns((3, 32, 32))
     assert kernels.std() == pytest.approx(0.1266, rel=1e-2)
     assert offsets.std() == pytest.approx(0.0066, rel=2e-2)

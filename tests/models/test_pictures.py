@@ -110,10 +110,10 @@ def test_what_cannot_be_read_is_named(tmp_path):
     with pytest.raises(UserError, match="holds no picture"):
         pictures.load(str(tmp_path), 8)
     (tmp_path / "train.parquet").write_bytes(b"")
-    with pytest.raises(UserError, match=r"train\.parquet is no parquet file"):
+    with pytest.raises(UserError, match=r"train\.parquet is not a parquet file"):
         pictures.load(str(tmp_path), 8)
     pq.write_table(pa.table({"image": ["a"]}), tmp_path / "train.parquet")
-    with pytest.raises(UserError, match=r"train\.parquet is no parquet file with structs"):
+    with pytest.raises(UserError, match=r"train\.parquet is not a parquet file with structs"):
         pictures.load(str(tmp_path), 8)
     pq.write_table(pa.table({"label": [0]}), tmp_path / "train.parquet")
     with pytest.raises(UserError, match="has no column image or img"):

@@ -1,4 +1,4 @@
-"""Public features: that they are EfficientNet's, each image's own, and computed once."""
+"""Public features: they are EfficientNet's, depend on the image alone, and are computed once."""
 
 import errno
 import functools
@@ -57,7 +57,7 @@ def test_folded_layers_are_the_convolution_and_its_normalisation():
 
 
 def test_an_images_features_are_its_own_to_the_last_bit():
-    """In another batch, at another place, beside other images."""
+    """In another batch, at another place, with other images."""
     some = images(40)
     together = pretrained.Memory(None)(some)
     alone = torch.cat([pretrained.Memory(None)(some[i : i + 1]) for i in (39, 0, 17)])
@@ -154,7 +154,7 @@ def counted(monkeypatch):
     return sizes
 
 
-def test_an_ask_for_a_record_takes_as_long_as_any_other(tmp_path, monkeypatch):
+def test_a_request_for_a_record_takes_as_long_as_any_other(tmp_path, monkeypatch):
     """In this process and in the next; the control: asked again, it takes nothing."""
     monkeypatch.setattr(pretrained, "WRITTEN_AT", 1)
     backbone = Pretrained((1, 8, 8), 32)
@@ -174,7 +174,7 @@ def test_an_ask_for_a_record_takes_as_long_as_any_other(tmp_path, monkeypatch):
 
 
 def test_an_empty_shard_has_no_features():
-    """A crash would tell that it is empty."""
+    """A crash would reveal that it is empty."""
     assert Pretrained((1, 8, 8), 32)(images(0)).shape == (0, 1280 + 32)
 
 

@@ -1,4 +1,4 @@
-"""Procedural images: their shapes, their variety, and that they are a function of their stream."""
+"""Procedural images: shapes, variety, and dependence on their stream alone."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ def name(procedure):
 
 
 def smoothness(images):
-    """Mean difference of neighbouring pixels, by that of pixels anywhere."""
+    """Mean difference of neighbouring pixels, divided by the mean difference of any pixels."""
     pixels = images.astype(float)
     near = np.abs(np.diff(pixels, axis=3)).mean()
     rng = np.random.Generator(np.random.PCG64(0))

@@ -21,7 +21,7 @@ def test_shapes_bytes_and_streams(subtests):
 
 
 def test_rare_classes_are_drawn_as_often_as_frequent_ones():
-    """One image in ten is white and of a class of its own; uniform draws would keep that.
+    """One image in ten is white and in its own class; uniform draws would keep this fraction.
 
     The two weights are 20 / 21 and 180 / 181, with one added to each class. The tolerance is five
     standard errors of 2,000 draws.
@@ -48,7 +48,7 @@ def test_half_of_the_images_stay_alone(monkeypatch):
 
 
 def test_an_image_is_moved_and_no_more():
-    """A light disc on black stays light on black: its mean hardly changes, its pixels do."""
+    """A light disc on black stays light on black: its mean hardly changes, but its pixels do."""
     rows, columns = np.mgrid[-1:1:32j, -1:1:32j]
     disc = (255 * (rows**2 + (columns - 0.2) ** 2 < 0.2)).astype(np.uint8)
     made = recombine(disc[None, None], np.ones((1, 10)), 200, np.random.default_rng(0))

@@ -1,4 +1,4 @@
-"""Scattering: blind to brightness, and levelled by images that nobody owns."""
+"""Scattering: independent of brightness, and whitened with procedural images."""
 
 import numpy as np
 import pytest

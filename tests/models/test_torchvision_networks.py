@@ -58,7 +58,7 @@ def sized(name):
 
 @pytest.mark.parametrize("name", [*map(sized, (*GROUP_FORMS.values(), "alexnet", "vit_b"))])
 def test_dp_sgd_takes_a_step_of_every_kind(name, monkeypatch):
-    """Each record's gradient is that of the record alone, and the step moves every weight.
+    """Each record's gradient depends on the record alone, and the step moves every weight.
 
     Rounding may turn a unit of a deep network on or off, which changes a hundredth of its gradient.
     """

@@ -138,7 +138,7 @@ def test_what_it_cannot_do_is_refused_before_data_are_read(small):
         ),
         ("method.baseline=null", "method.baseline._target_=null is not a class"),
         ("training=dp_sgd", "method=dgd needs another; use training=plain"),
-        ("num_clients=2", "method=dgd needs another value; use num_clients=1"),
+        ("num_clients=2", "method=dgd has one client; use num_clients=1"),
         ("method.lines_fraction=1.5", "must be >= 0 and at most 1"),
         ("method.epsilon_1=0", "epsilon_1=0"),
         ("method.baseline._target_=os.system", "method.baseline._target_=os.system is not"),

@@ -121,6 +121,6 @@ def test_bad_settings_are_named(small):
             "pretraining_steps=0 and generator_steps=0; give one of them >= 1",
         ),
         ("method.contrast=0", "contrast=0.0 must be"),
-        ("num_clients=2", "method=dp_dfd needs another value; use num_clients=1"),
+        ("num_clients=2", "method=dp_dfd has one client; use num_clients=1"),
     )
     assert not not_refused(small, table, *TEACHER)

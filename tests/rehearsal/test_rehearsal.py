@@ -1,4 +1,4 @@
-"""Hosts on this machine, with TLS, node keys and processes, and what befalls them."""
+"""Hosts on this machine, with TLS, node keys and processes, and their faults."""
 
 import contextlib
 import json
@@ -31,7 +31,7 @@ SUMS = (
     *("training=plain", "answers=gradient", "answers.noise_at=distributed"),
     "answers.quorum={threshold:2,colluding:0}",
 )
-CONNECTED = "SuperNode ID"  # what a node logs that was let in
+CONNECTED = "SuperNode ID"  # what an admitted node logs
 LISTEN = """
 import socket, sys
 raw = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
@@ -137,7 +137,7 @@ def test_a_hospital_out_of_budget_refuses_and_the_others_go_on(rehearsal):
 
 
 def test_the_readmes_command(tmp_path):
-    """In a process of its own, which leaves none behind."""
+    """In a separate process, which leaves no process behind."""
     command = [sys.executable, "-c", "from fed_dpsd.cli import main; main()", "rehearse", *SMALL]
     done = subprocess.run(
         [*command, "rounds=1", "--folder", str(tmp_path / "mine")],
@@ -156,7 +156,7 @@ def test_the_readmes_command(tmp_path):
 
 
 def stranger(rehearsal, tmp_path, certificate=None, key=None, command=()):
-    """What a node says in its first half minute that has something wrong with it."""
+    """The output of a faulty node in its first half minute."""
     own = tmp_path / "stranger"
     own.mkdir()
     site = yaml.safe_load(rehearsal.site(0).read_text())
@@ -184,18 +184,18 @@ def stranger(rehearsal, tmp_path, certificate=None, key=None, command=()):
             process.terminate()  # and its node with it
             process.wait()
     assert not (own / "state" / "ledger").exists()
-    assert CONNECTED in (rehearsal.folder / "hospital0" / "log").read_text()  # of whom all is right
+    assert CONNECTED in (rehearsal.folder / "hospital0" / "log").read_text()  # a correct one
     return log.read_text()
 
 
 def test_a_node_that_is_not_registered_is_refused(rehearsal, tmp_path):
-    """Its certificate is right, its key is its own: so is that of a hospital with another key."""
+    """Its certificate is correct, its key is its own; the same for a hospital with another key."""
     log = stranger(rehearsal, tmp_path)
     assert CONNECTED not in log
 
 
 def test_a_coordinator_of_another_authority_is_refused(rehearsal, tmp_path):
-    """The hospital's own key, but the certificate of a coordinator that is not this one."""
+    """The hospital's own key, but another coordinator's certificate."""
     other = tmp_path / "other"
     made = [str(app_folder() / "deploy" / "certificates.sh"), str(other), "127.0.0.1"]
     subprocess.run(made, check=True, capture_output=True)
@@ -228,7 +228,7 @@ def test_only_tls_is_on_the_wire(rehearsal, tmp_path):
 
 
 def tcp_streams(frames, port):
-    """The payloads, put in order, of every TCP connection's two directions that has a beginning."""
+    """The ordered payloads of both directions of every TCP connection whose start was seen."""
     parts, starts, at = defaultdict(dict), {}, 0
     while at < len(frames):
         size = int.from_bytes(frames[at : at + 4], "big")
@@ -257,7 +257,7 @@ def tcp_streams(frames, port):
 
 
 def only_tls(stream):
-    """Whether a stream is TLS records, the last of which may be cut off."""
+    """Whether a stream consists of TLS records; the last may be truncated."""
     at = 0
     while at + 5 <= len(stream):
         kind, version, size = struct.unpack("!BHH", stream[at : at + 5])

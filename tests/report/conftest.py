@@ -14,7 +14,7 @@ RUN = {
 
 
 def write_table(folder, *changes, name="curve.csv", without=()):
-    """Write rows, each RUN with changes, and a key of its own unless given."""
+    """Write rows, each RUN with changes, and its own key unless given."""
     rows = [{"key": f"{name}{n}", "seed": n} | RUN | change for n, change in enumerate(changes)]
     columns = list(dict.fromkeys(c for row in rows for c in row if c not in without))
     with (folder / name).open("w", newline="") as file:

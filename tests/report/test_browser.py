@@ -78,7 +78,7 @@ def files(tmp_path_factory):
 
 @pytest.fixture
 def opened(browser, files):
-    """Opens a page, and at the end finds no message on its console, and no request but its own."""
+    """Open a page; at the end, check that its console is empty and it made no other request."""
     contexts, messages, urls = [], [], []
 
     def open_page(name, width=1440, **settings):

@@ -326,7 +326,7 @@ def test_a_matrix_is_summed_over_seeds_and_normalised_by_true_class(table):
     for column, value in (("truth", 10), ("predicted", -1), ("truth", 0.5)):
         row = {"truth": 0, "predicted": 0} | {column: value}
         known = pairs(("curve.csv0", *row.values(), 3))
-        with pytest.raises(UserError, match=rf"{column}={value} of curve.csv0 .*none of 10"):
+        with pytest.raises(UserError, match=rf"{column}={value} of curve.csv0 .*not one of 10"):
             plots.confusions(read([table({})])[0], known)
 
 

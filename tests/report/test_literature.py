@@ -18,7 +18,7 @@ PAPERS = {
     | cells_by_name(read_files()[paper])
     for paper, numbers in read_papers().items()
 }
-# What a paper's loop, as printed, is set to: a file, and the number of each key.
+# The settings of a paper's printed loop: a file, and the number of each key.
 SETTINGS = {
     "experiment=paper_fed_dpsd": {
         **{"num_clients": "DPSD m", "rounds": "DPSD T", "queries_per_round": "DPSD b"},

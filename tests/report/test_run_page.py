@@ -1,4 +1,4 @@
-"""The page of a run and of a deployment: its structure, and what it says about its numbers."""
+"""The page of a run and of a deployment: its structure and the texts about its numbers."""
 
 import copy
 import dataclasses
@@ -30,7 +30,7 @@ def epsilon_of_all(value, **more):
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory):
-    """The page of the run as it is."""
+    """The page of the unchanged run."""
     return page(run(tmp_path_factory.mktemp("run")))
 
 

@@ -1,4 +1,4 @@
-"""Tables of sweeps and of attacks: what is read, and the numbers that are written."""
+"""Tables of sweeps and of attacks: reading them, and the numbers written."""
 
 import csv
 import io
@@ -136,10 +136,10 @@ def test_several_tables_are_one_and_a_repeated_key_counts_once(table):
 
 def test_what_cannot_be_read_is_an_error_that_names_file_and_cell(table, tmp_path):
     cases = [
-        ([{"student": "good"}], r"curve.csv: student='good' of curve.csv0 is no number"),
-        ([{"forward_answers": "many"}], r"curve.csv: forward_answers='many' of curve.csv0 is no"),
-        ([{"partition.alpha": "[1]"}], r"curve.csv: partition.alpha='\[1\]' of curve.csv0 is no"),
-        ([{"record_add_remove": ""}], r"curve.csv: record_add_remove='' of curve.csv0 is no"),
+        ([{"student": "good"}], r"curve.csv: student='good' of curve.csv0 is not a number"),
+        ([{"forward_answers": "many"}], r"curve.csv: forward_answers='many' of curve.csv0 is not"),
+        ([{"partition.alpha": "[1]"}], r"curve.csv: partition.alpha='\[1\]' of curve.csv0 is not"),
+        ([{"record_add_remove": ""}], r"curve.csv: record_add_remove='' of curve.csv0 is not a"),
         ([{"seed": 3}, {"seed": 3}], r"seed=3 twice .*curve.csv0 and curve.csv1"),
     ]
     for rows, expected in cases:
@@ -162,8 +162,8 @@ def test_a_wrong_file_next_to_a_table_is_an_error_and_of_two_files_the_last_coun
     cases = {
         "key,round\n": "curve_rounds.csv has no column 'seconds'",
         "round\n": "curve_rounds.csv has no column 'key'",
-        f"{header}\nk,one,,,,\n": "curve_rounds.csv: round='one' of k is no number",
-        f"{header}\nk,1,,0,0,\n": "curve_rounds.csv: seconds='' of k is no number",
+        f"{header}\nk,one,,,,\n": "curve_rounds.csv: round='one' of k is not a number",
+        f"{header}\nk,1,,0,0,\n": "curve_rounds.csv: seconds='' of k is not a number",
     }
     for content, expected in cases.items():
         (tmp_path / "curve_rounds.csv").write_text(content)
@@ -212,7 +212,7 @@ def runs(grid, students, **more):
 
 
 def test_an_interval_is_that_of_a_paired_test(table):
-    """An unpaired one, over students this far apart, would be three times as wide."""
+    """An unpaired interval, for such different students, would be three times as wide."""
     path = table(*runs("first", FIRST), *runs("second", SECOND))
     header, (name, cell, seeds) = differences(read([path]), "first")
     assert (header, name, seeds) == (["minus first", "student", "seeds"], "second", "3")
@@ -237,7 +237,7 @@ def test_only_seeds_that_both_have_are_compared(table):
     header, row = differences(read([path]), "first")
     assert header == ["minus first", "student", "auroc_student", "seeds"]
     assert row[2] == "+0.0"
-    with pytest.raises(UserError, match="--against='third' is no .*; give one of: first; second"):
+    with pytest.raises(UserError, match="--against='third' is not .*; give one of: first; second"):
         differences(read([path]), "third")
 
 

@@ -1,4 +1,4 @@
-"""What is taken away says what it cost: the run's own numbers, and what they leave out."""
+"""Artefacts state their cost: the run's own numbers, and what they do not cover."""
 
 import dataclasses
 import itertools
@@ -97,7 +97,7 @@ def test_a_run_of_no_commit_names_none(finished):
 
 
 def test_every_number_of_the_verdict_says_whom_it_holds_against(finished):
-    """A record's proof may be the training's, a client's that of answers to a trusted server."""
+    """A record's proof may come from the training, a client's from answers to a trusted server."""
     folder, _, _ = finished(*VOTES, "answers.noise_at=server", "noise=secure")
     lines = cards.privacy_card_of(open_completed(folder))["verdict"]
     numbers = [line for line in lines if "epsilon" in line]
@@ -106,7 +106,7 @@ def test_every_number_of_the_verdict_says_whom_it_holds_against(finished):
 
 
 def test_teachers_have_the_proof_of_their_training_alone(finished):
-    """Where the answers' noise proves less than the training, it covers no teacher and no score."""
+    """If the answers' noise proves less than the training, it covers no teacher and no score."""
     settings = *DP, "answers=gradient", "answers.noise_multiplier=1e4"
     folder, summary, _ = finished(*settings)
     card = cards.privacy_card_of(open_completed(folder))
@@ -134,7 +134,7 @@ def test_a_charge_to_a_shared_ledger_is_the_runs_own(finished, tmp_path):
     finished(*settings)
     folder, summary, _ = finished(*settings, "seed=1", "partition.seed=0")
     row = summary["privacy"]["proven"][0]
-    assert row["spent"] == row["planned"]  # and not that of both runs, which the ledger holds
+    assert row["spent"] == row["planned"]  # and not the cost of both runs, which the ledger holds
     card = cards.privacy_card_of(open_completed(folder))
     assert any("the most that this run cost one of them" in line for line in card["source"])
 

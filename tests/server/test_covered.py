@@ -57,7 +57,7 @@ def combinations(small, method):
 
 
 def may_leave(summary):
-    """Whether every finite epsilon is that of the teachers' own training."""
+    """Whether every finite epsilon comes from the teachers' own training."""
     rows = summary["privacy"]["proven"]
     return all(row["epsilon"] == "inf" or row["basis"] == "training" for row in rows)
 
@@ -89,7 +89,7 @@ def test_the_ensembles_score_is_in_the_line_of_a_private_training_alone(small):
 
 
 def test_control_scores_that_stay_are_found(small, monkeypatch):
-    """As it was: the exact score of the ensemble next to an epsilon that noisy answers prove."""
+    """The old behaviour: the ensemble's exact score next to an epsilon that noisy answers prove."""
     monkeypatch.setattr(summaries, "_set_apart", lambda summary: None)
     experiment = small("training=plain", "answers=gradient", "answers.noise_multiplier=1000")
     folder, summary = scored(experiment)

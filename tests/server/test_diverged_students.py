@@ -1,4 +1,4 @@
-"""A run whose student is not finite: it fails, and no accuracy, checkpoint or file has it."""
+"""A run whose student is not finite fails, and no accuracy, checkpoint or file contains it."""
 
 import json
 import math

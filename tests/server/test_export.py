@@ -1,4 +1,4 @@
-"""A student that is taken away answers as it did in its run, and its file says what it cost."""
+"""An exported student predicts as in its run, and its file states its cost."""
 
 import json
 import math
@@ -71,10 +71,10 @@ def test_an_onnx_file_gives_the_same_probabilities_of_every_test_image(
     session = onnxruntime.InferenceSession(path)
     (scores,) = session.run(["probabilities"], {"images": (test.images / 255).astype(np.float32)})
     np.testing.assert_allclose(scores, own.predict(test.images), atol=1e-4)
-    told = re.fullmatch(
+    match = re.fullmatch(
         r"ONNX and torch differ by at most (\S+) on 360 test images of digits", compared
     )
-    assert float(told[1]) <= 1e-4
+    assert float(match[1]) <= 1e-4
     facts = json.loads(session.get_modelmeta().custom_metadata_map[FACTS])
     assert facts["privacy"] == summary["privacy"]
     student = open_student(path)
@@ -102,7 +102,7 @@ def test_onnx_that_answers_otherwise_than_torch_is_noticed(finished, tmp_path, m
     folder, _, _ = finished()
     path = export(folder, tmp_path / "good", "onnx").path
     path.write_bytes(_altered(path.read_bytes()))
-    with pytest.raises(UserError, match="answers otherwise than the student that was exported"):
+    with pytest.raises(UserError, match="predicts differently than the exported student"):
         open_student(path)
     convert = onnx_file.to_onnx
     monkeypatch.setattr(onnx_file, "to_onnx", lambda *given: _altered(convert(*given)))
@@ -132,8 +132,8 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
             place.mkdir()
             folder, _, _ = finished()
             patch.setitem(sys.modules, package, None)
-            told = f"ONNX needs {package}, not installed here: pip install 'fed-dpsd\\[onnx\\]'"
-            with pytest.raises(UserError, match=told):
+            expected = f"ONNX needs {package}, not installed here: pip install 'fed-dpsd\\[onnx\\]'"
+            with pytest.raises(UserError, match=expected):
                 export(folder, place, "onnx")
             assert not list(place.glob("*.*"))
 
@@ -178,7 +178,9 @@ def test_what_cannot_be_exported_is_said(finished, tmp_path):
     with pytest.raises(UserError, match="is not a run folder"):
         export(tmp_path, tmp_path, "safetensors")
     (folder / "summary.json").unlink()
-    with pytest.raises(UserError, match="this run is not completed; go on with `fed-dpsd resume"):
+    with pytest.raises(
+        UserError, match="this run is not completed; continue it with `fed-dpsd resume"
+    ):
         export(folder, tmp_path, "safetensors")
 
 
@@ -186,7 +188,7 @@ def test_a_file_is_never_overwritten(finished, tmp_path):
     folder, _, _ = finished()
     path = export(folder, tmp_path, "safetensors").path
     content = path.read_bytes()
-    with pytest.raises(UserError, match="exists already"):
+    with pytest.raises(UserError, match="already exists"):
         export(folder, tmp_path, "safetensors")
     assert path.read_bytes() == content
 
@@ -195,7 +197,7 @@ NETWORK = {"architecture": "cnn", "width": 4, "shape": [1, 8, 8], "num_classes":
 
 
 def test_a_file_that_is_no_student_is_refused(tmp_path, subtests):
-    for number, (network, told) in enumerate(
+    for number, (network, expected) in enumerate(
         [
             (None, "it holds no network"),
             ({**NETWORK, "architecture": "os.system"}, "architecture='os.system' is not one of"),
@@ -205,7 +207,7 @@ def test_a_file_that_is_no_student_is_refused(tmp_path, subtests):
             ({**NETWORK, "more": 1}, "network.more=1 is not a key"),
         ]
     ):
-        with subtests.test(network=network, told=told):
+        with subtests.test(network=network, expected=expected):
             folder = tmp_path / f"{number}"
             folder.mkdir()
             model = Network("cnn", 4, (1, 8, 8), 10).build()
@@ -213,7 +215,7 @@ def test_a_file_that_is_no_student_is_refused(tmp_path, subtests):
             path = folder / "student.safetensors"
             weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
             path.write_bytes(safetensors.torch.save(weights, {FACTS: json.dumps(facts)}))
-            with pytest.raises(UserError, match=told):
+            with pytest.raises(UserError, match=expected):
                 open_student(path)
 
 
@@ -240,7 +242,7 @@ def test_a_damaged_student_is_refused(finished, tmp_path):
         facts = file.metadata()
     next(iter(weights.values())).fill_(math.nan)
     path.write_bytes(safetensors.torch.save(weights, facts))
-    with pytest.raises(UserError, match="is damaged: its weights are not those exported"):
+    with pytest.raises(UserError, match="is damaged: its weights differ from the exported ones"):
         open_student(path)
 
 
@@ -254,10 +256,10 @@ def test_weights_without_facts_are_no_student(tmp_path):
         open_student(path)
 
 
-# --- cards beside the file ---
+# --- cards next to the file ---
 
 
-def test_the_classes_lie_beside_the_file_too(finished, tmp_path):
+def test_the_classes_are_next_to_the_file_too(finished, tmp_path):
     export(finished()[0], tmp_path, "safetensors")
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["id2label"] == {str(number): str(number) for number in range(10)}
@@ -268,7 +270,7 @@ def test_the_classes_lie_beside_the_file_too(finished, tmp_path):
 def test_a_folder_with_anything_else_of_the_cards_names_is_refused(finished, tmp_path):
     folder, _, _ = finished()
     (tmp_path / "README.md").write_text("mine")
-    with pytest.raises(UserError, match="README.md exists already, and is not of this student"):
+    with pytest.raises(UserError, match="README.md already exists, and is not of this student"):
         export(folder, tmp_path, "safetensors")
     assert not (tmp_path / "student.safetensors").exists()
     assert (tmp_path / "README.md").read_text() == "mine"
@@ -277,7 +279,7 @@ def test_a_folder_with_anything_else_of_the_cards_names_is_refused(finished, tmp
 def test_another_runs_student_does_not_join(finished, tmp_path):
     export(finished()[0], tmp_path / "model", "safetensors")
     (tmp_path / "model" / "student.safetensors").unlink()
-    with pytest.raises(UserError, match="exists already, and is not of this student"):
+    with pytest.raises(UserError, match="already exists, and is not of this student"):
         export(finished("seed=1")[0], tmp_path / "model", "safetensors")
 
 

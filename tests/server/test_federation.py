@@ -1,4 +1,4 @@
-"""Summing answers, and what a receiver makes of bad ones."""
+"""Summing answers, and handling bad ones."""
 
 import itertools
 import re
@@ -34,7 +34,7 @@ def test_a_total_is_the_sum_of_each(small, tmp_path):
     assert (total.count, total.refused) == (3, {})
 
 
-# --- what a receiver makes of bad answers ---
+# --- bad answers ---
 
 
 class Lying(LocalFederation):
@@ -50,7 +50,7 @@ class Lying(LocalFederation):
 
 
 def test_a_bad_answer_counts_as_zero_and_the_others_as_before(small, tmp_path, caplog, subtests):
-    """The number of teachers stays, and what was wrong is in the operator's log alone."""
+    """The number of teachers is unchanged, and the problem is only in the operator's log."""
     for number, (lie, said) in enumerate(
         [
             (lambda a: replace(a, query_id=9), "query_id=9, asked 1"),
@@ -170,7 +170,7 @@ def test_a_liar_about_its_teachers_weighs_no_more(small, tmp_path):
 
 
 def test_the_servers_noise_is_another_one_for_other_answers(small, tmp_path):
-    """Else two sums of one request would differ by exactly what one client answered."""
+    """Otherwise two sums of one request would differ by exactly one client's answer."""
     experiment = small("training=plain", "answers=gradient", "answers.noise_at=server")
     honest = LocalFederation(experiment, tmp_path / "a").total(request())
     silent = Lying(

@@ -1,4 +1,4 @@
-"""A client that lies: it counts for no more than its bounded answers may."""
+"""A lying client counts for no more than a bounded answer."""
 
 import itertools
 from dataclasses import replace
@@ -38,7 +38,7 @@ MECHANISMS = {
 
 
 class Lied(LocalFederation):
-    """All are honest but client 0."""
+    """All clients but client 0 are honest."""
 
     def __init__(self, experiment, folder, lie):
         super().__init__(experiment, folder)
@@ -95,7 +95,7 @@ def test_a_lie_that_could_be_an_answer_moves_a_sum_by_two_of_them(small, tmp_pat
 @pytest.mark.slow
 @pytest.mark.parametrize("mechanism", ["label", "dp_sgd"])
 def test_one_liar_of_five(small, mechanism, capsys):
-    """Measured, printed with -s: students of five clients, one of whom lies, on digits."""
+    """Measured, printed with -s: students of five clients, one lying, on digits."""
     sizes = ("num_clients=5", "rounds=5", "queries_per_round=640", "method.final_student_steps=500")
     settings = {
         "label": (

@@ -23,7 +23,7 @@ def cases(num_classes, dtype=np.float32, decimals=None, size=400):
 
 
 def reference(probabilities, labels):
-    """The mean of each class against the rest; for two classes that of class 1 alone."""
+    """The mean of each class against the rest; for two classes only class 1."""
     classes = [1] if probabilities.shape[1] == 2 else range(probabilities.shape[1])
     return np.mean([roc_auc_score(labels == k, probabilities[:, k]) for k in classes])
 

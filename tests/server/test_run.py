@@ -1,4 +1,4 @@
-"""The loop: what it leaves on disk, resuming, and failing without losing anything."""
+"""The loop: its files, resuming, and failing without losing anything."""
 
 import json
 import os
@@ -130,7 +130,7 @@ def test_the_privacy_card_of_a_summary(small):
     assert line.endswith("no meaningful protection")
 
 
-def test_an_infinite_published_epsilon_is_not_shown_beside_a_finite_proof(straight, small):
+def test_an_infinite_published_epsilon_is_not_shown_next_to_a_finite_proof(straight, small):
     """It would read as no privacy at all; with nothing proven it is the truth."""
     _, summary, _ = straight(*PRIVATE)
     assert " · nothing published (probabilities) · proven " in result_line(small(), summary)
@@ -144,7 +144,7 @@ def test_secret_noise_is_not_called_seeded(small):
 
 
 def test_a_delta_that_is_too_large_is_said_to_its_owner_alone(small):
-    """On the card it would tell about how many records the largest client has."""
+    """On the card it would reveal roughly how many records the largest client has."""
     records = max(map(len, partitions(small())))
     notes = []
     for share, large in ((0.999, False), (1.001, True)):
@@ -172,7 +172,7 @@ def test_a_method_that_releases_nothing_proves_nothing(small):
     assert "proven" not in line
 
 
-def test_a_summary_without_simulation_tells_no_exact_accuracies(small):
+def test_a_summary_without_simulation_has_no_exact_accuracies(small):
     _, summary, _ = complete(small("federation.simulation=false", "rounds=1"))
     for metric in ("accuracy", "auroc"):
         scores = scores_of(summary, metric)

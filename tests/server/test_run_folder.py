@@ -1,4 +1,4 @@
-"""Run folders: complete or none, never overwritten, and they say what code ran where."""
+"""Run folders: complete or absent, never overwritten, with the code and machine of the run."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from fed_dpsd.server.run_folder import new_run_folder, open_run_folder, read_log
 def test_a_run_folder_is_never_overwritten(small, tmp_path):
     experiment = small(f"run_folder={tmp_path}/mine")
     new_run_folder(experiment)
-    with pytest.raises(UserError, match="exists already"):
+    with pytest.raises(UserError, match="already exists"):
         new_run_folder(experiment)
 
 
@@ -28,7 +28,7 @@ def test_an_out_that_cannot_be_written_is_an_error(small, tmp_path):
 
 def test_a_folder_that_is_no_run_is_an_error(tmp_path, subtests):
     for number, (content, expected) in enumerate(
-        [(None, "has no config.yaml"), ("", "is empty"), ("{a: [", "not YAML")]
+        [(None, "has no config.yaml"), ("", "is empty"), ("{a: [", "not valid YAML")]
     ):
         with subtests.test(content=content, expected=expected):
             folder = tmp_path / f"{number}"

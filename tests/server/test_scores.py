@@ -119,7 +119,7 @@ def test_a_client_without_a_teacher_has_no_scores_and_no_part_in_the_ensembles(s
 
 
 def test_scores_of_teachers_are_covered_by_their_training_alone(small):
-    """Noise in the answers says nothing of the exact scores beside them."""
+    """Noise in the answers does not protect exact scores."""
     labels = *PRIVATE, "answers=label", "rounds=1"
     noisy = "answers.epsilon_per_answer=0.0001", "training.count_fraction=null"
     _, summary, _ = complete(small(*labels, *noisy))
@@ -175,7 +175,7 @@ def test_patients_in_both_splits_are_a_caveat_of_every_number_and_are_not_counte
     ids=str,
 )
 def test_the_weighted_ensemble_is_that_of_the_released_counts(small, settings):
-    """Noisy ones of DP teachers, exact ones in the clear."""
+    """Noisy counts of DP teachers, exact counts without privacy."""
     folder, summary, _ = complete(small(*settings, "rounds=1"))
     experiment = open_run_folder(folder)
     federation = LocalFederation(experiment, folder)

@@ -144,7 +144,7 @@ def test_nothing_is_overwritten(finished, tmp_path, subtests):
             place.mkdir()
             (place / "it").mkdir()
             (place / "it" / name).write_text("mine")
-            with pytest.raises(UserError, match=f"{name} exists already; choose another folder"):
+            with pytest.raises(UserError, match=f"{name} already exists; choose another folder"):
                 synthesize(place, 5, place / "it" / "train.parquet")
 
 

@@ -1,4 +1,4 @@
-"""Trackers: what they get, what they never get, and that a run does not end with them."""
+"""Trackers: what they get, what they never get, and that their failure does not end a run."""
 
 import itertools
 import json
@@ -91,7 +91,7 @@ def test_a_resumed_run_is_tracked_from_there(kept, tmp_path):
     assert [step for step, _ in kept.last.rounds] == [2, 3]
 
 
-def test_a_tracker_that_fails_is_left_out_and_the_run_goes_on(kept, tmp_path, monkeypatch, caplog):
+def test_a_tracker_that_fails_is_dropped_and_the_run_continues(kept, tmp_path, monkeypatch, caplog):
     def full(self, numbers, step):
         raise OSError("no space left")
 
@@ -133,7 +133,7 @@ def test_a_missing_package_names_the_extra_before_a_folder_is_made(tmp_path, mon
                 assert not (folder / "runs").exists()
 
 
-def test_without_a_tracker_nothing_is_left_beside_the_run(small):
+def test_without_a_tracker_nothing_is_left_next_to_the_run(small):
     experiment = small()
     folder = new_run_folder(experiment)
     tracking = Tracking(experiment, folder)

@@ -24,7 +24,7 @@ def test_every_method_runs_and_a_sweep_killed_at_random_gives_the_same_table(tmp
     """The moments are drawn from a fixed seed, over the time that the whole sweep took."""
 
     def start(name):
-        # A cache of its own: teachers too are trained, and their training is cut short.
+        # A separate cache: teachers are trained too, and their training is interrupted.
         places = [f"cache={tmp_path / name}_cache", f"--out={tmp_path / name}"]
         command = [*COMMAND, *places, f"--csv={tmp_path / name}.csv"]
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -49,8 +49,8 @@ def test_every_method_runs_and_a_sweep_killed_at_random_gives_the_same_table(tmp
             killed += 1
     assert killed >= 2
     assert start("killed").wait() == 0, (tmp_path / "killed.log").read_text()
-    for beside in ("", "_rounds", "_confusion"):
+    for suffix in ("", "_rounds", "_confusion"):
         whole, table = (
-            timeless(rows(tmp_path / f"{name}.csv", beside)) for name in ("whole", "killed")
+            timeless(rows(tmp_path / f"{name}.csv", suffix)) for name in ("whole", "killed")
         )
         assert table == whole

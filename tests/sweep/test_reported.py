@@ -1,4 +1,4 @@
-"""What `fed-dpsd report` is given: tables, folders of sweeps, and runs; what it knows of a run."""
+"""The inputs of `fed-dpsd report`: tables, folders of sweeps and runs; the facts of a run."""
 
 import csv
 import json
@@ -17,7 +17,7 @@ from fed_dpsd.report.pages import run_page as page
 from fed_dpsd.report.settings import names, read
 from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.sweep.repeat import command_of
-from fed_dpsd.sweep.reported import facts_of, tables_of, unfinished_beside
+from fed_dpsd.sweep.reported import facts_of, tables_of, unfinished_nearby
 from fed_dpsd.sweep.sweep import cell_key
 from tests.conftest import SMALL, small_for
 from tests.report.runs import check_structure
@@ -39,7 +39,7 @@ def finished(tmp_path_factory):
 
 @pytest.fixture
 def folders(finished, tmp_path):
-    """Copies of the completed runs, for a test of its own."""
+    """Copies of the completed runs, for a test to modify."""
     return [shutil.copytree(folder, tmp_path / "runs" / folder.name) for folder in finished]
 
 
@@ -75,7 +75,7 @@ def test_several_runs_are_one_table_in_the_folder_that_is_named(folders, tmp_pat
     assert len(read(tables_of([run, noisier]))) == 2  # from the tables of their own, too
 
 
-def test_a_run_that_stopped_and_a_place_that_is_none_are_told(run, tmp_path):
+def test_a_stopped_run_and_a_path_without_runs_are_errors(run, tmp_path):
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(UserError, match="results.csv cannot be written .*; choose another folder"):
         tables_of([run], tmp_path / "file")
@@ -112,7 +112,7 @@ def stopped(interrupted, tmp_path):
     return shutil.copytree(interrupted, tmp_path / "runs" / "stopped")
 
 
-def test_a_stopped_run_says_how_far_it_came_what_is_spent_and_how_to_go_on(stopped):
+def test_a_stopped_run_reports_its_progress_its_cost_and_how_to_continue(stopped):
     shown = check_structure(page(facts_of([stopped])))
     assert shown.text_of("h1").endswith("2 clients, not finished")
     lead = shown.text_of("p", class_="lead")
@@ -128,17 +128,17 @@ def test_a_stopped_run_says_how_far_it_came_what_is_spent_and_how_to_go_on(stopp
 
 
 def test_a_killed_run_has_the_same_page_without_a_word_on_why(stopped):
-    told = check_structure(page(facts_of([stopped]))).rows("Each class")
+    table = check_structure(page(facts_of([stopped]))).rows("Each class")
     (stopped / "summary.json").unlink()  # as after kill -9, which writes none
     shown = check_structure(page(facts_of([stopped])))
-    assert shown.rows("Each class") == told
+    assert shown.rows("Each class") == table
     assert "It ended: its process was killed, or its machine stopped." in shown.text_of(
         "p", class_="lead"
     )
 
 
 def test_a_charge_counts_before_its_round_is_done(stopped):
-    """The log may end before a client's answer to the next ask is in it: the ledger has it."""
+    """The log may lack a client's answer to the next request; the ledger has it."""
     (stopped / "summary.json").unlink()
     shutil.rmtree(stopped / "checkpoint")
     facts = facts_of([stopped])
@@ -168,10 +168,10 @@ def test_a_run_under_way_says_so(stopped):
 
 def test_a_sweeps_unfinished_runs_are_found_in_its_folder(stopped, run):
     assert run.parent == stopped.parent
-    (found,) = unfinished_beside([stopped.parent])
+    (found,) = unfinished_nearby([stopped.parent])
     assert (found.name, found.done, found.error) == ("stopped", 1, "stopped by Ctrl-C")
-    assert unfinished_beside([stopped]) == []
-    assert unfinished_beside([stopped.parent / "results.csv"]) == []
+    assert unfinished_nearby([stopped]) == []
+    assert unfinished_nearby([stopped.parent / "results.csv"]) == []
 
 
 def test_the_page_of_a_stopped_run_is_replaced_when_it_completes(stopped):
@@ -212,8 +212,8 @@ def test_a_ledger_that_runs_share_is_read_for_each_client(tmp_path):
     spent = next(row["spent"] for row in facts.card["proven"])
     assert spent > 0
     assert facts.ledgers.keys() == {0, 1}
-    for told in facts.ledgers.values():
-        assert float(told.rpartition(" ")[2].replace(",", "")) > 1.9 * spent  # of both runs
+    for text in facts.ledgers.values():
+        assert float(text.rpartition(" ")[2].replace(",", "")) > 1.9 * spent  # of both runs
 
 
 RECORD = ("record", "add_remove")

@@ -1,4 +1,4 @@
-"""Sweeps: no death, neighbour or failure changes its table."""
+"""Sweeps: no crash, concurrent sweep or failure changes the table."""
 
 import csv
 import json
@@ -51,9 +51,9 @@ def go(cells, table, work=at_once):
     return sweeps.run(cells, work, table, said.append), said
 
 
-def rows(table, beside=""):
-    """Of a table, or of the file beside it: "_rounds" or "_confusion"."""
-    with table.with_stem(table.stem + beside).open(newline="") as file:
+def rows(table, suffix=""):
+    """Read a table, or the file next to it: "_rounds" or "_confusion"."""
+    with table.with_stem(table.stem + suffix).open(newline="") as file:
         return list(csv.DictReader(file))
 
 
@@ -165,7 +165,7 @@ def test_a_second_sweep_runs_nothing_and_gives_the_same_bytes(tmp_path):
 
     failed, said = go(plan(tmp_path, *SEEDS_AND_PRIVACY), table, never)
     assert not failed
-    assert said[0] == "finished already: seed=0 answers=label"
+    assert said[0] == "already finished: seed=0 answers=label"
     assert table.read_bytes() == before
     failed, _ = go(plan(tmp_path, *TINY, "seed=0,9"), tmp_path / "other.csv", never)
     assert list(failed) == ["seed=9"]  # seed 0 is a cell of both sweeps
@@ -177,7 +177,7 @@ def timeless(rows):
 
 
 class Killed(BaseException):
-    """What no handler of a failing cell may catch."""
+    """An exception that no handler of a failing cell may catch."""
 
 
 def test_a_sweep_that_died_twice_gives_the_table_of_one_that_did_not(tmp_path):
@@ -213,8 +213,8 @@ def test_a_sweep_that_died_twice_gives_the_table_of_one_that_did_not(tmp_path):
     assert not go(plan(tmp_path, *overrides), table, goes_on)[0]
     assert [number for folder, number in lines if folder == cells[1].folder] == [2]
     assert [number for folder, number in lines if folder == cells[2].folder] == [1, 2]
-    for beside in ("", "_rounds", "_confusion"):
-        first, second = (timeless(rows(path, beside)) for path in (whole, table))
+    for suffix in ("", "_rounds", "_confusion"):
+        first, second = (timeless(rows(path, suffix)) for path in (whole, table))
         assert first == second
     assert len(rows(table, "_rounds")) == 2 * len(cells)
 
@@ -252,7 +252,7 @@ def test_two_sweeps_share_the_cells_and_run_none_twice(tmp_path, dies):
     assert ran == [("first", 0), ("second", 1), ("second", 2), *again]
     failed, said = answers["second"]
     assert not failed
-    assert said[0] == "left to another process, for now: seed=0"
+    assert said[0] == "running in another process, checked again later: seed=0"
     assert [row["seed"] for row in rows(tmp_path / "second.csv")] == ["0", "1", "2"]
     assert list(answers["first"][0]) == (["seed=0"] if dies else [])
 
@@ -271,7 +271,7 @@ def test_a_failing_cell_leaves_the_others_alone_and_is_tried_again(tmp_path):
     failed, said = go(plan(tmp_path, *TINY, "seed=0,1,2"), table)
     assert not failed
     assert [row["seed"] for row in rows(table)] == ["0", "1", "2"]
-    assert sum("finished already" in line for line in said) == 2
+    assert sum("already finished" in line for line in said) == 2
 
 
 # --- the table ---
@@ -348,7 +348,7 @@ def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
         go(plan(tmp_path, *TINY), tmp_path / "table.csv")
 
 
-def test_beside_the_table_are_every_round_and_the_last_students_confusion(tmp_path):
+def test_next_to_the_table_are_every_round_and_the_last_students_confusion(tmp_path):
     cells = plan(tmp_path, *TINY, "rounds=2", "seed=0,1")
     table = tmp_path / "table.csv"
     assert not go(cells, table, really)[0]

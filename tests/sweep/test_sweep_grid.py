@@ -1,4 +1,4 @@
-"""Grids: what is typed and what an experiment's file declares, and which of them wins."""
+"""Grids: typed overrides and an experiment's declarations, and which of them wins."""
 
 import json
 import shutil
@@ -103,7 +103,7 @@ def test_grids_apart_share_the_other_keys(experiments):
 
 
 def test_points_are_named_by_their_grid_and_what_varies_in_it():
-    """What all points of a grid share goes without saying, even if other grids differ in it."""
+    """Names omit what all points of a grid share, even if other grids differ in it."""
     points = [
         Point("bounds", {"method": "ensemble", "rounds": "1", "seed": "0"}),
         Point("bounds", {"method": "local", "rounds": "1", "seed": "0"}),
@@ -115,7 +115,7 @@ def test_points_are_named_by_their_grid_and_what_varies_in_it():
 
 
 def test_a_group_chooses_among_grids_apart(experiments):
-    """A grid whose keys hang on one mechanism is no grid of another."""
+    """A grid whose keys depend on one mechanism is not a grid of another."""
     experiments(
         "table",
         "sweep: {trained: {training: dp_sgd, training.copies: '5'}, "

@@ -1,9 +1,9 @@
 """Flower's ClientApp: a node answers for the clients that it hosts.
 
-A message reaches the method's client half in five calls: `answer`, `_hospital_reply` (at a
+A message reaches the client half of a method in five calls: `answer`, `_hospital_reply` (at a
 hospital), `_reply`, `client.site.answer` and `Method.client`.
 
-A client's state is on disk, never in Flower's context, so any process may host it next.
+A client's state is on disk, never in Flower's context, so any process may host the client.
 """
 
 import functools
@@ -51,12 +51,12 @@ logger = logging.getLogger("fed_dpsd")
 def answer(message: Message, context: Context) -> Message:
     """Answer a node's message for every client that it hosts.
 
-    The configuration comes with the message. A node of a simulation accepts it as it is. A
+    The configuration comes with the message. A simulation's node accepts it unchanged. A
     hospital's node (`--node-config 'site="FILE"'`) accepts only what the hospital's file allows.
     Any other node answers nothing.
 
-    A failure is sent as one line. It may depend on private data, so outside a simulation the line
-    has no cause; the cause is in the node's own log.
+    A failure is sent as one line. Its cause may depend on private data, so outside a simulation it
+    is only in the node's own log.
     """
     print_any_text()
     about: dict[str, str | int | list[str]] = {"code": code_digest(), "error": ""}
@@ -107,9 +107,9 @@ def _requests(message: Message, clients: Iterable[int]) -> dict[int, Request | S
 
 
 def _hospital_reply(message: Message, hospital: Hospital) -> Reply | Refusal:
-    """Return a hospital's reply; any problem with the message becomes a refusal with its reason.
+    """Return a hospital's reply; any problem with the message becomes a refusal with a reason.
 
-    A coordinator that runs other code is refused before anything is read, since it might
+    A coordinator that runs different code is refused before anything is read, since it might
     misinterpret an answer.
     """
     try:
@@ -147,7 +147,7 @@ def _reply(request: Request | SumStep | None, method: Method, site: Site) -> Rep
 
 
 def _compare_classes(message: Message, hospital: Hospital) -> None:
-    """Log that an experiment has other classes than this hospital, which refuses its requests.
+    """Log that an experiment's classes differ from this hospital's, which refuses its requests.
 
     The coordinator compares the same lists when it reads the reply.
     """
@@ -165,5 +165,5 @@ _experiment = functools.lru_cache(maxsize=2)(from_json)  # bound once per proces
 
 @functools.lru_cache(maxsize=10_000)
 def _site(experiment: str, client: int, run_folder: Path) -> Site:
-    """Return a simulated client's site, which stays open between the messages of a process."""
+    """Return a simulated client's site, which stays open between messages."""
     return open_site(_experiment(experiment), client, run_folder)

@@ -23,7 +23,7 @@ LONGEST_REASON, NO_REASON = 200, "no reason given"
 
 
 def public_line(text: str) -> str:
-    """Return a text as one printable line that is not too long, for logs and replies."""
+    """Return a text as one printable line of limited length, for logs and replies."""
     printable = "".join(letter if letter.isprintable() else " " for letter in text)
     return " ".join(printable.split())[:LONGEST_REASON] or NO_REASON
 
@@ -32,7 +32,7 @@ def public_line(text: str) -> str:
 def reading() -> Iterator[None]:
     """Turn every error while a peer's content is read into a ProtocolError.
 
-    The content is the peer's fault, and malformed bytes may break any parser.
+    Malformed bytes from a peer may break any parser.
 
     Raises:
         ProtocolError: the content is malformed.
@@ -72,7 +72,7 @@ def unpack_request(content: RecordDict) -> Request:
     """Unpack a request that `pack_request` made.
 
     Raises:
-        ProtocolError: the content holds no request, or one that is not well-formed.
+        ProtocolError: the content holds no well-formed request.
     """
     arrays, about = content.array_records["arrays"], content.config_records["request"]
     images, predictions, weights = (
@@ -128,7 +128,7 @@ def pack_replies(replies: Mapping[int, Reply | Refusal]) -> RecordDict:
 
 @reading()
 def unpack_replies(content: RecordDict, clients: Collection[int]) -> dict[int, Reply | Refusal]:
-    """Unpack the content that `pack_replies` made, for those `clients` that are in it.
+    """Unpack the content that `pack_replies` made, for the `clients` in it.
 
     Raises:
         ProtocolError: the content is malformed.
@@ -152,7 +152,7 @@ def unpack_replies(content: RecordDict, clients: Collection[int]) -> dict[int, R
 
 
 def _box(box: Any) -> bytes:
-    """Return a value that must be bytes: `bytes` of a number would be that many zeros."""
+    """Return a value that must be bytes: `bytes(n)` would be n zeros."""
     if not isinstance(box, bytes):
         raise TypeError(f"{type(box).__name__} is no box")
     return box
@@ -163,7 +163,7 @@ def _boxes(boxes: Mapping[Any, bytes]) -> ConfigRecord:
 
 
 def over_the_wire(content: RecordDict) -> RecordDict:
-    """Parse the bytes that Flower sends for a message's content, as its receiver does."""
+    """Serialise and parse a message's content, as Flower's sender and receiver do."""
     sent = recorddict_to_proto(content).SerializeToString()
     return recorddict_from_proto(ProtoRecordDict.FromString(sent))
 

@@ -47,22 +47,22 @@ OUT_OF_REACH = {
     ErrorCode.NODE_UNAVAILABLE,
 }
 POLL_SECONDS = 0.5
-PATIENCE = 300.0  # seconds for a node to name its client: its first process may start slowly
+PATIENCE = 300.0  # seconds for a node to report its client: its first process may start slowly
 LATE = "no answer within"
 DIAGNOSED_AT_ONCE = 64  # clients: each sends (n, N, K) floats
 logger = logging.getLogger("fed_dpsd")
 
 
 class Absent(Refusal):
-    """A missing answer: nothing came in time, or nothing that can be read."""
+    """A missing answer: nothing readable came in time."""
 
 
 class GridFederation(HostedFederation):
     """The clients behind a Flower grid.
 
     In a simulation nodes host clients in turn, and all must answer. In a deployment a node is one
-    hospital, which names its own client. A round continues without clients that do not answer, as
-    long as federation.min_clients do. The outcome of each request is a line of the run's
+    hospital, which reports its own client number. A round continues without clients that do not
+    answer, as long as federation.min_clients do. The outcome of each request is a line of the run's
     asks.jsonl.
 
     Raises:
@@ -105,18 +105,18 @@ class GridFederation(HostedFederation):
         return {client for clients in self._hosts.values() for client in clients}
 
     def _hosts_of(self, clients: Collection[int]) -> dict[int, list[int]]:
-        """Return the known nodes that host some of these clients, and which of them each hosts."""
+        """Return the known nodes that host some of these clients, with the clients of each."""
         hosts = {node: [c for c in own if c in clients] for node, own in self._hosts.items()}
         return {node: own for node, own in hosts.items() if own}
 
     def _discover_nodes(self) -> bool:
         """Ask new nodes which clients they host; return whether all clients are known.
 
-        A node is the client that it names, unless another node of this run has that name. A client
-        with other classes than the experiment is refused; it refuses the experiment, too.
+        A node is the client that it reports, unless another node of this run already is. A client
+        whose classes differ from the experiment's is refused; it refuses the experiment, too.
 
         Raises:
-            UserError: so many clients are refused that the federation needs one of them.
+            UserError: too few clients are left, since some are refused.
         """
         nodes, everyone = sorted(self._grid.get_node_ids()), self.experiment.config.num_clients
         if self._settings.simulation:
@@ -209,7 +209,7 @@ class GridFederation(HostedFederation):
     def _log(
         self, request: Request, answers: Mapping[int, Response | Refusal], seconds: float
     ) -> None:
-        """Write a line of asks.jsonl: the clients that answered, and the reasons of the others."""
+        """Write a line of asks.jsonl: the clients that answered, and the others' reasons."""
         line = {
             "at": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             "query_id": request.query_id,
@@ -299,16 +299,16 @@ class GridFederation(HostedFederation):
         timeout: float,
         enough: float = math.inf,
     ) -> dict[int, Message]:
-        """Send nodes their messages until each has replied, or the time is over.
+        """Send messages to nodes until each has replied or the time is up.
 
         Once `enough` nodes have replied, the nodes that did not answer the last request have only
-        federation.retry_seconds. Otherwise every round would wait its whole time-out for a hospital
+        federation.retry_seconds. Otherwise every round would wait the whole timeout for a hospital
         that left.
 
-        A message may be lost with the process that had it, so it is sent again: to a silent node
-        after twice the time of its last reply, then after twice as long each time; to a node that
-        is out of reach at regular intervals; and to a node whose process failed at once. The
-        request is the same, so nothing is charged twice.
+        A message may be lost with the process that received it, so it is sent again: to a silent
+        node after twice the time of its last reply, doubling each time; to an unreachable node at
+        regular intervals; and to a node whose process failed immediately. The request is the same,
+        so nothing is charged twice.
         """
         started, first = time.monotonic(), self._settings.retry_seconds
         due = dict.fromkeys(nodes, started)

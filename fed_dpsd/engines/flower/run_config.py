@@ -1,7 +1,7 @@
 """The configuration of `flwr run --run-config`: flat keys, and a string of overrides for the rest.
 
-Flower admits the keys that pyproject.toml declares, and checks no types. There "" means that a key
-is not given, so every default lives in conf/.
+Flower accepts only the keys that pyproject.toml declares, and does not check types. The value ""
+means that a key is not given, so all defaults are in conf/.
 """
 
 import re
@@ -14,23 +14,23 @@ from fed_dpsd.config.errors import QUOTES, quoted
 from fed_dpsd.errors import ConfigError, shown
 from fed_dpsd.experiment import Experiment, one_run
 
-# The flat keys whose names are shorter than those of the keys that they set.
+# The flat keys that have shorter names than the keys they set.
 SHORT = {
     "data_path": "data.path",
     "alpha": "partition.alpha",
     **{key: f"privacy.{key}" for key in ("target_epsilon", "delta", "budget")},
 }
-# Text that Hydra reads as itself: all other text goes in quotes.
+# Text that Hydra reads literally: all other text goes in quotes.
 _PLAIN = re.compile(r"(?!(null|true|false|nan|inf)\Z)[a-z_/][\w./-]*", re.ASCII | re.IGNORECASE)
 
 
 def given(run_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys that are given, `overrides` and `resume` among them."""
+    """Return the given keys, including `overrides` and `resume`."""
     return {key: value for key, value in run_config.items() if value != ""}
 
 
 def from_run_config(run_config: Mapping[str, Any]) -> Experiment:
-    """Return the experiment of a Flower run's configuration; one error has all problems.
+    """Return the experiment of a Flower run's configuration; one error reports all problems.
 
     Raises:
         ConfigError: a key is given twice, the keys or values have problems, or they are a grid of
@@ -58,14 +58,14 @@ def from_run_config(run_config: Mapping[str, Any]) -> Experiment:
 
 
 def as_typed(text: str, run_config: Mapping[str, Any]) -> str:
-    """Return the lines of a text with the flat key that was typed in the place of a longer name."""
+    """Return the lines of a text with long names replaced by the flat keys that were typed."""
     for key in SHORT.keys() & given(run_config).keys():
         text = re.sub(rf"^{re.escape(SHORT[key])}(?![\w.])", key, text, flags=re.MULTILINE)
     return text
 
 
 def _quoted(value: Any) -> str:
-    """Return a value as Hydra reads it, so that nothing in a text has a meaning."""
+    """Return a value in Hydra's syntax, so that no text is interpreted."""
     if not isinstance(value, str):
         return shown(value)
     if _PLAIN.fullmatch(value):
@@ -74,7 +74,7 @@ def _quoted(value: Any) -> str:
 
 
 def _typed_here(problem: str) -> str:
-    """Return a problem of `overrides`, whose remedy is typed as --run-config takes it."""
+    """Return a problem of `overrides`, with the remedy in the syntax of --run-config."""
     said, marked, word = problem.partition(QUOTES)
     if not marked or "'" in (setting := " ".join(shlex.split(word))):  # Flower has no escapes
         return problem

@@ -29,7 +29,7 @@ logger = logging.getLogger("fed_dpsd")
 
 
 class RunFailed(Exception):
-    """The failure of a Flower run, with its cause in one line; Flower's log shows no traceback."""
+    """The failure of a Flower run, with a one-line cause; Flower's log shows no traceback."""
 
     __traceback__ = property(lambda self: None, lambda self, value: None)  # type: ignore[assignment]
 
@@ -42,7 +42,7 @@ def main(grid: Grid, context: Context) -> None:
 
 @contextlib.contextmanager
 def _printing_utf8() -> Iterator[None]:
-    """Print valid UTF-8 only: Flower stops uploading its log at anything else."""
+    """Print only valid UTF-8: Flower stops uploading its log at anything else."""
     print_any_text()
     streams = (sys.stdout, sys.stderr)
     former = [stream.write for stream in streams]
@@ -59,7 +59,7 @@ def _printing_utf8() -> Iterator[None]:
 def serve(grid: Grid, run_config: Mapping[str, Any]) -> None:
     """Run the experiment of `flwr run --run-config`, and print its result.
 
-    With `resume`, resume the run of that folder; no other key may be set then. A completed run is
+    With `resume`, resume the run of that folder; then no other key may be set. A completed run is
     not changed.
 
     Raises:
@@ -112,7 +112,7 @@ def _resumed(path: str, run_config: Mapping[str, Any]) -> Path:
 
 
 def _check(experiment: Experiment, run_config: Mapping[str, Any]) -> None:
-    """Check what a run needs, before its folder is made and before hospitals are awaited.
+    """Check what a run needs, before making its folder and waiting for hospitals.
 
     Raises:
         UserError: something is missing or cannot be read.

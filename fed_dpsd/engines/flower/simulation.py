@@ -1,7 +1,7 @@
 """The engine `flower`: a run folder's experiment in a Flower simulation, in its own process.
 
 The process calls Flower's `run_simulation` with this library's apps. It needs no SuperLink, no port
-and no bundle. Flower and Ray end their processes with it; anything left of its session is killed.
+and no bundle. Flower's and Ray's processes end with it; anything left of its session is killed.
 """
 
 import contextlib
@@ -47,8 +47,8 @@ def simulate(
         progress: called with each line of rounds.jsonl as it appears.
 
     Raises:
-        SimulationFailed: the run did not complete. No process is left, and the run folder holds
-            Flower's log as flower.log.
+        SimulationFailed: the run did not complete. No process is left, and Flower's log is
+            flower.log in the run folder.
     """
     if str(folder) != printable(str(folder)):
         raise UserError(f"run_folder={folder} is not valid UTF-8, which Flower needs; rename it")
@@ -91,7 +91,7 @@ def simulate(
 
 
 def _follow(process: subprocess.Popen[bytes], folder: Path, progress: Progress) -> None:
-    """Report the rounds as they are written, until the process has ended or written a summary."""
+    """Report rounds as they are written, until the process ends or writes a summary."""
     seen, running = 0, True
     while running:
         running = process.poll() is None and not (folder / "summary.json").exists()
@@ -106,7 +106,7 @@ def _follow(process: subprocess.Popen[bytes], folder: Path, progress: Progress) 
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the simulation, and kill every process that is left of its session."""
+    """End the simulation, and kill every remaining process of its session."""
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(ENDING_SECONDS)
@@ -124,7 +124,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def main() -> None:
-    """Run the simulation that the arguments describe; a failure is in the summary and the log."""
+    """Run the simulation that the arguments describe; the summary and the log report a failure."""
     from flwr.app import Context
     from flwr.serverapp import Grid, ServerApp
     from flwr.simulation import run_simulation

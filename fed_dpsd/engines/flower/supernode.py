@@ -1,11 +1,11 @@
 """A SuperNode whose client processes run only the hospital's installed code.
 
 Flower sends an app's code with each run, so anyone who may submit a run could run any code at every
-hospital. But a SuperNode starts its client processes by name, and `environment` puts this library's
-commands first on its path. The client process is Flower's, except that it loads the installed app.
-Every other kind of process is refused.
+hospital. However, a SuperNode starts its client processes by name, and `environment` puts this
+library's commands first on the path. The client process is Flower's, except that it loads the
+installed app. All other kinds of processes are refused.
 
-Flower starts a process for each message. Imports take seconds, and so do the constants of fixed
+Flower starts a process for each message. Imports take seconds, as do the constants of fixed
 features. So the commands forward their arguments to a process that has both ready and forks for
 each command.
 """
@@ -36,11 +36,11 @@ REFUSED = ("flwr-serverapp", "flwr-agentapp", "flwr-model", "flwr-connector", "f
 SOCKET = "FED_DPSD_SITE_SOCKET"
 LOOKS_UP_SECONDS = 1.0
 AGAIN_SECONDS = 10.0
-USUAL_WIDTH = 16  # of teachers in conf/model; with another width each message computes constants
+USUAL_WIDTH = 16  # of teachers in conf/model; with other widths each message computes constants
 
 
 def serve(site: Path, folder: Path, superlink: str, authority: Path, key: Path, port: int) -> None:
-    """Run a SuperNode until it ends without an error; after an error start it again.
+    """Run a SuperNode until it ends without an error; restart it after an error.
 
     Args:
         site: the hospital's file.
@@ -96,10 +96,10 @@ def check_certificate(path: Path) -> None:
 
 
 def check_key(path: Path) -> None:
-    """Check that a file is a key that Flower can sign with; otherwise the node never connects.
+    """Check that Flower can sign with a key file; otherwise the node would never connect.
 
     Raises:
-        UserError: it is not; the message has the command that makes one, in a new file.
+        UserError: it cannot; the message has a command that makes a key, in a new file.
     """
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -126,7 +126,7 @@ def check_key(path: Path) -> None:
 
 
 def _failed(command: list[str], settings: dict[str, str]) -> bool:
-    """Run a node until it ends, and end it with this process; return whether it failed."""
+    """Run a node, which also ends with this process, and return whether it failed."""
     try:
         process = subprocess.Popen(command, env=settings)
     except OSError as error:
@@ -147,7 +147,7 @@ def environment(folder: Path, base: Mapping[str, str]) -> dict[str, str]:
 
 
 def importing() -> str:
-    """Return a line of Python that imports this module from where this process found it."""
+    """Return a line of Python that imports this module from the same place as this process."""
     places = [place for place in sys.path if place]
     return f"import sys; sys.path[:0] = {places!r}; from {__name__} import keep, pass_on"
 
@@ -191,7 +191,7 @@ def keep(site: str) -> None:
     os.umask(0o077)
     listener.bind(path)
     listener.listen()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forked processes
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process waits for the forked ones
     while os.getppid() == parent:
         if not select.select([listener], [], [], LOOKS_UP_SECONDS)[0]:
             continue
@@ -204,7 +204,7 @@ def keep(site: str) -> None:
 
 
 def _prepare(site: Path) -> None:
-    """Import the modules of a command, and let a teacher of each allowed kind answer an image."""
+    """Import the modules of a command, and answer an image with a teacher of each allowed kind."""
     import torch
     from flwr.supernode import cli  # noqa: F401
 
@@ -214,7 +214,7 @@ def _prepare(site: Path) -> None:
     from fed_dpsd.models.classifiers import CLASSIFIERS
 
     _installed()
-    code_digest()  # remembers the digest of the running code
+    code_digest()  # caches the digest of the running code
     torch.set_num_threads(1)  # more would not survive a fork
     hospital = open_file(site)
     for name in hospital.models:
@@ -263,7 +263,7 @@ def _client() -> None:
 
 
 def _installed(*_: str) -> "ClientApp":
-    """Return the installed app; a late import, since Flower ends processes that report late."""
+    """Return the installed app, imported late, since Flower ends processes that report late."""
     from fed_dpsd.engines.flower.client import app
 
     return app

@@ -35,7 +35,7 @@ LEARNING = (
 
 
 def pictures(folder, counts, names=None, seed=0):
-    """A folder for each class, with grey pictures that a small network can tell apart."""
+    """A folder for each class, with grey pictures that a small network can distinguish."""
     rng = np.random.Generator(np.random.PCG64(seed))
     for name, count in counts.items():
         own = folder / (names or {}).get(name, name)
@@ -88,14 +88,14 @@ def test_two_orders_of_one_list_are_refused_by_both_sides_before_anything(
     began = time.monotonic()
     with pytest.raises(UserError) as caught:
         federate(experiment, Hospitals(files))
-    assert time.monotonic() - began < 60  # it waits for nobody
+    assert time.monotonic() - began < 60  # it does not wait
     assert f"client 0: {BOTH}; client 1: {BOTH}. Agree on one list" in str(caught.value)
     assert warned(caplog).count(f"refused: {BOTH}") == 2  # in each hospital's log
     assert untouched(files)
 
 
 def test_either_side_alone_would_refuse(deployed, tmp_path, monkeypatch, caplog):
-    """A coordinator that does not compare gets no answer, whether it says hello or not."""
+    """A coordinator that does not compare gets no answer, with or without a hello."""
     files = two_hospitals(tmp_path)
     experiment = experiment_of(deployed, tmp_path)
     with monkeypatch.context() as patch:
@@ -112,7 +112,7 @@ def test_either_side_alone_would_refuse(deployed, tmp_path, monkeypatch, caplog)
         assert untouched(files)
         patch.setattr(grids, "compare_classes", lambda hospital, experiment: None)
         federation = federate(experiment, Hospitals(files))
-        assert not federation.total(ask_of_two()).refused  # the control: nobody compares
+        assert not federation.total(ask_of_two()).refused  # the control: neither side compares
     assert not untouched(files)
 
 
@@ -124,7 +124,7 @@ def ask_of_two():
 
 
 def test_names_decide_what_a_student_calls_a_picture(deployed, tmp_path):
-    """Its accuracy is that of `predict` on the same pictures, by the names of their folders."""
+    """Its accuracy equals that from `predict` on the same pictures, by their folders' names."""
     files = two_hospitals(tmp_path)
     experiment = experiment_of(deployed, tmp_path, "data.classes=[normal,covid]", *LEARNING)
     folder = new_run_folder(experiment)
@@ -173,7 +173,7 @@ def test_a_hospital_with_other_classes_is_left_out_where_the_others_are_enough(
     assert (again.count, dict(again.refused)) == (2, {})
 
 
-def test_a_list_that_changes_in_a_run_is_refused_at_the_next_ask(deployed, tmp_path):
+def test_a_list_that_changes_in_a_run_is_refused_at_the_next_request(deployed, tmp_path):
     files = two_hospitals(tmp_path)
     experiment = experiment_of(deployed, tmp_path, "data.classes=[normal,covid]")
     federation = federate(experiment, Hospitals(files))

@@ -41,7 +41,7 @@ from tests.hospitals import (
 pytestmark = pytest.mark.no_cover  # shorter tests run the same lines, and count them
 
 EXAMPLES = [150, pytest.param(10_000, marks=pytest.mark.slow)]
-CHARGES = 50  # after which a hospital gets a new ledger: else its budget refuses all that follows
+CHARGES = 50  # after which a hospital gets a new ledger: its budget would refuse the rest
 
 SCALARS = (
     st.none()
@@ -159,7 +159,7 @@ def asks_of(file):
 @pytest.mark.parametrize("examples", EXAMPLES)
 @pytest.mark.parametrize("kind", ["answers", "steps"])
 def test_a_hospital_takes_any_message(deployed, tmp_path, caplog, kind, examples):
-    """What it answers is charged, what it rejects is not, and every rejection has a reason."""
+    """Answers are charged, rejections are not, and every rejection has a reason."""
     caplog.set_level("CRITICAL")
     experiment = deployed(*DISTRIBUTED)
     file = summing(tmp_path, budget=1e6)[0]
@@ -214,7 +214,7 @@ def test_a_hospital_takes_any_message(deployed, tmp_path, caplog, kind, examples
 
 @pytest.mark.parametrize("examples", EXAMPLES)
 def test_the_coordinator_takes_any_reply(deployed, tmp_path, caplog, examples):
-    """A hospital's reply changes nothing of another's; its own is bounded, or counts as none."""
+    """A hospital's reply does not change another's; its own is bounded or ignored."""
     caplog.set_level("CRITICAL")
     experiment = deployed("training=plain", "answers=label")
     files = [site_file(tmp_path / f"hospital{n}", n, budget=1e6) for n in (0, 1)]
@@ -338,7 +338,7 @@ class Summers:
 
 @pytest.mark.parametrize("examples", EXAMPLES)
 def test_the_coordinator_takes_any_reply_in_a_secure_sum(deployed, caplog, examples):
-    """It is left out, changes the sum as any value may, or keeps it closed, which is an error."""
+    """The reply is left out, changes the sum like any value, or keeps it closed, an error."""
     caplog.set_level("CRITICAL")
     experiment, grid = deployed(*DISTRIBUTED), Summers()
     federation, question = federate(experiment, grid), request()

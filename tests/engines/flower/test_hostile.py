@@ -1,4 +1,4 @@
-"""What a hostile coordinator or hospital may try beyond what its messages are for."""
+"""Attempts of a hostile coordinator or hospital to misuse messages."""
 
 import json
 import logging
@@ -87,7 +87,7 @@ def test_a_hospital_trains_for_no_request_that_it_would_refuse(
     assert bool(charges(hospital)) == (admitted and overrides == COUNTS)
 
 
-def test_a_charged_ask_is_answered_again_by_a_hospital_whose_budget_is_spent(deployed, tmp_path):
+def test_a_charged_request_is_answered_again_after_the_budget_is_spent(deployed, tmp_path):
     hospital = hospitals.open_file(site_file(tmp_path))
     text = deployed(*PLAIN).to_json()
     first = answer(hospital, text, request())
@@ -110,8 +110,8 @@ def test_old_teachers_are_deleted(deployed, tmp_path, monkeypatch):
     assert np.array_equal(answer(hospital, texts[0], request()).values, first.values)
 
 
-def test_asks_without_images_count_too(deployed, tmp_path):
-    """An answer to nothing would be free, and a line of the ledger."""
+def test_requests_without_images_count_too(deployed, tmp_path):
+    """Otherwise an answer without images would be free, yet add a line to the ledger."""
     hospital = hospitals.open_file(site_file(tmp_path, queries=3))
     with pytest.raises(ProtocolError, match="answers with 0 images"):
         imageless("answers")
@@ -159,7 +159,7 @@ def test_a_reason_is_one_printable_line(deployed, tmp_path, caplog):
 
 
 def test_a_number_is_no_box():
-    """`bytes` of it would be as many zeros."""
+    """`bytes` of a number would be that many zeros."""
     about = ConfigRecord({"request": "x", "named": [0]})
     huge = ConfigRecord({"0": 2**40})
     step = RecordDict({"step 0": about, "proofs 0": huge, "sealed 0": ConfigRecord()})
@@ -221,7 +221,7 @@ def test_a_resumed_run_keeps_a_sum_and_another_run_is_another_charge(deployed, t
 
 
 def test_patients_are_promised_only_by_hospitals_that_know_them(deployed, tmp_path):
-    """What the coordinator prints of a patient is for shards by patient."""
+    """The coordinator's epsilons for a patient assume shards by patient."""
     text = deployed(*PLAIN, "+data.patient_column=patient").to_json()
     hospital = hospitals.open_file(site_file(tmp_path))
     refused = answer(hospital, text, request())
@@ -267,10 +267,10 @@ def test_a_client_that_seals_no_shares_is_left_out_of_the_sum(deployed, tmp_path
 def test_a_client_that_spoils_a_sum_is_named(deployed, tmp_path, caplog):
     grid = Hospitals(summing(tmp_path, clients=5), sealing(None))
     federation = federate(deployed(*SUMMED), grid)
-    with caplog.at_level(logging.WARNING), pytest.raises(UserError, match="start another run without"):
+    with caplog.at_level(logging.WARNING), pytest.raises(UserError, match="another run without"):
         federation.total(request())
-    told = [record.getMessage() for record in caplog.records]
-    assert "client 0 takes no part in a sum: the shares of party 4 were tampered with" in told
+    logged = [record.getMessage() for record in caplog.records]
+    assert "client 0 takes no part in a sum: the shares of party 4 were tampered with" in logged
     grid.offline = {104}
     again = federate(deployed(*SUMMED, "seed=1"), grid)  # another run
     assert again.total(request()).count == 4

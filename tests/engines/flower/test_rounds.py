@@ -1,4 +1,4 @@
-"""Rounds over hospitals that are away, fail, lie or come back."""
+"""Rounds with hospitals that are absent, fail, lie or return."""
 
 import json
 import logging
@@ -53,7 +53,7 @@ def clock(monkeypatch):
 
 
 def test_a_round_continues_without_a_hospital_that_is_away(deployed, tmp_path, clock):
-    """Only the first round waits its whole time-out; when the hospital is back, none waits."""
+    """Only the first round waits for the whole timeout; once the hospital is back, none waits."""
     grid = Hospitals(site_files(tmp_path))
     federation = federate(deployed(*PLAIN, *PATIENT), grid)
     assert federation.total(request()).count == 2
@@ -76,7 +76,7 @@ def test_too_few_hospitals_end_the_run_and_the_round_can_be_asked_again(
     grid = Hospitals(files)
     federation = federate(deployed(*PLAIN, BOTH_NEEDED, *PATIENT), grid)
     grid.offline = {100}
-    for _ in range(2):  # nobody who is needed is given up early
+    for _ in range(2):  # no required hospital is given up early
         before = clock[0]
         with pytest.raises(
             UserError, match=r"1 of 2 clients did not answer \(client 0: no answer within 60 s\)"
@@ -168,7 +168,7 @@ def test_a_bad_test_split_is_reported_before_waiting_for_hospitals(tmp_path, cap
 
 
 def test_two_nodes_cannot_be_the_same_client(deployed, tmp_path, caplog):
-    """The first one is, for the whole run: no other can take its place, or end the run."""
+    """The first one is, for the whole run: another cannot replace it or end the run."""
     files = [site_file(tmp_path / f"hospital{number}", 0) for number in (0, 1)]
     grid = Hospitals(files)
     federation = federate(deployed(*PLAIN), grid)

@@ -54,7 +54,7 @@ PROBLEMS = [
     ({"num_clients": 3, "overrides": "num_clients=4"}, "num_clients is given twice, flat and"),
     ({"out": "/a", "overrides": "out=/b"}, "out is given twice"),
     ({"data_path": "/a", "overrides": "data.path=/b"}, "flat and as data.path in overrides"),
-    ({"overrides": 3}, "3 is no setting; write KEY=VALUE"),
+    ({"overrides": 3}, "3 is not a setting; write KEY=VALUE"),
     ({"overrides": "out='a"}, "out='a: a quote or bracket is not closed"),
     ({"method": "dnse"}, "method=dnse is unknown; choose one of: central, dense"),
     ({"method": 3}, "method=3 is unknown; choose one of: central, dense"),
@@ -65,7 +65,7 @@ PROBLEMS = [
     ({"alpha": 0}, "alpha=0.0 must be a finite number > 0"),
     ({"alpha": 1, "partition": "iid"}, "alpha belongs to partition=dirichlet"),
     ({"target_epsilon": 1e6}, "target_epsilon=1000000 is more than any setting here spends"),
-    ({"data": "imagefolder", "data_path": "/no where"}, "data_path=/no where is not there;"),
+    ({"data": "imagefolder", "data_path": "/no where"}, "data_path=/no where does not exist;"),
     ({"out": "here"}, "out=here must be an absolute path"),
     ({"cache": "here"}, "cache=here must be an absolute path"),
     ({"data": "mnist", "data_path": "here"}, "data_path=here must be an absolute path"),
@@ -98,16 +98,16 @@ def test_a_path_that_needs_quotes_is_shown_in_those_of_flower_and_a_shell():
         text = subprocess.run(["bash", "-c", f"printf %s {shown}"], capture_output=True, text=True)
         with pytest.raises(ConfigError) as caught:
             typed(text.stdout)
-        assert caught.value.problems[0].startswith(f"data.path={path} is not there")
+        assert caught.value.problems[0].startswith(f"data.path={path} does not exist")
 
 
 def test_all_problems_come_in_one_error():
     flat = {"seed": 1.5, "rounds": 2, "num_clients": 0, "alpha": -1, "target_epsilon": 0}
     with pytest.raises(ConfigError) as caught:
         from_run_config(NOT_GIVEN | flat | {"overrides": "rounds=3 device=tpu queries=[3"})
-    told = [problem.partition("=")[0].split()[0] for problem in caught.value.problems]
+    keys = [problem.partition("=")[0].split()[0] for problem in caught.value.problems]
     expected = ["device", "num_clients", "partition.alpha", "privacy.target_epsilon", "queries"]
-    assert sorted(told) == [*expected, "rounds", "seed"]
+    assert sorted(keys) == [*expected, "rounds", "seed"]
 
 
 def test_a_grid_is_refused_with_the_command_that_runs_it(tmp_path):
@@ -119,7 +119,7 @@ def test_a_grid_is_refused_with_the_command_that_runs_it(tmp_path):
 
 
 ANY = st.characters(codec="utf-8", exclude_characters="\n\r\0")
-# What Hydra, OmegaConf and shells give a meaning comes together more often than by chance.
+# Characters that are special to Hydra, OmegaConf and shells occur more often than by chance.
 MEANINGS = st.lists(st.sampled_from(["${", "${seed}", "}", "$", "\\", '"', "'", "=", ",", " a"]))
 
 

@@ -48,7 +48,7 @@ def exact_sum(files, experiment, question):
 
 @pytest.mark.parametrize("offline", [set(), {101}])
 def test_a_secure_sum_over_hospitals(deployed, tmp_path, offline):
-    """Of those that are there; each sends what looks uniform. The noise is next to nothing here."""
+    """Over the hospitals present; each message looks uniform. The noise is almost zero here."""
     files = summing(tmp_path, budget=1e15)
     experiment = deployed(*DISTRIBUTED, "answers.noise_multiplier=1e-3")
     grid = Hospitals(files)
@@ -70,7 +70,7 @@ def test_a_secure_sum_over_hospitals(deployed, tmp_path, offline):
 
 
 def test_responses_are_counted_in_a_secure_sum(deployed, tmp_path):
-    """Nearly all are true, so the counts are those of the teachers' classes."""
+    """Almost all are true, so the counts equal those of the teachers' classes."""
     experiment = deployed(
         *("num_clients=3", "training=plain", "answers=label", "answers.noise_at=distributed"),
         *("answers.quorum={threshold: 2, colluding: 0}", "answers.epsilon_per_answer=20"),
@@ -176,7 +176,7 @@ def test_a_bad_key_is_an_error_before_anything_is_charged(deployed, tmp_path):
 
 
 def test_another_run_gets_other_noise_for_another_charge(deployed, tmp_path):
-    """Else two sums of one answer, over other hospitals, would show one hospital's answer."""
+    """Two sums of one answer, over other hospitals, would reveal one hospital's answer."""
     hospital = hospitals.open_file(summing(tmp_path)[0])
     text, noise = deployed(*DISTRIBUTED).to_json(), []
     for run in ("one", "one", "two"):
@@ -191,8 +191,8 @@ def test_another_run_gets_other_noise_for_another_charge(deployed, tmp_path):
     assert not np.isclose(noise[0], noise[2]).any()
 
 
-def test_a_resumed_run_asks_for_the_same_sum(deployed, tmp_path):
-    """Killed after some, or all, have confirmed: the names stay, whoever is there by then."""
+def test_a_resumed_run_requests_the_same_sum(deployed, tmp_path):
+    """Killed after some or all have confirmed: the names stay, whichever hospitals are there."""
     files = summing(tmp_path, budget=1e15)
     experiment = deployed(*DISTRIBUTED, "answers.noise_multiplier=1e-3")
     grid = Hospitals(files)

@@ -25,7 +25,7 @@ from tests.server.test_federation import request
 
 @pytest.fixture(autouse=True)
 def _flower_process(monkeypatch):
-    """Messages can only be made inside a Flower process; this one says it is."""
+    """Messages can only be made inside a Flower process; this process claims to be one."""
     for name in ("task_id", "run_id", "node_id"):
         monkeypatch.setattr(TaskIdentity, f"_{name}", 1)
 
@@ -199,7 +199,7 @@ def test_a_client_failure_is_one_line_in_a_simulation(small, caplog):
 
 
 def test_a_node_that_is_no_simulations_answers_nothing(small):
-    """Its configuration would come with the message: whoever sends it could raise its budget."""
+    """Its configuration would come with the message, so a sender could raise its budget."""
     experiment = small()
     grid = FakeGrid(1)
     federation = GridFederation(experiment, grid, new_run_folder(experiment))

@@ -28,7 +28,7 @@ slow = pytest.mark.slow
 
 @pytest.fixture(autouse=True)
 def mark(monkeypatch, tmp_path):
-    """All processes that a test starts carry its mark, and have ended with it."""
+    """All processes that a test starts carry its mark, and end with it."""
     monkeypatch.setenv(MARK, str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     yield str(tmp_path)
@@ -37,7 +37,7 @@ def mark(monkeypatch, tmp_path):
 
 @contextlib.contextmanager
 def begun(*arguments):
-    """`fed-dpsd` in a process of its own, which ends with the block at the latest."""
+    """`fed-dpsd` in a separate process, which ends at the latest with the block."""
     process = subprocess.Popen(
         [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

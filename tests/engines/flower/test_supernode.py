@@ -63,7 +63,7 @@ def call(settings, *arguments, **options):
 
 @pytest.fixture(scope="module")
 def keeper(tmp_path_factory):
-    """A process that keeps a stub imported; what its forks print goes to a file in its folder."""
+    """A process that keeps a stub imported; its forks print to a file in its folder."""
     folder = tmp_path_factory.mktemp("keeper")
     command = [sys.executable, "-c", keeping(folder)]
     with (folder / "log").open("w") as log:
@@ -126,7 +126,7 @@ def test_the_keeper_ends_with_its_parent(settings, tmp_path):
 
 
 def test_the_app_is_the_installed_one_whatever_a_coordinator_sends(monkeypatch):
-    """Flower's own functions, the control, would install and load what came."""
+    """Flower's own functions, the control, would install and load the sent app."""
     for name in ("install_from_fab", "get_load_client_app_fn"):
         monkeypatch.setattr(run_clientapp, name, getattr(run_clientapp, name))
     loaded = []
@@ -158,7 +158,7 @@ def test_what_is_prepared_is_what_a_site_allows(keeper):
     assert "1 set()\n" in (keeper.folder / "log").read_text().splitlines(keepends=True)
 
 
-# --- what Flower could not use, and would try for ever ---
+# --- files that Flower cannot use, and would retry forever ---
 
 ECDSA = ec.generate_private_key(ec.SECP384R1())
 PUBLIC = ECDSA.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)

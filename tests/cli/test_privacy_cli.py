@@ -165,7 +165,7 @@ def test_ledger_prints_every_charge_where_asked(fed_dpsd):
     _, (folder,), _ = fed_dpsd("run", *SMALL, "training=plain", "answers=gradient")
     code, out, _ = fed_dpsd("privacy", "ledger", folder, "--charges")
     assert code == 0
-    assert sum(" answers to ask " in line for line in out) == 2 * 3
+    assert sum(" answers to request " in line for line in out) == 2 * 3
     assert sum(line.startswith("spent: ") for line in out) == 2 * 6
     for line in out:
         if "so far" in line or line.startswith("spent: "):

@@ -94,7 +94,7 @@ def one_run(overrides: Sequence[str], base: Path | None) -> Experiment:
     """Return the experiment of overrides (see `from_overrides`), which must be a single run.
 
     Raises:
-        ConfigError: they have problems, or declare a grid of several experiments.
+        ConfigError: the overrides have problems, or declare a grid of several experiments.
     """
     composition = read(overrides)
     require_one_run(overrides, composition)
@@ -157,7 +157,7 @@ def set_up(
         own["baseline"] = _bind_class(binder, "fed_dpsd.privacy", values, "method.baseline", public)
         if not isinstance(own["baseline"], Plain | TrainingMechanism | None):
             binder.problems.append(
-                "method.baseline is no training; use training@method.baseline=plain or dp_sgd"
+                "method.baseline is not a training; use training@method.baseline=plain or dp_sgd"
             )
     method = _bind_class(binder, "fed_dpsd.methods", own, "method", {})
     training = _bind_class(binder, "fed_dpsd.privacy", raw["training"], "training", public)

@@ -37,7 +37,7 @@ class Conformance:
     """The result of a client's audit.
 
     Args:
-        attacks: bounds on what is released, compared with proofs; the run's own settings are last.
+        attacks: bounds on what is released, compared with proofs; the run's own settings come last.
         checks: properties of correct code, for all parts.
         broken: how the attacked hospital's noise was weakened.
     """

@@ -54,7 +54,7 @@ class Plugin:
         """Import the package.
 
         Raises:
-            ConfigError: it cannot be imported; the message says why.
+            ConfigError: the package cannot be imported; the message says why.
         """
         try:
             return importlib.import_module(self.package)

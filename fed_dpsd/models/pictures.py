@@ -185,7 +185,7 @@ def _decoded(content: bytes, path: Path) -> NDArray[np.uint8]:
         picture = Image.open(io.BytesIO(content or b""))
         if picture.mode.startswith(("I", "F")):  # a conversion would make almost all of it white
             raise UserError(
-                f"pictures: {path} has more than 8 bits a channel; convert or remove it"
+                f"pictures: {path} has more than 8 bits per channel; convert or remove it"
             )
         return np.array(picture.convert("RGB"))
     except UnidentifiedImageError:

@@ -82,8 +82,8 @@ class GradientSum(NormalizedGradient):
         problems = super().check(config, method, training)
         if method and getattr(method, "mean_over", None) != "batch":
             problems.append(
-                "answers=gradient_sum is one gradient for all images of a round; use method=dpdfd, "
-                "or another with method.mean_over=batch"
+                "answers=gradient_sum releases one gradient for all images of a round; use "
+                "method=dpdfd, or another with method.mean_over=batch"
             )
         return problems
 

@@ -69,8 +69,8 @@ class NormalizedGradient(Mechanism):
         normalise: "sample" or "batch".
         noise_at: "client" (each client adds its own noise) or "server" (once, on the sum; the
             server then sees answers without noise and must be trusted).
-        quorum: of the secure sum; only with noise_at="distributed", where each client adds a noise
-            share.
+        quorum: the quorum of the secure sum; only with noise_at="distributed", where each client
+            adds a noise share.
         shards: the client's teachers.
         scaling: "normalise" (each gradient gets norm `bound`, except for `stability`) or "clip"
             (only longer gradients are shortened to `bound`, as in DP-SGD).

@@ -84,8 +84,8 @@ class LabelPrivate(Plain, ABC):
             )
         if method and not (method.uses_teachers_alone and config.num_clients == 1):
             problems.append(
-                f"{named} protects labels that nothing else reads; method={method.name} "
-                "may: use method=central"
+                f"{named} protects labels that nothing else may read, but method={method.name} "
+                "may read them; use method=central"
             )
         if (target := config.privacy.target_epsilon) is not None:
             problems.append(

@@ -35,7 +35,7 @@ class SecureGenerator:
         key: 32 bytes; equal keys give equal draws.
 
     Raises:
-        ValueError: the key has another length.
+        ValueError: the key has the wrong length.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -229,8 +229,8 @@ def cut_off(values: NDArray[Any], spacing: float) -> NDArray[np.float64]:
     """Truncate values towards zero to a lattice; their sums lie on it too.
 
     Args:
-        values: of any shape.
-        spacing: of the lattice, a power of two.
+        values: an array of any shape.
+        spacing: the spacing of the lattice, a power of two.
     """
     return np.asarray(np.trunc(np.asarray(values, np.float64) / spacing) * spacing)
 

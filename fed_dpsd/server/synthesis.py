@@ -210,8 +210,8 @@ def _of_the_bank(run: CompletedRun, number: int, streams: Streams) -> NDArray[np
     asked = [part.images for part in run.state.buffer]
     if not asked:
         raise UserError(
-            f"{run.folder}: method {run.summary['method']} neither keeps a generator nor asks "
-            "images; choose a run of another, such as fed_dpsd"
+            f"{run.folder}: method {run.summary['method']} neither keeps a generator nor sends "
+            "images; choose a run of another method, such as fed_dpsd"
         )
     images = np.concatenate(asked)
     if number > len(images):

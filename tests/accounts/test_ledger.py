@@ -730,7 +730,7 @@ def test_what_a_full_disk_refuses_is_not_charged_and_later_charges_are(
     folder, resize = small_disk
     file = FileLedger(folder, 3, "digits")
     charged = []
-    message = r"no space left for the ledger .*client_003.*free some"
+    message = r"no space left for the ledger .*client_003.*free some space"
     with contextlib.suppress(LedgerError):
         for number in range(10_000):
             charge(file, f"{number:064d}")

@@ -52,7 +52,7 @@ def test_a_processor_with_other_features_is_refused(finished, tmp_path, monkeypa
     kernels, offsets = patches.patterns((1, 8, 8))
     monkeypatch.setattr(patches, "patterns", lambda _: (kernels.flip(0), offsets))
     monkeypatch.setattr(fixed_features, "_remembered", lambda *_: OrderedDict())
-    with pytest.raises(UserError, match="other fixed features than the one that trained"):
+    with pytest.raises(UserError, match="different fixed features from the one that trained"):
         open_student(path)
 
 
@@ -132,7 +132,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
             place.mkdir()
             folder, _, _ = finished()
             patch.setitem(sys.modules, package, None)
-            expected = f"ONNX needs {package}, not installed here: pip install 'fed-dpsd\\[onnx\\]'"
+            expected = f"ONNX needs {package}; run pip install 'fed-dpsd\\[onnx\\]'"
             with pytest.raises(UserError, match=expected):
                 export(folder, place, "onnx")
             assert not list(place.glob("*.*"))

@@ -125,7 +125,7 @@ def test_methods_that_throw_generators_away_have_the_images_that_they_asked(fini
 
 def test_a_method_without_images_says_so(finished):
     folder, _, _ = finished("method=fedavg", "answers=probabilities", "teacher.same_start=true")
-    with pytest.raises(UserError, match="method fedavg neither keeps a generator nor asks images"):
+    with pytest.raises(UserError, match="method fedavg neither keeps a generator nor sends images"):
         images_of(folder, 5)
 
 

@@ -124,7 +124,7 @@ def test_a_hospital_confirms_one_set_of_names_and_sums_only_what_it_has_masked(d
     hospital = hospitals.open_file(files[0])
     site = hospital.open(hospital.experiment(experiment.to_json(), 16), "run")
     step = SumStep(request().digest(), (0, 1, 2))
-    with pytest.raises(ProtocolError, match="no part in that sum"):
+    with pytest.raises(ProtocolError, match="does not take part in that sum"):
         sites.take_step(site, step)
     first = sites.answer(experiment.method, request(), site)
     again = sites.answer(experiment.method, request(), site)
@@ -136,7 +136,7 @@ def test_a_hospital_confirms_one_set_of_names_and_sums_only_what_it_has_masked(d
     with pytest.raises(ProtocolError, match="parties received these names"):
         sites.take_step(site, replace(step, proofs={0: b"", 1: b"", 2: b""}))
     other_run = hospital.open(hospital.experiment(experiment.to_json(), 16), "another run")
-    with pytest.raises(ProtocolError, match="no part in that sum"):
+    with pytest.raises(ProtocolError, match="does not take part in that sum"):
         sites.take_step(other_run, step)
 
 

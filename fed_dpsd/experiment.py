@@ -331,7 +331,7 @@ def _resolve_paths(binder: Binder, config: Config, base: Path | None, written: b
         files = dict.fromkeys(path.replace("{client}", str(client)) for client in clients)
         if missing := next((file for file in files if not Path(file).is_file()), None):
             binder.problems.append(
-                f"teacher.path={config.teacher.path}: there is no file {missing}; give the "
+                f"teacher.path={config.teacher.path}: {missing} does not exist; give the "
                 "safetensors file of a trained teacher"
             )
     return dataclasses.replace(config, **changes)

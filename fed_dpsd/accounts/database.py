@@ -188,8 +188,9 @@ def check_not_lost(path: Path) -> None:
     """
     if marker_path(path).exists() and not holds_anything(path):
         raise LedgerError(
-            f"the ledger {path} is gone or empty, but {marker_path(path).name} shows that it was "
-            "used; restore it from a backup: without it nobody knows what this client has spent"
+            f"the ledger {path} is missing or empty, but {marker_path(path).name} shows that "
+            "it was used; restore it from a backup: without it nobody knows what this client has "
+            "spent"
         )
 
 

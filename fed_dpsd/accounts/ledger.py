@@ -212,7 +212,7 @@ class FileLedger(Ledger):
         if not whole:
             raise LedgerError(
                 f"{name} is damaged among the {table} of the ledger {self._path}; restore it from "
-                "a backup: to draw an answer again would take its noise away"
+                "a backup: drawing an answer again would remove its noise"
             )
         return bytes(row[0])
 

@@ -181,7 +181,7 @@ class Site:
                 allow the training.
         """
         if not self.config.federation.simulation:
-            raise ProtocolError("a classifier of all records is trained in a simulation only")
+            raise ProtocolError("a classifier of all records is trained only in a simulation")
         digest = self._digest(mechanism, request)
         with self.ledger.transaction():
             self.account.pay(mechanism, digest, request.kind, request)

@@ -94,7 +94,7 @@ def _selected(experiment: str, typed: Grid) -> list[tuple[str, Grid]]:
             grids.append((name, own | shared | typed | chosen))
     if not grids:
         request = " ".join(f"{key}={','.join(typed[key])}" for key in groups)
-        raise ConfigError([f"{request}: no grid of experiment={experiment} has that"])
+        raise ConfigError([f"{request}: no grid of experiment={experiment} contains it"])
     return grids
 
 

@@ -245,7 +245,7 @@ class Config:
         if self.teacher.path is not None and self.teachers_per_client > 1:
             raise ValueError(
                 f"teachers_per_client={self.teachers_per_client} cannot be read from "
-                "teacher.path, which holds one teacher a client; use teachers_per_client=1"
+                "teacher.path, which holds one teacher per client; use teachers_per_client=1"
             )
 
     def architecture(self, client: int) -> str:

@@ -175,8 +175,8 @@ def _column(path: Path) -> list[bytes]:
         return [row["bytes"] for row in pq.read_table(path, columns=[name])[name].to_pylist()]
     except (pyarrow.ArrowException, TypeError, KeyError):
         raise UserError(
-            f"pictures: {path} is not a parquet file with structs of bytes, as the Hugging Face "
-            "hub has them; remove it"
+            f"pictures: {path} is not a parquet file with structs of bytes, as on the Hugging "
+            "Face hub; remove it"
         ) from None
 
 

@@ -75,8 +75,8 @@ class OutputGradient(CustomTraining):
         problems = super().check(config, method, partition)
         if not config.federation.simulation:
             problems.append(
-                "training=output_gradient: nothing is proven for it, so it runs in a simulation "
-                "only; use training=dp_sgd, or federation=simulation"
+                "training=output_gradient: nothing is proven for it, so it runs only in a "
+                "simulation; use training=dp_sgd, or federation=simulation"
             )
         return problems
 

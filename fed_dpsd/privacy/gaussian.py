@@ -171,7 +171,7 @@ class NormalizedGradient(Mechanism):
         if self.normalise == "batch" and value[0].size > MOST_NUMBERS:
             raise ValueError(
                 f"{value[0].size:,} gradient entries in a request; normalise='batch' takes "
-                f"{MOST_NUMBERS:,} at most: ask fewer queries a round"
+                f"{MOST_NUMBERS:,} at most: send fewer queries per round"
             )
         if self.noise_multiplier == 0:
             noisy = value.sum(0)

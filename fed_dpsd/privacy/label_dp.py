@@ -68,7 +68,7 @@ class LabelPrivate(Plain, ABC):
             )
         if config.data.records_per_patient is not None:
             problems.append(
-                f"data.records_per_patient={config.data.records_per_patient} makes patients up by "
+                f"data.records_per_patient={config.data.records_per_patient} makes up patients by "
                 f"labels, which {named} keeps private; use null"
             )
         if config.teachers_per_client > 1:

@@ -198,7 +198,7 @@ class Tracking:
         except Exception as error:
             self._tracker = None
             name = self._experiment.config.tracker
-            logger.warning("tracker=%s failed and gets no more: %s", name, one_line(error))
+            logger.warning("tracker=%s failed and receives no more: %s", name, one_line(error))
 
 
 def settings_of(experiment: Experiment) -> Iterator[tuple[str, str | int | float | bool]]:

@@ -316,7 +316,7 @@ def test_a_ledger_that_is_lost_is_no_new_account(tmp_path, how):
         lambda: read(path),
         lambda: header(path),
     ):
-        with pytest.raises(LedgerError, match=r"is gone or empty, .*restore it from a backup"):
+        with pytest.raises(LedgerError, match=r"is missing or empty, .*restore it from a backup"):
             use()
     assert ledgers_in(tmp_path) == {"client_003": path}  # so a card cannot omit it
     path.with_suffix(".created").unlink()

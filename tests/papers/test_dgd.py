@@ -125,7 +125,7 @@ def test_a_site_trains_a_baseline_in_a_simulation_only(small, tmp_path):
     deployed = replace(site.config.federation, simulation=False)
     site.config = replace(site.config, federation=deployed)
     mechanism = BaselineWeights(experiment.method.baseline)
-    with pytest.raises(ProtocolError, match="in a simulation only"):
+    with pytest.raises(ProtocolError, match="only in a simulation"):
         site.sensitive_baseline(mechanism, context_of(experiment).request("baseline"))
 
 

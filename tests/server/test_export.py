@@ -270,7 +270,7 @@ def test_the_classes_are_next_to_the_file_too(finished, tmp_path):
 def test_a_folder_with_anything_else_of_the_cards_names_is_refused(finished, tmp_path):
     folder, _, _ = finished()
     (tmp_path / "README.md").write_text("mine")
-    with pytest.raises(UserError, match="README.md already exists, and is not of this student"):
+    with pytest.raises(UserError, match="README.md already exists and is not from this student"):
         export(folder, tmp_path, "safetensors")
     assert not (tmp_path / "student.safetensors").exists()
     assert (tmp_path / "README.md").read_text() == "mine"
@@ -279,7 +279,7 @@ def test_a_folder_with_anything_else_of_the_cards_names_is_refused(finished, tmp
 def test_another_runs_student_does_not_join(finished, tmp_path):
     export(finished()[0], tmp_path / "model", "safetensors")
     (tmp_path / "model" / "student.safetensors").unlink()
-    with pytest.raises(UserError, match="already exists, and is not of this student"):
+    with pytest.raises(UserError, match="already exists and is not from this student"):
         export(finished("seed=1")[0], tmp_path / "model", "safetensors")
 
 

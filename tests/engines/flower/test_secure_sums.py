@@ -109,7 +109,9 @@ def test_too_few_for_a_sum_is_an_error_and_nothing_is_unmasked(deployed, tmp_pat
     grid = Hospitals(files)
     federation = federate(deployed(*DISTRIBUTED), grid)
     grid.offline = {101, 102}
-    with pytest.raises(UserError, match="1 clients answered; 2 are needed; nothing of it was seen"):
+    with pytest.raises(
+        UserError, match="1 clients answered; 2 are needed; no part of it was revealed"
+    ):
         federation.total(request())
     assert not any(
         reply and reply.metadata.message_type == "query.step" for reply in grid.replies.values()

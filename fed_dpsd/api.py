@@ -316,7 +316,7 @@ def composed(overrides: Sequence[str]) -> Experiment:
     """Return the one experiment of overrides, with relative paths from the working directory.
 
     Raises:
-        UserError: an override is wrong, or it is a grid of several experiments.
+        UserError: an override is wrong, or the overrides declare a grid of experiments.
     """
     if not all(isinstance(override, str) for override in overrides):
         raise UserError(

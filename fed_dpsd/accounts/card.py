@@ -261,7 +261,7 @@ def _charged(
 ) -> list[list[Proof]]:
     """Return the proofs of the plan together with everything charged in addition.
 
-    There are none if nothing else was charged, since the plan has its own.
+    The result is empty if nothing else was charged, since the plan has its own proofs.
     """
     if not covers(plan, charged):
         return [[Proof("answers", Bound(math.inf, delta, "none"), "nobody")]]

@@ -158,7 +158,7 @@ class Watched(DPSGD):
 
     @classmethod
     def like(cls, mechanism: DPSGD, **changed: object) -> "Watched":
-        """Return a training like `mechanism` without class counts, whose sums are recorded."""
+        """Return a training like `mechanism`, but without class counts and with recorded sums."""
         fields = {f.name: getattr(mechanism, f.name) for f in dataclasses.fields(DPSGD)}
         return cls(**(fields | {"count_fraction": None} | changed))
 

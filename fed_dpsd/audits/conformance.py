@@ -68,7 +68,7 @@ class Conformance:
 
     @property
     def failure_probability(self) -> float:
-        """Return how often correct code is contradicted at most: the sum over all parts."""
+        """Bound how often correct code is contradicted, by the sum over all parts."""
         attacks = sum(attack.audit.failure_probability for attack in self.attacks)
         return attacks + sum(check.failure_probability for check in self.checks)
 

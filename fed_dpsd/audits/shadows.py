@@ -102,7 +102,7 @@ class ShadowRun:
         return Teachers(config, self.experiment.training, client, records, records.ids, secret)
 
     def untrained(self, client: int) -> Classifier:
-        """Return a client's first teacher before its training, which has seen no record."""
+        """Return a client's first teacher before training, when it has seen no record."""
         return make_teacher(self.experiment.config, client, 0)
 
     def proven(self, victim: Victim) -> Epsilon:

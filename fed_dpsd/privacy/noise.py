@@ -195,8 +195,8 @@ class Noise(Protocol):
 def noisy_sum(values: NDArray[Any], scale: float, law: Law, rng: Rng) -> NDArray[np.float64]:
     """Sum (n, ...) `values` and add N(0, scale^2), or Laplace's law of that scale, to each number.
 
-    Values are truncated to the noise's lattice, so their sum is exact if it is below 2^53 steps: no
-    record moves it by more than it moves its own value.
+    Values are truncated to the noise's lattice, so their sum is exact if it is below 2^53 steps: a
+    record moves it by no more than its own value moves.
     """
     if isinstance(rng, SecureGenerator):
         return rng.noisy_sum(values, scale, law)

@@ -109,7 +109,7 @@ def _check_place(path: Path) -> None:
 def drawn(
     run: CompletedRun, student: Student, number: int, source: Source | None, seed: int
 ) -> tuple[NDArray[np.uint8], str]:
-    """Draw (N, C, S, S) uint8 images of a run; also return a sentence on how.
+    """Draw (N, C, S, S) uint8 images of a run; also return a sentence that says how.
 
     Raises:
         UserError: the run keeps nothing to draw from, or too few images.

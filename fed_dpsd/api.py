@@ -184,7 +184,7 @@ def run(
 
 
 def resume(folder: Path | str, progress: bool | Progress = True) -> Run:
-    """Continue a run from its last checkpoint, in this process; the result has the same bits.
+    """Continue a run from its last checkpoint, in this process, with bit-identical results.
 
     >>> import fed_dpsd
     >>> run = fed_dpsd.run("rounds=1", "queries_per_round=64", "training.steps=20", progress=False)
@@ -197,7 +197,7 @@ def resume(folder: Path | str, progress: bool | Progress = True) -> Run:
         progress: as for `run`.
 
     Raises:
-        UserError: it is not a run folder, its clients are hospitals, or the run failed.
+        UserError: `folder` is not a run folder, its clients are hospitals, or the run failed.
     """
     return _shown(resumed_job(Path(folder)), progress)
 
@@ -259,7 +259,7 @@ def resumed_job(folder: Path) -> Job:
     """Prepare the run of a folder to continue in this process.
 
     Raises:
-        UserError: it is not a run folder, or its clients are hospitals.
+        UserError: `folder` is not a run folder, or its clients are hospitals.
     """
     folder = folder.absolute()
     experiment = open_run_folder(folder)
@@ -316,7 +316,7 @@ def composed(overrides: Sequence[str]) -> Experiment:
     """Return the one experiment of overrides, with relative paths from the working directory.
 
     Raises:
-        UserError: an override is wrong, or it is a grid of several experiments.
+        UserError: an override is wrong, or the overrides declare a grid of experiments.
     """
     if not all(isinstance(override, str) for override in overrides):
         raise UserError(

@@ -35,7 +35,7 @@ class Diverged(UserError):
 
 
 class ProtocolError(RuntimeError):
-    """A peer sent something it must not; the message names the peer, the field and the value."""
+    """A peer broke the protocol; the message names the peer, the field and the value."""
 
 
 def one_line(error: BaseException) -> str:
@@ -53,8 +53,8 @@ def one_line(error: BaseException) -> str:
     if is_full(error):
         name = printable(str(getattr(error, "filename", None) or "a file"))
         return (
-            f"no space left for {name}; free some, or set FED_DPSD_HOME and TMPDIR to folders on "
-            "another disk"
+            f"no space left for {name}; free some space, or set FED_DPSD_HOME and TMPDIR to "
+            "folders on another disk"
         )
     if isinstance(error, MemoryError):
         return (

@@ -94,7 +94,7 @@ def one_run(overrides: Sequence[str], base: Path | None) -> Experiment:
     """Return the experiment of overrides (see `from_overrides`), which must be a single run.
 
     Raises:
-        ConfigError: they have problems, or declare a grid of several experiments.
+        ConfigError: the overrides have problems, or declare a grid of several experiments.
     """
     composition = read(overrides)
     require_one_run(overrides, composition)
@@ -157,7 +157,7 @@ def set_up(
         own["baseline"] = _bind_class(binder, "fed_dpsd.privacy", values, "method.baseline", public)
         if not isinstance(own["baseline"], Plain | TrainingMechanism | None):
             binder.problems.append(
-                "method.baseline is no training; use training@method.baseline=plain or dp_sgd"
+                "method.baseline is not a training; use training@method.baseline=plain or dp_sgd"
             )
     method = _bind_class(binder, "fed_dpsd.methods", own, "method", {})
     training = _bind_class(binder, "fed_dpsd.privacy", raw["training"], "training", public)
@@ -331,7 +331,7 @@ def _resolve_paths(binder: Binder, config: Config, base: Path | None, written: b
         files = dict.fromkeys(path.replace("{client}", str(client)) for client in clients)
         if missing := next((file for file in files if not Path(file).is_file()), None):
             binder.problems.append(
-                f"teacher.path={config.teacher.path}: there is no file {missing}; give the "
+                f"teacher.path={config.teacher.path}: {missing} does not exist; give the "
                 "safetensors file of a trained teacher"
             )
     return dataclasses.replace(config, **changes)

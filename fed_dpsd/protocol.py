@@ -188,7 +188,7 @@ class Request:
     def digest(self) -> str:
         """Return the SHA-256 of the whole request: the idempotency key.
 
-        Requests with the same id and other content have other keys.
+        Requests with the same id but different content have different keys.
         """
         digest = hashlib.sha256(f"{self.kind} {self.query_id} {self.images.shape}".encode())
         digest.update(np.ascontiguousarray(self.images).tobytes())

@@ -47,7 +47,7 @@ def _api() -> str:
 
 def _contracts() -> str:
     text = (
-        "# Contracts\n\nWhat methods, mechanisms and networks of a package of your own have to be. "
+        "# Contracts\n\nThe interfaces of methods, mechanisms and networks in your own package. "
         "[extending.md](../extending.md) has an example of each."
     )
     options = "    options:\n      heading_level: 2\n      show_root_full_path: true"

@@ -315,7 +315,7 @@ def shortfall(settings: PrivacyConfig, plan: Plan) -> str:
     Nothing has been charged yet.
 
     Raises:
-        UserError: it does not even admit the first charge; the message states what the plan needs.
+        UserError: the budget does not admit the first charge; the message has what the plan needs.
     """
     if settings.budget is None or settings.budget >= (needed := needed_budget(settings, plan)):
         return ""

@@ -83,7 +83,7 @@ class PrivacyCard:
 
     @property
     def published(self) -> float:
-        """Return the epsilon of the papers' formulas, which is no guarantee."""
+        """Return the epsilon of the papers' formulas, which is not a guarantee."""
         return float(self.content["epsilon_published"])
 
     @property
@@ -261,7 +261,7 @@ def _charged(
 ) -> list[list[Proof]]:
     """Return the proofs of the plan together with everything charged in addition.
 
-    There are none if nothing else was charged, since the plan has its own.
+    The result is empty if nothing else was charged, since the plan has its own proofs.
     """
     if not covers(plan, charged):
         return [[Proof("answers", Bound(math.inf, delta, "none"), "nobody")]]
@@ -359,7 +359,7 @@ def ledger_files(path: Path) -> list[Path]:
         if found := ledgers_in(folder):
             return [file for _, file in sorted(found.items())]
     if not path.exists():
-        raise UserError(f"{path} is not there; give {_LEDGERS}")
+        raise UserError(f"{path} does not exist; give {_LEDGERS}")
     try:
         run = read_yaml(path / "config.yaml")
     except ValueError:

@@ -184,12 +184,13 @@ def check_not_lost(path: Path) -> None:
     """Check that the ledger at `path` was not deleted or emptied after its first charge.
 
     Raises:
-        LedgerError: it was.
+        LedgerError: the ledger was deleted or emptied.
     """
     if marker_path(path).exists() and not holds_anything(path):
         raise LedgerError(
-            f"the ledger {path} is gone or empty, but {marker_path(path).name} shows that it was "
-            "used; restore it from a backup: without it nobody knows what this client has spent"
+            f"the ledger {path} is missing or empty, but {marker_path(path).name} shows that "
+            "it was used; restore it from a backup: without it nobody knows what this client has "
+            "spent"
         )
 
 
@@ -209,7 +210,7 @@ def header(path: Path) -> Mapping[str, Any]:
     """Return the format, data and client of the ledger at `path`; empty if nothing was written.
 
     Raises:
-        LedgerError: the file is missing, corrupt or of another format.
+        LedgerError: the file is missing, corrupt or in a different format.
     """
     return content_of(path).header
 
@@ -220,7 +221,7 @@ def read(path: Path) -> Sequence[Entry]:
     Nothing is written, and no other process is locked out.
 
     Raises:
-        LedgerError: the file is missing, corrupt or of another format.
+        LedgerError: the file is missing, corrupt or in a different format.
     """
     return content_of(path).charges.entries()
 
@@ -235,7 +236,7 @@ def content_of(path: Path) -> Content:
     """Return the verified content of a database at one point in time.
 
     Raises:
-        LedgerError: the file is missing, corrupt or of another format.
+        LedgerError: the file is missing, corrupt or in a different format.
     """
     check_not_lost(path)
     with usable(path), closing(opened(path, "ro")) as connection:
@@ -260,7 +261,7 @@ def usable(path: Path) -> Iterator[None]:
     try:
         yield
     except Unwritable as error:
-        raise LedgerError(f"{error}; until then this client answers nothing") from error
+        raise LedgerError(f"{error}; until then this client answers no requests") from error
     except (OSError, sqlite3.OperationalError) as error:
         # A statement that does not fit the file's tables, or invalid text, is not a problem of the
         # disk, although SQLite calls it operational.
@@ -273,12 +274,13 @@ def usable(path: Path) -> Iterator[None]:
             ) from error
         if code == sqlite3.SQLITE_FULL or is_full(error):
             raise LedgerError(
-                f"no space left for the ledger {path}; free some: until then this client answers "
-                "nothing"
+                f"no space left for the ledger {path}; free some space; until then this "
+                "client answers no requests"
             ) from error
         raise LedgerError(
             f"the ledger {path} cannot be read or written ({error}); free disk space, fix its "
-            "permissions, or end the process that holds it: until then this client answers nothing"
+            "permissions, or end the process that holds it; until then this client answers no "
+            "requests"
         ) from error
     except (sqlite3.Error, ValueError, KeyError, TypeError, AttributeError) as error:
         raise _corrupt(path, error) from error

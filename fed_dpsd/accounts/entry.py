@@ -111,14 +111,14 @@ class Entry:
 
     @classmethod
     def from_json(cls, line: str) -> "Entry":
-        """Return the entry of a line of `to_json`; only events of known types are built.
+        """Build an entry from a line that `to_json` wrote; its events must be of known types.
 
         Entries with identical costs share one object: a client's account has many entries and few
         costs.
 
         Raises:
-            ValueError: the line was not written by `to_json`.
-            KeyError: the same, or an event is of an unknown type.
+            ValueError: `to_json` did not write the line.
+            KeyError: `to_json` did not write the line, or an event is of an unknown type.
         """
         before, _, rest = line.partition(_BEFORE_COSTS)
         costs, _, after = rest.rpartition(_AFTER_COSTS)
@@ -179,7 +179,7 @@ class Charges:
         """Refuse a digest that is already charged.
 
         Raises:
-            ValueError: it is.
+            ValueError: the digest is already charged.
         """
         if digest in self._by_digest:
             raise ValueError(f"{digest} is already charged")

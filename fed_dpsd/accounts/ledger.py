@@ -43,7 +43,7 @@ class Ledger(ABC):
 
     @abstractmethod
     def charges(self) -> Charges:
-        """Return all charges so far, for queries about them."""
+        """Return all charges so far, indexed for queries."""
 
     def entries(self) -> Sequence[Entry]:
         """Return all charges so far, oldest first."""
@@ -86,7 +86,7 @@ class MemoryLedger(Ledger):
             yield
 
     def charges(self) -> Charges:
-        """Return all charges so far, for queries about them."""
+        """Return all charges so far, indexed for queries."""
         return self._charges
 
     def charge(self, entry: Entry) -> None:
@@ -140,7 +140,7 @@ class FileLedger(Ledger):
     def transaction(self) -> Iterator[None]:
         """Lock out other processes and threads; the kernel releases the locks of dead processes.
 
-        A damaged ledger cannot even be read. Ctrl-C waits for the end.
+        A damaged ledger is refused even for reading. Ctrl-C takes effect only at the end.
         """
         with uninterrupted():
             with usable(self._path):
@@ -165,7 +165,7 @@ class FileLedger(Ledger):
                         let_go(connection)
 
     def charges(self) -> Charges:
-        """Return all charges so far, for queries about them."""
+        """Return all charges so far, indexed for queries."""
         return self._account().charges
 
     def charge(self, entry: Entry) -> None:
@@ -212,7 +212,7 @@ class FileLedger(Ledger):
         if not whole:
             raise LedgerError(
                 f"{name} is damaged among the {table} of the ledger {self._path}; restore it from "
-                "a backup: to draw an answer again would take its noise away"
+                "a backup: drawing an answer again would remove its noise"
             )
         return bytes(row[0])
 

@@ -63,8 +63,8 @@ def secret_of(path: Path) -> bytes:
         if is_full(error):
             raise UserError(one_line(error)) from None
         raise UserError(
-            f"the secret {path} cannot be read or written ({error}); see that the user of the "
-            "service may do both"
+            f"the secret {path} cannot be read or written ({error}); make sure that the user of "
+            "the service may do both"
         ) from None
 
 

@@ -96,7 +96,7 @@ def _deltas(first: Epsilon, second: Epsilon) -> str:
 
 
 def _against(experiment: Experiment, *epsilons: Epsilon) -> str:
-    """Describe the observers against whom the numbers hold, by the largest trust needed."""
+    """Describe the observers against whom the numbers hold, given the largest trust needed."""
     colluding = getattr(quorum_of(experiment.answers), "colluding", 0)
     trust = weakest(epsilon.trust for epsilon in epsilons)
     if trust == "server":
@@ -115,13 +115,13 @@ def how_trained(experiment: Experiment) -> str:
 
 
 def how_answered(experiment: Experiment) -> str:
-    """Describe what leaves a client in a run, where its noise is added, and what else leaves."""
+    """Describe everything that leaves a client in a run, and where noise is added."""
     context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
     return experiment.method.describe(context)
 
 
 def published_line(card: PrivacyCard) -> str:
-    """Return the line on the papers' epsilon, which is no guarantee, or on its absence."""
+    """Return the line on the papers' epsilon, which is not a guarantee, or on its absence."""
     if math.isinf(card.published):
         return "nothing published: the papers' formulas give no finite epsilon for this"
     return f"epsilon published (no guarantee): {card.published:.6g}"

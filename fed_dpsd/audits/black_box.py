@@ -45,18 +45,18 @@ class Audit:
         lower_bound: no epsilon below it holds at `delta`.
         mu_lower_bound: no Gaussian differential privacy with a smaller mu holds. It is reported as
             a mu: converting it to an epsilon would assume a Gaussian trade-off. None: not computed.
-        failure_probability: of any of the bounds, over the audit's own randomness.
+        failure_probability: the probability that any bound fails, over the audit's own randomness.
         delta: the delta at which `lower_bound` holds.
         method: "sampling" of two worlds, "enumeration" of an answer's laws, or guesses at
             "canaries".
         assumption: the premise of the worlds, in words.
-        runs: simulated in each world, or trainings on canaries; 0 by enumeration.
+        runs: simulated runs in each world, or trainings on canaries; 0 by enumeration.
         queries: answers in a run.
         audited: the randomness, in words.
         relation: how the record changes.
         advantage_lower_bound: no smaller total variation distance between the worlds holds. None:
             not computed.
-        canaries: in a run; None for two worlds.
+        canaries: the number of canaries in a run; None for two worlds.
         unit: the unit that changes.
     """
 
@@ -107,9 +107,9 @@ class Proof:
     """Proven numbers to compare an audit with.
 
     Args:
-        epsilon: of the audited answers or training.
-        mu: of its Gaussian differential privacy; None if it is not a Gaussian mechanism.
-        advantage: the total variation distance that it allows; None if it was not computed.
+        epsilon: the proven epsilon of the audited answers or training.
+        mu: the mu of Gaussian differential privacy; None if the mechanism is not Gaussian.
+        advantage: the total variation distance that the proof allows; None if it was not computed.
     """
 
     epsilon: Epsilon
@@ -150,8 +150,8 @@ def audit(
 
     A run of two or more queries is spread over two or more requests. The worlds alternate from row
     to row of a request and from request to request: shared noise cancels in the sum, which then
-    distinguishes the worlds. The classes of the worst case are rolled by a different shift in each
-    run, and so is the kind of the student's prediction (`public_rows`).
+    distinguishes the worlds. Each run rolls the classes of the worst case by a different
+    shift, and uses a different kind of prediction of the student (`public_rows`).
 
     Runs share requests, unless the rows of a request are not separate releases. The failure
     probability assumes that the rows of a request are independent draws. Independence is part of
@@ -160,11 +160,11 @@ def audit(
     Args:
         mechanism: the claim, which defines the worlds and the likelihoods.
         client: the client whose answers are attacked.
-        queries: in a run, >= 1.
-        runs: in each world, >= 1.
+        queries: the number of queries in a run, >= 1.
+        runs: the number of runs in each world, >= 1.
         delta: in [0, 1).
-        failure_probability: in (0, 1), for everything reported together: shared evenly by two
-            rates, or by four with `report_mu`.
+        failure_probability: in (0, 1), for everything reported together: split evenly between
+            two rates, or four with `report_mu`.
         report_mu: whether to bound mu too, at a second threshold, the pilot's median.
 
     Raises:
@@ -236,7 +236,7 @@ def verdict(audit: Audit, proof: Proof, published: float, published_delta: float
     """Describe in sentences what the audit refutes and what it does not.
 
     Args:
-        audit: of the answers or training that all numbers refer to.
+        audit: the audit of the answers or training that all numbers refer to.
         proof: the proven numbers.
         published: the paper's number for the same number of queries; `inf` if it claims nothing.
         published_delta: the delta that it claims.

@@ -158,7 +158,7 @@ class Watched(DPSGD):
 
     @classmethod
     def like(cls, mechanism: DPSGD, **changed: object) -> "Watched":
-        """Return a training like `mechanism` without class counts, whose sums are recorded."""
+        """Return a training like `mechanism`, but without class counts and with recorded sums."""
         fields = {f.name: getattr(mechanism, f.name) for f in dataclasses.fields(DPSGD)}
         return cls(**(fields | {"count_fraction": None} | changed))
 
@@ -232,8 +232,8 @@ def guess_clipping(
     Thresholds are the pilot's medians, so canaries may share coordinates.
 
     Args:
-        mechanism: of rate 1; its class counts are not part of this.
-        canaries: of any kind.
+        mechanism: a mechanism of rate 1; its class counts are ignored.
+        canaries: canaries of any kind.
         streams: secrets of the runs and the pilot.
         runs: R independent runs, in addition to the pilot.
     """
@@ -254,10 +254,10 @@ def samples(
 
     Args:
         mechanism: the mechanism whose sampler draws.
-        steps: T, of the training.
+        steps: T, the steps of the training.
         count: m, canaries.
         linear: whether a linear layer is trained; otherwise a network.
-        secret: of the training.
+        secret: the secret of the training.
     """
     faint = dataclasses.replace(mechanism, steps=steps, noise_multiplier=FAINT)
     everyone = np.ones(count, bool)
@@ -292,7 +292,7 @@ def _run(
     streams: Iterator[SecretStreams],
     runs: int,
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-    """Include canaries by fair coins and score them, in runs with separate secrets.
+    """Include each canary by a fair coin and score all, in runs with separate secrets.
 
     Coins are seeded by a digest of the secret: they are the auditor's own and independent of the
     audited generator.

@@ -24,7 +24,8 @@ class Count:
         what: the event, in words.
         hits: how often it occurred.
         trials: number of trials, >= 0.
-        probability: of a hit if the code is correct; 0 and 1 are never contradicted by chance.
+        probability: the probability of a hit if the code is correct; chance never contradicts 0
+            and 1.
     """
 
     what: str

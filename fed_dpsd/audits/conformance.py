@@ -37,7 +37,7 @@ class Conformance:
     """The result of a client's audit.
 
     Args:
-        attacks: bounds on what is released, compared with proofs; the run's own settings are last.
+        attacks: bounds on what is released, compared with proofs; the run's own settings come last.
         checks: properties of correct code, for all parts.
         broken: how the attacked hospital's noise was weakened.
     """
@@ -68,7 +68,7 @@ class Conformance:
 
     @property
     def failure_probability(self) -> float:
-        """Return how often correct code is contradicted at most: the sum over all parts."""
+        """Bound how often correct code is contradicted, by the sum over all parts."""
         attacks = sum(attack.audit.failure_probability for attack in self.attacks)
         return attacks + sum(check.failure_probability for check in self.checks)
 

@@ -74,7 +74,7 @@ class Outcome:
 
     @property
     def curve(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-        """Return rates of false and of true positives, and caps, for a figure."""
+        """Return false positive rates, true positive rates and their caps, for a figure."""
         others = np.sort(self.scores[~self.included])[::-1]
         members = np.sort(self.scores[self.included])
         places = np.minimum((CURVE * len(others)).astype(int), len(others) - 1)

@@ -74,7 +74,7 @@ def refutes(claim: Claim, canaries: int, made: int, right: int, failure: float) 
         canaries: m, each included by its own fair coin.
         made: guesses, 1..m; the adversary may choose which canaries to guess.
         right: right guesses, 0..made.
-        failure: in (0, 1).
+        failure: the failure probability, in (0, 1).
     """
     # Probabilities, over a uniformly drawn canary, that it is guessed, rightly or wrongly, and that
     # at least `least_right` guesses are right in total.
@@ -95,14 +95,14 @@ def strongest(
 ) -> float:
     """Find the largest parameter whose claim the guesses refute, in a family of weakening claims.
 
-    Guesses at several fractions of the canaries, the surest first, are tested; the tests share the
+    The surest guesses are tested first, at several fractions of the canaries. The tests share the
     failure probability equally.
 
     Args:
         family: claims by a parameter >= 0.
-        guesses: of all runs together; runs on canaries of their own are one algorithm.
-        failure: in (0, 1), that the result is too large, over coins and noise.
-        tolerance: of the result, which is rounded down; 0 if nothing is refuted.
+        guesses: the guesses of all runs; runs with separate canaries count as one algorithm.
+        failure: the probability, in (0, 1), that the result is too large, over coins and noise.
+        tolerance: the precision of the result, which is rounded down; 0 if nothing is refuted.
     """
     best = 0.0
     for counts in _counts(guesses, failure):
@@ -120,8 +120,8 @@ def refuted(claim: Claim, guesses: Guesses, failure: float) -> bool:
 
     Args:
         claim: symmetric, increasing and convex.
-        guesses: of all runs together; runs on canaries of their own are one algorithm.
-        failure: in (0, 1), that a valid claim is refuted.
+        guesses: the guesses of all runs; runs with separate canaries count as one algorithm.
+        failure: the probability, in (0, 1), that a valid claim is refuted.
     """
     return any(refutes(claim, *counts) for counts in _counts(guesses, failure))
 
@@ -139,25 +139,24 @@ def advantage_at_least(guesses: Guesses, failure: float) -> float:
     """Bound the total variation distance of two worlds, one canary apart, from below.
 
     A guess at a fair coin is right with a probability of at most (1 + distance) / 2, so the mean
-    fraction of right guesses in a run is no larger either (Theorem 13). All canaries are guessed
-    at.
+    fraction of right guesses in a run is no larger either (Theorem 13). All canaries are guessed.
 
     Args:
-        guesses: of R runs.
-        failure: in (0, 1), that the result is too large.
+        guesses: the guesses of R runs.
+        failure: the probability, in (0, 1), that the result is too large.
     """
     return max(0.0, 2 * _mean_at_least(guesses.right.mean(axis=1), failure) - 1)
 
 
 def epsilon_at_least(guesses: Guesses, delta: float, failure: float) -> float:
-    """Bound epsilon at `delta` from below, by the surest guess of each run.
+    """Bound epsilon at `delta` from below, using the most confident guess of each run.
 
     Right guesses are no more frequent than (e^epsilon + m delta) / (1 + e^epsilon) (Theorem 13).
 
     Args:
-        guesses: of R runs.
+        guesses: the guesses of R runs.
         delta: in [0, 1).
-        failure: in (0, 1), that the result is too large.
+        failure: the probability, in (0, 1), that the result is too large.
     """
     runs, canaries = guesses.scores.shape
     surest = np.abs(guesses.scores).argmax(axis=1)
@@ -197,9 +196,9 @@ def conclude(
     over all canaries together and over each group, which share its half.
 
     Args:
-        guesses: of R runs.
+        guesses: the guesses of R runs.
         delta: the delta at which epsilon is bounded, in [0, 1).
-        failure: in (0, 1), of all bounds together.
+        failure: the failure probability of all bounds together, in (0, 1).
         queries: answers that the adversary saw in a run; 0 if it saw a training.
         assumption: the adversary's view and powers, in words.
         audited: the randomness, in words.

@@ -59,11 +59,11 @@ class _Case:
 
     Args:
         experiment: the experiment.
-        mechanism: of answers, noisy enough for two draws of QUERIES rows to differ.
-        training: the run's, with few steps; Plain if it is not private.
+        mechanism: the mechanism of answers, noisy enough for two draws of QUERIES rows to differ.
+        training: the run's training, with few steps; Plain if it is not private.
         memory: the ledger, which starts empty; None for one in a file.
         secret: source of its noise.
-        folder: of its teachers and its ledger.
+        folder: the folder of its teachers and its ledger.
     """
 
     experiment: Experiment

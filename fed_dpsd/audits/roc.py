@@ -77,8 +77,8 @@ def point(scores: Scores, included: Members, wanted: float) -> Point:
     """Return the point of an attack at a rate of false positives of at most `wanted`.
 
     Args:
-        scores: of guesses, of any shape; larger means a member.
-        included: of the same shape, whether it is a member.
+        scores: scores of guesses, of any shape; larger means a member.
+        included: whether each guess is about a member, of the same shape.
         wanted: the rate, in (0, 1).
     """
     members, others = scores[included], np.sort(scores[~included])[::-1]

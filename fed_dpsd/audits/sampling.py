@@ -120,14 +120,14 @@ def _generator(secrets: Sequence[SecretStreams]) -> Iterator[Check]:
 
 
 def _tails(what: str, drawn: NDArray[np.float64], law: Law) -> Check:
-    """Check the tails of draws of unit scale; with few draws, not the farthest."""
+    """Check the tails of draws of unit scale; with few draws, leave out the farthest."""
     beyond = TAILS[law] if drawn.size > DRAWS // 2 else TAILS[law][:4]
     return counted("sampler", f"{what}: tails to {beyond[-1]:g} scales", tails(drawn, law, beyond))
 
 
 def _repeated(title: str, drawn: NDArray[Any], again: NDArray[Any]) -> Check:
     """Check that the same secret and names give the same draws."""
-    wrong = "" if np.array_equal(drawn, again) else "the same secret and names give other draws"
+    wrong = "" if np.array_equal(drawn, again) else "the same secret and names give different draws"
     return Check("sampler", title, wrong, f"{drawn.size:,} draws")
 
 

@@ -102,7 +102,7 @@ class ShadowRun:
         return Teachers(config, self.experiment.training, client, records, records.ids, secret)
 
     def untrained(self, client: int) -> Classifier:
-        """Return a client's first teacher before its training, which has seen no record."""
+        """Return a client's first teacher before training, when it has seen no record."""
         return make_teacher(self.experiment.config, client, 0)
 
     def proven(self, victim: Victim) -> Epsilon:
@@ -229,8 +229,8 @@ def _by_seed(setting: Setting) -> list[dict[str, str]]:
 def _opened(folder: Path) -> ShadowRun:
     if not is_run_folder(folder):
         raise UserError(
-            f"the run folder {folder} is not there; an attack needs those of a sweep next to its "
-            "table, so give the folder that the sweep wrote to"
+            f"the run folder {folder} does not exist; an attack needs those of a sweep next to "
+            "its table, so give the folder that the sweep wrote to"
         )
     experiment = open_run_folder(folder)
     partition, size = experiment.partition, experiment.config.data.records_per_patient
@@ -243,8 +243,8 @@ def _opened(folder: Path) -> ShadowRun:
         )
     if size is not None:
         raise UserError(
-            f"{folder}: data.records_per_patient={size} makes up patients of the records that are "
-            "there, so a coin moves other records too; leave it out, or use a data set whose "
-            "records name their patients"
+            f"{folder}: data.records_per_patient={size} makes up patients from existing records, "
+            "so a coin moves other records too; leave it out, or use a data set whose records name "
+            "their patients"
         )
     return ShadowRun(folder, experiment)

@@ -277,7 +277,7 @@ def filled(text: str, folder: Path) -> str:
 
 
 def _named(bench: Bench, name: str, file: str) -> float:
-    """Return the number or the ratio of that name."""
+    """Return the number or the ratio with the given name."""
     known: dict[str, float] = {
         f"{row['name']}.{path}": value["median"]
         for row in bench["rows"]

@@ -24,7 +24,7 @@ def print_config(overrides: Sequence[str]) -> None:
     """Print the configuration that overrides describe; no data is read and no folder is made.
 
     Raises:
-        ConfigError: it has problems.
+        ConfigError: the configuration has problems.
     """
     from fed_dpsd.api import composed
     from fed_dpsd.config.plugins import find, searching

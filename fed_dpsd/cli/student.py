@@ -209,6 +209,6 @@ def _files(paths: Sequence[Path]) -> list[Path]:
                 f"{error.filename} cannot be read ({error.strerror}); check its permissions"
             ) from None
         if not inside:
-            raise UserError(f"{path} holds no file; give images, or folders of some")
+            raise UserError(f"{path} holds no file; give images, or folders of images")
         files += inside
     return files

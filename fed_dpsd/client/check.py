@@ -65,8 +65,8 @@ def check(hospital: Hospital, overrides: list[str]) -> Iterator[str | Table]:
     yield f"when records change during a run: {hospital.when_records_change}"
     if lacking := hospital.open(experiment, "check").lacking():
         raise UserError(
-            f"{lacking}={getattr(hospital, lacking):,.10g} is not enough for this run: at some "
-            "image this site would refuse; agree on more noise, or on fewer images"
+            f"{lacking}={getattr(hospital, lacking):,.10g} is not enough for this run: this "
+            "site would refuse before the last image; agree on more noise, or on fewer images"
         )
     # A copy of the secret lies in this folder, so it must be inside the hospital's own.
     place = tempfile.TemporaryDirectory(prefix="check-", dir=hospital.folder)

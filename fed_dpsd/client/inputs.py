@@ -99,9 +99,9 @@ def safe_batch(teacher: Classifier, images: NDArray[np.uint8]) -> int:
 
 
 def shifted(images: NDArray[np.uint8], copies: int) -> NDArray[np.uint8]:
-    """Return (N, A, C, H, W) copies of (N, C, H, W) images: unmoved, then moved by one pixel.
+    """Return (N, A, C, H, W) copies of (N, C, H, W) images: unshifted, then shifted by one pixel.
 
-    Pixels that come in at a border repeat the border.
+    Pixels that enter at a border repeat it.
     """
     height, width = images.shape[2:]
     padded = np.pad(images, ((0, 0), (0, 0), (1, 1), (1, 1)), mode="edge")

@@ -55,13 +55,13 @@ class Summing:
         by a client, or by two clients "A B".
 
         Raises:
-            ProtocolError: the client has no part in the sum, or has confirmed other names.
+            ProtocolError: the client does not take part in the sum, or confirmed other names.
             SumError: see `Party`; nothing was opened.
         """
         tag, names = self.tag(step.request), json.dumps(sorted(set(step.named))).encode()
         with self._ledger.transaction():
             if self._ledger.noted(f"{tag}-masked") is None:
-                raise ProtocolError("this client has no part in that sum")
+                raise ProtocolError("this client does not take part in that sum")
             confirmed = self._ledger.noted(f"{tag}-named")
             if confirmed != names and (confirmed is not None or step.proofs):
                 raise ProtocolError("this client has confirmed other names for that sum")

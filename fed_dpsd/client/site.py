@@ -181,7 +181,7 @@ class Site:
                 allow the training.
         """
         if not self.config.federation.simulation:
-            raise ProtocolError("a classifier of all records is trained in a simulation only")
+            raise ProtocolError("a classifier of all records is trained only in a simulation")
         digest = self._digest(mechanism, request)
         with self.ledger.transaction():
             self.account.pay(mechanism, digest, request.kind, request)
@@ -214,7 +214,7 @@ class Site:
 
         Raises:
             BudgetSpent: the training would exceed the budget or the plan; nothing was charged.
-            ProtocolError: the weights are of another architecture; nothing was charged.
+            ProtocolError: the weights belong to another architecture; nothing was charged.
         """
         try:
             self._teachers.check_weights(request.weights)
@@ -381,8 +381,8 @@ def take_step(site: Site, step: SumStep) -> dict[str, bytes]:
     """Return a client's second or third message of a secure sum.
 
     Raises:
-        ProtocolError: the client takes no part in that sum, or must not answer this step; nothing
-            was opened.
+        ProtocolError: the client does not take part in that sum, or must not answer this step;
+            nothing was opened.
     """
     if site.summing is None:
         raise ProtocolError("this client takes part in no secure sums")

@@ -259,7 +259,7 @@ class Teachers:
         """Reject weights that no training could start from.
 
         Raises:
-            ValueError: the weights are of another architecture.
+            ValueError: the weights belong to another architecture.
         """
         load_vector(make_teacher(self._config, self._client, 0), torch.from_numpy(weights))
 
@@ -274,7 +274,7 @@ class Teachers:
             digest: hexadecimal digest of the teachers and the whole request; all randomness follows
                 it.
             epochs: passes over a shard, unless a training mechanism sets how it trains.
-            proximal_weight: of the pull back to `weights`, >= 0 (see `pulled_back`).
+            proximal_weight: the weight of the pull back to `weights`, >= 0 (see `pulled_back`).
         """
         settings = dataclasses.replace(self._config.teacher, epochs=epochs, min_steps=1)
         config = dataclasses.replace(self._config, teacher=settings)
@@ -316,8 +316,8 @@ class Teachers:
         digest = self.digests[shard]
         if self._noisy and self._input(shard) != digest:
             raise UserError(
-                f"{path} is gone, and this machine would train another teacher than the one that "
-                "was paid for; start again, and it is charged"
+                f"{path} is missing, and this machine would not train the same teacher as the one "
+                "that was paid for; start again, and the new one is charged"
             )
         noisy = "private training", int(digest, 16)
         purpose = noisy if self._noisy else ("teacher batches", shard)

@@ -45,7 +45,7 @@ def reading() -> Iterator[None]:
     """Reject a malformed experiment, which a peer wrote.
 
     Raises:
-        NotAllowed: it is malformed.
+        NotAllowed: the experiment is malformed.
     """
     try:
         yield
@@ -172,7 +172,7 @@ class Terms:
         """Refuse an experiment that the file does not allow, before looking up any Python class.
 
         Raises:
-            NotAllowed: it has other classes, or asks for more than the file allows.
+            NotAllowed: the experiment has different classes, or asks for more than the file allows.
         """
         self._check_classes(raw)
         own = list(map(str, find(self.plugins)))
@@ -231,7 +231,7 @@ class Terms:
             text: `Experiment.to_json` of the coordinator.
 
         Raises:
-            NotAllowed: they differ, are in another order, or are malformed.
+            NotAllowed: the classes differ, are in another order, or are malformed.
         """
         with reading():
             self._check_classes(json.loads(text))

@@ -124,7 +124,7 @@ def uncomposable(choice: str, error: Exception, tree: Mapping[str, Any]) -> str:
             return f"{choice}: in its file, {unknown_key(unknown[1], tree)}"
         if named := homes(key):
             return f"{choice}: {key} belongs to {named}"
-        return f"{choice}: there is no such choice here; see `fed-dpsd list`"
+        return f"{choice}: this choice does not exist; see `fed-dpsd list`"
     return f"{choice}: {first_line(error)}"
 
 

@@ -65,7 +65,7 @@ def require_one_run(overrides: Sequence[str], composition: Composition) -> None:
     """Check that an experiment is one run: its file has no grid, or all keys of the grid are given.
 
     Raises:
-        ConfigError: it is a grid; the error has the number of runs, and the command that runs it.
+        ConfigError: it is a grid; the error names the number of runs and a command for them.
     """
     typed = dict(override.lstrip("+").partition("=")[::2] for override in overrides)
     name = typed.get("experiment", "null")
@@ -94,7 +94,7 @@ def _selected(experiment: str, typed: Grid) -> list[tuple[str, Grid]]:
             grids.append((name, own | shared | typed | chosen))
     if not grids:
         request = " ".join(f"{key}={','.join(typed[key])}" for key in groups)
-        raise ConfigError([f"{request}: no grid of experiment={experiment} has that"])
+        raise ConfigError([f"{request}: no grid of experiment={experiment} contains it"])
     return grids
 
 
@@ -117,7 +117,7 @@ def _grids(experiment: str, declared: Any) -> tuple[Grid, dict[str, Grid]]:
 
 
 def names(points: Sequence[Point]) -> list[str]:
-    """Name each point by its grid, and by the overrides that not all points of the grid share."""
+    """Name each point by its grid, and by the overrides that differ within that grid."""
     shared: dict[str, set[tuple[str, str]]] = {}
     for grid, overrides in points:
         shared[grid] = shared.get(grid, set(overrides.items())) & overrides.items()

@@ -54,7 +54,7 @@ class Plugin:
         """Import the package.
 
         Raises:
-            ConfigError: it cannot be imported; the message says why.
+            ConfigError: the package cannot be imported; the message says why.
         """
         try:
             return importlib.import_module(self.package)
@@ -92,8 +92,8 @@ def find(names: Sequence[str]) -> tuple[Plugin, ...]:
             )
         elif version not in ("", plugin.version):
             problems.append(
-                f"plugins={name}: version {plugin.version} is installed, and {version} is asked "
-                f"for; pip install version {version}, or name {name} alone"
+                f"plugins={name}: version {plugin.version} is installed, but {version} is "
+                f"required; pip install version {version}, or name {name} alone"
             )
         else:
             plugins.append(plugin)

@@ -37,7 +37,7 @@ Device = Annotated[str, AfterValidator(_device_name)]
 class DataConfig:
     """The source of the images. `path`, a folder, wins over `hub`.
 
-    Without `resize`, images of another size than `shape` are an error. Records with no true label
+    Without `resize`, images of a size other than `shape` are an error. Records with no true label
     column, or several, are skipped. With `patient_column`, all records of a patient go to the same
     teacher of one client. `set_up` takes `classes`, and a `num_classes` of null, from the data's
     folders or labels; every reader, hospital, prediction and report uses their order.
@@ -245,7 +245,7 @@ class Config:
         if self.teacher.path is not None and self.teachers_per_client > 1:
             raise ValueError(
                 f"teachers_per_client={self.teachers_per_client} cannot be read from "
-                "teacher.path, which holds one teacher a client; use teachers_per_client=1"
+                "teacher.path, which holds one teacher per client; use teachers_per_client=1"
             )
 
     def architecture(self, client: int) -> str:

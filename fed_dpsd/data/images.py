@@ -15,7 +15,7 @@ FORMATS = ("PNG", "JPEG", "TIFF", "BMP", "WEBP")
 def open_image(
     image: Path | bytes | NDArray[np.uint8], channels: int, bits: int = 16
 ) -> Image.Image:
-    """Return an image, grey or RGB, 8 bits a channel.
+    """Return an image, grey or RGB, 8 bits per channel.
 
     Args:
         image: a file, its bytes, or (H, W) or (H, W, 3) pixels.
@@ -25,8 +25,8 @@ def open_image(
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is not an image, has several pages, or the range of its pixels is unknown or
-            exceeded.
+        ValueError: the file is not an image, has several pages, or the range of its pixels is
+            unknown or exceeded.
     """
     if isinstance(image, np.ndarray):
         return _converted(Image.fromarray(image), channels, bits)
@@ -39,7 +39,7 @@ def open_image(
             Image.open(io.BytesIO(content), formats=FORMATS) as opened,
         ):
             if opened.format == "TIFF" and (pages := getattr(opened, "n_frames", 1)) > 1:
-                raise ValueError(f"it has {pages} pages; save each as a file of its own")
+                raise ValueError(f"it has {pages} pages; save each as a separate file")
             inverted = getattr(opened, "tag_v2", {}).get(PHOTOMETRIC) == 0
             return _converted(ImageOps.exif_transpose(opened), channels, bits, inverted)
     except UnidentifiedImageError:

@@ -162,9 +162,9 @@ def take(
         items: the items, in any order.
         unit: "files", "rows" or "images".
         where: the data set and its place, for errors.
-        numbers: the number of the class of each label's text.
+        numbers: the class number of each label.
         shape: (C, S, S) of the images.
-        resize: whether images of another size are scaled; otherwise they are errors.
+        resize: whether images of a different size are scaled; otherwise they are errors.
         bits: how many bits 16-bit images use.
         patients: whether items have patients.
         remedy: what to do about labels that are not in `numbers`, for the error.

@@ -68,7 +68,7 @@ class Reader(Protocol):
 
 
 def split_of(name: str) -> str:
-    """Return the split that a folder's or file's name means, ignoring case; "" for none."""
+    """Return the split that a folder or file name denotes, ignoring case; "" for none."""
     found = (split for split, names in SPLIT_NAMES.items() if name.casefold() in names)
     return next(found, "")
 

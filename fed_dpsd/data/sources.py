@@ -26,7 +26,7 @@ LAYOUT = (
 
 
 class Source:
-    """The source of a split, at `data.path` or the Hugging Face hub; no file is open.
+    """The source of a split, at `data.path` or the Hugging Face hub; it holds no open file.
 
     Attributes:
         divided: whether the data set has its own train or test split.
@@ -263,8 +263,8 @@ def _check_folders(path: Path) -> None:
         others = some([name for name in folders if not split_of(name)])
         raise UserError(
             f"data.path={path}: {named[0]} is named like a split, and the folders next to it are "
-            f"not ({others}); move what is no split away or, if it is a class, set "
-            f"{listed(folders)}"
+            f"not ({others}); move away folders that are not splits or, if they are "
+            f"classes, set {listed(folders)}"
         )
 
 

@@ -170,7 +170,7 @@ class Table:
 
 
 def _is_true(value: Any, column: str, where: str) -> bool:
-    """Return whether a cell of a column of truth values is true."""
+    """Return whether a cell of a Boolean column is true."""
     text = text_of(value)
     if text not in ("", "0", "1", "-1", *TRUTH):
         raise UserError(f"{where}: {column} is {text}; it must be 0 or 1, or false or true")
@@ -184,7 +184,7 @@ def read_csv(path: Path) -> pyarrow.Table:
     line "sep=;" before it.
 
     Raises:
-        UserError: it cannot be read, it is empty, or a row is longer than the first line.
+        UserError: the file cannot be read or is empty, or a row is longer than the first line.
     """
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:

@@ -84,7 +84,8 @@ def _room(key: str, folder: Path, experiment: Experiment) -> Check:
     needed = _bytes_of_teachers(experiment) if key == "cache" else 0
     state = f"{folder} is writable, {gib(free)} GiB free"
     state += f"; teachers take {gib(needed)}" if needed else ""
-    return Check(key, needed < free, state, "" if needed < free else f"free some, or give {key}=")
+    remedy = "" if needed < free else f"free some space, or give {key}="
+    return Check(key, needed < free, state, remedy)
 
 
 def _memory(experiment: Experiment) -> Check:

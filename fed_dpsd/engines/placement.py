@@ -142,9 +142,9 @@ def place(
 
 
 def fraction(processes: int) -> float:
-    """Return the largest part of a GPU that fits `processes` times, in Ray and in Flower.
+    """Return the largest share of a GPU that each process can have, in Ray and in Flower.
 
-    Ray rounds a part to a ten-thousandth, and `flwr run` to 32 bits, which may make it larger.
+    Ray rounds a share to a ten-thousandth, and `flwr run` to 32 bits, which may make it larger.
     """
     units = UNITS // processes
     while processes * float(np.float32(units / UNITS)) > 1:

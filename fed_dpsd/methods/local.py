@@ -28,7 +28,7 @@ class Local(Method):
 
     def client(self, request: Request, site: Site) -> Response | Refusal:
         """Answer nothing."""
-        raise ProtocolError("method Local answers nothing")
+        raise ProtocolError("method Local answers no requests")
 
     def server(
         self, federation: Federation, context: PublicContext, streams: Streams, resume: State | None

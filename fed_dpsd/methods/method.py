@@ -311,7 +311,7 @@ class Method(ABC):
         return Plan(context.training, (answers,))
 
     def describe(self, context: PublicContext) -> str:
-        """Describe what leaves a client in a run, where noise is added, and what else leaves."""
+        """Describe everything that leaves a client in a run, and where noise is added."""
         plan, answers = self.plan(context), context.answers
         others = {s.mechanism.name: s.mechanism for s in plan.stages if s.mechanism != answers}
         if len(others) < len({stage.mechanism.name for stage in plan.stages}):

@@ -67,7 +67,7 @@ def load_vector(module: nn.Module, vector: torch.Tensor) -> None:
     """Load the result of `to_vector` into a module of the same architecture.
 
     Raises:
-        ValueError: the vector has another length.
+        ValueError: the vector has the wrong length.
     """
     tensors = _state(module)
     expected = sum(tensor.numel() for tensor in tensors)

@@ -66,7 +66,7 @@ def require_device(key: str, name: str, count: int) -> None:
     """Check that the device of a key is one of `count` GPUs, or none.
 
     Raises:
-        UserError: it does not exist; the message names one that does.
+        UserError: the device does not exist; the message names one that does.
     """
     if not name.startswith("cuda"):
         return

@@ -125,7 +125,7 @@ def _weights() -> dict[str, torch.Tensor]:
     content = path.read_bytes()
     if hashlib.sha256(content).hexdigest() != SHA256:
         raise UserError(
-            f"{path} holds other weights than version {VERSION} of {PACKAGE}; reinstall it"
+            f"{path} does not hold the weights of version {VERSION} of {PACKAGE}; reinstall it"
         )
     weights: dict[str, torch.Tensor] = torch.load(BytesIO(content), weights_only=True)
     return weights

@@ -175,8 +175,8 @@ def _column(path: Path) -> list[bytes]:
         return [row["bytes"] for row in pq.read_table(path, columns=[name])[name].to_pylist()]
     except (pyarrow.ArrowException, TypeError, KeyError):
         raise UserError(
-            f"pictures: {path} is not a parquet file with structs of bytes, as the Hugging Face "
-            "hub has them; remove it"
+            f"pictures: {path} is not a parquet file with structs of bytes, as on the Hugging "
+            "Face hub; remove it"
         ) from None
 
 
@@ -185,7 +185,7 @@ def _decoded(content: bytes, path: Path) -> NDArray[np.uint8]:
         picture = Image.open(io.BytesIO(content or b""))
         if picture.mode.startswith(("I", "F")):  # a conversion would make almost all of it white
             raise UserError(
-                f"pictures: {path} has more than 8 bits a channel; convert or remove it"
+                f"pictures: {path} has more than 8 bits per channel; convert or remove it"
             )
         return np.array(picture.convert("RGB"))
     except UnidentifiedImageError:

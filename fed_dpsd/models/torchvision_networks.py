@@ -76,7 +76,7 @@ class Adapted(nn.Module):
             if len(numbers) != channels or not all(map(math.isfinite, numbers)):
                 raise ValueError(
                     f"its metadata have {name}={facts.get(name)}; save it with a list of "
-                    f"{channels} numbers, by which pixels in [0, 1] were normalised"
+                    f"{channels} numbers, with which pixels in [0, 1] were normalised"
                 )
             self.get_buffer(name).copy_(torch.tensor(numbers))
         if self.std.min() <= 0:

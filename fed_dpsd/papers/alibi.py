@@ -63,7 +63,7 @@ class ALIBI(LabelPrivate):
         """Return the (B, K) probabilities of the labels, given their noisy vectors.
 
         The prior is the softmax of the network's logits. Class c has the likelihood exp(-sum over j
-        of |o_j - [j = c]| / scale), in which classes differ by their own number o_c alone.
+        of |o_j - [j = c]| / scale), in which only o_c differs between classes.
         """
         likelihood = (noisy.abs() - (noisy - 1).abs()) / self.votes.scale
         return (logits + likelihood.to(logits)).softmax(1)

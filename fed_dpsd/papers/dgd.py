@@ -113,8 +113,8 @@ class DGD(Method):
             )
         if not config.federation.simulation:
             problems.append(
-                f"method={self.name} trains a classifier of all records by a message's settings, "
-                "which only a simulation does; use method=fed_dpsd"
+                f"method={self.name} trains a classifier on all records with settings from "
+                "a message, which only a simulation allows; use method=fed_dpsd"
             )
         return problems
 

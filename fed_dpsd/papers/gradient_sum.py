@@ -64,7 +64,7 @@ class GradientSum(NormalizedGradient):
         if images > MOST_IMAGES:
             raise ValueError(
                 f"{images:,} images in a request; answers=gradient_sum takes {MOST_IMAGES:,} at "
-                "most: ask fewer queries a round"
+                "most: send fewer queries per round"
             )
         noisy = np.zeros(value.shape[1:])
         noisy[:1] = super().add_noise(value[:, :1], predictions[:1], rng)
@@ -82,8 +82,8 @@ class GradientSum(NormalizedGradient):
         problems = super().check(config, method, training)
         if method and getattr(method, "mean_over", None) != "batch":
             problems.append(
-                "answers=gradient_sum is one gradient for all images of a round; use method=dpdfd, "
-                "or another with method.mean_over=batch"
+                "answers=gradient_sum releases one gradient for all images of a round; use "
+                "method=dpdfd, or another with method.mean_over=batch"
             )
         return problems
 

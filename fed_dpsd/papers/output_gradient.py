@@ -75,8 +75,8 @@ class OutputGradient(CustomTraining):
         problems = super().check(config, method, partition)
         if not config.federation.simulation:
             problems.append(
-                "training=output_gradient: nothing is proven for it, so it runs in a simulation "
-                "only; use training=dp_sgd, or federation=simulation"
+                "training=output_gradient: nothing is proven for it, so it runs only in a "
+                "simulation; use training=dp_sgd, or federation=simulation"
             )
         return problems
 
@@ -87,7 +87,7 @@ class OutputGradient(CustomTraining):
     def published(self, trainings: int, num_classes: int, delta: float) -> float:
         """Return DPDFD's Theorem 3 over the steps of all `trainings`.
 
-        The paper says of its Algorithm 3 only that it runs the same procedures.
+        About Algorithm 3 the paper says only that the algorithm runs the same procedures.
         """
         queries = trainings * self.steps * self.batch_size
         return theorem_1(self.bound, self.noise_multiplier, num_classes, queries, delta)

@@ -346,7 +346,7 @@ def _merge_gaussians(counts: Counter[DpEvent]) -> Counter[DpEvent]:
 
 
 def _budgeted(event: DpEvent) -> DpEvent:
-    """Return what a budget pays for an event: what it reserves too, and nothing twice."""
+    """Return what a budget pays for an event: reservations count, and nothing counts twice."""
     if isinstance(event, SelfComposedDpEvent):
         return SelfComposedDpEvent(_budgeted(event.event), event.count)
     if isinstance(event, ComposedDpEvent):

@@ -68,7 +68,7 @@ class DPSGD(TrainingMechanism):
     Args:
         noise_multiplier: sigma, noise standard deviation divided by `max_grad_norm`, > 0.
         sample_rate: q, in (0, 1].
-        steps: of a training, >= 1.
+        steps: the number of steps of a training, >= 1.
         max_grad_norm: bound of one record's, or one patient's, gradient, > 0.
         learning_rate: Adam's, > 0.
         copies: of each record's image, A in 1..9: augmentation multiplicity (De et al., arXiv

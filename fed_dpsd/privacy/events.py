@@ -79,8 +79,8 @@ class ReservingDpEvent(DpEvent):
     (docs/privacy.md, Theorem 7). Both releases together are one setting.
 
     Attributes:
-        event: of the release itself; a claim counts only this one.
-        reserved: of the other one.
+        event: the event of the release itself; a claim counts only this one.
+        reserved: the event of the other one.
     """
 
     event: DpEvent

@@ -69,8 +69,8 @@ class NormalizedGradient(Mechanism):
         normalise: "sample" or "batch".
         noise_at: "client" (each client adds its own noise) or "server" (once, on the sum; the
             server then sees answers without noise and must be trusted).
-        quorum: of the secure sum; only with noise_at="distributed", where each client adds a noise
-            share.
+        quorum: the quorum of the secure sum; only with noise_at="distributed", where each client
+            adds a noise share.
         shards: the client's teachers.
         scaling: "normalise" (each gradient gets norm `bound`, except for `stability`) or "clip"
             (only longer gradients are shortened to `bound`, as in DP-SGD).
@@ -171,7 +171,7 @@ class NormalizedGradient(Mechanism):
         if self.normalise == "batch" and value[0].size > MOST_NUMBERS:
             raise ValueError(
                 f"{value[0].size:,} gradient entries in a request; normalise='batch' takes "
-                f"{MOST_NUMBERS:,} at most: ask fewer queries a round"
+                f"{MOST_NUMBERS:,} at most: send fewer queries per round"
             )
         if self.noise_multiplier == 0:
             noisy = value.sum(0)

@@ -68,7 +68,7 @@ class LabelPrivate(Plain, ABC):
             )
         if config.data.records_per_patient is not None:
             problems.append(
-                f"data.records_per_patient={config.data.records_per_patient} makes patients up by "
+                f"data.records_per_patient={config.data.records_per_patient} makes up patients by "
                 f"labels, which {named} keeps private; use null"
             )
         if config.teachers_per_client > 1:
@@ -84,8 +84,8 @@ class LabelPrivate(Plain, ABC):
             )
         if method and not (method.uses_teachers_alone and config.num_clients == 1):
             problems.append(
-                f"{named} protects labels that nothing else reads; method={method.name} "
-                "may: use method=central"
+                f"{named} protects labels that nothing else may read, but method={method.name} "
+                "may read them; use method=central"
             )
         if (target := config.privacy.target_epsilon) is not None:
             problems.append(

@@ -189,7 +189,7 @@ def _scale(residuals: torch.Tensor, inner: torch.Tensor, bound: float) -> torch.
 
 
 def _root(values: torch.Tensor) -> torch.Tensor:
-    """Take correctly rounded square roots; torch may use the MKL's, which are not."""
+    """Take correctly rounded square roots; torch may use MKL's, which are not."""
     return torch.from_numpy(np.sqrt(values.numpy()))
 
 

@@ -415,7 +415,7 @@ def check_noise(noise_multiplier: float, noise_at: NoiseAt, teachers: int) -> No
     if noise_multiplier < least:
         raise ValueError(
             f"noise_multiplier={noise_multiplier:g} must be at least {least:.3g} for "
-            f"{teachers} teachers: less is no noise"
+            f"{teachers} teachers: less counts as no noise"
         )
 
 

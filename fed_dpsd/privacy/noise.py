@@ -35,7 +35,7 @@ class SecureGenerator:
         key: 32 bytes; equal keys give equal draws.
 
     Raises:
-        ValueError: the key has another length.
+        ValueError: the key has the wrong length.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -195,8 +195,8 @@ class Noise(Protocol):
 def noisy_sum(values: NDArray[Any], scale: float, law: Law, rng: Rng) -> NDArray[np.float64]:
     """Sum (n, ...) `values` and add N(0, scale^2), or Laplace's law of that scale, to each number.
 
-    Values are truncated to the noise's lattice, so their sum is exact if it is below 2^53 steps: no
-    record moves it by more than it moves its own value.
+    Values are truncated to the noise's lattice, so their sum is exact if it is below 2^53 steps: a
+    record moves it by no more than its own value moves.
     """
     if isinstance(rng, SecureGenerator):
         return rng.noisy_sum(values, scale, law)
@@ -229,8 +229,8 @@ def cut_off(values: NDArray[Any], spacing: float) -> NDArray[np.float64]:
     """Truncate values towards zero to a lattice; their sums lie on it too.
 
     Args:
-        values: of any shape.
-        spacing: of the lattice, a power of two.
+        values: an array of any shape.
+        spacing: the spacing of the lattice, a power of two.
     """
     return np.asarray(np.trunc(np.asarray(values, np.float64) / spacing) * spacing)
 

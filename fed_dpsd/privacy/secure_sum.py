@@ -79,8 +79,8 @@ class Opened:
     """A party's third message: its secret shares.
 
     Args:
-        own: by named party, of the key of that party's own mask.
-        between: by a named party and an unnamed one, of the key of their mask.
+        own: by named party, the share of the key of that party's own mask.
+        between: by a named party and an unnamed one, the share of the key of their mask.
     """
 
     own: Mapping[int, bytes]
@@ -152,9 +152,9 @@ class Party:
         """Make the first message: masked values, and secret shares of the masks' keys.
 
         Args:
-            values: of any shape, the same for all parties; the whole sum must fit in 63 bits.
-            tag: of this sum, the same for all parties. Two messages for one tag would reveal the
-                difference of their values: the caller must send only one.
+            values: an array of the same shape at all parties; the whole sum must fit in 63 bits.
+            tag: the tag of this sum, the same for all parties. Two messages for one tag would
+                reveal the difference of their values: the caller must send only one.
         """
         own = os.urandom(_SEED)
         keys = {other: self._mask_key(other, tag) for other in self._pairs}
@@ -191,7 +191,7 @@ class Party:
         """Make the third message: the secret shares that open the sum.
 
         Args:
-            tag: of this sum.
+            tag: the tag of this sum.
             named: the parties whose values arrived, as this party has confirmed.
             proofs: by party, the confirmation that it made for this one.
             sealed: by named party, the box that it sealed for this one.

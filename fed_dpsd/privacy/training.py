@@ -109,7 +109,7 @@ class TrainingMechanism(ABC):
         if self.unit == "patient" and config.federation.simulation and not known:
             problems.append(
                 "training.unit=patient: the records name no patients; give data.patient_column, or "
-                "data.records_per_patient=N to make patients of N records up"
+                "data.records_per_patient=N to make up patients of N records"
             )
         return problems
 

@@ -69,7 +69,8 @@ class NoisyVotes(Mechanism):
         noise_law: "gaussian" or "laplace".
         noise_at: "client" (each client adds its own noise) or "server" (once, on the sum; the
             server then sees each client's exact counts and must be trusted).
-        quorum: of the secure sum of answers with noise shares; only with noise_at="distributed".
+        quorum: the quorum of the secure sum; only with noise_at="distributed", where each client
+            adds a noise share.
         shards: the client's teachers.
 
     Raises:

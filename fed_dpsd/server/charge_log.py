@@ -134,7 +134,7 @@ class ChargeLog:
         """Add charges beyond the plan to the card, if the plan knows their mechanisms."""
         if any(count > self._most(name) for name, count in wanted.items()):
             return False
-        logger.warning("client %d: more is charged than planned, as the card says", client)
+        logger.warning("client %d: more was charged than planned; see the card", client)
         self.acknowledged |= Counter(wanted)
         return True
 

@@ -39,7 +39,7 @@ def require_writable(key: str, folder: Path) -> None:
     """Check that the folder of a key can be made or written, without making it.
 
     Raises:
-        UserError: it cannot.
+        UserError: the folder cannot be made or written.
     """
     there = nearest(folder)
     try:

@@ -34,7 +34,7 @@ def open_completed(folder: Path) -> CompletedRun:
     """Read the folder of a completed run.
 
     Raises:
-        UserError: it is not a run folder, or the run has not completed.
+        UserError: `folder` is not a run folder, or the run has not completed.
     """
     experiment = open_run_folder(folder)
     summary = read_summary(folder)

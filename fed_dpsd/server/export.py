@@ -86,7 +86,7 @@ def _files_of(folder: Path, digest: str) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError):
         pass
     raise UserError(
-        f"{folder / there[0]} already exists, and is not of this student; choose another folder"
+        f"{folder / there[0]} already exists and is not from this student; choose another folder"
     )
 
 

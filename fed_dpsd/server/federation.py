@@ -183,7 +183,7 @@ class HostedFederation(ABC):
         if request.kind == "counts":
             if problem or not np.isfinite(response.values).all():
                 problem = problem or "values hold NaN or infinity"
-                logger.warning("client %d: its class counts are taken as zero: %s", client, problem)
+                logger.warning("client %d: its class counts count as zero: %s", client, problem)
                 return Response(
                     request.query_id, np.zeros((1, request.predictions.shape[1])), teachers
                 )

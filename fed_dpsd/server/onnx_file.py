@@ -25,9 +25,7 @@ def require(packages: tuple[str, ...] = PACKAGES) -> None:
         UserError: some are missing; the message has the command that installs them.
     """
     if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
-        raise UserError(
-            f"ONNX needs {' and '.join(missing)}, not installed here: pip install 'fed-dpsd[onnx]'"
-        )
+        raise UserError(f"ONNX needs {' and '.join(missing)}; run pip install 'fed-dpsd[onnx]'")
 
 
 class OnnxModel:

@@ -115,7 +115,7 @@ def open_run_folder(folder: Path) -> Experiment:
     """Return the experiment of an existing run folder.
 
     Raises:
-        UserError: it is not a run folder, or its configuration cannot be read.
+        UserError: `folder` is not a run folder, or its configuration cannot be read.
     """
     path = folder / "config.yaml"
     try:

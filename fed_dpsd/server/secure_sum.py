@@ -67,9 +67,9 @@ def secure_sum(
         total = combine(masked, opened, parties, threshold)
     except (SumError, KeyError, ValueError) as error:
         raise UserError(
-            f"the sum of request {request.query_id} cannot be opened: {error}; nothing of it was "
-            "seen: resume the run when the clients are back or, if shares were tampered with, "
-            "start another run without that client"
+            f"the sum of request {request.query_id} cannot be opened: {error}; no part of it "
+            "was revealed: resume the run when the clients are back or, if shares were tampered "
+            "with, start another run without that client"
         ) from None
     return total * mechanism.lattice, named
 

@@ -90,7 +90,7 @@ class Student:
         """Return the (B, K) probabilities of (B, C, S, S) uint8 images, S and C as in `network`.
 
         Raises:
-            UserError: the images have another type or shape, or there are none.
+            UserError: the images have the wrong type or shape, or there are no images.
         """
         fits = images.ndim == 4 and len(images) > 0 and images.shape[1:] == self.network.shape
         if images.dtype != np.uint8 or not fits:
@@ -150,7 +150,7 @@ def open_student(path: Path) -> Student:
     """Read a student that `export` wrote, as safetensors or ONNX.
 
     Raises:
-        UserError: it is not an exported student, it is damaged, or a package for ONNX is missing.
+        UserError: the file is damaged or not an exported student, or a package for ONNX is missing.
     """
     if problem := _no_model(path):
         raise UserError(f"{path} {problem}")
@@ -217,8 +217,8 @@ def _reason_of_other_answers(model: Classifier | OnnxModel) -> str:
     if isinstance(model, OnnxModel):
         return "it predicts differently than the exported student; export that again"
     return (
-        "this processor computes other fixed features than the one that trained the student; use "
-        "one of that kind, or an export with --format onnx, which holds them"
+        "this processor computes different fixed features from the one that trained the student; "
+        "use one of that kind, or an export with --format onnx, which holds them"
     )
 
 

@@ -66,7 +66,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
     """Read summary.json of a run folder; empty if there is none yet.
 
     Raises:
-        UserError: it is damaged.
+        UserError: the file is damaged.
     """
     path = folder / "summary.json"
     try:

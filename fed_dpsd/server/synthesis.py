@@ -109,7 +109,7 @@ def _check_place(path: Path) -> None:
 def drawn(
     run: CompletedRun, student: Student, number: int, source: Source | None, seed: int
 ) -> tuple[NDArray[np.uint8], str]:
-    """Draw (N, C, S, S) uint8 images of a run; also return a sentence on how.
+    """Draw (N, C, S, S) uint8 images of a run; also return a sentence that says how.
 
     Raises:
         UserError: the run keeps nothing to draw from, or too few images.
@@ -134,13 +134,13 @@ def drawn(
     elif source == "generator":
         raise UserError(
             f"{run.folder}: this run of method {name} keeps no generator; use --from questions, "
-            "for images as it asked them"
+            "for the images that it sent"
         )
     elif isinstance(method, FedDPSD):
         parts = _of_next_rounds(method, student, context, run, streams)
         origin = f"They are questions as the run's next rounds would have asked them.{real}"
     else:
-        origin = f"They are among the images that the run asked.{real}"
+        origin = f"They are among the images that the run sent.{real}"
         return _of_the_bank(run, number, streams), origin
     return _taken(parts, number), origin
 
@@ -210,13 +210,13 @@ def _of_the_bank(run: CompletedRun, number: int, streams: Streams) -> NDArray[np
     asked = [part.images for part in run.state.buffer]
     if not asked:
         raise UserError(
-            f"{run.folder}: method {run.summary['method']} neither keeps a generator nor asks "
-            "images; choose a run of another, such as fed_dpsd"
+            f"{run.folder}: method {run.summary['method']} neither keeps a generator nor sends "
+            "images; choose a run of another method, such as fed_dpsd"
         )
     images = np.concatenate(asked)
     if number > len(images):
         raise UserError(
-            f"--num {number}: the run asked {len(images):,} images, and its method draws no "
+            f"--num {number}: the run sent {len(images):,} images, and its method draws no "
             f"others; give at most {len(images)}"
         )
     return images[streams.numpy(PURPOSE).permutation(len(images))[:number]]

@@ -142,7 +142,7 @@ def require_tracker(name: str) -> None:
     """Check that a tracker's package is installed, without importing it.
 
     Raises:
-        UserError: it is not; the message names the extra to install.
+        UserError: the package is missing; the message names the extra to install.
     """
     if name in TRACKERS and importlib.util.find_spec(TRACKERS[name][0]) is None:
         raise UserError(
@@ -166,7 +166,7 @@ class Tracking:
         """Open the tracker.
 
         Raises:
-            UserError: it cannot be opened; no request was sent.
+            UserError: the tracker cannot be opened; no request was sent.
         """
         name = self._experiment.config.tracker
         require_tracker(name)
@@ -198,7 +198,7 @@ class Tracking:
         except Exception as error:
             self._tracker = None
             name = self._experiment.config.tracker
-            logger.warning("tracker=%s failed and gets no more: %s", name, one_line(error))
+            logger.warning("tracker=%s failed and receives no more: %s", name, one_line(error))
 
 
 def settings_of(experiment: Experiment) -> Iterator[tuple[str, str | int | float | bool]]:

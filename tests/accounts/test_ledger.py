@@ -316,7 +316,7 @@ def test_a_ledger_that_is_lost_is_no_new_account(tmp_path, how):
         lambda: read(path),
         lambda: header(path),
     ):
-        with pytest.raises(LedgerError, match=r"is gone or empty, .*restore it from a backup"):
+        with pytest.raises(LedgerError, match=r"is missing or empty, .*restore it from a backup"):
             use()
     assert ledgers_in(tmp_path) == {"client_003": path}  # so a card cannot omit it
     path.with_suffix(".created").unlink()
@@ -730,7 +730,7 @@ def test_what_a_full_disk_refuses_is_not_charged_and_later_charges_are(
     folder, resize = small_disk
     file = FileLedger(folder, 3, "digits")
     charged = []
-    message = r"no space left for the ledger .*client_003.*free some"
+    message = r"no space left for the ledger .*client_003.*free some space"
     with contextlib.suppress(LedgerError):
         for number in range(10_000):
             charge(file, f"{number:064d}")

@@ -135,7 +135,9 @@ def test_a_kept_teacher_that_goes_is_not_trained_by_another_kernel(
 
     with monkeypatch.context() as patch:
         patch.setattr(Teachers, "_load_or_train", gone)
-        with pytest.raises(UserError, match="is gone, and this machine would train another"):
+        with pytest.raises(
+            UserError, match="is missing, and this machine would not train the same"
+        ):
             train(experiment, tmp_path, ledger, drawn)
     assert not drawn
     train(experiment, tmp_path, ledger, drawn)

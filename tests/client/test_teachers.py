@@ -154,7 +154,7 @@ def test_a_file_of_another_width_or_no_file_is_refused(small, records, tmp_path)
     (tmp_path / "t.safetensors").write_bytes(b"pickle?")
     with pytest.raises(UserError, match="is not a safetensors file"):
         make(small(f"teacher.path={tmp_path}/t.safetensors", "teacher.arch=cnn"), records)
-    with pytest.raises(UserError, match="there is no file"):
+    with pytest.raises(UserError, match="does not exist"):
         make(small(f"teacher.path={tmp_path}/none.safetensors", "teacher.arch=cnn"), records)
 
 

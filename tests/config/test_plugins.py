@@ -64,7 +64,7 @@ def test_a_plugin_is_found_by_its_entry_point(example):
 
 NOT_THERE = [
     ("plugins=exmple", r"plugins=exmple is not installed; .* \(installed: example\)"),
-    ("plugins=example==2.0", "plugins=example: version 1.0 is installed, and 2.0 is asked for"),
+    ("plugins=example==2.0", "plugins=example: version 1.0 is installed, but 2.0 is required"),
     ("plugins=os", "plugins=os is not installed"),
     ("answers=laplace_probabilities", "answers=laplace_probabilities is unknown"),
     ("plugins=example answers=laplace", "choose one of: .*label, laplace_probabilities, noisy"),
@@ -185,7 +185,7 @@ def test_a_run_continues_with_the_version_that_it_began_with(example, small):
     (example / "fed_dpsd_example-1.0.dist-info").rename(example / "fed_dpsd_example-1.1.dist-info")
     path = example / "fed_dpsd_example-1.1.dist-info" / "METADATA"
     path.write_text(path.read_text().replace("1.0", "1.1"))
-    with pytest.raises(ConfigError, match=r"version 1.1 is installed, and 1.0 is asked for"):
+    with pytest.raises(ConfigError, match=r"version 1.1 is installed, but 1.0 is required"):
         open_run_folder(folder)
 
 

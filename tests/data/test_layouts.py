@@ -189,7 +189,7 @@ def test_names_that_look_like_splits_are_refused_unless_they_are_classes(tmp_pat
     path = shades(tmp_path / "D", trainer=[1], oval=[1])  # no split's
     assert bound(tmp_path, path).class_names == ("oval", "trainer")
     path = shades(tmp_path / "E", bus=[1, 2], train=[3, 4])
-    with pytest.raises(ConfigError, match=r"train is named like a split, .* \(bus\); move what"):
+    with pytest.raises(ConfigError, match=r"train is named like a split, .* \(bus\); move away"):
         bound(tmp_path, path)
     assert len(everything(loaded(tmp_path, path, "data.classes=[bus,train]"))) == 4
 

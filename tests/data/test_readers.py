@@ -342,7 +342,7 @@ def test_pictures_of_all_kinds(tmp_path):
     read = hospital(tmp_path / "D")
     lost = dict(line.split(": ", 1) for line in read.count.skipped["unreadable"])
     assert lost.keys() == {"ill/cut.jpg", "ill/empty.png", "ill/several.tiff"}
-    assert lost["ill/several.tiff"] == "it has 3 pages; save each as a file of its own"
+    assert lost["ill/several.tiff"] == "it has 3 pages; save each as a separate file"
     assert (read.count.found, read.count.used) == (9, 6)
     assert open_image(place / "exif.png", 1).getpixel((0, 0)) == 0
     assert any((image == 77).all() for image in read.records.images)

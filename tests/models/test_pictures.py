@@ -97,7 +97,7 @@ def test_what_cannot_be_read_is_named(tmp_path):
     with pytest.raises(UserError, match=r"a\.png is not a picture; remove it"):
         pictures.load(str(tmp_path), 8)
     Image.fromarray(np.full((9, 9), 3_000, np.uint16)).save(tmp_path / "a.png")
-    with pytest.raises(UserError, match=r"a\.png has more than 8 bits a channel"):
+    with pytest.raises(UserError, match=r"a\.png has more than 8 bits per channel"):
         pictures.load(str(tmp_path), 8)
     noise = rng().integers(0, 256, (40, 40, 3), np.uint8)
     Image.fromarray(noise).save(tmp_path / "a.png")

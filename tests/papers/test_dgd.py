@@ -125,13 +125,13 @@ def test_a_site_trains_a_baseline_in_a_simulation_only(small, tmp_path):
     deployed = replace(site.config.federation, simulation=False)
     site.config = replace(site.config, federation=deployed)
     mechanism = BaselineWeights(experiment.method.baseline)
-    with pytest.raises(ProtocolError, match="in a simulation only"):
+    with pytest.raises(ProtocolError, match="only in a simulation"):
         site.sensitive_baseline(mechanism, context_of(experiment).request("baseline"))
 
 
 def test_what_it_cannot_do_is_refused_before_data_are_read(small):
     table = (
-        ("federation=deployment", "by a message's settings, which only a simulation does"),
+        ("federation=deployment", "with settings from a message, which only a simulation allows"),
         (
             "teacher.path=x.safetensors teacher.arch=cnn teachers_per_client=1",
             "the baseline of method=dgd is trained here",

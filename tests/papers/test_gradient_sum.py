@@ -112,5 +112,5 @@ def test_what_a_sum_cannot_do_is_named():
     with pytest.raises(ValueError, match=r"noise_multiplier=0\.01 must be at least"):
         GradientSum(10, 0.01)
     rows = np.zeros((1, MOST_IMAGES + 1, 10))
-    with pytest.raises(ValueError, match=r"1,025 images in a request.*ask fewer queries"):
+    with pytest.raises(ValueError, match=r"1,025 images in a request.*send fewer queries"):
         GradientSum(10, 1.0).add_noise(rows, rows[0], np.random.default_rng(0))

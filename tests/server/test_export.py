@@ -52,7 +52,7 @@ def test_a_processor_with_other_features_is_refused(finished, tmp_path, monkeypa
     kernels, offsets = patches.patterns((1, 8, 8))
     monkeypatch.setattr(patches, "patterns", lambda _: (kernels.flip(0), offsets))
     monkeypatch.setattr(fixed_features, "_remembered", lambda *_: OrderedDict())
-    with pytest.raises(UserError, match="other fixed features than the one that trained"):
+    with pytest.raises(UserError, match="different fixed features from the one that trained"):
         open_student(path)
 
 
@@ -132,7 +132,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
             place.mkdir()
             folder, _, _ = finished()
             patch.setitem(sys.modules, package, None)
-            expected = f"ONNX needs {package}, not installed here: pip install 'fed-dpsd\\[onnx\\]'"
+            expected = f"ONNX needs {package}; run pip install 'fed-dpsd\\[onnx\\]'"
             with pytest.raises(UserError, match=expected):
                 export(folder, place, "onnx")
             assert not list(place.glob("*.*"))
@@ -270,7 +270,7 @@ def test_the_classes_are_next_to_the_file_too(finished, tmp_path):
 def test_a_folder_with_anything_else_of_the_cards_names_is_refused(finished, tmp_path):
     folder, _, _ = finished()
     (tmp_path / "README.md").write_text("mine")
-    with pytest.raises(UserError, match="README.md already exists, and is not of this student"):
+    with pytest.raises(UserError, match="README.md already exists and is not from this student"):
         export(folder, tmp_path, "safetensors")
     assert not (tmp_path / "student.safetensors").exists()
     assert (tmp_path / "README.md").read_text() == "mine"
@@ -279,7 +279,7 @@ def test_a_folder_with_anything_else_of_the_cards_names_is_refused(finished, tmp
 def test_another_runs_student_does_not_join(finished, tmp_path):
     export(finished()[0], tmp_path / "model", "safetensors")
     (tmp_path / "model" / "student.safetensors").unlink()
-    with pytest.raises(UserError, match="already exists, and is not of this student"):
+    with pytest.raises(UserError, match="already exists and is not from this student"):
         export(finished("seed=1")[0], tmp_path / "model", "safetensors")
 
 

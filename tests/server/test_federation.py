@@ -110,7 +110,7 @@ def test_bad_class_counts_count_as_zero(small, tmp_path, caplog, subtests):
             received = Lying(experiment, folder / "b", lie).each(counts)
             assert (received[0].values == honest[0].values).all()
             assert received[1].values.tolist() == [[0.0] * 10]
-            assert re.search(f"client 1: its class counts are taken as zero: .*{said}", caplog.text)
+            assert re.search(f"client 1: its class counts count as zero: .*{said}", caplog.text)
             assert not (honest[1].values == 0).any()
 
 

@@ -112,10 +112,10 @@ def test_questions_are_those_of_rounds_to_come(finished):
 def test_methods_that_throw_generators_away_have_the_images_that_they_asked(finished):
     folder, _, _ = finished(*DENSE)
     images, origin, run = images_of(folder, 64)
-    assert origin == "They are among the images that the run asked."
+    assert origin == "They are among the images that the run sent."
     (part,) = run.state.buffer
     assert sorted(map(bytes, images)) == sorted(map(bytes, part.images))
-    with pytest.raises(UserError, match="--num 65: the run asked 64 images, and its method draws"):
+    with pytest.raises(UserError, match="--num 65: the run sent 64 images, and its method draws"):
         images_of(folder, 65)
     with pytest.raises(
         UserError, match="run of method dense keeps no generator; use --from questions"
@@ -125,7 +125,7 @@ def test_methods_that_throw_generators_away_have_the_images_that_they_asked(fini
 
 def test_a_method_without_images_says_so(finished):
     folder, _, _ = finished("method=fedavg", "answers=probabilities", "teacher.same_start=true")
-    with pytest.raises(UserError, match="method fedavg neither keeps a generator nor asks images"):
+    with pytest.raises(UserError, match="method fedavg neither keeps a generator nor sends images"):
         images_of(folder, 5)
 
 

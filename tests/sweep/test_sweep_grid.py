@@ -134,7 +134,7 @@ def test_a_group_chooses_among_grids_apart(experiments):
     assert found("training=plain") == [votes, label]
     assert found("training=plain", "answers=label") == [label]
     assert found("training=plain,dp_sgd") == [trained, votes, label]
-    with pytest.raises(ConfigError, match="training=fast: no grid of experiment=table has that"):
+    with pytest.raises(ConfigError, match="training=fast: no grid of experiment=table contains it"):
         found("training=fast")
     assert all(cell["data"] == "mnist" for cell in cells(["experiment=table", "data=mnist"]))
 

@@ -53,7 +53,7 @@ def answer(message: Message, context: Context) -> Message:
 
     The configuration comes with the message. A simulation's node accepts it unchanged. A
     hospital's node (`--node-config 'site="FILE"'`) accepts only what the hospital's file allows.
-    Any other node answers nothing.
+    Any other node answers no request.
 
     A failure is sent as one line. Its cause may depend on private data, so outside a simulation it
     is only in the node's own log.
@@ -118,7 +118,7 @@ def _hospital_reply(message: Message, hospital: Hospital) -> Reply | Refusal:
         with reading():
             meta = message.content.config_records["meta"]
             if meta.get("code") != code_digest():
-                raise NotAllowed("the coordinator runs other code than this site")
+                raise NotAllowed("the coordinator runs different code from this site")
             text, run = str(meta["experiment"]), Path(str(meta["run_folder"])).name
             if not run or not run.isprintable() or len(run) > LONGEST_RUN:
                 raise NotAllowed("the run's name is empty, too long, or cannot be printed")

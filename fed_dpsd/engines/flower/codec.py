@@ -154,7 +154,7 @@ def unpack_replies(content: RecordDict, clients: Collection[int]) -> dict[int, R
 def _box(box: Any) -> bytes:
     """Return a value that must be bytes: `bytes(n)` would be n zeros."""
     if not isinstance(box, bytes):
-        raise TypeError(f"{type(box).__name__} is no box")
+        raise TypeError(f"{type(box).__name__} is not a box")
     return box
 
 

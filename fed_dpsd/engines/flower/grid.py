@@ -133,7 +133,7 @@ class GridFederation(HostedFederation):
             elif client in self._clients:
                 logger.warning("node %d claims to be client %d, as another node does", node, client)
             elif meta.get("code") != self._code:
-                logger.warning("client %d runs other code than this server", client)
+                logger.warning("client %d runs different code from this server", client)
             elif reason := self._other_classes(meta.get("classes")):
                 logger.warning("client %d is refused: %s", client, reason)
                 self._refused[node] = client, reason
@@ -373,7 +373,8 @@ class GridFederation(HostedFederation):
             )
             remedy = stale if self._settings.simulation else "install one version at both"
             raise ProtocolError(
-                f"the node that hosts clients {clients} runs other code than this server; {remedy}"
+                f"the node that hosts clients {clients} runs different code from this server; "
+                f"{remedy}"
             )
         if meta.get("error"):
             raise ProtocolError(str(meta["error"]))

@@ -80,7 +80,7 @@ def check_certificate(path: Path) -> None:
     """Check that a file holds certificates.
 
     Raises:
-        UserError: it cannot be read, or has no certificate.
+        UserError: the file cannot be read, or has no certificate.
     """
     from cryptography import x509
 
@@ -99,7 +99,7 @@ def check_key(path: Path) -> None:
     """Check that Flower can sign with a key file; otherwise the node would never connect.
 
     Raises:
-        UserError: it cannot; the message has a command that makes a key, in a new file.
+        UserError: Flower cannot; the message has a command that makes a key in a new file.
     """
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -126,7 +126,7 @@ def check_key(path: Path) -> None:
 
 
 def _failed(command: list[str], settings: dict[str, str]) -> bool:
-    """Run a node, which also ends with this process, and return whether it failed."""
+    """Run a node, which never outlives this process, and return whether it failed."""
     try:
         process = subprocess.Popen(command, env=settings)
     except OSError as error:

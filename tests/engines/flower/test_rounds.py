@@ -140,11 +140,11 @@ def test_other_code_on_either_side_is_refused_and_nothing_charged(deployed, tmp_
     files = site_files(tmp_path)
     federation = federate(deployed(*PLAIN), Hospitals(files, spoiling(101, HELLO, other)))
     assert federation.total(request()).count == 1
-    assert "client 1 runs other code than this server" in caplog.text
+    assert "client 1 runs different code from this server" in caplog.text
     assert not hospitals.open_file(files[1]).folder.exists()
     federation = federate(deployed(*PLAIN), Hospitals(files[1:]))
     federation._code = "0" * 64
-    with pytest.raises(UserError, match="runs other code than this server; install one version"):
+    with pytest.raises(UserError, match="different code from this server; install one version"):
         federation.total(request())
     assert not hospitals.open_file(files[1]).folder.exists()
 

@@ -109,7 +109,9 @@ def test_too_few_for_a_sum_is_an_error_and_nothing_is_unmasked(deployed, tmp_pat
     grid = Hospitals(files)
     federation = federate(deployed(*DISTRIBUTED), grid)
     grid.offline = {101, 102}
-    with pytest.raises(UserError, match="1 clients answered; 2 are needed; nothing of it was seen"):
+    with pytest.raises(
+        UserError, match="1 clients answered; 2 are needed; no part of it was revealed"
+    ):
         federation.total(request())
     assert not any(
         reply and reply.metadata.message_type == "query.step" for reply in grid.replies.values()
@@ -124,7 +126,7 @@ def test_a_hospital_confirms_one_set_of_names_and_sums_only_what_it_has_masked(d
     hospital = hospitals.open_file(files[0])
     site = hospital.open(hospital.experiment(experiment.to_json(), 16), "run")
     step = SumStep(request().digest(), (0, 1, 2))
-    with pytest.raises(ProtocolError, match="no part in that sum"):
+    with pytest.raises(ProtocolError, match="does not take part in that sum"):
         sites.take_step(site, step)
     first = sites.answer(experiment.method, request(), site)
     again = sites.answer(experiment.method, request(), site)
@@ -136,7 +138,7 @@ def test_a_hospital_confirms_one_set_of_names_and_sums_only_what_it_has_masked(d
     with pytest.raises(ProtocolError, match="parties received these names"):
         sites.take_step(site, replace(step, proofs={0: b"", 1: b"", 2: b""}))
     other_run = hospital.open(hospital.experiment(experiment.to_json(), 16), "another run")
-    with pytest.raises(ProtocolError, match="no part in that sum"):
+    with pytest.raises(ProtocolError, match="does not take part in that sum"):
         sites.take_step(other_run, step)
 
 

@@ -187,7 +187,7 @@ def test_foreign_code_is_refused(small):
             reply.content = RecordDict(content)
             return reply
 
-        with pytest.raises(ProtocolError, match="runs other code than this server"):
+        with pytest.raises(ProtocolError, match="runs different code from this server"):
             failing(small, nodes=1, break_reply=replace).each(request())
 
 

@@ -122,6 +122,7 @@ def test_every_command_of_a_page_runs(name, given, typed):
             assert code == step.code, f"{step.line}\n{said}"
 
 
+@pytest.mark.slow
 def test_the_commands_of_results_compose():
     """No data is read. The choices of a grid's first cell are composed, and have its other keys."""
     for command in (each for name in RESULTS for each in pages.commands(pages.text_of(name))):

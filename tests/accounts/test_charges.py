@@ -147,6 +147,7 @@ def test_a_record_that_arrives_during_a_run_is_on_the_card(deployed, tmp_path, m
         assert "clients 1 changed records during the run" in row["notes"]
 
 
+@pytest.mark.slow
 @every("mechanism", ["label", "dp_sgd", "both"])
 def test_changed_records_are_refused_by_default(deployed, tmp_path, caplog, mechanism):
     experiment, folder, grid, files = deploy(deployed, tmp_path, mechanism)

@@ -86,6 +86,7 @@ def dp_composed(events):
     return ComposedDpEvent(events)
 
 
+@pytest.mark.slow
 @settings(
     max_examples=6,
     derandomize=True,
@@ -234,6 +235,7 @@ def test_a_budget_charges_the_training_and_not_what_it_covers():
         paid(MemoryLedger(), 2.0, training, 1)
 
 
+@pytest.mark.slow
 def test_a_ledger_of_private_and_plain_runs_by_hand():
     """Numbers by Gaussian DP alone: mu^2 of a training, of answers that it covers, and of others.
 

@@ -102,6 +102,7 @@ def test_guesses_refute_a_claim_whose_caps_no_rate_exceeds(plain):
     ]
 
 
+@pytest.mark.slow
 def test_models_of_an_earlier_row_are_attacked_again_where_more_is_claimed(
     plain, private, monkeypatch
 ):
@@ -180,6 +181,7 @@ def test_coins_decide_who_is_a_member_and_nothing_else(plain):
     assert np.array_equal(first.included, kept)
 
 
+@pytest.mark.slow
 def test_runs_without_coins_and_too_few_of_them_are_refused(tmp_path, plain):
     folder = swept(tmp_path / "few", "training=plain", "answers=probabilities", "seed=0,1")
     with pytest.raises(UserError, match="has 2 runs; sweep over at least 6 seeds"):

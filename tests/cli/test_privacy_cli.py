@@ -200,6 +200,7 @@ def test_a_ledger_for_life_adds_runs_up_and_ends_them(fed_dpsd, tmp_path):
     assert "budget is spent" in err
 
 
+@pytest.mark.slow
 def test_audit_says_in_words_what_is_refuted(fed_dpsd, few_draws, monkeypatch):
     """A small run; the paper's own setting is in audits/test_black_box.py."""
     small = (

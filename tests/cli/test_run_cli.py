@@ -58,6 +58,7 @@ def test_a_run_ends_with_its_result_and_the_next_steps(fed_dpsd, tmp_path):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "never"),
     [

@@ -46,6 +46,7 @@ def trained(experiment, records):
     return Teachers(experiment.config, experiment.training, 0, records, ids).models
 
 
+@pytest.mark.slow
 def test_a_simulation_names_the_teacher_and_the_key(small, records, subtests):
     """The control trains as usual; nothing of a diverged teacher is cached."""
     for training, settings, key, by_loss in TRAININGS:

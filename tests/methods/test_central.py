@@ -70,6 +70,7 @@ def test_a_plan_prints_the_labels_epsilon_and_the_records_epsilons():
     assert text.count("epsilon planned: inf (") == 6
 
 
+@pytest.mark.slow
 def test_a_sweeps_table_has_the_labels_epsilon_in_columns_of_its_own(tmp_path):
     overrides = (*small_for(CENTRAL), *CENTRAL, "training=plain,alibi,label_pate")
     overrides += ("teacher.min_steps=1",)

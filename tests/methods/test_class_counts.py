@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fed_dpsd.experiment import test_split as split_of
-from fed_dpsd.methods.class_counts import pool, weigh
+from fed_dpsd.methods.class_counts import fetch_class_weights, pool, weigh
 from fed_dpsd.server.diagnostics import diagnose
 from tests.running import context_of, finish, not_refused
 
@@ -69,9 +69,8 @@ def test_labels_and_the_weighted_ensemble_follow_pooled_odds(small, tmp_path):
             *("rounds=1", f"method.pooling={pooling}"),
         )
         federation, (last,) = finish(experiment, tmp_path / pooling)
-        scores = diagnose(
-            experiment, federation, context_of(experiment), split_of(experiment).labels
-        )
+        weights = fetch_class_weights(federation, context_of(experiment))
+        scores = diagnose(experiment, federation, weights, split_of(experiment).labels)
         return last.state.buffer[0].labels, scores["auroc"]["weighted_ensemble"]
 
     (odds, pooled), (mean, averaged) = labels_and_score("odds"), labels_and_score("mean")

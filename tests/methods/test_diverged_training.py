@@ -45,6 +45,7 @@ def named(small, method, *overrides):
     return small(named, *quick_for([named]), *NEEDS.get(method, ()), *overrides)
 
 
+@pytest.mark.slow
 def test_a_training_that_diverges_names_network_step_and_key(small, tmp_path):
     wrong = {}
     for number, (method, answers, network, key) in enumerate(TRAININGS):

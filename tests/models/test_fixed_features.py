@@ -68,6 +68,7 @@ def test_images_of_any_shape_have_as_many_features_as_said_at_length_one(subtest
             assert rows.norm(dim=1) == pytest.approx([1, 1, 1], rel=1e-5)
 
 
+@pytest.mark.slow
 @every_kind
 def test_a_row_has_root_mean_square_one_whatever_the_image(kind, subtests):
     for shape in [SMALL, (3, 8, 8)]:

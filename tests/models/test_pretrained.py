@@ -79,6 +79,7 @@ def test_where_places_do_not_agree_images_are_taken_one_by_one(monkeypatch):
     assert sizes[-5:] == [1] * 5
 
 
+@pytest.mark.slow
 def test_rows_have_two_equal_parts_and_one_length(subtests):
     for channels in [1, 3]:
         with subtests.test(channels=channels):

@@ -260,6 +260,7 @@ def moves_the_sum_by_its_own_part(monkeypatch, name, copies):
     assert 0.99 < norm(own) <= 1
 
 
+@pytest.mark.slow
 @every("name", NETWORKS)
 def test_the_gradients_of_a_network_are_its_own(name):
     """Compared with autograd, record by record, on colour images; a mean over two copies."""

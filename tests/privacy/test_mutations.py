@@ -350,14 +350,14 @@ OF_TRAININGS = [
     (half_scale, steps(WHOLE)),
     (half_scale, counts(WHOLE)),
     (rate_ignored, steps(SAMPLED)),
-    (half_the_noise_in_steps, steps(SAMPLED)),
-    (clipped_to_twice_the_bound, steps(WHOLE)),
     (clipped_to_twice_the_bound, steps(WHOLE, linear=False)),
     (records_clipped_alone, steps(PATIENTS)),
-    (records_clipped_alone, steps(PATIENTS, linear=False)),
     (every_record_counted, counts(PATIENTS)),
 ]
 MORE_OF_TRAININGS = [  # which show more, or the same in other settings
+    (records_clipped_alone, steps(PATIENTS, linear=False)),
+    (clipped_to_twice_the_bound, steps(WHOLE)),
+    (half_the_noise_in_steps, steps(SAMPLED)),
     (rounded_to_zero, steps(WHOLE)),
     (sampled_twice, steps(SAMPLED)),
     (clipping_skipped, steps(WHOLE)),
@@ -372,17 +372,21 @@ CHECKS = {
     "answers": [*map(answers, (LABEL, GRADIENT, VOTES, LAPLACE))],
     "trainings": [
         *(steps(WHOLE), steps(WHOLE, linear=False), steps(SAMPLED), counts(WHOLE)),
-        *(steps(PATIENTS), steps(PATIENTS, linear=False), counts(PATIENTS)),
+        *(steps(PATIENTS), counts(PATIENTS)),
     ],
+    "more of trainings": [steps(PATIENTS, linear=False)],
 }
 MUTATIONS = {
     "answers": OF_ANSWERS,
     "trainings": OF_TRAININGS,
     "more of trainings": MORE_OF_TRAININGS,
 }
+CHECKED = pytest.mark.parametrize(
+    "kind", ["answers", "trainings", pytest.param("more of trainings", marks=pytest.mark.slow)]
+)
 
 
-@pytest.mark.parametrize("kind", CHECKS)
+@CHECKED
 def test_no_check_finds_anything_in_the_code_as_it_is(kind, small):
     """Fails with probability at most FAILURE for each audit."""
 
@@ -393,9 +397,7 @@ def test_no_check_finds_anything_in_the_code_as_it_is(kind, small):
     of_row()
 
 
-@pytest.mark.parametrize(
-    "kind", ["answers", "trainings", pytest.param("more of trainings", marks=pytest.mark.slow)]
-)
+@CHECKED
 def test_a_mutation_is_found(kind, small, monkeypatch):
     """Most are so far off that seeds hardly matter; `sensitivity...` is missed once in 100."""
 
@@ -708,9 +710,17 @@ def quick(monkeypatch):
 PARTS = {
     "sampler": (on_sampler,),
     "protocol and answers": (on_protocol, on_answers),
-    "trainings": (on_trainings, on_clipping, on_samples),
+    "trainings": (on_trainings, on_clipping),  # minutes of trainings; `OF_TRAININGS` are fast
+    "samples": (on_samples,),
 }
-KINDS = pytest.mark.parametrize("parts", PARTS.values(), ids=PARTS)
+FAST = "sampler", "protocol and answers", "samples"
+KINDS = pytest.mark.parametrize(
+    "parts",
+    [
+        pytest.param(p, id=name, marks=[] if name in FAST else pytest.mark.slow)
+        for name, p in PARTS.items()
+    ],
+)
 
 
 @KINDS

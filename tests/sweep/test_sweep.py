@@ -180,6 +180,7 @@ class Killed(BaseException):
     """An exception that no handler of a failing cell may catch."""
 
 
+@pytest.mark.slow
 def test_a_sweep_that_died_twice_gives_the_table_of_one_that_did_not(tmp_path):
     """Once after a checkpoint, once while a run folder was made."""
     overrides = (*TINY, "rounds=2", "seed=0,1", "answers=label,gradient")
@@ -277,6 +278,7 @@ def test_a_failing_cell_leaves_the_others_alone_and_is_tried_again(tmp_path):
 # --- the table ---
 
 
+@pytest.mark.slow
 def test_cells_are_reported_except_those_that_were_finished(tmp_path):
     table = tmp_path / "results.csv"
     go(plan(tmp_path, *TINY, "seed=0,1"), table)
@@ -293,6 +295,7 @@ def test_cells_are_reported_except_those_that_were_finished(tmp_path):
     assert hearing.heard == [("cells", 1, 3), ("cells", 2, 3), ("cells", 3, 3)]
 
 
+@pytest.mark.slow
 def test_a_table_grows_from_several_sweeps(tmp_path):
     """Others' rows and columns stay where they are; new columns come last."""
     table = tmp_path / "table.csv"
@@ -320,6 +323,7 @@ def test_a_table_grows_from_several_sweeps(tmp_path):
     assert len(grown) == 7
 
 
+@pytest.mark.slow
 def test_a_row_stays_until_its_cell_is_finished_here_too(tmp_path):
     table = tmp_path / "table.csv"
     go(plan(tmp_path, *TINY, "seed=0,1"), table)
@@ -370,6 +374,7 @@ def test_next_to_the_table_are_every_round_and_the_last_students_confusion(tmp_p
         assert right / sum(counts.values()) == pytest.approx(float(row["student"]))
 
 
+@pytest.mark.slow
 def test_a_cells_rounds_are_replaced_and_others_stay_where_they_are(tmp_path):
     table = tmp_path / "table.csv"
     cells = plan(tmp_path, *TINY, "seed=0,1")

@@ -114,6 +114,7 @@ def test_a_signal_that_drowns_gives_no_bound():
     assert (result.lower_bound, result.mu_lower_bound) == (0.0, 0.0)
 
 
+@pytest.mark.slow
 @every(
     "fields",
     [

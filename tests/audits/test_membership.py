@@ -120,6 +120,7 @@ def test_models_of_an_earlier_row_are_attacked_again_where_more_is_claimed(
     assert said[0].endswith(f": seeds 0-{RUNS - 1}, the last {RUNS // 3} under attack")
 
 
+@pytest.mark.slow
 def test_caps_follow_the_run_with_the_weakest_proof(private):
     (row,) = shadows.rows_of(private)
     more = row.runs[4].summary

@@ -89,7 +89,7 @@ def test_a_sweeps_table_has_the_labels_epsilon_in_columns_of_its_own(tmp_path):
 def test_what_private_labels_do_not_go_with_is_one_clear_error(small):
     table = (
         ("method=central federation=deployment", "takes images as public, which a hospital's are"),
-        ("method=fedavg teacher.same_start=true", "method=fedavg may read them; use method=central"),
+        ("method=fedavg teacher.same_start=true", "method=fedavg may read them; use"),
         ("method=fed_dpsd", "method=fed_dpsd may read them; use method=central"),
         ("method=ensemble num_clients=2", "method=ensemble may read them; use method=central"),
         ("method=central privacy.target_epsilon=1", "set training.epsilon instead"),

@@ -14,6 +14,7 @@ from fed_dpsd.accounts.account import WhenRecordsChange
 from fed_dpsd.client.records import HospitalFiles
 from fed_dpsd.config import DataConfig, Device, require
 from fed_dpsd.config.bind import bound, read_yaml
+from fed_dpsd.config.compose import compose
 from fed_dpsd.config.plugins import files_of, find, searching
 from fed_dpsd.errors import ConfigError, ProtocolError
 from fed_dpsd.models.classifiers import CLASSIFIERS, add_networks
@@ -187,8 +188,7 @@ class Terms:
             ("training", "training", self.training),
             ("answers", "answers", self.answers),
         ):
-            classes = [choices(group, self.plugins)[name] for name in names]
-            if raw[group]["_target_"] not in classes:
+            if not self._allows(group, raw[group], names):
                 raise NotAllowed(
                     f"this site allows {group}={' or '.join(names)} only ({key}: in its file)"
                 )
@@ -210,6 +210,20 @@ class Terms:
             raise NotAllowed("this site knows no patients: data.patient_column must be null")
         if raw["teacher"]["path"] is not None or raw["teacher"]["arch"] is not None:
             raise NotAllowed("this site trains its own teachers: teacher.path must be null")
+
+    def _allows(self, group: str, own: Mapping[str, Any], names: Collection[str]) -> bool:
+        """Return whether a choice is one of the names: of its class and, for a method, its needs.
+
+        Methods that are settings of others share a class, and a message states name and needs.
+        """
+        if own["_target_"] not in [choices(group, self.plugins)[name] for name in names]:
+            return False
+        if group != "method":
+            return True
+        if (name := own.get("name")) not in names:
+            return False
+        allowed = _method(str(name), self.plugins)
+        return all(allowed.get(key) == own.get(key) for key in ("_target_", "needs"))
 
     def check_unit(self, unit: TrainedUnit) -> None:
         """Refuse a private training whose unit the file does not allow or name."""
@@ -253,6 +267,13 @@ def choices(group: str, plugins: tuple[str, ...] = ()) -> dict[str, str]:
         files = {name: read_yaml(path) for name, path in files_of(group).items()}
     # A method's file may also set keys of other groups; its own keys are then below `method`.
     return {name: raw.get(group, raw)["_target_"] for name, raw in files.items()}
+
+
+@functools.cache
+def _method(name: str, plugins: tuple[str, ...]) -> dict[str, Any]:
+    """Return the method of a name as this site's own files compose it."""
+    method: dict[str, Any] = compose([f"method={name}", f"plugins=[{','.join(plugins)}]"])["method"]
+    return method
 
 
 def _value_at(tree: Mapping[str, Any], key: str, default: Any = None) -> Any:

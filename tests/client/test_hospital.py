@@ -62,6 +62,19 @@ def test_a_key_that_is_there_twice_is_refused(tmp_path):
         hospitals.open_file(file)
 
 
+def test_a_method_of_the_same_class_is_allowed_by_its_own_name_and_needs_only(deployed, tmp_path):
+    """Methods that are settings of others share a class, and a message has its name and needs."""
+    site = hospitals.open_file(site_file(tmp_path, methods=["central", "dgd"]))
+    raw = json.loads(deployed("method=ensemble").to_json())
+    target, refused = raw["method"]["_target_"], r"allows method=central or dgd only"
+    allowed = {**raw["method"], "name": "central", "needs": {"num_clients": 1}}
+    site.check({**raw, "method": allowed})  # the control
+    assert allowed["_target_"] == target
+    for wrong in ({"name": "ensemble"}, {"needs": {}}, {"name": "dgd"}, {"name": ["central"]}):
+        with pytest.raises(NotAllowed, match=refused):
+            site.check({**raw, "method": {**allowed, **wrong}})
+
+
 def test_what_a_file_does_not_allow_is_refused_and_not_charged(deployed, tmp_path, subtests):
     for number, (overrides, changes, reason) in enumerate(
         [

@@ -11,7 +11,7 @@ from fed_dpsd.config import BUNDLED, Config
 from fed_dpsd.data.partition import Partition
 from fed_dpsd.errors import UserError, shown
 from fed_dpsd.methods.method import Method
-from fed_dpsd.models.classifiers import CLASSIFIERS, NO_DP_SGD
+from fed_dpsd.models.classifiers import CLASSIFIERS, FIXED, NO_DP_SGD
 from fed_dpsd.models.efficientnet import require_weights
 from fed_dpsd.models.torchvision_networks import GROUP_FORMS
 from fed_dpsd.privacy.mechanism import Mechanism
@@ -38,6 +38,7 @@ def check(
     if strangers := [*_strangers(method, training, answers)]:
         return strangers
     problems = unknown_networks(config) + _data(config) + mixing_networks(config, training)
+    problems += augmented_features(config, training)
     if partition:
         problems += partition.check(config)
     if training:
@@ -100,12 +101,29 @@ def mixing_networks(config: Config, training: Training | None) -> list[str]:
     if training is None or not training.private:
         return []
     fitting = ", ".join(name for name in CLASSIFIERS if name not in NO_DP_SGD)
+    forms = {"resnet9": "resnet9_gn", **GROUP_FORMS}
     return [
         f"{key}={name}: training={training.name} bounds each record's part, which is impossible in "
-        f"this network, whose layers mix records; use {GROUP_FORMS.get(name, 'cnn')}, or another "
+        f"this network, whose layers mix records; use {forms.get(name, 'cnn')}, or another "
         f"of: {fitting}"
         for key, name in list(_teachers_keys(config).items())[: config.num_clients]
         if name in NO_DP_SGD
+    ]
+
+
+def augmented_features(config: Config, training: Training | None) -> list[str]:
+    """Return the settings that move images, for teachers whose features are computed once."""
+    if hasattr(training, "learning_rate"):
+        return []  # it reads no teacher.* key
+    moves = {"shift": config.teacher.shift, "flip": config.teacher.flip}
+    return [
+        f"teacher.{name}={shown(value)}: {key}={network} computes the features of a record's image "
+        f"once, so the image cannot move; use teacher.{name}={shown(type(value)())}, or "
+        "model=resnet9"
+        for key, network in _teachers_keys(config).items()
+        if network in FIXED
+        for name, value in moves.items()
+        if value
     ]
 
 
@@ -145,7 +163,8 @@ def unread(training: Training, overrides: Sequence[str]) -> list[str]:
     """Return the overrides that set keys of plain teachers where a training has its own keys."""
     if not hasattr(training, "learning_rate"):
         return []
-    names = ("epochs", "min_steps", "batch_size", "learning_rate", "momentum")
+    names = ("epochs", "min_steps", "batch_size", "learning_rate", "momentum", "weight_decay")
+    names += ("one_cycle", "shift", "flip")
     return [o for o in overrides if o.startswith(tuple(f"teacher.{name}=" for name in names))]
 
 

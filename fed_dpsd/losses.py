@@ -148,9 +148,24 @@ def noisy_label(
     return predictions - step * gradient / bound
 
 
-def student_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return Eq. 7: mean cross-entropy of (B, K) student `logits` and (B, K) soft `labels`."""
-    return functional.cross_entropy(logits, labels)
+def student_loss(
+    logits: torch.Tensor, labels: torch.Tensor, temperature: float = 1.0
+) -> torch.Tensor:
+    """Return Eq. 7: mean cross-entropy of (B, K) student `logits` and (B, K) soft `labels`.
+
+    Hinton, Vinyals, Dean (arXiv 1503.02531): at a temperature T > 1, both sides are softened, and
+    the loss is multiplied by T^2. Small probabilities then weigh more: they say which classes the
+    teachers confuse.
+
+    Args:
+        logits: (B, K) float.
+        labels: (B, K) float, rows that sum to 1.
+        temperature: T >= 1.
+    """
+    if temperature == 1:
+        return functional.cross_entropy(logits, labels)
+    softened = (labels.clamp_min(SMALLEST_PROBABILITY).log() / temperature).softmax(1)
+    return temperature**2 * functional.cross_entropy(logits / temperature, softened)
 
 
 def squared_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -114,6 +114,18 @@ def test_squared_loss_averages_noise_out_where_cross_entropy_cannot():
     assert losses.squared_loss(far, negative) >= 0
 
 
+def test_a_temperature_softens_both_sides_of_the_students_loss():
+    labels = torch.from_numpy(probabilities(40, 10, 0)).float()
+    logits = torch.from_numpy(np.log(probabilities(40, 10, 1))).float()
+    for temperature in (1.0, 4.0):
+        target, own = labels ** (1 / temperature), logits / temperature
+        target = target / target.sum(1, keepdim=True)
+        expected = -(temperature**2) * (target * own.log_softmax(1)).sum(1).mean()
+        assert losses.student_loss(logits, labels, temperature) == pytest.approx(expected.item())
+    certain = torch.eye(10)  # the logarithm of 0 is finite
+    assert losses.student_loss(10 * certain, certain, 4.0).isfinite()
+
+
 def test_response_loss_is_the_likelihood_of_the_votes():
     logits = torch.log(torch.tensor([[0.5, 0.2, 0.3]]))
     members = torch.tensor([[1.0, 1.0, 0.0]])

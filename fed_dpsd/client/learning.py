@@ -17,6 +17,7 @@ from torch.optim.optimizer import (
 from fed_dpsd.config import Config, TeacherConfig
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.errors import Diverged
+from fed_dpsd.models.augmentation import augment
 from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.models.divergence import check_losses, is_finite
 from fed_dpsd.models.fixed_features import remembering
@@ -140,17 +141,21 @@ class PublicImages:
         optimiser = _optimiser(self._model, settings)
         self._teacher.train()
         steps = range(max(settings.epochs * batches, settings.min_steps))
+        schedule = _one_cycle(optimiser, settings, len(steps)) if settings.one_cycle else None
         for step in reported("steps of a teacher", steps):
             if step % batches == 0:
                 order = known[torch.randperm(len(known), generator=rng)]
             chosen = order[step % batches * size :][:size]
-            logits = self._model(inputs[chosen].to(self._device))
+            seen = augment(inputs[chosen], settings.shift, settings.flip, rng)
+            logits = self._model(seen.to(self._device))
             wanted = targets(chosen, logits.detach()).to(self._device)
             loss = nn.functional.cross_entropy(logits, wanted)
             self.losses.append(loss.detach())
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
+            if schedule:
+                schedule.step()
 
     @torch.inference_mode()
     def probabilities(self, records: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -164,10 +169,23 @@ class PublicImages:
 
 
 def _optimiser(model: nn.Module, settings: TeacherConfig) -> torch.optim.Optimizer:
-    rate = settings.learning_rate
+    rate, decay = settings.learning_rate, settings.weight_decay
     if settings.momentum is None:
-        return torch.optim.Adam(model.parameters(), rate, foreach=True)
-    return torch.optim.SGD(model.parameters(), rate, settings.momentum, foreach=True)
+        return torch.optim.Adam(model.parameters(), rate, weight_decay=decay, foreach=True)
+    momentum = settings.momentum
+    return torch.optim.SGD(model.parameters(), rate, momentum, weight_decay=decay, foreach=True)
+
+
+def _one_cycle(
+    optimiser: torch.optim.Optimizer, settings: TeacherConfig, steps: int
+) -> torch.optim.lr_scheduler.LRScheduler:
+    return torch.optim.lr_scheduler.OneCycleLR(
+        optimiser,
+        settings.learning_rate,
+        total_steps=max(steps, 10),  # it divides by the steps of either part
+        pct_start=0.2,
+        cycle_momentum=False,
+    )
 
 
 class Watch:

@@ -18,9 +18,12 @@ _POLARITIES = {"both": False, "answers": True}
 _LEFT_OUT = {
     "distillation": "decoupled",
     "leaves_fraction": 0.0,
+    "objects_fraction": 0.0,
     "pooling": "mean",
     "recombined_fraction": 0.0,
 }
+# Of FedDPSD and DPSD, for the student's training.
+_STUDENT = {"temperature": 1.0, "shift": 0, "flip": False}
 _NOT_LITERAL = "fed_dpsd.FedDPSD", "dpsd.DPSD"
 # Classes that methods had before they became settings of others, by class and name.
 _CLASSES = {
@@ -43,10 +46,11 @@ def method_text(method: Mapping[str, Any]) -> str:
     Args:
         method: the values of the group `method`, with `_target_`.
     """
+    left_out = _LEFT_OUT | (_STUDENT if "final_student_steps" in method else {})
     kept = {
         key: value
         for key, value in method.items()
-        if (key, value) not in _LEFT_OUT.items() and key not in _WORDS
+        if (key, value) not in left_out.items() and key not in _WORDS
     }
     text = {_NAMES.get(key, key): value for key, value in kept.items()}
     if "turn" in text:

@@ -46,6 +46,7 @@ from fed_dpsd.privacy.training import CustomTraining, Training, TrainingMechanis
 from fed_dpsd.progress import reported
 from fed_dpsd.streams import Streams
 
+OFF_BY_DEFAULT = "weight_decay", "one_cycle", "shift", "flip"  # settings of a training
 INPUT = "input"  # in the metadata of a cached teacher: the digest of what it was trained on
 
 
@@ -127,7 +128,9 @@ class Teachers:
         """Return every public setting that the teachers depend on, as JSON."""
         config = self._config
         settings = [config.architecture(self._client), config.model.teacher_width]
-        settings += [config.data.num_classes, vars(config.teacher), config.threads_client]
+        # Noise follows this text, so that what is off is not in it.
+        on = {key: v for key, v in vars(config.teacher).items() if v or key not in OFF_BY_DEFAULT}
+        settings += [config.data.num_classes, on, config.threads_client]
         settings += [str(self._training or self._custom or self._labels), self._client]
         settings += [__version__, torch.__version__]
         # Different instruction sets round differently.

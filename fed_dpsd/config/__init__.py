@@ -1,6 +1,7 @@
 """The configuration: the schema of an experiment, and the composition of conf/ with overrides."""
 
 from fed_dpsd.config.schema import BUNDLED as BUNDLED
+from fed_dpsd.config.schema import LARGEST_SHIFT as LARGEST_SHIFT
 from fed_dpsd.config.schema import Config as Config
 from fed_dpsd.config.schema import DataConfig as DataConfig
 from fed_dpsd.config.schema import Device as Device

@@ -91,9 +91,9 @@ def unknown_choice(group: str, name: str) -> str:
         return ""
     problem = f"{group}={name} is unknown; choose one of: {', '.join(names)}"
     if near := difflib.get_close_matches(name.lower(), names, n=1):
-        return f"{problem}; did you mean {near[0]}?"
+        problem += f"; did you mean {near[0]}?"
     if group == "model":
-        return f"{problem}; architectures are model.teacher=... and model.student=..."
+        problem += "; other architectures are model.teacher=... and model.student=..."
     return problem
 
 

@@ -20,6 +20,7 @@ from fed_dpsd.classes import positions, text_of
 from fed_dpsd.errors import shown
 
 BUNDLED = "digits"  # the name of the data set that comes with scikit-learn
+LARGEST_SHIFT = 7  # pixels, fewer than the side of the smallest images has
 STRICT = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True)
 
 
@@ -122,6 +123,15 @@ class TeacherConfig:
     batch_size: int = Field(ge=1, description="records in a step")
     learning_rate: Positive = Field(description="learning rate")
     momentum: float | None = Field(ge=0, lt=1, description="momentum of SGD; null selects Adam")
+    weight_decay: float = Field(ge=0, description="weight decay")
+    one_cycle: bool = Field(
+        description="true raises the learning rate to its value in the first fifth of the steps, "
+        "and lowers it to 0 after that"
+    )
+    shift: int = Field(
+        ge=0, le=LARGEST_SHIFT, description="largest shift of a record's image in a step, in pixels"
+    )
+    flip: bool = Field(description="true mirrors about half the images in each step")
     same_start: bool = Field(
         description="true starts all teachers from the same weights, as FedAVG needs"
     )

@@ -30,6 +30,7 @@ from torch.nn import functional
 from fed_dpsd.config import require, require_positive
 from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.methods.white_box import BatchStatistics, Distilling, Ensemble
+from fed_dpsd.models.augmentation import augment
 from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.models.divergence import descend, rates_of
 from fed_dpsd.models.inference import to_bytes
@@ -81,7 +82,7 @@ class DENSE(Distilling):
             nonlocal least, best
             for number in range(self.generator_steps):
                 images = generator(latents)
-                seen = augment(images, self.shift, self.flip, rng)
+                seen = augment(images, self.shift, self.flip, rng, margin="constant")
                 loss = self.loss(ensemble, student, seen, targets.to(context.device), statistics)
                 if number == 0 or loss.item() < least:
                     least, best = loss.item(), to_bytes(images)
@@ -117,21 +118,3 @@ class DENSE(Distilling):
             + self.one_hot_weight * functional.cross_entropy(teacher_logits, targets)
             - self.adversarial_weight * (divergence * disagree).mean()
         )
-
-
-def augment(images: torch.Tensor, shift: int, flip: bool, rng: torch.Generator) -> torch.Tensor:
-    """Move each of (B, C, H, W) images by up to `shift` pixels; with `flip`, mirror about half.
-
-    Zeros fill the margins.
-    """
-    if not (shift or flip):
-        return images
-    count, _, height, width = images.shape
-    down, right = torch.randint(0, 2 * shift + 1, (2, count, 1), generator=rng)
-    rows, columns = down + torch.arange(height), right + torch.arange(width)
-    if flip:
-        mirrored = torch.randint(0, 2, (count, 1), generator=rng).bool()
-        columns = torch.where(mirrored, columns.flip(1), columns)
-    padded = functional.pad(images, (shift,) * 4).movedim(1, 3)
-    image = torch.arange(count)[:, None, None]
-    return padded[image, rows[:, :, None], columns[:, None]].movedim(3, 1)

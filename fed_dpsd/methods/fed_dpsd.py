@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fed_dpsd import losses
-from fed_dpsd.config import Config, require, require_positive
+from fed_dpsd.config import LARGEST_SHIFT, Config, require, require_positive
 from fed_dpsd.errors import ProtocolError
 from fed_dpsd.methods.class_counts import (
     among,
@@ -46,7 +46,8 @@ from fed_dpsd.methods.method import (
 )
 from fed_dpsd.methods.questions import Questions
 from fed_dpsd.models import procedural
-from fed_dpsd.models.classifiers import Classifier
+from fed_dpsd.models.augmentation import augment
+from fed_dpsd.models.classifiers import FIXED, Classifier
 from fed_dpsd.models.divergence import descend, rates_of
 from fed_dpsd.models.inference import learner, predict
 from fed_dpsd.privacy.accounting import Stage
@@ -76,6 +77,9 @@ class FedDPSD(Questions, Method):
     final_student_steps: int
     student_learning_rate: float
     batch_size: int
+    temperature: float
+    shift: int
+    flip: bool
     distillation: Literal["decoupled", "classic"]
     balance: float
     prediction_weight: float
@@ -87,6 +91,10 @@ class FedDPSD(Questions, Method):
         super().__post_init__()
         require(self, student_steps=1, final_student_steps=1, batch_size=2, balance=0)
         require_positive(self, "student_learning_rate", "label_step")
+        if not self.temperature >= 1:
+            raise ValueError(f"temperature={self.temperature} must be >= 1")
+        if not 0 <= self.shift <= LARGEST_SHIFT:
+            raise ValueError(f"shift={self.shift} must be between 0 and {LARGEST_SHIFT}")
         if not 0 <= self.prediction_weight <= 1:
             raise ValueError(f"prediction_weight={self.prediction_weight} must be between 0 and 1")
 
@@ -101,6 +109,17 @@ class FedDPSD(Questions, Method):
             problems.append(
                 "method.pooling=odds needs answers=probabilities, method.class_counts=true "
                 "and, with training=dp_sgd, training.count_fraction; use method.pooling=mean"
+            )
+        if self.temperature != 1 and not isinstance(answers, Probabilities):
+            problems.append(
+                f"method.temperature={self.temperature:g} softens probabilities, and "
+                f"answers={answers.name if answers else None} has none; use method.temperature=1"
+            )
+        if (self.shift or self.flip) and config.model.student in FIXED:
+            problems.append(
+                f"method.shift={self.shift} and method.flip={str(self.flip).lower()}: "
+                f"model.student={config.model.student} computes the features of an image once, so "
+                "the image cannot move; use method.shift=0 method.flip=false"
             )
         return problems
 
@@ -258,7 +277,8 @@ class FedDPSD(Questions, Method):
         def losses() -> Iterator[torch.Tensor]:
             for _ in reported("steps of the student", range(steps)):
                 chosen = torch.randint(len(labels), (self.batch_size,), generator=rng).numpy()
-                yield loss_of(model(take(chosen)), labels[chosen].to(context.device), chosen)
+                inputs = augment(take(chosen), self.shift, self.flip, rng)
+                yield loss_of(model(inputs), labels[chosen].to(context.device), chosen)
                 schedule.step()
 
         started = time.perf_counter()
@@ -284,5 +304,6 @@ class FedDPSD(Questions, Method):
             return lambda logits, labels, chosen: losses.response_loss(
                 logits, labels, *(array[chosen] for array in public)
             )
-        loss = losses.squared_loss if isinstance(mechanism, Additive) else losses.student_loss
-        return lambda logits, labels, _: loss(logits, labels)
+        if isinstance(mechanism, Additive):
+            return lambda logits, labels, _: losses.squared_loss(logits, labels)
+        return lambda logits, labels, _: losses.student_loss(logits, labels, self.temperature)

@@ -79,6 +79,7 @@ class Questions(Generators):
     areas_fraction: float
     lines_fraction: float
     leaves_fraction: float
+    objects_fraction: float
     recombined_fraction: float
     polarity: Literal["both", "dark", "light", "answers"]
 
@@ -105,6 +106,7 @@ class Questions(Generators):
             "areas": self.areas_fraction,
             "lines": self.lines_fraction,
             "leaves": self.leaves_fraction,
+            "objects": self.objects_fraction,
             "recombined": self.recombined_fraction,
         }
 

@@ -47,6 +47,40 @@ def test_each_fit_starts_again_and_only_its_records_and_targets_count(small, rec
             )
 
 
+def test_a_one_cycle_schedule_ends_at_a_rate_of_zero(small, records, monkeypatch):
+    """Control: without it, the last step changes as much as others."""
+    seen = []
+
+    class Watched(torch.optim.SGD):
+        def step(self, *args):
+            seen.append(self.param_groups[0]["lr"])
+            return super().step(*args)
+
+    monkeypatch.setattr(torch.optim, "SGD", Watched)
+    for one_cycle in ("true", "false"):
+        seen.clear()
+        settings = "teacher.momentum=0.9", "teacher.learning_rate=0.1", "teacher.min_steps=50"
+        config = small(*CENTRAL, *settings, f"teacher.one_cycle={one_cycle}").config
+        network(config, records)[1].fit(np.arange(60), fixed(records.labels))
+        assert len(seen) == 50
+        if one_cycle == "true":
+            assert max(seen) == pytest.approx(0.1)
+            assert seen.index(max(seen)) == 9
+            assert seen[0] < 0.01
+            assert seen[-1] < 0.001
+        else:
+            assert set(seen) == {0.1}
+
+
+def test_images_move_while_a_teacher_learns(small, records):
+    learned = []
+    for settings in ((), ("teacher.shift=1",), ("teacher.flip=true",)):
+        teacher, learner = network(small(*CENTRAL, *settings).config, records)
+        learner.fit(np.arange(60), fixed(records.labels))
+        learned.append(weights(teacher))
+    assert not any(torch.equal(learned[0], other) for other in learned[1:])
+
+
 def test_a_teacher_learns_on_another_device_than_its_images(small, records, subtests):
     """The meta device refuses, as a GPU does, to compute with what lies on the processor."""
     for name, momentum in [

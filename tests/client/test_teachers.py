@@ -321,12 +321,18 @@ def elsewhere(monkeypatch):
 
 
 def test_the_digest_on_a_processor_is_of_the_settings_that_it_always_was(small, records):
+    """Settings of a training that are off have no part in it; those that are on have."""
     config = small().config
-    expected = ["cnn", 4, 10, vars(config.teacher), 1, "None", 0, __version__, torch.__version__]
+    off = "weight_decay", "one_cycle", "shift", "flip"
+    settings = {key: value for key, value in vars(config.teacher).items() if key not in off}
+    expected = ["cnn", 4, 10, settings, 1, "None", 0, __version__, torch.__version__]
     expected += [torch.backends.cpu.get_cpu_capability(), 1]
     known = make(small(), records)
     assert known.settings == json.dumps(expected, sort_keys=True)
     assert known.answers_on == ""
+    ons = "weight_decay=0.1", "one_cycle=true", "shift=1", "flip=true"
+    others = {make(small(f"teacher.{on}"), records).settings for on in ons}
+    assert len(others - {known.settings}) == len(ons)
 
 
 def test_a_gpu_is_part_of_the_digest_of_teachers_that_learn_on_it(small, records, monkeypatch):

@@ -37,6 +37,8 @@ def test_every_yaml_composes_and_binds(tmp_path):
             overrides.append("method=dpdfd")
         if path.stem in ("lp_2st", "lp_mst", "alibi", "label_pate"):
             overrides.append("method=central")
+        if path.stem == "resnet9":
+            overrides.append("training=plain")
         assert from_overrides(overrides, tmp_path).config.num_clients >= 1, overrides
 
 
@@ -124,6 +126,20 @@ BAD_VALUES = [
         "model.teacher=resnet18 training=dp_sgd",
         "whose layers mix records; use cnn, or another of: cnn, cnn_tanh",
     ),
+    ("model.teacher=resnet9 training=dp_sgd", "mix records; use resnet9_gn, or another of"),
+    (
+        "model=scattering teacher.flip=true",
+        "teacher.flip=true: model.teacher=scattering computes the features of a record's image "
+        "once, so the image cannot move; use teacher.flip=false",
+    ),
+    (
+        "model=scattering answers=probabilities method.shift=2",
+        "method.shift=2 and method.flip=false: model.student=scattering computes",
+    ),
+    ("method.temperature=4", "answers=label has none; use method.temperature=1"),
+    ("method.temperature=0.5", "method.temperature=0.5 must be >= 1"),
+    ("method.shift=8", "method.shift=8 must be between 0 and 7"),
+    ("teacher.shift=8", "teacher.shift=8 must be <= 7"),
     ("model.teacher=resnet34 training=dp_sgd", "mix records; use resnet34_gn, or another of"),
     (
         "answers._target_=os.system",

@@ -206,3 +206,20 @@ def test_the_student_learns_from_answers_alone(small, tmp_path):
     *_, last = experiment.method.server(federation, context, Streams(0), None)
     accuracy = (predict(last.student, test.images, context.device).argmax(1) == test.labels).mean()
     assert accuracy > 0.5
+
+
+def test_the_temperature_and_moved_images_change_what_the_student_learns(small):
+    """Control: the same settings twice give the same student."""
+    students = []
+    for settings in ((), (), ("method.temperature=4",), ("method.shift=1",), ("method.flip=true",)):
+        experiment = small("answers=probabilities", *settings)
+        context = context_of(experiment)
+        rng = np.random.default_rng(0)
+        images = rng.integers(0, 256, (64, 1, 8, 8)).astype(np.uint8)
+        labels = rng.dirichlet(np.ones(10), 64).astype(np.float32)
+        student = context.make_student(Streams(0).torch("student"))
+        samples = [ReplayBuffer(images, labels, labels)]
+        experiment.method.train_student(student, samples, context, Streams(0), 1, last=False)
+        students.append(torch.cat([p.detach().ravel() for p in student.parameters()]))
+    assert torch.equal(students[0], students[1])
+    assert not any(torch.equal(students[0], other) for other in students[2:])

@@ -43,6 +43,21 @@ def test_areas_and_lines_are_smooth_and_noise_is_not():
     assert smoothness(drawn[procedural.lines]) < 0.5
 
 
+def test_an_object_differs_from_its_background_more_than_from_itself():
+    """Control: of dead leaves, which have no body, the centre is like the margin; 5 deviations."""
+
+    def apart(procedure):
+        """How far the mean colour of the centre is from that of the margin, in each image."""
+        images = procedure(400, (3, 32, 32), Streams(0).numpy("images")).astype(float)
+        centre = images[:, :, 12:20, 12:20].mean((2, 3))
+        margin = np.concatenate([images[:, :, :4], images[:, :, -4:]], 2).mean((2, 3))
+        return np.abs(centre - margin).mean(1)
+
+    objects, leaves = apart(procedural.objects), apart(procedural.leaves)
+    error = ((objects.var() + leaves.var()) / 400) ** 0.5
+    assert objects.mean() - leaves.mean() > 5 * error
+
+
 def test_lines_are_light_on_dark_as_often_as_dark_on_light():
     """The side that covers more than half of an image is its ground; 5 standard errors of 1,000."""
     images = procedural.lines(1_000, (1, 28, 28), Streams(0).numpy("images"))

@@ -320,14 +320,14 @@ def composed(overrides: Sequence[str]) -> Experiment:
     """
     if not all(isinstance(override, str) for override in overrides):
         raise UserError(
-            f"overrides={overrides!r}: give strings, an argument each, as in "
+            f"overrides={overrides!r}: give each override as a string, as in "
             'fed_dpsd.run("rounds=2", "seed=1")'
         )
     return one_run(overrides, Path.cwd())
 
 
 def show(job: Job, console: Console) -> Run:
-    """Run a job under a progress display, and print its result for people."""
+    """Run a job under a progress display, and print its result on `console`."""
     with shown_progress(job.experiment, console) as progress:
         finished = job.run(progress)
     console.print(str(finished), markup=False, soft_wrap=True)
@@ -335,7 +335,7 @@ def show(job: Job, console: Console) -> Run:
 
 
 def announce(job: Job, console: Console) -> None:
-    """Print what a job is about to do, for people: the run folder at once."""
+    """Print what a job is about to do: the run folder at once, then the rest."""
     for line in opening(job.experiment, job.folder):
         console.print(line, markup=False, soft_wrap=True)
 

@@ -39,7 +39,7 @@ class Charge:
         trust: the parties that must be honest for that.
         teachers: name of the private training that it is, or whose teachers answered; "" for
             anything else, such as class counts, or answers of teachers trained without noise.
-        trainings: how many trainings it is; 0 for a release.
+        trainings: number of trainings; 0 for a release.
     """
 
     event: DpEvent

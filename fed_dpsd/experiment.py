@@ -245,7 +245,7 @@ def _calibrate(experiment: Experiment) -> Experiment:
 
 
 def _names_images(data: DataConfig) -> bool:
-    """Return whether a configuration names a place of images; a coordinator may have none."""
+    """Return whether a configuration names a source of images; a coordinator may have none."""
     return data.path is not None or data.hub is not None or data.name == BUNDLED
 
 

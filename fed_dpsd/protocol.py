@@ -107,8 +107,8 @@ class Request:
         weights: (P,) float32 of a model for "train"; empty otherwise.
         acknowledged: releases by mechanism that the coordinator's card counts in addition to its
             plan. They travel with the message and are not part of the digest.
-        heard: for each client, the releases that the run has cost it, by its own statement; also
-            not part of the digest.
+        heard: for each client, the releases that it states the run has cost it; also not part of
+            the digest.
     """
 
     query_id: int
@@ -148,8 +148,7 @@ class Request:
         if (self.kind == "answers") != bool(len(self.images)):
             raise ProtocolError(
                 f"request {self.query_id}: {self.kind} with {len(self.images)} images; "
-                "'answers' needs "
-                "them, and nothing else has any"
+                "'answers' needs images, other kinds have none"
             )
         if len(self.images) != len(self.predictions):
             raise ProtocolError(
@@ -164,8 +163,7 @@ class Request:
         if (self.kind == "train") != bool(len(self.weights)):
             raise ProtocolError(
                 f"request {self.query_id}: {self.kind} with {len(self.weights)} weights; "
-                "'train' needs "
-                "them, and nothing else has any"
+                "'train' needs weights, other kinds have none"
             )
         if not np.isfinite(self.weights).all():
             raise ProtocolError(f"request {self.query_id}: weights hold NaN or infinity")

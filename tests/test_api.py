@@ -257,7 +257,7 @@ def test_a_failing_run_leaves_its_traceback_and_continues_later(folder, monkeypa
 
 def test_what_is_wrong_is_said_before_anything_is_written(folder, subtests):
     for overrides, options, expected in [
-        ((["rounds=2"],), {}, "give strings, an argument each"),
+        ((["rounds=2"],), {}, "give each override as a string"),
         ((), {"nodes": 2}, "nodes=2 needs engine=flower"),
         ((), {"engine": "flower", "nodes": 0}, "nodes=0 must be >= 1"),
         ((), {"engine": "flowr"}, "engine=flowr must be local or flower"),

@@ -72,9 +72,9 @@ class Account:
         ledger: the ledger of the data set, over all runs.
         settings: budget and delta.
         plan: the charges that the run is expected to make.
-        run: the coordinator's name of the run.
-        most_queries: the most images that the ledger may ever hold answers to. A charge without
-            images, such as a training, counts as one.
+        run: the coordinator's name for the run.
+        most_queries: the largest number of images that the ledger may ever hold answers to. A
+            charge without images, such as a training, counts as one.
         when_records_change: whether the client continues a run during which its records change.
         plugins: whether the run has plug-ins; then its charges are marked as not reviewed.
     """

@@ -344,7 +344,7 @@ def _number(value: float) -> float | str:
 
 
 def ledger_files(path: Path) -> list[Path]:
-    """List the ledgers at `path`: a file itself, or those of a folder or of a run folder.
+    """List the ledgers at `path`: the file itself, or all ledgers of a folder or run folder.
 
     A run folder in which nothing was charged has none.
 

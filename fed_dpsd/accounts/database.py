@@ -195,7 +195,7 @@ def check_not_lost(path: Path) -> None:
 
 
 def ledgers_in(folder: Path) -> dict[str, Path]:
-    """Return the ledger of each client by its name, including lost ones; reading those raises.
+    """Return the ledger of each client by its name, including lost ones; reading a lost one fails.
 
     Raises:
         LedgerError: the folder cannot be read.
@@ -248,7 +248,7 @@ def content_of(path: Path) -> Content:
 
 
 class LedgerError(UserError):
-    """A ledger cannot be read, trusted or written: nothing may be drawn."""
+    """A ledger cannot be read, trusted or written, so no noise may be drawn."""
 
 
 @contextmanager

@@ -58,7 +58,7 @@ class Entry:
         costs: the event of a single release for each of UNITS_AND_RELATIONS.
         at: time of the charge, an ISO 8601 second in UTC.
         request: digest of the request that led to the charge; "" if there was none.
-        run: the coordinator's name of the run that was charged; "" outside a run.
+        run: the coordinator's name for the run that was charged; "" outside a run.
         training: digest of the private training whose teachers produced what left; "" if there is
             none, or if it does not pass through them, such as class counts.
 
@@ -87,7 +87,7 @@ class Entry:
 
     @classmethod
     def now(cls, **fields: Any) -> "Entry":
-        """Return an entry dated to this second."""
+        """Return an entry with the current time, to the second."""
         return cls(**fields, at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
@@ -149,7 +149,7 @@ class Charges:
     """The charges of a client, indexed so that no query slows down as they grow.
 
     Attributes:
-        queries: answered; a charge for none, such as a training, counts as one.
+        queries: number answered; a charge without queries, such as a training, counts as one.
     """
 
     def __init__(self) -> None:

@@ -102,11 +102,11 @@ class MemoryLedger(Ledger):
         self._answers[digest] = values.copy()
 
     def noted(self, name: str) -> bytes | None:
-        """Return what was noted under a name."""
+        """Return the note stored under a name."""
         return self._notes.get(name)
 
     def note(self, name: str, content: bytes) -> None:
-        """Remember it."""
+        """Remember a note."""
         self._notes[name] = content
 
 
@@ -189,7 +189,7 @@ class FileLedger(Ledger):
             self._keep(account, "answers", digest, content.getvalue())
 
     def noted(self, name: str) -> bytes | None:
-        """Return what was noted under a name."""
+        """Return the note stored under a name."""
         return self._read("notes", name)
 
     def note(self, name: str, content: bytes) -> None:
@@ -211,7 +211,7 @@ class FileLedger(Ledger):
             whole = row is not None and checksum(table, name, row[0]) == seal
         if not whole:
             raise LedgerError(
-                f"{name} is damaged among the {table} of the ledger {self._path}; restore it from "
+                f"{name} in {table} of the ledger {self._path} is damaged; restore the ledger from "
                 "a backup: drawing an answer again would remove its noise"
             )
         return bytes(row[0])
@@ -222,7 +222,7 @@ class FileLedger(Ledger):
 
     @contextmanager
     def _written(self) -> Iterator[Content]:
-        """Commit everything written inside durably, or nothing."""
+        """Durably commit everything written inside, or nothing."""
         account = self._account()
         with usable(self._path):
             try:
@@ -280,7 +280,7 @@ def _check_header(path: Path, found: Mapping[str, Any], expected: Mapping[str, A
     if found not in ({}, expected):
         raise LedgerError(
             f"the ledger {path} is the account of {_words(found)}, not of {_words(expected)}: a "
-            "budget is per data set and client; name another ledger folder"
+            "budget is per data set and client; use another ledger folder"
         )
 
 

@@ -14,7 +14,7 @@ MEANINGFUL_EPSILON = 10.0  # above it, an attacker may be sure of a record: docs
 MEANINGFUL_DELTA = 0.01  # above it, some of a hundred records may be published outright
 SEEDED_VERDICT = (
     "the noise of this simulation is seeded: what it releases carries no guarantee, and the "
-    "numbers are those of the same run with noise=secure"
+    "numbers hold for the same run with noise=secure"
 )
 CHANGES: dict[Unit, tuple[str, str, str]] = {
     "record": ("a record", "a record added or removed", "one replaced"),

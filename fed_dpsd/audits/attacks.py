@@ -35,12 +35,12 @@ CLAIM_RUNS, CLAIM_FAILURE = 300, 1e-6
 def answer_attacks(
     experiment: Experiment, broken: victims.Broken | None, say: Say
 ) -> Iterator[Attack]:
-    """Attack answers at close settings, then at the run's own.
+    """Attack answers where audit and proof are close, then at the run's own settings.
 
     Args:
-        experiment: the experiment whose answers are claimed.
-        broken: how much to weaken the attacked hospital's noise: half, or almost none; None for not
-            at all.
+        experiment: the experiment whose claims about answers are tested.
+        broken: what to leave of the attacked hospital's noise: half, or almost none; None leaves
+            all of it.
         say: called with a line of progress.
     """
     mechanism, config = experiment.answers, experiment.config

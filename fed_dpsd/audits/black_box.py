@@ -91,8 +91,8 @@ class Audit:
     def refutes(self, epsilon: float, delta: float, queries: int) -> bool:
         """Return whether (epsilon, delta) is refuted as a bound for `queries` answers.
 
-        Only a claim with no larger delta that covers all the queries of a run covers the audited
-        runs.
+        A claim covers the audited runs only if its delta is no larger and it covers all the queries
+        of a run.
         """
         covered = delta <= self.delta and self.queries <= queries
         return covered and self.lower_bound > epsilon + ROUNDING

@@ -38,7 +38,7 @@ class Canaries:
     """Canaries of one kind, with the teacher they are made for.
 
     Args:
-        teacher: makes the untrained teacher, for which gradients are as described.
+        teacher: makes the untrained teacher, whose gradients have these directions.
         inputs: (m, D) float32 features.
         labels: (m,) int64 of every class in turn.
         directions: (m, P) float64 unit vectors of the canaries' gradients in the parameters, in
@@ -206,11 +206,11 @@ def guess_steps(
     steps: noise shared by steps cancels there and leaves the steps that a canary took part in.
 
     Args:
-        mechanism: the mechanism whose `train` runs; its class counts are not part of this.
+        mechanism: the mechanism whose `train` runs; its class counts are ignored.
         claimed: the mechanism whose rate and noise the adversary assumes.
         canaries: with orthogonal or nearly orthogonal gradients.
         streams: secrets of the runs.
-        runs: R, independent ones.
+        runs: R, the number of independent runs.
     """
 
     def score(included: NDArray[np.bool_], secret: SecretStreams) -> NDArray[np.float64]:
@@ -255,7 +255,7 @@ def samples(
     Args:
         mechanism: the mechanism whose sampler draws.
         steps: T, the steps of the training.
-        count: m, canaries.
+        count: m, the number of canaries.
         linear: whether a linear layer is trained; otherwise a network.
         secret: the secret of the training.
     """
@@ -272,9 +272,9 @@ def guess_counts(
 
     Args:
         mechanism: the mechanism whose `count` runs.
-        canaries: m of a run.
+        canaries: m, the number of canaries in a run.
         streams: secrets of the runs.
-        runs: R, independent ones.
+        runs: R, the number of independent runs.
     """
 
     def score(included: NDArray[np.bool_], secret: SecretStreams) -> NDArray[np.float64]:

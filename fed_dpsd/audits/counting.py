@@ -14,7 +14,7 @@ MEDIANS: dict[Law, float] = {"gaussian": 0.6744897501960817, "laplace": float(np
 
 
 def ones(values: NDArray[np.generic]) -> int:
-    """Count the odd ones among whole numbers, or the true ones."""
+    """Count the odd integers, or the true values."""
     return int(np.count_nonzero(np.asarray(values, np.int64) & 1))
 
 

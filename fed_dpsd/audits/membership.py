@@ -170,19 +170,19 @@ def _check(row: Row, path: Path) -> None:
     if len({partition.coins for partition in partitions}) < number:
         raise UserError(
             f"{path}: {row.name} has runs with the same partition.coins, so its shadow runs "
-            "reveal the targets' coins; leave partition.coins as it is, which follows the seed"
+            "reveal the targets' coins; do not set partition.coins; it then follows the seed"
         )
     if len({partition.seed for partition in partitions}) > 1:
         raise UserError(
             f"{path}: {row.name} has runs with several values of partition.seed, so not only "
-            "coins decide who holds a record; sweep with one"
+            "coins decide who holds a record; use one value"
         )
 
 
 def _guess(
     row: Row, victim: Victim, scores: Scores, included: Members, claims: tuple[Claim, ...]
 ) -> Iterator[Outcome]:
-    """Guess at the coins of the targets, by both attacks."""
+    """Guess the coins of the targets with both attacks."""
     shadows = len(scores) - len(scores) // TARGETS
     likelihoods = lira(scores[:shadows], included[:shadows], scores[shadows:])
     # The sign is the guess, so losses are centred at the middle of the shadows' losses.

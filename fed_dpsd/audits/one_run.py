@@ -1,4 +1,4 @@
-"""Lower bounds from canaries: records that fair coins put into a data set, and guesses at them.
+"""Lower bounds from canaries: records that fair coins put into a data set, and guesses about them.
 
 Every bound here holds whatever the audited algorithm does with the canaries, even if they affect
 each other (docs/audits.md, Theorems 12 and 13).
@@ -26,7 +26,7 @@ STAKES = np.linspace(0.05, 0.95, 19)  # fractions of the capital at stake
 
 @dataclass(frozen=True)
 class Guesses:
-    """Guesses at canaries, and the truth.
+    """Guesses about canaries, and the truth.
 
     Args:
         included: (R, m) whether a canary was in the data set, by fair coins, in R independent runs.
@@ -138,7 +138,7 @@ def _counts(guesses: Guesses, failure: float) -> Iterator[tuple[int, int, int, f
 def advantage_at_least(guesses: Guesses, failure: float) -> float:
     """Bound the total variation distance of two worlds, one canary apart, from below.
 
-    A guess at a fair coin is right with a probability of at most (1 + distance) / 2, so the mean
+    A guess about a fair coin is right with a probability of at most (1 + distance) / 2, so the mean
     fraction of right guesses in a run is no larger either (Theorem 13). All canaries are guessed.
 
     Args:

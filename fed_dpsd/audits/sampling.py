@@ -61,7 +61,7 @@ def sampler_tests(
 ) -> Iterator[Check]:
     """Test a client's draws: its generator, its answers' noise and its training's noise.
 
-    The arguments are those of `answer_attacks`.
+    Arguments are as for `answer_attacks`.
     """
     mechanism = experiment.answers
     secrets = [_Alike(s.secret) for s in islice(secrets_of(experiment.config, "sampler"), 3)]

@@ -229,8 +229,8 @@ def _by_seed(setting: Setting) -> list[dict[str, str]]:
 def _opened(folder: Path) -> ShadowRun:
     if not is_run_folder(folder):
         raise UserError(
-            f"the run folder {folder} does not exist; an attack needs those of a sweep next to "
-            "its table, so give the folder that the sweep wrote to"
+            f"the run folder {folder} does not exist; an attack needs a sweep's run folders "
+            "next to its table, so give the folder that the sweep wrote to"
         )
     experiment = open_run_folder(folder)
     partition, size = experiment.partition, experiment.config.data.records_per_patient

@@ -49,7 +49,7 @@ def training_attacks(
 ) -> Iterator[Attack]:
     """Attack a training's steps, clipping, class counts and teachers; last at its own settings.
 
-    The arguments are those of `answer_attacks`.
+    Arguments are as for `answer_attacks`.
     """
     config, mechanism = experiment.config, experiment.training
     assert isinstance(mechanism, DPSGD)

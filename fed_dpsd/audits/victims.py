@@ -43,7 +43,7 @@ PILOT = 40  # trainings that set thresholds
 def break_noise(mechanism: Any, broken: Broken | None) -> Any:
     """Halve a mechanism's noise, or keep a thousandth of it; None leaves it unchanged.
 
-    A response gets twice its epsilon, or lies about twice in a billion times.
+    A response gets twice its epsilon, or lies about twice in a billion responses.
     """
     if broken is None:
         return mechanism
@@ -99,10 +99,10 @@ def hospital(
 def guess_answers(
     config: Config, training: DPSGD, secrets: Iterator[SecretStreams], runs: int
 ) -> Guesses:
-    """Train teachers on canaries, query a site with them, and guess which were in; `runs` times.
+    """Train on canaries, query a site with them, and guess which were included, `runs` times.
 
     A canary's score is the answer's logarithm for its label minus the mean of the other classes'
-    logarithms, less the median over a pilot. Its own clipped gradients raise that logarithm.
+    logarithms, minus the median over a pilot. Its own clipped gradients raise that logarithm.
     """
     images, labels = _canaries(config)
     pilot = [_ask_about(config, training, images, labels, next(secrets)) for _ in range(PILOT)]

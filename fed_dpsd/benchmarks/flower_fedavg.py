@@ -54,7 +54,7 @@ def read_settings(folder: str) -> dict[str, Any]:
 
 @client_app.query()
 def begin(message: Message, context: Context) -> Message:
-    """Read the client's records, before the first round as clients of FedDPSD do."""
+    """Read the client's records before the first round, as FedDPSD's clients do."""
     read(os.environ[FOLDER], client_name(int(context.node_config["partition-id"])))
     return Message(RecordDict(), reply_to=message)
 

@@ -1,7 +1,7 @@
 """Tables of a benchmark from the JSON of `fed-dpsd bench`, and the page sections that show them.
 
-All numbers are medians over repetitions, with the least and the most in brackets. A ratio compares
-two medians of one file, never of two files, whose machines may have had other work.
+All numbers are medians over repetitions, with the minimum and maximum in brackets. A ratio compares
+two medians of one file, never of two files, whose machines may have been busy otherwise.
 """
 
 import json
@@ -187,8 +187,8 @@ def clients(bench: Bench) -> Lines:
     first: dict[str, Mapping[str, Any]] = {}
     lines = [
         [
-            *("row", "clients", "s", "peak MB", "processor s", "processor ms a client"),
-            *("KB for each more", "processor ms for each more"),
+            *("row", "clients", "s", "peak MB", "processor s", "processor ms per client"),
+            *("KB per further client", "processor ms per further client"),
         ]
     ]
     for row in bench["rows"]:
@@ -237,7 +237,7 @@ def origin(bench: Bench) -> str:
     machine = bench["machine"]
     repeated = len(bench["rows"][0]["repetitions"])
     load = ", ".join(f"{value:.2f}" for value in machine["load_average"])
-    spread = "medians, with the least and the most in brackets, of" if repeated > 1 else "from"
+    spread = "medians, with minimum and maximum in brackets, of" if repeated > 1 else "from"
     return (
         f"`{bench['command']}`: {spread} {repeated} run{'s' * (repeated > 1)} of each row, in "
         f"turn, each in a process of its own. Commit {bench['versions']['commit']}, "

@@ -35,7 +35,7 @@ PLACES = ("out", "cache", "run_folder", "ledger")
 
 
 def main() -> None:
-    """Do the task of a folder; report an error that the user can fix to rows.py."""
+    """Do the task of a folder; report user errors to rows.py."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a simulation is cleaned up
     folder, status = Path(sys.argv[1]), 1
     task = json.loads((folder / "task.json").read_text())
@@ -85,7 +85,7 @@ def composed(row: str, overrides: Sequence[str]) -> Experiment:
     config = experiment.config
     if row == "fedavg" and len(set(map(config.architecture, range(config.num_clients)))) > 1:
         raise ConfigError(
-            [f"model.teachers={list(config.model.teachers)}: row fedavg averages one architecture"]
+            [f"model.teachers={list(config.model.teachers)}: row fedavg needs one architecture"]
         )
     return experiment
 

@@ -38,7 +38,7 @@ class Row:
 
     Args:
         row: one of ROWS.
-        name: its name in this bench, which differs from `row` where there are numbers of clients.
+        name: its name in this bench, which differs from `row` if numbers of clients are given.
         overrides: Hydra overrides of the run.
     """
 
@@ -68,7 +68,7 @@ def plan(overrides: Sequence[str], rows: Sequence[str], clients: Sequence[int]) 
 def bench(
     rows: Sequence[Row], repeat: int, command: Sequence[str], out: Path | None, say: Say
 ) -> dict[str, Any]:
-    """Measure the rows, one after the other, `repeat` times over; return the content of the JSON.
+    """Measure the rows, one after the other, `repeat` times; return the content of the JSON.
 
     Args:
         rows: the rows that `plan` returned.
@@ -179,7 +179,7 @@ def _in_process(task: Mapping[str, Any]) -> tuple[dict[str, Any], list[Sample]]:
             process.wait()
         if not (folder / "result.json").exists():
             last = (folder / "log").read_text(errors="replace").strip().splitlines()[-1:]
-            raise UserError(f"its process has died ({process.returncode}): {' '.join(last)}")
+            raise UserError(f"its process died ({process.returncode}): {' '.join(last)}")
         result = json.loads((folder / "result.json").read_text())
     if "problems" in result:
         raise ConfigError(result["problems"])
@@ -221,8 +221,8 @@ def _repetition(
 ) -> dict[str, Any]:
     """Return the cost of one run of a row, from its own result and from samples of it.
 
-    A process's own counts are exact. Flower's processes are only sampled, so the larger number of
-    memory and of processor time counts.
+    A process's own counts are exact. Flower's processes are only sampled, so the larger of both
+    numbers counts, for memory and for processor time.
     """
     summary, ended, spawned = result["summary"], result["ended"], samples[0].at
     total, start = ended - spawned, result["begun"] - spawned

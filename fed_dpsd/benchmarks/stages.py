@@ -1,6 +1,6 @@
 """Seconds of a run by stage, and its teachers' operations, measured from outside the run's code.
 
-In this process, wrappers that keep the time replace the functions of STAGES.
+In this process, timing wrappers replace the functions in STAGES.
 """
 
 import contextlib
@@ -127,7 +127,7 @@ class Passes:
 
 @contextmanager
 def timed(clock: Clock) -> Iterator[Passes]:
-    """Keep the time of all stages in this block; yield the count of the teachers' passes."""
+    """Time all stages in this block; yield the count of the teachers' passes."""
     passes = Passes()
 
     def in_stage(stage: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""The console script `fed-dpsd`: data on stdout, messages for people on stderr."""
+"""The console script `fed-dpsd`: data on stdout, messages for users on stderr."""
 
 import signal
 import sys
@@ -107,7 +107,7 @@ def _add(
 ) -> None:
     """Add a command, whose help ends with examples, exit codes and a page of the documentation.
 
-    With `extra`, the command itself reports surplus words.
+    With `extra`, the command itself reports extra arguments.
     """
     shown = [f"{'Example' if number == 0 else 'Or'}: {e}" for number, e in enumerate(examples)]
     epilog = "\n\n".join([*shown, EXIT_CODES + codes, f"Read on: {docs}"])

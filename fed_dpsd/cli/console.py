@@ -1,4 +1,4 @@
-"""The console: messages for people, all on stderr, and the arguments shared by commands."""
+"""The console: messages for users, all on stderr, and the arguments shared by commands."""
 
 from typing import Annotated
 
@@ -19,10 +19,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on s
 
 
 def say(line: str) -> None:
-    """Print a line for people, unchanged."""
+    """Print a line for users, unchanged."""
     console.print(line, markup=False, soft_wrap=True)
 
 
 def say_failed(line: str) -> None:
-    """Print an error for people, unchanged."""
+    """Print an error for users, unchanged."""
     console.print(line, style="red", markup=False, soft_wrap=True)

@@ -118,8 +118,8 @@ def attack(
 ) -> None:
     """Attack the trained models of a sweep, and print the paths of the tables and the figure.
 
-    First `fed-dpsd sweep experiment=attack_membership`, or attack_inversion. A membership attack
-    that succeeds beyond the cap of a proven epsilon refutes the proof. One that fails proves
+    Run `fed-dpsd sweep experiment=attack_membership`, or attack_inversion, first. A membership
+    attack that succeeds beyond the cap of a proven epsilon refutes the proof. One that fails proves
     nothing.
     """
     from fed_dpsd.audits import inversion, membership

@@ -54,7 +54,7 @@ def resume(
         typer.Argument(help="Folder of the run, the last line that it printed.", metavar="RUN"),
     ],
 ) -> None:
-    """Continue a stopped run from its last checkpoint, in this process, to the same bits."""
+    """Continue a stopped run from its last checkpoint, in this process, bit for bit."""
     if context.args:
         context.fail(
             f"{context.args[0]}: resume takes no settings; a longer run is a new run "

@@ -174,7 +174,7 @@ def _write_csv(file: TextIO, header: Sequence[str], rows: Iterable[Sequence[str]
 
 
 def _print_table(file: TextIO, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print the first rows for people, and the number of images of each class."""
+    """Print the first rows as a table, and the number of images of each class."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     for name in header:
         table.add_column(name, justify="right" if name == "probability" else "left")
@@ -193,7 +193,7 @@ def _print_table(file: TextIO, header: Sequence[str], rows: Sequence[Sequence[st
 
 
 def _files(paths: Sequence[Path]) -> list[Path]:
-    """Return files, and in place of each folder those in it at any depth, except hidden ones.
+    """Return files, and in place of each folder its files at any depth, except hidden ones.
 
     Raises:
         UserError: a folder holds no file, or cannot be read.

@@ -163,7 +163,7 @@ def _rehearse(hospital: Hospital, experiment: Experiment, folder: Path) -> str:
     request = Request(1, images, uniform, acknowledged={experiment.answers.name: 10 * REHEARSED})
     response = sites.answer(experiment.method, request, site)
     if isinstance(response, Refusal):
-        raise UserError(f"a request about {REHEARSED} images would be refused: {response.reason}")
+        raise UserError(f"a request with {REHEARSED} images would be refused: {response.reason}")
     with site.ledger.transaction():
         entries = site.ledger.entries()
     cost = next(iter(cards.account(entries, hospital.delta, "record", "add_remove").values()))

@@ -64,7 +64,7 @@ class Owner(Protocol):
 
 
 class Held:
-    """The latest used teachers on a device, up to a limit in bytes that one owner may exceed."""
+    """The last used teachers on a device, up to a limit in bytes that one owner may exceed."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit

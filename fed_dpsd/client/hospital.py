@@ -38,7 +38,7 @@ _REMEDY = "`fed-dpsd site init` writes one"
 
 @dataclass(frozen=True)
 class Hospital(Terms):
-    """A hospital's side of a federation: it reads, checks and answers by its file's terms."""
+    """A hospital's side of a federation: it reads, checks and answers under its file's terms."""
 
     @property
     def folder(self) -> Path:
@@ -50,7 +50,7 @@ class Hospital(Terms):
         """Return the ledger of this data set.
 
         Raises:
-            UserError: the folder holds the ledger of another client number.
+            UserError: the folder holds another client's ledger.
         """
         folder, own = self.folder / "ledger", client_name(self.client)
         others = ledgers_in(folder).keys() - {own}
@@ -118,7 +118,7 @@ class Hospital(Terms):
 
         Args:
             experiment: an experiment that the method `experiment` returned.
-            run: the coordinator's name of the run.
+            run: the coordinator's name for the run.
 
         Raises:
             NotAllowed: its secure sums withstand too few colluding clients.
@@ -163,7 +163,7 @@ class Hospital(Terms):
         if quorum is None:
             return None
         if quorum.colluding < self.colluding:
-            raise NotAllowed(f"this site's sums hold against {self.colluding} colluding clients")
+            raise NotAllowed(f"this site's sums withstand {self.colluding} colluding clients")
         try:
             keys = {number: bytes.fromhex(key) for number, key in enumerate(self.keys)}
             return Party(self.client, exchange_key(secret), keys, quorum.threshold)
@@ -175,7 +175,7 @@ def open_file(path: Path) -> Hospital:
     """Return the hospital of a site file; relative paths in it start from the file's folder.
 
     Raises:
-        UserError: the file cannot be read, or is not as `Hospital` says.
+        UserError: the file cannot be read, or does not fit `Hospital`.
     """
     try:
         raw = read_yaml(path)

@@ -39,7 +39,7 @@ def train(
     rng: torch.Generator,
     device: torch.device = CPU,
 ) -> list[torch.Tensor]:
-    """Train a teacher on one shard's records, by Adam or, with a momentum, by SGD.
+    """Train a teacher on one shard's records, with Adam or, given a momentum, with SGD.
 
     Afterwards it is on `device`.
 

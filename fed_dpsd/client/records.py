@@ -22,7 +22,7 @@ from fed_dpsd.errors import UserError
 
 @dataclass(frozen=True)
 class HospitalFiles:
-    """The place of a hospital's records, and the names of its labels.
+    """The location of a hospital's records, and the names of its labels.
 
     Args:
         path: a folder with a subfolder for each class, or a .csv, .npz or .parquet file.
@@ -57,8 +57,8 @@ class HospitalFiles:
         texts = list(map(text_of, self.labels))
         if twice := [label for label in self.labels if texts.count(text_of(label)) > 1]:
             raise ValueError(
-                f"labels: {' and '.join(map(repr, twice))} are one label, apart from spaces, "
-                "capitals, or as numbers; keep one"
+                f"labels: {' and '.join(map(repr, twice))} are the same label, ignoring spaces, "
+                "capitals and number formats; keep one"
             )
         if (self.label_column is None) == (not self.label_columns):
             raise ValueError(
@@ -102,7 +102,7 @@ def read(files: HospitalFiles, shape: tuple[int, ...], classes: Sequence[str]) -
     """Read every record; images become grey or RGB, and are scaled to the federation's size.
 
     Args:
-        files: the place and format of the records.
+        files: the location and format of the records.
         shape: (C, size, size) of the federation's images.
         classes: the names of the federation's classes, in their order.
 
@@ -137,8 +137,8 @@ def read(files: HospitalFiles, shape: tuple[int, ...], classes: Sequence[str]) -
     lost = [line for why in (UNREADABLE, NO_CLASS) for line in count.skipped.get(why, ())]
     if lost and not files.skip_unreadable:
         raise UserError(
-            f"{path}: {count}; repair or move what is unreadable, or set skip_unreadable=true to "
-            "skip it"
+            f"{path}: {count}; repair or move unreadable images, or set skip_unreadable=true to "
+            "skip them"
         )
     records = taken.records.in_order()
     return HospitalRecords(records, records.digests, count, taken.notes)

@@ -25,7 +25,8 @@ class Summing:
         party: the client's keys.
         mechanism: the mechanism of its answers; each answer holds a noise share.
         ledger: the ledger that keeps masked answers and confirmed names.
-        run: the coordinator's name of the run; sums of other runs have other masks and other noise.
+        run: the coordinator's name for the run; sums of other runs have other masks and other
+            noise.
     """
 
     def __init__(self, party: Party, mechanism: Shared, ledger: Ledger, run: str) -> None:

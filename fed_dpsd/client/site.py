@@ -1,4 +1,4 @@
-"""A site: a client's data, teachers and ledger, and the only door for anything private."""
+"""A site: a client's data, teachers and ledger. Only a site releases private data."""
 
 import hashlib
 import logging
@@ -343,7 +343,7 @@ class Site:
 def answer(method: Method, request: Request, site: Site) -> Response | Refusal:
     """Answer a request; refuse if the budget is spent, or if the ledger cannot be read or written.
 
-    Of the ledger, a refusal reveals only what the run has cost. The cause of a ledger's
+    A refusal reveals nothing about the ledger except what the run has cost. The cause of a ledger's
     failure goes to the client's own log.
 
     Raises:

@@ -51,7 +51,7 @@ INPUT = "input"  # in the metadata of a cached teacher: the digest of what it wa
 
 
 def assign_shards(shard_ids: NDArray[np.int64], shards: int, key: int) -> NDArray[np.int64]:
-    """Return each record's shard, 0..shards-1: a keyed hash only of its own or its patient's id.
+    """Return each record's shard, 0..shards-1: a keyed hash of only its own or its patient's id.
 
     So adding, removing or changing a record leaves every other record in its shard.
     """
@@ -80,7 +80,7 @@ class Teachers:
 
     Raises:
         UserError: teacher.path does not hold weights of this client's architecture, a private
-            training protects patients and the records name none, or the device does not exist.
+            training protects patients but the records name none, or the device does not exist.
     """
 
     def __init__(
@@ -155,9 +155,9 @@ class Teachers:
     def digests(self) -> list[str]:
         """Return a digest of each teacher's training input. The digests stay at the client.
 
-        Noise and charges follow it. A private training is named by its actual input, to the last
-        bit: other processors and libraries compute other features of the same records. A teacher in
-        the cache was charged under the digest that is stored with its weights.
+        Noise and charges follow it. A private training is identified by its actual input, to the
+        last bit, since processors and libraries compute different features of the same records. A
+        teacher in the cache was charged under the digest that is stored with its weights.
         """
         if not self._noisy:
             return self.keys

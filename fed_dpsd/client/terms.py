@@ -86,7 +86,7 @@ class Terms:
             hospital's own `fed-dpsd site key`.
         colluding: number of hospitals that may collude with the coordinator in secure sums, or see
             their results. A secure sum that withstands fewer is refused.
-        limits: limits on a message that replace those in LIMITS.
+        limits: limits on a message that override LIMITS.
         plugins: plug-ins whose code may run here; methods, training, answers and models must allow
             their parts too. Nothing is proven about them until somebody has reviewed them.
         when_records_change: policy if records change during a run: "refuse" further requests, or
@@ -133,7 +133,7 @@ class Terms:
         if not are_classes(self.classes):
             raise ValueError(
                 f"classes=[{', '.join(self.classes)}] must be two or more different names, "
-                "printable and not empty: those of the coordinator's data.classes, in their order"
+                "printable and not empty: the coordinator's data.classes, in the same order"
             )
         self.files.check(self.classes)
         if self.keys and len(self.keys) != self.num_clients:
@@ -143,7 +143,7 @@ class Terms:
             )
         if self.client >= self.num_clients:
             raise ValueError(
-                f"client={self.client} must be below num_clients={self.num_clients}: the first is 0"
+                f"client={self.client} must be below num_clients={self.num_clients}; the first is 0"
             )
         if not 0 <= self.budget < float("inf"):
             raise ValueError(f"budget={self.budget} must be finite and >= 0")
@@ -159,7 +159,7 @@ class Terms:
         for key, known in known_names.items():
             for name in getattr(self, key):
                 if name not in known:
-                    raise ValueError(f"{key}: {name!r} is unknown; there are {', '.join(known)}")
+                    raise ValueError(f"{key}: {name!r} is unknown; use {', '.join(known)}")
         for key, most in self.limits.items():
             if key not in LIMITS or isinstance(most, bool) or not isinstance(most, int):
                 raise ValueError(f"limits.{key}={most!r}: give numbers for {', '.join(LIMITS)}")
@@ -207,7 +207,7 @@ class Terms:
             if isinstance(value, bool) or not isinstance(value, int | float) or not value <= most:
                 raise NotAllowed(f"{key} is at most {most} at this site")
         if self.files.patient_column is None and raw["data"]["patient_column"] is not None:
-            raise NotAllowed("this site knows no patients: data.patient_column must be null")
+            raise NotAllowed("this site has no patient column: data.patient_column must be null")
         if raw["teacher"]["path"] is not None or raw["teacher"]["arch"] is not None:
             raise NotAllowed("this site trains its own teachers: teacher.path must be null")
 
@@ -234,12 +234,12 @@ class Terms:
             )
         if unit == "patient" and self.files.patient_column is None:
             raise NotAllowed(
-                "training.unit=patient: this site knows no patients; its file would name them with "
+                "training.unit=patient: this site has no patient column; its file sets one with "
                 "`patient_column: COLUMN` under `files:`"
             )
 
     def check_classes(self, text: str) -> None:
-        """Compare the classes of a coordinator's experiment with those of the file.
+        """Compare the classes of a coordinator's experiment with the file's classes.
 
         Args:
             text: `Experiment.to_json` of the coordinator.

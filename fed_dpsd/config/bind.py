@@ -66,9 +66,9 @@ class Binder:
     def bind(self, cls: type[T], values: Mapping[str, Any], where: str = "") -> T | None:
         """Return an instance of dataclass `cls`, or None after recording problems.
 
-        Keys must be `cls`'s fields, and types must fit the annotations: an int is a float, a list
-        is a tuple, and nothing else is converted. `cls` may raise ValueError for a value out of
-        range, in a sentence that names the field.
+        Keys must be `cls`'s fields, and types must fit the annotations: an int is accepted as a
+        float and a list as a tuple; nothing else is converted. `cls` may raise ValueError for a
+        value out of range, in a sentence that names the field.
         """
         hints = typing.get_type_hints(cls)
         names = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]

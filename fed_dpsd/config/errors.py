@@ -52,7 +52,7 @@ def tokens(text: str) -> tuple[list[str], bool]:
 
 
 def unreadable(word: str) -> str:
-    """Return the problem of a word that is not an override."""
+    """Return the problem with a word that is not an override."""
     key, equals, value = word.partition("=")
     if not word.strip():
         return "an empty setting; write KEY=VALUE, as in rounds=10"
@@ -73,7 +73,7 @@ def unreadable(word: str) -> str:
 
 
 def split_by_shell(words: list[str]) -> str:
-    """Return the problem of a setting that spaces split into words; "" if it is not one."""
+    """Return the problem with a setting that spaces split into words; "" if it is not one."""
     typed, value = " ".join(words), words[0].partition("=")[2]
     if match := re.fullmatch(r"-*([\w.@]+)(?: = | =|= |: ?)([^\s=:]+)", typed):
         return f"{typed}: write {match[1]}={match[2]}"
@@ -85,7 +85,7 @@ def split_by_shell(words: list[str]) -> str:
 
 
 def unknown_choice(group: str, name: str) -> str:
-    """Return the problem of a choice that has no file; "" if it has one."""
+    """Return the problem with a choice that has no file; "" if it has one."""
     names = list(files_of(group))
     if name in names or (group, name) == ("experiment", "null"):
         return ""
@@ -98,7 +98,7 @@ def unknown_choice(group: str, name: str) -> str:
 
 
 def unknown_key(key: str, tree: Mapping[str, Any]) -> str:
-    """Return the problem of a key that the chosen files lack, with the key to use."""
+    """Return the problem with a key that the chosen files lack, with the key to use."""
     group, _, rest = key.partition(".")
     if rest and (named := homes(key)):
         return f"{key} belongs to {named}; the keys of {group} here: {_listed(tree[group])}"
@@ -117,7 +117,7 @@ def unknown_key(key: str, tree: Mapping[str, Any]) -> str:
 
 
 def uncomposable(choice: str, error: Exception, tree: Mapping[str, Any]) -> str:
-    """Return the problem of a choice that Hydra cannot compose with the earlier ones."""
+    """Describe a choice that Hydra cannot compose with the earlier ones."""
     key = choice.partition("=")[0]
     if unknown := re.search(r"Could not override '([^']+)'", str(error)):
         if unknown[1] != key:

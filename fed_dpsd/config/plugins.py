@@ -143,7 +143,7 @@ def searching(plugins: Sequence[Plugin]) -> Iterator[None]:
 
 
 def conf_folders() -> tuple[Path, ...]:
-    """Return our folder of YAML files, and those of the plug-ins being searched."""
+    """Return our folder of YAML files, and the folders of the plug-ins being searched."""
     return conf_folder(), *_searched.get()
 
 

@@ -36,7 +36,7 @@ Device = Annotated[str, AfterValidator(_device_name)]
 
 @dataclass(frozen=True, config=STRICT)
 class DataConfig:
-    """The source of the images. `path`, a folder, wins over `hub`.
+    """The source of the images. `path`, a folder, takes precedence over `hub`.
 
     Without `resize`, images of a size other than `shape` are an error. Records with no true label
     column, or several, are skipped. With `patient_column`, all records of a patient go to the same
@@ -139,8 +139,8 @@ class TeacherConfig:
     def __post_init__(self) -> None:
         if self.path is not None and self.arch is None:
             raise ValueError(
-                f"path={self.path}: the file's architecture is not given; add teacher.arch=cnn, or "
-                "the one it has"
+                f"path={self.path}: the file's architecture is not given; add teacher.arch=NAME, "
+                "such as cnn"
             )
         if self.arch is not None and self.path is None:
             raise ValueError(
@@ -153,7 +153,7 @@ class TeacherConfig:
 class PrivacyConfig:
     """The keys of `privacy`, which apply to every training and every mechanism of answers.
 
-    A budget counts everything in a client's ledger. `target_epsilon` is a patient's where
+    A budget counts everything in a client's ledger. `target_epsilon` applies to a patient if
     `training.unit="patient"`.
     """
 
@@ -300,7 +300,7 @@ def require_positive(instance: Any, *names: str) -> None:
 def to_json(config: Config) -> str:
     """Return the whole configuration as JSON in the layout of conf/, ready to be bound.
 
-    Without plug-ins it has no key for them. A sweep identifies its cells by this text.
+    It has no `plugins` key if there are no plug-ins. A sweep identifies its cells by this text.
     """
     values = dataclasses.asdict(config)
     if not config.plugins:

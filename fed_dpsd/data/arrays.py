@@ -16,7 +16,7 @@ ARRAYS = ".npz"
 
 
 class Arrays:
-    """An npz of images, labels and patients, as MedMNIST has it.
+    """An npz of images, labels and patients, as in MedMNIST.
 
     The arrays of a split, if there are splits, have names such as train_images.
     """
@@ -87,7 +87,7 @@ class Arrays:
         return {text: texts[text] for text in in_order(texts) if text}
 
     def files(self) -> Iterable[Path]:
-        """Return the npz."""
+        """Return the npz file."""
         return [self._path]
 
 

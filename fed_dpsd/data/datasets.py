@@ -104,7 +104,7 @@ def _check_shared_patients(config: DataConfig, data: Dataset) -> None:
     if config.shared_patients == "refuse":
         raise UserError(
             f"{said}; keep all records of a patient in one of them, or set "
-            "data.shared_patients=allow, with which scores are too good"
+            "data.shared_patients=allow, which makes scores too good"
         )
     _say_once(f"{said}: scores are too good, and the test records of a patient are not protected")
 
@@ -237,7 +237,7 @@ def divide(records: Split) -> tuple[Split, Split]:
 
 
 def _save(splits: Mapping[Callable[[str], Path], Split], about: dict[str, Any]) -> None:
-    """Write all splits or none, by the functions that name their files."""
+    """Write all splits or none; functions name their files."""
     files: dict[Path, Any] = {}
     for place, split in splits.items():
         arrays = {"images": split.images, "patients": split.patients, "digests": split.digests}

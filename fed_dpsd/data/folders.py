@@ -27,8 +27,8 @@ class Folder:
         texts = list(self._labels.values())
         if twice := next((f for f, text in self._labels.items() if texts.count(text) > 1), None):
             raise UserError(
-                f"{path}: folder {twice!r} has the name of another one, apart from spaces, the "
-                "spelling of accents, or as a number; join the two"
+                f"{path}: folder {twice!r} has the name of another one, ignoring spaces, the "
+                "encoding of accents and number formats; join the two"
             )
 
     @property

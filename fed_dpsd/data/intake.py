@@ -37,7 +37,7 @@ class Item(NamedTuple):
 
 
 def some(lines: Sequence[str]) -> str:
-    """Return the first few lines, shortened if long, with dots for the others."""
+    """Return the first few lines, shortened if long, and dots for the rest."""
     more = ", ..." if len(lines) > NAMED_AT_MOST else ""
     return ", ".join(line[:LONGEST_NAME] for line in lines[:NAMED_AT_MOST]) + more
 
@@ -161,7 +161,7 @@ def take(
     Args:
         items: the items, in any order.
         unit: "files", "rows" or "images".
-        where: the data set and its place, for errors.
+        where: the data set and its location, for errors.
         numbers: the class number of each label.
         shape: (C, S, S) of the images.
         resize: whether images of a different size are scaled; otherwise they are errors.

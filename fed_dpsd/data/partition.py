@@ -108,7 +108,7 @@ class ByClass(Partition):
         require(self, seed=0, classes_per_client=1)
 
     def check(self, config: Config) -> list[str]:
-        """Return the problem of more classes per client than exist."""
+        """Return the problem with more classes per client than exist."""
         classes = config.data.num_classes
         if self.classes_per_client <= classes:
             return []

@@ -45,7 +45,7 @@ class Columns(NamedTuple):
 
 
 class Reader(Protocol):
-    """A place with images and labels.
+    """A source of images and labels.
 
     Attributes:
         unit: what its items are: files, rows or images.

@@ -173,7 +173,7 @@ def _place_of(path: Path, columns: Columns, split: str, splits: Mapping[str, Pat
     if path.is_file():
         raise UserError(
             f"data.path={path} has no array {split}_{columns.image}; give one for each of "
-            f"{' and '.join(SPLITS)}, or {columns.image} alone, which is divided"
+            f"{' and '.join(SPLITS)}, or {columns.image} alone to split it"
         )
     there = some(sorted(each.name for each in path.iterdir() if not each.name.startswith(".")))
     lacking = f"{split} split" if splits else "folder of a class"
@@ -206,7 +206,7 @@ def reader_of(path: Path, columns: Columns, split: str = "") -> Reader:
     problem = f"is not a {', '.join((*TABLES, ARRAYS))} file" if path.exists() else "does not exist"
     raise UserError(
         f"{columns.keys}path={path} {problem}; give a folder with a subfolder for each class, or "
-        "one such file"
+        f"a {' or '.join((*TABLES, ARRAYS))} file"
     )
 
 
@@ -232,7 +232,7 @@ def _class_names(path: Path, columns: Columns, number: int | None) -> tuple[str,
                 everything = listed(in_order({**labels[one], **labels[two]}))
                 raise UserError(
                     f"data.path={path}: class {only[0]} ({labels[one][only[0]]}) is in {one} and "
-                    f"not in {two}; correct the labels, or name all: {everything}"
+                    f"not in {two}; correct the labels, or list all classes: {everything}"
                 )
     declared = {tuple(reader.declared): None for reader in readers.values() if reader.declared}
     if len(declared) > 1:

@@ -1,4 +1,4 @@
-"""The reader of tables: CSV and parquet files, including those of the Hugging Face hub."""
+"""The reader of tables: CSV and parquet files, including tables of the Hugging Face hub."""
 
 import contextlib
 import csv
@@ -131,8 +131,8 @@ class Table:
                 value = self.declared[value]
             if isinstance(value, list | dict):
                 raise UserError(
-                    f"{where}: {columns.label} holds {value!r:.60}; a record has one class. Give a "
-                    f"column of one text, or {columns.keys}label_columns, a column for each class"
+                    f"{where}: {columns.label} holds {value!r:.60}; a record has one class. Name "
+                    f"a column of labels, or {columns.keys}label_columns, one for each class"
                 )
             label = text_of(value)
             return label, "" if label else NO_LABEL

@@ -99,7 +99,7 @@ def weigh(
 
 
 def normalised(total: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Scale the (B, K) rows to sum 1; a row without any mass becomes uniform."""
+    """Scale the (B, K) rows to sum to 1; a row without any mass becomes uniform."""
     mass = np.sum(total, axis=1, keepdims=True)
     return np.where(mass > 0, total / np.where(mass > 0, mass, 1), 1 / total.shape[1])
 

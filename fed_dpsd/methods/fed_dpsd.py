@@ -68,7 +68,7 @@ StudentLoss = Callable[[torch.Tensor, torch.Tensor, NDArray[np.int64]], torch.Te
 class FedDPSD(Questions, Method):
     """FedDPSD, Algorithm 2; conf/method/fed_dpsd.yaml explains the fields.
 
-    Fields of the sent images and of the generators are in methods/questions.py.
+    methods/questions.py has the fields for the sent images and the generators.
     """
 
     asks_pictures: ClassVar[bool] = True
@@ -101,7 +101,7 @@ class FedDPSD(Questions, Method):
     def check(
         self, config: Config, training: Training | None, answers: Mechanism | None
     ) -> list[str]:
-        """Return the problems of the method in an experiment."""
+        """Return the problems with the method in an experiment."""
         problems = super().check(config, training, answers)
         counted = not isinstance(training, TrainingMechanism) or training.counts_classes
         known = counted and self.class_counts and isinstance(answers, Probabilities)

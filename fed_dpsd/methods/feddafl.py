@@ -1,8 +1,8 @@
 """FedDAFL: a generator trained against the ensemble, and a student that learns from its images.
 
 Chen et al.: "Data-Free Learning of Student Networks", ICCV 2019, arXiv 1904.01186, Algorithm 1,
-applied to the clients' ensemble as in DENSE's Table 1. The student learns by Adam, as for MNIST in
-its code base.
+applied to the clients' ensemble as in DENSE's Table 1. The student is trained with Adam, as for
+MNIST in its code base.
 
 Differences from the code base:
 - The generator is fed_dpsd/models/generators.py, with pixels in [0, 1].
@@ -48,7 +48,7 @@ class FedDAFL(WhiteBox):
     def server(
         self, federation: Federation, context: PublicContext, streams: Streams, resume: State | None
     ) -> Iterator[Round]:
-        """Train the generator and the student in turn, a step each on the same batch."""
+        """Train the generator and the student in turn, one step each on the same batch."""
         ensemble = fetch_ensemble(federation, context)
         generator = context.make_generator(self.latent_size, streams.torch("generator"))
         student = context.make_student(streams.torch("student"))

@@ -33,5 +33,5 @@ class Local(Method):
     def server(
         self, federation: Federation, context: PublicContext, streams: Streams, resume: State | None
     ) -> Iterator[Round]:
-        """Yield no round."""
+        """Run no rounds."""
         yield from ()

@@ -233,7 +233,7 @@ class Site(Protocol):
     def release(
         self, mechanism: Mechanism, sensitive_value: NDArray[Any], request: Request
     ) -> Response:
-        """Bound (n, B, K) values, charge the ledger and draw the noise: the only way out."""
+        """Release (n, B, K) values: bound them, charge the ledger and draw the noise."""
 
 
 @dataclass(frozen=True)
@@ -267,7 +267,7 @@ class Method(ABC):
     def check(
         self, config: Config, training: Training | None, answers: Mechanism | None
     ) -> list[str]:
-        """Return the problems of the method in an experiment, each with key, value and remedy.
+        """Return the problems with the method in an experiment, each with key, value and remedy.
 
         `training` or `answers` is None if it has problems of its own. Overriding methods extend the
         returned list.

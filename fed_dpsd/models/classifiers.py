@@ -156,7 +156,7 @@ def cnn_bn(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
 
 
 def lenet(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
-    """Build two 5x5 convolutions and a hidden layer of 8 * width, in the layout of LeNet-5."""
+    """Build two 5x5 convolutions and a hidden layer of 8 * width units, as in LeNet-5."""
     hidden = nn.Linear(2 * width * (shape[1] // 4) ** 2, 8 * width)
     backbone = nn.Sequential(*_two_convolutions(shape, width, 5), hidden, nn.ReLU())
     return Classifier(backbone, 8 * width, num_classes)
@@ -176,7 +176,7 @@ def cnn_datalens(shape: tuple[int, ...], num_classes: int, width: int) -> Classi
 
 
 def mlp(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
-    """Build a network with a single hidden layer of 8 * width."""
+    """Build a network with a single hidden layer of 8 * width units."""
     channels, size, _ = shape
     hidden = 8 * width
     backbone = nn.Sequential(nn.Flatten(), nn.Linear(channels * size**2, hidden), nn.ReLU())
@@ -276,5 +276,5 @@ def add_networks(plugins: Sequence[Plugin]) -> None:
         for name, build in getattr(plugin.load(), "CLASSIFIERS", {}).items():
             if CLASSIFIERS.setdefault(name, build) is not build:
                 raise ConfigError(
-                    [f"plugins={plugin.name}: its network {name} has another's name; rename it"]
+                    [f"plugins={plugin.name}: its network {name} exists already; rename it"]
                 )

@@ -115,7 +115,7 @@ def whitening(
     """Return mean (P,) and scaled principal components (P, F) of procedural images, in float64.
 
     A sign convention makes machines agree up to rounding. A single thread makes all processes of a
-    machine agree to the bit.
+    machine agree to the last bit.
     """
     with torch_threads(1), torch.inference_mode(False), torch.no_grad():
         images = torch.from_numpy(kind.examples(shape))

@@ -39,7 +39,7 @@ def to_bytes(
         Diverged: a pixel is NaN or infinite.
     """
     if not images.isfinite().all():
-        raise Diverged("trained images, or those of a generator, are NaN or infinite", rates)
+        raise Diverged("trained or generated images are NaN or infinite", rates)
     return (images.detach() * 255).round().to(torch.uint8).cpu().numpy()
 
 

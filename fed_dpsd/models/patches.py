@@ -78,9 +78,10 @@ def patterns(shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return kernels (128, C, 6, 6) and offsets (128,) of responses to patches, in float64.
 
     A kernel is a whitened pattern in terms of pixels, with its mean subtracted. Its response to a
-    patch divided by the patch's standard deviation, less the offset, is the inner product of
-    pattern and whitened patch. A single thread makes all processes of a machine agree to the bit.
-    A processor with other instructions may find other patterns, since rounding can change clusters.
+    patch divided by the patch's standard deviation, minus the offset, is the inner product of
+    pattern and whitened patch. A single thread makes all processes of a machine agree to the last
+    bit. A processor with other instructions may find other patterns, since rounding can change
+    clusters.
     """
     with torch_threads(1), torch.inference_mode(False), torch.no_grad():
         rng = Streams(0).numpy("patches")

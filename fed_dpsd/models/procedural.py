@@ -100,10 +100,10 @@ def draw(
 
 
 def apply_polarity(images: NDArray[np.uint8], polarity: Polarity) -> NDArray[np.uint8]:
-    """Return (B, C, H, W) `images`; images of the other polarity become negatives.
+    """Return (B, C, H, W) `images`; images of the other polarity are inverted.
 
-    Pictures of strokes are mostly light on dark or dark on light, and teachers know only one: for
-    the other, their answers hardly depend on the image.
+    Drawings are mostly light on dark or dark on light. Teachers know only one of the two; for the
+    other, their answers hardly depend on the image.
     """
     if polarity == "both":
         return images

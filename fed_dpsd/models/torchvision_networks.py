@@ -62,7 +62,7 @@ class Adapted(nn.Module):
         self.std.fill_(0.5)
 
     def normalise(self, facts: Mapping[str, str]) -> None:
-        """Set the normalisation from a file's facts: "mean" and "std", JSON lists, of [0, 1].
+        """Set the normalisation from a file's facts: "mean" and "std", JSON lists, for [0, 1].
 
         Raises:
             ValueError: a fact is missing, or is not a list with a number for each channel.
@@ -75,8 +75,8 @@ class Adapted(nn.Module):
                 numbers = []
             if len(numbers) != channels or not all(map(math.isfinite, numbers)):
                 raise ValueError(
-                    f"its metadata have {name}={facts.get(name)}; save it with a list of "
-                    f"{channels} numbers, with which pixels in [0, 1] were normalised"
+                    f"its metadata have {name}={facts.get(name)}; save it with the list of "
+                    f"{channels} numbers that normalised pixels in [0, 1]"
                 )
             self.get_buffer(name).copy_(torch.tensor(numbers))
         if self.std.min() <= 0:

@@ -98,7 +98,7 @@ class DGD(Method):
     def check(
         self, config: Config, training: Training | None, answers: Mechanism | None
     ) -> list[str]:
-        """Return the problems of the method in an experiment."""
+        """Return the problems with the method in an experiment."""
         problems = super().check(config, training, answers)
         problems += mixing_networks(config, self.baseline)
         if config.teacher.path is not None:
@@ -175,7 +175,7 @@ class DGD(Method):
     def train_generator(
         self, generator: nn.Module, baseline: Classifier, context: PublicContext, streams: Streams
     ) -> None:
-        """Train the generator with the baseline as fixed discriminator (Sec. III-B, five steps)."""
+        """Train the generator; the baseline is its fixed discriminator (Sec. III-B, five steps)."""
         rng = streams.torch("latents")
         optimiser = torch.optim.Adam(generator.parameters(), self.generator_learning_rate)
         generator.train()

@@ -40,7 +40,7 @@ from fed_dpsd.streams import Streams
 
 @dataclass(frozen=True)
 class DPDataFreeDistillation(Discriminating):
-    """DP-DFD, Algorithm 1, a stage a round; conf/method/dp_dfd.yaml explains the fields.
+    """DP-DFD, Algorithm 1, one stage per round; conf/method/dp_dfd.yaml explains the fields.
 
     Every optimiser restarts in each stage, so a run can be resumed from the weights and the buffer.
     """
@@ -159,7 +159,7 @@ class DPDataFreeDistillation(Discriminating):
         streams: Streams,
         number: int,
     ) -> float:
-        """Train on batches of all pairs so far, by Adam; return the last loss.
+        """Train on batches of all pairs so far, with Adam; return the last loss.
 
         The learning rate decays linearly to nearly 0 in the last stage.
         """

@@ -42,16 +42,16 @@ class GradientReading(NormalizedGradient):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.noise_multiplier == 0:
-            raise ValueError("noise_multiplier=0 has no such reading; use answers=gradient")
+            raise ValueError("noise_multiplier=0 is not supported; use answers=gradient")
         if self.k is not None and self.mask == "public":
             raise ValueError(
-                f"k={self.k} with mask='public' has no such reading; "
+                f"k={self.k} with mask='public' is not supported; "
                 "use mask=private or signed, or k=null"
             )
         if self.draws not in REASONS:
             raise ValueError(f"draws={self.draws!r} must be 'one_draw' or 'inside_mask'")
         if self.noise_at == "distributed":
-            raise ValueError("noise_at='distributed' has no such reading; use client or server")
+            raise ValueError("noise_at='distributed' is not supported; use client or server")
 
     @property
     def reason(self) -> str:  # type: ignore[override]

@@ -78,7 +78,7 @@ class GradientSum(NormalizedGradient):
         return np.concatenate([first, ~values[1:].any(axis=1)])
 
     def check(self, config: Any, method: Any, training: Any) -> list[str]:
-        """Return the problems of these answers in an experiment."""
+        """Return the problems with these answers in an experiment."""
         problems = super().check(config, method, training)
         if method and getattr(method, "mean_over", None) != "batch":
             problems.append(

@@ -121,6 +121,6 @@ class LPMST(LabelPrivate):
 
 @dataclass(frozen=True)
 class LP2ST(LPMST):
-    """`LPMST` under the name of its file with two stages."""
+    """`LPMST` under the name of lp_2st.yaml, which has two stages."""
 
     name: ClassVar[str] = "lp_2st"

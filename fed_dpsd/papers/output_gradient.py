@@ -71,7 +71,7 @@ class OutputGradient(CustomTraining):
             raise ValueError(f"mean_over={self.mean_over!r} must be 'batch' or 'record'")
 
     def check(self, config: Any, method: Any, partition: Any) -> list[str]:
-        """Return the problems of the training in an experiment."""
+        """Return the problems with the training in an experiment."""
         problems = super().check(config, method, partition)
         if not config.federation.simulation:
             problems.append(

@@ -177,9 +177,9 @@ class PaperFedDPSD(Method):
     def generator_loss(
         self, student: nn.Module, images: torch.Tensor, labels: torch.Tensor
     ) -> torch.Tensor:
-        """Return L_s + L_g of Eq. 8 for the generator's images, at the student after its step.
+        """Return L_s + L_g of Eq. 8 for the generator's images, with the updated student.
 
-        An adversary of the student uses minus L_s.
+        A generator that competes with the student uses minus L_s.
         """
         features = student.features(images)
         logits = student.classifier(features)

@@ -93,7 +93,7 @@ def prove(
         unit: the unit that changes.
         relation: how the unit changes.
         notes: caveats that the epsilon carries.
-        covered: number of queries that the epsilon covers; by default those of the stages.
+        covered: number of queries that the epsilon covers; by default all queries of the stages.
 
     Guarantee: for every such pair of neighbouring data sets the answers are (epsilon, delta)
         indistinguishable to anyone except the parties named by the most trusting mechanism.

@@ -21,17 +21,17 @@ ROUNDING = 1e-12  # probability that exceeds all rounding errors of a profile
 
 
 def block(loss_range: float) -> int:
-    """Return the most releases of a profile: a ratio of its likelihoods stays below e^300."""
+    """Return the maximum releases of a profile: a ratio of its likelihoods stays below e^300."""
     return max(1, min(MOST_RELEASES, math.floor(4 * MOST_RELEASES / loss_range**2)))
 
 
 def losses(
     loss_range: float, releases: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
-    """Return losses that dominate the losses of adaptive mechanisms of a range, both ways round.
+    """Return losses that dominate the losses of adaptive mechanisms of a range, in both directions.
 
     delta(eps) <= certain + sum of probability * (1 - exp(eps - loss))+ at every eps. So the losses
-    compose with those of any other mechanism.
+    compose with the losses of any other mechanism.
 
     Args:
         loss_range: r > 0.
@@ -53,7 +53,7 @@ def losses(
 
 @functools.lru_cache(maxsize=16)
 def _profiles(loss_range: float, releases: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return a (2 G + 1,) grid of eps and (releases, 2 G + 1) bounds of delta after 1, 2, ... ones.
+    """Return a grid of eps, (2 G + 1,), and bounds of delta after 1, 2, ... releases, one per row.
 
     The recursion of Theorem 5b. Between neighbours on the grid, the bound is the line in e^eps
     through both, which is above a convex function; beyond the grid, it is constant or the mirror

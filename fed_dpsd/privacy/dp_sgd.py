@@ -76,8 +76,8 @@ class DPSGD(TrainingMechanism):
         count_fraction: mu^2 of the class counts as a fraction of mu^2 of the steps (exact at rate
             1), > 0; None releases no counts.
         unit: "record" or "patient": the unit that is sampled and whose gradient is clipped.
-        records_per_patient: R >= 1, the most records used of a patient (`places_of`); R times
-            `copies` is at most 64. With `unit="record"` it is 1.
+        records_per_patient: R >= 1, the largest number of a patient's records used (`places_of`); R
+            times `copies` is at most 64. With `unit="record"` it is 1.
 
     Raises:
         ValueError: a parameter is out of its range.
@@ -102,8 +102,8 @@ class DPSGD(TrainingMechanism):
                 raise ValueError(f"{field}={value} must be a finite number > 0")
         if not 1e-6 <= self.max_grad_norm <= 1e6:
             raise ValueError(
-                f"max_grad_norm={self.max_grad_norm} must be between 1e-6 and 1e6: gradients are "
-                "float32, which rounds others away"
+                f"max_grad_norm={self.max_grad_norm} must be between 1e-6 and 1e6: float32 "
+                "gradients are inexact outside this range"
             )
         if self.steps < 1:
             raise ValueError(f"steps={self.steps} must be >= 1")
@@ -117,8 +117,8 @@ class DPSGD(TrainingMechanism):
             raise ValueError(f"records_per_patient={self.records_per_patient} must be >= 1")
         if self.unit == "record" and self.records_per_patient > 1:
             raise ValueError(
-                f"records_per_patient={self.records_per_patient} needs unit=patient: a training by "
-                "records takes every record"
+                f"records_per_patient={self.records_per_patient} needs unit=patient: with "
+                "unit=record every record is used"
             )
         if self.unit == "patient" and self.places > MOST_PLACES:
             raise ValueError(
@@ -291,12 +291,12 @@ class DPSGD(TrainingMechanism):
         if self.steps * (size + 1_600) > MOST_DRAWS:
             raise ValueError(
                 f"{self.steps:,} steps of {size:,} parameters draw more than {MOST_DRAWS:,} "
-                "numbers; take fewer steps or a smaller teacher"
+                "numbers; use fewer steps or a smaller teacher"
             )
         if SPACING * self.noise_multiplier * math.sqrt(size) > 0.5:
             raise ValueError(
                 f"noise_multiplier={self.noise_multiplier:g} is too large for {size:,} parameters, "
-                "whose sums its lattice would cut off; take less noise or a smaller teacher"
+                "whose sums its lattice would cut off; use less noise or a smaller teacher"
             )
 
     def _noisy(self, total: torch.Tensor, size: int, rng: Rng) -> torch.Tensor:

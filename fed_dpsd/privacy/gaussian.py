@@ -62,10 +62,10 @@ class NormalizedGradient(Mechanism):
         bound: beta, > 0.
         stability: h, added to the norm before dividing, > 0.
         k: number of coordinates to keep; None keeps all.
-        mask: "public" keeps those of the student's k largest predictions, and only they get noise;
-            "private" keeps a teacher's own k entries of largest size, and "signed" its k largest
-            with their signs (M_k in the paper's text). Both reveal something about the teacher, so
-            all K coordinates get noise.
+        mask: "public" keeps the coordinates of the student's k largest predictions, and only they
+            get noise; "private" keeps a teacher's own k entries of largest magnitude, and "signed"
+            its k largest with their signs (M_k in the paper's text). Both reveal something about
+            the teacher, so all K coordinates get noise.
         normalise: "sample" or "batch".
         noise_at: "client" (each client adds its own noise) or "server" (once, on the sum; the
             server then sees answers without noise and must be trusted).

@@ -59,7 +59,7 @@ class LabelPrivate(Plain, ABC):
     epsilon: float
 
     def check(self, config: Any, method: Any, partition: Any) -> list[str]:
-        """Return the problems of a training that keeps only labels private."""
+        """Return the problems with a training that keeps only labels private."""
         problems, named = no_files(self.name, config), f"training={self.name}"
         if not config.federation.simulation:
             problems.append(

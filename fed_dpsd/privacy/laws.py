@@ -43,7 +43,7 @@ ORDERS = tuple(1 + 10 ** (exponent / 20) for exponent in range(-60, 81))  # 1.00
 
 
 def truth_and_lie(response: RandomizedResponseDpEvent) -> tuple[float, float]:
-    """Return the probabilities of the true class and of one other, by the library's redraw."""
+    """Return the probabilities of the true class and of each other class."""
     lie = response.noise_parameter / response.num_buckets
     return 1 - (response.num_buckets - 1) * lie, lie
 

@@ -77,9 +77,10 @@ class Quorum:
     """How many clients a secure sum needs, and how many it need not trust.
 
     Args:
-        threshold: the fewest clients in a sum; the secret shares of this many reconstruct a key.
-        colluding: the most clients that may work for the server, or look at results while they know
-            their own part; the noise of the other clients suffices.
+        threshold: the minimum number of clients in a sum; the secret shares of this many
+            reconstruct a key.
+        colluding: the maximum number of clients that may work for the server, or look at results
+            while they know their own part; the noise of the other clients suffices.
 
     Raises:
         ValueError: the smallest sum may contain no honest client.
@@ -97,15 +98,15 @@ class Quorum:
 
     @property
     def honest(self) -> int:
-        """Return the fewest honest clients whose noise is in a sum."""
+        """Return the minimum number of honest clients whose noise is in a sum."""
         return self.threshold - self.colluding
 
     def check(self, num_clients: int) -> None:
         """Raise ValueError unless at most one sum of a request can be opened."""
         if not num_clients + self.colluding < 2 * self.threshold <= 2 * num_clients:
             raise ValueError(
-                f"threshold={self.threshold} must be above half of num_clients={num_clients} "
-                f"and colluding={self.colluding} together, and at most num_clients"
+                f"threshold={self.threshold} must be above half the sum of "
+                f"num_clients={num_clients} and colluding={self.colluding}, and at most num_clients"
             )
 
 
@@ -138,7 +139,7 @@ class Charged(Protocol):
 class Mechanism(Charged, Protocol):
     """A mechanism for answers: `constrain_sensitivity` bounds a value, `add_noise` randomises it.
 
-    All mechanisms derive from it, including those of plug-ins.
+    All mechanisms derive from it, including mechanisms of plug-ins.
 
     `constrain_sensitivity` runs for each teacher. `add_noise` runs once per query: at each client
     on its teachers' values (`noise_at="client"`), or at the server on the sum
@@ -167,7 +168,7 @@ class Mechanism(Charged, Protocol):
         return requests * queries
 
     def check(self, config: Any, method: Any, training: Any) -> list[str]:
-        """Return the problems of these answers in an experiment, each with key, value and remedy.
+        """Return the problems with these answers in an experiment, each with key, value and remedy.
 
         Overriding mechanisms extend the returned list.
 

@@ -68,10 +68,10 @@ class SecureGenerator:
         return np.asarray(noisy * spacing)
 
     def noisy_argmax(self, votes: NDArray[Any], scale: float) -> NDArray[np.int64]:
-        """Draw a class for each row of (B, K) whole `votes`, exactly: see `noisy_argmax`.
+        """Draw a class for each row of (B, K) integer `votes`, exactly: see `noisy_argmax`.
 
-        A uniform class is accepted with probability exp((its votes - the most votes) / scale), the
-        scale rounded up to a lattice, until one is.
+        Uniform classes are drawn until one is accepted. The probability is exp((its votes - the
+        largest count) / scale), the scale rounded up to a lattice.
         """
         spacing = lattice_spacing(scale)
         units = math.ceil(scale / spacing)
@@ -153,7 +153,7 @@ class SecureGenerator:
 
 @dataclass(frozen=True)
 class SecretStreams:
-    """Streams like those of streams.Streams, from a secret instead of a public seed.
+    """Streams like `streams.Streams`, but from a secret instead of a public seed.
 
     Every draw depends on its purpose, client and query, as seeded draws do. So a draw repeated
     after a crash is the same and reveals nothing new.
@@ -206,7 +206,7 @@ def noisy_sum(values: NDArray[Any], scale: float, law: Law, rng: Rng) -> NDArray
 
 
 def noisy_argmax(votes: NDArray[Any], scale: float, rng: Rng) -> NDArray[np.int64]:
-    """Draw a class for each row of (B, K) whole `votes`, in proportion to exp(votes / scale).
+    """Draw a class for each row of (B, K) integer `votes`, in proportion to exp(votes / scale).
 
     It is the class with the most votes after adding Gumbel noise of that scale to each count.
     """

@@ -131,7 +131,7 @@ class Party:
             raise ValueError(f"the public key of {self.number} does not match its private key")
         if not parties < 2 * self.threshold <= 2 * parties:
             raise ValueError(
-                f"threshold={self.threshold} must be above half of {parties} parties, at most all"
+                f"threshold={self.threshold} must be above {parties / 2:g} and at most {parties}"
             )
         _ = self._pairs  # raises on a bad key before anything is masked
 

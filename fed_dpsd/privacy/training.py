@@ -27,7 +27,7 @@ class Plain:
     private: ClassVar[bool] = False  # whether its own noise protects records
 
     def check(self, config: Any, method: Any, partition: Any) -> list[str]:
-        """Return the problems of the training in an experiment, each with key, value and remedy.
+        """Return the problems with the training in an experiment, each with key, value and remedy.
 
         Overriding trainings extend the returned list.
 
@@ -51,7 +51,7 @@ class CustomTraining(Plain, ABC):
     """
 
     def check(self, config: Any, method: Any, partition: Any) -> list[str]:
-        """Return the problems of the training in an experiment."""
+        """Return the problems with the training in an experiment."""
         return no_files(self.name, config)
 
     def describe(self, trainings: int = 1) -> str:
@@ -103,7 +103,7 @@ class TrainingMechanism(ABC):
         """Return whether noisy class counts may be released too."""
 
     def check(self, config: Any, method: Any, partition: Any) -> list[str]:
-        """Return the problems of the training in an experiment, as `Plain.check` does."""
+        """Return the problems with the training in an experiment, as `Plain.check` does."""
         problems, data = no_files(self.name, config), config.data
         known = (data.patient_column, data.records_per_patient) != (None, None)
         if self.unit == "patient" and config.federation.simulation and not known:
@@ -152,7 +152,7 @@ class TrainingMechanism(ABC):
 
 
 def no_files(name: str, config: Any) -> list[str]:
-    """Return the problem of teachers from files under a training that trains its own."""
+    """Return the problem with teachers from files under a training that trains its own."""
     if config.teacher.path is None:
         return []
     return [

@@ -169,6 +169,6 @@ class NoisyVotes(Mechanism):
 
 
 def noise_in_votes(noise_law: str, noise_multiplier: float) -> str:
-    """Return the words for a noise that is measured in votes."""
+    """Return the text for noise that is measured in votes."""
     law, size = noise_law.capitalize(), noise_multiplier
     return f"{law} noise of {size:g} votes" if size else "no noise of their own"

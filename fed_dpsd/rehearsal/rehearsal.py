@@ -307,7 +307,7 @@ class Rehearsal:
 
         Args:
             run_id: the run.
-            timeout: seconds to wait at most.
+            timeout: maximum seconds to wait.
             look: called every few seconds, and when the run is finished.
         """
         deadline = time.monotonic() + timeout

@@ -101,7 +101,7 @@ class Facts:
         return card
 
     def row(self, unit: str, relation: str) -> Mapping[str, Any]:
-        """Return the card's row of a unit and a relation."""
+        """Return the card's row for a unit and a relation."""
         return next(
             row for row in self.card["proven"] if (row["unit"], row["relation"]) == (unit, relation)
         )

@@ -1,4 +1,4 @@
-"""Numbers for people: percentages with intervals, bounds rounded up, bytes, seconds."""
+"""Readable numbers: percentages with intervals, bounds rounded up, bytes, seconds."""
 
 import math
 
@@ -50,7 +50,7 @@ def rounded_up(value: float, digits: int = 3) -> str:
 
 
 def written(value: float) -> str:
-    """Return a number in few characters: "0.25", "1,000", "2e6", "inf"."""
+    """Return a number in a few characters: "0.25", "1,000", "2e6", "inf"."""
     if math.isinf(value):
         return "inf"
     return f"{value:,.10g}" if abs(value) < 1e6 else f"{value:.3g}".replace("e+0", "e")

@@ -136,8 +136,9 @@ def read(paths: Sequence[Path]) -> list[Setting]:
         seeds = settings.setdefault(setting, {})
         if row["seed"] in seeds:
             raise UserError(
-                f"seed={row['seed']} twice in equal columns, keys {seeds[row['seed']]['key']} and "
-                f"{row['key']}: their configurations differ elsewhere; remove one of the two rows"
+                f"seed={row['seed']} occurs twice in equal rows, keys "
+                f"{seeds[row['seed']]['key']} and {row['key']}: their configurations differ "
+                "elsewhere; remove one of the two rows"
             )
         seeds[row["seed"]] = row
     if not settings:

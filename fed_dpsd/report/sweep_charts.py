@@ -158,7 +158,7 @@ def over_rounds(
     """Return accuracy against answers and against seconds, for each data set and alpha.
 
     Args:
-        settings: the settings; those with fewer than two known rounds have no line.
+        settings: the settings; a setting with fewer than two known rounds has no line.
         rounds: rows with ROUND_COLUMNS of each run, by the run's key.
         most: the number of settings in a chart, the best first; None for all.
     """

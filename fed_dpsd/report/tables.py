@@ -75,7 +75,7 @@ def preface(settings: Sequence[Setting]) -> str:
     return (
         "Mean ± sample standard deviation over seeds, in percent, on the held-out test split after "
         f"the last round. {costs * bool(_costs(settings))}Epsilons are proven, for one run; delta "
-        f"and trust are those of (record, add_remove).{caveat} In all rows: "
+        f"and trust refer to (record, add_remove).{caveat} In all rows: "
         f"{', '.join(_shared(settings))}."
     )
 
@@ -156,7 +156,7 @@ def _scores(settings: Sequence[Setting]) -> list[str]:
 
 
 def costs_of(setting: Setting) -> dict[str, str]:
-    """Return a setting's mean costs by title; "" for costs that none of its runs knows."""
+    """Return a setting's mean costs by title; "" for costs that are unknown for all its runs."""
     return {
         title: "" if math.isnan(mean) else f"{mean:,.{digits}f}"
         for title, summed, scale, digits in COSTS
@@ -187,7 +187,7 @@ def write_own(path: Path, text: str, start: str = FIRST_LINE) -> Path:
     """Write `text`, which begins with `start`; an existing file must also begin with it.
 
     Raises:
-        UserError: the existing file is not a report's, or the file cannot be written.
+        UserError: the existing file is not part of a report, or the file cannot be written.
     """
     with writing(path):
         own = not path.exists() or path.read_bytes().startswith(encoded(start))

@@ -74,7 +74,7 @@ class ChargeLog:
 
     @property
     def charged(self) -> Counter[str]:
-        """Return the most releases that any client was or may be charged for, by mechanism."""
+        """Return the maximum releases that any client was or may be charged for, by mechanism."""
         total = Counter(self.acknowledged)
         for known in self.clients.values():
             total |= known.charged
@@ -91,9 +91,9 @@ class ChargeLog:
         return tuple(note.format(", ".join(map(str, group))) for group, note in notes if group)
 
     def take(self, answers: Mapping[int, Response | Refusal]) -> set[int]:
-        """Record the clients' statements, and return the clients to send the request to again.
+        """Record the clients' statements, and return the clients that need the request again.
 
-        Their charges are acknowledged, which is durable on return.
+        The acknowledgements of their charges are durable on return.
         """
         before, again = self._content(), set()
         for client, response in answers.items():

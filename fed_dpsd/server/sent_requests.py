@@ -36,8 +36,8 @@ class SentRequests:
         digest = request.digest()
         if self._given.setdefault(path.name, digest) != digest:
             raise ProtocolError(
-                f"request {request.query_id} ({request.kind}) is not the one that this run has "
-                "sent before"
+                f"request {request.query_id} ({request.kind}) differs from the one that this "
+                "run sent before"
             )
         if not path.exists():
             arrays = {name: getattr(request, name) for name in ("images", "predictions", "weights")}

@@ -52,7 +52,7 @@ class Network:
             known = ", ".join(CLASSIFIERS)
             raise ValueError(f"architecture={self.architecture!r} is not one of {known}")
         if len(self.shape) != 3 or min(self.width, *self.shape) < 1 or self.num_classes < 2:
-            raise ValueError(f"{self} has a size that no network has")
+            raise ValueError(f"{self} has an invalid size")
 
     def build(self) -> Classifier:
         """Return the network with placeholder weights."""
@@ -187,7 +187,7 @@ def _built(
         raise UserError(f"{path}: {reason}; export the student again")
     if checkpoint.digest_of(weights) != facts["student_sha256"]:
         raise UserError(
-            f"{path} is damaged: its weights differ from the exported ones; export them again"
+            f"{path} is damaged: its weights differ from the exported ones; export it again"
         )
     model.load_state_dict(weights)
     return model

@@ -206,7 +206,7 @@ def privacy_text(card: Mapping[str, Any], word: str = "proven") -> str:
 
 
 def round_text(line: Mapping[str, Any]) -> str:
-    """Return a line of rounds.jsonl as text for people; queries and seconds are the round's own."""
+    """Return a line of rounds.jsonl as readable text; queries and seconds are the round's own."""
     refused = f" · {len(line['refused'])} clients refused" if line["refused"] else ""
     agreed = line.get("agreement")
     agreement = "" if agreed is None else f"agreement {100 * agreed:.1f} % · "

@@ -298,8 +298,8 @@ def _read_table(path: Path) -> tuple[list[str], dict[str, list[Row]]]:
 def _row(cell: Cell, swept: Iterable[str]) -> Row:
     """Return a finished cell's overrides and results.
 
-    Its trust is the weakest of its proven epsilons; its caveats include those of each. A label's
-    epsilon has its own delta and trust: it does not cover records.
+    Its trust is the weakest of its proven epsilons; its caveats include the caveats of each. A
+    label's epsilon has its own delta and trust: it does not cover records.
     """
     config, summary = cell.experiment.config, read_summary(cell.folder)
     versions = json.loads((cell.folder / "versions.json").read_text())

@@ -226,7 +226,7 @@ def test_another_request_under_the_same_id_is_an_error_but_for_a_resumed_run(sma
     federation, other = LocalFederation(small(), tmp_path), request(count=15)
     assert len(federation.total(request()).request.images) == 16
     for send in (federation.total, federation.each):
-        with pytest.raises(ProtocolError, match=r"request 1 \(answers\) is not the one"):
+        with pytest.raises(ProtocolError, match=r"request 1 \(answers\) differs from the one"):
             send(other)
     federation._lock.close()
     resumed = LocalFederation(small(), tmp_path)

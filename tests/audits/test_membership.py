@@ -237,7 +237,7 @@ def test_settings_in_which_a_coin_is_not_one_record_are_refused(
 
 def test_a_table_without_its_run_folders_is_refused(plain, tmp_path):
     shutil.copy(plain / "results.csv", tmp_path)
-    with pytest.raises(UserError, match="does not exist; an attack needs those of a sweep next to"):
+    with pytest.raises(UserError, match="does not exist; an attack needs a sweep's run folders"):
         next(membership.attack(tmp_path, lambda line: None))
 
 

@@ -115,9 +115,9 @@ def test_the_page_has_every_table_that_says_something(three):
         "| flower/local | 2.00 | 2.50 | 1.00 | 1.00 | yes |\n"
         "| local/fedavg | 2.00 | 2.50 | 1.00 | 1.00 | - |\n"
         "| flower/fedavg | 4.00 | 6.25 | 1.00 | 1.00 | - |\n\n"
-        "`fed-dpsd bench rounds=2`: medians, with the least and the most in brackets, of 3 runs of "
-        "each row,\nin turn, each in a process of its own. Commit abc, P, m, 2 cores, load average "
-        "at the start 0.50,\n1.00, 2.00.\n"
+        "`fed-dpsd bench rounds=2`: medians, with minimum and maximum in brackets, of 3 runs of "
+        "each row, in\nturn, each in a process of its own. Commit abc, P, m, 2 cores, load average "
+        "at the start 0.50, 1.00,\n2.00.\n"
     )
 
 

@@ -124,7 +124,7 @@ def test_a_problem_of_any_row_shows_before_a_row_runs(in_this_process):
         (("num_clients=0",), ["dense"], [], "num_clients=0 must be >= 1"),
         (("federation=deployment",), ["local"], [], "hospitals"),
         (("num_clients=900",), ["local"], [], "works here"),
-        (("model.teachers=[cnn,mlp]",), ["local", "fedavg"], [], "fedavg averages one"),
+        (("model.teachers=[cnn,mlp]",), ["local", "fedavg"], [], "fedavg needs one"),
         (("data=nope",), ["dense"], [], "data=nope is unknown"),
     ):
         with pytest.raises(UserError) as caught:
@@ -176,7 +176,7 @@ def test_the_process_that_watches_imports_no_torch():
 
 def test_a_process_that_dies_is_one_line(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(UserError, match=r"its process has died \(1\)"):
+    with pytest.raises(UserError, match=r"its process died \(1\)"):
         rows._in_process({"row": "local", "overrides": []})
 
 

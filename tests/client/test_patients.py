@@ -228,7 +228,7 @@ def test_a_unit_that_a_file_does_not_allow_is_refused_and_not_charged(
                 BY_PATIENT,
                 False,
                 {},
-                r"knows no patients; .*`patient_column: COLUMN` under `files:`",
+                r"has no patient column; .*`patient_column: COLUMN` under `files:`",
             ),
             (
                 BY_PATIENT,
@@ -289,6 +289,6 @@ def test_a_message_cannot_make_a_hospitals_patients_up(deployed, tmp_path):
     raw = json.loads(deployed(*BY_PATIENT).to_json())
     raw["data"]["records_per_patient"] = 3
     unknown = hospitals.open_file(site_file(tmp_path / "unknown"))
-    assert "knows no patients" in answer(unknown, json.dumps(raw), request()).reason
+    assert "no patient column" in answer(unknown, json.dumps(raw), request()).reason
     experiment = with_patients(tmp_path / "known").experiment(json.dumps(raw), 16)
     assert experiment.config.data.records_per_patient is None

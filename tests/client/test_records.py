@@ -287,8 +287,8 @@ def test_labels_are_mapped_to_names():
     for change, message in (
         ({"labels": {0: "fine"}}, "labels: 0 is not text; quote it: '0': fine"),
         ({"labels": {False: "fine"}}, "labels: False is not text; quote it: 'no': fine"),
-        ({"labels": {"1": "fine", "1.0": "bad"}}, "labels: '1' and '1.0' are one label"),
-        ({"labels": {"true": "fine", "True": "bad"}}, "labels: 'true' and 'True' are one label"),
+        ({"labels": {"1": "fine", "1.0": "bad"}}, "labels: '1' and '1.0' are the same label"),
+        ({"labels": {"true": "fine", "True": "bad"}}, "'true' and 'True' are the same label"),
         ({"labels": {"ill": 1}}, "labels.ill=1 must be the name of one of the classes"),
         ({"label_columns": ("a", "b")}, "give one of label_column and label_columns"),
         ({"label_column": None}, "give one of label_column and label_columns"),

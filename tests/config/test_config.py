@@ -115,7 +115,7 @@ BAD_VALUES = [
     ),
     (
         "answers.noise_at=distributed answers.quorum={threshold:2,colluding:0}",
-        "answers.quorum.threshold=2 must be above half of num_clients=5",
+        "answers.quorum.threshold=2 must be above half the sum of num_clients=5",
     ),
     ("answers.noise_at=server", "noise_at=server must be client or distributed"),
     (

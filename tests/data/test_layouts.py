@@ -104,7 +104,7 @@ def test_classes_are_named_as_they_are_typed(tmp_path):
     shades(tmp_path / "D" / "test", **{"0": [1], "a, b": [3]})
     with pytest.raises(ConfigError) as caught:
         bound(tmp_path, tmp_path / "D")
-    (setting,) = shlex.split(str(caught.value).partition("name all: ")[2])
+    (setting,) = shlex.split(str(caught.value).partition("list all classes: ")[2])
     assert bound(tmp_path, tmp_path / "D", setting).class_names == ("0", "1", "a, b")
 
 

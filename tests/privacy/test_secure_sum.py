@@ -199,8 +199,8 @@ def test_a_party_that_publishes_a_copy_of_anothers_key_exposes_nobody(copy, numb
 @every(
     ("change", "problem"),
     [
-        ({"threshold": 2}, "threshold=2 must be above half of 5"),
-        ({"threshold": 6}, "threshold=6 must be above half of 5"),
+        ({"threshold": 2}, "threshold=2 must be above 2.5"),
+        ({"threshold": 6}, "threshold=6 must be above 2.5 and at most 5"),
         ({"number": 1}, "public key of 1 does not match"),
         ({"public_keys": {0: b"", 2: b""}}, "give 0 to 1"),
         ({"public_keys": OWN | {2: b"short"}}, "the public key of 2 is invalid"),

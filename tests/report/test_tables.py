@@ -140,7 +140,7 @@ def test_what_cannot_be_read_is_an_error_that_names_file_and_cell(table, tmp_pat
         ([{"forward_answers": "many"}], r"curve.csv: forward_answers='many' of curve.csv0 is not"),
         ([{"partition.alpha": "[1]"}], r"curve.csv: partition.alpha='\[1\]' of curve.csv0 is not"),
         ([{"record_add_remove": ""}], r"curve.csv: record_add_remove='' of curve.csv0 is not a"),
-        ([{"seed": 3}, {"seed": 3}], r"seed=3 twice .*curve.csv0 and curve.csv1"),
+        ([{"seed": 3}, {"seed": 3}], r"seed=3 occurs twice .*curve.csv0 and curve.csv1"),
     ]
     for rows, expected in cases:
         with pytest.raises(UserError, match=expected):

@@ -201,7 +201,7 @@ def test_a_file_that_is_no_student_is_refused(tmp_path, subtests):
         [
             (None, "it holds no network"),
             ({**NETWORK, "architecture": "os.system"}, "architecture='os.system' is not one of"),
-            ({**NETWORK, "width": 0}, "a size that no network has"),
+            ({**NETWORK, "width": 0}, "has an invalid size"),
             ({**NETWORK, "width": "4"}, "network.width='4' must be an integer"),
             ({**NETWORK, "width": 5}, "has shape"),
             ({**NETWORK, "more": 1}, "network.more=1 is not a key"),

@@ -54,7 +54,7 @@ logger = logging.getLogger("fed_dpsd")
 
 
 class Absent(Refusal):
-    """A missing answer: nothing readable came in time."""
+    """A missing answer: no readable reply arrived in time."""
 
 
 class GridFederation(HostedFederation):
@@ -302,8 +302,8 @@ class GridFederation(HostedFederation):
         """Send messages to nodes until each has replied or the time is up.
 
         Once `enough` nodes have replied, the nodes that did not answer the last request have only
-        federation.retry_seconds. Otherwise every round would wait the whole timeout for a hospital
-        that left.
+        federation.retry_seconds left. Otherwise every round would wait the whole timeout for a
+        hospital that left.
 
         A message may be lost with the process that received it, so it is sent again: to a silent
         node after twice the time of its last reply, doubling each time; to an unreachable node at

@@ -74,7 +74,7 @@ def _quoted(value: Any) -> str:
 
 
 def _typed_here(problem: str) -> str:
-    """Return a problem of `overrides`, with the remedy in the syntax of --run-config."""
+    """Return a problem with `overrides`, with the remedy in the syntax of --run-config."""
     said, marked, word = problem.partition(QUOTES)
     if not marked or "'" in (setting := " ".join(shlex.split(word))):  # Flower has no escapes
         return problem

@@ -182,7 +182,7 @@ def pass_on() -> None:
 
 
 def keep(site: str) -> None:
-    """Prepare for the models of a site's file; fork for each command while the parent lives."""
+    """Warm up the models of a site file; fork a process for each command while the parent lives."""
     parent = os.getppid()
     _prepare(Path(site))
     path = os.environ[SOCKET]

@@ -225,7 +225,7 @@ def test_patients_are_promised_only_by_hospitals_that_know_them(deployed, tmp_pa
     text = deployed(*PLAIN, "+data.patient_column=patient").to_json()
     hospital = hospitals.open_file(site_file(tmp_path))
     refused = answer(hospital, text, request())
-    assert refused.reason == "this site knows no patients: data.patient_column must be null"
+    assert refused.reason == "this site has no patient column: data.patient_column must be null"
     known = replace(hospital, files=replace(hospital.files, patient_column="patient"))
     assert isinstance(answer(known, text, request()), Response)
 

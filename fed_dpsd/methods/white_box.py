@@ -92,11 +92,16 @@ class Ensemble(nn.Module):
 
     def logits_and_features(self, images: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Return the (B, K) mean logits, and each teacher's (B, F) features."""
+        logits, features = self.of_each(images)
+        return self.combine(logits), features
+
+    def of_each(self, images: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Return the n teachers' own (n, B, K) logits and (B, F) features, and count them."""
         num_answers = len(images) * len(self.teachers)
         self.forward_answers += num_answers
         features = [teacher.features(images) for teacher in self.teachers]
         pairs = zip(self.teachers, features, strict=True)
-        logits = torch.stack([teacher.classifier(own) for teacher, own in pairs]).mean(0)
+        logits = torch.stack([teacher.classifier(own) for teacher, own in pairs])
         if logits.requires_grad:
 
             def count(_: torch.Tensor) -> None:
@@ -104,6 +109,10 @@ class Ensemble(nn.Module):
 
             logits.register_hook(count)
         return logits, features
+
+    def combine(self, logits: torch.Tensor) -> torch.Tensor:
+        """Map the teachers' (n, B, K) logits to the ensemble's (B, K): their mean."""
+        return logits.mean(0)
 
     def counted(self) -> dict[str, int]:
         """Return the answers since the last call, by their names in `Round`."""

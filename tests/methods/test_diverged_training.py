@@ -35,6 +35,8 @@ TRAININGS = [
     ("fedadi", CLEAR, "student", STUDENT),
     ("dense", CLEAR, "student", STUDENT),
     ("dense", CLEAR, "generator", GENERATOR),
+    ("co_boosting", CLEAR, "student", STUDENT),
+    ("co_boosting", CLEAR, "generator", GENERATOR),
     ("feddafl", CLEAR, "student", STUDENT),
     ("feddafl", CLEAR, "generator", GENERATOR),
 ]

@@ -12,7 +12,7 @@ from tests.methods.test_white_box import CLEAR, PRIVATE
 from tests.proofs import bases, by, spent
 from tests.running import finish, not_refused
 
-METHODS = ("ensemble", "dense", "feddf", "fedadi", "feddafl", "fedavg", "fedprox")
+METHODS = ("ensemble", "dense", "co_boosting", "feddf", "fedadi", "feddafl", "fedavg", "fedprox")
 
 
 @pytest.mark.parametrize("method", METHODS)

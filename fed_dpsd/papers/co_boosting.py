@@ -1,0 +1,284 @@
+"""Co-Boosting: one-shot federated learning whose images and ensemble improve each other.
+
+Dai, Zhang, Li, Liu, Yang, Han: "Enhancing One-Shot Federated Learning Through Data and Ensemble
+Co-Boosting", ICLR 2024, arXiv 2402.15070. Where the paper is silent, this follows its code base
+rong-dai/Co-Boosting.
+
+The server holds teachers f_1, ..., f_n. Their ensemble has weights w >= 0 with sum 1 and the logits
+A_w(x) = sum_k w_k f_k(x); p_w is its softmax. Weights start equal. A round has four steps:
+
+1. Images. A new generator and its latent vectors make a batch x for random target classes y. They
+   minimise the cross-entropy of *hard samples*, of which the ensemble is not sure, and reward
+   disagreement between the ensemble and the student S:
+   (1 - p_w(x)[y])^h * CE(A_w(x), y) - beta * KL(A_w(x) || S(x)).
+   The first factor is constant in the gradient. The best batch is added to the buffer.
+2. Ensemble. The weights move against the sign of the gradient of CE(A_w(x), y) on the buffer,
+   w <- w - mu * sign(gradient), are cut off at 0, and are divided by their sum.
+   mu falls by a constant factor per round.
+3. Diversification. Each batch of the student moves in a random direction of the ensemble's outputs:
+   x <- x + epsilon * sign(gradient of u . softmax(A_w(x) / T) in x), u uniform in [-1, 1]^K,
+   drawn for each image.
+4. Student. It learns from A_w on the diversified images, at temperature T on both sides.
+
+Differences from the code base:
+- The new batch already moves the weights in its own round. In the code base it does so a round
+  later, and the first round moves none.
+- The weights are divided by their sum after each step. The code base keeps them in [0, 1] and
+  divides only where it mixes logits, so its steps shrink as the sum grows.
+- Diversified images stay in [0, 1], and epsilon is in grey levels of 255; the code base adds 8/255
+  to normalised pixels.
+- The buffer is in memory and holds the images of one run. They are neither shifted nor mirrored by
+  default; there, they get the training transforms of the data set.
+- Each round's SGD starts without momentum. Its rate is constant (cosine there), without weight
+  decay, and no gradient is clipped.
+- A client with several teachers has a weight for each.
+- There is no term on BatchNorm statistics, whose weight is 0 there.
+- Networks start from Xavier initialisation, and the generator normalises before its sigmoid
+  (fed_dpsd/models/generators.py).
+- The last round is reported, not the best round on the test split.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from fed_dpsd.config import require, require_positive
+from fed_dpsd.methods.dense import augment
+from fed_dpsd.methods.method import (
+    Federation,
+    PublicContext,
+    ReplayBuffer,
+    Round,
+    State,
+    tensors_below,
+)
+from fed_dpsd.methods.white_box import Ensemble, WhiteBox, divergence, fetch_teachers
+from fed_dpsd.models.classifiers import Classifier
+from fed_dpsd.models.divergence import descend, rates_of
+from fed_dpsd.models.inference import to_bytes, to_unit
+from fed_dpsd.streams import Streams
+
+ADVERSARIAL_TEMPERATURE = 3.0  # of the code base, on both sides
+WEIGHTS = "ensemble.weights"  # their name in a state
+
+
+class WeightedEnsemble(Ensemble):
+    """The weighted mean of many teachers' logits.
+
+    Attributes:
+        weights: (n,) float32, >= 0 with sum 1; equal at first.
+    """
+
+    weights: torch.Tensor
+
+    def __init__(self, teachers: Sequence[Classifier], device: torch.device) -> None:
+        super().__init__(teachers)
+        self.weights = torch.full((len(teachers),), 1 / len(teachers), device=device)
+
+    def combine(self, logits: torch.Tensor) -> torch.Tensor:
+        """Map the teachers' (n, B, K) logits to the ensemble's (B, K)."""
+        return weighted_mean(logits, self.weights)
+
+
+@dataclass(frozen=True)
+class CoBoosting(WhiteBox):
+    """Co-Boosting; conf/method/co_boosting.yaml explains the fields.
+
+    The optimisers restart in each round, so a run can be resumed from the student, the ensemble's
+    weights and the buffer, whose labels are the (B, K) one-hot target classes.
+    """
+
+    latent_size: int
+    generator_steps: int
+    generator_learning_rate: float
+    one_hot_weight: float
+    adversarial_weight: float
+    hardness: float
+    weight_step: float
+    weight_step_decay: float
+    perturbation: float
+    shift: int
+    flip: bool
+    student_learning_rate: float
+    batch_size: int
+    temperature: float
+    student_epochs: int
+
+    def __post_init__(self) -> None:
+        require(self, latent_size=1, generator_steps=1, batch_size=1, student_epochs=1, shift=0)
+        require(self, one_hot_weight=0, adversarial_weight=0, hardness=0)
+        require(self, weight_step=0, perturbation=0)
+        require_positive(self, "weight_step_decay", "temperature")
+        require_positive(self, "generator_learning_rate", "student_learning_rate")
+
+    def server(
+        self, federation: Federation, context: PublicContext, streams: Streams, resume: State | None
+    ) -> Iterator[Round]:
+        """Add a batch of hard samples, improve the ensemble on the buffer, and distil it."""
+        teachers = fetch_teachers(federation, context).values()
+        ensemble = WeightedEnsemble([each for own in teachers for each in own], context.device)
+        student = context.make_student(streams.torch("student"))
+        buffer: list[ReplayBuffer] = []
+        if resume:
+            buffer = resume.load(student=student)
+            ensemble.weights = resume.tensors[WEIGHTS].to(context.device)
+        for number in range(len(buffer) + 1, context.rounds + 1):
+            buffer.append(self.synthesise(ensemble, student, context, streams, number))
+            whole = ReplayBuffer.joined(buffer)
+            step = self.weight_step * self.weight_step_decay ** (number - 1)
+            self.improve(ensemble, whole, step, streams.torch("weights", query_id=number))
+            loss = self.distil(student, ensemble, whole, streams.torch("replay", query_id=number))
+            weights = {WEIGHTS: ensemble.weights.clone()}
+            yield Round(
+                State(number, tensors_below(student=student) | weights, buffer),
+                student,
+                {"student_loss": loss, "largest_weight": ensemble.weights.max().item()},
+                **ensemble.counted(),
+            )
+
+    # --- 1. images ---------------------------------------------------------------------------
+
+    def synthesise(
+        self,
+        ensemble: Ensemble,
+        student: Classifier,
+        context: PublicContext,
+        streams: Streams,
+        number: int,
+    ) -> ReplayBuffer:
+        """Train a new generator; return its batch with the smallest loss, and the targets."""
+        rng = streams.torch("synthesis", query_id=number)
+        count, classes = context.queries_per_round, context.num_classes
+        targets = torch.randint(classes, (count,), generator=rng)
+        generator = context.make_generator(self.latent_size, rng)
+        latents = torch.randn((count, self.latent_size), generator=rng).to(context.device)
+        latents.requires_grad_(True)
+        optimiser = torch.optim.Adam(
+            [*generator.parameters(), latents], self.generator_learning_rate, (0.5, 0.999)
+        )
+        student.eval().requires_grad_(False)
+        least, best = float("inf"), np.empty(0, np.uint8)
+
+        def losses() -> Iterator[torch.Tensor]:
+            nonlocal least, best
+            for step in range(self.generator_steps):
+                images = generator(latents)
+                logits, wanted = ensemble(images), targets.to(context.device)
+                loss = self.generator_loss(logits, student(images), wanted)
+                if step == 0 or loss.item() < least:
+                    least, best = loss.item(), to_bytes(images)
+                yield loss
+
+        descend(optimiser, losses(), "the generator", rates_of(self, "generator_learning_rate"))
+        student.requires_grad_(True)
+        no_predictions = np.empty((0, classes), np.float32)
+        return ReplayBuffer(best, no_predictions, np.eye(classes, dtype=np.float32)[targets])
+
+    def generator_loss(
+        self, ensemble_logits: torch.Tensor, student_logits: torch.Tensor, targets: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the loss of step 1 for (B, K) logits and (B,) target classes."""
+        one_hot = functional.cross_entropy(ensemble_logits, targets, reduction="none")
+        hard = hard_sample_weights(ensemble_logits, targets, self.hardness)
+        adversarial = divergence(ensemble_logits, student_logits, ADVERSARIAL_TEMPERATURE)
+        return self.one_hot_weight * (hard * one_hot).mean() - self.adversarial_weight * adversarial
+
+    # --- 2. ensemble -------------------------------------------------------------------------
+
+    def improve(
+        self, ensemble: WeightedEnsemble, buffer: ReplayBuffer, step: float, rng: torch.Generator
+    ) -> None:
+        """Move the ensemble's weights by `step` on each batch of an epoch over the buffer."""
+        if step == 0:
+            return
+        for images, targets in self.epoch(buffer, ensemble.weights.device, rng):
+            with torch.no_grad():  # the weights need no gradient through a teacher
+                logits, _ = ensemble.of_each(images)
+            ensemble.weights = moved_weights(ensemble.weights, logits, targets, step)
+
+    # --- 3. and 4. student -------------------------------------------------------------------
+
+    def distil(
+        self,
+        student: Classifier,
+        ensemble: WeightedEnsemble,
+        buffer: ReplayBuffer,
+        rng: torch.Generator,
+    ) -> float:
+        """Train for `student_epochs` over the diversified buffer; return the last batch's loss."""
+        rate = self.student_learning_rate
+        optimiser = torch.optim.SGD(student.parameters(), rate, momentum=0.9, foreach=True)
+        student.train()
+
+        def losses() -> Iterator[torch.Tensor]:
+            for _ in range(self.student_epochs):
+                for images, _ in self.epoch(buffer, ensemble.weights.device, rng):
+                    diverse = self.diversify(ensemble, images, rng)
+                    with torch.no_grad():
+                        answers = ensemble(diverse)
+                    yield divergence(answers, student(diverse), self.temperature)
+
+        rates = rates_of(self, "student_learning_rate")
+        return descend(optimiser, losses(), "the student", rates).item()
+
+    def diversify(
+        self, ensemble: Ensemble, images: torch.Tensor, rng: torch.Generator
+    ) -> torch.Tensor:
+        """Move (B, C, H, W) images by at most `perturbation` / 255 per pixel, within [0, 1]."""
+        if self.perturbation == 0:
+            return images
+        images = images.detach().requires_grad_(True)
+        probabilities = (ensemble(images) / self.temperature).softmax(1)
+        directions = 2 * torch.rand(probabilities.shape, generator=rng) - 1
+        score = (directions.to(probabilities) * probabilities).sum()
+        (gradient,) = torch.autograd.grad(score, images)
+        return (images.detach() + self.perturbation / 255 * gradient.sign()).clamp(0, 1)
+
+    def epoch(
+        self, buffer: ReplayBuffer, device: torch.device, rng: torch.Generator
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield the augmented images and the target classes of each batch, in random order."""
+        targets = torch.from_numpy(buffer.labels.argmax(1))
+        for chosen in torch.randperm(len(targets), generator=rng).split(self.batch_size):
+            images = to_unit(buffer.images[chosen.numpy()], device)
+            yield augment(images, self.shift, self.flip, rng), targets[chosen].to(device)
+
+
+def hard_sample_weights(
+    logits: torch.Tensor, targets: torch.Tensor, hardness: float
+) -> torch.Tensor:
+    """Return (B,) weights in [0, 1], constant in any gradient: (1 - p)^hardness.
+
+    p is the probability of the target class, from (B, K) logits and (B,) classes.
+    """
+    sure = logits.detach().softmax(1).gather(1, targets[:, None])[:, 0]
+    return (1 - sure).pow(hardness)
+
+
+def weighted_mean(logits: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Return the (B, K) mean of n teachers' (n, B, K) logits by (n,) weights of any sum > 0."""
+    return torch.einsum("n,nbk->bk", weights / weights.sum(), logits)
+
+
+def moved_weights(
+    weights: torch.Tensor, logits: torch.Tensor, targets: torch.Tensor, step: float
+) -> torch.Tensor:
+    """Return (n,) weights after a step against the sign of the cross-entropy's gradient.
+
+    The loss reads the shares only. So the gradient never asks for larger logits of all teachers,
+    which the division by the sum would undo.
+
+    Args:
+        weights: (n,), >= 0 with sum 1; so is what is returned.
+        logits: (n, B, K) logits of the n teachers.
+        targets: (B,) classes.
+        step: distance that each weight moves before the division by the sum, >= 0.
+    """
+    free = weights.detach().clone().requires_grad_(True)
+    loss = functional.cross_entropy(weighted_mean(logits, free), targets)
+    (gradient,) = torch.autograd.grad(loss, free)
+    moved = (weights - step * gradient.sign()).clamp(min=0)
+    return moved / moved.sum() if moved.any() else weights  # a large step may leave nothing

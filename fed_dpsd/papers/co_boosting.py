@@ -46,7 +46,6 @@ import torch
 from torch.nn import functional
 
 from fed_dpsd.config import require, require_positive
-from fed_dpsd.methods.dense import augment
 from fed_dpsd.methods.method import (
     Federation,
     PublicContext,
@@ -56,6 +55,7 @@ from fed_dpsd.methods.method import (
     tensors_below,
 )
 from fed_dpsd.methods.white_box import Ensemble, WhiteBox, divergence, fetch_teachers
+from fed_dpsd.models.augmentation import augment
 from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.models.divergence import descend, rates_of
 from fed_dpsd.models.inference import to_bytes, to_unit
@@ -244,7 +244,8 @@ class CoBoosting(WhiteBox):
         targets = torch.from_numpy(buffer.labels.argmax(1))
         for chosen in torch.randperm(len(targets), generator=rng).split(self.batch_size):
             images = to_unit(buffer.images[chosen.numpy()], device)
-            yield augment(images, self.shift, self.flip, rng), targets[chosen].to(device)
+            images = augment(images, self.shift, self.flip, rng, margin="constant")
+            yield images, targets[chosen].to(device)
 
 
 def hard_sample_weights(

@@ -12,7 +12,7 @@ TRUTH = ("false", "true")
 def text_of(value: Any) -> str:
     """Return the text of a label or an id; "" where a cell holds none (None, NaN or spaces).
 
-    Formats store one value as a number, a truth value, bytes or text. The text is the same for
+    Formats store one value as a number, a boolean, bytes or text. The text is the same for
     all of them: 1.0 is "1", True is "true", and letters with accents have one spelling (NFC).
     """
     if callable(item := getattr(value, "item", None)):  # one of numpy's
@@ -49,13 +49,13 @@ def numbering(
     labels: Mapping[str, str] | None = None,
     declared: Sequence[str] = (),
 ) -> dict[str, int]:
-    """Map each text that is a label of a class to the class's place in the list.
+    """Map each text that is a label of a class to the class's position in the list.
 
     Args:
         classes: the names of the classes, in their order.
         labels: the name of the class of each label; no other text is then a label. None means that
-            the names are the labels. Labels may then also be places, if no name is a number, and
-            truth values, if there are two classes.
+            the names are the labels. Labels may then also be positions, if no name is a number, and
+            booleans, if there are two classes.
         declared: names that a table declares in its own order. If `classes` are only numbers, these
             are their labels.
     """

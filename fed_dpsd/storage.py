@@ -1,4 +1,4 @@
-"""Storage: the places of files, and atomic writes, so that a crash leaves the old or the new file.
+"""Storage: file paths, and atomic writes, so that a crash leaves the old or the new file.
 
 A full disk or an unwritable folder is reported in one line with the remedy, and leaves no partial
 file.

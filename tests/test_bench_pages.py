@@ -1,6 +1,6 @@
 """Pages with benchmark figures agree with the JSON next to them.
 
-`python -m tests.test_bench_pages` updates their marked places (fed_dpsd/benchmarks/report.py).
+`python -m tests.test_bench_pages` updates their placeholders (fed_dpsd/benchmarks/report.py).
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Files after a crash: the old one or the new one; and the places of files."""
+"""Files after a crash: the old one or the new one; and file paths."""
 
 import errno
 import io

@@ -41,8 +41,9 @@ class Canaries:
         teacher: makes the untrained teacher, whose gradients have these directions.
         inputs: (m, D) float32 features.
         labels: (m,) int64 of every class in turn.
-        directions: (m, P) float64 unit vectors of the canaries' gradients in the parameters, in
-            their order. They are computed by torch, independently of the audited code.
+        directions: (m, P) float64 unit vectors along the canaries' gradients with respect to the
+            parameters, in the parameters' order. They are computed by torch, independently of the
+            audited code.
         kinds: (m,) int64 kind of each gradient.
     """
 

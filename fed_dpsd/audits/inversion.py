@@ -67,7 +67,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Outcome:
-    """An attack on a model of each run of a setting.
+    """The outcome of an attack on one model from each run of a setting.
 
     Args:
         setting: the name of the setting, or of a control.

@@ -62,7 +62,7 @@ def profile(claims: Sequence[tuple[float, float]]) -> Claim | None:
 
 
 def refutes(claim: Claim, canaries: int, made: int, right: int, failure: float) -> bool:
-    """Return whether this number of right guesses refutes a claim.
+    """Return whether this number of correct guesses refutes a claim.
 
     If the claim holds for a canary that is added or removed, and this returns true, then at least
     `right` of `made` guesses are right with a probability below `failure` (Theorem 12; the
@@ -73,7 +73,7 @@ def refutes(claim: Claim, canaries: int, made: int, right: int, failure: float) 
         claim: symmetric, increasing and convex.
         canaries: m, each included by its own fair coin.
         made: guesses, 1..m; the adversary may choose which canaries to guess.
-        right: right guesses, 0..made.
+        right: correct guesses, 0..made.
         failure: the failure probability, in (0, 1).
     """
     # Probabilities, over a uniformly drawn canary, that it is guessed, rightly or wrongly, and that
@@ -136,10 +136,10 @@ def _counts(guesses: Guesses, failure: float) -> Iterator[tuple[int, int, int, f
 
 
 def advantage_at_least(guesses: Guesses, failure: float) -> float:
-    """Bound the total variation distance of two worlds, one canary apart, from below.
+    """Return a lower bound on the total variation distance of two worlds one canary apart.
 
-    A guess about a fair coin is right with a probability of at most (1 + distance) / 2, so the mean
-    fraction of right guesses in a run is no larger either (Theorem 13). All canaries are guessed.
+    A guess about a fair coin is correct with probability at most (1 + distance) / 2, so the mean
+    fraction of correct guesses in a run is no larger either (Theorem 13). All canaries are guessed.
 
     Args:
         guesses: the guesses of R runs.

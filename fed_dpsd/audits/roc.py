@@ -25,7 +25,7 @@ class Point:
     quite true within one run.
 
     Args:
-        wanted: the requested rate of false positives.
+        wanted: the requested false positive rate.
         false_positives: the number of non-members above the threshold.
         non_members: their number.
         true_positives: the number of members above the threshold.
@@ -45,22 +45,22 @@ class Point:
 
     @property
     def tpr(self) -> float:
-        """Return the rate of true positives."""
+        """Return the true positive rate."""
         return self.true_positives / self.members
 
     @property
     def tpr_low(self) -> float:
-        """Return the lower end of the interval of the rate of true positives."""
+        """Return the lower end of the true positive rate's interval."""
         return float(rates.low(self.true_positives, self.members, FAILURE / 2))
 
     @property
     def tpr_high(self) -> float:
-        """Return the upper end of the interval of the rate of true positives."""
+        """Return the upper end of the true positive rate's interval."""
         return float(rates.high(self.true_positives, self.members, FAILURE / 2))
 
     @property
     def fpr_high(self) -> float:
-        """Return an upper bound on the rate of false positives.
+        """Return an upper bound on the false positive rate.
 
         With equal scores, fewer non-members than wanted may be above the threshold. Since the count
         then depends on the threshold, the bound uses the wanted number.
@@ -74,7 +74,7 @@ class Point:
 
 
 def point(scores: Scores, included: Members, wanted: float) -> Point:
-    """Return the point of an attack at a rate of false positives of at most `wanted`.
+    """Return the point of an attack at a false positive rate of at most `wanted`.
 
     Args:
         scores: scores of guesses, of any shape; larger means a member.
@@ -109,7 +109,7 @@ def cap(fpr: float, claims: Sequence[Claim]) -> float:
     1311.0776, Theorem 2.1.)
 
     Args:
-        fpr: the rate of false positives, in [0, 1].
+        fpr: the false positive rate, in [0, 1].
         claims: pairs of epsilon, which may be infinite, and delta; all hold. None proves nothing.
     """
     bound = 1.0

@@ -250,7 +250,7 @@ def _labels(
     pairs: Sequence[tuple[Any, NDArray[np.float64], int]],
     secrets: Sequence[SecretStreams],
 ) -> Iterator[Check]:
-    """Test released classes, by their place after a row's first class, against each pair's law.
+    """Test released classes, by their position after a row's first class, against each pair's law.
 
     A pair is a mechanism to attack, its claimed law, and a number of rows.
     """
@@ -260,7 +260,7 @@ def _labels(
         votes, changed = int(answers.sum()), int(answers[:, 1:].sum())
         counts.append(Count("other classes than the first", changed, votes, 1 - float(law[0])))
         for place, (hits, chance) in enumerate(zip(answers.sum(axis=0), law, strict=True)):
-            text = f"class at place {place} (probability {chance:.3g})"
+            text = f"class at position {place} (probability {chance:.3g})"
             counts.append(Count(text, int(hits), votes, float(chance)))
     yield counted("sampler", "answers: each class as often as claimed, if rare", counts)
 
@@ -281,11 +281,11 @@ def _labels(
 def _classes(
     experiment: Experiment, attacked: Any, secret: SecretStreams, draws: int
 ) -> NDArray[np.int64]:
-    """Release answers to rows of every shift; (R, K) votes by place after a row's first class."""
+    """Release answers to rows of every shift; (R, K) votes by position after the first class."""
     worst, num_classes = attacked.worst_case()[0], attacked.num_classes
     rows = max(1, AT_ONCE // num_classes // len(worst))
     requests = math.ceil(draws / rows)
-    order = (np.arange(num_classes) + np.arange(rows)[:, None]) % num_classes  # places to classes
+    order = (np.arange(num_classes) + np.arange(rows)[:, None]) % num_classes  # class by position
     falling = np.linspace(1, 0, num_classes)
     if getattr(attacked, "threshold", None) is not None:
         falling = np.where(np.arange(num_classes) < 2, falling + 1, 0)

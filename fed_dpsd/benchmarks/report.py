@@ -254,11 +254,12 @@ def markdown(bench: Bench) -> str:
 
 
 def filled(text: str, folder: Path) -> str:
-    """Return the text of a Markdown page with the figures of benches in its marked places.
+    """Return the text of a Markdown page with its placeholders filled from benches.
 
-    A place is `<!-- bench: FILE NAME -->...<!-- end of bench -->`. FILE is a bench's JSON, by its
-    path from `folder`. NAME is a table (times, costs, stages, ratios, clients), `origin`, a number
-    of a row, such as `local.seconds.total`, or a ratio, such as `flower/local.seconds.total`.
+    A placeholder is `<!-- bench: FILE NAME -->...<!-- end of bench -->`. FILE is the path of a
+    bench's JSON, relative to `folder`. NAME is a table (times, costs, stages, ratios,
+    clients), `origin`, a number of a row, such as `local.seconds.total`, or a ratio, such as
+    `flower/local.seconds.total`.
 
     Raises:
         UserError: a file cannot be read, or has no entry of that name.

@@ -34,7 +34,7 @@ class HospitalFiles:
         skip_unreadable: whether unreadable images are skipped; otherwise they are an error. Records
             without a label are always skipped.
         labels: the federation's class of each local label; {} if labels are the classes' names.
-        label_columns: columns of truth values, one for each class, in place of `label_column`.
+        label_columns: columns of booleans, one for each class, in place of `label_column`.
         pixel_bits: how many bits 16-bit images use.
     """
 

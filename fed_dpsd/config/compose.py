@@ -1,7 +1,7 @@
 """Overrides: settings typed as KEY=VALUE, composed with conf/ by Hydra.
 
 No other file imports Hydra. It composes the chosen files; each setting is then applied separately,
-so that every problem is reported, in a sentence of errors.py.
+so that every problem is reported, with a message from errors.py.
 """
 
 import copy

@@ -93,7 +93,7 @@ def find(names: Sequence[str]) -> tuple[Plugin, ...]:
         elif version not in ("", plugin.version):
             problems.append(
                 f"plugins={name}: version {plugin.version} is installed, but {version} is "
-                f"required; pip install version {version}, or name {name} alone"
+                f"required; pip install version {version}, or give {name} without a version"
             )
         else:
             plugins.append(plugin)

@@ -59,7 +59,7 @@ class DataConfig:
         None, ge=1, description="simulations: N makes up patients of N records of one class"
     )
     resize: bool = Field(False, description="true scales the middle square of images to shape")
-    label_columns: tuple[str, ...] = Field((), description="a column of truth values per class")
+    label_columns: tuple[str, ...] = Field((), description="a column of booleans per class")
     classes: tuple[str, ...] = Field((), description="class names in order; [] takes the data's")
     pixel_bits: int = Field(16, ge=8, le=16, description="bits that 16-bit images use")
 

@@ -223,7 +223,7 @@ def divide(records: Split) -> tuple[Split, Split]:
     """Divide records into a training and a test split, about one in TEST_PART for testing.
 
     A keyed hash of a record's id (`Split.ids`) decides: the patient if known, otherwise the pixels.
-    Its label, its place and other records do not matter. So data sets that differ in one record,
+    Its label, its location and other records do not matter. So data sets that differ in one record,
     patient or label have training splits that differ in no other.
     """
 

@@ -97,7 +97,7 @@ class Split:
     def ids(self) -> NDArray[np.int64]:
         """Return each record's (N,) id: its patient or, if unknown, the digest of its pixels.
 
-        It does not depend on the record's label and place, nor on other records.
+        It does not depend on the record's label or location, nor on other records.
         """
         return self.digests if self.patients is None else self.patients
 

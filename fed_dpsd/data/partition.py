@@ -118,7 +118,7 @@ class ByClass(Partition):
         ]
 
     def without(self, classes: int, num_clients: int) -> str:
-        """Return why: client j has `classes_per_client` classes, from j on."""
+        """Return why some records have no client: client j has `classes_per_client` from j on."""
         each = self.classes_per_client
         left = classes - (num_clients + each - 1)
         return (
@@ -269,7 +269,7 @@ def made_up_patients(labels: NDArray[np.int64], size: int) -> NDArray[np.int64]:
 def _dealt(
     labels: NDArray[np.int64], patients: NDArray[np.int64] | None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the labels of records, or of patients in the order of ids, and each record's place.
+    """Return the labels of records, or of patients in the order of ids, and each record's index.
 
     A patient has the most frequent label of their records, or the smallest of several.
     """
@@ -339,8 +339,9 @@ def read_hub(config: DataConfig, split_name: str) -> "pyarrow.Table":
         if isinstance(error, datasets.exceptions.DatasetNotFoundError):
             problem = f"there is no {config.hub} at {_hub()}, or it is not public"
         raise UserError(
-            f"data={config.name}: {problem}; {'' if online else 'connect this machine, or '}set "
-            "data.path to a folder with train.parquet and test.parquet"
+            f"data={config.name}: {problem}; "
+            f"{'' if online else 'connect this machine to the network, or '}set data.path to "
+            "a folder with train.parquet and test.parquet"
         ) from error
     for column, feature in dataset.features.items():
         if isinstance(feature, datasets.Image):

@@ -26,7 +26,7 @@ NOBODY = ("", "none", "nan", "nat", "null", "<na>")  # spellings of an unknown p
 class Columns(NamedTuple):
     """The columns of a table, or arrays of an npz, and the prefix of the keys that name them.
 
-    `labels` are columns of truth values, one for each class, in place of `label`.
+    `labels` are columns of booleans, one for each class, in place of `label`.
     """
 
     image: str

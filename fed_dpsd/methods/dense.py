@@ -3,10 +3,10 @@
 Zhang et al.: "DENSE: Data-Free One-Shot Federated Learning", NeurIPS 2022, arXiv 2112.12371,
 Algorithm 1. Where the paper is silent, this follows its code base zj-jayzhang/DENSE.
 
-Each round draws a new generator and trains it together with its latent vectors. The ensemble should
-be sure of the images, the student should be wrong about them, and they should match the statistics
-of the teachers' BatchNorm layers. The best batch is added to the buffer, and the student trains for
-an epoch on the buffer.
+Each round starts a new generator and trains it together with its latent vectors. The ensemble
+should be confident about the images, the student should be wrong about them, and they should match
+the statistics of the teachers' BatchNorm layers. The best batch is added to the buffer, and the
+student trains for an epoch on the buffer.
 
 Differences from the code base:
 - The buffer is in memory and holds the images of one run.

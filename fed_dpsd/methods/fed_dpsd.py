@@ -60,7 +60,7 @@ from fed_dpsd.progress import reported
 from fed_dpsd.protocol import Aggregate, Refusal, Request, Response
 from fed_dpsd.streams import Streams
 
-# From (B, K) logits and labels, and the (B,) places of their images in the buffer, to a loss.
+# From (B, K) logits and labels, and the (B,) positions of their images in the buffer, to a loss.
 StudentLoss = Callable[[torch.Tensor, torch.Tensor, NDArray[np.int64]], torch.Tensor]
 
 

@@ -97,7 +97,10 @@ class FedDAFL(WhiteBox):
         return loss.item()
 
     def generator_loss(self, logits: torch.Tensor, features: list[torch.Tensor]) -> torch.Tensor:
-        """Return the sum of one-hot, entropy and activation loss, the last a mean over teachers."""
+        """Return the sum of the one-hot, entropy and activation losses.
+
+        The activation loss is the mean over teachers.
+        """
         activation = torch.stack([-own.abs().mean() for own in features]).mean()
         return (
             self.one_hot_weight * losses.one_hot_loss(logits)

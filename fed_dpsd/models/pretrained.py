@@ -25,7 +25,7 @@ from fed_dpsd.storage import write_together
 # Norm of a row of features: with DP-SGD's default rate and clipping 6 was best among 1 to 40.
 LENGTH = 6.0
 # Images at once, padded with zeros; faster than larger batches. An image's features must not depend
-# on other images, to the last bit, so it is 1 if places in a batch disagree.
+# on other images, to the last bit, so it is 1 if positions in a batch disagree.
 BATCH = 16
 WRITTEN_AT = 1_024  # rows in a file of the cache
 MOST_READ = 400 * WRITTEN_AT  # rows of the cache; older files are removed

@@ -44,7 +44,7 @@ def areas(count: int, shape: tuple[int, ...], rng: np.random.Generator) -> NDArr
 
 
 def lines(count: int, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.uint8]:
-    """Draw level lines of smooth random fields, of random thickness, in a soft random disc."""
+    """Draw level lines of smooth random fields, with random thickness, in a soft random disc."""
     size = shape[1]
     rows, columns = torch.meshgrid(
         torch.linspace(-1, 1, size), torch.linspace(-1, 1, size), indexing="ij"

@@ -56,7 +56,7 @@ class Residual(nn.Sequential):
     """Layers whose input is added to their output."""
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return (B, C, H, W) values plus what the layers make of them."""
+        """Return (B, C, H, W) values plus the layers' output for them."""
         return values + super().forward(values)
 
 

@@ -57,7 +57,7 @@ class Adapted(nn.Module):
         self.reset_buffers()
 
     def reset_buffers(self) -> None:
-        """Set the normalisation of pixels in [0, 1] to [-1, 1]."""
+        """Set the normalisation to map pixels from [0, 1] to [-1, 1]."""
         self.mean.fill_(0.5)
         self.std.fill_(0.5)
 

@@ -22,7 +22,7 @@ REASONS = {
 
 @dataclass(frozen=True, repr=False)
 class GradientReading(NormalizedGradient):
-    """Normalised gradients whose noise does not cover them, as Eq. 3 can be read.
+    """Normalised gradients whose noise does not cover them: a reading of Eq. 3.
 
     Guarantee: none, for any unit and relation.
 

@@ -95,7 +95,7 @@ def linear_sum(layer: nn.Linear, records: Records, bound: float) -> tuple[torch.
     """Sum clipped gradients of a linear layer under cross-entropy exactly, divided by `bound`.
 
     A record's part is the mean of its A copies' gradients, clipped to L2 norm `bound`. A gradient
-    is residuals times inputs, so the norm is known before the part is formed.
+    is residuals times inputs, so the norm is known before the part is computed.
 
     Guarantee: each record's part is a function of it and of the layer alone, of norm at most 1; the
         sum, (K, D) and (K,) float64 multiples of UNIT for weights and bias, is exact.
@@ -199,12 +199,12 @@ def _root(values: torch.Tensor) -> torch.Tensor:
 def single_gradients(
     model: "GradSampleModule", inputs: torch.Tensor, labels: torch.Tensor
 ) -> list[torch.Tensor]:
-    """Form each record's gradient under cross-entropy, the mean over its copies, and its norm.
+    """Compute each record's cross-entropy gradient, the mean over its copies, and its norm.
 
     A number that is not finite counts as zero.
 
     Args:
-        model: the model whose gradients Opacus forms, record by record.
+        model: the model whose gradients Opacus computes, record by record.
         inputs: (B, A, ...).
         labels: (B,), or (B, A) if copies have their own labels.
 
@@ -258,11 +258,11 @@ def places_agree(
     inputs: torch.Tensor,
     size: int,
 ) -> bool:
-    """Return whether a record's result has the same bits in every place of `size` records.
+    """Return whether a record's result has the same bits in every position of `size` records.
 
-    The order of a kernel's operations depends on shapes and places, not values. So random records,
-    none of them a client's, are shifted by one place and compared. An all-zero result shows
-    nothing, so it counts as a disagreement.
+    The order of a kernel's operations depends on shapes and positions, not values. So random
+    records, none of them a client's, are shifted by one position and compared. An all-zero result
+    shows nothing, so it counts as a disagreement.
 
     Args:
         part_of: function from records and labels to (B, ...) unrounded results; each should depend

@@ -409,7 +409,9 @@ def check_noise(noise_multiplier: float, noise_at: NoiseAt, teachers: int) -> No
     """
     if noise_multiplier == 0:
         if noise_at != "client":
-            raise ValueError(f"noise_multiplier=0 leaves nothing to add at noise_at={noise_at}")
+            raise ValueError(
+                f"noise_multiplier=0 adds no noise, so noise_at={noise_at} must be client"
+            )
         return
     check_size("noise_multiplier", noise_multiplier)
     least = teachers * 2.0**-16

@@ -93,7 +93,9 @@ class TopKRandomizedResponse(Mechanism):
                 f"{LARGEST_EPSILON:g} (rarer lies are never drawn), or inf for no lies"
             )
         if self.truthful and self.noise_at != "client":
-            raise ValueError(f"epsilon_per_answer=inf leaves nothing for noise_at={self.noise_at}")
+            raise ValueError(
+                f"epsilon_per_answer=inf adds no noise, so noise_at={self.noise_at} must be client"
+            )
         if self.k is not None:
             check_k(self.k, self.num_classes)
         if self.threshold is not None and (self.k is not None or not 0 <= self.threshold < 1):

@@ -218,7 +218,9 @@ class Party:
 
     def _check(self, named: Collection[int]) -> None:
         if not set(named) <= set(self.public_keys) or self.number not in named:
-            raise SumError(f"party {self.number} is asked about {sorted(named)}")
+            raise SumError(
+                f"parties {sorted(named)} lack party {self.number} or include an unknown one"
+            )
         if len(set(named)) < self.threshold:
             raise SumError(f"{len(set(named))} parties are left; {self.threshold} are needed")
 
@@ -249,8 +251,9 @@ class Party:
             content = box.decrypt(sealed[:_NONCE], sealed[_NONCE:], None)
         except (InvalidTag, ValueError):
             raise SumError(f"the shares of party {sender} were tampered with") from None
-        if len(content) != _SHARE * len(self.public_keys):
-            raise SumError(f"party {sender} sealed {len(content)} bytes")
+        size = _SHARE * len(self.public_keys)
+        if len(content) != size:
+            raise SumError(f"party {sender} sealed {len(content)} bytes instead of {size}")
         return [content[start : start + _SHARE] for start in range(0, len(content), _SHARE)]
 
 

@@ -63,7 +63,7 @@ def review(row: Mapping[str, Any]) -> str:
 
 
 def right_at_most(row: Mapping[str, Any]) -> float:
-    """Bound the probability of a right guess about a record that is included with probability 1/2.
+    """Bound the probability of a correct guess about a record included with probability 1/2.
 
     With a of true and b of false positives a <= e^epsilon b + delta and 1 - b <= e^epsilon (1 - a)
     + delta, and the guess is right with probability (a + 1 - b) / 2.

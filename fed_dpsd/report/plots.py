@@ -138,12 +138,12 @@ def draw_roc(
             (line,) = axes.plot([1e-4, 1], [1e-4, 1], color=SOFT, linewidth=0.7)
             legend["guessing"] = line
             axes.set(xscale="log", yscale="log", xlim=(1e-4, 1), ylim=(1e-4, 1.1))
-            axes.set_xlabel("rate of false positives")
+            axes.set_xlabel("false positive rate")
             for axis in (axes.xaxis, axes.yaxis):
                 axis.set_major_formatter("{x:g}")
                 axis.set_minor_locator(NullLocator())
             axes.grid()
-        titles = [f"{panel}\nrate of true positives" for panel in panels]
+        titles = [f"{panel}\ntrue positive rate" for panel in panels]
         arrange(figure, titles, [3.2] * len(panels), legend, len(panels), left=0.65)
     return figure
 

@@ -107,7 +107,7 @@ def apart(settings: Sequence[Setting]) -> list[str]:
 def names(settings: Sequence[Setting], without: Sequence[str] = ()) -> list[str]:
     """Return a name for each setting, from the columns that differ, except `without`.
 
-    Words appear alone; numbers and truth values follow their key.
+    Words appear alone; numbers and booleans follow their key.
     """
     columns = [column for column in apart(settings) if column not in without]
     return [

@@ -33,7 +33,7 @@ def gaussian_guesses(mu, runs, canaries, seed=0):
 
 
 def least_refuted(claim, made, failure):
-    """The fewest right guesses that refute a claim."""
+    """The fewest correct guesses that refute a claim."""
     return next(
         (right for right in range(made + 1) if refutes(claim, made, made, right, failure)),
         math.inf,

@@ -135,7 +135,7 @@ def test_a_hubs_classes_are_places_until_they_are_named(tmp_path, hub, said):
 
 def test_what_cannot_be_downloaded_is_one_line(tmp_path, hub):
     """Without a network the libraries are set offline; they would retry for half a minute."""
-    for online, connect in ((False, "connect this machine, or "), (True, "")):
+    for online, connect in ((False, "connect this machine to the network, or "), (True, "")):
         config = hub(None, online=online)
         with pytest.raises(UserError) as raised:
             datasets.load(config, tmp_path)

@@ -454,7 +454,7 @@ def test_where_others_are_trusted_with_noise_there_is_some(make, field, places):
     none = math.inf if field == "epsilon_per_answer" else 0.0
     for place in places:
         quorum = Quorum(3) if place == "distributed" else None
-        with pytest.raises(ValueError, match=f"{field}={none:g} leaves nothing"):
+        with pytest.raises(ValueError, match=f"{field}={none:g} adds no noise"):
             make(4, noise_at=place, quorum=quorum, **{field: none})
 
 

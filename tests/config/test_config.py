@@ -246,7 +246,7 @@ def test_overrides_are_split_as_hydra_reads_them():
 
 
 @given(st.lists(st.from_regex(r"[a-z]=('[a-z ]*'|\[[0-9, ]*\]|[a-z0-9]+)", fullmatch=True)))
-@settings(derandomize=True, max_examples=100)
+@settings(derandomize=True, max_examples=30)
 def test_splitting_undoes_joining(tokens):
     assert split_overrides("  ".join(tokens)) == tokens
 

@@ -43,7 +43,7 @@ def classifier(name="scattering", shape=SMALL, width=4):
     return initialise(lambda: CLASSIFIERS[name](shape, 10, width), Streams(0).torch("classifier"))
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=[Scattering, pytest.param(Patches, marks=pytest.mark.slow)])
 def empty_memory(request):
     """Makes features that remember nothing yet."""
 

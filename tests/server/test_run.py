@@ -282,7 +282,7 @@ class Breaking(LocalFederation):
     [
         (RuntimeError("the disk\nis full"), "RuntimeError: the disk is full", PRIVATE),
         (UserError("no node"), "no node", ()),
-        (KeyboardInterrupt(), "stopped by Ctrl-C", ()),
+        pytest.param(KeyboardInterrupt(), "stopped by Ctrl-C", (), marks=pytest.mark.slow),
         (SystemExit(143), "stopped by SIGTERM", ()),
     ],
     ids=["error, private", "user", "Ctrl-C", "SIGTERM"],
@@ -316,7 +316,7 @@ GENERATORS = ("method.generator_steps=2", "model.student=cnn_bn")
 @pytest.mark.parametrize(
     "settings",
     [
-        ("training=plain", "answers=probabilities"),
+        pytest.param(("training=plain", "answers=probabilities"), marks=pytest.mark.slow),
         DENSE,
         FEDAVG,
         GENERATORS,

@@ -84,7 +84,7 @@ def test_a_client_that_is_asked_more_often_than_the_schedule_says_refuses(small)
     "settings",
     [
         ("training=plain", "answers=label"),
-        (*PRIVATE, "answers=gradient"),
+        pytest.param((*PRIVATE, "answers=gradient"), marks=pytest.mark.slow),
         ("method=fedavg", "answers=probabilities"),
     ],
     ids=" ".join,

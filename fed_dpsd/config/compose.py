@@ -92,7 +92,7 @@ def _read(overrides: Sequence[str]) -> Composition:
     files, wrong = _composable(choices)
     problems += wrong
     tree = copy.deepcopy(_composed(files, conf_folders()))
-    defaults = _values(tree)
+    defaults = _run_values(_resolved_files(files, conf_folders()))
     # After a wrong choice, the keys of its group are unknown.
     typed = (each.lstrip("+~").partition("=")[0].partition("@")[0] for each in overrides)
     sure = not wrong and sum(key in known for key in typed) == len(choices)
@@ -117,8 +117,9 @@ def _read(overrides: Sequence[str]) -> Composition:
         for key, value in leaves(raw)
         if isinstance(value, str) and (source := re.fullmatch(r"\$\{([\w.]+)\}", value))
     }
-    sweep = _resolved(tree)["sweep"]
-    return Composition(_values(tree), defaults, sources, tuple(problems), sweep=sweep)
+    resolved = _resolved(tree)
+    values, sweep = _run_values(resolved), resolved["sweep"]
+    return Composition(values, defaults, sources, tuple(problems), sweep=sweep)
 
 
 def declared_sweep(experiment: str) -> Any:
@@ -131,7 +132,7 @@ def declared_sweep(experiment: str) -> Any:
         raise ConfigError([problem])
     override = f"experiment={experiment}"
     try:
-        return _resolved(_composed((override,), conf_folders()))["sweep"]
+        return _resolved_files((override,), conf_folders())["sweep"]
     except _ERRORS as error:
         raise ConfigError([f"{override}: {first_line(error)}"]) from None
 
@@ -185,9 +186,19 @@ def _resolved(tree: DictConfig) -> dict[str, Any]:
     return typing.cast(dict[str, Any], OmegaConf.to_container(tree, resolve=True))
 
 
-def _values(tree: DictConfig) -> dict[str, Any]:
+def _resolved_files(files: tuple[str, ...], folders: tuple[Path, ...]) -> dict[str, Any]:
+    """Return all values of chosen files, which the caller may modify."""
+    return copy.deepcopy(_resolved_once(files, folders))
+
+
+@functools.lru_cache(maxsize=256)
+def _resolved_once(files: tuple[str, ...], folders: tuple[Path, ...]) -> dict[str, Any]:
+    return _resolved(_composed(files, folders))
+
+
+def _run_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of all keys that a run has."""
-    return {key: value for key, value in _resolved(tree).items() if key not in NOT_TYPED}
+    return {key: value for key, value in values.items() if key not in NOT_TYPED}
 
 
 def _composable(choices: Sequence[Override]) -> tuple[tuple[str, ...], list[str]]:
@@ -201,15 +212,15 @@ def _composable(choices: Sequence[Override]) -> tuple[tuple[str, ...], list[str]
         elif value is not None:  # experiment=null
             files += (text,)
     try:
-        _resolved(_composed(files, conf_folders()))
+        _resolved_once(files, conf_folders())
     except _ERRORS:
         kept = tuple[str, ...]()
         for text in files:
             try:
-                _resolved(_composed((*kept, text), conf_folders()))
+                _resolved_once((*kept, text), conf_folders())
                 kept += (text,)
             except _ERRORS as error:
-                tree = _values(_composed((), conf_folders()))
+                tree = _run_values(_resolved_files((), conf_folders()))
                 problems.append(uncomposable(text, error, tree))
         files = kept
     return files, problems

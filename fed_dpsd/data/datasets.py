@@ -109,8 +109,9 @@ def _check_shared_patients(config: DataConfig, data: Dataset) -> None:
     _say_once(f"{said}: scores are too good, and the test records of a patient are not protected")
 
 
+@functools.cache
 def _digits() -> Dataset:
-    """Return scikit-learn's digits as uint8, with a fixed random split."""
+    """Return scikit-learn's digits as uint8, with a fixed random split; read once per process."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()

@@ -163,7 +163,7 @@ def test_a_thousand_random_experiments_print_one_number_everywhere(small, part):
 
 def test_some_random_experiments_print_one_number_everywhere(small):
     """As above, a fast sample."""
-    for experiment in experiments(small, 99, 12):
+    for experiment in experiments(small, 99, 6):
         check(experiment)
 
 

@@ -165,8 +165,10 @@ def test_changed_records_are_refused_by_default(deployed, tmp_path, caplog, mech
     assert f"the records changed since this client joined run {folder.name}" in caplog.text
 
 
+@pytest.mark.parametrize(
+    "mechanism", ["label", "sums", pytest.param("gradient", marks=pytest.mark.slow)]
+)
 @every("settled", [True, False])
-@every("mechanism", ["label", "gradient", "sums"])
 def test_a_request_resumed_with_other_predictions_is_not_charged_twice(
     deployed, tmp_path, monkeypatch, settled, mechanism
 ):
@@ -605,7 +607,7 @@ def strike(monkeypatch, grid, case, which):
 
 
 # Each mechanism, fault and policy is among them; the others are slow.
-EVERY_DAY = {5, 6, 8, 11, 15, 16, 18, 21}
+EVERY_DAY = {5, 6, 8, 16, 21}
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 import fed_dpsd as package
 from fed_dpsd.cli.catalogue import GROUPS
 from fed_dpsd.config import keys
@@ -106,6 +108,8 @@ def test_commands_that_only_print_import_nothing_heavy():
     assert HEAVY.isdisjoint(imported("list keys"))
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_a_plan_imports_no_more_than_it_needs():
     modules = imported("privacy plan")
     assert {"torch", "dp_accounting", "hydra"} <= modules  # the control

@@ -110,7 +110,14 @@ def given(run_of, model_of, tmp_path):
     return lambda name, folder: runs[name]() if name in runs else GIVEN[name](folder)
 
 
-@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.stem)
+LONG = ("artefacts", "messages", "second_round")  # which take seconds each
+WALKS = [
+    pytest.param(table, id=table.stem, marks=[pytest.mark.slow] * (table.stem in LONG))
+    for table in TABLES
+]
+
+
+@pytest.mark.parametrize("table", WALKS)
 def test_what_a_newcomer_reads(fed_dpsd, given, tmp_path, monkeypatch, caplog, table, subtests):
     for number, row in enumerate(yaml.safe_load(table.read_text())):
         folder = tmp_path / f"{number}"

@@ -75,7 +75,13 @@ def _each_time(fed_dpsd, given, monkeypatch, caplog, command):
     raise AssertionError("it does not end")
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(command, marks=[pytest.mark.slow] * command.startswith("report"))
+        for command in COMMANDS  # a report draws its figures again for each of its files
+    ],
+)
 def test_a_command_on_a_full_disk_leaves_nothing(fed_dpsd, given, monkeypatch, caplog, command):
     times = 0
     for err, left in _each_time(fed_dpsd, given, monkeypatch, caplog, command):
@@ -105,7 +111,9 @@ def test_a_run_on_a_full_disk_says_so_once(fed_dpsd, given, monkeypatch, caplog)
     assert times >= 10
 
 
-@pytest.mark.parametrize("size", [24_000, 100_000, 140_000])
+@pytest.mark.parametrize(
+    "size", [24_000, *(pytest.param(size, marks=pytest.mark.slow) for size in (100_000, 140_000))]
+)
 def test_a_run_that_a_full_disk_stopped_resumes_to_the_same_bits(
     fed_dpsd, tmp_path, caplog, small_disk, size
 ):

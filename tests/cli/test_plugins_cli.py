@@ -38,7 +38,11 @@ def _installed(_example):
         yield
 
 
-@pytest.mark.parametrize("settings", [MECHANISM, NETWORK], ids=["mechanism", "network"])
+@pytest.mark.parametrize(
+    "settings",
+    [MECHANISM, pytest.param(NETWORK, marks=pytest.mark.slow)],
+    ids=["mechanism", "network"],
+)
 def test_no_epsilon_of_a_run_with_a_plugin_is_printed_as_reviewed(fed_dpsd, tmp_path, settings):
     """Wherever one stands: in each line, or in words that begin what is printed."""
     code, out, _ = fed_dpsd("privacy", "plan", *OWN, *settings)

@@ -227,7 +227,7 @@ def test_audit_says_in_words_what_is_refuted(fed_dpsd, few_draws, monkeypatch):
     assert 0.65 * 2.1 < check["lower_bound"] <= check["epsilon_proven"] <= 2.1
 
 
-@pytest.mark.parametrize("broken", ["half", "none"])
+@pytest.mark.parametrize("broken", ["half", pytest.param("none", marks=pytest.mark.slow)])
 def test_a_broken_hospital_is_refuted_and_a_blind_audit_says_so(
     fed_dpsd, few_draws, broken, monkeypatch
 ):

@@ -1,10 +1,10 @@
 """The messages of `run` and `resume`, from the first line to the last, and after a signal."""
 
 import json
+import logging
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 
@@ -161,23 +161,30 @@ def test_a_signal_leaves_a_run_to_go_on_with(fed_dpsd, tmp_path, sent, code, wor
 
 
 def test_what_a_run_warns_of_is_on_stderr_and_only_its_folder_on_stdout(tmp_path):
-    """In a separate process, since pytest would capture the log, which must reach people."""
+    """In a process without pytest's log handlers, since the log must reach people."""
     write_shapes(tmp_path / "pictures", 40, broken=2)
     words = ["data=imagefolder", "data.path=pictures", *SMALL, "answers=votes", "rounds=1"]
     words += ["partition=class", "partition.classes_per_client=1"]
-    done = subprocess.run(
-        [sys.executable, "-c", "from fed_dpsd.cli import main; main()", "run", *words],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "warning: answers=votes with answers.noise_multiplier=100" in done.stderr
-    assert "40 files found, 38 used, 2 skipped: 2 unreadable (" in done.stderr
-    assert done.stderr.count("at none, since 1 of 3 classes have no client") == 1
-    assert "has no train and test splits: one image in 5 is for testing, chosen by" in done.stderr
-    (folder,) = done.stdout.splitlines()
+    printed = tmp_path / "printed"
+
+    def run():
+        logging.getLogger().handlers.clear()
+        sys.stdout = printed.open("w")
+        os.dup2(sys.stdout.fileno(), 1)
+        sys.argv = ["fed-dpsd", "run", *words]
+        try:
+            cli.main()
+        finally:
+            sys.stdout.flush()
+
+    code = finished(fork(run, tmp_path / "log", tmp_path))
+    said = (tmp_path / "log").read_text()
+    assert code == 0, said
+    assert "warning: answers=votes with answers.noise_multiplier=100" in said
+    assert "40 files found, 38 used, 2 skipped: 2 unreadable (" in said
+    assert said.count("at none, since 1 of 3 classes have no client") == 1
+    assert "has no train and test splits: one image in 5 is for testing, chosen by" in said
+    (folder,) = printed.read_text().splitlines()
     assert (tmp_path / folder / "summary.json").is_file()
 
 

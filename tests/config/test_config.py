@@ -18,6 +18,15 @@ from fed_dpsd.storage import conf_folder
 from tests.shapes import write_shapes
 
 YAMLS = sorted(conf_folder().glob("*/*.yaml"))
+EXPERIMENTS = [path for path in YAMLS if path.parent.name == "experiment"]
+# Hydra takes a tenth of a second for each.
+PATHS = pytest.mark.parametrize(
+    "paths",
+    [
+        pytest.param([path for path in YAMLS if path not in EXPERIMENTS], id="groups"),
+        pytest.param(EXPERIMENTS, id="experiments", marks=[pytest.mark.slow, pytest.mark.ci]),
+    ],
+)
 
 
 def problems(tmp_path, *overrides):
@@ -26,8 +35,9 @@ def problems(tmp_path, *overrides):
     return "\n".join(caught.value.problems)
 
 
-def test_every_yaml_composes_and_binds(tmp_path):
-    for path in YAMLS:
+@PATHS
+def test_every_yaml_composes_and_binds(tmp_path, paths):
+    for path in paths:
         overrides = [f"{path.parent.name}={path.stem}"]
         if path.parent.name == "experiment" and compose(overrides)["data"]["name"] != BUNDLED:
             overrides.append(f"data.path={tmp_path}")
@@ -53,8 +63,9 @@ def values(tree, prefix=""):
     return found
 
 
-def test_the_files_read_as_text_say_what_hydra_composes():
-    for path in YAMLS:
+@PATHS
+def test_the_files_read_as_text_say_what_hydra_composes(paths):
+    for path in paths:
         group, choice = path.parent.name, path.stem
         expected = values(compose([f"{group}={choice}"]))
         known = {key.name: key for key in keys.all_keys({group: choice}) if key.name != "device"}
@@ -251,7 +262,7 @@ def test_overrides_are_split_as_hydra_reads_them():
 
 
 @given(st.lists(st.from_regex(r"[a-z]=('[a-z ]*'|\[[0-9, ]*\]|[a-z0-9]+)", fullmatch=True)))
-@settings(derandomize=True, max_examples=100)
+@settings(derandomize=True, max_examples=30)
 def test_splitting_undoes_joining(tokens):
     assert split_overrides("  ".join(tokens)) == tokens
 

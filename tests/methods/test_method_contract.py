@@ -48,6 +48,9 @@ ON_BOTH_AXES = [
     (*DP_SGD, "answers=gradient", "answers.noise_at=server"),
 ]
 ANSWERS = [*(("training=plain", *answers) for answers in PLAIN), PRIVATE, *ON_BOTH_AXES]
+# Settings of a mechanism that is among the fast tests in another setting.
+FURTHER = [("training=plain", *PLAIN[number]) for number in (1, 5, 7, 13, 14)]
+FURTHER += [ON_BOTH_AXES[number] for number in (1, 3, 5)]
 WHITE_BOX = [CLEAR, PRIVATE, (*DP_SGD, "answers=label"), ("training=plain", "answers=label")]
 # A method's answers, if not all, and its needs beyond the small experiment.
 ANSWERED = dict.fromkeys(METHODS, WHITE_BOX) | {"fed_dpsd": ANSWERS, "dp_fedavg": WHITE_BOX[1:3]}
@@ -84,15 +87,16 @@ ASKING = [(method, ANSWERED[method][-1]) for method in METHODS if ANSWERED[metho
 def matrix():
     """Each method with each of its answers; most are slow.
 
-    Methods differ in their code and answers in theirs: in the fast tests FedDPSD has every answer,
-    and any other method its first choice, its first one of private teachers, and its own way to
-    pay or to train: the last.
+    Methods differ in their code and answers in theirs: in the fast tests FedDPSD has every
+    mechanism, and any other method its first choice, its first one of private teachers, and its
+    own way to pay or to train: the last.
     """
     for method in METHODS:
         quick = [*ANSWERED[method][:1], *[a for a in ANSWERED[method] if a[0] == DP_SGD[0]][:1]]
         quick += ANSWERED[method] if method == "fed_dpsd" else ANSWERED[method][4:][-1:]
         for answers in ANSWERED[method]:
-            marks = () if answers in quick else pytest.mark.slow
+            fast = answers in quick and not (method == "fed_dpsd" and answers in FURTHER)
+            marks = () if fast else pytest.mark.slow
             yield pytest.param((method, answers), id=f"{method} {' '.join(answers)}", marks=marks)
 
 

@@ -15,7 +15,13 @@ from tests.running import finish, not_refused
 METHODS = ("ensemble", "dense", "co_boosting", "feddf", "fedadi", "feddafl", "fedavg", "fedprox")
 
 
-@pytest.mark.parametrize("method", METHODS)
+# The other methods release weights as one of these two does.
+EACH = [
+    pytest.param(m, marks=() if m in ("ensemble", "fedavg") else pytest.mark.slow) for m in METHODS
+]
+
+
+@pytest.mark.parametrize("method", EACH)
 def test_weights_prove_nothing_whatever_noise_answers_would_have(small, method):
     """The control: a private training covers them, whatever answers would be."""
     for answers in ("label", "gradient", "votes", "probabilities"):

@@ -21,6 +21,10 @@ pytestmark = pytest.mark.usefixtures("few_examples")
 SMALL = (1, 8, 8)
 KINDS = [Scattering, Patches]
 every_kind = pytest.mark.parametrize("kind", KINDS)
+# Patterns of patches take a second to fit, and more for each size or number of threads.
+scattering_daily = pytest.mark.parametrize(
+    "kind", [Scattering, pytest.param(Patches, marks=pytest.mark.slow)]
+)
 
 
 def drawn(count, shape=SMALL, seed=1):
@@ -39,7 +43,7 @@ def classifier(name="scattering", shape=SMALL, width=4):
     return initialise(lambda: CLASSIFIERS[name](shape, 10, width), Streams(0).torch("classifier"))
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=[Scattering, pytest.param(Patches, marks=pytest.mark.slow)])
 def empty_memory(request):
     """Makes features that remember nothing yet."""
 
@@ -80,7 +84,7 @@ def test_a_row_has_root_mean_square_one_whatever_the_image(kind, subtests):
             assert features.square().mean(1).sqrt() == pytest.approx(np.ones(8), rel=1e-5)
 
 
-@every_kind
+@scattering_daily
 def test_no_image_has_no_features(kind):
     """An empty shard is trained too; otherwise a private training would reveal that it is empty."""
     assert kind(SMALL, 64)(torch.zeros(0, *SMALL)).shape == (0, 64)
@@ -100,7 +104,7 @@ def test_nothing_learns_but_the_linear_layer(subtests):
             assert model.classifier.weight.shape == (10, 64)
 
 
-@every_kind
+@scattering_daily
 def test_whitening_is_the_same_bits_in_every_process(kind):
     """Servers and clients have other numbers of threads; the control fits with two."""
 

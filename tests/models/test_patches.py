@@ -17,7 +17,9 @@ def leaves(count, shape=COLOUR):
     return to_pixels(torch.from_numpy(images)).double()
 
 
-@shapes
+@pytest.mark.parametrize(
+    "shape", [pytest.param(COLOUR, marks=pytest.mark.slow), GREY], ids=["colour", "grey"]
+)
 def test_coefficients_are_square_roots_of_mean_responses_to_the_patches_of_a_part(shape):
     """Each patch is taken by itself; the control forgets that a patch's mean is taken off."""
     kernels, offsets = patterns(shape)

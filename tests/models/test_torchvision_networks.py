@@ -32,8 +32,14 @@ def at(shape):
     return pytest.param(shape, marks=[pytest.mark.slow] * (shape != SIZES[0]))
 
 
+def weighing(name):
+    """The largest networks are slow."""
+    large = name in ("vgg19_bn", "vit_b", "wide_resnet50_2")
+    return pytest.param(name, marks=[pytest.mark.slow] * large)
+
+
 @pytest.mark.parametrize("shape", map(at, SIZES), ids=str)
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", [*map(weighing, NETWORKS)])
 def test_every_network_takes_a_step_at_every_size(name, shape):
     """A step changes the weights; nothing is drawn from torch's global generator, as by dropout."""
     streams = Streams(0)

@@ -141,14 +141,14 @@ def test_a_batch_normalised_as_a_whole_is_one_release():
     assert (whole.value, whole.queries) == (pytest.approx(1.061, abs=0.01), RUN)
 
 
-@every("delta", [1e-2, 1e-5, 1e-9])
 @every("mu", [0.03, 0.3, 1.0, 4.5])
-def test_gaussian_is_what_the_librarys_privacy_loss_distribution_bounds(mu, delta):
+def test_gaussian_is_what_the_librarys_privacy_loss_distribution_bounds(mu):
     """The library's grid errs on the safe side, by less than 0.001 here, so ours lies below it."""
     accountant = dp_accounting.pld.PLDAccountant(ADD)
     accountant.compose(GaussianDpEvent(1 / mu))
-    bound = accountant.get_epsilon(delta)
-    assert bound - 1e-3 <= epsilon(GaussianDpEvent(1 / mu), delta).epsilon <= bound + 1e-6
+    for delta in (1e-2, 1e-5, 1e-9):
+        bound = accountant.get_epsilon(delta)
+        assert bound - 1e-3 <= epsilon(GaussianDpEvent(1 / mu), delta).epsilon <= bound + 1e-6
 
 
 @every("mu", [0.01, 0.3, 2.0, 30.0, 226.0, 5_000.0])
@@ -263,7 +263,7 @@ def test_composing_n_times_is_the_self_composed_event(event):
 
 @EVERY
 def test_epsilon_grows_with_releases_and_falls_with_delta(event):
-    values = [epsilon(times(event, n), DELTA).epsilon for n in (1, 10, 100, 1_000)]
+    values = [epsilon(times(event, n), DELTA).epsilon for n in (1, 10, 100)]
     assert values == sorted(values)
     assert values[0] < values[-1]
     by_delta = [epsilon(times(event, 100), d).epsilon for d in (1e-9, 1e-5, 1e-2)]

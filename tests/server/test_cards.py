@@ -21,7 +21,7 @@ from tests.plugin import installed, write_installed
 from tests.proofs import by
 
 VOTES = ("training=plain", "answers=votes", "answers.noise_multiplier=1000")
-DP = ("training=dp_sgd", "training.steps=20")
+DP = ("training=dp_sgd", "training.steps=4")
 PLAIN = ("training=plain", "answers=label", "answers.epsilon_per_answer=0.01")
 WEAK = ("training=plain", "answers=label", "answers.epsilon_per_answer=10", "noise=secure")
 CLEAR = ("training=plain", "answers=probabilities")

@@ -227,11 +227,10 @@ def test_a_budget_that_ends_early_is_a_completed_run_that_spent_less(small):
 @pytest.mark.parametrize(
     ("settings", "examples"),
     [
-        (("training=plain", "answers=gradient"), 3),
-        (("training=plain", "answers=votes"), 3),
-        (("training=dp_sgd", "answers=probabilities", "training.steps=5"), 3),
-        # Sampling is slow to calibrate.
-        (
+        (("training=plain", "answers=gradient"), 2),
+        (("training=plain", "answers=votes"), 1),
+        (("training=dp_sgd", "answers=probabilities", "training.steps=5"), 2),
+        pytest.param(
             (
                 "training=dp_sgd",
                 "answers=probabilities",
@@ -240,6 +239,7 @@ def test_a_budget_that_ends_early_is_a_completed_run_that_spent_less(small):
                 WITHOUT_COUNTS,
             ),
             1,
+            marks=pytest.mark.slow,  # to calibrate
         ),
     ],
     ids=str,
@@ -282,7 +282,7 @@ class Breaking(LocalFederation):
     [
         (RuntimeError("the disk\nis full"), "RuntimeError: the disk is full", PRIVATE),
         (UserError("no node"), "no node", ()),
-        (KeyboardInterrupt(), "stopped by Ctrl-C", ()),
+        pytest.param(KeyboardInterrupt(), "stopped by Ctrl-C", (), marks=pytest.mark.slow),
         (SystemExit(143), "stopped by SIGTERM", ()),
     ],
     ids=["error, private", "user", "Ctrl-C", "SIGTERM"],
@@ -316,7 +316,7 @@ GENERATORS = ("method.generator_steps=2", "model.student=cnn_bn")
 @pytest.mark.parametrize(
     "settings",
     [
-        ("training=plain", "answers=probabilities"),
+        pytest.param(("training=plain", "answers=probabilities"), marks=pytest.mark.slow),
         DENSE,
         FEDAVG,
         GENERATORS,
@@ -401,12 +401,12 @@ def test_a_missing_checkpoint_file_is_named(small, copied):
         complete(experiment, folder)
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.7])
+@pytest.mark.parametrize("delay", [0.0, pytest.param(0.7, marks=pytest.mark.slow)])
 def test_kill_nine_at_any_moment_then_resume_gives_the_straight_run(
     small, straight, tmp_path, delay
 ):
     """The killed process runs the real command; `delay` is seconds after its first round."""
-    experiment = small("rounds=12", f"run_folder={tmp_path}/killed")
+    experiment = small("rounds=6", f"run_folder={tmp_path}/killed")
     folder = new_run_folder(experiment)
 
     def resume():
@@ -422,9 +422,9 @@ def test_kill_nine_at_any_moment_then_resume_gives_the_straight_run(
     os.kill(child, signal.SIGKILL)
     finished(child)
     _, resumed, _ = complete(open_run_folder(folder), folder)
-    _, whole, _ = straight("rounds=12")
+    _, whole, _ = straight("rounds=6")
     assert resumed["student_sha256"] == whole["student_sha256"]
-    assert resumed["queries"]["answered_per_client"] == 12 * 64
+    assert resumed["queries"]["answered_per_client"] == 6 * 64
 
 
 def test_students_are_scored_every_so_many_rounds_and_at_the_end(small, straight):

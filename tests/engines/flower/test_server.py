@@ -70,7 +70,7 @@ def slowly(*settings):
     "settings",
     [
         ("training=plain", "answers=label"),
-        (*PRIVATE, "answers=probabilities"),
+        slowly(*PRIVATE, "answers=probabilities"),
         slowly("training=plain", "answers=gradient"),
         slowly("training=plain", "answers=gradient", "answers.k=5", "teachers_per_client=3"),
         slowly(*PRIVATE, "answers=label"),

@@ -116,7 +116,8 @@ ANSWERS = [
     ("answers=gradient",),
     ("answers=gradient", "answers.normalise=batch"),
     ("answers=gradient", "answers.scaling=clip"),
-    ("answers=gradient", "answers.k=3", "answers.mask=signed"),
+    # With method.balance=0 only the class of a teacher counts, and its gradient is negative.
+    ("answers=gradient", "answers.k=3", "answers.mask=signed", "method.balance=8"),
     ("answers=gradient", "answers.noise_at=server"),
     ("answers=gradient", "method.distillation=classic"),
     ("answers=gradient_reading",),

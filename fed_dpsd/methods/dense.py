@@ -101,9 +101,9 @@ class DENSE(Distilling):
         targets: torch.Tensor,
         statistics: BatchStatistics,
     ) -> torch.Tensor:
-        """Return the sum of the losses of similarity, stability and transferability.
+        """Return the weighted sum of the similarity, stability and transferability losses.
 
-        They are cross-entropy, BatchNorm statistics and disagreement with the student.
+        These are cross-entropy, BatchNorm statistics and disagreement with the student.
         """
         teacher_logits, student_logits = ensemble(images), student(images)
         divergence = functional.kl_div(

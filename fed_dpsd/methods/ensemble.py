@@ -17,8 +17,8 @@ from fed_dpsd.streams import Streams
 class WholeEnsemble(WhiteBox):
     """A method of one round whose student is the mean of the teachers' logits.
 
-    With one client that holds all records it is centralised training, which no federation can do:
-    conf/method/central.yaml and direct.yaml.
+    With one client that holds all records, it is centralised training, which no federation can do
+    (conf/method/central.yaml and direct.yaml).
     """
 
     uses_teachers_alone: ClassVar[bool] = True

@@ -37,7 +37,7 @@ class Charge:
     Args:
         event: what it costs by its own noise.
         trust: the parties that must be honest for that.
-        teachers: name of the private training that it is, or whose teachers answered; "" for
+        teachers: name of the private training that is charged, or whose teachers answered; "" for
             anything else, such as class counts, or answers of teachers trained without noise.
         trainings: number of trainings; 0 for a release.
     """
@@ -110,7 +110,7 @@ def claims(
 
 
 def of_plan(plan: Plan, releases: Releases, unit: Unit, relation: Relation) -> list[Charge]:
-    """Return the charges of the given numbers of releases of each of a plan's mechanisms."""
+    """Return the charges for the given number of releases of each of a plan's mechanisms."""
     private = isinstance(plan.training, TrainingMechanism)
     mechanisms = {stage.mechanism.name: stage.mechanism for stage in plan.charged}
     charges = []

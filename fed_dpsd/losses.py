@@ -171,9 +171,9 @@ def student_loss(
 def squared_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Return Eq. 7 for labels with additive noise: mean squared error of the probabilities.
 
-    For Gaussian noise on all classes it is the negative log-likelihood. Zero-mean noise of any law
-    does not move its minimum, however large. A cross-entropy has no minimum where a label is
-    negative.
+    For Gaussian noise on all classes it is the negative log-likelihood. Zero-mean noise, however
+    large and of any distribution, does not move the minimum of its expectation. A cross-entropy has
+    no minimum if a label is negative.
 
     Args:
         logits: (B, K) float.
@@ -247,11 +247,11 @@ def generator_loss(
     """Return Eq. 8, and Eq. 2 of DP-DFD: one-hot, entropy and activation loss, weighted.
 
     Args:
-        features: (B, F) of the discriminator on the generator's images.
-        logits: (B, K) of the discriminator.
-        one_hot_weight: of `one_hot_loss`.
-        entropy_weight: of `entropy_loss`.
-        activation_weight: of `activation_loss`.
+        features: (B, F) features of the discriminator on the generator's images.
+        logits: (B, K) logits of the discriminator.
+        one_hot_weight: weight of `one_hot_loss`.
+        entropy_weight: weight of `entropy_loss`.
+        activation_weight: weight of `activation_loss`.
     """
     return (
         one_hot_weight * one_hot_loss(logits)

@@ -144,7 +144,7 @@ def test_without_train_and_test_about_one_in_five_is_for_testing(tmp_path, said)
     assert 25 <= len(test) <= 75  # Binomial(250, 1/5) is outside with probability 1e-4
     (line,) = said()
     assert "has no train and test splits: one image in 5 is for testing, chosen by a hash" in line
-    assert f"pixels, {len(test)} of 250 images; folders train and test divide it diff" in line
+    assert f"pixels, {len(test)} of 250 images; to divide it differently, use folders" in line
     alone = datasets.load_test(bound(tmp_path, path), tmp_path / "third")
     assert (alone.images == data.test.images).all()
 
@@ -165,7 +165,7 @@ def test_given_splits_are_taken_as_they_are(tmp_path, said):
         "dev (2 files) is not read: nothing is selected on a validation split"
     }
     shades(path / "Training", cat=[1], dog=[3])
-    with pytest.raises(ConfigError, match="Training and train are both for train; join them"):
+    with pytest.raises(ConfigError, match="Training and train are both for train; merge them"):
         bound(tmp_path, path)
 
 
@@ -209,7 +209,7 @@ def test_splits_inside_folders_of_classes_are_reported(tmp_path, said):
         tmp_path / "D", **{f"{name}/{split}": [1] for name in "ab" for split in ("train", "test")}
     )
     loaded(tmp_path, tmp_path / "D")
-    assert any("folder a/test is not taken as a split" in line for line in said())
+    assert any("folder a/test is not used as a split" in line for line in said())
 
 
 def test_images_of_both_splits_are_counted(tmp_path, said):

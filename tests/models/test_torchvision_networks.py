@@ -188,7 +188,7 @@ def test_another_architecture_channels_or_classes_are_named(small, tmp_path):
     elsewhere(path, "mobilenet_v2")
     with pytest.raises(UserError, match="does not fit teacher.arch=resnet34"):
         read(small, path)
-    with pytest.raises(UserError, match=r"shape \[32, 3, 3, 3\], but the architecture needs \[32, 1"):
+    with pytest.raises(UserError, match=r"\[32, 3, 3, 3\], but the architecture needs \[32, 1"):
         read(small, path, "mobilenet_v2", "data.shape=[1,32,32]")
     with pytest.raises(UserError, match=r"has shape \[10.*the architecture needs \[7"):
         read(small, path, "mobilenet_v2", "data.num_classes=7")

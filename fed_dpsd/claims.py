@@ -36,7 +36,7 @@ class Charge:
 
     Args:
         event: what it costs by its own noise.
-        trust: the parties that must be honest for that.
+        trust: the parties that must be honest for this cost.
         teachers: name of the private training that is charged, or whose teachers answered; "" for
             anything else, such as class counts, or answers of teachers trained without noise.
         trainings: number of trainings; 0 for a release.
@@ -169,8 +169,8 @@ def smallest_claim(
 def cost(plan: Plan, delta: float, unit: Unit, together: bool) -> float:
     """Return the epsilon of a plan for an added or removed unit; noise is calibrated to it.
 
-    It is the epsilon that a budget with fixed settings counts; with `together` it may be smaller,
-    if the training and the answers prove less.
+    It is the epsilon that a budget with fixed settings counts. With `together` it is smaller if the
+    training and the answers prove a smaller epsilon together.
     """
     paid = ComposedDpEvent([stage.event(unit, "add_remove") for stage in plan.paid])
     budgeted = unchanged_epsilon(paid, delta)

@@ -36,7 +36,7 @@ from fed_dpsd.storage import home
 logger = logging.getLogger("fed_dpsd")
 
 PLUGINS_RUN = (
-    "plug-ins run with all rights of this process, and nothing is proven of what they do until "
+    "plug-ins run with all rights of this process, and nothing is proven about what they do until "
     "somebody has reviewed their code and their proofs"
 )
 # For each field that calibrates a mechanism: the values that spend the least and the most.

@@ -187,9 +187,9 @@ def response_loss(
 ) -> torch.Tensor:
     """Return Eq. 7 for randomised responses: mean negative log-likelihood of the votes.
 
-    The law of the responses is public, so the student implies a probability for each vote. Let p be
-    the student's probabilities and P_I their sum over the k members of I. Let a and b be the
-    probabilities of the truth and of one lie. A vote for v in I then has probability
+    The distribution of the responses is public, so the student implies a probability for each vote.
+    Let p be the student's probabilities and P_I their sum over the k members of I. Let a and b be
+    the probabilities of the truth and of one lie. A vote for v in I then has probability
     a p_v + b (P_I - p_v) + (1 - P_I) / k. This is free post-processing. If a teacher's class is
     outside I, the student learns that I is wrong; a cross-entropy against votes cannot teach this.
 

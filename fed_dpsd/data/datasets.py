@@ -183,7 +183,7 @@ def _read(
         )
     for name, part in parts.items():
         if lacking := _lacking(config, part):
-            notes.append(f"{where}: no image for {PURPOSES[name]} of class {lacking}")
+            notes.append(f"{where}: no image of class {lacking} for {PURPOSES[name]}")
     if reader.declared and names == positions(len(names)) != tuple(reader.declared):
         notes.append(f"{where} names its classes; {listed(reader.declared)} uses these names")
     if not source.divided and reader.ignored:

@@ -271,8 +271,8 @@ def _check_folders(path: Path) -> None:
 def with_classes(data: Mapping[str, Any], base: Path | None, problems: list[str]) -> dict[str, Any]:
     """Return the keys of `data` with the names of its classes, and their number if it is null.
 
-    They are `classes` or, without these, the names of folders, the labels of a table, or columns of
-    labels; no image is read. Names that are just numbers from 0 are omitted.
+    The names are `classes` or, by default, the names of folders, the labels of a table, or the
+    columns of labels; no image is read. Names that are just numbers from 0 are omitted.
 
     Args:
         data: the composed keys of `data`.

@@ -15,7 +15,7 @@ Differences from the code base:
 - Each round's SGD starts without momentum.
 - Networks start from Xavier initialisation, and the generator normalises before its sigmoid
   (fed_dpsd/models/generators.py).
-- The student's BatchNorm keeps its statistics while images are made.
+- The student's BatchNorm keeps its statistics while images are synthesised.
 - The last round is reported, not the best round on the test split.
 """
 

@@ -32,7 +32,7 @@ from fed_dpsd.streams import Streams
 class PublicContext:
     """Public facts: shapes, sizes, the mechanism's parameters, and perhaps a test split.
 
-    A client gets requests in at most `asked_rounds` of the rounds.
+    A client receives requests in at most `asked_rounds` rounds.
     """
 
     image_shape: tuple[int, ...]

@@ -105,7 +105,7 @@ def _layers(
 
 
 def require_weights() -> Path:
-    """Return the file of the weights.
+    """Return the path of the weights.
 
     Raises:
         UserError: the package with the weights is missing.

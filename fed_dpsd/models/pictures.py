@@ -141,7 +141,7 @@ def _coloured(crops: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
 
 
 def _halved(pixels: NDArray[np.uint8], size: int) -> tuple[torch.Tensor, ...]:
-    """Return (H, W, 3) pixels as floats, then at half the size, down to below 2 * `size`."""
+    """Return (H, W, 3) pixels as floats, and halved until a side is shorter than 2 * `size`."""
     levels = [torch.from_numpy(pixels.transpose(2, 0, 1)[None] / np.float32(255))]
     while min(levels[-1].shape[-2:]) >= 2 * size:
         levels.append(functional.avg_pool2d(levels[-1], 2))

@@ -5,7 +5,7 @@ Co-Boosting", ICLR 2024, arXiv 2402.15070. Where the paper is silent, this follo
 rong-dai/Co-Boosting.
 
 The server holds teachers f_1, ..., f_n. Their ensemble has weights w >= 0 with sum 1 and the logits
-A_w(x) = sum_k w_k f_k(x); p_w is its softmax. Weights start equal. A round has four steps:
+A_w(x) = sum_k w_k f_k(x); p_w is its softmax. All weights start equal. A round has four steps:
 
 1. Images. A new generator and its latent vectors make a batch x for random target classes y. They
    minimise the cross-entropy of *hard samples*, which the ensemble is unsure about, and reward

@@ -95,7 +95,7 @@ def test_names_that_are_nearly_one_are_refused(tmp_path):
     listed = loaded(tmp_path, tmp_path / "D", "data.classes=[Normal,normal]")
     assert everything(listed) == {1: 0, 2: 1}
     shades(tmp_path / "E", **{"1": [1], "1.0": [2], "two": [3]})
-    with pytest.raises(ConfigError, match="folder '1' has the name of another one"):
+    with pytest.raises(ConfigError, match="folder '1' has the same name as another"):
         bound(tmp_path, tmp_path / "E")
 
 
@@ -286,8 +286,8 @@ def test_a_class_without_pictures_is_a_warning(tmp_path, said):
     assert len(everything(loaded(tmp_path, path))) == 30
     lines = said()
     assert "31 files found, 30 used, 1 skipped: 1 unreadable (dog/40.png: it is not" in lines[0]
-    assert lines[2].endswith("no image for training of class cow, dog")
-    assert lines[3].endswith("no image for testing of class cow, dog")
+    assert lines[2].endswith("no image of class cow, dog for training")
+    assert lines[3].endswith("no image of class cow, dog for testing")
 
 
 def test_a_folder_that_is_not_as_configured_is_an_error(tmp_path):

@@ -91,7 +91,7 @@ BAD_VALUES = [
     ("method.noise_fraction=1.5", "must be >= 0 with a sum of at most 1"),
     (
         "method.recombined_fraction=0.5",
-        "recombined_fraction=0.5 must be >= 0 and at most 1 tog",
+        "recombined_fraction=0.5 must be >= 0 with a sum of at m",
     ),
     (
         "method.noise_fraction=0 method.areas_fraction=0 method.lines_fraction=0 "

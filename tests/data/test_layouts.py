@@ -316,7 +316,7 @@ def test_a_folder_that_is_not_as_configured_is_an_error(tmp_path):
         with pytest.raises(UserError, match=expected):
             loaded(tmp_path, tmp_path / f"{number}", *options)
         assert not list((tmp_path / "cache").rglob("*.npy"))
-    with pytest.raises(UserError, match="patient_column=p: folders of classes name no patients"):
+    with pytest.raises(UserError, match="patient_column=p: class folders name no patients"):
         loaded(tmp_path, tmp_path / "0", *options, "data.patient_column=p")
 
 

@@ -171,7 +171,7 @@ def test_pixels_of_another_file_must_be_described(small, tmp_path):
     path = tmp_path / "theirs.safetensors"
     state = models.mobilenet_v2(num_classes=10).state_dict()
     for facts, expected in (
-        (None, "metadata have mean=None; save it with a list of 3 numbers"),
+        (None, "metadata have mean=None; save it with the list of 3 numbers"),
         ({"mean": "[0, 0, 0]"}, "metadata have std=None"),
         ({"mean": "[0, 0]", "std": "[1, 1, 1]"}, r"metadata have mean=\[0, 0\]; save it with"),
         ({"mean": "[0, 0, 0]", "std": "[1, 0, 1]"}, "all must be above 0"),

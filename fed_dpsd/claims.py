@@ -92,14 +92,14 @@ def proofs(charges: Sequence[Charge], delta: float) -> list[Proof]:
 
 
 def on(basis: Basis, found: Sequence[Proof]) -> Proof:
-    """Return the proof on a basis, or the smallest of all, which also holds, if there is none."""
+    """Return the proof on a basis; without one, the smallest of all, which also holds."""
     return next((proof for proof in found if proof.basis == basis), found[0])
 
 
 def claims(
     charges: Sequence[Charge], delta: float, unit: Unit, relation: Relation, queries: int
 ) -> dict[Basis, Epsilon]:
-    """Return the epsilons that charges prove for a unit by basis, the smallest first."""
+    """Return the epsilons that charges prove for a unit, by basis, smallest first."""
     return {
         proof.basis: Epsilon(
             *(proof.bound.epsilon, proof.bound.delta, unit, relation, proof.trust),

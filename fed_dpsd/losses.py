@@ -100,7 +100,7 @@ def decoupled_kd_gradients(
     balance: float,
     divisor: Literal["target", "own"] = "target",
 ) -> NDArray[np.float64]:
-    """Return `decoupled_kd_gradient` of each of n teachers, (n, B, K), at the same student."""
+    """Return the (n, B, K) `decoupled_kd_gradient`s of n teachers for the same student."""
     return np.stack([decoupled_kd_gradient(own, student, balance, divisor) for own in teachers])
 
 

@@ -1,4 +1,4 @@
-"""Progress reporting: work done and estimated time left, for the listener of the context.
+"""Progress reporting: work done and estimated time left, sent to the context's listener.
 
 By default there is no listener, as on a hospital's node.
 """
@@ -126,7 +126,7 @@ class Task:
 
 
 class Listener:
-    """The base of listeners, which shows nothing.
+    """The base class of listeners; it shows nothing.
 
     Args:
         clock: returns seconds.

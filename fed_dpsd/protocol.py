@@ -100,7 +100,7 @@ class Request:
         images: (B, C, H, W) uint8, so that both sides see the same pixels.
         predictions: (B, K) float32 probabilities of the student on `images`.
         kind: "answers"; "counts" for class counts; "weights" for the teachers' parameters,
-            "baseline" for the parameters of one classifier of all the client's records, or
+            "baseline" for the parameters of one classifier of all records of the client, or
             "train" for the parameters after another local training that starts at `weights`. Only
             "answers" carries images. A client answers the others only if the method in its own
             configuration says so: at epsilon = inf, or as the result of a paid private training.

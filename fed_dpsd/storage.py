@@ -78,7 +78,7 @@ def npz_of(arrays: Mapping[str, Any]) -> bytes:
 
 @contextmanager
 def writing(path: Path, size: int = 0) -> Iterator[None]:
-    """Report an error of writing a file or folder in this block in one line with the remedy.
+    """Report errors of writing a file or folder in this block in one line with the remedy.
 
     Args:
         path: the file or folder.

@@ -47,7 +47,7 @@ class Dataset:
 
 
 class Loaded(NamedTuple):
-    """A split, the numbers of its files or rows as a sentence, and `Split.digests`."""
+    """A split, its numbers of files or rows as a sentence, and its `Split.digests`."""
 
     records: Split
     count: str

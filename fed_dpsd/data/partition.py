@@ -118,7 +118,7 @@ class ByClass(Partition):
         ]
 
     def without(self, classes: int, num_clients: int) -> str:
-        """Return why some records have no client: client j has `classes_per_client`, from j on."""
+        """Return why some records have no client; client j has the classes from number j on."""
         each = self.classes_per_client
         left = classes - (num_clients + each - 1)
         return (

@@ -1,4 +1,4 @@
-"""Local training: every client trains a teacher on its own records, and the summary scores it.
+"""Local training: clients train teachers on their own records; the summary has their scores.
 
 Teachers receive no requests, so nothing private leaves a client, and there is no student. Teachers
 trained with DP keep their guarantee against anyone with access to them.

@@ -295,7 +295,7 @@ class Distilling(WhiteBox):
 
 
 def divergence(teacher: torch.Tensor, student: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Return the mean KL(teacher || student) of (B, K) logits at a temperature, times its square.
+    """Return the mean KL(teacher || student) of (B, K) logits at temperature T, times T^2.
 
     Hinton, Vinyals, Dean: "Distilling the Knowledge in a Neural Network", arXiv 1503.02531.
     """

@@ -92,7 +92,7 @@ def cnn_tanh(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier
 
 
 class TemperedSigmoid(nn.Module):
-    """A sigmoid of a steeper argument, stretched and shifted; by default it is tanh.
+    """A scaled and shifted sigmoid of a scaled argument; by default, tanh.
 
     Papernot et al.: "Tempered Sigmoid Activations for Deep Learning with Differential Privacy",
     arXiv 2007.14191.
@@ -267,7 +267,7 @@ CLASSIFIERS: dict[str, Build] = {
 
 
 def add_networks(plugins: Sequence[Plugin]) -> None:
-    """Import plug-ins, and add the networks that their packages list as CLASSIFIERS to ours.
+    """Import plug-ins, and add the networks in their packages' CLASSIFIERS to ours.
 
     Raises:
         ConfigError: a plug-in cannot be imported, or the name of a network is taken.

@@ -193,7 +193,7 @@ def _palettes(count: int, channels: int, rng: np.random.Generator) -> torch.Tens
 
 
 def _textured(count: int, channels: int, size: int, rng: np.random.Generator) -> torch.Tensor:
-    """Draw (count, C, S, S) textures, mean 0, of mostly grey colours and random strength."""
+    """Draw (count, C, S, S) mostly grey textures, with mean 0 and random strength."""
     strength, grey = _uniform(count, 0, 0.25, rng), _uniform(count, 0.6, 1, rng)
     fields = _textures(count * (channels + 1), size, rng).view(count, channels + 1, size, size)
     return strength * (grey * fields[:, :1] + (1 - grey) * fields[:, 1:])

@@ -147,7 +147,7 @@ class DPDataFreeDistillation(Discriminating):
         targets: torch.Tensor,
         images: torch.Tensor,
     ) -> torch.Tensor:
-        """Return the loss of Eq. 2, and the student's on (B, K) labels of a stage's images."""
+        """Return the loss of Eq. 2, plus the student's loss on a stage's (B, K) labels."""
         student_loss = losses.student_loss(student(images), targets)
         return self.generator_loss(discriminator, images) + student_loss
 

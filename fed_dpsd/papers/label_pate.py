@@ -1,7 +1,7 @@
 """PATE for labels: teachers with disjoint labels cast noisy votes on public images for a student.
 
 Malek et al.: "Antipodes of Label Differential Privacy: PATE and ALIBI", arXiv 2106.03408, in
-the simple form without semi-supervised learning.
+its simple form, without semi-supervised learning.
 """
 
 import functools

@@ -212,7 +212,7 @@ class PaperFedDPSD(Method):
     def gradients(
         self, sensitive: NDArray[np.float64], predictions: NDArray[np.float32]
     ) -> NDArray[np.float64]:
-        """Return each teacher's gradients of Eq. 2, or of classic distillation, (n, B, K)."""
+        """Return the teachers' (n, B, K) gradients of Eq. 2, or of classic distillation."""
         if self.distillation == "classic":
             return losses.kd_gradients(sensitive, predictions)
         return losses.decoupled_kd_gradients(sensitive, predictions, self.balance, self.divisor)

@@ -14,8 +14,8 @@ libraries are imported only when one of them is first used.
 import os
 from typing import TYPE_CHECKING, Any
 
-# Make waiting threads yield their core: spinning took ten times the processor time on a machine
-# with other work. OpenMP reads this when torch is first imported.
+# Make waiting threads yield their core: on a busy machine, spinning took ten times the processor
+# time. OpenMP reads this when torch is first imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 __version__ = "0.1.0"

@@ -98,7 +98,7 @@ class Run:
             path: the file to write, FILE.parquet, in a separate folder.
             labels: whether the student labels them, in the columns `label` and `probabilities`.
             source: "generator" for the run's generator, the default if there is one; "questions"
-                for images like the ones that the run requested.
+                for images like those that the run sent to its clients.
             seed: the same seed gives the same file.
 
         Raises:
@@ -123,7 +123,7 @@ class Job:
         experiment: the experiment of the run.
         folder: the run folder.
         work: a function that runs it with a progress callback, and returns its summary.
-        completed: whether the run is completed, so that nothing is left to do.
+        completed: whether the run is completed, and there is nothing left to do.
         warnings: warnings to show before a new run, one sentence each (see `ready` and `unused`).
     """
 
@@ -147,7 +147,7 @@ class Job:
             raise
         except Exception as error:
             note = one_line(error)
-            with contextlib.suppress(UserError):  # what happened matters more
+            with contextlib.suppress(UserError):  # the original error matters more
                 write_atomically(self.folder / "error.log", encoded(traceback.format_exc()))
                 note += f" (traceback: {self.folder}/error.log)"
             raise UserError(note) from error
@@ -242,7 +242,7 @@ def new_job(overrides: tuple[str, ...], engine: Engine = "local", nodes: int | N
     require_tracker(experiment.config.tracker)
     clients = nodes or experiment.config.num_clients
     placement, warnings = ready(experiment, overrides, 1 if engine == "local" else clients)
-    # In a sweep its reports say so instead: coins leave out different records in each run.
+    # In a sweep, each run's report says so instead: coins leave out different records in each run.
     warnings += filter(None, [unused(experiment)])
     folder = new_run_folder(experiment)
     if engine == "local":

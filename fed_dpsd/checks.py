@@ -1,7 +1,7 @@
-"""Checks of combinations in an experiment, with what to use instead.
+"""Checks of combinations in an experiment; messages say what to use instead.
 
-Methods, trainings, mechanisms and partitions, including plug-ins', check themselves. `check` calls
-them and checks the configuration's own keys.
+Methods, trainings, mechanisms and partitions, including those of plug-ins, check themselves.
+`check` calls these checks and checks the configuration's other keys.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,9 +18,9 @@ from fed_dpsd.privacy.mechanism import Mechanism
 from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.training import Training
 
-# Squared ratio of signal to noise, over a whole run, up to which students are near chance: on MNIST
-# at chance at 128 (docs/results/mnist.md; 75.7 % at 64,000), on digits 23 to 34 % at 198
-# (training=plain answers=noisy_max, seeds 0 to 2).
+# Squared signal-to-noise ratio of a whole run up to which students are near chance. On MNIST, a
+# student is at chance at 128, and reaches 75.7 % at 64,000 (docs/results/mnist.md). On digits, it
+# reaches 23 to 34 % at 198 (training=plain answers=noisy_max, seeds 0 to 2).
 NEAR_CHANCE = 256
 
 
@@ -33,7 +33,7 @@ def check(
 ) -> list[str]:
     """Return a sentence on each incompatible pair of choices.
 
-    A choice with its own problems is None.
+    A choice that could not be made, because of its own problems, is None.
     """
     if strangers := [*_strangers(method, training, answers)]:
         return strangers
@@ -114,7 +114,7 @@ def mixing_networks(config: Config, training: Training | None) -> list[str]:
 def augmented_features(config: Config, training: Training | None) -> list[str]:
     """Return the settings that move images, for teachers whose features are computed once."""
     if hasattr(training, "learning_rate"):
-        return []  # it reads no teacher.* key
+        return []  # this training reads no teacher.* key
     moves = {"shift": config.teacher.shift, "flip": config.teacher.flip}
     return [
         f"teacher.{name}={shown(value)}: {key}={network} computes the features of a record's image "
@@ -130,15 +130,15 @@ def augmented_features(config: Config, training: Training | None) -> list[str]:
 def _data(config: Config) -> list[str]:
     """Return the settings that this data set, or a deployment, does not allow.
 
-    Hospitals have records of their own under the name of the bundled digits, in a rehearsal.
+    In a rehearsal, hospitals have their own records under the name of the bundled digits.
     """
     data = config.data
     if not config.federation.simulation:
         if data.records_per_patient is None:
             return []
         return [
-            f"data.records_per_patient={data.records_per_patient} makes up patients, which a "
-            "deployment must not; use null, and files.patient_column in each hospital's site.yaml"
+            f"data.records_per_patient={data.records_per_patient} makes up patients, which is for "
+            "simulations only; use null, and files.patient_column in each hospital's site.yaml"
         ]
     if data.name != BUNDLED:
         return []
@@ -160,7 +160,7 @@ def _data(config: Config) -> list[str]:
 
 
 def unread(training: Training, overrides: Sequence[str]) -> list[str]:
-    """Return the overrides that set keys of plain teachers where a training has its own keys."""
+    """Return overrides of plain teachers' keys that a training with its own keys does not read."""
     if not hasattr(training, "learning_rate"):
         return []
     names = ("epochs", "min_steps", "batch_size", "learning_rate", "momentum", "weight_decay")
@@ -177,12 +177,12 @@ def warnings(config: Config, training: Training, answers: Mechanism, plan: Plan)
         return []
     field = str(answers.calibrated_by)
     value = getattr(answers, field)
-    larger = field == "epsilon_per_answer"  # is less noise
+    larger = field == "epsilon_per_answer"  # a larger value means less noise
     fitting = f"answers.{field}={10 if larger else 0.1}"
     if value >= 10 if larger else value <= 0.1:
         remedy = "send more queries, by rounds or queries_per_round"
     elif training.private:
-        remedy = f"training={training.name} already carries the proof: use {fitting}"
+        remedy = f"training={training.name} already gives a guarantee: use {fitting}"
     else:
         remedy = f"use many more teachers (teachers_per_client), or training=dp_sgd {fitting}"
     return [

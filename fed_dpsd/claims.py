@@ -36,8 +36,8 @@ class Charge:
 
     Args:
         event: what it costs by its own noise.
-        trust: the parties that must be honest for that.
-        teachers: name of the private training that it is, or whose teachers answered; "" for
+        trust: the parties that must be honest for this cost.
+        teachers: name of the private training that is charged, or whose teachers answered; "" for
             anything else, such as class counts, or answers of teachers trained without noise.
         trainings: number of trainings; 0 for a release.
     """
@@ -92,14 +92,14 @@ def proofs(charges: Sequence[Charge], delta: float) -> list[Proof]:
 
 
 def on(basis: Basis, found: Sequence[Proof]) -> Proof:
-    """Return the proof on a basis, or the smallest of all, which also holds, if there is none."""
+    """Return the proof on a basis; without one, the smallest of all, which also holds."""
     return next((proof for proof in found if proof.basis == basis), found[0])
 
 
 def claims(
     charges: Sequence[Charge], delta: float, unit: Unit, relation: Relation, queries: int
 ) -> dict[Basis, Epsilon]:
-    """Return the epsilons that charges prove for a unit by basis, the smallest first."""
+    """Return the epsilons that charges prove for a unit, by basis, smallest first."""
     return {
         proof.basis: Epsilon(
             *(proof.bound.epsilon, proof.bound.delta, unit, relation, proof.trust),
@@ -110,7 +110,7 @@ def claims(
 
 
 def of_plan(plan: Plan, releases: Releases, unit: Unit, relation: Relation) -> list[Charge]:
-    """Return the charges of the given numbers of releases of each of a plan's mechanisms."""
+    """Return the charges for the given number of releases of each of a plan's mechanisms."""
     private = isinstance(plan.training, TrainingMechanism)
     mechanisms = {stage.mechanism.name: stage.mechanism for stage in plan.charged}
     charges = []
@@ -169,8 +169,8 @@ def smallest_claim(
 def cost(plan: Plan, delta: float, unit: Unit, together: bool) -> float:
     """Return the epsilon of a plan for an added or removed unit; noise is calibrated to it.
 
-    It is the epsilon that a budget with fixed settings counts; with `together` it may be smaller,
-    if the training and the answers prove less.
+    It is the epsilon that a budget with fixed settings counts. With `together` it is smaller if the
+    training and the answers prove a smaller epsilon together.
     """
     paid = ComposedDpEvent([stage.event(unit, "add_remove") for stage in plan.paid])
     budgeted = unchanged_epsilon(paid, delta)

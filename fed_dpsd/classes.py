@@ -10,12 +10,12 @@ TRUTH = ("false", "true")
 
 
 def text_of(value: Any) -> str:
-    """Return the text of a label or an id; "" where a cell holds none (None, NaN or spaces).
+    """Return the text of a label or an id; "" if a cell holds none (None, NaN or spaces).
 
     Formats store one value as a number, a boolean, bytes or text. The text is the same for
     all of them: 1.0 is "1", True is "true", and letters with accents have one spelling (NFC).
     """
-    if callable(item := getattr(value, "item", None)):  # one of numpy's
+    if callable(item := getattr(value, "item", None)):  # a NumPy scalar
         value = item()
     if value is None or value != value:
         return ""
@@ -30,7 +30,7 @@ def text_of(value: Any) -> str:
 
 
 def in_order(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the different names in order: numbers by value, then other texts."""
+    """Return the distinct names in order: numbers by value, then other texts."""
 
     def place(name: str) -> tuple[bool, float, str]:
         number = bool(NUMBER.fullmatch(name))
@@ -53,7 +53,7 @@ def numbering(
 
     Args:
         classes: the names of the classes, in their order.
-        labels: the name of the class of each label; no other text is then a label. None means that
+        labels: the class name of each label; no other text is then a label. None means that
             the names are the labels. Labels may then also be positions, if no name is a number, and
             booleans, if there are two classes.
         declared: names that a table declares in its own order. If `classes` are only numbers, these

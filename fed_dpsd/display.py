@@ -83,7 +83,7 @@ class Lines(Display):
         """Print the task's text, and the time left unless a recent line has it.
 
         A task without a text is printed only if no outer task knows its time left, or if nothing
-        has been printed for long, as in a run's last round.
+        has been printed for a while, as in a run's last round.
         """
         around = self.under_way[: self.under_way.index(task)]
         due = task.seconds - self._printed.get(task, 0.0) >= max(LINE_SECONDS, task.seconds / 10)
@@ -99,7 +99,7 @@ class Lines(Display):
 
 
 def time_left(task: Task) -> str:
-    """Return the time left in words; "" where it is unknown or over."""
+    """Return the time left in words; "" if it is unknown or nearly zero."""
     seconds = task.left
     if seconds is None or seconds < 0.5:
         return ""

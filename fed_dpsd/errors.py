@@ -58,7 +58,7 @@ def one_line(error: BaseException) -> str:
         )
     if isinstance(error, MemoryError):
         return (
-            f"this machine does not have enough memory ({text or 'no more is left'}); use fewer "
+            f"this machine does not have enough memory ({text or 'none is left'}); use fewer "
             "queries_per_round, num_clients or method.batch_size"
         )
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

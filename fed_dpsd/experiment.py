@@ -36,7 +36,7 @@ from fed_dpsd.storage import home
 logger = logging.getLogger("fed_dpsd")
 
 PLUGINS_RUN = (
-    "plug-ins run with all rights of this process, and nothing is proven of what they do until "
+    "plug-ins run with all rights of this process, and nothing is proven about what they do until "
     "somebody has reviewed their code and their proofs"
 )
 # For each field that calibrates a mechanism: the values that spend the least and the most.
@@ -130,7 +130,7 @@ def set_up(
         raw: the composed configuration.
         base: folder that relative paths start from; None where the working directory is not the
             user's, and relative paths are errors.
-        written: whether an experiment has written `raw`, so that its noise is calibrated already.
+        written: whether an experiment wrote `raw`, so that its noise is already calibrated.
         binder: a binder that knows defaults, sources and problems of what was typed.
 
     Raises:
@@ -232,7 +232,7 @@ def _calibrate(experiment: Experiment) -> Experiment:
     least, most = CALIBRATED_BETWEEN[field]
     try:
         value = calibrate(spend, target, least, most)
-        # A budget counts the training alone. Without one, noise on both axes counts together.
+        # A budget counts the training alone. Without a budget, both axes' noise counts together.
         gains = axis == "training" and settings.budget is None and contracted(value) < spend(value)
         if gains and contracted(most) >= target:
             value = calibrate(contracted, target, least, most)

@@ -100,7 +100,7 @@ def decoupled_kd_gradients(
     balance: float,
     divisor: Literal["target", "own"] = "target",
 ) -> NDArray[np.float64]:
-    """Return `decoupled_kd_gradient` of each of n teachers, (n, B, K), at the same student."""
+    """Return the (n, B, K) `decoupled_kd_gradient`s of n teachers for the same student."""
     return np.stack([decoupled_kd_gradient(own, student, balance, divisor) for own in teachers])
 
 
@@ -171,9 +171,9 @@ def student_loss(
 def squared_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Return Eq. 7 for labels with additive noise: mean squared error of the probabilities.
 
-    For Gaussian noise on all classes it is the negative log-likelihood. Zero-mean noise of any law
-    does not move its minimum, however large. A cross-entropy has no minimum where a label is
-    negative.
+    For Gaussian noise on all classes it is the negative log-likelihood. Zero-mean noise, however
+    large and of any distribution, does not move the minimum of its expectation. A cross-entropy has
+    no minimum if a label is negative.
 
     Args:
         logits: (B, K) float.
@@ -187,9 +187,9 @@ def response_loss(
 ) -> torch.Tensor:
     """Return Eq. 7 for randomised responses: mean negative log-likelihood of the votes.
 
-    The law of the responses is public, so the student implies a probability for each vote. Let p be
-    the student's probabilities and P_I their sum over the k members of I. Let a and b be the
-    probabilities of the truth and of one lie. A vote for v in I then has probability
+    The distribution of the responses is public, so the student implies a probability for each vote.
+    Let p be the student's probabilities and P_I their sum over the k members of I. Let a and b be
+    the probabilities of the truth and of one lie. A vote for v in I then has probability
     a p_v + b (P_I - p_v) + (1 - P_I) / k. This is free post-processing. If a teacher's class is
     outside I, the student learns that I is wrong; a cross-entropy against votes cannot teach this.
 
@@ -247,11 +247,11 @@ def generator_loss(
     """Return Eq. 8, and Eq. 2 of DP-DFD: one-hot, entropy and activation loss, weighted.
 
     Args:
-        features: (B, F) of the discriminator on the generator's images.
-        logits: (B, K) of the discriminator.
-        one_hot_weight: of `one_hot_loss`.
-        entropy_weight: of `entropy_loss`.
-        activation_weight: of `activation_loss`.
+        features: (B, F) features of the discriminator on the generator's images.
+        logits: (B, K) logits of the discriminator.
+        one_hot_weight: weight of `one_hot_loss`.
+        entropy_weight: weight of `entropy_loss`.
+        activation_weight: weight of `activation_loss`.
     """
     return (
         one_hot_weight * one_hot_loss(logits)

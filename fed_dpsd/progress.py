@@ -1,4 +1,4 @@
-"""Progress reporting: work done and estimated time left, for the listener of the context.
+"""Progress reporting: work done and estimated time left, sent to the context's listener.
 
 By default there is no listener, as on a hospital's node.
 """
@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import TypeVar
 
-RECENT = 1 / 3  # fraction of the parts done whose pace predicts the others'
-APART_SECONDS = 0.1  # between a kept sample and the one after the next
+RECENT = 1 / 3  # the pace of the last third of the parts done predicts the others
+APART_SECONDS = 0.1  # minimum between a kept sample and the one after the next
 
 Item = TypeVar("Item")
 
@@ -32,7 +32,7 @@ def seconds_left(
         samples: (seconds, parts done), both ascending, the first at the start.
         total: number of parts.
         waited: seconds since the last sample.
-        inside: seconds that the current part still takes at least.
+        inside: minimum seconds that the current part still takes.
         after: additional seconds of the last part.
         recent: fraction of the parts done whose pace counts, in (0, 1].
 
@@ -53,7 +53,7 @@ def seconds_left(
 
 
 class Task:
-    """Work in progress, of equal parts.
+    """Work in progress, divided into equal parts.
 
     Args:
         name: the parts, such as "cells".
@@ -117,7 +117,7 @@ class Task:
 
     @property
     def count(self) -> str:
-        """Return the number of parts done, of all."""
+        """Return the number of parts done out of all parts."""
         return f"{self.done:,} of {self.total:,} {self.name}"
 
     def __str__(self) -> str:
@@ -126,7 +126,7 @@ class Task:
 
 
 class Listener:
-    """The base of listeners, which shows nothing.
+    """The base class of listeners; it shows nothing.
 
     Args:
         clock: returns seconds.

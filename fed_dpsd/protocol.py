@@ -69,7 +69,7 @@ def compare_classes(hospital: Any, experiment: Any) -> None:
                 f"{who}'s classes must be a list of 2 to {MOST_CLASSES:,} different, printable "
                 f"names of at most {LONGEST_CLASS} characters"
             )
-    # One spelling of letters with accents: others look the same on a screen.
+    # Use one spelling of accented letters: the others look the same on a screen.
     ours, theirs = ([unicodedata.normalize("NFC", n) for n in names] for names in lists.values())
     if ours == theirs:
         return
@@ -100,15 +100,15 @@ class Request:
         images: (B, C, H, W) uint8, so that both sides see the same pixels.
         predictions: (B, K) float32 probabilities of the student on `images`.
         kind: "answers"; "counts" for class counts; "weights" for the teachers' parameters,
-            "baseline" for the parameters of one classifier of all the client's records, or
+            "baseline" for the parameters of one classifier of all records of the client, or
             "train" for the parameters after another local training that starts at `weights`. Only
             "answers" carries images. A client answers the others only if the method in its own
             configuration says so: at epsilon = inf, or as the result of a paid private training.
         weights: (P,) float32 of a model for "train"; empty otherwise.
         acknowledged: releases by mechanism that the coordinator's card counts in addition to its
             plan. They travel with the message and are not part of the digest.
-        heard: for each client, the releases that it states the run has cost it; also not part of
-            the digest.
+        heard: for each client, the releases that the run has cost it, as the client states; also
+            not part of the digest.
     """
 
     query_id: int
@@ -257,7 +257,7 @@ class SumStep:
     Args:
         request: digest of the request whose answers are summed.
         named: clients whose masked answers arrived.
-        proofs: for each client, its proof to the recipient of the names that it has confirmed.
+        proofs: for each client, a proof for the recipient of the names that the client confirmed.
         sealed: for each client, the secret shares that it sealed for the recipient.
     """
 
@@ -324,18 +324,17 @@ def misfit(request: Request, response: Response) -> str:
     """Return why `response` does not fit `request` in id, shape or type; "" if it fits."""
     problem = ""
     if response.query_id != request.query_id:
-        problem = f"query_id={response.query_id}, asked {request.query_id}"
+        problem = f"query_id={response.query_id} instead of {request.query_id}"
     elif request.kind == "answers" and response.values.shape != request.predictions.shape:
-        problem = f"values of shape {response.values.shape}, asked {request.predictions.shape}"
+        problem = f"values of shape {response.values.shape} instead of {request.predictions.shape}"
     elif request.kind == "counts" and response.values.shape != (1, request.predictions.shape[1]):
-        problem = (
-            f"values of shape {response.values.shape}, asked (1, {request.predictions.shape[1]})"
-        )
+        expected = (1, request.predictions.shape[1])
+        problem = f"values of shape {response.values.shape} instead of {expected}"
     elif request.kind in OF_WEIGHTS and (response.values.ndim, *response.values.shape[1:]) != (
         2,
         1,
     ):
-        problem = f"values of shape {response.values.shape}, asked (P, 1)"
+        problem = f"values of shape {response.values.shape} instead of (P, 1)"
     elif response.values.dtype not in (np.float64, np.float32, np.uint16, np.uint8):
         problem = f"values of type {response.values.dtype}"
     return problem

@@ -61,7 +61,7 @@ def client_name(client: int) -> str:
 
 
 def run_name(folder: Path) -> str:
-    """Return the name of a run, under which clients are charged: its folder's original name.
+    """Return the name under which a run charges clients: its folder's original name.
 
     A renamed or copied folder holds the same run, which is not charged again.
     """
@@ -78,7 +78,7 @@ def npz_of(arrays: Mapping[str, Any]) -> bytes:
 
 @contextmanager
 def writing(path: Path, size: int = 0) -> Iterator[None]:
-    """Turn errors of writing a file or folder in this block into one line with the remedy.
+    """Report errors of writing a file or folder in this block in one line with the remedy.
 
     Args:
         path: the file or folder.
@@ -168,7 +168,7 @@ def _lives(process: int) -> bool:
 def _host() -> str:
     """Return an identifier that distinguishes machines and containers that share a folder.
 
-    A process id means nothing on a machine with other process ids.
+    A process id identifies a process only within one of them.
     """
     numbering = ""
     with suppress(OSError):
@@ -253,7 +253,7 @@ def encoded(text: str) -> bytes:
 
 
 def _any_text(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Encode what an encoding lacks: bytes of file names unchanged in UTF-8, others as escapes.
+    """Encode characters that an encoding lacks: in UTF-8, bytes of file names; others as escapes.
 
     Escapes keep names distinct; question marks would not.
     """
@@ -264,7 +264,7 @@ def _any_text(error: UnicodeError) -> tuple[str | bytes, int]:
     return codecs.backslashreplace_errors(error)
 
 
-ANY_TEXT = "fed_dpsd"  # how streams handle what their encoding lacks
+ANY_TEXT = "fed_dpsd"  # error handler for characters that a stream's encoding lacks
 codecs.register_error(ANY_TEXT, _any_text)
 
 

@@ -12,7 +12,7 @@ WARNED = {  # overrides, and a part of the one warning
     "training=plain answers=gradient": "many more teachers (teachers_per_client)",
     "training=plain privacy.target_epsilon=1": "training=dp_sgd answers.epsilon_per_answer=10",
     "training=plain answers=noisy_max": "noise_multiplier=4: the noise hides what 5 teachers",
-    "answers=gradient": "training=dp_sgd already carries the proof: use answers.noise",
+    "answers=gradient": "training=dp_sgd already gives a guarantee: use answers.noise",
     "method=dpdfd": "1 teacher can say",
     # The noise is the smallest that is recommended: only more queries help.
     "num_clients=2 rounds=1 queries_per_round=8": "near chance; send more queries, by rounds or",

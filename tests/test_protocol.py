@@ -48,7 +48,7 @@ def test_malformed_requests_are_refused(subtests):
 
 def test_answers_that_do_not_fit_are_reported(subtests):
     for response, expected in [
-        (Response(2, np.zeros((3, 10))), "query_id=2, asked 1"),
+        (Response(2, np.zeros((3, 10))), "query_id=2 instead of 1"),
         (Response(1, np.zeros((3, 9))), r"shape \(3, 9\)"),
         (Response(1, np.zeros((3, 10), np.int64)), "type int64"),
     ]:
@@ -68,7 +68,7 @@ def test_counts_and_weights_have_shapes_of_their_own(subtests):
             for shape in misfits:
                 assert f"values of shape {shape}" in misfit(question, Response(0, np.zeros(shape)))
             assert "type int64" in misfit(question, Response(0, np.zeros(fitting, np.int64)))
-            assert "query_id=1, asked 0" in misfit(question, Response(1, np.zeros(fitting)))
+            assert "query_id=1 instead of 0" in misfit(question, Response(1, np.zeros(fitting)))
 
 
 def test_requests_of_other_kinds_are_other_requests():

@@ -39,7 +39,7 @@ class Arrays:
         if columns.labels:
             raise UserError(
                 f"{path}: {columns.keys}label_columns is for tables; name an npz's array of labels "
-                f"by {columns.keys}label_column"
+                f"in {columns.keys}label_column"
             )
         self._names = list(names.values())
 

@@ -25,8 +25,8 @@ from fed_dpsd.errors import UserError
 from fed_dpsd.storage import write_together
 
 DIGITS_TEST_SIZE = 360
-TEST_PART = 5  # one record, or patient, in so many is for testing if data is not divided
-# The key of the dividing hash. It is not a setting: a seed could be chosen for its split.
+TEST_PART = 5  # one in so many records, or patients, is for testing if data is not divided
+# Key of the hash that divides data. It is not a setting: users could choose a favourable split.
 SPLIT_KEY = b"fed_dpsd: test split"
 PURPOSES = {"train": "training", "test": "testing"}
 
@@ -47,7 +47,7 @@ class Dataset:
 
 
 class Loaded(NamedTuple):
-    """A split, the numbers of its files or rows as a sentence, and `Split.digests`."""
+    """A split, its numbers of files or rows as a sentence, and its `Split.digests`."""
 
     records: Split
     count: str
@@ -63,7 +63,7 @@ def load(config: DataConfig, cache: Path) -> Dataset:
 
     Raises:
         UserError: the folder is missing, there is no network, the data contradicts `config`, or
-            given splits share a patient.
+            the given splits share a patient.
     """
     if config.name == BUNDLED:
         return _digits()
@@ -180,17 +180,17 @@ def _read(
         notes.append(
             f"{where} has no train and test splits: one {unit} in {TEST_PART} is for testing, "
             f"chosen by a hash of its {own}, {len(parts['test']):,} of {len(records):,} images; "
-            "folders train and test divide it differently, and a coordinator needs only test"
+            "to divide it differently, use folders train and test; a coordinator needs only test"
         )
     for name, part in parts.items():
         if lacking := _lacking(config, part):
-            notes.append(f"{where}: no image for {PURPOSES[name]} of class {lacking}")
+            notes.append(f"{where}: no image of class {lacking} for {PURPOSES[name]}")
     if reader.declared and names == positions(len(names)) != tuple(reader.declared):
         notes.append(f"{where} names its classes; {listed(reader.declared)} uses these names")
     if not source.divided and reader.ignored:
         notes.append(
-            f"{where}: its {reader.ignored} is not taken as a split; to test on some of its "
-            f"{reader.unit}, give them as test, next to the others as train"
+            f"{where}: its {reader.ignored} is not used as a split; to test on some of its "
+            f"{reader.unit}, give them as a test split, and the others as a train split"
         )
     if left := source.unused():
         notes.append(f"{where}: {left}")

@@ -20,15 +20,15 @@ class Folder:
         self._path = path
         if columns.patient is not None:
             raise UserError(
-                f"{path}: {columns.keys}patient_column={columns.patient}: folders of classes name "
+                f"{path}: {columns.keys}patient_column={columns.patient}: class folders name "
                 "no patients; use null, or a table with a column of patients"
             )
         self._labels = {folder: text_of(folder) for folder in class_folders(path)}
         texts = list(self._labels.values())
         if twice := next((f for f, text in self._labels.items() if texts.count(text) > 1), None):
             raise UserError(
-                f"{path}: folder {twice!r} has the name of another one, ignoring spaces, the "
-                "encoding of accents and number formats; join the two"
+                f"{path}: folder {twice!r} has the same name as another, ignoring spaces, the "
+                "encoding of accents and number formats; merge the two"
             )
 
     @property

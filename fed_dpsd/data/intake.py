@@ -188,7 +188,7 @@ def take(
             opened = open_image(item.image, shape[0], bits)
         except (OSError, ValueError) as error:
             count.skip(UNREADABLE, f"{item.name}: {reason_of(error)}")
-            # A file that appears later has another time, which changes the fingerprint.
+            # A missing file changes the fingerprint if it appears later.
             lasting &= not isinstance(error, OSError) or isinstance(error, FileNotFoundError)
             continue
         widest = max(widest, opened.info.get("bits", 0))
@@ -211,14 +211,14 @@ def take(
     if 0 < widest <= DARK and bits == 16:
         notes = (
             f"{where}: its 16-bit images use at most {widest} bits, so they are nearly black; "
-            f"pixel_bits={max(widest, 8)} takes the upper 8 of these",
+            f"pixel_bits={max(widest, 8)} uses the upper 8 of these",
         )
     known = np.array(ids, np.int64) if patients else None
     return Taken(Split(np.stack(images), np.array(labels, np.int64), known), count, notes, lasting)
 
 
 def _once(items: Iterable[Item], where: str) -> Iterator[Item]:
-    """Yield the items."""
+    """Yield the items; reject a file that occurs twice."""
     seen = set[tuple[int, int] | Path]()
     for item in items:
         if isinstance(item.image, Path):
@@ -227,12 +227,12 @@ def _once(items: Iterable[Item], where: str) -> Iterator[Item]:
             except (OSError, ValueError):  # reported with other unreadable files
                 yield item
                 continue
-            # Some file systems do not number files.
+            # Some file systems have no file numbers.
             file = (status.st_dev, status.st_ino) if status.st_ino else item.image.resolve()
             if file in seen:
                 raise UserError(
-                    f"{where}: {item.name} is named twice, by a row or a link; an image is one "
-                    "record: remove one of the two"
+                    f"{where}: {item.name} is named twice, by a row or a link; an image must be "
+                    "one record: remove one of the two"
                 )
             seen.add(file)
         yield item

@@ -81,7 +81,7 @@ class Dirichlet(Partition):
 
 @dataclass(frozen=True)
 class IID(Partition):
-    """A split of a random order into equal parts."""
+    """A split of randomly ordered records into equal parts."""
 
     name: ClassVar[str] = "iid"
     seed: int
@@ -108,7 +108,7 @@ class ByClass(Partition):
         require(self, seed=0, classes_per_client=1)
 
     def check(self, config: Config) -> list[str]:
-        """Return the problem with more classes per client than exist."""
+        """Reject more classes per client than the data has."""
         classes = config.data.num_classes
         if self.classes_per_client <= classes:
             return []
@@ -118,7 +118,7 @@ class ByClass(Partition):
         ]
 
     def without(self, classes: int, num_clients: int) -> str:
-        """Return why some records have no client: client j has `classes_per_client` from j on."""
+        """Return why some records have no client; client j has the classes from number j on."""
         each = self.classes_per_client
         left = classes - (num_clients + each - 1)
         return (
@@ -144,8 +144,8 @@ class ByClass(Partition):
 class Coins(IID):
     """IID partition; each record is kept with probability `fraction`.
 
-    The client of a record does not depend on the coins, so two splits that differ in one coin are
-    one record apart: attacks guess coins.
+    A record's client does not depend on the coins, so two splits that differ in one coin differ in
+    one record. Attacks guess the coins.
     """
 
     name: ClassVar[str] = "coins"
@@ -249,8 +249,8 @@ def unused(
         return ""
     why = partition.without(len(np.unique(_dealt(labels, patients)[0])), len(parts))
     return (
-        f"partition: {held:,} of {total:,} training records are at a client; {total - held:,} are "
-        f"at none, {why}"
+        f"partition: {held:,} of {total:,} training records have a client; {total - held:,} have "
+        f"none, {why}"
     )
 
 
@@ -269,9 +269,9 @@ def made_up_patients(labels: NDArray[np.int64], size: int) -> NDArray[np.int64]:
 def _dealt(
     labels: NDArray[np.int64], patients: NDArray[np.int64] | None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the labels of records, or of patients in the order of ids, and each record's index.
+    """Return labels of records, or of patients in order of ids, and each record's index in them.
 
-    A patient has the most frequent label of their records, or the smallest of several.
+    A patient's label is the most frequent label of their records, in a tie the smallest.
     """
     if patients is None:
         return labels, np.arange(len(labels))
@@ -295,7 +295,7 @@ def _try_split(
             subsets = [partitioner.load_partition(client) for client in range(num_clients)]
     except (ValueError, IndexError):
         return None
-    client_of = np.full(len(dealt), num_clients)  # which stands for none
+    client_of = np.full(len(dealt), num_clients)  # num_clients stands for none
     for client, subset in enumerate(subsets):
         client_of[np.asarray(subset.with_format("numpy")[:]["index"], np.int64)] = client
     holder = np.where(_kept(partition, len(place)), client_of[place], num_clients)
@@ -350,7 +350,7 @@ def read_hub(config: DataConfig, split_name: str) -> "pyarrow.Table":
 
 
 def _hub() -> str:
-    """Return the name of the host of data sets."""
+    """Return the host name of the hub."""
     return urlsplit(os.environ.get("HF_ENDPOINT", "")).hostname or "huggingface.co"
 
 

@@ -68,8 +68,8 @@ class Source:
     def fingerprint(self) -> str:
         """Return a text that changes whenever the split's files do: names, sizes and times.
 
-        The time of a file's last change of any kind (`ctime`) cannot be set back, so a file with
-        other content or permissions counts as another file.
+        The time of a file's last change of any kind (`ctime`) cannot be set back, so a file whose
+        content or permissions have changed counts as another file.
 
         Raises:
             UserError: the split cannot be read.
@@ -88,7 +88,7 @@ class Source:
         return f"{self._place.resolve()} {digest.hexdigest()}"
 
     def unused(self) -> str:
-        """Describe what at `data.path` belongs to no split; "" if there is nothing."""
+        """Describe the files at `data.path` that belong to no split; "" if there are none."""
         place = self._validation
         if place is None:
             return ""
@@ -104,7 +104,7 @@ class Source:
         """Return whether records stay in the order of their table, which holds only this split.
 
         The order of rows does not depend on labels, unlike the order of files in class folders.
-        With patients, records are sorted: a patient's first records represent all
+        With patients, records are sorted, since a patient's first records represent all of theirs
         (`training.places_of`).
         """
         if self._config.patient_column is not None or not self.divided:
@@ -158,7 +158,7 @@ def _splits_in(path: Path, columns: Columns) -> dict[str, Path]:
         same = [each for each in places if each.suffix.lower() == places[0].suffix.lower()]
         if len(same) > 1 and split in SPLITS:
             raise UserError(
-                f"data.path={path}: {same[0].name} and {same[1].name} are both for {split}; join "
+                f"data.path={path}: {same[0].name} and {same[1].name} are both for {split}; merge "
                 "them, or move one away"
             )
     return {split: places[0] for split, places in found.items()} if found.keys() & {*SPLITS} else {}
@@ -271,8 +271,8 @@ def _check_folders(path: Path) -> None:
 def with_classes(data: Mapping[str, Any], base: Path | None, problems: list[str]) -> dict[str, Any]:
     """Return the keys of `data` with the names of its classes, and their number if it is null.
 
-    They are `classes` or, without these, the names of folders, the labels of a table, or columns of
-    labels; no image is read. Names that are just numbers from 0 are omitted.
+    The names are `classes` or, by default, the names of folders, the labels of a table, or the
+    columns of labels; no image is read. Names that are just numbers from 0 are omitted.
 
     Args:
         data: the composed keys of `data`.

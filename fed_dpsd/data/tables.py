@@ -21,7 +21,7 @@ TABLES = (".parquet", ".csv")  # the first existing one is read
 METADATA = "metadata.csv"  # a table in a folder of images, as on the Hugging Face hub
 FILE_NAME = "file_name"  # its column of paths
 SPLIT_COLUMNS = ("split", "subset", "fold", "partition")
-FEW_ROWS = 20  # with so few rows, each may be of another class
+FEW_ROWS = 20  # with so few rows, each may have a different class
 AT_ONCE = 256  # rows of a parquet file
 
 
@@ -51,10 +51,10 @@ class Table:
         self.declared = columns.labels or _declared(self._schema, columns.label)
 
     def _check(self) -> None:
-        """Reject missing columns, and several columns of one name."""
+        """Reject missing columns, and several columns with the same name."""
         names, named = self._schema.names, self._columns.named
         if twice := next((name for name in named.values() if names.count(name) > 1), None):
-            raise UserError(f"{self._path} has several columns {twice}; rename or delete one")
+            raise UserError(f"{self._path} has several columns named {twice}; rename or delete one")
         missing = {key: name for key, name in named.items() if name not in names}
         if not missing:
             return
@@ -82,7 +82,7 @@ class Table:
         for row in self._rows(others):
             for name in others:
                 distinct[name].add(text_of(row[name]))
-        # There are fewer classes than numbers or names of records.
+        # A column of classes has fewer different values than one of record numbers or names.
         labels = sorted((n for n in others if len(distinct[n]) > 1), key=lambda n: len(distinct[n]))
         likely = {"image": images or paths, "label": labels}
         return {
@@ -155,7 +155,7 @@ class Table:
         if number >= FEW_ROWS and len(found) > number / 2:
             raise UserError(
                 f"{self._path}: {columns.label} has {len(found):,} different texts in {number:,} "
-                f"rows, like an id or a measurement; name the column of classes by "
+                f"rows, like an id or a measurement; name the column of classes in "
                 f"{columns.keys}label_column, or list them in data.classes=[...]"
             )
         return found

@@ -13,18 +13,18 @@ from fed_dpsd.privacy.training import ClassCounts, TrainingMechanism
 from fed_dpsd.protocol import Request, Response
 
 MOST_RECORDS = 1e12  # the most that a client may claim for a class, so all sums stay finite
-SMALLEST_PART, SMALLEST_PROBABILITY = 1e-4, 1e-6  # in logarithms of `pool`
-RIDGE = 0.01  # of the mean weight: keeps classes that no two clients share comparable
+SMALLEST_PART, SMALLEST_PROBABILITY = 1e-4, 1e-6  # lower limits in the logarithms of `pool`
+RIDGE = 0.01  # times the mean weight; keeps classes that no two clients share comparable
 
 
 def counts_stage(context: PublicContext, clear: bool) -> tuple[Stage, ...]:
-    """Return the stage of a release of class counts; none if a method must not request them.
+    """Return the stage that releases class counts; empty if a method must not request them.
 
-    Their noise is set by a private training; they are exact if everything else is exact too.
+    A private training sets their noise. Without one, they are exact, if everything else is too.
 
     Args:
         context: the public side of the experiment.
-        clear: whether everything else leaves without its own noise.
+        clear: whether everything else leaves without noise of its own.
     """
     counted: Charged | None = ExactCounts() if clear else None
     if isinstance(context.training, TrainingMechanism):
@@ -49,10 +49,10 @@ def release_class_counts(request: Request, site: Site, clear: bool) -> Response:
 def fetch_class_weights(
     federation: Federation, context: PublicContext
 ) -> dict[int, NDArray[np.float64]]:
-    """Request class counts; return each client's (K,) shares, in [0, 1], of each class's records.
+    """Request class counts; return each client's (K,) shares of the records of each class.
 
-    The plan must hold the counts. A class without any record counts as split equally among the
-    clients. The result is empty if no client answers.
+    Shares are in [0, 1]. The plan must include the counts. A class without records counts as split
+    equally among the clients. The result is empty if no client answers.
     """
     answers = federation.each(context.request("counts")).answers
     counts = {
@@ -65,7 +65,7 @@ def fetch_class_weights(
 def among(
     counts: Mapping[int, NDArray[np.float64]], clients: Collection[int]
 ) -> dict[int, NDArray[np.float64]]:
-    """Return the clients' shares in the sum of their (K,) counts, or weights, for each class.
+    """Return each client's (K,) shares of the clients' total counts, or weights, by class.
 
     A class without records counts as split equally among them.
     """
@@ -91,8 +91,8 @@ def weigh(
         answers: for each client the mean, or sum, over its teachers: probabilities, responses,
             noisy votes, or normalised gradients.
         class_weights: each client's (K,) weights, which sum to 1 over the clients.
-        signed: whether entries may be negative, as in gradients and noisy votes. Their rows are
-            unchanged. Otherwise rows sum to 1, and a row without any mass becomes uniform.
+        signed: whether entries may be negative, as in gradients and noisy votes. Then rows are not
+            scaled. Otherwise they are scaled to sum to 1; a row without any mass becomes uniform.
     """
     total = np.asarray(sum(class_weights[client] * own for client, own in answers.items()))
     return total if signed else normalised(total)
@@ -109,15 +109,16 @@ def pool(
 ) -> NDArray[np.float64]:
     """Return the (B, K) probabilities whose odds agree best with each client's odds.
 
-    By Bayes' rule a client's probability of a class, divided by its share of the class, is the
-    probability under the class frequencies of all records, up to a factor per image and client. A
-    client thus determines only the odds of classes that it knows: averages instead trust a client
-    that is sure of its own classes on any image. All factors and probabilities solve a
-    least-squares problem in logarithms, in which a share is weighted by its square root.
+    By Bayes' rule, a client's probability of a class, divided by its share of the class, is the
+    probability under the class frequencies of all records, up to a factor per image and client. So
+    a client determines only the odds of classes that it knows. (An average would trust a client
+    that assigns every image to one of its own classes.) The factors and probabilities solve a
+    least-squares problem in logarithms, weighted by the square roots of the shares.
 
     Args:
         answers: for each client the (B, K) mean, or sum, of its teachers' probabilities.
-        class_weights: each client's (K,) weights; a class in which all have weight 0 gets no mass.
+        class_weights: each client's (K,) weights; a class with weight 0 at every client gets no
+            mass.
     """
     parts = np.stack([class_weights[client] for client in answers])
     logs = np.stack([np.log(np.clip(own, SMALLEST_PROBABILITY, None)) for own in answers.values()])

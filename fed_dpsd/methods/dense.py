@@ -15,7 +15,7 @@ Differences from the code base:
 - Each round's SGD starts without momentum.
 - Networks start from Xavier initialisation, and the generator normalises before its sigmoid
   (fed_dpsd/models/generators.py).
-- The student's BatchNorm keeps its statistics while images are made.
+- The student's BatchNorm keeps its statistics while images are synthesised.
 - The last round is reported, not the best round on the test split.
 """
 
@@ -101,9 +101,9 @@ class DENSE(Distilling):
         targets: torch.Tensor,
         statistics: BatchStatistics,
     ) -> torch.Tensor:
-        """Return the sum of the losses of similarity, stability and transferability.
+        """Return the weighted sum of the similarity, stability and transferability losses.
 
-        They are cross-entropy, BatchNorm statistics and disagreement with the student.
+        These are cross-entropy, BatchNorm statistics and disagreement with the student.
         """
         teacher_logits, student_logits = ensemble(images), student(images)
         divergence = functional.kl_div(

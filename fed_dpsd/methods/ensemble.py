@@ -1,6 +1,6 @@
 """The ensemble of all clients' teachers, which FedDF, FedDAFL, FedADI and DENSE distil.
 
-It is the mean of the logits. A run's `ensemble` score is for a different ensemble, the mean of the
+This ensemble averages logits. A run's `ensemble` score is for a different ensemble, which averages
 probabilities. `weighted_ensemble` weights the probabilities by class counts and may be better.
 """
 
@@ -17,8 +17,8 @@ from fed_dpsd.streams import Streams
 class WholeEnsemble(WhiteBox):
     """A method of one round whose student is the mean of the teachers' logits.
 
-    With one client that holds all records it is centralised training, which no federation can do:
-    conf/method/central.yaml and direct.yaml.
+    With one client that holds all records, it is centralised training, which no federation can do
+    (conf/method/central.yaml and direct.yaml).
     """
 
     uses_teachers_alone: ClassVar[bool] = True

@@ -9,7 +9,7 @@ votes or probabilities. The server trains the student on all answers so far. New
 for every few images and trained against the student before the images are sent. So a generator
 depends on private data only through released answers.
 
-This is the paper's exchange with a server that learns more from it. The paper's own loop, with one
+The messages are the paper's, but the server learns more from them. The paper's own loop, with one
 generator and one step per round, is fed_dpsd/papers/paper_fed_dpsd.py.
 """
 
@@ -60,7 +60,7 @@ from fed_dpsd.progress import reported
 from fed_dpsd.protocol import Aggregate, Refusal, Request, Response
 from fed_dpsd.streams import Streams
 
-# From (B, K) logits and labels, and the (B,) positions of their images in the buffer, to a loss.
+# Maps (B, K) logits, (B, K) labels and the images' (B,) positions in the buffer to a loss.
 StudentLoss = Callable[[torch.Tensor, torch.Tensor, NDArray[np.int64]], torch.Tensor]
 
 
@@ -124,12 +124,12 @@ class FedDPSD(Questions, Method):
         return problems
 
     def plan(self, context: PublicContext) -> Plan:
-        """Return one stage with an answer per synthetic query; class counts if paid for."""
+        """Return a stage with one answer per synthetic query, after the class counts, if any."""
         answers = Stage(context.answers, context.asked_rounds, context.queries_per_round)
         return Plan(context.training, (*self.counts(context), answers))
 
     def counts(self, context: PublicContext) -> tuple[Stage, ...]:
-        """Return the stage of class counts, which weight answers seen one by one."""
+        """Return the stage of class counts, which weight answers that the server sees singly."""
         seen = context.answers.noise_at == "client"
         clear = isinstance(context.answers, Probabilities)
         return counts_stage(context, clear) if self.class_counts and seen else ()
@@ -137,7 +137,7 @@ class FedDPSD(Questions, Method):
     # --- client ------------------------------------------------------------------------------
 
     def client(self, request: Request, site: Site) -> Response | Refusal:
-        """Release each teacher's answer to every query by the site's mechanism (Fed-FlexPer)."""
+        """Release each teacher's answer to every query with the site's mechanism (Fed-FlexPer)."""
         if request.kind == "counts" and self.class_counts:
             return release_class_counts(request, site, isinstance(site.answers, Probabilities))
         if request.kind != "answers":
@@ -151,7 +151,7 @@ class FedDPSD(Questions, Method):
     def gradients(
         self, sensitive: NDArray[np.float64], predictions: NDArray[np.float32]
     ) -> NDArray[np.float64]:
-        """Return each teacher's gradients of Eq. 2, or of classic distillation, (n, B, K)."""
+        """Return the teachers' (n, B, K) gradients of Eq. 2, or of classic distillation."""
         if self.distillation == "classic":
             return losses.kd_gradients(sensitive, predictions)
         return losses.decoupled_kd_gradients(sensitive, predictions, self.balance)
@@ -228,7 +228,7 @@ class FedDPSD(Questions, Method):
     def predictions(
         self, student: nn.Module, images: NDArray[np.uint8], context: PublicContext
     ) -> NDArray[np.float32]:
-        """Return the (Q, K) predictions to send: nearly uniform for gradients.
+        """Return the (Q, K) predictions to send; for gradients, they are nearly uniform.
 
         If the student agrees with the teacher, normalisation amplifies an uninformative gradient.
         Near the uniform prediction the gradient points to the teacher's class.
@@ -246,7 +246,7 @@ class FedDPSD(Questions, Method):
         if isinstance(context.answers, NormalizedGradient):  # Eq. 3
             bound = context.answers.row_norm(len(predictions))
             return losses.noisy_label(predictions, mean, bound, self.label_step)
-        return mean  # Eq. 5: fractions of the votes; or probabilities
+        return mean  # Eq. 5: fractions of the votes, or mean probabilities
 
     def train_student(
         self,
@@ -285,15 +285,15 @@ class FedDPSD(Questions, Method):
         rates = rates_of(self, "student_learning_rate")
         loss = descend(optimiser, losses(), "the student", rates).item()
         return {
-            "student_loss": loss,  # which waits for the device
+            "student_loss": loss,  # reading it waited for the device
             "student_seconds": round(time.perf_counter() - started, 4),
         }
 
     def student_loss(self, context: PublicContext, predictions: NDArray[np.float32]) -> StudentLoss:
-        """Return L_s: the likelihood of responses, least squares under noise, or cross-entropy.
+        """Return L_s: likelihood for responses, least squares under noise, or cross-entropy.
 
         Args:
-            context: what is public.
+            context: the public facts.
             predictions: (N, K) predictions that were sent with the images of the buffer.
         """
         mechanism = context.answers

@@ -6,7 +6,7 @@ the paper is silent, this follows its code base NVlabs/DeepInversion.
 
 Differences from the code base:
 - Images start around grey and stay in [0, 1].
-- Images of the last step are kept, as bytes, not the images with the smallest loss.
+- The images of the last step are kept (as bytes), not the images with the smallest loss.
 - The first BatchNorm layer has the same weight as the others.
 """
 
@@ -88,7 +88,7 @@ class FedADI(Distilling):
     ) -> torch.Tensor:
         """Return the weighted sum of the losses of a batch.
 
-        They are cross-entropy, image priors, feature statistics and competition with the student.
+        These are cross-entropy, image priors, feature statistics and competition with the student.
         """
         teacher_logits, student_logits = ensemble(images), student(images)
         variation = (

@@ -47,9 +47,9 @@ class FedAVG(WhiteBox):
         require(self, local_epochs=1)
 
     def plan(self, context: PublicContext) -> Plan:
-        """Return a training and a stage of weights for each round, and class counts if paid for.
+        """Return a training and a stage of weights for each round, and class counts if weighted.
 
-        All clients take part in the first round, whatever the later cohorts.
+        All clients take part in the first round; cohorts apply only to later rounds.
         """
         counts = counts_stage(context, clear=True) if self.weighted else ()
         asked = min(context.rounds, 1 + context.asked_rounds)
@@ -58,7 +58,7 @@ class FedAVG(WhiteBox):
     # --- client ------------------------------------------------------------------------------
 
     def client(self, request: Request, site: Site) -> Response | Refusal:
-        """Release the weights after a local training (ClientUpdate), or once the class counts."""
+        """Release the weights after local training (ClientUpdate), or the class counts, once."""
         if request.kind == "counts" and self.weighted:
             return release_class_counts(request, site, clear=True)
         if request.kind == "train":
@@ -70,7 +70,7 @@ class FedAVG(WhiteBox):
     def server(
         self, federation: Federation, context: PublicContext, streams: Streams, resume: State | None
     ) -> Iterator[Round]:
-        """Fetch weights, average them, and request a training from the average."""
+        """Fetch weights, average them, and request training that starts from the average."""
         sizes = self.fetch_sizes(federation, context)
         student = context.make_teacher(0)
         last = 0
@@ -116,7 +116,7 @@ class DPFedAVG(FedAVG):
     McMahan, Ramage, Talwar, Zhang: "Learning Differentially Private Recurrent Language Models",
     ICLR 2018, arXiv 1710.06963, except that each record's gradient is clipped, not each client's
     update: a few hospitals cannot hide a whole client. A record is protected from everyone,
-    including the server. It is a separate class because hospitals allow methods by their classes.
+    including the server. It is a separate class because hospitals allow methods by class.
     """
 
     trainings: ClassVar[tuple[str, ...] | None] = ("dp_sgd",)

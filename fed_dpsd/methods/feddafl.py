@@ -99,7 +99,7 @@ class FedDAFL(WhiteBox):
     def generator_loss(self, logits: torch.Tensor, features: list[torch.Tensor]) -> torch.Tensor:
         """Return the sum of the one-hot, entropy and activation losses.
 
-        The activation loss is the mean over teachers.
+        The activation loss is averaged over the teachers.
         """
         activation = torch.stack([-own.abs().mean() for own in features]).mean()
         return (

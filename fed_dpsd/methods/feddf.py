@@ -3,8 +3,8 @@
 Lin, Kong, Stich, Jaggi: "Ensemble Distillation for Robust Model Fusion in Federated Learning",
 NeurIPS 2020, arXiv 2006.07242, Algorithm 1, with one round of communication.
 
-The paper distils on other data sets or on noise. Here the distillation set is procedural
-(fed_dpsd/models/procedural.py): areas, lines and noise; or, with `pictures`, their crops.
+The paper distils on other data sets or on noise. Here the distillation set is procedural areas,
+lines and noise (fed_dpsd/models/procedural.py) or, with `pictures`, crops of public pictures.
 """
 
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class FedDF(Distilling):
         if min(noise, areas) < 0 or noise + areas > 1:
             raise ValueError(
                 f"noise_fraction={noise} and areas_fraction={areas} must be >= 0 "
-                "and at most 1 together; the other images are lines"
+                "with a sum of at most 1; the other images are lines"
             )
 
     def start(self, ensemble: Ensemble, context: PublicContext, streams: Streams) -> Classifier:

@@ -15,8 +15,8 @@ class FedProx(FedAVG):
     """FedAVG with the proximal term of Equation 2 in the clients' training.
 
     Args:
-        proximal_weight: mu >= 0 of mu / 2 ||w - w_t||^2, which `Site.retrain` adds to a client's
-            loss; 0 is FedAVG. DP-SGD adds the term's gradient to its noisy sum of clipped ones.
+        proximal_weight: mu >= 0. `Site.retrain` adds mu / 2 ||w - w_t||^2 to a client's loss; 0 is
+            FedAVG. DP-SGD adds the term's gradient to its noisy sum of clipped gradients.
     """
 
     proximal_weight: float

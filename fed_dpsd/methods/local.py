@@ -1,4 +1,4 @@
-"""Local training: every client trains a teacher on its own records, and the summary scores it.
+"""Local training: clients train teachers on their own records; the summary has their scores.
 
 Teachers receive no requests, so nothing private leaves a client, and there is no student. Teachers
 trained with DP keep their guarantee against anyone with access to them.
@@ -22,12 +22,12 @@ class Local(Method):
     """Local training, a method without rounds."""
 
     def plan(self, context: PublicContext) -> Plan:
-        """Return the teachers, if they are trained privately; otherwise nothing is released."""
+        """Plan the teachers' private training, if there is one; nothing else is released."""
         private = isinstance(context.training, TrainingMechanism)
         return Plan(context.training, (Stage(KeptTeachers(), 1, 0),) if private else ())
 
     def client(self, request: Request, site: Site) -> Response | Refusal:
-        """Answer nothing."""
+        """Reject every request."""
         raise ProtocolError("method Local answers no requests")
 
     def server(

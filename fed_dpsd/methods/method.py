@@ -32,7 +32,7 @@ from fed_dpsd.streams import Streams
 class PublicContext:
     """Public facts: shapes, sizes, the mechanism's parameters, and perhaps a test split.
 
-    A client gets requests in at most `asked_rounds` of the rounds.
+    A client receives requests in at most `asked_rounds` rounds.
     """
 
     image_shape: tuple[int, ...]
@@ -140,7 +140,7 @@ class ReplayBuffer:
 
 @dataclass(frozen=True)
 class State:
-    """A server's state after `round`: named tensors, and samples (if any) with a part per round."""
+    """A server's state after `round`: named tensors and, if any, the samples of each round."""
 
     round: int
     tensors: dict[str, torch.Tensor]
@@ -166,7 +166,7 @@ class Round:
         state: the state to resume from; `student.NAME` are the student's tensors.
         student: network from (B, C, H, W) images in [0, 1] to (B, K) logits.
         metrics: numbers to log.
-        refused: reasons of the clients that refused, by client.
+        refused: the reason of each client that refused.
         forward_answers: images times teachers that answered in this round.
         backward_answers: how many of these had a gradient through the teacher.
     """
@@ -183,7 +183,7 @@ class Federation(Protocol):
     """The clients, whatever engine hosts them.
 
     A resumed run repeats earlier requests under the same id and kind, since clients were charged
-    for them. A method learns from the `request` that is returned.
+    for them. A method must learn from the `request` that is returned, not from the one it passed.
     """
 
     def each(self, request: Request) -> Replies:
@@ -216,7 +216,7 @@ class Site(Protocol):
     def sensitive_baseline(
         self, mechanism: BaselineWeights, request: Request
     ) -> NDArray[np.float32]:
-        """Charge and train one classifier of all records; return its (1, P, 1) weights."""
+        """Charge and train one classifier on all records; return its (1, P, 1) weights."""
 
     def retrain(self, request: Request, epochs: int) -> NDArray[np.float32]:
         """Train from the request's weights; return the weights, private until released.
@@ -225,7 +225,7 @@ class Site(Protocol):
         """
 
     def class_counts(self, request: Request) -> NDArray[np.float64]:
-        """Charge and draw noisy class counts, (n, 1, K), once; they leave through `release`."""
+        """Charge and draw (n, 1, K) noisy class counts, once; they leave only through `release`."""
 
     def sensitive_class_counts(self) -> NDArray[np.float64]:
         """Return the exact class counts, (1, 1, K), which leave only through `release`."""
@@ -252,7 +252,7 @@ class Method(ABC):
         averages: whether the method averages the teachers' weights, which requires a single
             architecture and a common start.
         asks_pictures: whether the method can send crops of public pictures.
-        asks_cohorts: whether the method can send requests to other clients in each round.
+        asks_cohorts: whether the method can send requests to different clients in each round.
         uses_teachers_alone: whether it uses records only through one training of the teachers.
     """
 
@@ -279,7 +279,7 @@ class Method(ABC):
             )
         if training and training.name not in (self.trainings or (training.name,)):
             problems.append(
-                f"training={training.name}: method={self.name} needs another; use "
+                f"training={training.name}: method={self.name} does not support it; use "
                 f"training={' or '.join(self.trainings or ())}"
             )
         if config.clients_per_round is not None and not self.asks_cohorts:
@@ -301,7 +301,7 @@ class Method(ABC):
         if not config.teacher.same_start:
             problems.append(
                 f"teacher.same_start=false: method={self.name} averages weights, "
-                "which is noise unless they start alike; use teacher.same_start=true"
+                "which is useless unless they start alike; use teacher.same_start=true"
             )
         return problems
 
@@ -339,7 +339,7 @@ class Method(ABC):
     def server(
         self, federation: Federation, context: PublicContext, streams: Streams, resume: State | None
     ) -> Iterator[Round]:
-        """Run the algorithm box from top to bottom, with one yield per round."""
+        """Run the paper's algorithm from top to bottom; yield once per round."""
 
 
 def unmet(needs: Mapping[str, Any], config: Any, method: str, where: str = "") -> Iterator[str]:
@@ -356,7 +356,7 @@ def unmet(needs: Mapping[str, Any], config: Any, method: str, where: str = "") -
 
 
 def nobody_answers(refused: Mapping[int, str]) -> UserError:
-    """Return the error of a request that no client has answered, with the clients' reasons."""
+    """Return the error for a request that no client has answered, with the clients' reasons."""
     return UserError(f"no client answers: {'; '.join(sorted(set(refused.values()))) or 'no reply'}")
 
 

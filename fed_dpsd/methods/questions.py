@@ -1,4 +1,4 @@
-"""The images that FedDPSD sends in a round: a public mixture, and images of trained generators.
+"""The images that FedDPSD sends in a round: a public mixture, and images from trained generators.
 
 Procedural images (fed_dpsd/models/procedural.py), or crops of public pictures, depend on nothing
 private. Generators are trained against the student, which depends on private data only through
@@ -64,7 +64,7 @@ class Generators:
             return generator(latents)
 
     def generator_loss(self, discriminator: nn.Module, images: torch.Tensor) -> torch.Tensor:
-        """Return the loss of Eq. 8: confident, balanced over the classes, with active features."""
+        """Return Eq. 8, which rewards confidence, balance over the classes and active features."""
         features = discriminator.features(images)
         logits = discriminator.classifier(features)
         weights = self.one_hot_weight, self.entropy_weight, self.activation_weight
@@ -89,8 +89,8 @@ class Questions(Generators):
         if min(fractions.values()) < 0 or sum(fractions.values()) > 1:
             *others, last = (f"{kind}_fraction={part}" for kind, part in fractions.items())
             raise ValueError(
-                f"{', '.join(others)} and {last} must be >= 0 and at most 1 together; generators "
-                "make the other images"
+                f"{', '.join(others)} and {last} must be >= 0 with a sum of at most 1; "
+                "generators make the other images"
             )
         if fractions["recombined"] == sum(fractions.values()) > 0:
             raise ValueError(
@@ -100,7 +100,7 @@ class Questions(Generators):
 
     @property
     def fractions(self) -> dict[str, float]:
-        """Return the fractions of procedural images by kind, and of recombined ones."""
+        """Return the fractions of procedural images by kind, and of recombined images."""
         return {
             "noise": self.noise_fraction,
             "areas": self.areas_fraction,
@@ -125,8 +125,8 @@ class Questions(Generators):
     ) -> NDArray[np.uint8]:
         """Return (Q, C, H, W) uint8 images, which the student and the clients both see.
 
-        Procedural images or crops of public pictures come first, then images recombined from the
-        buffer (in the first round, from the former), then the generators' images.
+        Procedural images or crops of public pictures come first. Then come images recombined from
+        the buffer (in the first round, from the images before them), and the generators' images.
         """
         counts = self.mixture(context.queries_per_round)
         recombined, left = counts.pop("recombined"), counts.pop("generated")

@@ -1,7 +1,7 @@
 """Shared parts of white-box methods, whose server holds the clients' teachers and distils them.
 
 The weights leave the clients, so nothing is proven (epsilon inf) unless the teachers were trained
-with DP. The key `answers` does not matter. At the server, an image that a teacher sees counts as a
+with DP. The key `answers` has no effect. At the server, an image that a teacher sees counts as a
 forward answer. An image with a gradient through a teacher counts as a backward answer.
 """
 
@@ -96,7 +96,7 @@ class Ensemble(nn.Module):
         return self.combine(logits), features
 
     def of_each(self, images: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Return the n teachers' own (n, B, K) logits and (B, F) features, and count them."""
+        """Return n teachers' (n, B, K) logits and n (B, F) features; count the answers."""
         num_answers = len(images) * len(self.teachers)
         self.forward_answers += num_answers
         features = [teacher.features(images) for teacher in self.teachers]
@@ -111,11 +111,11 @@ class Ensemble(nn.Module):
         return logits, features
 
     def combine(self, logits: torch.Tensor) -> torch.Tensor:
-        """Map the teachers' (n, B, K) logits to the ensemble's (B, K): their mean."""
+        """Return the mean of the teachers' (n, B, K) logits, (B, K)."""
         return logits.mean(0)
 
     def counted(self) -> dict[str, int]:
-        """Return the answers since the last call, by their names in `Round`."""
+        """Return the numbers of answers since the last call, by their names in `Round`."""
         counts = {name: getattr(self, name) for name in ("forward_answers", "backward_answers")}
         self.forward_answers = self.backward_answers = 0
         return counts
@@ -167,7 +167,7 @@ class WhiteBox(Method):
     """A method whose clients send their teachers' weights once."""
 
     def plan(self, context: PublicContext) -> Plan:
-        """Return the stage of weights; students here use no class counts."""
+        """Return the stage of weights; these methods use no class counts."""
         return Plan(context.training, (WEIGHTS,))
 
     def client(self, request: Request, site: Site) -> Response | Refusal:
@@ -295,7 +295,7 @@ class Distilling(WhiteBox):
 
 
 def divergence(teacher: torch.Tensor, student: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Return the mean KL(teacher || student) of (B, K) logits at a temperature, times its square.
+    """Return the mean KL(teacher || student) of (B, K) logits at temperature T, times T^2.
 
     Hinton, Vinyals, Dean: "Distilling the Knowledge in a Neural Network", arXiv 1503.02531.
     """

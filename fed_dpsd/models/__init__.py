@@ -59,7 +59,7 @@ def _state(module: nn.Module) -> list[torch.Tensor]:
 
 
 def to_vector(module: nn.Module) -> torch.Tensor:
-    """Return a module's parameters and statistics, in its own order, as (P,) float32 on the CPU."""
+    """Return a module's parameters and statistics, in its order, as (P,) float32 on the CPU."""
     return torch.cat([tensor.detach().cpu().reshape(-1) for tensor in _state(module)])
 
 
@@ -123,12 +123,12 @@ def misfit(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> str:
     expected = {name: list(tensor.shape) for name, tensor in module.state_dict().items()}
     shapes = {name: list(tensor.shape) for name, tensor in weights.items()}
     if missing := sorted(set(expected) - set(shapes)):
-        return f"{missing[0]} is missing ({len(missing)} tensors are)"
+        return f"{missing[0]} is missing ({len(missing)} tensors in all)"
     if unknown := sorted(set(shapes) - set(expected)):
-        return f"{unknown[0]} is unknown ({len(unknown)} tensors are)"
+        return f"{unknown[0]} is unknown ({len(unknown)} tensors in all)"
     for name, shape in expected.items():
         if shapes[name] != shape:
-            return f"{name} has shape {shapes[name]}, the architecture's is {shape}"
+            return f"{name} has shape {shapes[name]}, but the architecture needs {shape}"
     return ""
 
 

@@ -33,7 +33,7 @@ class Classifier(nn.Module):
         self.classifier = nn.Linear(num_features, num_classes)
 
     def keep_features(self, folder: Path) -> "Classifier":
-        """Keep public features, if any, in a folder; return the classifier."""
+        """Cache public features, if any, in a folder; return the classifier."""
         if isinstance(self.backbone, Pretrained):
             self.backbone.folder = folder / "features"
         return self
@@ -79,7 +79,7 @@ def cnn(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
 
 
 def cnn_tanh(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
-    """Build large strides and bounded activations, which suit the clipped gradients of DP-SGD.
+    """Build a network of large strides and bounded activations, which suits DP-SGD's clipping.
 
     The design follows Papernot et al.: "Tempered Sigmoid Activations for Deep Learning with
     Differential Privacy", arXiv 2007.14191.
@@ -92,14 +92,14 @@ def cnn_tanh(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier
 
 
 class TemperedSigmoid(nn.Module):
-    """A sigmoid of a steeper argument, stretched and shifted; by default it is tanh.
+    """A scaled and shifted sigmoid of a scaled argument; by default, tanh.
 
     Papernot et al.: "Tempered Sigmoid Activations for Deep Learning with Differential Privacy",
     arXiv 2007.14191.
 
     Args:
         scale: s, the width of its range.
-        inverse_temperature: T, of the argument.
+        inverse_temperature: T, which multiplies the argument.
         offset: o, which is subtracted.
     """
 
@@ -115,9 +115,9 @@ class TemperedSigmoid(nn.Module):
 
 
 def cnn_tempered(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
-    """Build the network for MNIST of arXiv 2007.14191, which has width 16.
+    """Build the MNIST network of arXiv 2007.14191, which has width 16.
 
-    Smaller images are enlarged to 16 pixels, the smallest size that it takes.
+    Smaller images are enlarged to 16 pixels, the smallest size that it accepts.
     """
     size = max(shape[1], 16)
     layers: list[nn.Module] = [nn.Upsample(size)] if shape[1] < size else []
@@ -163,7 +163,7 @@ def lenet(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
 
 
 def cnn_datalens(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
-    """Build the classifier of DataLens' evaluation, which has width 32; without its dropout.
+    """Build the classifier of DataLens' evaluation, which has width 32, but without dropout.
 
     Wang et al.: "DataLens: Scalable Privacy Preserving Training via Gradient Compression and
     Aggregation", CCS 2021; evaluation/train-classifier-mnist.py of github.com/AI-secure/DataLens.
@@ -217,7 +217,7 @@ def _large(name: str, shape: tuple[int, ...], num_classes: int, width: int) -> C
 
 
 def _torchvision() -> Any:
-    """Import torchvision's models, which takes seconds and which few runs need."""
+    """Import torchvision's models, which few runs need; the import takes seconds."""
     from torchvision import models
 
     return models
@@ -267,14 +267,14 @@ CLASSIFIERS: dict[str, Build] = {
 
 
 def add_networks(plugins: Sequence[Plugin]) -> None:
-    """Import plug-ins, and add the networks that their packages list as CLASSIFIERS to ours.
+    """Import plug-ins, and add the networks in their packages' CLASSIFIERS to ours.
 
     Raises:
-        ConfigError: a plug-in cannot be imported, or a network has the name of another.
+        ConfigError: a plug-in cannot be imported, or the name of a network is taken.
     """
     for plugin in plugins:
         for name, build in getattr(plugin.load(), "CLASSIFIERS", {}).items():
             if CLASSIFIERS.setdefault(name, build) is not build:
                 raise ConfigError(
-                    [f"plugins={plugin.name}: its network {name} exists already; rename it"]
+                    [f"plugins={plugin.name}: its network name {name} is taken; rename it"]
                 )

@@ -1,4 +1,4 @@
-"""The devices of this machine: its GPUs, and the device that a configured name means."""
+"""The devices of this machine: its GPUs, and the device that a configured name denotes."""
 
 from dataclasses import dataclass
 
@@ -48,9 +48,9 @@ def number_of_gpus() -> int:
 
 
 def choose(name: str) -> torch.device:
-    """Return the device that a configured name means: auto is a GPU if there is one.
+    """Return the device that a configured name denotes: auto is a GPU if there is one.
 
-    Without a number it is the process's first GPU. Ray shows each client process only its own GPU.
+    Without a number, it is the process's first GPU. Ray shows each client process only its own GPU.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -58,12 +58,12 @@ def choose(name: str) -> torch.device:
 
 
 def model_of(device: torch.device) -> str:
-    """Return the maker's name of a GPU, whose kind affects rounding; "" for a processor."""
+    """Return the model of a GPU, which affects rounding; "" for a processor."""
     return "" if device.type == "cpu" else torch.cuda.get_device_name(device)
 
 
 def require_device(key: str, name: str, count: int) -> None:
-    """Check that the device of a key is one of `count` GPUs, or none.
+    """Check that a key's device is not a GPU, or is one of the `count` GPUs.
 
     Raises:
         UserError: the device does not exist; the message names one that does.

@@ -15,20 +15,20 @@ PROBED = 2  # images of random pixels
 
 
 def rates_of(method: object, *names: str) -> dict[str, float]:
-    """Return fields of a method that are learning rates, by their keys, as for `Diverged`."""
+    """Return a method's learning rates by their keys, for `Diverged`."""
     return {f"method.{name}": getattr(method, name) for name in names}
 
 
 def check_losses(
     losses: Sequence[torch.Tensor], network: str, rates: Mapping[str, float], done: int = 0
 ) -> None:
-    """Check the losses of a training all at once, so that no step waits for the device.
+    """Check all losses of a training at once, so that no step waits for the device.
 
     Args:
         losses: the detached loss of each step, in order; may be empty.
         network: the network that learned, in words.
         rates: as for `Diverged`.
-        done: number of steps before the first of these, >= 0.
+        done: number of steps before the first of these losses, >= 0.
 
     Raises:
         Diverged: a loss is NaN or infinite.
@@ -51,9 +51,9 @@ def descend(
     Args:
         optimiser: the optimiser of the network.
         losses: an iterator that computes each loss on demand.
-        network: as for `check_losses`, like `rates` and `done`.
-        rates: see there.
-        done: see there.
+        network: as for `check_losses`.
+        rates: as for `check_losses`.
+        done: as for `check_losses`.
 
     Returns:
         The last loss, detached; NaN if there is none.

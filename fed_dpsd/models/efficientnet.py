@@ -24,7 +24,7 @@ SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 NUM_FEATURES = 1280
 SIDE = 96  # pixels that images are scaled to
 EPSILON = 1e-3  # of the batch normalisations
-# Expansion, stride of the first, repetitions; kernels and channels follow from the weights.
+# Expansion, first stride and repetitions of each group of blocks; the weights give all else.
 BLOCKS = ((1, 1, 1), (6, 2, 2), (6, 2, 2), (6, 2, 3), (6, 1, 3), (6, 2, 4), (6, 1, 1))
 
 
@@ -41,7 +41,7 @@ class Convolution:
         """Convolve so that a stride of s divides the size by s, rounded up."""
         kernel, size = self.weight.shape[-1], images.shape[-1]
         padding = max(0, (-(-size // self.stride) - 1) * self.stride + kernel - size)
-        if padding % 2:  # then more is added at the end
+        if padding % 2:  # then one pixel more is added at the end
             images = functional.pad(images, (padding // 2, -(-padding // 2)) * 2)
             padding = 0
         groups = images.shape[1] // self.weight.shape[1]
@@ -105,7 +105,7 @@ def _layers(
 
 
 def require_weights() -> Path:
-    """Return the file of the weights.
+    """Return the path of the weights.
 
     Raises:
         UserError: the package with the weights is missing.

@@ -30,7 +30,7 @@ _remembering: ContextVar[Remembering] = ContextVar("remembering", default="asked
 
 @contextlib.contextmanager
 def remembering(images: Remembering) -> Iterator[None]:
-    """Use a separate memory for `images` in this block.
+    """Use the cache for `images` in this block; "nothing" turns caching off.
 
     Features of records and of requested images are cached separately: the time of a response must
     not reveal whether a requested image is a record.
@@ -43,7 +43,7 @@ def remembering(images: Remembering) -> Iterator[None]:
 
 
 def memory_for(images: torch.Tensor) -> Remembering:
-    """Return the memory for `images`: none with gradients or on another device."""
+    """Return the cache to use for `images`: "nothing" with gradients or off the processor."""
     forgotten = images.requires_grad or images.device.type != "cpu"
     return "nothing" if forgotten or torch.compiler.is_compiling() else _remembering.get()
 
@@ -82,7 +82,7 @@ class FixedFeatures(nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Map (B, C, S, S) floats in [-1, 1] to (B, F) float32."""
-        images = images.contiguous(memory_format=torch.channels_last)  # others round so
+        images = images.contiguous(memory_format=torch.channels_last)  # the layout affects rounding
         memory = memory_for(images)
         if memory == "nothing":
             return self._features(images)

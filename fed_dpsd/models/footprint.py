@@ -1,4 +1,4 @@
-"""The memory that a computation needs, found without doing it, on torch's meta device."""
+"""The memory that a computation needs, measured on torch's meta device without running it."""
 
 import weakref
 from collections.abc import Callable, Mapping

@@ -9,7 +9,7 @@ BRIGHTNESS = (-4.0, 2.0)
 
 
 class UpConvolution(nn.Conv2d):
-    """A 3x3 convolution without bias of images that are first doubled in size.
+    """A 3x3 convolution without bias, applied to images that are first doubled in size.
 
     Each pixel is repeated four times, so neighbours share products. A single transposed convolution
     of the small images therefore computes the same with 16 products instead of 36.
@@ -23,7 +23,7 @@ class UpConvolution(nn.Conv2d):
         weight = self.weight.flip(2, 3).transpose(0, 1)
         margins = ((left, 1 - left, top, 1 - top) for top in (0, 1) for left in (0, 1))
         kernel = torch.stack([functional.pad(weight, margin) for margin in margins]).sum(0)
-        kernel = kernel.contiguous(memory_format=torch.channels_last)  # so is the output
+        kernel = kernel.contiguous(memory_format=torch.channels_last)  # so that the output is, too
         return functional.conv_transpose2d(images, kernel, stride=2, padding=1)
 
 

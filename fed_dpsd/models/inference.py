@@ -63,9 +63,8 @@ def learner(
     """Return the learning part of a classifier, and a function from indices to its inputs.
 
     The indices point into (N, C, H, W) `images`. If the features are fixed, they are computed once,
-    and only the last layer learns from them. Kernels order their operations by the batch's shape,
-    so every batch has `at_once` images. So an image's features do not depend on the number of
-    images.
+    and only the last layer learns from them. Rounding depends on the shape of a batch, so every
+    batch has `at_once` images, and an image's features do not depend on the number of images.
     """
     if not model.fixed:
         return model, lambda chosen: to_unit(images[chosen], device)
@@ -74,7 +73,7 @@ def learner(
     parts = []
     for batch in batches(padded, device, at_once):
         filled_up = (len(parts) + 1) * at_once > len(images)
-        # Each of thousands of clients has at most one such batch, and all would be cached.
+        # Each client has at most one such batch; thousands of clients would fill the cache.
         with remembering("nothing") if filled_up else contextlib.nullcontext():
             parts.append(model.features(batch))
     features = torch.cat(parts) if parts else model.features(to_unit(images, device))

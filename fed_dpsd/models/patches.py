@@ -1,8 +1,8 @@
 """Patch features: how often an image's patches look like each of 128 whitened patterns.
 
 The patterns come from dead leaves or, for grey images, from areas and lines; no data are used.
-Coates and Ng: "Learning Feature Representations with K-means", 2012, cluster patches of the data
-themselves. Here the patterns are clustered with their negatives, on the sphere.
+Coates and Ng: "Learning Feature Representations with K-means", 2012, cluster patches of the data.
+Here procedural patches and their negatives are clustered on the sphere.
 """
 
 import functools
@@ -23,9 +23,9 @@ PATTERNS = 128
 ITERATIONS = 10  # of k-means
 FLOOR = 10 * (2 / 255) ** 2  # added to a patch's variance, so that noise is not amplified
 REGULAR = 0.1  # added to the variances that whitening divides by
-THRESHOLD = 0.25  # weaker responses count as none
-PARTS = 3  # of an image along a side; responses are averaged over each of the nine
-AT_ONCE = 32 * 32**2  # pixels of a batch, which must stay in a processor's cache
+THRESHOLD = 0.25  # weaker responses count as zero
+PARTS = 3  # along each side of an image; responses are averaged over each of the nine parts
+AT_ONCE = 32 * 32**2  # pixels in a batch, which must fit into a processor's cache
 
 
 class Patches(FixedFeatures):
@@ -77,11 +77,11 @@ def _coefficients(images: torch.Tensor) -> torch.Tensor:
 def patterns(shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return kernels (128, C, 6, 6) and offsets (128,) of responses to patches, in float64.
 
-    A kernel is a whitened pattern in terms of pixels, with its mean subtracted. Its response to a
-    patch divided by the patch's standard deviation, minus the offset, is the inner product of
-    pattern and whitened patch. A single thread makes all processes of a machine agree to the last
-    bit. A processor with other instructions may find other patterns, since rounding can change
-    clusters.
+    A kernel is a whitened pattern in terms of pixels, with its mean subtracted. The inner product
+    of a pattern and a whitened patch is the kernel's response to the patch, divided by the patch's
+    standard deviation, minus the offset. A single thread makes all processes of a machine agree to
+    the last bit. Processors with different instructions may find different patterns, since rounding
+    can change clusters.
     """
     with torch_threads(1), torch.inference_mode(False), torch.no_grad():
         rng = Streams(0).numpy("patches")
@@ -107,8 +107,8 @@ def _patches(images: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.
 
 
 def _centres(rows: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
-    """Return the unit centres of spherical k-means, in which a row and its negative are alike."""
-    rows = rows[rows.norm(dim=1) > 1]  # a flat patch has no form
+    """Return the unit centres of spherical k-means, which treats a row and its negative alike."""
+    rows = rows[rows.norm(dim=1) > 1]  # a flat patch has no pattern
     chosen = rng.choice(len(rows), PATTERNS, replace=False)
     centres = functional.normalize(rows[torch.from_numpy(chosen)])
     for _ in range(ITERATIONS):

@@ -1,4 +1,4 @@
-"""Public pictures as questions: random crops in other colours.
+"""Queries made from public pictures: random crops with changed colours.
 
 Crops of a single picture teach a network much of what photographs teach it (Asano and Saeed: The
 Augmented Image Prior, arXiv 2112.00725). Users who name pictures declare them public:
@@ -26,10 +26,10 @@ from fed_dpsd.errors import UserError
 PACKAGES = {
     "scikit-learn": "china.jpg by danielbuechele and flower.jpg by vultilion, CC BY 2.0",
 }
-AREA = 0.002, 0.5  # of a picture, that a crop shows
+AREA = 0.002, 0.5  # fraction of a picture that a crop shows
 # Crops drawn together, from one picture at about one scale; fewer with more pictures.
 GROUP = 64
-COLUMNS = "image", "img"  # of pictures in a parquet file
+COLUMNS = "image", "img"  # names of the column of pictures in a parquet file
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Pictures:
     digest: str
 
     def __str__(self) -> str:
-        """Return a card's text about the pictures."""
+        """Return the text about the pictures on a privacy card."""
         known = PACKAGES.get(self.source, f"{len(self.levels):,} of a folder")
         return (
             f"questions are made with crops of pictures that are public by assumption: {known}, "
@@ -83,10 +83,10 @@ def load(source: str, size: int) -> Pictures:
 def crops(
     pictures: Pictures, count: int, shape: tuple[int, ...], rng: np.random.Generator
 ) -> NDArray[np.uint8]:
-    """Draw (count, C, S, S) crops, turned, mirrored and stretched, in other colours.
+    """Draw (count, C, S, S) crops, rotated, mirrored and stretched, with changed colours.
 
-    Half of them have their channels in a random order; all have another saturation, contrast and
-    brightness. A grey image is the mean of its channels.
+    Half of them have their channels shuffled; all have their saturation, contrast and brightness
+    changed. A grey image is the mean of its channels.
     """
     images = np.empty((count, *shape), np.uint8)
     group = max(4, GROUP // len(pictures.levels))
@@ -128,7 +128,7 @@ def _cropped(
 
 
 def _coloured(crops: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
-    """Exchange channels, and change saturation, contrast and brightness of (B, 3, S, S) crops."""
+    """Shuffle channels, and change saturation, contrast and brightness of (B, 3, S, S) crops."""
     count, _, size, _ = crops.shape
     saturation, contrast = rng.uniform(0, 2, (count, 1, 1)), rng.uniform(0.5, 1.5, (count, 1, 1))
     orders = np.where(rng.random((count, 1)) < 0.5, rng.random((count, 3)).argsort(1), range(3))
@@ -141,7 +141,7 @@ def _coloured(crops: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
 
 
 def _halved(pixels: NDArray[np.uint8], size: int) -> tuple[torch.Tensor, ...]:
-    """Return (H, W, 3) pixels as floats, then at half the size, down to below 2 * `size`."""
+    """Return (H, W, 3) pixels as floats, and halved until a side is shorter than 2 * `size`."""
     levels = [torch.from_numpy(pixels.transpose(2, 0, 1)[None] / np.float32(255))]
     while min(levels[-1].shape[-2:]) >= 2 * size:
         levels.append(functional.avg_pool2d(levels[-1], 2))

@@ -1,7 +1,7 @@
-"""Public features, EfficientNet-Lite0 trained on ImageNet, combined with fixed ones, patches.
+"""Public features from EfficientNet-Lite0, trained on ImageNet, and the fixed patch features.
 
 With a small privacy budget, features matter most (Tramer and Boneh, arXiv 2011.11660), and public
-ones are richer. Their training data are assumed to be public: no epsilon here covers them.
+features are richer. ImageNet is assumed to be public: no epsilon here covers it.
 """
 
 import contextlib
@@ -22,10 +22,10 @@ from fed_dpsd.models.patches import Patches
 from fed_dpsd.privacy.lattice import places_agree
 from fed_dpsd.storage import write_together
 
-# Norm of a row of features: with DP-SGD's default rate and clipping 6 was best among 1 to 40.
+# Norm of a row of features: 6 was best among 1 to 40 with DP-SGD's default rate and clipping.
 LENGTH = 6.0
-# Images at once, padded with zeros; faster than larger batches. An image's features must not depend
-# on other images, to the last bit, so it is 1 if positions in a batch disagree.
+# Images in a batch, padded with zeros; larger batches are slower. An image's features must not
+# depend on other images, to the last bit. So the size is 1 if positions in a batch disagree.
 BATCH = 16
 WRITTEN_AT = 1_024  # rows in a file of the cache
 MOST_READ = 400 * WRITTEN_AT  # rows of the cache; older files are removed
@@ -33,7 +33,7 @@ NOTE = "features are EfficientNet-Lite0's, trained on ImageNet, which is public 
 
 
 class Pretrained(nn.Module):
-    """Module from (B, C, S, S) in [-1, 1] to (B, F): two kinds of features, equally long.
+    """Module from (B, C, S, S) in [-1, 1] to (B, F): two kinds of features, of equal norm.
 
     There are no parameters. On a processor each image's row is cached by the hash of its pixels,
     and also in `folder`, if given, for other processes, 1,024 rows at a time.
@@ -67,22 +67,22 @@ class Pretrained(nn.Module):
 
 
 class Memory:
-    """The rows of known images, by the hash of their pixels.
+    """A cache of images' rows of features, by the hash of their pixels.
 
-    A folder holds pairs of files, hashes and rows, each written once. Other processes find them
+    A folder holds pairs of files, hashes and rows, each written once. Other processes read them
     when they start.
     """
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
-        self._batch = 0  # not known before the first images
+        self._batch = 0  # unknown before the first images
         self._rows: dict[bytes, NDArray[np.float32]] = {}
         self._unwritten: dict[bytes, NDArray[np.float32]] = {}
         self._numbers = itertools.count()
         for path in sorted(folder.glob("*.hashes.npy"), key=_age) if folder else ():
             if len(self._rows) < MOST_READ and (known := _read(path)):
                 self._rows |= known
-            else:  # it is damaged, or old: its features are computed again, to the same bits
+            else:  # damaged or old: its features are computed again, bit for bit
                 path.unlink(missing_ok=True)
                 _rows_file(path).unlink(missing_ok=True)
 
@@ -138,7 +138,7 @@ def _age(path: Path) -> float:
 
 
 def _read(path: Path) -> dict[bytes, NDArray[np.float32]]:
-    """Return a pair's rows by their hashes; none where the pair is damaged."""
+    """Return a pair's rows by their hashes; empty if the pair is damaged."""
     with contextlib.suppress(OSError, EOFError, ValueError):
         rows, keys = np.load(_rows_file(path), mmap_mode="r"), np.load(path)
         if rows.shape == (len(keys), efficientnet.NUM_FEATURES) and rows.dtype == np.float32:
@@ -150,7 +150,7 @@ def _read(path: Path) -> dict[bytes, NDArray[np.float32]]:
 def _memory(
     shape: tuple[int, ...], folder: Path | None, memory: Remembering, threads: int
 ) -> Memory:
-    """Return the process's memory for images of a shape, separate if results may round differently.
+    """Return the process's cache for images of a shape, separate if rounding may differ.
 
     Records and requested images have separate folders: see `remembering`.
     """

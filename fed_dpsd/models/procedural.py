@@ -20,7 +20,7 @@ from fed_dpsd.streams import Streams
 Polarity = Literal["both", "dark", "light"]
 GROUP = 64  # number of images drawn together, with equally coarse areas and lines
 LEAVES = 25  # in each image of dead leaves
-RADII = 1 / 16, 7 / 16  # of leaves, in sides
+RADII = 1 / 16, 7 / 16  # of leaves, as fractions of an image's side
 COLOURS = 4  # of leaves in one image
 
 
@@ -30,7 +30,7 @@ def noise(count: int, shape: tuple[int, ...], rng: np.random.Generator) -> NDArr
 
 
 def areas(count: int, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.uint8]:
-    """Draw smooth random fields through a sigmoid of random threshold, from blurred to crisp."""
+    """Draw smooth random fields, passed through a sigmoid of random threshold and sharpness."""
     size = shape[1]
 
     def draw(count: int) -> torch.Tensor:
@@ -76,11 +76,11 @@ def leaves(count: int, shape: tuple[int, ...], rng: np.random.Generator) -> NDAr
 
 
 def objects(count: int, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.uint8]:
-    """Draw a lit body with limbs and a shadow before a background.
+    """Draw a lit body with limbs and a shadow in front of a background.
 
-    Photographs mostly show one thing that is larger than what surrounds it. A body has 2 to 6
-    parts, ellipses and rounded boxes of two colours, and is shaded by its height. The background is
-    a ground and a sky with a texture, or dead leaves in 3 of 10 images.
+    Photographs mostly show one thing that is larger than those around it. A body has 2 to 6 parts,
+    ellipses and rounded boxes of two colours, and is shaded by its height. The background is
+    ground and sky with a texture, or dead leaves in 3 of 10 images.
     """
     return _drawn(_objects, count, shape, rng)
 
@@ -92,7 +92,7 @@ STREAMS = {"noise": "noise images", "areas": "area images", "lines": "line image
 def draw(
     counts: Mapping[str, int], shape: tuple[int, ...], streams: Streams, number: int
 ) -> list[NDArray[np.uint8]]:
-    """Draw `counts` images of each of some `PROCEDURES`, from their streams of round `number`."""
+    """Draw images by some of the `PROCEDURES`, `counts` of each, for round `number`."""
     return [
         PROCEDURES[name](count, shape, streams.numpy(STREAMS.get(name, name), query_id=number))
         for name, count in counts.items()
@@ -114,11 +114,11 @@ def apply_polarity(images: NDArray[np.uint8], polarity: Polarity) -> NDArray[np.
 def varied_polarity(answered: NDArray[np.uint8], labels: NDArray[np.floating]) -> Polarity:
     """Return the polarity with the more varied answers so far.
 
-    Noise in the answers adds equally to the variance of both on average. If it dominates the
-    answers, chance decides.
+    Noise in the answers adds equally to both variances on average. If it dominates the answers,
+    chance decides. With fewer than two images of a polarity, it is "both".
 
     Args:
-        answered: (Q, C, H, W) images that were answered; "both" with fewer than two of either.
+        answered: (Q, C, H, W) images that were answered.
         labels: (Q, K) labels of these images, noisy or not.
     """
     dark = _dark(answered)
@@ -186,21 +186,21 @@ def _drawn(
 
 
 def _palettes(count: int, channels: int, rng: np.random.Generator) -> torch.Tensor:
-    """Draw (count, COLOURS, C) colours, few of which are as bright as random ones."""
+    """Draw (count, COLOURS, C) colours, less saturated than uniformly random ones."""
     palettes = torch.from_numpy(rng.random((count, COLOURS, channels), np.float32))
     greys = palettes.mean(2, keepdim=True)
     return greys + _uniform(count, 0, 1, rng)[:, 0] * (palettes - greys)
 
 
 def _textured(count: int, channels: int, size: int, rng: np.random.Generator) -> torch.Tensor:
-    """Draw (count, C, S, S) textures, mean 0, of mostly grey colours and random strength."""
+    """Draw (count, C, S, S) mostly grey textures, with mean 0 and random strength."""
     strength, grey = _uniform(count, 0, 0.25, rng), _uniform(count, 0.6, 1, rng)
     fields = _textures(count * (channels + 1), size, rng).view(count, channels + 1, size, size)
     return strength * (grey * fields[:, :1] + (1 - grey) * fields[:, 1:])
 
 
 def _objects(count: int, shape: tuple[int, ...], rng: np.random.Generator) -> torch.Tensor:
-    """Draw (count, C, S, S) floats, about between 0 and 1."""
+    """Draw (count, C, S, S) floats, roughly between 0 and 1."""
     channels, size, _ = shape
     ground, sky, *paints = _palettes(count, channels, rng)[..., None, None].unbind(1)
     line = torch.linspace(-1, 1, size)
@@ -230,7 +230,7 @@ def _objects(count: int, shape: tuple[int, ...], rng: np.random.Generator) -> to
 def _body(
     count: int, rows: torch.Tensor, columns: torch.Tensor, rng: np.random.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw (count, 1, S, S) heights, positive inside a body, and whether a part has colour 2."""
+    """Draw (count, 1, S, S) heights, positive inside a body, and a mask of the second colour."""
     parts = _integers(count, 2, 7, rng)
     height = torch.full((count, 1, *rows.shape), -9.0)
     second = torch.zeros(height.shape, dtype=torch.bool)
@@ -258,7 +258,7 @@ def _integers(count: int, low: int, high: int, rng: np.random.Generator) -> torc
 
 
 def _dead_leaves(count: int, shape: tuple[int, ...], rng: np.random.Generator) -> torch.Tensor:
-    """Draw (count, C, S, S) floats, about between 0 and 1, one leaf of each image after another."""
+    """Draw (count, C, S, S) floats, roughly between 0 and 1, leaf by leaf."""
     channels, size, _ = shape
     palettes = _palettes(count, channels, rng)
     images = torch.arange(count)
@@ -266,7 +266,7 @@ def _dead_leaves(count: int, shape: tuple[int, ...], rng: np.random.Generator) -
     rows, columns = torch.meshgrid(line, line, indexing="ij")
 
     def leaf() -> tuple[torch.Tensor, torch.Tensor]:
-        """Draw (count, C + 2, 1, 1) colours and choices of a texture; (count, 1, S, S) shades."""
+        """Draw (count, C + 2, 1, 1) colours and texture choices, and (count, 1, S, S) shades."""
         colours = palettes[images, torch.from_numpy(rng.integers(0, COLOURS, count))]
         colours += torch.from_numpy(rng.normal(0, 0.05, colours.shape).astype(np.float32))
         textured = torch.eye(2)[torch.from_numpy(rng.integers(0, 2, count))]
@@ -310,7 +310,7 @@ def _leaf_mask(count: int, size: int, rng: np.random.Generator) -> torch.Tensor:
 
 
 def _textures(count: int, size: int, rng: np.random.Generator) -> torch.Tensor:
-    """Draw (count, S, S) fields, mean 0, variance 1: spectra f^-a of random a and direction."""
+    """Draw (count, S, S) fields, mean 0, variance 1, with spectra f^-a, random a and direction."""
     rows, columns = torch.fft.fftfreq(size)[:, None], torch.fft.rfftfreq(size)
     angle = _uniform(count, 0, math.pi, rng)[:, 0]
     stretch = _uniform(count, 0, 1.2, rng)[:, 0].exp()

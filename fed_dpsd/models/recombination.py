@@ -19,10 +19,10 @@ def recombine(
     count: int,
     rng: np.random.Generator,
 ) -> NDArray[np.uint8]:
-    """Draw answered images, turned, scaled and shifted; into half of them, paste a second one.
+    """Draw answered images, rotated, scaled and shifted; into half of them, paste a second one.
 
-    Teachers name some classes for few procedural images. An image is drawn with a probability
-    inverse to one more than the number of images with a label of the same class, so that rare
+    Teachers assign some classes to few procedural images. An image is drawn with a probability
+    proportional to 1 / (1 + the number of images with a label of the same class), so that rare
     classes are queried more. The second image is drawn in the same way, but not moved; it shows
     through a random area.
 

@@ -1,23 +1,23 @@
 """ResNet-9 for small images: eight convolutions, two residual blocks and a linear classifier.
 
 The network of DAWNBench's fastest entries on CIFAR10 (github.com/davidcpage/cifar10-fast), without
-its constant factor on the logits. It computes in bfloat16 where the device has it: the processor
-then needs about 0.6 times the time. The form with GroupNorm computes in float32 and keeps no
-statistics of the data, so DP-SGD can train it.
+its constant factor on the logits. It computes in bfloat16 if the device supports it: on a
+processor, this takes about 0.6 times as long. The form with GroupNorm computes in float32 and keeps
+no statistics of the data, so DP-SGD can train it.
 """
 
 import torch
 from torch import nn
 
-GROUPS = 8  # of GroupNorm, or the largest number of groups that divides the channels
+GROUPS = 8  # of GroupNorm, or fewer, so that the number divides the channels
 
 
 class ResNet9(nn.Sequential):
     """The backbone, from (B, C, S, S) to (B, 8 * width) features; S >= 8.
 
     Args:
-        channels: of the images.
-        width: channels of the first layer, >= 1.
+        channels: number of channels of the images.
+        width: number of channels of the first layer, >= 1.
         group_norm: use GroupNorm instead of BatchNorm.
     """
 
@@ -64,7 +64,7 @@ def has_bfloat16(device: torch.device) -> bool:
     """Return whether the device computes in bfloat16 without emulation."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    supported = getattr(torch.cpu, "_is_avx512_bf16_supported", None)  # no public function tells
+    supported = getattr(torch.cpu, "_is_avx512_bf16_supported", None)  # no public function exists
     return device.type == "cpu" and supported is not None and supported()
 
 

@@ -1,6 +1,6 @@
 """The papers' teachers: torchvision's networks, for images of any size and one or three channels.
 
-Each is torchvision's own, with BatchNorm, so models trained elsewhere fit: see
+Each is torchvision's network, with BatchNorm, so models trained elsewhere can be loaded: see
 `own_names` and `Adapted.normalise`. Images that are too small for a network are enlarged. Dropout
 is off, since its draws would not follow a run's seeds. For DP-SGD each has a form with GroupNorm,
 whose name ends with _gn.
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-# For each network, the name of its last layer and the smallest image side that it takes.
+# For each network, the name of its last layer and the smallest image side that it accepts.
 NETWORKS = {
     "alexnet": ("classifier.6", 63),
     "vgg19_bn": ("classifier.6", 32),
@@ -28,7 +28,7 @@ NETWORKS = {
     "googlenet": ("fc", 28),
     "vit_b": ("heads.head", 28),
 }
-# For each network with BatchNorm the name of its form with GroupNorm.
+# For each network with BatchNorm, the name of its form with GroupNorm.
 GROUP_FORMS = {
     name: f"{name.removesuffix('_bn')}_gn" for name in NETWORKS if name not in ("alexnet", "vit_b")
 }
@@ -38,11 +38,11 @@ PATCHES = 16, 8, 4, 2  # sides of ViT's patches, at least 7 along an image's sid
 class Adapted(nn.Module):
     """A network whose images are normalised, and enlarged to `least` pixels a side.
 
-    The `mean` and `std` of pixels in [0, 1] are part of its state, so they travel with it.
+    The `mean` and `std` of pixels in [0, 1] are part of its state, so they are saved with it.
 
     Args:
         network: the network, from (B, C, S, S) to (B, F).
-        least: the smallest side that it takes.
+        least: the smallest side that the network accepts.
         channels: C.
     """
 
@@ -62,10 +62,10 @@ class Adapted(nn.Module):
         self.std.fill_(0.5)
 
     def normalise(self, facts: Mapping[str, str]) -> None:
-        """Set the normalisation from a file's facts: "mean" and "std", JSON lists, for [0, 1].
+        """Set the normalisation of pixels in [0, 1] from a file's "mean" and "std", JSON lists.
 
         Raises:
-            ValueError: a fact is missing, or is not a list with a number for each channel.
+            ValueError: one is missing, or is not a list with a number for each channel.
         """
         channels = len(self.mean)
         for name in ("mean", "std"):
@@ -179,7 +179,7 @@ def _norm_groups(network: nn.Module) -> None:
 
 
 def _with_channels(conv: nn.Conv2d, channels: int) -> nn.Conv2d:
-    """Return a convolution like another, with the given number of input channels."""
+    """Return a new convolution like `conv`, but with the given number of input channels."""
     return nn.Conv2d(
         channels,
         conv.out_channels,

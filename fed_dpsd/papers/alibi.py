@@ -23,13 +23,13 @@ class ALIBI(LabelPrivate):
     """Training on posteriors of noisy labels, with the network itself as prior.
 
     Guarantee: a label's one-hot vector gets Laplace noise of scale 2 / epsilon once. A different
-    label moves two of its entries by 1 each, an L1 norm of 2. The rest of the training is
+    label changes two of its entries by 1 each, an L1 distance of 2. The rest of the training is
     post-processing of the noisy vector. So a label is epsilon-private at delta 0 (docs/privacy.md,
     Theorem 19).
 
     Args:
         num_classes: K, >= 2.
-        epsilon: of the noisy vector and of the whole training, in 1e-6..1e4.
+        epsilon: epsilon of a noisy vector and of the whole training, in 1e-6..1e4.
 
     Raises:
         ValueError: a parameter is out of its range.
@@ -50,9 +50,9 @@ class ALIBI(LabelPrivate):
         return NoisyVotes(self.num_classes, 2 / self.epsilon, "laplace")
 
     def train(self, learner: Learner, labels: NDArray[np.int64], rng: Rng) -> None:
-        """Draw each label's noisy vector once, and fit the learner to their posteriors.
+        """Draw each label's noisy vector once, and fit the learner to the labels' posteriors.
 
-        Records are fitted in random order, since records of a folder are numbered by class.
+        Records are fitted in random order, since a folder's records are sorted by class.
         """
         order = np.argsort(rng.random(len(labels)), kind="stable")
         one_hot = np.eye(self.num_classes)[labels]

@@ -5,10 +5,10 @@ Co-Boosting", ICLR 2024, arXiv 2402.15070. Where the paper is silent, this follo
 rong-dai/Co-Boosting.
 
 The server holds teachers f_1, ..., f_n. Their ensemble has weights w >= 0 with sum 1 and the logits
-A_w(x) = sum_k w_k f_k(x); p_w is its softmax. Weights start equal. A round has four steps:
+A_w(x) = sum_k w_k f_k(x); p_w is its softmax. All weights start equal. A round has four steps:
 
 1. Images. A new generator and its latent vectors make a batch x for random target classes y. They
-   minimise the cross-entropy of *hard samples*, of which the ensemble is not sure, and reward
+   minimise the cross-entropy of *hard samples*, which the ensemble is unsure about, and reward
    disagreement between the ensemble and the student S:
    (1 - p_w(x)[y])^h * CE(A_w(x), y) - beta * KL(A_w(x) || S(x)).
    The first factor is constant in the gradient. The best batch is added to the buffer.
@@ -21,18 +21,18 @@ A_w(x) = sum_k w_k f_k(x); p_w is its softmax. Weights start equal. A round has 
 4. Student. It learns from A_w on the diversified images, at temperature T on both sides.
 
 Differences from the code base:
-- The new batch already moves the weights in its own round. In the code base it does so a round
-  later, and the first round moves none.
+- The new batch moves the weights in its own round. In the code base it does so one round later, so
+  the first round moves no weights.
 - The weights are divided by their sum after each step. The code base keeps them in [0, 1] and
   divides only where it mixes logits, so its steps shrink as the sum grows.
 - Diversified images stay in [0, 1], and epsilon is in grey levels of 255; the code base adds 8/255
   to normalised pixels.
 - The buffer is in memory and holds the images of one run. They are neither shifted nor mirrored by
-  default; there, they get the training transforms of the data set.
-- Each round's SGD starts without momentum. Its rate is constant (cosine there), without weight
-  decay, and no gradient is clipped.
+  default; the code base applies the training transforms of the data set.
+- Each round's SGD starts without momentum. Its learning rate is constant (in the code base it
+  follows a cosine), and there is no weight decay or gradient clipping.
 - A client with several teachers has a weight for each.
-- There is no term on BatchNorm statistics, whose weight is 0 there.
+- There is no loss on BatchNorm statistics; its weight in the code base is 0.
 - Networks start from Xavier initialisation, and the generator normalises before its sigmoid
   (fed_dpsd/models/generators.py).
 - The last round is reported, not the best round on the test split.
@@ -61,7 +61,7 @@ from fed_dpsd.models.divergence import descend, rates_of
 from fed_dpsd.models.inference import to_bytes, to_unit
 from fed_dpsd.streams import Streams
 
-ADVERSARIAL_TEMPERATURE = 3.0  # of the code base, on both sides
+ADVERSARIAL_TEMPERATURE = 3.0  # on both sides, as in the code base
 WEIGHTS = "ensemble.weights"  # their name in a state
 
 
@@ -260,7 +260,7 @@ def hard_sample_weights(
 
 
 def weighted_mean(logits: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Return the (B, K) mean of n teachers' (n, B, K) logits by (n,) weights of any sum > 0."""
+    """Return the (B, K) mean of (n, B, K) logits, weighted by (n,) weights of any sum > 0."""
     return torch.einsum("n,nbk->bk", weights / weights.sum(), logits)
 
 
@@ -269,11 +269,11 @@ def moved_weights(
 ) -> torch.Tensor:
     """Return (n,) weights after a step against the sign of the cross-entropy's gradient.
 
-    The loss reads the shares only. So the gradient never asks for larger logits of all teachers,
+    The loss depends only on the ratios of the weights. So a step never increases all weights alike,
     which the division by the sum would undo.
 
     Args:
-        weights: (n,), >= 0 with sum 1; so is what is returned.
+        weights: (n,), >= 0 with sum 1, as are the returned weights.
         logits: (n, B, K) logits of the n teachers.
         targets: (B,) classes.
         step: distance that each weight moves before the division by the sum, >= 0.
@@ -282,4 +282,4 @@ def moved_weights(
     loss = functional.cross_entropy(weighted_mean(logits, free), targets)
     (gradient,) = torch.autograd.grad(loss, free)
     moved = (weights - step * gradient.sign()).clamp(min=0)
-    return moved / moved.sum() if moved.any() else weights  # a large step may leave nothing
+    return moved / moved.sum() if moved.any() else weights  # a large step may set all to 0

@@ -91,8 +91,8 @@ class DGD(Method):
         areas, lines = self.areas_fraction, self.lines_fraction
         if min(areas, lines) < 0 or areas + lines > 1:
             raise ValueError(
-                f"areas_fraction={areas} and lines_fraction={lines} must be >= 0 and at most 1 "
-                "together; the generator makes the other images"
+                f"areas_fraction={areas} and lines_fraction={lines} must be >= 0 with a sum of at "
+                "most 1; the generator makes the other images"
             )
 
     def check(
@@ -108,8 +108,8 @@ class DGD(Method):
             )
         if isinstance(self.baseline, TrainingMechanism) and self.baseline.unit != "record":
             problems.append(
-                f"method.baseline.unit={self.baseline.unit}: a baseline is trained by records "
-                "only; use method.baseline.unit=record"
+                f"method.baseline.unit={self.baseline.unit}: a baseline's unit can only be the "
+                "record; use method.baseline.unit=record"
             )
         if not config.federation.simulation:
             problems.append(
@@ -189,7 +189,7 @@ class DGD(Method):
         descend(optimiser, losses(), "the generator", rates_of(self, "generator_learning_rate"))
 
     def generator_loss(self, features: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        """Return Eq. 2: confident, balanced over the classes, with large activations."""
+        """Return Eq. 2, which rewards confidence, balance over classes and large activations."""
         return (
             losses.one_hot_loss(logits)
             + self.entropy_weight * losses.entropy_loss(logits)
@@ -199,7 +199,7 @@ class DGD(Method):
     def synthesise(
         self, generator: nn.Module, context: PublicContext, streams: Streams
     ) -> NDArray[np.uint8]:
-        """Return all synthetic images in random order, (N, C, H, W) uint8; the first are sent."""
+        """Return all (N, C, H, W) uint8 synthetic images in random order; the first are sent."""
         needed = max(self.synthetic_images, context.rounds * context.queries_per_round)
         fractions = {"areas": self.areas_fraction, "lines": self.lines_fraction}
         counts = {kind: int(fraction * needed) for kind, fraction in fractions.items()}
@@ -273,11 +273,11 @@ class DGD(Method):
     def smoothness(
         self, student: Classifier, vae: VAE, images: torch.Tensor, rng: torch.Generator
     ) -> torch.Tensor:
-        """Return Eq. 6: features invariant to tangents and normals, and small entropies.
+        """Return Eq. 6: changes of features along tangents and normals, and entropies.
 
         Standard normal codes lie near a sphere. A tangent is orthogonal to a code, and the normal
-        is the code's own direction (Eq. 4). The paper prints the negative entropy, whose minimum is
-        an undecided student; its text asks for a decided one.
+        is the direction of the code (Eq. 4). The paper prints the negative entropy, whose minimum
+        is an undecided student; its text asks for a decided one.
         """
         with torch.no_grad():
             codes = self.noisy_codes(vae.encode(images, rng), rng)

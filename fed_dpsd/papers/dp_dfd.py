@@ -8,8 +8,8 @@ nothing is proven for the images, or for anything trained on them, however the l
 randomised. With `discriminator="student"` the same stages depend on private data only through the
 responses, and their epsilon is finite.
 
-Only the paper's text about the algorithm was available, not the box itself. So comments number the
-steps of the text, and docs/paper_map.md lists what it leaves open.
+Only the paper's description of the algorithm was available, not the algorithm box. So comments
+number the steps of the description, and docs/paper_map.md lists what it leaves open.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -147,7 +147,7 @@ class DPDataFreeDistillation(Discriminating):
         targets: torch.Tensor,
         images: torch.Tensor,
     ) -> torch.Tensor:
-        """Return the loss of Eq. 2, and the student's on (B, K) labels of a stage's images."""
+        """Return the loss of Eq. 2, plus the student's loss on a stage's (B, K) labels."""
         student_loss = losses.student_loss(student(images), targets)
         return self.generator_loss(discriminator, images) + student_loss
 
@@ -177,5 +177,5 @@ class DPDataFreeDistillation(Discriminating):
                 yield losses.student_loss(model(take(chosen)), labels[chosen].to(context.device))
 
         loss = descend(optimiser, steps(), "the student", rates_of(self, "student_learning_rate"))
-        student.eval()  # as the generator sees it
+        student.eval()  # the generator is trained against it in this mode
         return loss.item()

@@ -10,7 +10,7 @@ from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.mechanism import Values, check_noise
 from fed_dpsd.privacy.noise import Rng
 
-MOST_IMAGES = 1_024  # of a request, whose sum must stay exact
+MOST_IMAGES = 1_024  # in a request; the sum of more might not be exact
 
 
 @dataclass(frozen=True, repr=False)
@@ -19,9 +19,10 @@ class GradientSum(NormalizedGradient):
 
     Guarantee: a changed teacher changes all B gradients of a request together, so their sum moves
     by 2 * bound * B, or by 2 * bound * sqrt(B) if the whole batch has norm below `bound`. That
-    is one Gaussian mechanism of noise multiplier noise_multiplier / (2 B), or / (2 sqrt(B)): as
-    much as B^2, or B, of multiplier noise_multiplier / 2 (docs/privacy.md, Theorem 17). A request
-    is charged as that many releases. DPDFD's Theorem 3 counts B.
+    is one Gaussian mechanism of noise multiplier noise_multiplier / (2 B), or
+    noise_multiplier / (2 sqrt(B)). It costs as much as B^2 mechanisms, or B, of noise multiplier
+    noise_multiplier / 2 (docs/privacy.md, Theorem 17). A request is charged as that many releases.
+    DPDFD's Theorem 3 counts B.
 
     The mean over the B rows is the noisy mean gradient of Eq. 4; the other rows are zero.
 
@@ -36,7 +37,7 @@ class GradientSum(NormalizedGradient):
         check_noise(self.noise_multiplier, self.noise_at, self.shards.teachers * MOST_IMAGES)
         if self.k is not None and self.mask == "public":
             raise ValueError(
-                f"k={self.k} with mask='public': the images of a sum have their own masks; "
+                f"k={self.k} with mask='public': each image of a sum has a different mask; "
                 "use mask=private or signed, or k=null"
             )
 
@@ -58,20 +59,20 @@ class GradientSum(NormalizedGradient):
         """Sum (n, B, K) `value` over n and add the noise of `scale` to the first row.
 
         Raises:
-            ValueError: the request has more images than a sum keeps exact.
+            ValueError: the request has too many images for an exact sum.
         """
         images = value.shape[1]
         if images > MOST_IMAGES:
             raise ValueError(
-                f"{images:,} images in a request; answers=gradient_sum takes {MOST_IMAGES:,} at "
-                "most: send fewer queries per round"
+                f"{images:,} images in a request; answers=gradient_sum takes at most "
+                f"{MOST_IMAGES:,}; send fewer queries per round"
             )
         noisy = np.zeros(value.shape[1:])
         noisy[:1] = super().add_noise(value[:, :1], predictions[:1], rng)
         return noisy
 
     def admissible(self, values: Values, predictions: Values, teachers: int) -> NDArray[np.bool_]:
-        """Mark rows that are zero, and a first row that is not too long."""
+        """Mark the rows that are zero, and the first row if it is not too long."""
         images = len(values)
         longest = images if self.normalise == "sample" else np.sqrt(images)
         first = super().admissible(values[:1], predictions[:1], int(np.ceil(teachers * longest)))

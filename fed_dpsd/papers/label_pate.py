@@ -1,7 +1,7 @@
 """PATE for labels: teachers with disjoint labels cast noisy votes on public images for a student.
 
 Malek et al.: "Antipodes of Label Differential Privacy: PATE and ALIBI", arXiv 2106.03408, in
-the simple form without semi-supervised learning.
+its simple form, without semi-supervised learning.
 """
 
 import functools
@@ -28,11 +28,11 @@ class LabelPATE(LabelPrivate):
     vote on each of the `queries` images. Each image's counts get Gaussian noise once, and the
     student learns from the images and from these counts alone. So the training is `queries`
     Gaussian mechanisms of sensitivity sqrt(2) for a label (docs/privacy.md, Theorem 20). Teachers
-    see true labels, so the place that trains them must be trusted.
+    see true labels, so the party that trains them must be trusted.
 
     Args:
         num_classes: K, >= 2.
-        epsilon: of the whole training at `delta`, in 0.01..20; it sets the noise.
+        epsilon: epsilon of the whole training at `delta`, in 0.01..20; it sets the noise.
         delta: failure probability, at least 1e-90 and below 1.
         teachers: n in 1..5,000, on equal parts of the records in random order.
         queries: Q in 1..1,000,000, the largest number of records that the teachers label for the
@@ -61,7 +61,7 @@ class LabelPATE(LabelPrivate):
 
     @property
     def failure(self) -> float:
-        """Return delta."""
+        """Return the failure probability, delta."""
         return self.delta
 
     @functools.cached_property

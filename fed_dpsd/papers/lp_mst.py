@@ -29,10 +29,10 @@ class LPMST(LabelPrivate):
 
     Args:
         num_classes: K, >= 2.
-        epsilon: of one response and of the whole training, in 1e-6..20.
-        stages: T >= 1, equal parts of the records in random order.
-        temperature: of priors, above 0: a probability p counts as p^(1 / temperature). Below 1 it
-            leaves fewer candidates (Appendix E).
+        epsilon: epsilon of one response and of the whole training, in 1e-6..20.
+        stages: T >= 1, the number of equal parts of the records, in random order.
+        temperature: temperature of the priors, in 0.01..100: a probability p counts as
+            p^(1 / temperature). A temperature below 1 leaves fewer candidates (Appendix E).
 
     Raises:
         ValueError: a parameter is out of its range.
@@ -77,7 +77,7 @@ class LPMST(LabelPrivate):
     def respond(
         self, labels: NDArray[np.int64], prior: NDArray[np.float64], rng: Rng
     ) -> NDArray[np.int64]:
-        """Draw the (n,) responses to (n,) labels, given (n, K) priors of them."""
+        """Draw the (n,) responses to (n,) labels, given their (n, K) priors."""
         response = TopKRandomizedResponse(self.num_classes, self.ideal_epsilon)
         drawn = response.add_noise(self.law(labels, prior)[None], prior, rng)
         return np.asarray(drawn.argmax(1))
@@ -95,7 +95,7 @@ class LPMST(LabelPrivate):
         return law
 
     def candidates(self, prior: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Return the (n,) k at which a response is most probably true, from the priors alone.
+        """Return the (n,) k that make a true response most probable, from the priors alone.
 
         A label drawn from the prior p is answered truthfully with probability e^epsilon /
         (e^epsilon + k - 1) times the sum of the k largest p: Algorithm 2, w_k.
@@ -107,11 +107,11 @@ class LPMST(LabelPrivate):
 
     @functools.cached_property
     def ideal_epsilon(self) -> float:
-        """Return the epsilon of ideal responses; a little is for draws of finite precision."""
+        """Return the epsilon of ideal responses; the small rest covers finite-precision draws."""
         return 2 * self.epsilon - pure(self._event(self.epsilon)).epsilon
 
     def event(self) -> DpEvent:
-        """Return the event of one response; one among two candidates dominates any other."""
+        """Return the event of one response; one between two candidates dominates all others."""
         return self._event(self.ideal_epsilon)
 
     def _event(self, epsilon: float) -> DpEvent:

@@ -17,7 +17,7 @@ from fed_dpsd.privacy.noise import Rng, noisy_sum
 from fed_dpsd.privacy.published import theorem_1
 from fed_dpsd.privacy.training import CustomTraining
 
-SMALLEST_PROBABILITY = 1e-8  # in a quotient, to keep it finite
+SMALLEST_PROBABILITY = 1e-8  # as a divisor, so that quotients are finite
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class OutputGradient(CustomTraining):
     Args:
         noise_multiplier: sigma, noise standard deviation divided by `bound`, > 0.
         bound: C, norm of a record's gradient, > 0.
-        stability: e, added to a norm, > 0.
+        stability: e, added to each norm, > 0.
         label_step: gamma, step from a prediction to its new target, > 0.
-        learning_rate: gamma_s, of plain gradient steps, > 0.
+        learning_rate: gamma_s, for plain gradient steps, > 0.
         batch_size: B, mean number of records in a step, >= 1.
         steps: T, >= 1.
         mean_over: "batch" for one noisy mean gradient per batch, as the sum in line 8 suggests;
@@ -85,9 +85,9 @@ class OutputGradient(CustomTraining):
         return "noise on the gradients of outputs, which proves nothing"
 
     def published(self, trainings: int, num_classes: int, delta: float) -> float:
-        """Return DPDFD's Theorem 3 over the steps of all `trainings`.
+        """Return the epsilon of DPDFD's Theorem 3 for the steps of all `trainings`.
 
-        About Algorithm 3 the paper says only that the algorithm runs the same procedures.
+        The paper says only that Algorithm 3 runs the same procedures.
         """
         queries = trainings * self.steps * self.batch_size
         return theorem_1(self.bound, self.noise_multiplier, num_classes, queries, delta)

@@ -5,8 +5,8 @@ Synthetic Distillation", arXiv 2601.19090, Algorithm 2 (Appendix D).
 
 One generator lives for the whole run. In each of T rounds, which the paper calls iterations, it
 makes b images, the clients answer them once, the student takes one step on the answers, and the
-generator takes one step against the student. Nothing is stored and reused: that, and everything
-else that learns better, is in fed_dpsd/methods/fed_dpsd.py.
+generator takes one step against the student. Answers are not stored and reused: that, and all other
+improvements, are in fed_dpsd/methods/fed_dpsd.py.
 
 Where the printed algorithm contradicts itself, the text or its references, a key chooses the
 reading (conf/method/paper_fed_dpsd.yaml, docs/paper_map.md).
@@ -117,7 +117,7 @@ class PaperFedDPSD(Method):
             metrics = {"student_loss": loss.item()}
             if self.generator_learning_rate > 0:
                 loss = self.generator_loss(student, generator(latents), targets)  # 17
-                either = student_rate | generator_rate  # it is a loss at the student's new weights
+                either = student_rate | generator_rate  # either may be the cause
                 loss = descend(generator_optimiser, [loss], "the generator", either, done)  # 18
                 metrics["generator_loss"] = loss.item()
             buffer.append(ReplayBuffer.of(total, labels))
@@ -132,7 +132,7 @@ class PaperFedDPSD(Method):
     def start(
         self, context: PublicContext, streams: Streams
     ) -> tuple[nn.Module, nn.Module, torch.Tensor]:
-        """Return student and generator, drawn by Xavier's rule, and normal latent vectors."""
+        """Return the student and the generator, with Xavier weights, and normal latent vectors."""
         student = context.make_student(streams.torch("student"))
         generator = context.make_generator(self.latent_size, streams.torch("generator"))
         generator.set_levels(self.contrast, self.brightness)
@@ -143,7 +143,7 @@ class PaperFedDPSD(Method):
     def optimisers(
         self, student: nn.Module, generator: nn.Module, latents: torch.Tensor
     ) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
-        """Return the optimisers of the student, and of the generator and its other parameters."""
+        """Return the student's optimiser, and that of the generator and of learnt latents."""
         make = OPTIMISERS[self.optimiser]
         learnt = [latents] if self.latents == "kept" else []
         return (
@@ -152,7 +152,7 @@ class PaperFedDPSD(Method):
         )
 
     def rate(self, number: int, rounds: int) -> float:
-        """Return the student's learning rate in round `number`, from 1, of `rounds` rounds."""
+        """Return the student's learning rate in round `number`, 1 to `rounds`."""
         falls = (number - 1) / rounds if self.student_learning_rate_falls else 0
         return self.student_learning_rate * (1 - falls)
 
@@ -200,7 +200,7 @@ class PaperFedDPSD(Method):
     # --- the clients: Fed-FlexPer, lines 21 to 35 --------------------------------------------
 
     def client(self, request: Request, site: Site) -> Response | Refusal:
-        """Release each teacher's answer to every image by the site's mechanism."""
+        """Release each teacher's answer to every image with the site's mechanism."""
         if request.kind != "answers":
             raise ProtocolError(f"method {type(self).__name__} does not answer {request.kind!r}")
         site.pay_for_training()
@@ -212,7 +212,7 @@ class PaperFedDPSD(Method):
     def gradients(
         self, sensitive: NDArray[np.float64], predictions: NDArray[np.float32]
     ) -> NDArray[np.float64]:
-        """Return each teacher's gradients of Eq. 2, or of classic distillation, (n, B, K)."""
+        """Return the teachers' (n, B, K) gradients of Eq. 2, or of classic distillation."""
         if self.distillation == "classic":
             return losses.kd_gradients(sensitive, predictions)
         return losses.decoupled_kd_gradients(sensitive, predictions, self.balance, self.divisor)

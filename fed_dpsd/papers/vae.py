@@ -11,7 +11,7 @@ from fed_dpsd.models.generators import UpConvolution
 
 
 class VAE(nn.Module):
-    """An encoder of images to normal laws of codes, and a decoder of codes to images.
+    """An encoder from images to normal distributions of codes, and a decoder from codes to images.
 
     Args:
         shape: (C, size, size) of the images; size is a multiple of 4.
@@ -61,7 +61,7 @@ class VAE(nn.Module):
         return self.decoder(codes)
 
     def loss(self, images: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
-        """Return the negative evidence lower bound, a mean over the images (Eq. 10).
+        """Return the negative evidence lower bound, averaged over the images (Eq. 10).
 
         It is NaN if a decoded pixel is NaN. The library's cross-entropy raises an error for such a
         pixel; on a GPU the error cannot be caught.

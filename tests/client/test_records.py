@@ -265,7 +265,7 @@ def test_what_is_wrong_is_named_with_the_remedy(tmp_path):
     ):
         with pytest.raises(UserError, match=message):
             read(replace(table(tmp_path), **change), SHAPE, CLASSES)
-    with pytest.raises(UserError, match="files.patient_column=patient: folders of classes name no"):
+    with pytest.raises(UserError, match="files.patient_column=patient: class folders name no"):
         read(replace(folder(tmp_path), patient_column="patient"), SHAPE, CLASSES)
 
 

@@ -99,10 +99,10 @@ BAD_VALUES = [
     ("privacy.delta=1", "privacy.delta=1 must be < 1"),
     ("privacy.budget=-1", "privacy.budget=-1 must be >= 0"),
     ("answers.epsilon_per_answer=-1", "answers.epsilon_per_answer=-1.0 must be"),
-    ("method.noise_fraction=1.5", "must be >= 0 and at most 1 together"),
+    ("method.noise_fraction=1.5", "must be >= 0 with a sum of at most 1"),
     (
         "method.recombined_fraction=0.5",
-        "recombined_fraction=0.5 must be >= 0 and at most 1 tog",
+        "recombined_fraction=0.5 must be >= 0 with a sum of at m",
     ),
     (
         "method.noise_fraction=0 method.areas_fraction=0 method.lines_fraction=0 "

@@ -107,7 +107,7 @@ def test_a_grid_of_a_plugin_is_no_single_run(example, tmp_path):
 def test_a_network_by_the_name_of_ours_is_an_error(example, tmp_path):
     package = example / "fed_dpsd_example" / "__init__.py"
     package.write_text(package.read_text().replace('"mlp_deep"', '"cnn"'))
-    with pytest.raises(ConfigError, match="its network cnn exists already"):
+    with pytest.raises(ConfigError, match="its network name cnn is taken"):
         set_up(compose(["plugins=example"]), tmp_path)
 
 

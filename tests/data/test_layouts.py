@@ -95,7 +95,7 @@ def test_names_that_are_nearly_one_are_refused(tmp_path):
     listed = loaded(tmp_path, tmp_path / "D", "data.classes=[Normal,normal]")
     assert everything(listed) == {1: 0, 2: 1}
     shades(tmp_path / "E", **{"1": [1], "1.0": [2], "two": [3]})
-    with pytest.raises(ConfigError, match="folder '1' has the name of another one"):
+    with pytest.raises(ConfigError, match="folder '1' has the same name as another"):
         bound(tmp_path, tmp_path / "E")
 
 
@@ -144,7 +144,7 @@ def test_without_train_and_test_about_one_in_five_is_for_testing(tmp_path, said)
     assert 25 <= len(test) <= 75  # Binomial(250, 1/5) is outside with probability 1e-4
     (line,) = said()
     assert "has no train and test splits: one image in 5 is for testing, chosen by a hash" in line
-    assert f"pixels, {len(test)} of 250 images; folders train and test divide it diff" in line
+    assert f"pixels, {len(test)} of 250 images; to divide it differently, use folders" in line
     alone = datasets.load_test(bound(tmp_path, path), tmp_path / "third")
     assert (alone.images == data.test.images).all()
 
@@ -165,7 +165,7 @@ def test_given_splits_are_taken_as_they_are(tmp_path, said):
         "dev (2 files) is not read: nothing is selected on a validation split"
     }
     shades(path / "Training", cat=[1], dog=[3])
-    with pytest.raises(ConfigError, match="Training and train are both for train; join them"):
+    with pytest.raises(ConfigError, match="Training and train are both for train; merge them"):
         bound(tmp_path, path)
 
 
@@ -209,7 +209,7 @@ def test_splits_inside_folders_of_classes_are_reported(tmp_path, said):
         tmp_path / "D", **{f"{name}/{split}": [1] for name in "ab" for split in ("train", "test")}
     )
     loaded(tmp_path, tmp_path / "D")
-    assert any("folder a/test is not taken as a split" in line for line in said())
+    assert any("folder a/test is not used as a split" in line for line in said())
 
 
 def test_images_of_both_splits_are_counted(tmp_path, said):
@@ -286,8 +286,8 @@ def test_a_class_without_pictures_is_a_warning(tmp_path, said):
     assert len(everything(loaded(tmp_path, path))) == 30
     lines = said()
     assert "31 files found, 30 used, 1 skipped: 1 unreadable (dog/40.png: it is not" in lines[0]
-    assert lines[2].endswith("no image for training of class cow, dog")
-    assert lines[3].endswith("no image for testing of class cow, dog")
+    assert lines[2].endswith("no image of class cow, dog for training")
+    assert lines[3].endswith("no image of class cow, dog for testing")
 
 
 def test_a_folder_that_is_not_as_configured_is_an_error(tmp_path):
@@ -316,7 +316,7 @@ def test_a_folder_that_is_not_as_configured_is_an_error(tmp_path):
         with pytest.raises(UserError, match=expected):
             loaded(tmp_path, tmp_path / f"{number}", *options)
         assert not list((tmp_path / "cache").rglob("*.npy"))
-    with pytest.raises(UserError, match="patient_column=p: folders of classes name no patients"):
+    with pytest.raises(UserError, match="patient_column=p: class folders name no patients"):
         loaded(tmp_path, tmp_path / "0", *options, "data.patient_column=p")
 
 

@@ -247,8 +247,8 @@ def test_records_of_no_client_are_counted_with_a_remedy_that_works(rule, known):
     assert bool(said) == isinstance(rule, ByClass) == (sum(map(len, shares)) < len(labels))
     if said:
         held = sum(map(len, shares))
-        assert f": {held:,} of {len(labels):,} training records are at a client; " in said
-        assert f"; {len(labels) - held:,} are at none, since 1 of 4 classes have no client" in said
+        assert f": {held:,} of {len(labels):,} training records have a client; " in said
+        assert f"; {len(labels) - held:,} have none, since 1 of 4 classes have no client" in said
         assert said.endswith("raise the first to 3, or the second to 3")
         for wider, clients in ((ByClass(0, 3), 2), (rule, 3)):
             shares = split(wider, labels, clients, patients)
@@ -260,6 +260,6 @@ def test_records_that_coins_leave_out_are_counted():
     shares = split(rule, LABELS, 3)
     held = int(rule.kept(1_400).sum())
     assert partition.unused(rule, LABELS, shares) == (
-        f"partition: {held} of 1,400 training records are at a client; {1_400 - held:,} are at "
+        f"partition: {held} of 1,400 training records have a client; {1_400 - held:,} have "
         "none, left out by their coins (partition.fraction=0.25)"
     )

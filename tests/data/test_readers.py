@@ -165,7 +165,7 @@ def test_given_splits_that_share_patients_are_refused_unless_that_is_allowed(tmp
 def test_what_is_wrong_with_a_table_is_named(tmp_path):
     picture(tmp_path / "0.png")
     cases = [
-        ("image,label,label\n0.png,a,b\n", "t.csv has several columns label; rename or delete one"),
+        ("image,label,label\n0.png,a,b\n", "has several columns named label; rename or delete one"),
         ("image,label\n0.png,a\n0.png,b, c\n", "line 3 has 3 cells, but there are 2 columns; put"),
         ('image,label\n0.png,a\n"0.png,b\n', r"cannot be read as CSV in UTF-8 \(unexpected end"),
         ("image,label\n" + "".join(f"{i}.png,{i / 7:.3f}\n" for i in range(30)), "30 different"),
@@ -286,7 +286,7 @@ def test_patients_follow_the_one_column_that_is_true(tmp_path, said):
 def test_a_column_of_splits_is_reported(tmp_path, said):
     path = table(tmp_path / "t.csv", ["0.png,ill,train", "1.png,well,test"], "image,label,Split")
     loaded(tmp_path, path)
-    sentence = "its column Split is not taken as a split; to test on some of its rows"
+    sentence = "its column Split is not used as a split; to test on some of its rows"
     assert any(sentence in line for line in said())
 
 
@@ -384,7 +384,7 @@ def test_arrays_that_are_not_read_are_reported_or_refused(tmp_path, said):
 
     np.savez(tmp_path / "all.npz", **own, **of("test"))
     loaded(tmp_path, tmp_path / "all.npz")
-    assert any("its array test_image is not taken as a split" in line for line in said())
+    assert any("its array test_image is not used as a split" in line for line in said())
     np.savez(tmp_path / "three.npz", **of("train"), **of("test", 9), **of("val"))
     loaded(tmp_path, tmp_path / "three.npz")
     assert said()[-1].endswith("val_image is not read: nothing is selected on a validation split")

@@ -70,5 +70,5 @@ def test_every_private_round_is_charged_and_proven(small, tmp_path):
     twice = prove(bases(plan)["training"], 1e-5, "record", "add_remove").value
     assert epsilon(one, 1e-5).epsilon < twice < math.inf
     assert twice == epsilon(paid, 1e-5).epsilon
-    error = "training=plain: method=dp_fedavg needs another; use"
+    error = "training=plain: method=dp_fedavg does not support it; use"
     assert not not_refused(small, [("method=dp_fedavg", error)], *CLEAR)

@@ -141,8 +141,8 @@ def test_weights_go_through_a_file_and_misfits_are_named(tmp_path):
     weights = read_weights(path)
     assert misfit(build(4), weights) == ""
     assert all(torch.equal(t, weights[name]) for name, t in build(4).state_dict().items())
-    assert "shape [4, 3, 3, 3], the architecture's is [5, 3, 3, 3]" in misfit(build(5), weights)
-    assert misfit(build(4), {}) == "backbone.0.bias is missing (6 tensors are)"
+    assert "has shape [4, 3, 3, 3], but the architecture needs [5, 3" in misfit(build(5), weights)
+    assert misfit(build(4), {}) == "backbone.0.bias is missing (6 tensors in all)"
     assert "extra is unknown" in misfit(build(4), weights | {"extra": torch.zeros(1)})
 
 

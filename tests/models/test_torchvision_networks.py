@@ -177,7 +177,7 @@ def test_pixels_of_another_file_must_be_described(small, tmp_path):
     path = tmp_path / "theirs.safetensors"
     state = models.mobilenet_v2(num_classes=10).state_dict()
     for facts, expected in (
-        (None, "metadata have mean=None; save it with a list of 3 numbers"),
+        (None, "metadata have mean=None; save it with the list of 3 numbers"),
         ({"mean": "[0, 0, 0]"}, "metadata have std=None"),
         ({"mean": "[0, 0]", "std": "[1, 1, 1]"}, r"metadata have mean=\[0, 0\]; save it with"),
         ({"mean": "[0, 0, 0]", "std": "[1, 0, 1]"}, "all must be above 0"),
@@ -194,9 +194,9 @@ def test_another_architecture_channels_or_classes_are_named(small, tmp_path):
     elsewhere(path, "mobilenet_v2")
     with pytest.raises(UserError, match="does not fit teacher.arch=resnet34"):
         read(small, path)
-    with pytest.raises(UserError, match=r"shape \[32, 3, 3, 3\], the architecture's is \[32, 1"):
+    with pytest.raises(UserError, match=r"\[32, 3, 3, 3\], but the architecture needs \[32, 1"):
         read(small, path, "mobilenet_v2", "data.shape=[1,32,32]")
-    with pytest.raises(UserError, match=r"has shape \[10.*the architecture's is \[7"):
+    with pytest.raises(UserError, match=r"has shape \[10.*the architecture needs \[7"):
         read(small, path, "mobilenet_v2", "data.num_classes=7")
     whole = path.read_bytes()
     path.write_bytes(whole[:-100])

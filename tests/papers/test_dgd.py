@@ -137,9 +137,9 @@ def test_what_it_cannot_do_is_refused_before_data_are_read(small):
             "the baseline of method=dgd is trained here",
         ),
         ("method.baseline=null", "method.baseline._target_=null is not a class"),
-        ("training=dp_sgd", "method=dgd needs another; use training=plain"),
+        ("training=dp_sgd", "method=dgd does not support it; use training=plain"),
         ("num_clients=2", "method=dgd has one client; use num_clients=1"),
-        ("method.lines_fraction=1.5", "must be >= 0 and at most 1"),
+        ("method.lines_fraction=1.5", "must be >= 0 with a sum of at most 1"),
         ("method.epsilon_1=0", "epsilon_1=0"),
         ("method.baseline._target_=os.system", "method.baseline._target_=os.system is not"),
     )

@@ -107,7 +107,7 @@ def test_an_honest_answer_is_admissible_and_a_longer_one_is_not(normalise):
 
 
 def test_what_a_sum_cannot_do_is_named():
-    with pytest.raises(ValueError, match="their own masks; use mask=private"):
+    with pytest.raises(ValueError, match="has a different mask; use mask=private"):
         GradientSum(10, 1.0, k=3)
     with pytest.raises(ValueError, match=r"noise_multiplier=0\.01 must be at least"):
         GradientSum(10, 0.01)

@@ -53,7 +53,7 @@ def test_a_bad_answer_counts_as_zero_and_the_others_as_before(small, tmp_path, c
     """The number of teachers is unchanged, and the problem is only in the operator's log."""
     for number, (lie, said) in enumerate(
         [
-            (lambda a: replace(a, query_id=9), "query_id=9, asked 1"),
+            (lambda a: replace(a, query_id=9), "query_id=9 instead of 1"),
             (lambda a: replace(a, values=a.values[:3]), r"shape \(3, 10\)"),
             (lambda a: replace(a, values=a.values.astype(np.int64)), "type int64"),
             (lambda a: replace(a, values=np.full((16, 10), np.nan)), "16 of 16 rows"),
@@ -93,9 +93,9 @@ def test_bad_class_counts_count_as_zero(small, tmp_path, caplog, subtests):
         [
             (lambda a: replace(a, values=a.values * np.nan), "NaN or infinity"),
             (lambda a: replace(a, values=a.values + np.inf), "NaN or infinity"),
-            (lambda a: replace(a, values=a.values[:, :9]), r"shape \(1, 9\), asked \(1, 10\)"),
+            (lambda a: replace(a, values=a.values[:, :9]), r"shape \(1, 9\) instead of \(1, 10\)"),
             (lambda a: replace(a, values=a.values.astype(complex)), "type complex128"),
-            (lambda a: replace(a, query_id=3), "query_id=3, asked 0"),
+            (lambda a: replace(a, query_id=3), "query_id=3 instead of 0"),
         ]
     ):
         with subtests.test(lie=lie, said=said):

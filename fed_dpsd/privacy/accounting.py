@@ -145,9 +145,8 @@ def contraction(training: DpEvent, answers: DpEvent, others: DpEvent, delta: flo
 
     Args:
         training: the event of one private training.
-        answers: the event of all that its teachers released, with any two teachers as neighbours.
-        others: the event of all that leaves without passing through the teachers, such as class
-            counts.
+        answers: the event of all releases of its teachers, with any two teachers as neighbours.
+        others: the event of all releases that bypass the teachers, such as class counts.
         delta: in (0, 1).
 
     Returns:

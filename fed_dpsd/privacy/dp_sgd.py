@@ -76,7 +76,7 @@ class DPSGD(TrainingMechanism):
         count_fraction: mu^2 of the class counts as a fraction of mu^2 of the steps (exact at rate
             1), > 0; None releases no counts.
         unit: "record" or "patient": the unit that is sampled and whose gradient is clipped.
-        records_per_patient: R >= 1, the number of records used per patient (`places_of`); R times
+        records_per_patient: R >= 1, the most records used per patient (`places_of`); R times
             `copies` is at most 64. With `unit="record"` it is 1.
 
     Raises:

@@ -54,7 +54,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 def gaussian_delta(mu: float, epsilons: NDArray[np.float64]) -> NDArray[np.float64]:
     """Compute the exact delta of a Gaussian mechanism with noise multiplier 1 / mu.
 
-    The formula is the one of `gaussian_epsilon`.
+    It uses the formula of `gaussian_epsilon`.
     """
     above = norm.logcdf(mu / 2 - epsilons / mu)
     below = epsilons + norm.logcdf(-mu / 2 - epsilons / mu)

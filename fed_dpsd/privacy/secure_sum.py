@@ -8,8 +8,8 @@ shares with the masked values. A sum takes three messages:
 1. `mask`: each party adds to its values its own mask and, for each other party, a mask that the
    other subtracts. The keys of all these masks are sent along as secret shares, so `threshold`
    parties can reconstruct a key.
-2. `confirm`: the server names the parties whose values arrived. Each named party proves to each
-   other one which names it received.
+2. `confirm`: the server names the parties whose values arrived. Each named party proves to every
+   other named party which names it received.
 3. `unmask`: a party checks that `threshold` parties received the same names. Then it opens secret
    shares of two kinds: for the own masks of named parties, and for the masks between them and the
    other parties. It never opens both for one party.
@@ -199,7 +199,7 @@ class Party:
         Args:
             tag: the tag of this sum.
             named: the parties whose values arrived, as this party has confirmed.
-            proofs: each other party's confirmation for this party.
+            proofs: each party's confirmation for this party.
             sealed: each named party's box for this party.
 
         Raises:

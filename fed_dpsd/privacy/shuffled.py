@@ -32,9 +32,9 @@ def losses(
 ) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]:
     """Yield losses and probabilities of M responses; the true class of one of them is 0 or 1.
 
-    The adversary knows which of the other M - 1 responses name their true class, and that class.
-    The others are uniform; each of the M - 1 is uniform with probability k b. The uniform ones and
-    the one that changes are n responses whose counts h are multinomial, weighted by
+    Each of the other M - 1 is uniform with probability k b and names its true class otherwise; the
+    adversary knows which of them are not uniform, and their classes. The uniform ones and the one
+    that changes are n responses whose counts h are multinomial, weighted by
     (k / n) (b n + (a - b) h_c), with c the true class of the one that changes, and a and b the
     probabilities of the truth and of one lie. More uniform responses hide more, so n is rounded
     down a little. The worlds are mirror images, so both directions have the same losses.

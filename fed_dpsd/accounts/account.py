@@ -73,8 +73,8 @@ class Account:
         settings: budget and delta.
         plan: the charges that the run is expected to make.
         run: the coordinator's name for the run.
-        most_queries: the largest number of images that the ledger may ever hold answers to. A
-            charge without images, such as a training, counts as one.
+        most_queries: the maximum number of answered images that the ledger may ever hold. A charge
+            without images, such as a training, counts as one.
         when_records_change: whether the client continues a run during which its records change.
         plugins: whether the run has plug-ins; then its charges are marked as not reviewed.
     """
@@ -103,7 +103,7 @@ class Account:
         }
 
     def hear(self, request: Request, client: int) -> None:
-        """Start answering a request, and compare the ledger with the coordinator's record in it.
+        """Start answering a request; compare the ledger with the coordinator's record in it.
 
         If the record holds more than the ledger does for the run, an older state of the ledger was
         restored. The forgotten releases count as charged from now on, so charging them again is
@@ -112,7 +112,9 @@ class Account:
         self._acknowledged = request.acknowledged
         with self.ledger.transaction():
             if lost := Counter(request.heard.get(client, {})) - self._charged():
-                logger.warning("the ledger lacks charges of run %s: an older state?", self.run)
+                logger.warning(
+                    "the ledger lacks charges of run %s: was an older state restored?", self.run
+                )
                 joined = self._joined()
                 self._keep(replace(joined, forgotten=dict(Counter(joined.forgotten) + lost)))
 
@@ -147,7 +149,7 @@ class Account:
         request: Request | None = None,
         training: str = "",
     ) -> None:
-        """Charge the run for a digest unless it has paid; reuse the charge of another run.
+        """Charge the run for a digest unless it has paid; a charge of another run is reused.
 
         Raises:
             BudgetSpent: the charge would exceed the budget or the plan; nothing was charged.
@@ -315,7 +317,7 @@ def shortfall(settings: PrivacyConfig, plan: Plan) -> str:
     Nothing has been charged yet.
 
     Raises:
-        UserError: the budget does not admit the first charge; the message has what the plan needs.
+        UserError: the budget does not admit the first charge; the message says what the plan needs.
     """
     if settings.budget is None or settings.budget >= (needed := needed_budget(settings, plan)):
         return ""
@@ -328,7 +330,7 @@ def shortfall(settings: PrivacyConfig, plan: Plan) -> str:
         within_budget(_costs(first, relation), settings.budget, settings.delta)
         for relation in _bounded(settings)
     ):
-        return f"{problem}: it ends when the budget is spent"
+        return f"{problem}: the run ends when the budget is spent"
     remedy = "raise it, or set privacy.target_epsilon for more noise"
     if math.isinf(needed):
         remedy = "use training=dp_sgd, or privacy.budget=null for no cap"
@@ -341,7 +343,7 @@ def budget_text(settings: PrivacyConfig, needed: float) -> str:
         return "no privacy.budget admits this run"
     short = settings.budget is not None and settings.budget < needed
     return (
-        f"privacy.budget={_rounded_up(needed)} or more pays for all of it "
+        f"privacy.budget={_rounded_up(needed)} or more pays for the whole run "
         f"({_bounded_text(settings)})"
         + (f", and privacy.budget={settings.budget:g} does not" if short else "")
     )
@@ -352,7 +354,7 @@ def _bounded_text(settings: PrivacyConfig) -> str:
 
 
 def _rounded_up(value: float, digits: int = 4) -> str:
-    """Return a number >= 0 as it can be typed, rounded up to `digits` digits."""
+    """Format a number >= 0 for a command line, rounded up to `digits` digits."""
     if not 0 < value < math.inf:
         return f"{value:g}"
     scale = 10.0 ** (digits - 1 - math.floor(math.log10(value)))

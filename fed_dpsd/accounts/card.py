@@ -1,6 +1,6 @@
 """The privacy card: every epsilon of a run, a plan or a ledger, with its meaning.
 
-The card prints the epsilons of the published formulas; no such formula steers a run.
+The card also shows the epsilons of published formulas, which never steer a run.
 """
 
 import dataclasses
@@ -75,7 +75,7 @@ class PrivacyCard:
 
     Args:
         content: as `privacy_card` returns it.
-        word: the name of the bounds: proven after a run, planned before.
+        word: the word for the bounds: "proven" after a run, "planned" before.
     """
 
     content: Mapping[str, Any]
@@ -116,7 +116,7 @@ class PrivacyCard:
 
     @property
     def review(self) -> str:
-        """Return the note on plug-ins, "not reviewed: ..."; "" if none took part."""
+        """Return the note on plug-ins, "not reviewed: ..."; "" if no plug-in took part."""
         return next((epsilon.review for epsilon in self.proven if epsilon.review), "")
 
     def epsilon(self, unit: Unit, relation: Relation) -> Epsilon:

@@ -21,7 +21,7 @@ FORMAT = 2
 _PATIENCE = 600.0  # seconds to wait for another process, which holds the lock for milliseconds
 # While a process holds the ledger exclusively, SQLite keeps its journal and ends a commit by
 # clearing the journal's header. FULL syncs the journal before writing the file, the file before
-# clearing the header, and then the header. A second file, as write-ahead logs have, would break
+# clearing the header, and then the header. A second file, such as a write-ahead log, would break
 # backups of the first.
 _SETTINGS = ("foreign_keys = ON", "synchronous = FULL", "journal_mode = PERSIST")
 SCHEMA = (
@@ -41,9 +41,9 @@ class Content:
     Args:
         header: format, data and client; empty if nothing was written yet.
         head: a hash over the header and all charges, in order.
-        kept: the sum of hashes over the name and seal of each answer and note, by bitwise xor.
-        charges: all of them.
-        seals: a checksum of each answer and note, by its table and name.
+        kept: the bitwise xor of hashes over the name and seal of each answer and note.
+        charges: all charges.
+        seals: a checksum of each answer and note, by table and name.
     """
 
     header: Mapping[str, Any] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Content:
         self.header, self.head = header, _link(b"", json.dumps(dict(header)))
 
     def charge(self, content: str) -> str:
-        """Add the charge of a line of `Entry.to_json`, and return its digest."""
+        """Add a charge, given as a line of `Entry.to_json`, and return its digest."""
         self.head = _link(self.head, content)
         return self.charges.add(content).digest
 
@@ -253,7 +253,7 @@ class LedgerError(UserError):
 
 @contextmanager
 def usable(path: Path) -> Iterator[None]:
-    """Turn errors raised inside about the file at `path` into a LedgerError with a remedy.
+    """Turn errors that the block raises about the file at `path` into a LedgerError with a remedy.
 
     Raises:
         LedgerError: the disk or the file's content is at fault.

@@ -1,4 +1,4 @@
-"""Entries: an entry is a charge, one line of a ledger: what left the client and what it cost."""
+"""Entries of a ledger: each is one charge, with what left the client and what it cost."""
 
 import functools
 import json
@@ -60,7 +60,7 @@ class Entry:
         request: digest of the request that led to the charge; "" if there was none.
         run: the coordinator's name for the run that was charged; "" outside a run.
         training: digest of the private training whose teachers produced what left; "" if there is
-            none, or if it does not pass through them, such as class counts.
+            none, or if the release does not pass through teachers, such as class counts.
 
     Raises:
         ValueError: a count is negative, or the cost for a unit and relation is missing.
@@ -114,7 +114,7 @@ class Entry:
         """Build an entry from a line that `to_json` wrote; its events must be of known types.
 
         Entries with identical costs share one object: a client's account has many entries and few
-        costs.
+        distinct costs.
 
         Raises:
             ValueError: `to_json` did not write the line.
@@ -149,7 +149,8 @@ class Charges:
     """The charges of a client, indexed so that no query slows down as they grow.
 
     Attributes:
-        queries: number answered; a charge without queries, such as a training, counts as one.
+        queries: number of queries answered; a charge without queries, such as a training, counts as
+            one.
     """
 
     def __init__(self) -> None:
@@ -159,11 +160,11 @@ class Charges:
         self._alike: dict[tuple[int, int, bool], list[Entry]] = {}
 
     def add(self, content: str) -> Entry:
-        """Add the charge of a line of `Entry.to_json`, and return it.
+        """Add a charge, given as a line of `Entry.to_json`, and return it.
 
         Raises:
             ValueError: its digest is already charged, or the line is not an entry.
-            KeyError: the same, or it has an event of an unknown type.
+            KeyError: the line is not an entry, or has an event of an unknown type.
         """
         entry = Entry.from_json(content)
         self.check_new(entry.digest)
@@ -199,9 +200,8 @@ class Charges:
     def alike(self) -> list[tuple[Entry, int]]:
         """Return one charge per cost, in order of first appearance, and how many cost the same.
 
-        They cost the same in a proof based on private trainings, such as a budget's.
-
-        Costs that are equal may appear more than once.
+        Charges cost the same if a proof based on private trainings, such as a budget's, counts them
+        alike. Equal costs may appear more than once.
         """
         return [(group[0], len(group)) for group in self._alike.values()]
 

@@ -1,4 +1,4 @@
-"""A client's ledger: everything ever released about one data set, charged before the noise."""
+"""A client's ledger: everything ever released about one data set, charged before noise is drawn."""
 
 import io
 import sqlite3
@@ -39,7 +39,7 @@ class Ledger(ABC):
 
     @abstractmethod
     def transaction(self) -> AbstractContextManager[None]:
-        """Lock everyone else out; transactions cannot be nested."""
+        """Lock out all other processes and threads; transactions cannot be nested."""
 
     @abstractmethod
     def charges(self) -> Charges:
@@ -113,9 +113,9 @@ class MemoryLedger(Ledger):
 class FileLedger(Ledger):
     """A ledger in a file, which survives crashes and power loss.
 
-    Verified content is remembered and trusted as long as the file is unchanged. Nobody may open the
-    file by other means while a ledger of this process holds it: closing it would release the lock,
-    which belongs to the process and not to an open file.
+    Verified content is remembered and trusted as long as the file is unchanged. A process must not
+    open the file by other means while one of its ledgers holds it: closing it would release the
+    lock, which belongs to the process and not to an open file.
 
     Args:
         folder: the folder of all clients' ledgers.
@@ -123,7 +123,7 @@ class FileLedger(Ledger):
         data: the data set's name: a budget is per data set, over all runs.
 
     Raises:
-        LedgerError: from this and every method, with the path and the remedy.
+        LedgerError: in the constructor and in every method, with the path and the remedy.
     """
 
     def __init__(self, folder: Path, client: int, data: str) -> None:
@@ -222,7 +222,7 @@ class FileLedger(Ledger):
 
     @contextmanager
     def _written(self) -> Iterator[Content]:
-        """Durably commit everything written inside, or nothing."""
+        """Durably commit everything that the block writes, or nothing."""
         account = self._account()
         with usable(self._path):
             try:
@@ -261,7 +261,7 @@ class FileLedger(Ledger):
         return self._remembered
 
     def _verify(self) -> None:
-        """Read and verify the whole account, unless unchanged since this object's last use."""
+        """Read and verify the whole account, unless unchanged since this object last used it."""
         known, connection = self._remembered, self._connection
         assert connection is not None, "a ledger is used inside a transaction only"
         as_left = known and known.header and self._left == identity(self._path)

@@ -1,4 +1,4 @@
-"""Secrets: a client derives its noise and its secure-sum key from one, which it never sends."""
+"""Secrets: a client derives its noise and its secure-sum key from a secret that it never sends."""
 
 import contextlib
 import functools
@@ -29,15 +29,15 @@ def noise_of(experiment: Experiment, run_folder: Path, name: str) -> SecretStrea
 
 
 def has_secret(ledger: Path) -> bool:
-    """Return whether the secret of a client, simulated or not, is where its ledger is.
+    """Return whether the secret of a client, simulated or not, is stored with its ledger.
 
-    Seeded noise needs none.
+    Seeded noise needs no secret.
     """
     return ledger.with_suffix(".secret").exists() or (ledger.parent.parent / "secret").exists()
 
 
 def secret_of(path: Path) -> bytes:
-    """Return the secret at `path`, created by the operating system if it does not exist.
+    """Return the secret at `path`; if there is none, draw it from the operating system.
 
     Raises:
         UserError: the file cannot be read or written, or others may read it.
@@ -63,8 +63,8 @@ def secret_of(path: Path) -> bytes:
         if is_full(error):
             raise UserError(one_line(error)) from None
         raise UserError(
-            f"the secret {path} cannot be read or written ({error}); make sure that the user of "
-            "the service may do both"
+            f"the secret {path} cannot be read or written ({error}); give the service's user "
+            "permission to do both"
         ) from None
 
 

@@ -24,7 +24,7 @@ CHANGES: dict[Unit, tuple[str, str, str]] = {
 
 
 def is_meaningful(epsilon: Epsilon) -> bool:
-    """Return whether a bound means anything for a person: both of its numbers must be small."""
+    """Return whether a bound means anything to a person: both of its numbers must be small."""
     return epsilon.value <= MEANINGFUL_EPSILON and epsilon.delta <= MEANINGFUL_DELTA
 
 
@@ -57,12 +57,12 @@ def _of_records(experiment: Experiment, card: PrivacyCard) -> str:
     _, one, other = CHANGES["record"]
     if not is_meaningful(added):
         return (
-            f"nothing meaningful is left at {added.number(3)} (record, add_remove) and "
+            f"no meaningful protection at epsilon {added.number(3)} (record, add_remove) and "
             f"{replaced.number(3)} (record, replace_one), {looks}, {_deltas(added, replaced)}"
         )
     numbers = f"epsilon {added.number(3)} for {one}, {_number(replaced)} for {other}"
     if not is_meaningful(replaced):
-        numbers += ", which is nothing meaningful"
+        numbers += ", which is not meaningful"
     return f"{numbers}, {looks}, {_deltas(added, replaced)}"
 
 
@@ -75,8 +75,8 @@ def _of_more(experiment: Experiment, card: PrivacyCard, unit: Unit) -> str:
     looks, deltas = _against(experiment, added, replaced), _deltas(added, replaced)
     if not is_meaningful(added):
         return (
-            f"nothing meaningful is left for {whole}: {added.number(3)} ({unit}, add_remove), "
-            f"{replaced.number(3)} ({unit}, replace_one), {looks}, {deltas}"
+            f"no meaningful protection for {whole}: epsilon {added.number(3)} ({unit}, add_remove) "
+            f"and {replaced.number(3)} ({unit}, replace_one), {looks}, {deltas}"
         )
     return (
         f"for {whole}: epsilon {added.number(3)} for {one}, {_number(replaced)} for {other}, "
@@ -85,7 +85,7 @@ def _of_more(experiment: Experiment, card: PrivacyCard, unit: Unit) -> str:
 
 
 def _number(epsilon: Epsilon) -> str:
-    """Return the number of a relation that follows another relation's."""
+    """Format the second of two epsilons in a sentence."""
     return "nothing proven" if math.isinf(epsilon.value) else epsilon.number(3)
 
 

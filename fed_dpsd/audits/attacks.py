@@ -1,4 +1,4 @@
-"""Attacks on answers: the site, its sampler and its messages (trainings: trainings.py).
+"""Attacks on answers: the site, its sampler and its messages (for trainings: trainings.py).
 
 The attacked hospital may be broken on purpose; the claim never is. The secrets of an audit are
 derived from the run's seed, so an audit can be repeated; they protect nothing.
@@ -41,7 +41,7 @@ def answer_attacks(
         experiment: the experiment whose claims about answers are tested.
         broken: what to leave of the attacked hospital's noise: half, or almost none; None leaves
             all of it.
-        say: called with a line of progress.
+        say: called with each line of progress.
     """
     mechanism, config = experiment.answers, experiment.config
     alone = mechanism.releases(1, 2) != 2
@@ -63,11 +63,11 @@ def answer_attacks(
     key = "answers_check" if isinstance(experiment.training, TrainingMechanism) else "check"
     yield Attack(key, "the implementation", close, result, proof)
 
-    # A sum of many gradients costs more than a single image's gradient, which is what is attacked.
+    # Only a single image's gradient is attacked; a sum of many gradients costs more.
     larger = mechanism.releases(1, 2) > 2
     title = "the run's settings"
     if larger:
-        title = "the run's noise on requests of one image, which cost less than the run's"
+        title = "the run's noise on requests of one image, which cost less than the run's requests"
     say(f"{title}: {CLAIM_RUNS:,} runs of {queries:,} answers in each of two worlds")
     attacked = victims.break_noise(mechanism, broken)
     if isinstance(attacked, TopKRandomizedResponse):

@@ -30,11 +30,11 @@ Client = Callable[[Sequence[Values], Values], Iterable[Values]]
 Audited = Additive | TopKRandomizedResponse | NoisyMax  # mechanisms that randomise an answer
 
 PREMISE = "one changed record may change its teacher, and so all its answers, arbitrarily"
-VALUES_AT_ONCE = 2**18  # of a request: 2 MiB, which stay in the cache
-RUNS_AT_ONCE = 1_000  # of a request, and the most runs that a repeated draw may affect
-PILOT = (200, 25_000)  # fewest and most runs that choose a threshold; between, a quarter of all
+VALUES_AT_ONCE = 2**18  # in a request: 2 MiB, which fit in the cache
+RUNS_AT_ONCE = 1_000  # in a request, and the most runs that a repeated draw may affect
+PILOT = (200, 25_000)  # fewest and most runs that choose a threshold; otherwise a quarter of all
 KINDS = 8  # of public predictions
-ROUNDING = 1e-9  # most of an enumerated ratio
+ROUNDING = 1e-9  # largest rounding error of an enumerated ratio
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,8 @@ class Audit:
     Args:
         lower_bound: no epsilon below it holds at `delta`.
         mu_lower_bound: no Gaussian differential privacy with a smaller mu holds. It is reported as
-            a mu: converting it to an epsilon would assume a Gaussian trade-off. None: not computed.
+            a mu: converting it to an epsilon would assume a Gaussian trade-off. None if it was not
+            computed.
         failure_probability: the probability that any bound fails, over the audit's own randomness.
         delta: the delta at which `lower_bound` holds.
         method: "sampling" of two worlds, "enumeration" of an answer's laws, or guesses at
@@ -52,10 +53,10 @@ class Audit:
         assumption: the premise of the worlds, in words.
         runs: simulated runs in each world, or trainings on canaries; 0 by enumeration.
         queries: answers in a run.
-        audited: the randomness, in words.
+        audited: the audited randomness, in words.
         relation: how the record changes.
-        advantage_lower_bound: no smaller total variation distance between the worlds holds. None:
-            not computed.
+        advantage_lower_bound: no smaller total variation distance between the worlds holds. None if
+            it was not computed.
         canaries: the number of canaries in a run; None for two worlds.
         unit: the unit that changes.
     """
@@ -119,7 +120,8 @@ class Proof:
     def contradicted(self, audit: Audit) -> list[str]:
         """Return the names of proven numbers that are below an audit's lower bounds."""
         proven = self.epsilon
-        weaker = (proven.unit, proven.relation) == ("client", "add_remove")  # one that is removed
+        # A claim for a removed client says nothing about other changes.
+        weaker = (proven.unit, proven.relation) == ("client", "add_remove")
         refuted = []
         if audit.refutes(proven.value, proven.delta, proven.queries) and not weaker:
             refuted.append(f"epsilon {proven}")
@@ -205,7 +207,7 @@ def audit(
 
 
 def enumerated(mechanism: TopKRandomizedResponse, queries: int) -> Audit:
-    """Audit the encoder of responses without sampling: `queries` of the most revealing ones."""
+    """Audit the law of responses without sampling, for `queries` of the most revealing ones."""
     ratio = queries * enumerate_response(mechanism)
     audited = _randomness(mechanism)
     return Audit(ratio, None, 0.0, 0.0, "enumeration", PREMISE, 0, queries, audited)
@@ -215,7 +217,7 @@ def enumerate_response(mechanism: TopKRandomizedResponse) -> float:
     """Return the largest log-ratio of any answer's probabilities under any two teachers.
 
     The laws come from `constrain_sensitivity`: for a class inside the student's set, outside it,
-    and for no class (NaN), with students that find 1 to K classes probable, so a threshold gives
+    and for no class (NaN). Students find 1 to K classes probable, so a threshold gives sets of
     every size.
     """
     num_classes = mechanism.num_classes
@@ -254,7 +256,9 @@ def verdict(audit: Audit, proof: Proof, published: float, published_delta: float
             f"wrong {odds}: {audit}"
         ]
     elif audit.lower_bound > proven.value + ROUNDING:
-        sentences = [f"says nothing on the proven epsilon {proven}, which promises less: {audit}"]
+        sentences = [
+            f"says nothing about the proven epsilon {proven}, which promises less: {audit}"
+        ]
     else:
         sentences = [f"consistent with the proven epsilon {proven}{numbers}: {audit}"]
     if audit.mu_lower_bound:
@@ -281,7 +285,7 @@ def verdict(audit: Audit, proof: Proof, published: float, published_delta: float
 
 
 def public_rows(num_classes: int) -> NDArray[np.float32]:
-    """Make (8, K) predictions, all with the classes of the worst case as most probable.
+    """Make (8, K) predictions that all find the classes of the worst case most probable.
 
     Two give no other class any probability, three are sure of one class, and three are random.
     """
@@ -311,16 +315,16 @@ def _shifted(values: Values) -> Values:
 
 
 def _ratios(mechanism: Audited, client: Client, queries: int, runs: int) -> NDArray[np.float64]:
-    """Simulate runs in both worlds; (2, runs) log-likelihood ratios, up to constants.
+    """Simulate runs in both worlds; return (2, runs) log-likelihood ratios, up to constants.
 
-    A row of a request belongs to a slot and a run; the rows of one slot are together.
+    Each row of a request belongs to a slot and a run; the rows of a slot are adjacent.
     """
     num_classes, worlds = mechanism.num_classes, _worlds(mechanism)
     public, statistic = _public(num_classes), _statistic(mechanism)
     alone = mechanism.releases(1, 2) != 2  # the rows of a request are not separate releases
     most = 1 if alone else max(1, VALUES_AT_ONCE // num_classes)  # rows of a request
     half = math.ceil(queries / 2)
-    piece = min(half + half % 2 if queries > 2 else half, most)  # of a run, in a request
+    piece = min(half + half % 2 if queries > 2 else half, most)  # rows of a run in a request
     sizes = [min(piece, queries - done) for done in range(0, queries, piece)]
     together = min(most // piece, RUNS_AT_ONCE)  # runs that share a request
     ratios = np.zeros((2, runs))
@@ -346,10 +350,8 @@ def _statistic(
 ) -> Callable[[Values, NDArray[np.int64]], NDArray[np.float64]]:
     """Return the function from (B, K) answers and (B,) places to (B,) log-likelihood ratios.
 
-    A place is the row of `_public` that holds the prediction.
-
-    Ratios are up to constants. For a noisy maximum only the classes that gain and lose a vote
-    count, which is a valid test.
+    A place is the number of the prediction's row in `_public`. Ratios are up to constants. For a
+    noisy maximum only the classes that gain or lose a vote count, which is a valid test.
     """
     public = _public(mechanism.num_classes)
     worlds = [
@@ -357,7 +359,7 @@ def _statistic(
         for world in _worlds(mechanism)
     ]  # (8 K, n, K)
     if isinstance(mechanism, TopKRandomizedResponse):
-        laws = [np.where(world[:, 0] > 0, world[:, 0], 1) for world in worlds]  # teacher 0 changes
+        laws = [np.where(world[:, 0] > 0, world[:, 0], 1) for world in worlds]  # of teacher 0
         weights = np.log(laws[0] / laws[1])
     else:
         first, second = (world.sum(axis=1) for world in worlds)

@@ -26,11 +26,11 @@ from fed_dpsd.privacy.lattice import LARGEST_INPUT
 from fed_dpsd.privacy.noise import Rng, SecretStreams
 
 MOST_CLASSES = 10  # of a canary's teacher
-LOUD = 2.0  # weights of a network of canaries, in units of the bound
+LOUD = 2.0  # weights of the canaries' network, in units of the bound
 STILL = 1e-12  # a learning rate at which weights hardly move, so gradients stay constant
 PILOT = 100  # trainings that set thresholds
 FAINT = 1e-3  # noise multiplier at which a sum reveals who is in it
-SUMS = 1e-30  # added to differences of sums, whose logarithm is taken
+SUMS = 1e-30  # added to differences of sums before taking logarithms
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Canaries:
     Args:
         teacher: makes the untrained teacher, whose gradients have these directions.
         inputs: (m, D) float32 features.
-        labels: (m,) int64 of every class in turn.
+        labels: (m,) int64 classes.
         directions: (m, P) float64 unit vectors along the canaries' gradients with respect to the
             parameters, in the parameters' order. They are computed by torch, independently of the
             audited code.
@@ -179,7 +179,7 @@ class Watched(DPSGD):
 def watch(
     mechanism: DPSGD, canaries: Canaries, included: NDArray[np.bool_], rng: Rng
 ) -> NDArray[np.float64]:
-    """Train on the included canaries; return (T, m) parts of the sums along all their gradients.
+    """Train on the included canaries; return (T, m) parts of the sums along all gradients.
 
     A canary that takes part in a step adds 1 to its own part if its gradient is clipped correctly.
     """
@@ -209,7 +209,7 @@ def guess_steps(
     Args:
         mechanism: the mechanism whose `train` runs; its class counts are ignored.
         claimed: the mechanism whose rate and noise the adversary assumes.
-        canaries: with orthogonal or nearly orthogonal gradients.
+        canaries: canaries with orthogonal or nearly orthogonal gradients.
         streams: secrets of the runs.
         runs: R, the number of independent runs.
     """
@@ -254,7 +254,7 @@ def samples(
     """Train on canaries with hardly any noise; return (steps, count) whether each was in each step.
 
     Args:
-        mechanism: the mechanism whose sampler draws.
+        mechanism: the mechanism whose sampler is used.
         steps: T, the steps of the training.
         count: m, the number of canaries.
         linear: whether a linear layer is trained; otherwise a network.
@@ -325,7 +325,7 @@ def steps_advantage(mechanism: DPSGD) -> float:
 
 
 def _log_ratio(mechanism: DPSGD, parts: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Compute the log-likelihood ratio of sums, in units of the bound, that may hold a canary."""
+    """Compute the log-likelihood ratio of sums that may include a canary, in units of the bound."""
     rate, variance = mechanism.sample_rate, mechanism.noise_multiplier**2
     whole = (parts - 0.5) / variance
     if rate == 1:

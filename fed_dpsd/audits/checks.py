@@ -1,8 +1,8 @@
 """Checks: properties of correct code, and what was observed.
 
 A counting check compares hits with an exactly known probability. Its failure probability bounds how
-often correct code fails it, by the binomial law and a union bound over all counts. A check that
-only compares never fails correct code, or fails with a stated probability.
+often correct code fails it, by the binomial law and a union bound over all counts. Correct code
+never fails a check that only compares, or fails it with a stated probability.
 """
 
 import traceback
@@ -24,8 +24,8 @@ class Count:
         what: the event, in words.
         hits: how often it occurred.
         trials: number of trials, >= 0.
-        probability: the probability of a hit if the code is correct; chance never contradicts 0
-            and 1.
+        probability: the probability of a hit if the code is correct; if it is 0 or 1, correct code
+            never fails.
     """
 
     what: str
@@ -95,7 +95,7 @@ def counted(
 def running(part: Part, title: str, checks: Callable[[], Iterable[Check]]) -> Iterator[Check]:
     """Yield checks; if the code under test raises an error, yield a failed check.
 
-    Correct code does not fail here, so any exception contradicts.
+    Correct code raises no error here, so any exception is a contradiction.
     """
     try:
         yield from checks()

@@ -1,4 +1,4 @@
-"""Attacks with the claims they test, at settings where both are close."""
+"""Attacks with the claims they test, at settings where attack and claim are close."""
 
 import dataclasses
 import hashlib
@@ -23,7 +23,7 @@ Say = Callable[[str], None]
 
 # Settings at which an attack comes close to the proof: a few very revealing answers.
 CLOSE_EPSILON, CLOSE_DELTA = 2.1, 1e-3
-# Of each attack; about ten attacks and the checks contradict correct code once in 1,000 audits.
+# Of each attack. All attacks and checks contradict correct code at most once in 1,000 audits.
 ATTACK_FAILURE = 1e-4
 
 
@@ -34,7 +34,7 @@ class Attack:
     Args:
         key: its name in `--json`.
         title: the attacked part, in words.
-        mechanism: the claim.
+        mechanism: the mechanism as claimed.
         audit: lower bounds on the leak.
         proof: upper bounds on the leak if the claim is true.
         published: the paper's number for the same number of answers; `inf` if none is tested.
@@ -102,7 +102,7 @@ def close_to(mechanism: Any, spend: Callable[[Any], Epsilon]) -> Any:
 def own_epsilon(mechanism: Charged, queries: int, delta: float, relation: Relation) -> Epsilon:
     """Prove an epsilon for `queries` requests of one query each; a training is one release.
 
-    It is for a record, or for the unit of a training.
+    The epsilon is for a record, or for the unit of a training.
     """
     if isinstance(mechanism, DPSGD):
         return prove([Stage(mechanism, 1, queries)], delta, mechanism.unit, relation)

@@ -1,9 +1,9 @@
 """The audit of a client: statistical attacks, sampler tests and protocol tests.
 
-Correct code is contradicted at most once in 1,000 audits. Attacks have 1e-4 each (the three on
-clipping share one, a run's own answers have 1e-6): at most eight for a private training and its
-answers. Counting checks have 1e-5 each: at most 19. Protocol tests never contradict correct code
-unless 64 noisy rows are equal by chance (below 1e-9).
+Correct code is contradicted at most once in 1,000 audits. Each attack has failure probability 1e-4
+(the three on clipping share it, and the attack on answers at the run's settings has 1e-6): at most
+eight for a private training and its answers. Each counting check has 1e-5: at most 19. Protocol
+tests never contradict correct code unless 64 noisy rows are equal by chance (below 1e-9).
 """
 
 from collections.abc import Iterator
@@ -107,7 +107,7 @@ def audited_parts(experiment: Experiment) -> tuple[bool, bool]:
     """Return whether the training is audited, and whether the answers are.
 
     Raises:
-        UserError: neither is, or no attack knows the mechanism of the answers.
+        UserError: neither is audited, or no attack knows the mechanism of the answers.
     """
     private = isinstance(experiment.training, DPSGD)
     randomised = not isinstance(experiment.answers.event("record", "add_remove"), NonPrivateDpEvent)
@@ -116,7 +116,7 @@ def audited_parts(experiment: Experiment) -> tuple[bool, bool]:
         unused = f"method {type(experiment.method).__name__} releases no answers"
         raise UserError(
             f"privacy audit: training={experiment.training.name} and "
-            f"answers={experiment.answers.name} leave nothing to audit: "
+            f"answers={experiment.answers.name} have nothing to audit: "
             f"{unused if randomised else 'no noise is drawn in answers'}, and no epsilon of a "
             "record holds; audit training=dp_sgd, or method=fed_dpsd with answers=gradient, votes, "
             "noisy_max or label"

@@ -9,7 +9,7 @@ from scipy.special import ndtr
 from fed_dpsd.audits.checks import Check, Count, counted
 from fed_dpsd.privacy.noise import Law
 
-LOW_BITS = 12  # that are examined; noise has 25 and more
+LOW_BITS = 12  # examined; noise has at least 25
 MEDIANS: dict[Law, float] = {"gaussian": 0.6744897501960817, "laplace": float(np.log(2))}
 
 
@@ -30,10 +30,10 @@ def tails(drawn: NDArray[np.float64], law: Law, beyond: tuple[float, ...]) -> li
 
 
 def low_bits(what: str, released: NDArray[np.float64], spacing: float) -> Check:
-    """Check that low bits of (R, C) numbers are fair and independent; a column's value is constant.
+    """Check that low bits of (R, C) numbers are fair and independent.
 
-    Any function of the value in the low bits, alone or as the difference of two, would be constant
-    in a column.
+    A column holds one value with noise. So a function of the value in a low bit, or in the
+    difference of two low bits, would be constant in the column.
     """
     steps = np.rint(released / spacing)
     away = int((np.abs(released / spacing - steps) > 1e-3).sum())
@@ -52,7 +52,7 @@ def low_bits(what: str, released: NDArray[np.float64], spacing: float) -> Check:
 def residues(
     what: str, released: NDArray[np.float64], sensitive: NDArray[np.float64], spacing: float
 ) -> Check:
-    """Check that low bits of (R, C) numbers, in their units, do not depend on the values."""
+    """Check that low bits of (R, C) numbers, in lattice steps, do not depend on the values."""
     moved = sensitive != 0
     steps, values = (np.rint(x[moved] / spacing).astype(np.int64) for x in (released, sensitive))
     positive, counts = values > 0, []

@@ -38,7 +38,7 @@ PER_CLASS = 10  # pictures of each class that are scored
 STEPS, RATE = 60, 0.1  # of Fredrikson's descent by Adam, on pixels in [0, 1]
 GENERATOR_STEPS, GENERATOR_RATE, BATCH = 150, 0.005, 50
 LATENT_SIZE = 64
-DIVERSITY = 0.1  # weight of the term that prevents one picture per class
+DIVERSITY = 0.1  # weight of the term that prevents identical pictures of a class
 RECOGNISER, RECOGNISER_WIDTH = "cnn", 16
 LEARNING = {"epochs": 3, "min_steps": 600, "batch_size": 64, "learning_rate": 0.002}
 COMPARED_OF_A_CLASS = 300  # the most members (and as many others) to compare a picture with
@@ -100,7 +100,7 @@ class Outcome:
 
 
 def attack(path: Path, say: Say) -> Iterator[Outcome]:
-    """Attack the students and a teacher of each run in a sweep's folder or table; controls first.
+    """Attack the student and a teacher of each run in a sweep's folder or table, after controls.
 
     The controls are pictures of the test split, random pixels, and the attacks on an untrained
     teacher.
@@ -179,13 +179,13 @@ def _model(run: ShadowRun, victim: Victim) -> Classifier:
 def invert(
     name: Attack, model: nn.Module, shape: tuple[int, ...], streams: Streams
 ) -> tuple[Images, NDArray[np.int64]]:
-    """Extract pictures of each class from a classifier; (K * PER_CLASS, C, H, W), and the classes.
+    """Extract (K * PER_CLASS, C, H, W) pictures from a classifier; return them and their classes.
 
     Args:
         name: the attack.
         model: network from (B, C, H, W) images in [0, 1] to (B, K) logits.
         shape: (C, H, W).
-        streams: source of starts, or of weights and latent vectors.
+        streams: source of initial pixels, or of weights and latent vectors.
     """
     model.eval()
     for parameter in model.parameters():
@@ -201,7 +201,7 @@ def invert(
 def fredrikson(
     model: nn.Module, shape: tuple[int, ...], labels: torch.Tensor, rng: torch.Generator
 ) -> torch.Tensor:
-    """Descend on pixels until the model is sure of the label; (B, C, H, W) in [0, 1].
+    """Descend on pixels until the model is sure of the label; return (B, C, H, W) in [0, 1].
 
     The paper descends on 1 - p from a black image. Here it starts from dim random pixels, to get
     many pictures of a class, and descends on -log p, whose gradient does not vanish.
@@ -222,7 +222,7 @@ def fredrikson(
 def generative(
     model: nn.Module, shape: tuple[int, ...], labels: torch.Tensor, rng: torch.Generator
 ) -> torch.Tensor:
-    """Train a generator of each class against the model; (B, C, H, W) pictures in [0, 1].
+    """Train a generator of all classes against the model; return (B, C, H, W) pictures in [0, 1].
 
     Its input is a latent vector and the class. Its loss rewards images whose class the model
     recognises, and different pictures for different latent vectors (mode seeking: Mao et al., arXiv

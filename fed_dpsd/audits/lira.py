@@ -17,7 +17,7 @@ Members = NDArray[np.bool_]
 
 
 def logits(probabilities: NDArray[np.floating], labels: NDArray[np.int64]) -> Scores:
-    """Return log(p / (1 - p)) of each record's own class; (N,) from (N, K) and (N,).
+    """Return log(p / (1 - p)) of each record's class; (N,) from (N, K) and (N,).
 
     It is 0 where a model's answer is not a number, so one such run does not spoil attacks on
     others.

@@ -40,7 +40,7 @@ class Outcome:
         scores: (T, N) how much each record of each target run looks like a member.
         included: (T, N) whether it is one.
         shadows: number of shadow runs.
-        claims: proven for the victim (see `ShadowRun.claims`).
+        claims: the claims proven for the victim (see `ShadowRun.claims`).
     """
 
     row: Row
@@ -126,7 +126,7 @@ class Outcome:
 
 
 def attack(path: Path, say: Say) -> Iterator[Outcome]:
-    """Attack the students and teachers of a sweep's folder or table; the negative control first.
+    """Attack the students and teachers of a sweep's folder or table, after the negative control.
 
     Two thirds of the runs of a setting are shadows, whose coins the attacker knows. The others are
     targets. Teachers are queried with the records that their client holds or would hold. Untrained
@@ -170,7 +170,7 @@ def _check(row: Row, path: Path) -> None:
     if len({partition.coins for partition in partitions}) < number:
         raise UserError(
             f"{path}: {row.name} has runs with the same partition.coins, so its shadow runs "
-            "reveal the targets' coins; do not set partition.coins; it then follows the seed"
+            "reveal the targets' coins; do not set partition.coins, so that it follows the seed"
         )
     if len({partition.seed for partition in partitions}) > 1:
         raise UserError(

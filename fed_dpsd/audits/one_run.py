@@ -1,4 +1,4 @@
-"""Lower bounds from canaries: records that fair coins put into a data set, and guesses about them.
+"""Lower bounds from canaries: records that fair coins add to a data set, and guesses about them.
 
 Every bound here holds whatever the audited algorithm does with the canaries, even if they affect
 each other (docs/audits.md, Theorems 12 and 13).
@@ -203,7 +203,7 @@ def conclude(
         assumption: the adversary's view and powers, in words.
         audited: the randomness, in words.
         unit: the unit of a canary.
-        groups: (m,) masks of canaries of a kind, such as a class.
+        groups: (m,) masks, each of canaries of one kind, such as a class.
     """
     runs, canaries = guesses.scores.shape
     advantage = None

@@ -37,11 +37,11 @@ from fed_dpsd.protocol import Refusal, Request
 
 QUERIES, RECORDS, REQUESTS = 64, 4, 10**6
 TINY_BUDGET = 1e-4
-SAME = 1 - 1e-9  # of an epsilon that is computed twice
+SAME = 1 - 1e-9  # tolerated ratio of an epsilon that is computed twice
 
 
 class _Listed(SecretStreams):
-    """A secret that lists the purposes it draws for."""
+    """A secret that lists the purposes for which it draws."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -62,7 +62,7 @@ class _Case:
         mechanism: the mechanism of answers, noisy enough for two draws of QUERIES rows to differ.
         training: the run's training, with few steps; Plain if it is not private.
         memory: the ledger, which starts empty; None for one in a file.
-        secret: source of its noise.
+        secret: the source of the site's noise.
         folder: the folder of its teachers and its ledger.
     """
 
@@ -297,7 +297,7 @@ def _refuses_unknown(case: _Case) -> Iterator[str]:
         try:
             if case.answers(make(), site):
                 yield f"{what}: answered"
-        except ProtocolError:  # of the request's constructor
+        except ProtocolError:  # raised by the request's constructor
             pass
     yield from _unchanged(site, 0)
 

@@ -26,7 +26,7 @@ def high(hits: ArrayLike, runs: int, failure: float) -> NDArray[np.float64]:
 
 
 def log_odds(hits: NDArray[Any], runs: int, failure: float, delta: float) -> NDArray[np.float64]:
-    """Bound epsilon from below, `-inf` for none, by (2, ...) true and false positives."""
+    """Bound epsilon from below by (2, ...) true and false positives; `-inf` without a bound."""
     above = np.maximum(low(hits[0], runs, failure) - delta, 0)
     with np.errstate(divide="ignore"):
         bound: NDArray[np.float64] = np.log(above) - np.log(high(hits[1], runs, failure))
@@ -34,7 +34,7 @@ def log_odds(hits: NDArray[Any], runs: int, failure: float, delta: float) -> NDA
 
 
 def best_threshold(pilot: NDArray[np.float64], failure: float, delta: float) -> float:
-    """Choose the threshold of a pilot's largest bound, its rates smoothed for the tail."""
+    """Choose the threshold with the largest bound on a pilot, whose rates are smoothed."""
     runs = pilot.shape[1]
     width = np.maximum(pilot.std(axis=1, keepdims=True) * runs ** (-1 / 3), np.finfo(float).tiny)
     candidates = np.linspace(pilot.min(), pilot.max(), CANDIDATES)

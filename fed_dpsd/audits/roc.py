@@ -1,4 +1,4 @@
-"""An attack's curve: true and false positive rates, their intervals, and caps by proofs."""
+"""An attack's curve: true and false positive rates, their intervals, and the caps of proofs."""
 
 import math
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ Claim = tuple[float, float]  # epsilon and delta that are proven together
 class Point:
     """A point of an attack's curve: its rates at a threshold, with intervals.
 
-    The threshold is a non-member's score, the highest that leaves at most `wanted` of the
+    The threshold is a non-member's score, the lowest that leaves at most a fraction `wanted` of the
     non-members above it. So `fpr_high` bounds the rate above an order statistic, which is Clopper
     and Pearson's bound for the wanted number. Intervals treat guesses as independent, which is not
     quite true within one run.
@@ -27,9 +27,9 @@ class Point:
     Args:
         wanted: the requested false positive rate.
         false_positives: the number of non-members above the threshold.
-        non_members: their number.
+        non_members: the number of non-members.
         true_positives: the number of members above the threshold.
-        members: their number.
+        members: the number of members.
     """
 
     wanted: float
@@ -110,7 +110,8 @@ def cap(fpr: float, claims: Sequence[Claim]) -> float:
 
     Args:
         fpr: the false positive rate, in [0, 1].
-        claims: pairs of epsilon, which may be infinite, and delta; all hold. None proves nothing.
+        claims: pairs of epsilon, which may be infinite, and delta, which all hold; if there are
+            none, nothing is proven.
     """
     bound = 1.0
     for epsilon, delta in claims:

@@ -1,8 +1,8 @@
 """Sampler tests: the laws of a client's draws, in answers, in trainings and on their own.
 
 Every count is compared with the law that docs/privacy.md states, computed here and not by the code
-under test. A truncated Gaussian is detected up to 4.5 standard deviations in the sampler itself,
-and up to 4 in answers and steps.
+under test. A Gaussian truncated at up to 4.5 standard deviations is detected in the sampler itself,
+and at up to 4 in answers and steps.
 """
 
 import dataclasses
@@ -33,17 +33,18 @@ from fed_dpsd.privacy.noisy_max import NoisyMax
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.progress import listening
 
-DRAWS, OWN_DRAWS = 2**20, 3 * 2**20  # numbers of answers or steps, and of the sampler itself
-AT_ONCE = 2**18  # numbers of a request
+DRAWS, OWN_DRAWS = 2**20, 3 * 2**20  # numbers drawn in answers or steps, and by the sampler itself
+AT_ONCE = 2**18  # numbers in one request
 ALONE = 250  # requests, if each has one noisy row
-# Not at whole scales, where truncated noise piles up.
+# Distances in scales. The far ones of Gaussian noise are not whole: noise truncated at a whole
+# number piles up there.
 TAILS: dict[Law, tuple[float, ...]] = {
     "gaussian": (0.0, 0.5, 1.0, 2.0, 3.05, 4.05),
     "laplace": (0.0, 0.5, 1.0, 2.0, 4.0, 8.0),
 }
 FARTHEST: dict[Law, float] = {"gaussian": 4.5, "laplace": 11.0}
 WORD_BITS = 53
-RARE_EPSILON = 10.0  # at which lies are rare but occur
+RARE_EPSILON = 10.0  # lies are rare but occur
 FEWEST_STEPS, MOST_STEPS = 2, 1_000  # of a watched training
 
 
@@ -86,7 +87,7 @@ def sampler_tests(
 
 
 def _generator(secrets: Sequence[SecretStreams]) -> Iterator[Check]:
-    """Test a secret's streams: uniform draws, both laws of noise, and their dependences."""
+    """Test a secret's streams: uniform draws, both laws of noise, and independence of streams."""
     one, other, _ = secrets
     words = (one.numpy("answer", 0, 1).random(DRAWS) * 2.0**WORD_BITS).astype(np.int64)
     bits = [Count(f"bit {b} set", ones(words >> b), DRAWS, 0.5) for b in range(WORD_BITS)]
@@ -250,19 +251,19 @@ def _labels(
     pairs: Sequence[tuple[Any, NDArray[np.float64], int]],
     secrets: Sequence[SecretStreams],
 ) -> Iterator[Check]:
-    """Test released classes, by their position after a row's first class, against each pair's law.
+    """Compare released classes, by their position after a row's first class, with claimed laws.
 
-    A pair is a mechanism to attack, its claimed law, and a number of rows.
+    Each of `pairs` has a mechanism to attack, its claimed law and a number of rows.
     """
     counts: list[Count] = []
     for attacked, law, draws in pairs:
         answers = _classes(experiment, attacked, secrets[0], draws)
         votes, changed = int(answers.sum()), int(answers[:, 1:].sum())
-        counts.append(Count("other classes than the first", changed, votes, 1 - float(law[0])))
+        counts.append(Count("classes other than the first", changed, votes, 1 - float(law[0])))
         for place, (hits, chance) in enumerate(zip(answers.sum(axis=0), law, strict=True)):
             text = f"class at position {place} (probability {chance:.3g})"
             counts.append(Count(text, int(hits), votes, float(chance)))
-    yield counted("sampler", "answers: each class as often as claimed, if rare", counts)
+    yield counted("sampler", "answers: each class as often as claimed, even if rare", counts)
 
     attacked, law, draws = pairs[-1]
     if len(attacked.worst_case()[0]) > 1 and not isinstance(attacked, NoisyMax):
@@ -272,8 +273,8 @@ def _labels(
     )
     alike, half = float(np.square(law).sum()), len(first) // 2
     for title, what, same in (
-        ("draws are independent", "rows as the next", first[: 2 * half : 2] == first[1::2][:half]),
-        ("another secret gives other draws", "rows alike", first == other),
+        ("draws are independent", "equal neighbours", first[: 2 * half : 2] == first[1::2][:half]),
+        ("another secret gives other draws", "equal rows", first == other),
     ):
         yield counted("sampler", f"answers: {title}", [Count(what, ones(same), same.size, alike)])
 
@@ -281,7 +282,7 @@ def _labels(
 def _classes(
     experiment: Experiment, attacked: Any, secret: SecretStreams, draws: int
 ) -> NDArray[np.int64]:
-    """Release answers to rows of every shift; (R, K) votes by position after the first class."""
+    """Release answers to rows of every shift; return (R, K) votes by position after the first."""
     worst, num_classes = attacked.worst_case()[0], attacked.num_classes
     rows = max(1, AT_ONCE // num_classes // len(worst))
     requests = math.ceil(draws / rows)

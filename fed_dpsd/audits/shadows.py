@@ -57,7 +57,7 @@ class ShadowRun:
 
     @property
     def data(self) -> Dataset:
-        """Return the data set, members or not."""
+        """Return the data set: members and non-members."""
         return load_data(self.experiment.config.data, self.experiment.config.cache)
 
     @functools.cached_property
@@ -85,7 +85,7 @@ class ShadowRun:
 
     @property
     def holders(self) -> list[NDArray[np.int64]]:
-        """Return the numbers of the records that each client would hold, whatever its coin."""
+        """Return the numbers of the records that each client would hold, whatever their coins."""
         everything = dataclasses.replace(self.experiment.partition, fraction=1.0, coins=0)
         return partitions(dataclasses.replace(self.experiment, partition=everything))
 
@@ -136,7 +136,7 @@ class ShadowRun:
         return [plan.stages, *trained] if victim == "student" else trained
 
     def _smallest(self, proofs: Sequence[tuple[Stage, ...]], delta: float) -> Epsilon:
-        """Return the smallest epsilon of several proofs; infinity without one."""
+        """Return the smallest epsilon of several proofs; infinity if there is none."""
         notes = plugins_note(self.experiment)
         found = [prove(stages, delta, "record", "add_remove", notes) for stages in proofs]
         nothing = Epsilon(math.inf, delta, "record", "add_remove", "nobody", "none", 0)
@@ -167,12 +167,12 @@ class Row:
         return f"{seeds[0]}-{seeds[-1]}" if whole else ", ".join(map(str, seeds))
 
     def all_of(self, key: str) -> str:
-        """Return the different values of a key of versions.json; "" if no run has it."""
+        """Return the distinct values of a key of versions.json; "" if no run has it."""
         values = [run.versions.get(key) for run in self.runs]
         return ", ".join(dict.fromkeys(value for value in values if value))
 
     def accuracy(self, victim: Victim) -> tuple[float, float]:
-        """Return mean and sample standard deviation of the accuracy on the test split, if known."""
+        """Return mean and sample standard deviation of the test accuracy; NaN if unknown."""
         scores = [scores_of(run.summary, "accuracy") for run in self.runs]
         if victim == "student":
             known = [score["student"] for score in scores]

@@ -47,7 +47,7 @@ BLACK_BOX = "the adversary chooses the records and sees the released probabiliti
 def training_attacks(
     experiment: Experiment, broken: victims.Broken | None, say: Say
 ) -> Iterator[Attack]:
-    """Attack a training's steps, clipping, class counts and teachers; last at its own settings.
+    """Attack a training's steps, clipping, class counts and teachers, last at the run's settings.
 
     Arguments are as for `answer_attacks`.
     """
@@ -156,7 +156,7 @@ def _counts(
     proven = prove([Stage(ClassCounts(counting), 1, 0)], delta, close.unit, "add_remove")
     return Attack(
         "counts",
-        f"the class counts (one {close.unit} a class)",
+        f"the class counts (one {close.unit} per class)",
         counting,
         conclude(guesses, delta, ATTACK_FAILURE, 0, COUNTS, "class counts", close.unit),
         Proof(proven, gaussian_mu(GaussianDpEvent(counting.count_noise))),
@@ -164,12 +164,12 @@ def _counts(
 
 
 def sample_counts(experiment: Experiment, say: Say) -> Check:
-    """Check who takes part in steps, which sums with hardly any noise reveal.
+    """Check who takes part in each step, using sums with hardly any noise.
 
-    Each of many canaries should take part in each step at the run's rate, independently of other
+    Each of many canaries should take part in each step at the run's rate q, independently of other
     canaries and steps. This counts the steps with the expected number of canaries and with many
-    more; canaries that take part once in as many steps as that takes on average; canaries in two
-    consecutive steps; and pairs of consecutive canaries in one step.
+    more; canaries that take part exactly once in about 1 / q steps; canaries in two consecutive
+    steps; and pairs of consecutive canaries in one step.
     """
     mechanism = experiment.training
     assert isinstance(mechanism, DPSGD)
@@ -191,7 +191,7 @@ def sample_counts(experiment: Experiment, say: Say) -> Check:
         (f"steps with {many} canaries or more", sizes >= many, float(at_least)),
         (f"canaries in one of {window} steps", windows == 1, float(binom.pmf(1, window, rate))),
         ("canaries in two steps in a row", again, rate**2),
-        ("two neighbours in a step", together, rate**2),
+        ("two consecutive canaries in a step", together, rate**2),
         *((f"steps of canary {number}", of_one, rate) for number, of_one in enumerate(taken.T)),
     ]
     counts = [Count(what, int(hits.sum()), hits.size, chance) for what, hits, chance in events]
@@ -205,13 +205,13 @@ def _answers(
     secrets: Iterator[SecretStreams],
     say: Say,
 ) -> Iterator[Attack]:
-    """Attack the probabilities of trained teachers, at close settings and at the run's own."""
+    """Attack the probabilities of trained teachers, at close settings and at the run's settings."""
     config, own = experiment.config, experiment.training
     assert isinstance(own, DPSGD)
     # If steps are sampled, one image moves the final weights little.
     exposed = close.sample_rate == 1
     probabilities = "probabilities of trained teachers"
-    images = f"the {probabilities} (images that are far from parallel, no others)"
+    images = f"the {probabilities} (only images that are far from parallel)"
     for key, title, claimed, most, advantage, tests_code in (
         ("answers", images, close, ASKED_RUNS, canaries.steps_advantage(close), exposed),
         ("training_claim", f"the run's settings: {probabilities}", own, OWN_RUNS, None, False),

@@ -1,7 +1,7 @@
-"""Hospitals to attack: they release answers with a deployment's own code.
+"""Hospitals to attack: they release answers with the code of a deployment.
 
-Sites, sampler, ledgers and messages are a deployment's own; a victim may get less noise than it
-claims.
+They use the sites, sampler, ledgers and messages of a deployment; a victim may get less noise than
+it claims.
 """
 
 import dataclasses

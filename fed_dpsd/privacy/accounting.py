@@ -1,8 +1,8 @@
 """Proofs: events in, proven epsilons out; no other module of this project computes one.
 
-Our sensitivity and relation are folded into an event's parameters, so the accounting library's own
+Sensitivity and relation are folded into an event's parameters, so the accounting library's
 relations are never mixed with ours. Depending on the accountant, the library doubles a Gaussian's
-shift or leaves it. Its PLD accountant ignores the count of a composed RandomizedResponseDpEvent.
+shift or not. Its PLD accountant ignores the count of a composed RandomizedResponseDpEvent.
 """
 
 import functools
@@ -52,10 +52,10 @@ LARGEST_MU = 1e6  # larger values exceed double precision and carry no meaning
 LARGEST_LOSS, SMALLEST_DELTA = 100.0, 1e-100
 # The part of a budget reserved for the noise's finite precision: a fraction, and a maximum.
 PRECISION_FRACTION, PRECISION_MOST = 2.0**-9, 2.0**-5
-# Answers that cost this much more than the training gain nothing measurable by contraction.
+# If answers cost this many times more than the training, contraction gains nothing measurable.
 TIMES_LARGER = 10
-LARGEST_BUDGET = 1e9  # what it does not admit, no larger one does: nothing is proven
-# The fraction of delta for a life whose settings change; the rest is for one whose settings do not.
+LARGEST_BUDGET = 1e9  # charges that exceed it exceed every budget: nothing is proven
+# The fraction of delta for data sets whose settings change; the rest is for all others.
 CHANGED_SETTINGS_FRACTION = 0.05
 
 
@@ -145,8 +145,8 @@ def contraction(training: DpEvent, answers: DpEvent, others: DpEvent, delta: flo
 
     Args:
         training: the event of one private training.
-        answers: everything its teachers released, bounded between any two teachers.
-        others: everything that leaves without passing through the teachers, such as class counts.
+        answers: the event of all releases of its teachers, with any two teachers as neighbours.
+        others: the event of all releases that bypass the teachers, such as class counts.
         delta: in (0, 1).
 
     Returns:
@@ -203,13 +203,13 @@ def _profile(parts: Parts) -> Profile:
 
 
 def pure(event: DpEvent) -> Bound:
-    """Return the bound at delta 0 of an `event`; `inf` if one of its losses is unbounded."""
+    """Return the bound on `event` at delta 0; `inf` if one of its losses is unbounded."""
     counts, loss = _leaves(event)
     return Bound(math.fsum(n * laws.pure_epsilon(e) for e, n in counts.items()) + loss, 0.0, "pure")
 
 
 def unchanged_epsilon(event: DpEvent, delta: float) -> float:
-    """Return the smallest budget with which `within_budget` admits `event`, settings unchanged."""
+    """Return the smallest budget for which `within_budget` admits `event` with fixed settings."""
     counts, loss = _leaves(_budgeted(event))
     ideal = _smallest_bound(_parts(counts), _for_ideal_noise(delta)).epsilon
     largest = PRECISION_MOST / PRECISION_FRACTION  # above, PRECISION_MOST is reserved
@@ -234,11 +234,11 @@ def within_budget(
     the number of releases, or the sum of 1 / z^2, in advance. Once settings differ, Renyi
     divergences of one order, fixed by the budget, add up. Only one of the two cases occurs in a
     data set's lifetime, and their deltas add up to `delta` (docs/privacy.md, Theorem 7). A part of
-    the budget, fixed in advance too, is reserved for the noise's finite precision.
+    the budget, also fixed in advance, is reserved for the noise's finite precision.
 
     Args:
-        charges: every charge of the data set's lifetime, including the one in question; for one
-            unit and relation.
+        charges: all charges of the data set's lifetime, including the new one, for one unit and
+            relation.
         budget: epsilon >= 0, fixed before the first charge.
         delta: in (0, 1), fixed before the first charge.
         times: how often each charge was made; None for once each.
@@ -269,7 +269,7 @@ def within_budget(
 def smallest_budget(charges: Sequence[DpEvent], delta: float) -> float:
     """Return the smallest budget with which `within_budget` admits charges; `inf` if none does.
 
-    If the settings of the charges differ, it is at most a millionth above the smallest.
+    If the settings of the charges differ, the result is at most a millionth above the smallest.
     """
     most = unchanged_epsilon(ComposedDpEvent(list(charges)), delta)
     if not 0 < most < math.inf:
@@ -321,7 +321,7 @@ def _smallest_bound(parts: frozenset[tuple[DpEvent, int]], delta: float) -> Boun
 
 
 def _leaves(event: DpEvent) -> tuple[Counter[DpEvent], float]:
-    """Count the mechanisms of ideal noise, and add up the epsilon of all finite precision."""
+    """Count the mechanisms with ideal noise, and add up the losses due to finite precision."""
     counts = _count_leaves(event)
     losses = {e: n for e, n in counts.items() if isinstance(e, FinitePrecisionDpEvent)}
     ideal = Counter({e: n for e, n in counts.items() if e not in losses})
@@ -333,7 +333,7 @@ def _parts(counts: Counter[DpEvent]) -> frozenset[tuple[DpEvent, int]]:
 
 
 def _merge_gaussians(counts: Counter[DpEvent]) -> Counter[DpEvent]:
-    """Merge Gaussian mechanisms of multipliers z_i into one of z, with 1 / z^2 = sum 1 / z_i^2.
+    """Merge Gaussian mechanisms with multipliers z_i into one with z, 1 / z^2 = sum 1 / z_i^2.
 
     Adaptive composition is exact (Dong, Roth, Su: arXiv 1905.02383v3, Corollary 3.3).
     """
@@ -357,7 +357,7 @@ def _budgeted(event: DpEvent) -> DpEvent:
 
 
 def _count_leaves(event: DpEvent) -> Counter[DpEvent]:
-    """Count the mechanisms in nested compositions, in the order of their appearance."""
+    """Count the mechanisms in nested compositions, in order of first appearance."""
     if isinstance(event, SelfComposedDpEvent):
         inner = _count_leaves(event.event)
         return Counter({leaf: n * event.count for leaf, n in inner.items() if event.count})

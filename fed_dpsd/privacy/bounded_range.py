@@ -1,6 +1,6 @@
 """Privacy losses of bounded-range mechanisms, such as exponential mechanisms.
 
-A mechanism has range r if the log-likelihood ratios of all its outcomes, for two neighbours, lie in
+A mechanism has range r if, for any two neighbours, the log-likelihood ratios of all outcomes lie in
 an interval of length r (Durfee, Rogers, arXiv 1905.04273). The position of the interval may depend
 on the neighbours and on earlier answers. The optimal composition of Dong, Durfee and Rogers (arXiv
 1909.13830) fixes the intervals in advance. Here they are chosen adaptively, and the composition is
@@ -13,24 +13,24 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-PIECES = 16  # of a range: steps of the grid
-MOST_RELEASES = 256  # of a profile; it takes half a second
+PIECES = 16  # steps of the grid in one range
+MOST_RELEASES = 256  # in a profile, which takes half a second
 LARGEST_RANGE = 20.0  # of a profile; a larger range is accounted as a pure loss
-DEVIATIONS = 9.0  # the reach of the grid; a profile is below 1e-17 there
-ROUNDING = 1e-12  # probability that exceeds all rounding errors of a profile
+DEVIATIONS = 9.0  # standard deviations that the grid covers; a profile is below 1e-17 at its end
+ROUNDING = 1e-12  # upper bound on all rounding errors of a profile
 
 
 def block(loss_range: float) -> int:
-    """Return the maximum releases of a profile: a ratio of its likelihoods stays below e^300."""
+    """Return the most releases of a profile, whose likelihood ratios then stay below e^300."""
     return max(1, min(MOST_RELEASES, math.floor(4 * MOST_RELEASES / loss_range**2)))
 
 
 def losses(
     loss_range: float, releases: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
-    """Return losses that dominate the losses of adaptive mechanisms of a range, in both directions.
+    """Return losses that dominate adaptive mechanisms of range `loss_range`, in both directions.
 
-    delta(eps) <= certain + sum of probability * (1 - exp(eps - loss))+ at every eps. So the losses
+    delta(eps) <= certain + sum of probability * (1 - exp(eps - loss))+ at every eps. So they
     compose with the losses of any other mechanism.
 
     Args:
@@ -38,26 +38,26 @@ def losses(
         releases: between 1 and `block(loss_range)`.
 
     Returns:
-        (2 G + 1,) losses, their probabilities, and the probability of a certain distinction.
+        (2 G + 1,) losses, their probabilities, and the probability `certain` of an infinite loss.
     """
-    if loss_range > LARGEST_RANGE:  # a response among two classes dominates every private one
+    if loss_range > LARGEST_RANGE:  # binary randomised response dominates every r-DP mechanism
         truth = 1 / (1 + math.exp(-loss_range))
         return np.array([-loss_range, loss_range]), np.array([1 - truth, truth]), 0.0
     grid, profiles = _profiles(loss_range, 2 ** math.ceil(math.log2(releases)))
     delta, ratio = profiles[releases - 1], np.exp(grid)
-    # The profile is linear in e^eps between neighbours on the grid: a kink is an outcome, and its
-    # size times e^eps the probability of it.
+    # The profile is linear in e^eps between adjacent grid points: each kink is an outcome, and its
+    # probability is the size of the kink times e^eps.
     slope = np.concatenate([[-1.0], np.diff(delta) / np.diff(ratio), [0.0]])
     return grid, np.maximum(ratio * np.diff(slope), 0.0), float(delta[-1]) + ROUNDING
 
 
 @functools.lru_cache(maxsize=16)
 def _profiles(loss_range: float, releases: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return a grid of eps, (2 G + 1,), and bounds of delta after 1, 2, ... releases, one per row.
+    """Return a grid of eps, (2 G + 1,), and bounds on delta after 1, 2, ... releases, one per row.
 
-    The recursion of Theorem 5b. Between neighbours on the grid, the bound is the line in e^eps
-    through both, which is above a convex function; beyond the grid, it is constant or the mirror
-    image. On two such lines the largest value over all intervals has a closed form.
+    This is the recursion of Theorem 5b. Between adjacent grid points, the bound is the line in
+    e^eps through both, which lies above a convex function; beyond the grid, it is constant or the
+    mirror image. For two such lines the largest value over all intervals has a closed form.
     """
     step = loss_range / PIECES
     spread = releases * loss_range**2 / 8 + DEVIATIONS * math.sqrt(releases) * loss_range / 2

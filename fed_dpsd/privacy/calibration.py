@@ -18,7 +18,7 @@ def calibrate(
         open_end: the end that spends most, > 0.
 
     Raises:
-        ValueError: the target lies outside what the ends spend.
+        ValueError: the target is below or above what both ends spend.
     """
     ends = math.log(private), math.log(open_end)
     stride = math.copysign(1.0, ends[1] - ends[0])
@@ -27,7 +27,7 @@ def calibrate(
         value = open_end if log_value == ends[1] else math.exp(log_value)
         return spend(value) / target - 1
 
-    # Stepping from the private end until the target is passed evaluates no setting far beyond it.
+    # Step from the private end until the target is passed; settings far beyond it are never tried.
     near = far = ends[0]
     while excess(far) < 0:
         if far == ends[1]:

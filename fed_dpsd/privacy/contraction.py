@@ -2,7 +2,7 @@
 
 A changed record moves the law of its teacher by the training's privacy profile, and the answers
 shrink that distance further (docs/privacy.md, Theorem 22). A profile is delta as a function of
-epsilon >= 0, an upper bound for both orders of the two worlds.
+epsilon >= 0, an upper bound in both directions.
 """
 
 import math
@@ -15,7 +15,7 @@ from scipy.stats import norm
 
 Profile = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
-LARGEST_EPSILON = 600.0  # exp of it is a float
+LARGEST_EPSILON = 600.0  # its exp is a float
 POINTS = 20_001  # of the grid of a Gaussian loss
 FARTHEST = 12.0  # standard deviations of a Gaussian loss; the mass beyond is below 1e-32
 
@@ -45,16 +45,16 @@ def contracted(training: Profile, answers: Profile) -> Profile:
 def with_gaussian(profile: Profile, mu: float) -> Profile:
     """Return the profile of a mechanism composed with a Gaussian one of noise multiplier 1 / mu.
 
-    The other release may come at any time. delta(epsilon) is the mean of H(epsilon - L), L the loss
-    of the Gaussian, N(mu^2 / 2, mu^2), and H(x) the profile for x >= 0, continued by H(-x) = 1 -
-    exp(-x) + exp(-x) H(x). H is convex in exp(x), so the chord between two points of a grid lies
-    above it, and the mean of a chord has a closed form: the result is an upper bound.
+    The Gaussian release may come at any time. delta(epsilon) is the mean of H(epsilon - L), with L
+    the loss of the Gaussian, N(mu^2 / 2, mu^2), and H(x) the profile for x >= 0, extended by
+    H(-x) = 1 - exp(-x) + exp(-x) H(x). H is convex in exp(x), so the chord between two grid points
+    lies above it, and the mean of a chord has a closed form: the result is an upper bound.
     """
     if mu == 0:
         return profile
-    points = np.linspace(-FARTHEST, FARTHEST, POINTS)  # deviations of the loss in the first world
+    points = np.linspace(-FARTHEST, FARTHEST, POINTS)  # standardised loss in the first world
     losses, step = mu**2 / 2 + mu * points, mu * (points[1] - points[0])
-    # Masses between two points, in the first world, and in the second one times exp(loss).
+    # Masses between adjacent points: in the first world, and in the second one times exp(loss).
     mass = _masses(points)
     with np.errstate(divide="ignore"):  # log(0) far out
         moved = np.exp(losses[:-1] + np.log(_masses(points + mu)))
@@ -82,7 +82,7 @@ def _masses(points: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def smallest_epsilon(profile: Profile, delta: float, most: float) -> float:
-    """Return the smallest epsilon at which a decreasing profile is at most delta; at most `most`.
+    """Return the smallest epsilon, up to `most`, at which a decreasing profile is at most delta.
 
     The solver's error is added, so rounding never makes the result too small.
     """

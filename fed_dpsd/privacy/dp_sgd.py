@@ -32,15 +32,15 @@ from fed_dpsd.privacy.mechanism import Relation, Unit
 from fed_dpsd.privacy.noise import GAUSSIAN_LOSS, UNIFORM_STEP, Rng, noisy_sum
 from fed_dpsd.privacy.training import TrainedUnit, TrainingMechanism
 
-SPACING = 2.0**-25  # of the noise's lattice at most, over its scale; sums are truncated to it
-# The loss of a whole training's event, if all its steps draw at most MOST_DRAWS numbers.
+SPACING = 2.0**-25  # largest spacing of the noise's lattice, over its scale; it truncates sums
+# The precision loss of a whole training, if all its steps draw at most MOST_DRAWS numbers.
 PRECISION_LOSS, MOST_DRAWS = 2.0**-17, 2**36
-# The loss of class counts: at most 128 of them change, by a replaced patient of 64 records.
+# The precision loss of class counts: replacing a patient of 64 records changes at most 128 counts.
 COUNTS_LOSS = 128 * GAUSSIAN_LOSS
-RECORDS_AT_ONCE = 32  # in each part of a network's batch, filled up with zeros
-GRADIENTS_AT_ONCE = 2**28  # numbers in the records' gradients of a part
-MOST_COPIES = 9  # an unchanged image, and moved by a pixel in eight directions
-# Images of a patient: their (N, A, A) inner products take no more memory than 128 inputs.
+RECORDS_AT_ONCE = 32  # in each part of a network's batch, padded with zeros
+GRADIENTS_AT_ONCE = 2**28  # numbers in the gradients of all records of a part
+MOST_COPIES = 9  # the unchanged image, and the image moved by a pixel in eight directions
+# Images per patient: their (N, A, A) inner products take no more memory than 128 inputs.
 MOST_PLACES = 64
 
 
@@ -52,11 +52,11 @@ class DPSGD(TrainingMechanism):
     `max_grad_norm` in the sum of each step. A record takes part in a step with probability
     `sample_rate`, independently of all others. N(0, noise_multiplier^2 max_grad_norm^2) is added to
     each coordinate of the sum. So a training is `steps` Poisson-sampled Gaussian mechanisms; at
-    rate 1 they are plain ones. Class counts, if a method requests them, are one more, charged
-    separately: a record that is added or removed moves one count by 1, a replaced one moves two.
-    Rate and steps are constants of the configuration (a step without records is taken too). The sum
-    is not divided by a count (Adam is insensitive to scale), and there is no hold-out, no early
-    stop and no batch normalisation. A record lies in one shard, so it is seen by one training.
+    rate 1 they are not sampled. Class counts, if a method requests them, are one more Gaussian
+    mechanism, charged separately: adding or removing a record moves one count by 1, replacing one
+    moves two. Rate and steps are fixed by the configuration (a step without records is taken too).
+    The sum is not divided by a count (Adam is insensitive to scale), and there is no hold-out, no
+    early stop and no batch normalisation. A record lies in one shard, so one training sees it.
     Nothing is proven for a patient or a client, who may have any number of records.
 
     With `unit="patient"` patients take the place of records. A patient's gradient is the clipped
@@ -70,14 +70,14 @@ class DPSGD(TrainingMechanism):
         sample_rate: q, in (0, 1].
         steps: the number of steps of a training, >= 1.
         max_grad_norm: bound of one record's, or one patient's, gradient, > 0.
-        learning_rate: Adam's, > 0.
-        copies: of each record's image, A in 1..9: augmentation multiplicity (De et al., arXiv
-            2204.13650).
+        learning_rate: the learning rate of Adam, > 0.
+        copies: A, the number of copies of each record's image, in 1..9: augmentation multiplicity
+            (De et al., arXiv 2204.13650).
         count_fraction: mu^2 of the class counts as a fraction of mu^2 of the steps (exact at rate
             1), > 0; None releases no counts.
         unit: "record" or "patient": the unit that is sampled and whose gradient is clipped.
-        records_per_patient: R >= 1, the largest number of a patient's records used (`places_of`); R
-            times `copies` is at most 64. With `unit="record"` it is 1.
+        records_per_patient: R >= 1, the most records used per patient (`places_of`); R times
+            `copies` is at most 64. With `unit="record"` it is 1.
 
     Raises:
         ValueError: a parameter is out of its range.
@@ -129,7 +129,7 @@ class DPSGD(TrainingMechanism):
     def __repr__(self) -> str:
         """Return the text for ledgers and digests, which key the noise: changing it changes runs.
 
-        It includes the keys of patients only if patients are the unit.
+        It includes the settings of patients only if patients are the unit.
         """
         left_out = ("unit", "records_per_patient") if self.unit == "record" else ()
         names = {"count_fraction": "count_share"}
@@ -183,7 +183,7 @@ class DPSGD(TrainingMechanism):
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
         """Return `steps` sampled Gaussian mechanisms.
 
-        They are for the training's own unit. A record that is added, removed or changed within a
+        They hold for the training's unit. A record that is added, removed or changed within a
         patient replaces the patient. Nothing is proven for a unit larger than the training's.
         """
         if not self._bounds(unit):
@@ -211,9 +211,9 @@ class DPSGD(TrainingMechanism):
 
     @property
     def _reserves(self) -> bool:
-        """Return whether a budget pays for class counts with the training.
+        """Return whether a budget pays for class counts together with the training.
 
-        Sampled steps and counts have two different settings. Gaussians of any settings add up
+        Otherwise sampled steps and counts would be two settings. Gaussians of any settings add up
         exactly.
         """
         return self.counts_classes and self.sample_rate < 1
@@ -233,8 +233,8 @@ class DPSGD(TrainingMechanism):
         return relation == "replace_one" or unit != self.unit
 
     def _counted(self, replaced: bool) -> DpEvent:
-        # Beyond this scale a count moves by steps of the lattice: a record's by one of them, a
-        # patient's, in parts of 1 / R, by a step more for each part (docs/proofs.md, Theorem 15).
+        # Beyond this scale the lattice matters: a record moves a count by one lattice step, a
+        # patient, in parts of 1 / R, by one more step for each part (docs/proofs.md, Theorem 15).
         most = 2.0**24 / self.records_per_patient if self.unit == "patient" else 2.0**25
         return GaussianDpEvent(min(self.count_noise, most) / math.sqrt(2 if replaced else 1))
 
@@ -295,8 +295,8 @@ class DPSGD(TrainingMechanism):
             )
         if SPACING * self.noise_multiplier * math.sqrt(size) > 0.5:
             raise ValueError(
-                f"noise_multiplier={self.noise_multiplier:g} is too large for {size:,} parameters, "
-                "whose sums its lattice would cut off; use less noise or a smaller teacher"
+                f"noise_multiplier={self.noise_multiplier:g} is too large for {size:,} parameters: "
+                "its lattice would truncate their sums; use less noise or a smaller teacher"
             )
 
     def _noisy(self, total: torch.Tensor, size: int, rng: Rng) -> torch.Tensor:
@@ -304,13 +304,13 @@ class DPSGD(TrainingMechanism):
 
         The noise is float64: torch's float32 normals end at 5.77 sigma. The result is float32.
         """
-        # Cutting the sum off to the lattice may move it further, so the noise is larger.
+        # Truncation to the lattice may move the sum further, so the noise is larger.
         stddev = self.noise_multiplier / (1 - SPACING * self.noise_multiplier * math.sqrt(size))
         noisy = noisy_sum(total.numpy()[None], stddev, "gaussian", rng)
         return torch.from_numpy(noisy * self.max_grad_norm).float()
 
     def _sample(self, count: int, rng: Rng) -> torch.Tensor:
-        """Draw the units of a step, each at `sample_rate` rounded down to a step of the draw."""
+        """Draw the units of a step at `sample_rate`, rounded down to a multiple of UNIFORM_STEP."""
         rate = math.floor(self.sample_rate / UNIFORM_STEP) * UNIFORM_STEP
         return torch.from_numpy(rng.random(count) < rate).nonzero()[:, 0]
 
@@ -321,7 +321,7 @@ class DPSGD(TrainingMechanism):
         labels: torch.Tensor,
         rng: Rng,
     ) -> None:
-        """Train on residuals and inputs, which give a record's norm directly."""
+        """Train on residuals and inputs, which give the norm of a record's gradient directly."""
         optimiser = torch.optim.Adam(layer.parameters(), self.learning_rate)
         size = layer.weight.numel() + layer.bias.numel()
         records = lattice.Records.of(inputs, labels)
@@ -340,7 +340,7 @@ class DPSGD(TrainingMechanism):
         labels: torch.Tensor,
         rng: Rng,
     ) -> None:
-        """Train on the gradient of each record, or patient, which Opacus forms."""
+        """Train on the gradient of each record, or patient, which Opacus computes."""
         from opacus import GradSampleModule  # takes seconds to import, and few runs need it
 
         # Opacus assumes that the weights of a convolution are contiguous.

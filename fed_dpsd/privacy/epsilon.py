@@ -45,7 +45,7 @@ class Epsilon:
 
     @property
     def review(self) -> str:
-        """Return the note on plug-ins, "not reviewed: ..."; "" if none took part."""
+        """Return the note on plug-ins, "not reviewed: ..."; "" if no plug-in took part."""
         return next((note for note in self.notes if note.startswith(NOT_REVIEWED)), "")
 
     def __str__(self) -> str:
@@ -61,7 +61,7 @@ class Epsilon:
         return str(self)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the object of summary.json; infinity is the string "inf"."""
+        """Return the object for summary.json; infinity is the string "inf"."""
         return {
             "unit": self.unit,
             "relation": self.relation,

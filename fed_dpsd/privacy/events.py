@@ -12,7 +12,7 @@ from dp_accounting import DpEvent
 class ReplacedInSampleDpEvent(DpEvent):
     """A Poisson-sampled Gaussian sum in which one record is replaced by another.
 
-    With probability q the sum holds the record's vector of norm 1, or the opposite vector in the
+    With probability q the sum includes the record's vector of norm 1, or the opposite vector in the
     other world: (1 - q) N(0, z^2) + q N(1, z^2) against (1 - q) N(0, z^2) + q N(-1, z^2).
 
     Attributes:
@@ -28,8 +28,8 @@ class ReplacedInSampleDpEvent(DpEvent):
 class FinitePrecisionDpEvent(DpEvent):
     """The loss due to a sampler's finite precision, in addition to the event of its ideal noise.
 
-    In both worlds every outcome is at most exp(loss / 2) times as likely as under that noise, and
-    the other way round. So epsilon grows by `loss`, and delta by a factor of exp(loss / 2).
+    In both worlds every outcome is at most exp(loss / 2) times as likely as with ideal noise, and
+    vice versa. So epsilon grows by `loss`, and delta by a factor of exp(loss / 2).
 
     Attributes:
         loss: >= 0; losses of several releases add up.
@@ -73,14 +73,14 @@ class ShuffledResponseDpEvent(DpEvent):
 
 @attrs.frozen
 class ReservingDpEvent(DpEvent):
-    """A release together with another one that may follow once; a budget pays for both at once.
+    """A release and a second one that may follow once; a budget pays for both at once.
 
-    A budget for life admits exactly as much of one setting as it pays for, and less of several
-    (docs/privacy.md, Theorem 7). Both releases together are one setting.
+    A lifetime budget can be spent in full if all charges have one setting, but not if settings
+    differ (docs/privacy.md, Theorem 7). Both releases together are one setting.
 
     Attributes:
         event: the event of the release itself; a claim counts only this one.
-        reserved: the event of the other one.
+        reserved: the event of the second release.
     """
 
     event: DpEvent

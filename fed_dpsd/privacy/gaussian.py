@@ -41,13 +41,13 @@ class NormalizedGradient(Mechanism):
     bound cancels. A client's n teachers change together, so its sum moves by n * bound (the client
     answers zero) or 2 * n * bound (it answers anything). The papers' sensitivity of 2 * bound *
     sqrt(K) is loose. Norms are computed in float64 with room for rounding. Sums are exact: each
-    value is truncated towards zero to the lattice of the noise, and n values are less than 2^53
-    steps of it.
+    value is truncated towards zero to the lattice of the noise, and n values add up to less than
+    2^53 lattice steps.
 
     A release is a query (`normalise="sample"`: every row has norm below `bound`) or a whole request
-    (`normalise="batch"`: all its rows together have norm below `bound`). The papers print an
-    unindexed norm. Normalised by batch, a row has about 1 / sqrt(B) of the length, and a request
-    costs the same as one query.
+    (`normalise="batch"`: all its rows together have norm below `bound`). The papers do not say
+    which norm they mean. When normalised by batch, a row has about 1 / sqrt(B) of the length, and a
+    request costs the same as one query.
 
     | input row                     | encoded row                            |
     | ----------------------------- | -------------------------------------- |
@@ -112,14 +112,14 @@ class NormalizedGradient(Mechanism):
             raise ValueError(f"scaling={self.scaling!r} must be 'normalise' or 'clip'")
 
     def __repr__(self) -> str:
-        """Return the text that ledgers hold; it names a scaling other than the usual one."""
+        """Return the text that ledgers hold; it includes `scaling` only if not the default."""
         shown = [f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.repr]
         more = [] if self.scaling == "normalise" else [f"scaling={self.scaling!r}"]
         return f"{type(self).__name__}({', '.join([*shown, *more])})"
 
     @property
     def scale(self) -> float:
-        """Return the noise's standard deviation: noise_multiplier * bound, or a noise share's."""
+        """Return the standard deviation of the noise, noise_multiplier * bound, or of its share."""
         honest = self.quorum.honest if self.quorum else 1
         return self.noise_multiplier * self.bound / math.sqrt(honest)
 
@@ -140,7 +140,7 @@ class NormalizedGradient(Mechanism):
     def constrain_sensitivity(
         self, sensitive_value: Values, predictions: Values
     ) -> NDArray[np.float64]:
-        """Mask (B, K) gradients, normalise or clip them, and bound their norms last."""
+        """Mask (B, K) gradients, normalise or clip them, and finally bound their norms."""
         sensitive = np.array(sensitive_value, np.float64)
         sensitive[~np.isfinite(sensitive).all(axis=1)] = 0
         if self.k is not None:
@@ -202,11 +202,11 @@ class NormalizedGradient(Mechanism):
         return np.asarray(inside & (norm <= longest)[:, 0])
 
     def releases(self, requests: int, queries: int) -> int:
-        """Return one per query, or per request that is normalised as a whole."""
+        """Return one release per query, or per request if it is normalised as a whole."""
         return requests * (queries if self.normalise == "sample" else 1)
 
     def sensitivity(self, unit: Unit, relation: Relation) -> float:
-        """Return a sum's L2 change: 2 * bound per replaced teacher, bound per removed one."""
+        """Return the L2 change of a sum: 2 * bound per replaced teacher, bound per removed one."""
         bounds = 1 if self.shards.vanish(unit, relation) else 2
         return self.shards.changed(unit) * self.bound * bounds
 

@@ -32,7 +32,7 @@ def gaussian_mu(event: DpEvent) -> float | None:
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Compute the epsilon of a Gaussian mechanism of noise multiplier 1 / mu, exactly.
+    """Compute the exact epsilon of a Gaussian mechanism with noise multiplier 1 / mu.
 
     delta(eps) = Phi(mu / 2 - eps / mu) - exp(eps) Phi(-mu / 2 - eps / mu)
     (Dong, Roth, Su: Gaussian differential privacy, arXiv 1905.02383v3, Corollary 2.13).
@@ -52,7 +52,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def gaussian_delta(mu: float, epsilons: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Compute the delta of a Gaussian mechanism of noise multiplier 1 / mu, exactly.
+    """Compute the exact delta of a Gaussian mechanism with noise multiplier 1 / mu.
 
     It uses the formula of `gaussian_epsilon`.
     """

@@ -20,13 +20,13 @@ from fed_dpsd.privacy.noise import Rng
 from fed_dpsd.privacy.training import Plain, no_files
 
 IMAGES_NOTE = "the images are not protected"
-# From (B,) numbers of records, and the network's (B, K) logits on their images, to the targets of
-# the cross-entropy: (B,) classes or (B, K) probabilities.
+# A function of (B,) record numbers and the network's (B, K) logits on their images; it returns the
+# targets of the cross-entropy: (B,) classes or (B, K) probabilities.
 Targets = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def fixed(targets: NDArray[np.int64]) -> Targets:
-    """Return (N,) classes of records as targets."""
+    """Return the records' (N,) classes as targets."""
     classes = torch.from_numpy(targets)
     return lambda chosen, _: classes[chosen]
 
@@ -45,13 +45,13 @@ class LabelPrivate(Plain, ABC):
     """A plain training that sees the labels of a shard only through a mechanism.
 
     Guarantee: `event`, for one replaced label, with the images and all other labels unchanged. A
-    record's number may follow its label, as in a folder of classes, so a training draws its own
-    random order of records. Nothing is proven beyond a label, and no ledger records it: these
-    trainings are for simulations, with one teacher.
+    record's number may depend on its label, as with one folder per class, so a training draws its
+    own random order of records. Nothing is proven beyond a label, and no ledger records these
+    trainings: they are for simulations with one teacher.
 
     Attributes:
         trust: who must be honest in addition to the owners of the labels: "nobody" if each label
-            could be randomised at its source, "server" if the place that trains sees the labels.
+            could be randomised at its source, "server" if the party that trains sees the labels.
     """
 
     reason: ClassVar[str] = "the training protects labels alone"
@@ -63,18 +63,18 @@ class LabelPrivate(Plain, ABC):
         problems, named = no_files(self.name, config), f"training={self.name}"
         if not config.federation.simulation:
             problems.append(
-                f"{named} takes images as public, which a hospital's are not; use "
+                f"{named} treats images as public, but a hospital's images are not; use "
                 "training=dp_sgd, or federation=simulation"
             )
         if config.data.records_per_patient is not None:
             problems.append(
-                f"data.records_per_patient={config.data.records_per_patient} makes up patients by "
-                f"labels, which {named} keeps private; use null"
+                f"data.records_per_patient={config.data.records_per_patient} makes up patients "
+                f"from labels, which {named} keeps private; use null"
             )
         if config.teachers_per_client > 1:
             problems.append(
                 f"teachers_per_client={config.teachers_per_client} divides records by their "
-                f"numbers, which may follow labels that {named} keeps private; use "
+                f"numbers, which may depend on labels that {named} keeps private; use "
                 "teachers_per_client=1"
             )
         if partition and partition.name == "class":
@@ -84,7 +84,7 @@ class LabelPrivate(Plain, ABC):
             )
         if method and not (method.uses_teachers_alone and config.num_clients == 1):
             problems.append(
-                f"{named} protects labels that nothing else may read, but method={method.name} "
+                f"{named} requires that nothing else reads the labels, but method={method.name} "
                 "may read them; use method=central"
             )
         if (target := config.privacy.target_epsilon) is not None:
@@ -109,7 +109,7 @@ class LabelPrivate(Plain, ABC):
 
     @abstractmethod
     def train(self, learner: Learner, labels: NDArray[np.int64], rng: Rng) -> None:
-        """Train the learner on one shard's (N,) labels, N >= 1; its last `fit` is the teacher."""
+        """Train the learner on one shard's (N,) labels, N >= 1; the last fit makes the teacher."""
 
 
 def prove_label(training: LabelPrivate, notes: tuple[str, ...], queries: int) -> Epsilon:

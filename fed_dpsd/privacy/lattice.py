@@ -5,9 +5,9 @@ additions are rounded, so it may move the sum by more than the bound on its own 
 (Casacuberta, Shoemate, Vadhan, Wagaman: "Widespread Underestimation of Sensitivity in
 Differentially Private Libraries and How to Fix It", arXiv 2207.10635). Here every product and every
 sum over a row or over records uses whole numbers that their type represents exactly. Everything
-else is done number by number in correctly rounded IEEE operations. So a record's part is a function
-of that record and the weights alone, and the sum is the exact sum of these parts, independent of
-order, number of threads and batch size.
+else is computed element by element in correctly rounded IEEE operations. So a record's part is a
+function of that record and the weights alone, and the sum is the exact sum of these parts,
+independent of order, number of threads and batch size.
 """
 
 import functools
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 UNIT = 2.0**-24  # fraction of max_grad_norm; all sums are whole multiples of it
 MOST_ROWS = 2**25  # copies of records in one sum: float64 holds every whole number up to 2^53
-MOST_INPUTS = 2**12  # of a linear layer; more would round its weights too far
+MOST_INPUTS = 2**12  # of a linear layer; with more, its weights would be rounded too coarsely
 ROOM = 1 - 2.0**-16  # part of the bound that norms may use; rounding may add the rest
-CANCELLATION = 4  # copies that cancel each other further are clipped by their mean length over it
+CANCELLATION = 4  # if copies cancel by more than this factor, their mean length over it is used
 
-_HELD = 2**24  # float32 holds every whole number up to this one
+_HELD = 2**24  # float32 represents every whole number up to this one
 _INPUT, _LARGEST_INPUT = 2.0**-4, 127  # the unit of an input, and its largest number of units
 LARGEST_INPUT = _LARGEST_INPUT * _INPUT  # of a linear layer: a larger one is clamped to it
 _RESIDUAL = 2.0**-20  # the unit of a residual
-_ROWS_AT_ONCE = 128  # their products of at most 2^10 times 127 add up to less than 2^24
+_ROWS_AT_ONCE = 128  # as many products of at most 2^10 times 127 add up to less than 2^24
 _HALF = 2**10  # residuals are split into two numbers of at most this size
 _BEYOND = 1e200  # an inner product so large that clipped residuals become zero
 _STEPS = 2**10  # entries of the table of exponentials for each unit of a logit
@@ -41,7 +41,7 @@ _STEPS = 2**10  # entries of the table of exponentials for each unit of a logit
 
 @dataclass(frozen=True)
 class Records:
-    """Records of a linear layer as whole numbers; none depends on another.
+    """Records as whole numbers for a linear layer; none depends on another record.
 
     Args:
         inputs: (N, A, D) float32 whole numbers of at most 127, in units of 1/16: larger inputs are
@@ -87,7 +87,7 @@ def check_rows(rows: int) -> None:
     if rows > MOST_ROWS:
         raise ValueError(
             f"{rows:,} copies of records at one teacher: sums are exact for {MOST_ROWS:,} at most; "
-            "use fewer copies, or teachers_per_client for more shards"
+            "use fewer copies, or a larger teachers_per_client"
         )
 
 
@@ -123,14 +123,15 @@ def _labels(labels: torch.Tensor, copies: int) -> torch.Tensor:
 
 
 def _each(values: torch.Tensor, copies: int) -> torch.Tensor:
-    """Repeat (N,) values for each copy; (N * A,)."""
+    """Repeat each of (N,) values for its copies; return (N * A,)."""
     return values.repeat_interleave(copies) if copies > 1 else values
 
 
 def _logits(layer: nn.Linear, rows: torch.Tensor) -> torch.Tensor:
-    """Compute (K, R) float32, each a function of its row: exact products with rounded weights.
+    """Compute (K, R) float32 logits: exact products of each row with rounded weights.
 
-    The weights' unit depends on the largest row of weights, which is public.
+    Each column depends on its row alone. The unit of the weights depends on the largest row of
+    weights, which is public.
     """
     most, size = _HELD // 2**7, rows.shape[1]
     length = max(float(layer.weight.abs().sum(1).max()), 1e-30)
@@ -140,7 +141,7 @@ def _logits(layer: nn.Linear, rows: torch.Tensor) -> torch.Tensor:
 
 
 def _residuals(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Subtract the truth from probabilities: (K, R) whole numbers up to 2^20, in units of 2^-20.
+    """Subtract one-hot labels from probabilities: (K, R) whole numbers up to 2^20, unit 2^-20.
 
     Exponentials come from a table of whole numbers, so their sum is exact.
     """
@@ -162,12 +163,12 @@ def _exponentials() -> torch.Tensor:
 
 
 def _scale(residuals: torch.Tensor, inner: torch.Tensor, bound: float) -> torch.Tensor:
-    """Compute (N,) float64 factors of (K, N * A) residuals that keep each record in its bound.
+    """Compute (N,) float64 factors for (K, N * A) residuals that keep each record in its bound.
 
     A factor depends on the norm of the mean of a record's copies. If copies cancel each other by
-    more than CANCELLATION, it uses their mean length over CANCELLATION instead. Truncating
+    more than CANCELLATION, it uses their mean length divided by CANCELLATION instead. Truncating
     residuals towards zero makes no single copy's gradient longer. The sum of several copies may
-    grow by a unit for each, so it gets less room.
+    grow by one unit per copy, so it gets less room.
     """
     copies, classes = inner.shape[1], len(residuals)
     unit = _RESIDUAL * _INPUT
@@ -209,7 +210,7 @@ def single_gradients(
         labels: (B,), or (B, A) if copies have their own labels.
 
     Returns:
-        (B, ...) float32 of each parameter, and last the (B,) float64 L2 norms over all of them.
+        A (B, ...) float32 array per parameter, then the (B,) float64 L2 norms over all parameters.
     """
     count, copies = inputs.shape[:2]
     logits = model(inputs.flatten(0, 1))
@@ -231,8 +232,8 @@ def clipped(gradients: list[torch.Tensor], bound: float) -> list[torch.Tensor]:
     """Clip gradients of `single_gradients` to L2 norm `bound` and truncate them towards zero.
 
     Returns:
-        (B, ...) float32 whole numbers of each parameter, in multiples of UNIT * `bound`; each
-        record's numbers have norm at most 1 / UNIT.
+        (B, ...) float32 whole numbers for each parameter, in units of UNIT * `bound`; the numbers
+        of a record have norm at most 1 / UNIT.
     """
     *parts, norm = gradients
     scale = (ROOM / UNIT / norm.clamp_min(bound)).float()
@@ -242,7 +243,7 @@ def clipped(gradients: list[torch.Tensor], bound: float) -> list[torch.Tensor]:
 def padded(
     inputs: torch.Tensor, labels: torch.Tensor, size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pad a part of a batch with zeros after its records, up to `size`.
+    """Pad a part of a batch with zeros after its records, up to `size` rows.
 
     Kernels choose the order of additions by the batch's shape, so all parts have the same shape.
     """

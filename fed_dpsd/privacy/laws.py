@@ -31,10 +31,10 @@ from fed_dpsd.privacy.events import (
 from fed_dpsd.privacy.shuffled import OUTSIDE, window
 
 FINEST_RESOLUTION = 1e-4
-PROFILE_POINTS, SMALLEST_PROFILE = 20_000, 1e-13  # of a discretised profile
-LARGEST_PROFILE = 700.0  # epsilon of a profile's last point, at most; exp of it is a float
+PROFILE_POINTS, SMALLEST_PROFILE = 20_000, 1e-13  # points of a discretised profile; its last delta
+LARGEST_PROFILE = 700.0  # largest epsilon of a profile; its exp is a float
 SMALL_LOSS = 1e-6  # of all releases of an event together; smaller losses count as pure
-MOST_LOSSES = 2**19  # discretised ones; bounds memory to 1 GiB and time to seconds
+MOST_LOSSES = 2**19  # discretised losses; limits memory to 1 GiB and time to seconds
 EXACT_TERMS = 3e7  # most terms of an exact law; they take about two seconds
 ORDERS = tuple(1 + 10 ** (exponent / 20) for exponent in range(-60, 81))  # 1.001 to 10,001
 
@@ -56,11 +56,11 @@ def exact_terms(response: RandomizedResponseDpEvent, releases: int) -> int:
 
 
 def response_epsilon(response: RandomizedResponseDpEvent, releases: int, delta: float) -> float:
-    """Compute the epsilon of N k-ary randomised responses, exactly.
+    """Compute the exact epsilon of N k-ary randomised responses.
 
     It is `inf` if only the pure bound N * eps0 holds. The loss of one response is +eps0, 0 or
-    -eps0 with probabilities a = truth, 1 - a - b and b = one lie. With S the sum of N such signs,
-    delta(eps) = sum over s of P(S = s) max(0, 1 - exp(eps - eps0 s)).
+    -eps0 with probabilities a (the truth), 1 - a - b and b (one lie). With S the sum of N such
+    signs, delta(eps) = sum over s of P(S = s) max(0, 1 - exp(eps - eps0 s)).
     """
     truth, lie = truth_and_lie(response)
     per_answer = math.log(truth / lie)
@@ -96,15 +96,16 @@ def response_delta(
         known[index + 1] = mass * -math.expm1(-per_answer) + known[index] * math.exp(-per_answer)
     at = per_answer * np.arange(releases + 1)
     at = at[at <= LARGEST_PROFILE]
-    # Between two losses delta is linear in exp(epsilon), and it falls beyond the last one.
+    # Between two losses delta is linear in exp(epsilon); beyond the last one it falls.
     odds = np.expm1(np.minimum(epsilons, at[-1]))
     return np.asarray(np.interp(odds, np.expm1(at), known[::-1][: len(at)])) + missing
 
 
 def _sign_sum_law(releases: int, truth: float, lie: float) -> tuple[NDArray[np.float64], float]:
-    """Return P(S = s) for s = -N..N and the omitted mass, S = A - B, (A, B, rest) multinomial.
+    """Return P(S = s) for s = -N..N and the omitted mass.
 
-    A and B run over windows; the mass outside them counts as failure.
+    S = A - B, with (A, B, rest) multinomial. A and B run over windows; the mass outside them counts
+    as failure.
     """
     log_factorial = gammaln(np.arange(releases + 1) + 1.0)
 
@@ -142,11 +143,11 @@ def pure_epsilon(event: DpEvent) -> float:
 
 
 def renyi_divergence(event: DpEvent, order: float) -> float:
-    """Return D_order between one release's two worlds, in the worse direction.
+    """Return D_order between the two worlds of one release, in the worse direction.
 
     It is `inf` if no formula is known. Gaussian: order / (2 z^2). Laplace: Mironov, arXiv
-    1702.07476v3, Proposition 6. Randomised response: by its three likelihood ratios.
-    Poisson-sampled Gaussian: the library's. Bounded range: docs/privacy.md, Theorem 5b.
+    1702.07476v3, Proposition 6. Randomised response: from its three likelihood ratios.
+    Poisson-sampled Gaussian: dp_accounting. Bounded range: docs/privacy.md, Theorem 5b.
     """
     if isinstance(event, GaussianDpEvent):
         return order / (2 * float(event.noise_multiplier) ** 2)
@@ -229,19 +230,19 @@ def discretised_deltas(
 ) -> Callable[[NDArray[np.float64]], NDArray[np.float64]]:
     """Return the delta of composed events as a function of epsilons >= 0, by discretisation.
 
-    It bounds both orders of the two worlds.
+    It is a bound in both directions.
     """
     parts, rest = _without_small(parts)
     composed = _composed(parts)
     most = min(float(composed.get_epsilon_for_delta(SMALLEST_PROFILE)), LARGEST_PROFILE)
     grid = np.linspace(0.0, most, PROFILE_POINTS)
     known = np.asarray(composed.get_delta_for_epsilon(list(grid)))
-    # delta is convex in exp(epsilon), so a chord lies above it, and it falls beyond the last point.
+    # delta is convex in exp(epsilon), so a chord lies above it; beyond the last point delta falls.
     odds = np.expm1(grid)
 
     def deltas(epsilons: NDArray[np.float64]) -> NDArray[np.float64]:
         at = np.expm1(np.clip(epsilons - rest, 0.0, most))
-        nearer = -np.expm1(np.minimum(epsilons - rest, 0.0))  # than the small losses themselves
+        nearer = -np.expm1(np.minimum(epsilons - rest, 0.0))  # where epsilon is below `rest`
         return np.asarray(np.interp(at, odds, known) + nearer)
 
     return deltas
@@ -287,7 +288,7 @@ def _resolution(parts: list[tuple[DpEvent, int]]) -> float:
 
 
 def _concentration(event: DpEvent) -> float:
-    """Estimate the loss's mean, half its variance; used only to set the resolution."""
+    """Estimate the mean of the loss (half its variance), only to set the resolution."""
     if isinstance(event, GaussianDpEvent):
         return 1 / (2 * float(event.noise_multiplier) ** 2)
     if isinstance(event, PoissonSampledDpEvent):
@@ -351,7 +352,7 @@ def _shuffled_losses(event: ShuffledResponseDpEvent, step: float) -> pld.Privacy
 def _bounded_range_losses(
     event: BoundedRangeDpEvent, releases: int, step: float
 ) -> pld.PrivacyLossDistribution:
-    """Return the losses of adaptive releases, composed of blocks of them."""
+    """Return the losses of adaptive releases, composed block by block."""
     total, most = pld.identity(step), bounded_range.block(event.loss_range)
     for size, times in ((most, releases // most), (releases % most, 1)):
         if size and times:
@@ -365,9 +366,9 @@ def _bounded_range_losses(
 def _on_grid(
     losses: NDArray[np.float64], chance: NDArray[np.float64], step: float, farthest: int
 ) -> NDArray[np.float64]:
-    """Split probabilities between the neighbours of their losses among -farthest..farthest steps.
+    """Split each probability between the two grid points, -farthest..farthest, next to its loss.
 
-    The probability of an outcome in both worlds is kept, so merging the neighbours again is
+    An outcome keeps its probability in both worlds, so merging the two points again is
     post-processing: the result dominates the losses. Its error falls with the square of the step.
     """
     below = np.floor(losses / step)
@@ -380,7 +381,7 @@ def _on_grid(
 def _symmetric(
     masses: NDArray[np.float64], certain: float, step: float
 ) -> pld.PrivacyLossDistribution:
-    """Return losses, -G..G steps, that are the same in both directions."""
+    """Return the distribution of losses of -G..G steps, the same in both directions."""
     farthest = len(masses) // 2
     law = dict(zip(range(-farthest, farthest + 1), masses.tolist(), strict=True))
     return pld.PrivacyLossDistribution.create_from_rounded_probability(law, certain, step)

@@ -22,7 +22,7 @@ Trust = Literal["nobody", "threshold", "server"]  # from the least trust to the 
 Basis = Literal["training", "answers", "contraction"]
 Values = NDArray[Any]
 
-SMALLEST, LARGEST = 1e-100, 1e100  # sizes of bounds and noise
+SMALLEST, LARGEST = 1e-100, 1e100  # limits of bounds and noise
 
 UNITS_AND_RELATIONS: tuple[tuple[Unit, Relation], ...] = (
     ("record", "add_remove"),
@@ -51,7 +51,7 @@ class Shards:
 
     teachers: int = 1
     by: Literal["record", "patient"] = "record"
-    silent: bool = field(default=True, repr=False)  # digests do not hold it
+    silent: bool = field(default=True, repr=False)  # not part of digests
 
     def __post_init__(self) -> None:
         if self.teachers < 1:
@@ -74,13 +74,13 @@ ONE_TEACHER = Shards()
 
 @dataclass(frozen=True)
 class Quorum:
-    """How many clients a secure sum needs, and how many it need not trust.
+    """How many clients a secure sum needs, and how many need not be trusted.
 
     Args:
         threshold: the minimum number of clients in a sum; the secret shares of this many
             reconstruct a key.
-        colluding: the maximum number of clients that may work for the server, or look at results
-            while they know their own part; the noise of the other clients suffices.
+        colluding: the maximum number of clients that may work for the server, or that know their
+            own part and see results; the noise of the other clients suffices.
 
     Raises:
         ValueError: the smallest sum may contain no honest client.
@@ -119,7 +119,7 @@ class Charged(Protocol):
 
     @property
     def reason(self) -> str | None:
-        """Return the reason for each unit for which nothing finite is proven."""
+        """Return why nothing finite is proven for some units."""
 
     @property
     def noise_at(self) -> NoiseAt:
@@ -139,7 +139,7 @@ class Charged(Protocol):
 class Mechanism(Charged, Protocol):
     """A mechanism for answers: `constrain_sensitivity` bounds a value, `add_noise` randomises it.
 
-    All mechanisms derive from it, including mechanisms of plug-ins.
+    All mechanisms derive from it, including plug-ins.
 
     `constrain_sensitivity` runs for each teacher. `add_noise` runs once per query: at each client
     on its teachers' values (`noise_at="client"`), or at the server on the sum
@@ -158,24 +158,24 @@ class Mechanism(Charged, Protocol):
         """Return the randomised sum, (B, K), of (n, B, K) encoded values."""
 
     def admissible(self, values: Values, predictions: Values, teachers: int) -> NDArray[np.bool_]:
-        """Mark the (B,) rows of a client's (B, K) answer that honest `teachers` could give.
+        """Mark the (B,) rows of a (B, K) answer that a client with honest `teachers` could give.
 
         A noisy row may be longer by as much as honest noise adds.
         """
 
     def releases(self, requests: int, queries: int) -> int:
-        """Return one per query."""
+        """Return one release per query."""
         return requests * queries
 
     def check(self, config: Any, method: Any, training: Any) -> list[str]:
         """Return the problems with these answers in an experiment, each with key, value and remedy.
 
-        Overriding mechanisms extend the returned list.
+        Overriding methods extend the returned list.
 
         Args:
             config: the experiment's Config.
-            method: its Method; None if it has problems of its own.
-            training: its Training; None likewise.
+            method: its Method; None if that is invalid.
+            training: its Training; None if that is invalid.
         """
         problems, field = [], self.calibrated_by
         value = getattr(self, field) if field else None
@@ -266,7 +266,7 @@ class Clear(Mechanism):
     of_records: ClassVar[bool] = False  # whether it depends on records other than through teachers
 
     def constrain_sensitivity(self, sensitive_value: Values, predictions: Values) -> Values:
-        """Return the value as float32; NaN and infinity are kept for the server to refuse."""
+        """Return the value as float32; NaN and infinity stay, so that the server refuses them."""
         return np.asarray(sensitive_value, np.float32)
 
     def add_noise(self, value: Values, predictions: Values, rng: Rng) -> Values:
@@ -279,7 +279,7 @@ class Clear(Mechanism):
         return np.asarray((values >= 0).all(axis=1) & (np.abs(total - teachers) <= 1e-3 * teachers))
 
     def releases(self, requests: int, queries: int) -> int:
-        """Return one per query, and one for a request without queries."""
+        """Return one release per query, and one for a request without queries."""
         return requests * max(queries, 1)
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
@@ -418,7 +418,7 @@ def check_noise(noise_multiplier: float, noise_at: NoiseAt, teachers: int) -> No
     if noise_multiplier < least:
         raise ValueError(
             f"noise_multiplier={noise_multiplier:g} must be at least {least:.3g} for "
-            f"{teachers} teachers: less counts as no noise"
+            f"{teachers} teachers: smaller noise counts as none"
         )
 
 

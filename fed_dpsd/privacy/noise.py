@@ -18,13 +18,13 @@ Law = Literal["gaussian", "laplace"]
 Words = NDArray[np.uint64]
 
 KEY_BYTES = 32
-STREAM_BYTES = 2**36  # drawn from a key before switching: ChaCha20's counter ends at 2^38
-# The loss of the event of one number with Gaussian noise: docs/privacy.md, Theorem 8.
+STREAM_BYTES = 2**36  # drawn from one key before the next; ChaCha20's counter ends at 2^38
+# The precision loss of one number with Gaussian noise: docs/privacy.md, Theorem 8.
 GAUSSIAN_LOSS = 2.0**-42
-LAPLACE_LOSS = 2.0**-52  # growth of a number's shift over its scale with Laplace noise
+LAPLACE_LOSS = 2.0**-52  # with Laplace noise, growth of one number's shift over the scale
 UNIFORM_STEP = 2.0**-53
 FARTHEST = 9.0  # standard deviations; honest noise exceeds it with a probability of about 1e-18
-_UNITS = 26  # bits of the scale in lattice units; twice the square of one fits in 53 bits
+_UNITS = 26  # bits of the scale in lattice steps; twice its square fits in 53 bits
 _FARTHEST = np.uint64(2**32 - 1)  # its square fits in a word; over 60 scales away
 
 
@@ -68,14 +68,14 @@ class SecureGenerator:
         return np.asarray(noisy * spacing)
 
     def noisy_argmax(self, votes: NDArray[Any], scale: float) -> NDArray[np.int64]:
-        """Draw a class for each row of (B, K) integer `votes`, exactly: see `noisy_argmax`.
+        """Draw a class for each row of (B, K) integer `votes`, exactly by the law of Gumbel noise.
 
-        Uniform classes are drawn until one is accepted. The probability is exp((its votes - the
-        largest count) / scale), the scale rounded up to a lattice.
+        Uniform classes are drawn until one is accepted, with probability exp((its votes - the
+        largest count) / scale). The scale is rounded up to a lattice.
         """
         spacing = lattice_spacing(scale)
         units = math.ceil(scale / spacing)
-        if spacing > 1:  # a vote is below a step of the lattice, and none is counted
+        if spacing > 1:  # a vote is less than a lattice step, so no vote counts
             votes = np.zeros_like(votes)
         behind = ((votes.max(axis=1, keepdims=True) - votes) / spacing).astype(np.uint64)
         chosen, going = np.empty(len(votes), np.int64), np.arange(len(votes))
@@ -193,7 +193,7 @@ class Noise(Protocol):
 
 
 def noisy_sum(values: NDArray[Any], scale: float, law: Law, rng: Rng) -> NDArray[np.float64]:
-    """Sum (n, ...) `values` and add N(0, scale^2), or Laplace's law of that scale, to each number.
+    """Sum (n, ...) `values` and add N(0, scale^2) or Laplace noise of that scale to each number.
 
     Values are truncated to the noise's lattice, so their sum is exact if it is below 2^53 steps: a
     record moves it by no more than its own value moves.
@@ -216,10 +216,7 @@ def noisy_argmax(votes: NDArray[Any], scale: float, rng: Rng) -> NDArray[np.int6
 
 
 def lattice_spacing(scale: float) -> float:
-    """Return the lattice spacing, a power of two, of secret and seeded noise of a scale.
-
-    It is 0 if there is no noise.
-    """
+    """Return the lattice spacing of secret or seeded noise: a power of two, or 0 for scale 0."""
     if scale == 0:
         return 0.0
     return 2.0 ** (math.ceil(math.log2(scale)) - _UNITS)
@@ -240,7 +237,7 @@ def snap(values: NDArray[np.float64], scale: float) -> NDArray[np.float64]:
 
     The last bits of a floating-point sum reveal the number to which the noise was added (Mironov:
     "On significance of the least significant bits for differential privacy", CCS 2012). Rounding is
-    post-processing of ideal noise and hides them; it is not a proof for a generator's own noise.
+    post-processing of ideal noise and hides them; it proves nothing for a real generator's noise.
     """
     spacing = 2.0 ** (math.floor(math.log2(scale)) - 20)
     return np.asarray(np.round(values / spacing) * spacing + 0.0)  # -0.0 + 0.0 is 0.0

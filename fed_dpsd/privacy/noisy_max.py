@@ -1,8 +1,8 @@
 """Report noisy max: the teachers vote, and only the class with the largest noisy count leaves.
 
-Laplace noise of scale 2 / eps0 is PATE (arXiv 1610.05755) and DGD (Ge et al.: "Learning
+Laplace noise of scale 2 / eps0 is used by PATE (arXiv 1610.05755) and DGD (Ge et al.: "Learning
 Privacy-Preserving Student Networks via Discriminative-Generative Distillation", IEEE TIP 32,
-Eq. 3); Gaussian noise is the variant DGD+. Gumbel noise makes it an exponential mechanism.
+Eq. 3); Gaussian noise by the variant DGD+. Gumbel noise makes it an exponential mechanism.
 """
 
 import math
@@ -30,13 +30,14 @@ from fed_dpsd.privacy.votes import NoisyVotes, noise_in_votes
 
 @dataclass(frozen=True)
 class NoisyMax(Mechanism):
-    """The class with the most noisy votes, one label per query.
+    """The class with the largest noisy vote count, one label per query.
 
     Guarantee: with Laplace or Gaussian noise the label is a function of the noisy counts of
     `NoisyVotes`, so by post-processing it has their guarantee, and nothing smaller is claimed. With
-    Gumbel noise of scale b, class c has probability exp(votes of c / b) over the sum of these: an
-    exponential mechanism. Moving n votes between classes keeps the log-likelihood ratios within an
-    interval of length 2 n / b, and removing n votes within n / b (docs/privacy.md, Theorem 5b).
+    Gumbel noise of scale b, class c has probability exp(votes of c / b) over the sum of these
+    terms: an exponential mechanism. If n votes move between classes, the log-likelihood ratios lie
+    in an interval of length 2 n / b; if n votes are removed, of length n / b (docs/privacy.md,
+    Theorem 5b).
 
     | input row           | encoded row |
     | ------------------- | ----------- |
@@ -69,7 +70,7 @@ class NoisyMax(Mechanism):
             raise ValueError(
                 f"noise_law={self.noise_law!r} must be 'laplace', 'gaussian' or 'gumbel'"
             )
-        _ = self.votes  # it checks the other parameters
+        _ = self.votes  # checks the other parameters
 
     @property
     def votes(self) -> NoisyVotes:
@@ -88,7 +89,7 @@ class NoisyMax(Mechanism):
     def add_noise(
         self, value: Values, predictions: Values, rng: Rng
     ) -> NDArray[np.unsignedinteger]:
-        """Draw a label for each row of (n, B, K) votes; return (B, K), n votes for it."""
+        """Draw a label for each row of (n, B, K) votes; return (B, K) counts: n for the label."""
         if self.noise_law == "gumbel" and self.noise_multiplier > 0:
             label = noisy_argmax(value.sum(axis=0), self.noise_multiplier, rng)
         else:
@@ -118,7 +119,7 @@ class NoisyMax(Mechanism):
         return f"the class with the most votes of a client's teachers, counted with {noise}"
 
     def clarity(self, clients: int, teachers: int) -> float:
-        """Return the squared signal-to-noise ratio of a query's labels, as for responses."""
+        """Return the squared signal-to-noise ratio of a query's labels."""
         if not self.noise_multiplier:
             return math.inf
         return clients * self.num_classes * self.truth(teachers) ** 2

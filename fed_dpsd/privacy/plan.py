@@ -24,7 +24,7 @@ class Plan:
 
     @property
     def trained(self) -> tuple[Stage, ...]:
-        """Return the stage of the private trainings; none if teachers are trained plainly."""
+        """Return the stage of the private trainings; empty if the training is `Plain`."""
         if not isinstance(self.training, TrainingMechanism):
             return ()
         return (Stage(self.training, self.trainings, 0),)

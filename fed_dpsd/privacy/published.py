@@ -1,4 +1,4 @@
-"""The papers' own privacy formulas, evaluated as printed. None of these numbers is a guarantee.
+"""The papers' privacy formulas, evaluated as printed. None of these numbers is a guarantee.
 
 Imported only where results are written or shown, so a published number never steers a run.
 """
@@ -16,10 +16,10 @@ from fed_dpsd.privacy.votes import NoisyVotes
 
 
 def published_epsilon(mechanism: Mechanism, queries: int, delta: float) -> float:
-    """Return what the formula of the method's paper gives for `queries` answers.
+    """Return the epsilon that the formula of the method's paper gives for `queries` answers.
 
-    It is `inf` if the paper claims nothing or no noise is drawn. The formulas need not give the
-    epsilons that the papers print above their results.
+    It is `inf` if the paper claims nothing or no noise is drawn. It may differ from the epsilons
+    that the papers print above their results.
     """
     if isinstance(mechanism, TopKRandomizedResponse):
         return theorem_2(mechanism.epsilon_per_answer)
@@ -52,10 +52,10 @@ def theorem_1(
 ) -> float:
     """Evaluate Theorem 1 of arXiv 2601.19090, and Theorem 3 of DPDFD, minimised over q > 1.
 
-    It divides by sigma^2 where noise of variance sigma^2 beta^2 is added, so its first term is too
-    small by a factor of about 1 / beta^2. It counts every query, as a record that changes its
-    teacher needs. DPDFD (IJCAI 2023) adds one draw to the sum of a batch's gradients (Eq. 4), whose
-    sensitivity is 2 * bound * batch, but still counts them as separate queries.
+    It divides by sigma^2 although the added noise has variance sigma^2 beta^2, so its first term is
+    too small by a factor of about 1 / beta^2. It counts every query, as needed for a record that
+    changes its teacher. DPDFD (IJCAI 2023) adds one draw to the sum of a batch's gradients (Eq. 4),
+    whose sensitivity is 2 * bound * batch, but still counts them as separate queries.
 
     Args:
         bound: beta.
@@ -76,8 +76,8 @@ def theorem_1(
 def theorem_2(epsilon_per_answer: float) -> float:
     """Evaluate Theorem 2 of arXiv 2601.19090: epsilon overall, for any number of queries.
 
-    It counts one response, whose label alone changes (its Lemma 3). One training record may change
-    its teacher and thus all responses.
+    It counts one response and assumes that only its label changes (Lemma 3 of the paper). One
+    training record may change its teacher and thus all responses.
     """
     return epsilon_per_answer
 

@@ -30,8 +30,8 @@ from fed_dpsd.privacy.mechanism import (
 )
 from fed_dpsd.privacy.noise import UNIFORM_STEP, Rng
 
-MOST_COUNTED = 4096  # responses that are charged as counted together; more would only cost less
-MOST_PRECISION = 2.0**-16  # the loss due to finite precision of all of them, in one query
+MOST_COUNTED = 4096  # responses charged as counted together; more would only cost less
+MOST_PRECISION = 2.0**-16  # precision loss of all of them in one query
 LARGEST_EPSILON = 20.0  # a uniform draw has 53 bits, and a lie must keep its probability
 
 
@@ -41,10 +41,10 @@ class TopKRandomizedResponse(Mechanism):
 
     I is public: the student's k most probable classes or, with `threshold` (DP-DFD's selective
     randomised response), all classes above it and at least two. Let r be the teacher's class and
-    k = |I|. A class r in I is returned with probability e^eps0 / (e^eps0 + k - 1), and each other
-    member with 1 / (e^eps0 + k - 1). For r outside I a uniform member is returned. This is Alg. 2.
-    Eq. 5 as printed (`lies="classes"`) uses all K classes instead of I for r in I. A response
-    outside I then reveals that r is in I, so nothing is proven unless I is all classes.
+    k = |I|. If r is in I, it is returned with probability e^eps0 / (e^eps0 + k - 1), and each other
+    member with 1 / (e^eps0 + k - 1). If r is outside I, a uniform member is returned. This is
+    Alg. 2. Eq. 5 as printed (`lies="classes"`) uses all K classes instead of I if r is in I. A
+    response outside I then reveals that r is in I, so nothing is proven unless I is all classes.
 
     Guarantee: one response is eps0-locally private (r outside I is a k-ary response to a uniform
     member, so replacing r within I is the worst case). N responses compose: one changed training
@@ -56,16 +56,16 @@ class TopKRandomizedResponse(Mechanism):
     With noise_at="distributed" only the counts over all clients are seen, in a secure sum that has
     at least M = quorum.honest * n honest responses. For one changed teacher a query then costs a
     ShuffledResponseDpEvent: the counts reveal less than the response. With a threshold, or if more
-        than one teacher changes, the response itself is charged: counts are post-processing.
+    than one teacher changes, the response itself is charged: counts are post-processing.
 
     Args:
         num_classes: K, >= 2.
         epsilon_per_answer: eps0, in [0, 20]; inf for the teacher's own class (uniform in I if it is
             outside), for which nothing is proven.
         k: size of I, 2 <= k <= K; None is K.
-        threshold: probability in [0, 1) above which a class belongs to I, instead of k.
+        threshold: probability in [0, 1) above which a class belongs to I; replaces k.
         noise_at: "client", or "distributed" for responses that a secure sum counts.
-        quorum: of the secure sum; only with noise_at="distributed".
+        quorum: the quorum of the secure sum; only with noise_at="distributed".
         shards: the client's teachers.
         lies: "candidates" (a lie is a member of I) or "classes" (Eq. 5 as printed).
 
@@ -109,7 +109,7 @@ class TopKRandomizedResponse(Mechanism):
         check_noise_at(self.noise_at, self.quorum)
 
     def __repr__(self) -> str:
-        """Return the text that ledgers hold; it names `lies` if they are not the usual ones."""
+        """Return the text that ledgers hold; it includes `lies` only if not the default."""
         shown = (f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.repr)
         more = [] if self.lies == "candidates" else [f"lies={self.lies!r}"]
         return f"{type(self).__name__}({', '.join([*shown, *more])})"
@@ -148,7 +148,7 @@ class TopKRandomizedResponse(Mechanism):
     ) -> NDArray[np.float64]:
         """Return the law of the response: (B, K) probabilities.
 
-        A row of `sensitive_value` with NaN or infinity has no class: uniform over I.
+        A row of `sensitive_value` with NaN or infinity has no class; its law is uniform over I.
         """
         sensitive_valid = np.atleast_1d(np.isfinite(sensitive_value).all(axis=1))
         sensitive_class = np.where(sensitive_valid[:, None], sensitive_value, 0).argmax(1)
@@ -167,7 +167,7 @@ class TopKRandomizedResponse(Mechanism):
     def add_noise(
         self, value: Values, predictions: Values, rng: Rng
     ) -> NDArray[np.unsignedinteger]:
-        """Draw a class from each row of each teacher's law; (n, B, K) to (B, K) vote counts."""
+        """Draw a class from each row of the teachers' (n, B, K) laws; return (B, K) vote counts."""
         cumulative = np.cumsum(value, axis=-1)
         draw = rng.random((*value.shape[:-1], 1)) * cumulative[..., -1:]
         response = (draw >= cumulative).sum(axis=-1)
@@ -197,12 +197,12 @@ class TopKRandomizedResponse(Mechanism):
         changed = self.shards.changed(unit)
         if self.quorum and changed == 1 and self.threshold is None and self.epsilon_per_answer > 0:
             # Fewer responses hide less, so it is safe to charge fewer. If lies are very rare, the
-            # others hide nothing, and their finite precision would cost more than they save.
+            # other responses hide nothing, and their precision loss costs more than they save.
             precise = max(1, math.floor(MOST_PRECISION / self._precision.loss))
             honest = self.quorum.honest * self.shards.teachers
             responses = min(honest, MOST_COUNTED, precise)
             counted = ShuffledResponseDpEvent(self.epsilon_per_answer, size, responses)
-            lost = FinitePrecisionDpEvent(responses * self._precision.loss)  # of all
+            lost = FinitePrecisionDpEvent(responses * self._precision.loss)  # of all responses
             return ComposedDpEvent([counted, lost])
         redraw = float(size * self.lie_probability(size))
         response: DpEvent = RandomizedResponseDpEvent(noise_parameter=redraw, num_buckets=size)

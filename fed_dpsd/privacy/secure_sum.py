@@ -2,17 +2,17 @@
 
 Bonawitz et al.: "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017,
 Figure 4, against a malicious server. Parties know each other's keys beforehand, from a source other
-than the server. So the figure's rounds of advertising and sharing keys are not needed, and secret
-shares travel with the masked values. A sum takes three messages:
+than the server. So they skip the figure's rounds that advertise and share keys, and send secret
+shares with the masked values. A sum takes three messages:
 
 1. `mask`: each party adds to its values its own mask and, for each other party, a mask that the
    other subtracts. The keys of all these masks are sent along as secret shares, so `threshold`
    parties can reconstruct a key.
-2. `confirm`: the server lists the parties whose values arrived. Each of them confirms to each other
-   one which names it received.
+2. `confirm`: the server names the parties whose values arrived. Each named party proves to every
+   other named party which names it received.
 3. `unmask`: a party checks that `threshold` parties received the same names. Then it opens secret
-   shares: of the own masks of named parties, and of the masks between them and the others. It never
-   opens both for one party.
+   shares of two kinds: for the own masks of named parties, and for the masks between them and the
+   other parties. It never opens both for one party.
 
 Guarantee: if c of m parties work for the server and 2 * threshold > m + c, the server learns one
 sum, over at least threshold - c honest parties, and nothing else about them. Proof sketch:
@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 
 from fed_dpsd.privacy.noise import SecureGenerator
 
-# Bytes of a mask's key, a secret share of it, a nonce, and a box's authentication tag.
+# Sizes in bytes: a mask's key, a secret share of it, a nonce, and a box's authentication tag.
 _SEED, _SHARE, _NONCE, _MAC = 32, 32, 12, 16
 
 
@@ -52,7 +52,8 @@ class Masked:
 
     Args:
         values: uint64, uniform to everyone except the party.
-        sealed: by party, its secret shares of this party's keys; only that party can open them.
+        sealed: for each party, a box with its secret shares of this party's keys; only that party
+            can open it.
     """
 
     values: NDArray[np.uint64]
@@ -76,18 +77,18 @@ class Masked:
 
 @dataclass(frozen=True)
 class Opened:
-    """A party's third message: its secret shares.
+    """A party's third message: the secret shares that it opens.
 
     Args:
-        own: by named party, the share of the key of that party's own mask.
-        between: by a named party and an unnamed one, the share of the key of their mask.
+        own: for each named party, a share of the key of that party's own mask.
+        between: for each named party and each unnamed one, a share of the key of their mask.
     """
 
     own: Mapping[int, bytes]
     between: Mapping[tuple[int, int], bytes]
 
     def to_named(self) -> dict[str, bytes]:
-        """Return the shares as sent: by a party's name, or by two parties' "A B"."""
+        """Return the shares as sent: "A" names a party's own mask, "A B" the mask of two."""
         own = {str(party): share for party, share in self.own.items()}
         return own | {f"{a} {b}": share for (a, b), share in self.between.items()}
 
@@ -108,14 +109,15 @@ class Party:
     """A party to all sums of one federation.
 
     Args:
-        number: its own, from 0.
-        private_key: 32 bytes of X25519.
-        public_keys: of all m parties, including its own, by number 0 to m - 1.
+        number: its number, from 0.
+        private_key: its X25519 private key, 32 bytes.
+        public_keys: the public keys of all m parties, including its own, by number 0 to m - 1.
         threshold: the number of parties whose secret shares reconstruct a key.
 
     Raises:
-        ValueError: the keys do not belong to m parties, its own does not match its private key, one
-            is invalid (or of low order), or the threshold is not above m / 2 and at most m.
+        ValueError: the keys are not those of parties 0 to m - 1, its public key does not match its
+            private key, a key is invalid (or of low order), or the threshold is not above m / 2 and
+            at most m.
     """
 
     number: int
@@ -126,9 +128,13 @@ class Party:
     def __post_init__(self) -> None:
         parties = len(self.public_keys)
         if set(self.public_keys) != set(range(parties)):
-            raise ValueError(f"public keys of {sorted(self.public_keys)}; give 0 to {parties - 1}")
+            raise ValueError(
+                f"public keys are numbered {sorted(self.public_keys)} instead of 0 to {parties - 1}"
+            )
         if self.public_keys.get(self.number) != public_key(self.private_key):
-            raise ValueError(f"the public key of {self.number} does not match its private key")
+            raise ValueError(
+                f"the public key of party {self.number} does not match its private key"
+            )
         if not parties < 2 * self.threshold <= 2 * parties:
             raise ValueError(
                 f"threshold={self.threshold} must be above {parties / 2:g} and at most {parties}"
@@ -137,7 +143,7 @@ class Party:
 
     @cached_property
     def _pairs(self) -> dict[int, bytes]:
-        """Derive a key shared with each other party only, and one for this party alone."""
+        """Derive a key for each other party, shared only with it, and one for this party alone."""
         mine = X25519PrivateKey.from_private_bytes(self.private_key)
         pairs = {self.number: _derive(self.private_key, b"own")}
         for other in set(self.public_keys) - {self.number}:
@@ -145,7 +151,7 @@ class Party:
                 key = X25519PublicKey.from_public_bytes(self.public_keys[other])
                 pairs[other] = mine.exchange(key)
             except ValueError as error:
-                raise ValueError(f"the public key of {other} is invalid: {error}") from None
+                raise ValueError(f"the public key of party {other} is invalid: {error}") from None
         return pairs
 
     def mask(self, values: NDArray[np.int64], tag: bytes) -> Masked:
@@ -171,9 +177,9 @@ class Party:
         return Masked(total.reshape(values.shape), sealed)
 
     def confirm(self, tag: bytes, named: Collection[int]) -> dict[int, bytes]:
-        """Make the second message: for each named party, a proof of the names this one received.
+        """Make the second message: for each named party, a proof of the names received.
 
-        The caller must not confirm other names for the same tag.
+        The caller must not confirm different names for the same tag.
 
         Raises:
             SumError: this party is not named, or too few parties are.
@@ -193,8 +199,8 @@ class Party:
         Args:
             tag: the tag of this sum.
             named: the parties whose values arrived, as this party has confirmed.
-            proofs: by party, the confirmation that it made for this one.
-            sealed: by named party, the box that it sealed for this one.
+            proofs: each party's confirmation for this party.
+            sealed: each named party's box for this party.
 
         Raises:
             SumError: too few parties received the same names, or secret shares were tampered with.
@@ -227,8 +233,8 @@ class Party:
     def _mask_key(self, other: int, tag: bytes) -> bytes:
         """Derive the key of the mask with another party.
 
-        It depends on both numbers: otherwise a party that publishes a copy of another's public key
-        would share its pair keys, and the keys of parties that drop out are opened.
+        It depends on both numbers. Otherwise a party that publishes a copy of another's public key
+        would have the same mask keys, which are opened if it drops out.
         """
         numbers = json.dumps(sorted([self.number, other])).encode()
         return _derive(self._pairs[other], b"mask", tag, numbers)
@@ -263,8 +269,8 @@ def combine(
     """Sum, at the server, the values of all parties whose first message arrived.
 
     Args:
-        masked: these first messages, by party.
-        opened: third messages, by party.
+        masked: the first messages that arrived, by party.
+        opened: the third messages, by party.
         parties: m.
         threshold: the parties' threshold.
 
@@ -297,7 +303,7 @@ def public_key(private_key: bytes) -> bytes:
 
 
 def _derive(key: bytes, *names: bytes) -> bytes:
-    """Derive another key for a purpose."""
+    """Derive a key for the purpose that `names` describe."""
     content = b"".join(len(name).to_bytes(4, "big") + name for name in (b"fed-dpsd", *names))
     return hmac.digest(key, content, hashlib.sha256)
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy.stats import binom
 
 OUTSIDE = 1e-15  # mass that a window of counts may omit
-COARSE = 2**-8  # the most by which a number of uniform responses is rounded down, relatively
+COARSE = 2**-8  # largest fraction by which a number of uniform responses is rounded down
 
 
 def window(trials: int, probability: float) -> tuple[int, int]:
@@ -30,13 +30,14 @@ def window(trials: int, probability: float) -> tuple[int, int]:
 def losses(
     epsilon_per_answer: float, k: int, responses: int
 ) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    """Yield losses and probabilities of M responses; one of them means class 0 or class 1.
+    """Yield losses and probabilities of M responses; the true class of one of them is 0 or 1.
 
-    The adversary knows which of the other M - 1 answered their true class, and the class. Each
-    of the M - 1 is among the rest with probability k b. The rest and the changing one are n
-    responses whose counts h are multinomial, weighted by (k / n) (b n + (a - b) h_c), c the class
-    that the changing one means. More uniform responses hide more, so numbers n are rounded down a
-    little. The worlds are mirror images of each other, so both directions have the same losses.
+    Each of the other M - 1 is uniform with probability k b and names its true class otherwise; the
+    adversary knows which of them are not uniform, and their classes. The uniform ones and the one
+    that changes are n responses whose counts h are multinomial, weighted by
+    (k / n) (b n + (a - b) h_c), with c the true class of the one that changes, and a and b the
+    probabilities of the truth and of one lie. More uniform responses hide more, so n is rounded
+    down a little. The worlds are mirror images, so both directions have the same losses.
 
     Args:
         epsilon_per_answer: eps0 of one response, > 0.
@@ -60,5 +61,5 @@ def losses(
 
 
 def certain(k: int) -> float:
-    """Return an upper bound on the probability that `losses` omits: three windows and rounding."""
+    """Return an upper bound on the mass that `losses` omits, by three windows and by rounding."""
     return 1e-12 + 4 * k * OUTSIDE

@@ -19,7 +19,7 @@ TrainedUnit = Literal["record", "patient"]
 
 @dataclass(frozen=True)
 class Plain:
-    """A training without noise, configured by `teacher`; only the answers' own noise protects."""
+    """A training without noise, configured by `teacher`; only noise in answers protects records."""
 
     name: ClassVar[str] = "plain"
     calibrated_by: ClassVar[None] = None
@@ -29,17 +29,17 @@ class Plain:
     def check(self, config: Any, method: Any, partition: Any) -> list[str]:
         """Return the problems with the training in an experiment, each with key, value and remedy.
 
-        Overriding trainings extend the returned list.
+        Overriding methods extend the returned list.
 
         Args:
             config: the experiment's Config.
-            method: its Method; None if it has problems of its own.
-            partition: its Partition; None likewise.
+            method: its Method; None if that is invalid.
+            partition: its Partition; None if that is invalid.
         """
         return []
 
     def describe(self, trainings: int = 1) -> str:
-        """Describe how teachers are trained, `trainings` times, and what this protects alone."""
+        """Describe how teachers are trained, `trainings` times, and what this alone protects."""
         return "without noise: nothing protects records but the noise of the answers, if any"
 
 
@@ -47,7 +47,7 @@ class Plain:
 class CustomTraining(Plain, ABC):
     """A training with its own steps, which protects a record no more than `Plain` does.
 
-    Only the answers' own noise protects records. `reason` explains why its own noise does not.
+    Only the answers' noise protects records. `reason` explains why the training's noise does not.
     """
 
     def check(self, config: Any, method: Any, partition: Any) -> list[str]:
@@ -55,7 +55,7 @@ class CustomTraining(Plain, ABC):
         return no_files(self.name, config)
 
     def describe(self, trainings: int = 1) -> str:
-        """Say how teachers are trained, and what this alone protects."""
+        """Describe how teachers are trained, and what this alone protects."""
         return f"{self.name.replace('_', ' ')}, {super().describe(trainings)}"
 
     @abstractmethod
@@ -114,7 +114,7 @@ class TrainingMechanism(ABC):
         return problems
 
     def describe(self, trainings: int = 1) -> str:
-        """Say how teachers are trained, `trainings` times."""
+        """Describe how teachers are trained, `trainings` times."""
         repeated = f"{trainings:,} private trainings" if trainings > 1 else "a private training"
         return f"{repeated} of {self.steps:,} steps ({self.name})"
 
@@ -152,7 +152,7 @@ class TrainingMechanism(ABC):
 
 
 def no_files(name: str, config: Any) -> list[str]:
-    """Return the problem with teachers from files under a training that trains its own."""
+    """Return the problem if teachers come from files but the training trains its own."""
     if config.teacher.path is None:
         return []
     return [
@@ -164,9 +164,9 @@ def no_files(name: str, config: Any) -> list[str]:
 def places_of(patients: NDArray[np.int64], most: int) -> NDArray[np.int64]:
     """Return the (P, R) numbers of the records that represent each patient, R = `most`.
 
-    A patient's first R records are taken in order; fewer records are repeated in turn to fill the R
-    places. Records whose patients are known are in the order of their digests (`Split.in_order`).
-    So a patient's row depends on this patient's own records alone.
+    A patient's first R records are taken in order; if there are fewer, they repeat in turn until
+    there are R. Records with known patients are in the order of their digests (`Split.in_order`).
+    So a patient's row depends on this patient's records alone.
 
     Args:
         patients: (N,) the patient of each record.
@@ -179,7 +179,7 @@ def places_of(patients: NDArray[np.int64], most: int) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class ClassCounts(Clear):
-    """Noisy class counts of a client's records, released once, whatever its teachers.
+    """Noisy class counts of a client's records, released once, regardless of its teachers.
 
     Args:
         training: the training whose `count_fraction` sets their noise.
@@ -206,8 +206,8 @@ Training = Plain | TrainingMechanism
 class BaselineWeights(Clear):
     """The weights of one classifier of all a client's records, in addition to its teachers.
 
-    All noise is drawn in its training. The teachers' answers are not covered by it and are charged
-    separately.
+    All noise is drawn in the classifier's training. This does not cover the teachers' answers,
+    which are charged separately.
 
     Args:
         training: how the classifier is trained.

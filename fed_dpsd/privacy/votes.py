@@ -52,8 +52,8 @@ class NoisyVotes(Mechanism):
     Guarantee: one changed record replaces one teacher's vote, so one count falls by 1 and another
     rises by 1. With Gaussian noise that is one Gaussian mechanism of L2 sensitivity sqrt(2); with
     Laplace noise two Laplace mechanisms of sensitivity 1, one per count. A client's n votes
-    together move one count by n and another by n (replaced), or one count by n (removed). A change
-    that spreads over more counts is dominated by that (docs/privacy.md). Sums of votes are exact:
+    together move one count by n and another by n (replaced), or one count by n (removed). This
+    dominates a change that spreads over more counts (docs/privacy.md). Sums of votes are exact:
     they are whole numbers on the lattice of the noise, or all zero if the lattice is coarser
     than a vote.
 
@@ -101,7 +101,7 @@ class NoisyVotes(Mechanism):
 
     @property
     def scale(self) -> float:
-        """Return the noise's scale, in votes: noise_multiplier, or a noise share's."""
+        """Return the scale of the noise, noise_multiplier, or of a noise share, in votes."""
         return self.noise_multiplier / math.sqrt(self.quorum.honest if self.quorum else 1)
 
     @property
@@ -133,7 +133,7 @@ class NoisyVotes(Mechanism):
         return self.scale * (FARTHEST if self.noise_law == "gaussian" else FARTHEST**2 / 2)
 
     def admissible(self, values: Values, predictions: Values, teachers: int) -> NDArray[np.bool_]:
-        """Mark the rows within the reach of noise of at most `teachers` votes."""
+        """Mark the rows that at most `teachers` votes and the noise can reach."""
         if self.noise_at != "server":
             away = np.maximum(-values, values - teachers)
             return np.asarray((away <= self._farthest).all(axis=1))
@@ -150,7 +150,7 @@ class NoisyVotes(Mechanism):
             noise = GaussianDpEvent(self.noise_multiplier / (moved * math.sqrt(counts)))
             precision = FinitePrecisionDpEvent(self.num_classes * GAUSSIAN_LOSS)
             return ComposedDpEvent([noise, precision])
-        # The sum is rounded up: next to a large shift the addition would be lost.
+        # Round the sum up: added to a large shift, the loss would vanish.
         shift = (moved / self.noise_multiplier + self.num_classes * LAPLACE_LOSS) * (1 + 2.0**-50)
         return ComposedDpEvent([LaplaceDpEvent(1 / shift)] * counts)
 

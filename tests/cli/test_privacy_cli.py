@@ -263,7 +263,7 @@ def test_an_audit_of_sums_says_that_it_sends_one_image(fed_dpsd, few_draws, monk
     claim = json.loads(out[0])
     _, out, _ = fed_dpsd("privacy", "plan", "--json", *settings)
     planned = json.loads(out[0])["privacy"]["proven"][1]
-    assert claim["title"].endswith("requests of one image, which cost less than the run's")
+    assert claim["title"].endswith("requests of one image, which cost less than the run's requests")
     assert claim["epsilon_proven"] < planned["epsilon"] / 100
 
 
@@ -334,7 +334,7 @@ def test_audit_of_what_adds_no_noise_says_why(fed_dpsd):
     code, _, err = fed_dpsd("privacy", "audit", "training=plain", "answers=probabilities")
     assert code == 1
     assert (
-        "training=plain and answers=probabilities leave nothing to audit: no noise is drawn" in err
+        "training=plain and answers=probabilities have nothing to audit: no noise is drawn" in err
     )
 
 

@@ -29,7 +29,7 @@ def test_a_budget_that_ends_the_run_early_is_a_caution(small):
     some = small("answers.epsilon_per_answer=2", "rounds=6", "privacy.budget=200")
     (caution,) = cautions(some)
     assert "privacy.budget=200 is less than this run needs, " in caution
-    assert "it ends when the budget is spent" in caution
+    assert "the run ends when the budget is spent" in caution
 
 
 def test_a_ledger_of_earlier_runs_is_left_to_the_clients(small, tmp_path):

@@ -88,12 +88,12 @@ def test_a_sweeps_table_has_the_labels_epsilon_in_columns_of_its_own(tmp_path):
 
 def test_what_private_labels_do_not_go_with_is_one_clear_error(small):
     table = (
-        ("method=central federation=deployment", "takes images as public, which a hospital's are"),
+        ("method=central federation=deployment", "but a hospital's images are not; use"),
         ("method=fedavg teacher.same_start=true", "method=fedavg may read them; use"),
         ("method=fed_dpsd", "method=fed_dpsd may read them; use method=central"),
         ("method=ensemble num_clients=2", "method=ensemble may read them; use method=central"),
         ("method=central privacy.target_epsilon=1", "set training.epsilon instead"),
-        ("method=central teachers_per_client=2", "by their numbers, which may follow labels that"),
+        ("method=central teachers_per_client=2", "numbers, which may depend on labels that"),
         ("method=central partition=class", "divides records by their labels, which training="),
         ("method=central teacher.path=t.safetensors teacher.arch=cnn", "use teacher.path=null"),
     )

@@ -201,10 +201,10 @@ def test_a_party_that_publishes_a_copy_of_anothers_key_exposes_nobody(copy, numb
     [
         ({"threshold": 2}, "threshold=2 must be above 2.5"),
         ({"threshold": 6}, "threshold=6 must be above 2.5 and at most 5"),
-        ({"number": 1}, "public key of 1 does not match"),
-        ({"public_keys": {0: b"", 2: b""}}, "give 0 to 1"),
-        ({"public_keys": OWN | {2: b"short"}}, "the public key of 2 is invalid"),
-        ({"public_keys": OWN | {2: bytes(32)}}, "the public key of 2 is invalid"),
+        ({"number": 1}, "public key of party 1 does not match"),
+        ({"public_keys": {0: b"", 2: b""}}, "instead of 0 to 1"),
+        ({"public_keys": OWN | {2: b"short"}}, "the public key of party 2 is invalid"),
+        ({"public_keys": OWN | {2: bytes(32)}}, "the public key of party 2 is invalid"),
     ],
 )
 def test_bad_parties_are_errors(change, problem):

@@ -194,7 +194,7 @@ def test_the_facts_are_those_of_the_folder(run):
     assert sorted(facts.samples) == [1]
     assert facts.settings["queries_per_round"] == 64
     assert not any("/" in str(value) for value in facts.settings.values())
-    assert facts.verdict[0].startswith("nothing meaningful is left at 641")
+    assert facts.verdict[0].startswith("no meaningful protection at epsilon 641")
     assert facts.published.startswith("epsilon published (no guarantee): 10")
 
 

@@ -169,8 +169,8 @@ def test_a_bad_key_is_an_error_before_anything_is_charged(deployed, tmp_path):
     hospital = hospitals.open_file(files[0])
     keys = hospital.keys
     for bad, problem in (
-        (keys[::-1], "the public key of 0 does not match its private"),
-        ((*keys[:2], "00" * 32), "the public key of 2 is invalid"),
+        (keys[::-1], "the public key of party 0 does not match its private"),
+        ((*keys[:2], "00" * 32), "the public key of party 2 is invalid"),
     ):
         with pytest.raises(UserError, match=f"keys: {problem}"):
             answer(replace(hospital, keys=bad), text, request())

@@ -12,7 +12,7 @@ shares with the masked values. A sum takes three messages:
    other named party which names it received.
 3. `unmask`: a party checks that `threshold` parties received the same names. Then it opens secret
    shares of two kinds: for the own masks of named parties, and for the masks between them and the
-   other parties. It never opens both for one party.
+   other parties. It never opens a party's own mask as well as its masks with named parties.
 
 Guarantee: if c of m parties work for the server and 2 * threshold > m + c, the server learns one
 sum, over at least threshold - c honest parties, and nothing else about them. Proof sketch:

@@ -1,6 +1,7 @@
 """The public API: what a short script does with `import fed_dpsd`."""
 
 import doctest
+import functools
 import inspect
 import json
 import os
@@ -177,6 +178,7 @@ def test_a_notebook_needs_no_widgets(monkeypatch):
 def test_the_time_left_counts_the_last_rounds_longer_training(monkeypatch):
     """A round takes 10 s, 4 of them for 5 steps of the student; the last student takes 10."""
     monkeypatch.setattr("fed_dpsd.display.LINE_SECONDS", 0)
+    monkeypatch.setattr(api, "shown", functools.partial(api.shown, clock=lambda: 0.0))
     console = Console(file=StringIO(), width=200)
     line = {"rounds": 3, "student_accuracy": 0.5, "round_queries": 64, "refused": {}}
     line |= {"round_seconds": 10.0, "answered_queries": 64}

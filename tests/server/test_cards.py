@@ -213,7 +213,7 @@ def test_a_deployments_card_names_statements_instead_of_ledgers(finished):
         run, experiment=experiment, summary={**run.summary, "queries": queries}
     )
     card = cards.privacy_card_of(deployed)
-    assert "the coordinator has their statements alone" in " ".join(card["source"])
+    assert "the coordinator has only their statements" in " ".join(card["source"])
     assert "in the hospitals' own ledgers" in card["asked"]
     assert not any("accuracies of teachers" in line for line in card["not_covered"])
 
@@ -257,7 +257,7 @@ def test_a_student_that_was_not_scored_has_no_result(finished):
     card = ModelCard(cards.model_card(unscored, "x.onnx", "01", cards.privacy_card_of(run)))
     assert card.data.eval_results is None
     assert "The student was not scored." in card.text
-    assert "Accuracies are of" not in card.text
+    assert "Accuracies were" not in card.text
     assert not any("test images" in line for line in cards.privacy_card_of(unscored)["not_covered"])
 
 

@@ -132,8 +132,8 @@ class HostedFederation(ABC):
     def each(self, request: Request) -> Replies:
         """Return the checked answer of each client of the request, in the order of the clients.
 
-        A resumed run repeats the request that it sent before with the same id and
-        kind, because clients were charged for that one. The cost of the answers is recorded before the answers are used.
+        A resumed run repeats the request that it sent before with the same id and kind, since
+        clients were charged for that one. The cost of answers is recorded before they are used.
 
         Raises:
             ProtocolError: this process has sent another request with this id and kind.

@@ -34,7 +34,7 @@ WRONG = [
     ("seed=range(3)", "seed=range(3) is a grid of runs: fed-dpsd sweep 'seed=range(3)'"),
     ("alpha=0.1", "alpha is not a configuration key; did you mean partition.alpha?"),
     ("metod=dense", "metod is not a configuration key; did you mean method?"),
-    ("+foo=1", "foo is not a configuration key; `fed-dpsd list keys` names them"),
+    ("+foo=1", "foo is not a configuration key; `fed-dpsd list keys` lists all keys"),
     ("method=dens method.x=1", "did you mean dense?"),
     ("data=null", "data=null is unknown; choose one of: celeba_gender"),
     ("model=resnet18", "architectures are model.teacher=... and model.student=..."),

@@ -52,7 +52,7 @@ def test_a_processor_with_other_features_is_refused(finished, tmp_path, monkeypa
     kernels, offsets = patches.patterns((1, 8, 8))
     monkeypatch.setattr(patches, "patterns", lambda _: (kernels.flip(0), offsets))
     monkeypatch.setattr(fixed_features, "_remembered", lambda *_: OrderedDict())
-    with pytest.raises(UserError, match="computes fixed features differently from the one that trained"):
+    with pytest.raises(UserError, match="computes fixed features differently from the one"):
         open_student(path)
 
 

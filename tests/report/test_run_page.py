@@ -102,8 +102,8 @@ def test_what_protects_nothing_says_so(tmp_path):
         assert lead in shown.text_of("p", class_="lead")
         assert "of the time" not in shown.text_of("p", class_="lead")
         assert "Nothing here protects a single record" in shown.text_of("main")
-        assert "they may show what records look like" in shown.text_of("section", id="images")
-        assert "cover them" not in shown.text_of("section", id="images")
+        assert "the images may show what records look like" in shown.text_of("section", id="images")
+        assert "cover the images" not in shown.text_of("section", id="images")
         assert "no meaningful protection" in shown.text_of("dl", class_="tiles")
     # Where nothing is proven, secret noise would prove nothing, either.
     assert not shown.all("div", class_="note")
@@ -113,7 +113,7 @@ def test_what_protects_nothing_says_so(tmp_path):
     large = page(with_card(run(tmp_path, meaningful=False), proven=proven)).text_of("main")
     assert "In plain words: delta is too large, so an attacker may become sure" in large
     protected = page(run(tmp_path)).text_of("section", id="images")  # the control
-    assert "So the proven epsilons cover them, too." in protected
+    assert "So the proven epsilons cover the images, too." in protected
 
 
 def test_thresholds_and_words_are_those_of_the_account():
@@ -213,7 +213,8 @@ def test_hostile_names_are_text(tmp_path):
 
 def test_calibration_is_in_words_and_numbers(shown, tmp_path):
     (said,) = [text for text in shown.texts("p") if "calibration error" in text]
-    assert "12.5 % (0 is perfect; ten equal parts). On average the student is more conf" in said
+    assert "12.5 % (0 is perfect; ten equal bins)." in said
+    assert "On average, the student's confidence is higher than its accuracy" in said
     first, second = shown.rows("Reliability of the student's probabilities")
     assert list(first.values()) == ["55.0 %", "40.0 %", "10"]
     assert second["images"] == "30"

@@ -47,7 +47,7 @@ class Binder:
 
     Args:
         defaults: valid values, as a tree of keys.
-        sources: for a key, the key whose value it takes; problems name that one.
+        sources: for a key, the key whose value it takes; problems name that key.
 
     Attributes:
         packages: packages of plug-ins whose classes may also be named.

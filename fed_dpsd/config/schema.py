@@ -198,8 +198,8 @@ class Config:
     seed: int = Field(ge=0, description="public seed")
     rounds: int = Field(ge=1, description="rounds of queries and answers")
     queries_per_round: int = Field(ge=1, description="synthetic images in a round")
-    client_device: Device = Field(description="for teachers' answers and plain training")
-    server_device: Device = Field(description="for training the student and generators")
+    client_device: Device = Field(description="device for teachers' answers and plain training")
+    server_device: Device = Field(description="device that trains the student and generators")
     threads_client: int = Field(ge=1, description="fixed: it affects the last bits of results")
     threads_server: int = Field(ge=1, description="as threads_client")
     out: str = Field(description='parent of the run folder; "" is ./runs (flwr: in FED_DPSD_HOME)')
@@ -298,7 +298,7 @@ def require_positive(instance: Any, *names: str) -> None:
 
 
 def to_json(config: Config) -> str:
-    """Return the whole configuration as JSON in the layout of conf/, which can be bound.
+    """Return the whole configuration as JSON in the layout of conf/, to be bound again.
 
     Without plug-ins, it has no `plugins` key. A sweep identifies its cells by this text.
     """

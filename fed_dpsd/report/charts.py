@@ -24,8 +24,8 @@ class Axis:
 
     Args:
         title: its meaning, with the unit.
-        low: the lowest value shown; None shows the points from their minimum.
-        high: the highest value shown; None shows the points up to their maximum.
+        low: the lowest value shown; None for the minimum of the points.
+        high: the highest value shown; None for the maximum of the points.
         logarithmic: whether the scale is logarithmic.
         most: larger values are drawn together beyond the end of the axis.
         whole: whether ticks are at whole numbers only.
@@ -265,7 +265,7 @@ def _listed(clients: Sequence[int]) -> str:
 
 
 def response_times(facts: Facts) -> list[Chart]:
-    """Return a chart of seconds from a request to its last response; none for a single point."""
+    """Return a chart of seconds from a request to its last response; [] for a single point."""
     last = {r["query_id"]: r["seconds"] for r in facts.requests if r["kind"] == "answers"}
     if len(last) < 2:
         return []

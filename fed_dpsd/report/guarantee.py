@@ -80,7 +80,7 @@ def found_at_most(row: Mapping[str, Any]) -> float:
 def claims(
     card: Mapping[str, Any],
 ) -> tuple[list[tuple[Mapping[str, Any], str, str]], list[str]]:
-    """Return the row, change and proofs of each finite epsilon, and changes without one."""
+    """Return the row, change and proofs of each finite epsilon, and the changes without one."""
     finite, infinite = [], []
     for row in card["proven"]:
         change = CHANGES[row["unit"], row["relation"]]

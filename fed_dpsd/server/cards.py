@@ -95,7 +95,9 @@ def _asked(run: CompletedRun) -> str:
     if summary["privacy"]["answers"] != run.experiment.answers.name:
         return f"{clients}; no answers to images"
     cohort = config.clients_per_round
-    drawn = "" if cohort is None else f", {cohort:,} of them in each round by a public schedule"
+    drawn = (
+        "" if cohort is None else f", {cohort:,} of them in each round, drawn by a public schedule"
+    )
     rounds = f"{config.rounds:,} round{'s' * (config.rounds != 1)}"
     asked = f"{clients}{drawn}, {rounds} of {config.queries_per_round:,} images"
     if (most := summary["queries"]["answered_per_client"]) is None:

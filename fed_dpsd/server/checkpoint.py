@@ -26,7 +26,7 @@ def save(folder: Path, state: State) -> None:
     """
     digests = []
     if state.buffer:
-        # safetensors writes memory as it is, which would transpose arrays that are not contiguous.
+        # safetensors writes memory as it is, which could transpose arrays that are not contiguous.
         part = {name: np.ascontiguousarray(a) for name, a in vars(state.buffer[-1]).items()}
         digests = [_write(_buffer_file(folder, len(state.buffer)), safetensors.numpy.save(part))]
     if state.buffer and state.round > 1:

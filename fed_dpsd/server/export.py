@@ -75,7 +75,11 @@ def export(run_folder: Path, folder: Path, form: Format) -> Exported:
 
 
 def _files_of(folder: Path, digest: str) -> dict[str, Any]:
-    """Return the entries for files in a folder's card, all of one student; {} if it is new."""
+    """Return the entries for files in a folder's card; {} for a new folder.
+
+    Raises:
+        UserError: the folder has cards of another student.
+    """
     there = [name for name in CARDS if (folder / name).exists()]
     if not there:
         return {}

@@ -37,7 +37,7 @@ def auroc(probabilities: NDArray[np.floating], labels: NDArray[np.int64]) -> flo
     # torchmetrics scores an absent class 0, averages that in, and ranks NaN like any number.
     if len(np.unique(labels)) < num_classes or not np.isfinite(probabilities).all():
         return None
-    # This import takes seconds, so only commands that evaluate something do it.
+    # This import takes seconds; commands that evaluate nothing should not wait for it.
     from torchmetrics.functional.classification import binary_auroc, multiclass_auroc
 
     scores, truth = torch.from_numpy(probabilities), torch.from_numpy(labels)

@@ -148,7 +148,7 @@ def _run(
 
 
 def _check_state(state: State) -> None:
-    """Check that a state to save, or a loaded one, is finite, for any method.
+    """Check that a state is finite, before it is saved or after it was loaded.
 
     Raises:
         Diverged: a tensor holds NaN or infinity.
@@ -191,7 +191,7 @@ def _record_round(summary: dict[str, Any], state: State, line: Mapping[str, Any]
 
 
 def _agreement(buffer: Sequence[ReplayBuffer]) -> float | None:
-    """Return how often student and answers agreed on the last images, before it learned."""
+    """Return how often the student agreed with the last answers before learning from them."""
     return agreement(buffer[-1].predictions, buffer[-1].labels) if buffer else None
 
 

@@ -206,7 +206,7 @@ def _no_model(path: Path) -> str:
 def _check(model: Classifier | OnnxModel, network: Network) -> NDArray[np.float32]:
     """Return a student's (4, K) probabilities on images of random pixels.
 
-    A safetensors file does not hold the constants of fixed features, which another kind of
+    A safetensors file does not store the constants of fixed features, which another kind of
     processor may compute differently (fed_dpsd/models/patches.py).
     """
     return _probabilities(model, procedural.noise(4, network.shape, Streams(0).numpy("check")))

@@ -106,7 +106,7 @@ def add_privacy(summary: dict[str, Any], experiment: Experiment, folder: Path) -
         for client in range(config.num_clients if config.federation.simulation else 0):
             path = accounts.get(client_name(client))
             entries = read(path) if path else ()
-            if config.ledger:  # this ledger holds the charges of all runs
+            if config.ledger:  # a shared ledger holds the charges of all runs
                 entries = of_run(entries, run_name(folder))
             ledgers.append(entries)
         charge_log = ChargeLog(folder, plan.releases)

@@ -62,7 +62,7 @@ def test_a_card_has_the_runs_own_numbers_each_with_its_meaning(finished, tmp_pat
                     assert math.isinf(claim.value) == any(
                         nothing in line for line in card["not_covered"]
                     )
-                before, published = text.split("## Published, which guarantees nothing")
+                before, published = text.split("## Published epsilon, which guarantees nothing")
                 assert "epsilon published" not in before
                 assert card["published"] in published.split("##")[0]
                 for part in (
@@ -176,7 +176,9 @@ def test_a_card_counts_private_trainings(tmp_path, subtests):
 def test_a_card_says_how_many_clients_a_round_asks(finished):
     folder, _, _ = finished(*VOTES, "num_clients=4", "clients_per_round=2", "noise=secure")
     asked = cards.privacy_card_of(open_completed(folder))["asked"]
-    assert asked.startswith("4 clients, 2 of them in each round by a public schedule, 1 round of ")
+    assert asked.startswith(
+        "4 clients, 2 of them in each round, drawn by a public schedule, 1 round of "
+    )
 
 
 def test_a_card_says_that_more_was_charged_than_planned(finished):

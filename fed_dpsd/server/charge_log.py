@@ -131,7 +131,7 @@ class ChargeLog:
         return counts
 
     def _acknowledge(self, client: int, wanted: Releases) -> bool:
-        """Add charges beyond the plan to the card if the accounting covers them; return if it does."""
+        """Add charges beyond the plan to the card; return False if the accounting lacks them."""
         if any(count > self._most(name) for name, count in wanted.items()):
             return False
         logger.warning("client %d: more was charged than planned; see the card", client)

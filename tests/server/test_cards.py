@@ -216,7 +216,7 @@ def test_a_deployments_card_names_statements_instead_of_ledgers(finished):
     )
     card = cards.privacy_card_of(deployed)
     assert "the coordinator has only their statements" in " ".join(card["source"])
-    assert "in the hospitals' own ledgers" in card["asked"]
+    assert "the hospitals' own ledgers have how many" in card["asked"]
     assert not any("accuracies of teachers" in line for line in card["not_covered"])
 
 

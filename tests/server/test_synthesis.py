@@ -115,7 +115,7 @@ def test_methods_that_throw_generators_away_have_the_images_that_they_asked(fini
     assert origin == "They are among the images that the run sent."
     (part,) = run.state.buffer
     assert sorted(map(bytes, images)) == sorted(map(bytes, part.images))
-    with pytest.raises(UserError, match="--num 65: the run sent 64 images, and its method draws"):
+    with pytest.raises(UserError, match="--num 65: the run sent 64 images, and its method cannot draw"):
         images_of(folder, 65)
     with pytest.raises(
         UserError, match="run of method dense keeps no generator; use --from questions"
@@ -172,7 +172,7 @@ def test_crops_of_real_pictures_are_not_called_synthetic_without_a_word(
             folder, _, _ = finished("pictures=scikit-learn")
             path, _ = synthesize(folder, 5, place / "it" / "train.parquet", source=source)
             text = (path.parent / "README.md").read_text()
-            assert ("Crops of real pictures may be among them" in text) == crops
+            assert ("They may include crops of real pictures" in text) == crops
             assert "china.jpg" in (path.parent / "PRIVACY.md").read_text()
 
 

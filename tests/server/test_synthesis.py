@@ -115,7 +115,7 @@ def test_methods_that_throw_generators_away_have_the_images_that_they_asked(fini
     assert origin == "They are among the images that the run sent."
     (part,) = run.state.buffer
     assert sorted(map(bytes, images)) == sorted(map(bytes, part.images))
-    with pytest.raises(UserError, match="--num 65: the run sent 64 images, and its method cannot draw"):
+    with pytest.raises(UserError, match="--num 65: the run sent 64 images, and its method cannot"):
         images_of(folder, 65)
     with pytest.raises(
         UserError, match="run of method dense keeps no generator; use --from questions"

@@ -1,7 +1,7 @@
 """Plain Flower FedAvg as a baseline: a lean Flower app in one file, without privacy (epsilon inf).
 
 Flower's own strategy averages; a client takes steps on its own records, which it reads once. Only
-the networks and the random streams are this library's. The folder that row.py prepares has
+the networks and the random streams come from this library. The folder that row.py prepares has
 settings.json, test.npz and a file per client.
 """
 
@@ -61,7 +61,7 @@ def begin(message: Message, context: Context) -> Message:
 
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
-    """Train for a round from the average, on as many images as a teacher would answer."""
+    """Train for a round from the average, on as many images as its teachers would answer."""
     folder, client = os.environ[FOLDER], int(context.node_config["partition-id"])
     settings = read_settings(folder)
     model, take, labels = read(folder, client_name(client))
@@ -92,7 +92,7 @@ def serve(grid: Grid, context: Context) -> None:
     settings = read_settings(folder)
     model, take, labels = read(folder, "test")
     clients, rounds = settings["num_clients"], settings["rounds"]
-    grid.pull_interval = 0.005  # as FedDPSD has it; the default of 0.1 s would make rounds wait
+    grid.pull_interval = 0.005  # as in FedDPSD; the default of 0.1 s would delay rounds
     started = time.perf_counter()
     while len(nodes := list(grid.get_node_ids())) < clients:
         time.sleep(0.1)

@@ -1,7 +1,7 @@
 """Tables of a benchmark from the JSON of `fed-dpsd bench`, and the page sections that show them.
 
 All numbers are medians over repetitions, with the minimum and maximum in brackets. A ratio compares
-two medians of one file, never of two files, whose machines may have been busy otherwise.
+two medians of one file, never of two files, since the load on their machines may differ.
 """
 
 import json
@@ -32,20 +32,20 @@ TIMES = {
     "teachers and diagnostics, s": ("seconds.teachers", 1.0),
     "rounds, s": ("seconds.rounds", 1.0),
     "the rest, s": ("seconds.rest", 1.0),
-    "queries a second of rounds": ("queries.per_second", 1.0),
+    "queries per second of rounds": ("queries.per_second", 1.0),
     "student's accuracy, %": ("accuracy.student", 100.0),
 }
 COSTS = {
     "peak memory, MB": ("peak_memory", 1e-6),
     "processor seconds": ("processor.seconds", 1.0),
-    "of all cores, %": ("processor.share", 100.0),
-    "bytes to a client, a query": ("queries.bytes_to_client", 1.0),
-    "bytes from a client, a query": ("queries.bytes_to_server", 1.0),
+    "use of all cores, %": ("processor.share", 100.0),
+    "bytes to a client per query": ("queries.bytes_to_client", 1.0),
+    "bytes from a client per query": ("queries.bytes_to_server", 1.0),
     "teachers' forward answers": ("queries.forward_answers", 1.0),
     "teachers' backward answers": ("queries.backward_answers", 1.0),
     "GFLOP/s of teachers' answers": ("operations.teachers_per_second", 1e-9),
     "GFLOP/s of matrix products": ("operations.matmul_per_second", 1e-9),
-    "teachers of matrix products, %": ("operations.share_of_matmul", 100.0),
+    "teachers, % of matrix products": ("operations.share_of_matmul", 100.0),
     "device's peak memory, MB": ("device.peak_memory", 1e-6),
     "device's matrix products, TFLOP/s": ("device.matmul_per_second", 1e-12),
 }
@@ -123,7 +123,7 @@ def ratio(row: Mapping[str, Any], other: Mapping[str, Any], path: str) -> float:
 
 
 def number(value: float | None, scale: float = 1) -> str:
-    """Write a number with three significant digits, and with all digits before the point."""
+    """Return a number with three significant digits, and all digits before the point."""
     if value is None:
         return NOTHING
     scaled = value * scale
@@ -132,7 +132,7 @@ def number(value: float | None, scale: float = 1) -> str:
 
 
 def _spread(row: Mapping[str, Any], path: str, scale: float = 1) -> str:
-    """Write a number of a row: the median and, if repetitions differ, the minimum and maximum."""
+    """Return a number of a row: the median and, if repetitions differ, the minimum and maximum."""
     known = row["statistics"].get(path)
     if known is None:
         return NOTHING
@@ -183,7 +183,7 @@ def compared(bench: Bench) -> Lines:
 
 
 def clients(bench: Bench) -> Lines:
-    """Return the table over numbers of clients, with slopes against the first row of its kind."""
+    """Return costs by number of clients, with slopes from the first row of the same kind."""
     first: dict[str, Mapping[str, Any]] = {}
     lines = [
         [
@@ -240,7 +240,7 @@ def origin(bench: Bench) -> str:
     spread = "medians, with minimum and maximum in brackets, of" if repeated > 1 else "from"
     return (
         f"`{bench['command']}`: {spread} {repeated} run{'s' * (repeated > 1)} of each row, in "
-        f"turn, each in a process of its own. Commit {bench['versions']['commit']}, "
+        f"turn, each in a separate process. Commit {bench['versions']['commit']}, "
         f"{machine['processor']}, {bench['versions']['machine']}, load average at the start {load}."
     )
 
@@ -278,7 +278,7 @@ def filled(text: str, folder: Path) -> str:
 
 
 def _named(bench: Bench, name: str, file: str) -> float:
-    """Return the number or the ratio with the given name."""
+    """Return the number or ratio with a name."""
     known: dict[str, float] = {
         f"{row['name']}.{path}": value["median"]
         for row in bench["rows"]

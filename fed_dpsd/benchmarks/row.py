@@ -52,7 +52,7 @@ def main() -> None:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(status)  # a thread of Flower may still wait
+        os._exit(status)  # a thread of Flower may still be waiting
 
 
 def check(task: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,7 +139,7 @@ def measure(task: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 def operations(experiment: Experiment, clock: Clock, passes: Passes) -> dict[str, float] | None:
     """Return the rate of the teachers' operations, and the peak rate of their threads.
 
-    None where no teacher has answered in this process.
+    Return None if no teacher has answered in this process.
     """
     with torch_threads(experiment.config.threads_client):
         total = passes.operations()
@@ -157,7 +157,7 @@ def operations(experiment: Experiment, clock: Clock, passes: Passes) -> dict[str
 def most_memory() -> int:
     """Return the peak memory of this process in bytes.
 
-    A process inherits `ru_maxrss` from the one that started it, which VmHWM of Linux does not.
+    A process inherits `ru_maxrss` from its parent, but not VmHWM of Linux.
     """
     status = Path("/proc/self/status")
     if status.exists():
@@ -179,7 +179,7 @@ def _ours(
     job.run(lines.append)
     summary = read_summary(job.folder)
     summary["queries"]["answered"] = lines[-1]["answered_queries"]
-    summary["begun"] = (job.folder / "lock").stat().st_mtime  # its server takes it
+    summary["begun"] = (job.folder / "lock").stat().st_mtime  # its server opens it at the start
     requests = job.folder / "asks.jsonl"  # only a Flower server writes it
     if requests.exists():
         found = map(json.loads, requests.read_text().splitlines())

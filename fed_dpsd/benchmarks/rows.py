@@ -1,7 +1,7 @@
 """The rows of a benchmark, one after another, each in a process that this one watches.
 
-This process does not import torch: processes share the pages of files, so a watched process would
-look smaller.
+This process does not import torch: processes share the pages of loaded files, so the watched
+processes would seem to need less memory.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from fed_dpsd.storage import write_json
 
 ROWS = ("local", "flower", "fedavg", "dense")
 LOOKS_EVERY = 0.5  # seconds
-MEMORY_PAUSE = 50  # after reading the memory, which is slow, in multiples of the time it took
+MEMORY_PAUSE = 50  # after a reading of memory, which is slow, in multiples of its time
 Say = Callable[[str], None]
 
 
@@ -38,7 +38,7 @@ class Row:
 
     Args:
         row: one of ROWS.
-        name: its name in this bench, which differs from `row` if numbers of clients are given.
+        name: its name in this bench: `row`, with the number of clients if numbers are given.
         overrides: Hydra overrides of the run.
     """
 
@@ -73,9 +73,9 @@ def bench(
     Args:
         rows: the rows that `plan` returned.
         repeat: repetitions of each row, >= 1.
-        command: the words of the command, for the record.
+        command: the words of the command, to be recorded.
         out: the file that the content is written to after every repetition, if any.
-        say: called with a line before each.
+        say: called with a line before each repetition.
 
     Raises:
         UserError: a row has a problem (checked before any row runs), or a run fails.
@@ -170,7 +170,7 @@ def _in_process(task: Mapping[str, Any]) -> tuple[dict[str, Any], list[Sample]]:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C ends this process, which ends that one, once
+                start_new_session=True,  # Ctrl-C ends this process, which then ends that one
             )
         try:
             samples = _watch(process)
@@ -208,7 +208,7 @@ def _watch(process: subprocess.Popen[bytes]) -> list[Sample]:
 
 
 def _memory(process: psutil.Process) -> int:
-    """Return the bytes of a process, with its share of shared bytes; 0 if it has ended."""
+    """Return the bytes that a process holds, with its share of shared ones; 0 if it ended."""
     try:
         held = process.memory_full_info()
     except psutil.Error:

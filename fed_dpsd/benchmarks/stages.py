@@ -28,7 +28,7 @@ from fed_dpsd.server.federation import HostedFederation
 from fed_dpsd.server.sent_requests import SentRequests
 
 PASSES = "teachers' answers"
-# A stage, and where its functions are looked up.
+# Stages, and the functions that belong to them.
 STAGES: tuple[tuple[str, Any, str], ...] = (
     ("data", datasets, "load"),
     ("data", datasets, "load_test"),
@@ -90,7 +90,7 @@ class Passes:
     """The images that teachers have answered in the stage PASSES.
 
     Teachers with equally many parameters share a count. Clients of one process share the fixed
-    features of an image, so these have counts of their own.
+    features of an image, so features are counted separately.
     """
 
     def __init__(self) -> None:
@@ -160,9 +160,9 @@ def matmul_peak(device: torch.device, size: int, times: int = 10) -> float:
     """Return the peak rate of float32 matrix products, in floating-point operations per second.
 
     Args:
-        device: where; on a processor, with the threads that torch has now.
+        device: where to multiply; a CPU uses the threads that torch is set to.
         size: rows and columns of the matrices, >= 1.
-        times: products, >= 1; the fastest counts.
+        times: number of products, >= 1; the fastest counts.
     """
     matrix = torch.ones(size, size, device=device)
     fastest = float("inf")

@@ -66,7 +66,7 @@ def _explained(error: click.NoSuchOption) -> click.UsageError:
     if key not in {known.name for known in keys.all_keys()} | set(keys.groups()):
         return error
     words = " ".join(sys.argv).partition(option)[2].lstrip("= ").split() or ["VALUE"]
-    return click.UsageError(f"{option}: settings are KEY=VALUE: {key}={words[0]}", error.ctx)
+    return click.UsageError(f"{option}: settings are KEY=VALUE; write {key}={words[0]}", error.ctx)
 
 
 app = typer.Typer(
@@ -208,11 +208,11 @@ _add(
 
 
 def main() -> None:
-    """Run the command line; an error that the user can fix is one line, with exit code 1."""
+    """Run the command line; errors that users can fix print one line each and exit with code 1."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a simulation is cleaned up
     print_any_text()
     command = get_command(app)
-    completion.switch_on()  # after typer's own, which typer has switched on
+    completion.switch_on()  # replaces typer's completion, which get_command registers
     try:
         command()
     except (UserError, ProtocolError) as error:
@@ -220,7 +220,7 @@ def main() -> None:
         for problem in error.problems if isinstance(error, ConfigError) else whole:
             say_failed(f"error: {problem}")
         sys.exit(1)
-    except OSError as error:  # of a library's own files
+    except OSError as error:  # from files that libraries write
         if not is_full(error):
             raise
         say_failed(f"error: {one_line(error)}")

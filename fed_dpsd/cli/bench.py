@@ -12,7 +12,7 @@ from rich.table import Table
 from fed_dpsd.cli.console import AsJson, Overrides, say
 from fed_dpsd.errors import UserError
 
-WIDTH = 120  # of the tables, at least: narrower ones break their numbers
+WIDTH = 120  # smallest width of the tables: numbers do not fit into narrower ones
 
 
 def bench(
@@ -26,14 +26,17 @@ def bench(
         ),
     ] = "",
     clients: Annotated[
-        str, typer.Option(help="Numbers of clients, such as 10,100,1000; each row runs with each.")
+        str,
+        typer.Option(
+            help="Numbers of clients, such as 10,100,1000; every row runs with every number."
+        ),
     ] = "",
     repeat: Annotated[int, typer.Option(help="Number of runs of each row.")] = 3,
     out: Annotated[Path | None, typer.Option(help="File for the result as JSON.")] = None,
     as_json: AsJson = False,
     table: Annotated[
         Path | None,
-        typer.Option(help="Run nothing; print the tables of such a JSON file as Markdown."),
+        typer.Option(help="Run nothing; print the tables of a file that --out wrote, as Markdown."),
     ] = None,
 ) -> None:
     """Measure whole runs side by side, each in its own process and from an empty cache."""

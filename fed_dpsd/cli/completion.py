@@ -1,6 +1,6 @@
 """Completion of commands, options and overrides (KEY=VALUE) in bash, zsh and fish.
 
-Only architectures import torch: a shell calls this at each TAB.
+Only completion of architectures imports torch, because a shell calls this at each TAB.
 """
 
 import os
@@ -89,7 +89,7 @@ class Zsh(ZshComplete):
 
 
 def switch_on() -> None:
-    """Register the classes above, which answer the shells' protocols and print their scripts."""
+    """Register the classes and scripts above with click and typer."""
     add_completion_class(Bash, "bash")
     add_completion_class(Zsh, "zsh")
     _completion_shared._completion_scripts.update(bash=BASH, zsh=ZSH)
@@ -126,7 +126,7 @@ def _values(name: str, typed: dict[str, str]) -> dict[str, str]:
 
 
 def _names(begun: str, typed: dict[str, str]) -> dict[str, str]:
-    """Return groups, keys and sections; the keys of a section only once its name is typed."""
+    """Return groups, keys and sections; a section's keys only after its name is typed."""
     from fed_dpsd.config import keys
 
     section = begun[: begun.rfind(".") + 1]

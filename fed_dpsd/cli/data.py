@@ -50,7 +50,7 @@ def data(
     for client, row in enumerate(counts):
         cells = (_cell(count, max(1, row.max()), shades) for count in row)
         table.add_row(str(client), f"{row.sum():,}", *cells)
-    # In a pipe, lines may be of any length.
+    # In a pipe, lines may have any length.
     Console(highlight=False, width=None if sys.stdout.isatty() else 100_000).print(table)
     if left_out := unused(experiment):
         print(left_out)

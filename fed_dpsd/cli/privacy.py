@@ -1,4 +1,4 @@
-"""The commands `fed-dpsd privacy`: planned costs, costs so far, and attacks on both claims."""
+"""The commands `fed-dpsd privacy`: planned costs, costs so far, and attacks on the claims."""
 
 import json
 import math
@@ -106,7 +106,7 @@ def attack(
     kind: Annotated[
         Literal["membership", "inversion"],
         typer.Argument(
-            help="membership: who was in the training data; inversion: how records look."
+            help="membership: who was in the training data; inversion: what records look like."
         ),
     ],
     path: Annotated[
@@ -135,7 +135,7 @@ def attack(
         rows.append(row)
         write_atomically(
             table, encoded(tables.csv_text(rows))
-        )  # printed one by one: an attack takes minutes
+        )  # one by one: an attack takes minutes
 
     with shown(console):
         if kind == "membership":
@@ -162,8 +162,8 @@ def attack(
         if row["victim"] == "untrained teachers":
             wrong = "no model has seen these coins, so the attack itself"
         say_failed(
-            f"more than is proven: {row['setting']}, {row['victim']}, {row['attack']}: {wrong} "
-            "is wrong, unless other seeds say otherwise"
+            f"more than the proof allows: {row['setting']}, {row['victim']}, {row['attack']}: "
+            f"{wrong} is wrong, unless other seeds contradict this"
         )
     if contradicted:
         raise typer.Exit(UNEXPECTED)
@@ -280,15 +280,15 @@ def _meanings(totals: Mapping[Path, Mapping["Pair", "Proofs"]], delta: float) ->
     bases = {next(iter(proofs)) for proofs in records if len(proofs) > 1}
     if "training" in bases:
         yield (
-            "The training of the teachers has paid: whatever privately trained teachers answer "
-            "follows from their training, so their answers cost nothing more."
+            "The training of the teachers has paid: the answers of privately trained teachers are "
+            "post-processing of it, so they cost nothing more."
         )
     if bases - {"training"}:
         yield "A budget counts the training alone, which proves less here."
 
 
 def _json(proofs: "Proofs") -> dict[str, Any]:
-    """Return the smallest proven epsilon as on a card, with the others."""
+    """Return the smallest proven epsilon in the format of a card, with the others."""
     (basis, claim), *others = proofs.items()
     kept = ("trust", "epsilon")
     rows = [{"basis": name} | {key: other.to_json()[key] for key in kept} for name, other in others]

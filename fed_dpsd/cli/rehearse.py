@@ -47,7 +47,8 @@ def rehearse(
 ) -> None:
     """Rehearse a deployment on this machine: coordinator and hospitals, their keys, TLS, processes.
 
-    Hosts are network namespaces where permitted (Linux, root); otherwise all share this machine's.
+    Hosts are network namespaces where permitted (Linux, root); otherwise all share this
+    machine's namespace.
     With --kills, stdout has a line of CSV per fault. Otherwise its last line is the run folder.
     """
     from fed_dpsd.rehearsal.rehearsal import Rehearsal, can_make_hosts
@@ -92,13 +93,13 @@ def _run(rehearsal: "Rehearsal") -> "Run":
 
         status = rehearsal.wait(rehearsal.submit(f"run_folder={folder}"), PATIENCE, look)
     if status != COMPLETED:
-        cause = read_summary(folder).get("error") or f"Flower says {status}"
+        cause = read_summary(folder).get("error") or f"Flower reports {status}"
         raise UserError(f"the run failed: {cause}; see {rehearsal.folder}/coordinator/log")
     return Run(folder)
 
 
 def _endure(rehearsal: "Rehearsal", kills: int, seed: int) -> None:
-    """Run with faults until there are enough, and repeat each run without faults."""
+    """Run with faults until there are `kills`, and repeat each run without faults."""
     from fed_dpsd.rehearsal.faults import Fault, endure
 
     writer = csv.writer(sys.stdout)
@@ -115,7 +116,7 @@ def _endure(rehearsal: "Rehearsal", kills: int, seed: int) -> None:
         while task.done < kills:
             hit = endure(rehearsal, seed, task.done + 1, kills - task.done, say)
             peace = endure(rehearsal, seed, 0, 0, say)
-            same = "the same student" if hit.student == peace.student else "ANOTHER STUDENT"
+            same = "the same student" if hit.student == peace.student else "A DIFFERENT STUDENT"
             console.print(
                 f"seed {seed}: {len(hit.faults)} faults, {hit.seconds:.0f} s; without them {same}, "
                 f"{peace.seconds:.0f} s; {len(hit.differences)} differences between ledgers and "

@@ -38,11 +38,11 @@ def annotated(overrides: Sequence[str], experiment: "Experiment") -> str:
     """Return the configuration that overrides describe, one line per key.
 
     A comment names the origin: typed, a file of conf/ with the choice that selected it, the key
-    whose value it copies, calibrated, or default.
+    whose value was copied, calibrated, or default.
 
     Args:
         overrides: as they were typed.
-        experiment: what `set_up` made of them.
+        experiment: the experiment that `set_up` returned for them.
     """
     from fed_dpsd.config import keys
     from fed_dpsd.experiment import calibrated_axis

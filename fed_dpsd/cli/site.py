@@ -1,4 +1,4 @@
-"""The commands `fed-dpsd site`: a hospital's own side, on its own screen.
+"""The commands `fed-dpsd site`, which a hospital runs on its own machine.
 
 Only `serve` connects to a coordinator.
 """
@@ -14,7 +14,7 @@ from fed_dpsd.errors import UserError
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="A hospital's own side: create its file and key, check its data, and connect.",
+    help="For hospitals: create the file and the key, check the data, and connect.",
 )
 File = Annotated[
     Path,
@@ -48,7 +48,7 @@ def check(
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
-            help="The coordinator's settings, KEY=VALUE. Default: the first choices of the file.",
+            help="The coordinator's settings, KEY=VALUE. Default: the first choices in the file.",
             autocompletion=override,
         ),
     ] = None,

@@ -62,8 +62,8 @@ def synthesize(
         Literal["generator", "questions"] | None,
         typer.Option(
             "--from",
-            help="generator: the run's, the default where there is one; questions: images as the "
-            "run asked them.",
+            help="generator: the run's, the default if there is one; questions: images like the "
+            "ones that the run sent.",
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same file.")] = 0,
@@ -93,7 +93,7 @@ def predict(
     every_class: Annotated[
         bool, typer.Option("--all", help="Print the probability of every class, one column each.")
     ] = False,
-    out: Annotated[Path | None, typer.Option(help="FILE.csv to write, in place of stdout.")] = None,
+    out: Annotated[Path | None, typer.Option(help="FILE.csv to write instead of stdout.")] = None,
     about: Annotated[
         bool,
         typer.Option(
@@ -103,9 +103,9 @@ def predict(
 ) -> None:
     """Print a CSV line for each image: the file, its class and the class's probability.
 
-    On a terminal, without --all, it prints a table of the first images instead. Images are made
-    grey or RGB and scaled as a hospital's records are. Nothing is sent anywhere. A file that cannot
-    be read is reported on stderr and makes the exit code 1.
+    On a terminal, without --all, it prints a table of the first images instead. Images are
+    converted to grey or RGB and scaled like a hospital's records. Nothing is sent anywhere. A file
+    that cannot be read is reported on stderr and makes the exit code 1.
     """
     from fed_dpsd.api import load_student
     from fed_dpsd.display import shown
@@ -143,7 +143,7 @@ def predict(
 def _predicted(
     student: "Student", files: Sequence[Path], every_class: bool, bad: list[Path]
 ) -> Iterator[list[str]]:
-    """Yield the cells of each image that can be read; name the others, and add them to `bad`."""
+    """Yield the cells of each readable image; report all others, and add them to `bad`."""
     import numpy as np
 
     from fed_dpsd.data.images import open_image, scaled
@@ -158,7 +158,7 @@ def _predicted(
                     images[path] = scaled(open_image(path, shape[0]), shape)
                 except (OSError, ValueError) as error:
                     bad.append(path)
-                    say_failed(f"{path} is left out: {reason_of(error)}")
+                    say_failed(f"{path} is skipped: {reason_of(error)}")
             scores = student.predict(np.stack([*images.values()])) if images else ()
             for path, row in zip(images, scores, strict=True):
                 best = int(row.argmax())
@@ -193,10 +193,10 @@ def _print_table(file: TextIO, header: Sequence[str], rows: Sequence[Sequence[st
 
 
 def _files(paths: Sequence[Path]) -> list[Path]:
-    """Return files, and in place of each folder its files at any depth, except hidden ones.
+    """Return the files, with each folder replaced by its files at any depth but hidden ones.
 
     Raises:
-        UserError: a folder holds no file, or cannot be read.
+        UserError: a folder contains no file, or cannot be read.
     """
     from fed_dpsd.data.folders import walk_classes
 
@@ -209,6 +209,6 @@ def _files(paths: Sequence[Path]) -> list[Path]:
                 f"{error.filename} cannot be read ({error.strerror}); check its permissions"
             ) from None
         if not inside:
-            raise UserError(f"{path} holds no file; give images, or folders of images")
+            raise UserError(f"{path} contains no file; give images, or folders of images")
         files += inside
     return files

@@ -47,7 +47,7 @@ class Binder:
 
     Args:
         defaults: valid values, as a tree of keys.
-        sources: for a key, the key whose value it takes; problems name the latter.
+        sources: for a key, the key whose value it takes; problems name that key.
 
     Attributes:
         packages: packages of plug-ins whose classes may also be named.
@@ -144,12 +144,12 @@ class Binder:
     def locate(self, package: str, path: Any, where: str) -> type | None:
         """Return the class PACKAGE.MODULE.CLASS, or None after recording a problem.
 
-        Only our own `package`, fed_dpsd.papers and named plug-ins are ever imported, whatever a
-        file or a message names.
+        Only `package`, fed_dpsd.papers and named plug-ins are ever imported, whatever a file or a
+        message names.
         """
         known = (package, "fed_dpsd.papers", *self.packages)
         forms = " or ".join(f"{each}.MODULE.CLASS" for each in known)
-        problem = f"{where}={shown(path)} is not a class {forms}"
+        problem = f"{where}={shown(path)} is not an allowed class; give {forms}"
         for each in known:
             match = re.fullmatch(rf"{re.escape(each)}\.([a-z_0-9]+)\.([A-Za-z0-9]+)", str(path))
             if not match:
@@ -173,7 +173,7 @@ class Binder:
             raise ConfigError(list(dict.fromkeys(map(self._as_typed, self.problems))))
 
     def _as_typed(self, problem: str) -> str:
-        """Return a problem that names the key that the value came from."""
+        """Return a problem with the name of the key whose value was taken."""
         key, equals, rest = problem.partition("=")
         return f"{self._sources.get(key, key)}{equals}{rest}"
 
@@ -224,7 +224,7 @@ def _problem(error: Any, where: str, hints: Mapping[str, Any]) -> str:
     if kind == "dataclass_exact_type":
         section = next(each for each in _kinds(hints[name]) if dataclasses.is_dataclass(each))
         keys = ", ".join(f"{where}{name}.{field.name}" for field in dataclasses.fields(section))
-        return f"{typed}: {where}{name} stands for several keys: {keys}"
+        return f"{typed}: {where}{name} is a group of keys: {keys}"
     if kind in _BOUNDS:
         return f"{typed} must be {_BOUNDS[kind].format(**context)}"
     return f"{typed} must be {_KINDS[kind]}" if kind in _KINDS else f"{typed}: {error['msg']}"
@@ -237,7 +237,7 @@ def _named(text: str, names: Collection[str]) -> list[str]:
 
 
 class _UniqueKeys(yaml.SafeLoader):  # type: ignore[misc]
-    """YAML that rejects duplicate keys: the last one would win silently."""
+    """A YAML loader that rejects duplicate keys, of which the last would win silently."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]

@@ -36,7 +36,7 @@ from fed_dpsd.config.keys import all_keys, flat_keys, groups, leaves
 from fed_dpsd.config.plugins import Plugin, conf_folders, find, named_in, searching
 from fed_dpsd.errors import ConfigError
 
-NOT_TYPED = ("sweep", "device")  # a grid of other runs, and a key that two others replace
+NOT_TYPED = ("sweep", "device")  # a grid of runs, and a key that sets two others
 _ERRORS = (HydraException, OmegaConfBaseException)
 
 
@@ -47,10 +47,10 @@ class Composition:
     Args:
         values: plain dictionaries, composed without the overrides that have a problem.
         defaults: the values of the chosen files alone.
-        sources: for a key, the key that it takes its value from: "teacher.seed": "seed".
+        sources: for a key, the key whose value it takes, such as "teacher.seed": "seed".
         problems: a line for each override that was left out.
         plugins: the plug-ins whose files may also be chosen.
-        sweep: the grid of runs that a chosen experiment declares, as for `choices`; {} for none.
+        sweep: the grid of runs that a chosen experiment declares; {} for none.
     """
 
     values: dict[str, Any]
@@ -64,7 +64,7 @@ class Composition:
 def compose(overrides: Sequence[str]) -> dict[str, Any]:
     """Compose conf/ with Hydra `overrides` into plain dictionaries.
 
-    `sweep` is omitted, and so is `device`, which two other keys replace.
+    The result omits `sweep`, and `device`, which sets two other keys.
 
     Raises:
         ConfigError: overrides cannot be read, or name unknown keys or choices; one per line.
@@ -123,7 +123,7 @@ def _read(overrides: Sequence[str]) -> Composition:
 
 
 def declared_sweep(experiment: str) -> Any:
-    """Return the `sweep` of an experiment's file: overrides, each with choices as for `choices`.
+    """Return the `sweep` of an experiment's file: overrides in the syntax of `choices`.
 
     Raises:
         ConfigError: there is no such experiment, or its file cannot be composed.

@@ -73,7 +73,7 @@ def unreadable(word: str) -> str:
 
 
 def split_by_shell(words: list[str]) -> str:
-    """Return the problem with a setting that spaces split into words; "" if it is not one."""
+    """Return the problem with a setting that spaces split into words; "" if there is none."""
     typed, value = " ".join(words), words[0].partition("=")[2]
     if match := re.fullmatch(r"-*([\w.@]+)(?: = | =|= |: ?)([^\s=:]+)", typed):
         return f"{typed}: write {match[1]}={match[2]}"
@@ -93,7 +93,7 @@ def unknown_choice(group: str, name: str) -> str:
     if near := difflib.get_close_matches(name.lower(), names, n=1):
         problem += f"; did you mean {near[0]}?"
     if group == "model":
-        problem += "; other architectures are model.teacher=... and model.student=..."
+        problem += "; other architectures: set model.teacher=... and model.student=..."
     return problem
 
 
@@ -113,7 +113,7 @@ def unknown_key(key: str, tree: Mapping[str, Any]) -> str:
         return f"{problem}; did you mean {' or '.join(ending)}?"
     if near := difflib.get_close_matches(key, known, n=1):
         return f"{problem}; did you mean {near[0]}?"
-    return f"{problem}; `fed-dpsd list keys` names them"
+    return f"{problem}; `fed-dpsd list keys` lists all keys"
 
 
 def uncomposable(choice: str, error: Exception, tree: Mapping[str, Any]) -> str:

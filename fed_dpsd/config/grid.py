@@ -80,11 +80,11 @@ def require_one_run(overrides: Sequence[str], composition: Composition) -> None:
 
 
 def _runs(count: int) -> str:
-    return f"{count:,} runs" if count > 1 else "1 run, whose settings only a sweep takes"
+    return f"{count:,} runs" if count > 1 else "1 run, with settings that only a sweep accepts"
 
 
 def _selected(experiment: str, typed: Grid) -> list[tuple[str, Grid]]:
-    """Return the named grids of an experiment's file, with the given choices in place of theirs."""
+    """Return the named grids of an experiment's file, with the given choices instead of theirs."""
     shared, separate = _grids(experiment, declared_sweep(experiment))
     groups = [key for key in typed if (conf_folder() / key).is_dir()]
     grids = []

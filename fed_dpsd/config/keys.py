@@ -1,8 +1,8 @@
 """Choices and keys of conf/, read from its files without Hydra.
 
 This is faster than Hydra, which composes the runs, and records which file a value comes from. A
-test compares both. The schema describes its keys. Comments describe the keys of chosen classes, and
-the purpose of a value in one file.
+test compares both. The schema describes its own keys. Comments describe the keys of chosen classes,
+and the purpose of a file's value.
 """
 
 import re
@@ -40,7 +40,7 @@ class Key:
 
 
 def groups() -> dict[str, str]:
-    """Return the groups of conf/, each with its default choice; "null" is none."""
+    """Return the groups of conf/, each with its default choice; "null" for none."""
     return {name: choice for name, choice in _defaults(MAIN) if choice}
 
 
@@ -53,7 +53,7 @@ def choices(group: str) -> dict[str, str]:
 
 
 def chosen(typed: Mapping[str, str]) -> dict[str, str]:
-    """Return the choice of each group, given the typed ones: files may override other choices.
+    """Return the choice of each group, given the typed choices; files may override others.
 
     Typed choices win, then an experiment's, then a method's.
     """
@@ -107,7 +107,7 @@ def alternatives(key: Key) -> list[str]:
 
 
 def homes(key: str) -> str:
-    """Return the choices whose files have a key of their group, as text; "" if none has."""
+    """Return the choices whose files have a key, as text; "" if none has."""
     group = key.partition(".")[0]
     found = [
         ("method", c) for c in files_of("method") if "@" in key and key in chosen({"method": c})
@@ -148,7 +148,7 @@ def _text(name: str) -> str:
 
 
 def _defaults(name: str) -> list[tuple[str, str]]:
-    """Return the entries of a file's defaults list, each with its choice; "" for a sibling."""
+    """Return the entries of a file's defaults list with their choices; "" for the same group."""
     found = list[tuple[str, str]]()
     for entry in (yaml.load(_text(name), _LOADER) or {}).get("defaults", []):
         pairs = entry.items() if isinstance(entry, Mapping) else [(entry, "")]
@@ -157,7 +157,7 @@ def _defaults(name: str) -> list[tuple[str, str]]:
 
 
 def _of_file(name: str, package: str, choice_of: Mapping[str, str]) -> Iterator[Key]:
-    """Yield the keys of a file and of the files it builds on; later ones win."""
+    """Yield the keys of a file and of the files it builds on; the last of equal keys counts."""
     text = _text(name)
     if text.startswith("# @package _global_\n"):
         package = package if "@" in package else ""

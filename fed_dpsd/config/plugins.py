@@ -77,7 +77,7 @@ def find(names: Sequence[str]) -> tuple[Plugin, ...]:
     """Return the installed plug-ins with the given names, each NAME or NAME==VERSION.
 
     Raises:
-        ConfigError: some are not installed, or in another version; the message names each.
+        ConfigError: some are not installed, or have another version; the message names each.
     """
     if not names:
         return ()
@@ -119,8 +119,8 @@ def searching(plugins: Sequence[Plugin]) -> Iterator[None]:
     """Also search the files of plug-ins inside the block.
 
     Raises:
-        ConfigError: a plug-in's file has the name of another's, or of ours, so a choice would be
-            ambiguous.
+        ConfigError: a plug-in's file has the name of a file of ours or of another plug-in, so a
+            choice would be ambiguous.
     """
     folders, problems = [conf_folder()], []
     for plugin in plugins:

@@ -20,7 +20,7 @@ from fed_dpsd.classes import positions, text_of
 from fed_dpsd.errors import shown
 
 BUNDLED = "digits"  # the name of the data set that comes with scikit-learn
-LARGEST_SHIFT = 7  # pixels, fewer than the side of the smallest images has
+LARGEST_SHIFT = 7  # pixels; less than the side of the smallest images
 STRICT = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True)
 
 
@@ -40,8 +40,8 @@ class DataConfig:
 
     Without `resize`, images of a size other than `shape` are an error. Records with no true label
     column, or several, are skipped. With `patient_column`, all records of a patient go to the same
-    teacher of one client. `set_up` takes `classes`, and a `num_classes` of null, from the data's
-    folders or labels; every reader, hospital, prediction and report uses their order.
+    teacher of one client. `set_up` reads `classes`, and a `num_classes` of null, from the data's
+    folders or labels; readers, hospitals, predictions and reports all use this order.
     """
 
     name: str = Field(description="name of the data set")
@@ -49,9 +49,9 @@ class DataConfig:
     path: str | None = Field(description="folder or table with the images (docs/howto/own_data.md)")
     image_column: str = Field(description="column of images")
     label_column: str | None = Field(description="column of labels; null with label_columns")
-    patient_column: str | None = Field(description="column of patients; null: none are known")
+    patient_column: str | None = Field(description="column of patients; null if they are unknown")
     shape: tuple[int, ...] = Field(description="channels (1 or 3), height and width of images")
-    num_classes: int = Field(ge=2, description="number of classes; null takes the data's")
+    num_classes: int = Field(ge=2, description="number of classes; null takes it from the data")
     shared_patients: Literal["refuse", "allow"] = Field(
         "refuse", description="refuse makes a patient in two given splits an error"
     )
@@ -60,7 +60,7 @@ class DataConfig:
     )
     resize: bool = Field(False, description="true scales the middle square of images to shape")
     label_columns: tuple[str, ...] = Field((), description="a column of booleans per class")
-    classes: tuple[str, ...] = Field((), description="class names in order; [] takes the data's")
+    classes: tuple[str, ...] = Field((), description="class names in order; [] reads the data's")
     pixel_bits: int = Field(16, ge=8, le=16, description="bits that 16-bit images use")
 
     def __post_init__(self) -> None:
@@ -83,7 +83,7 @@ class DataConfig:
                 f"label_columns={shown(self.label_columns)} has {len(self.label_columns)} classes, "
                 f"but num_classes={self.num_classes}; give a column for each class"
             )
-        named = self.classes or self.label_columns  # without this check, there may be far too many
+        named = self.classes or self.label_columns  # not class_names, which may be far too many
         different = {text_of(name) for name in named} - {""}
         if named and not len(named) == len(different) == self.num_classes:
             raise ValueError(
@@ -102,7 +102,7 @@ class ModelConfig:
     """Architectures (models/classifiers.py), and the number of channels of their first layer."""
 
     teacher: str = Field(description="architecture; `fed-dpsd list models` names all")
-    teachers: tuple[str, ...] = Field(description="the clients', in turn; [] is model.teacher")
+    teachers: tuple[str, ...] = Field(description="the clients', in turn; [] uses model.teacher")
     teacher_width: int = Field(ge=1, description="channels of the first layer")
     student: str = Field(description="architecture; `fed-dpsd list models` names all")
     student_width: int = Field(ge=1, description="channels of the first layer")
@@ -111,7 +111,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, config=STRICT)
 class TeacherConfig:
-    """The settings of a client's training of teachers, or the file to read a teacher from."""
+    """The settings that train a client's teachers, or the file to read a teacher from."""
 
     path: str | None = Field(
         description="safetensors file of a teacher; {client} is a client's number"
@@ -176,7 +176,7 @@ class FederationConfig:
     """Deadlines, and the smallest number of clients in a round."""
 
     simulation: bool = Field(description="whether this machine simulates all clients")
-    min_clients: int | None = Field(ge=1, description="fewest replies to a round; null is all")
+    min_clients: int | None = Field(ge=1, description="fewest replies in a round; null is all")
     node_timeout_seconds: Positive = Field(description="time for all clients to connect")
     round_timeout_seconds: Positive = Field(description="time for a round")
     retry_seconds: Positive = Field(description="time until a silent client gets the request again")
@@ -194,16 +194,16 @@ class Config:
     """A whole experiment; experiment.py binds `method`, `partition`, `training` and `answers`."""
 
     num_clients: int = Field(ge=1, description="clients of the federation")
-    teachers_per_client: int = Field(ge=1, description="each has its own shard of the records")
+    teachers_per_client: int = Field(ge=1, description="teachers, each with a shard of the records")
     seed: int = Field(ge=0, description="public seed")
     rounds: int = Field(ge=1, description="rounds of queries and answers")
-    queries_per_round: int = Field(ge=1, description="synthetic images")
-    client_device: Device = Field(description="where teachers answer and, if plain, learn")
-    server_device: Device = Field(description="where the student and the generators learn")
-    threads_client: int = Field(ge=1, description="fixed: it changes the last bits of results")
+    queries_per_round: int = Field(ge=1, description="synthetic images in a round")
+    client_device: Device = Field(description="device for teachers' answers and plain training")
+    server_device: Device = Field(description="device that trains the student and generators")
+    threads_client: int = Field(ge=1, description="fixed: it affects the last bits of results")
     threads_server: int = Field(ge=1, description="as threads_client")
     out: str = Field(description='parent of the run folder; "" is ./runs (flwr: in FED_DPSD_HOME)')
-    cache: str = Field(description='"" is FED_DPSD_HOME/cache')
+    cache: str = Field(description='folder of the cache; "" is FED_DPSD_HOME/cache')
     run_folder: str = Field(description='run folder; "" makes a new one below out')
     ledger: str = Field(description='folder of ledgers that runs share; "" is in the run folder')
     noise: Literal["seeded", "secure"] = Field(
@@ -224,7 +224,7 @@ class Config:
         description="Clients that answer in a round, drawn from the public seed; null takes all. "
         "A client pays for the rounds in which it answers, and no amplification is claimed.",
     )
-    evaluate_every: int = Field(1, ge=1, description="rounds between scores; the last has one")
+    evaluate_every: int = Field(1, ge=1, description="rounds between scores; the last is scored")
     pictures: str = Field(
         "",
         description="Public pictures whose crops are sent instead of procedural images: "
@@ -233,8 +233,8 @@ class Config:
     plugins: tuple[str, ...] = Field(
         (),
         description="Installed packages whose conf/, classes and networks can be chosen too "
-        "(docs/extending.md): plugins=NAME or plugins=[NAME,NAME]. Nothing is proven of what they "
-        "do until it is reviewed.",
+        "(docs/extending.md): plugins=NAME or plugins=[NAME,NAME]. Nothing is proven about what "
+        "they do until it is reviewed.",
     )
     tracker: Literal["none", "tensorboard", "wandb", "mlflow"] = Field(
         "none",
@@ -298,9 +298,9 @@ def require_positive(instance: Any, *names: str) -> None:
 
 
 def to_json(config: Config) -> str:
-    """Return the whole configuration as JSON in the layout of conf/, ready to be bound.
+    """Return the whole configuration as JSON in the layout of conf/, to be bound again.
 
-    It has no `plugins` key if there are no plug-ins. A sweep identifies its cells by this text.
+    Without plug-ins, it has no `plugins` key. A sweep identifies its cells by this text.
     """
     values = dataclasses.asdict(config)
     if not config.plugins:

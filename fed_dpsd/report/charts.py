@@ -10,7 +10,7 @@ from fed_dpsd.report.facts import Facts
 from fed_dpsd.report.guarantee import review
 from fed_dpsd.report.numbers import percent, rounded_up, spread, written
 
-MOST_CLIENTS = 6  # each with its own line
+MOST_CLIENTS = 6  # lines of clients in one chart
 ACCURACY = "accuracy on the test images, %"
 ENSEMBLE = "ensemble of the teachers"
 
@@ -24,11 +24,11 @@ class Axis:
 
     Args:
         title: its meaning, with the unit.
-        low: the lowest value shown; None is the points' minimum.
-        high: the highest value shown; None is the points' maximum.
+        low: the lowest value shown; None for the minimum of the points.
+        high: the highest value shown; None for the maximum of the points.
         logarithmic: whether the scale is logarithmic.
         most: larger values are drawn together beyond the end of the axis.
-        whole: whether only whole numbers have ticks.
+        whole: whether ticks are at whole numbers only.
         bound: whether values are upper bounds, which are never rounded down.
     """
 
@@ -55,17 +55,17 @@ class Axis:
 
 @dataclass(frozen=True)
 class Series:
-    """Points of one kind, by ascending x.
+    """Points that are drawn as one line or one set of markers, in ascending order of x.
 
     Args:
         name: its name in the legend.
         points: (x, y) pairs.
-        reach: for each point, one standard deviation, NaN for none; () for none at all.
-        kind: "line"; "band", a line whose deviations are shaded; "level", a grey line at one
-            height; "guide", a grey line; "points", grey circles; "faint", a thin dotted line, only
-            in wide figures.
+        reach: one standard deviation for each point, NaN where unknown; () if none is known.
+        kind: "line"; "band", a line whose deviations are shaded; "level", a horizontal
+            grey line; "guide", a grey line; "points", grey circles; "faint", a thin dotted line,
+            only in wide figures.
         like: for "faint", the name of the series with the same colour.
-        labels: for each point, a name that only wide figures show; () for none.
+        labels: a name for each point, shown only in wide figures; () for none.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Series:
         return self.kind in ("line", "band")
 
     def deviations(self) -> list[float]:
-        """Return the deviation of each point, 0 for none."""
+        """Return the deviation of each point; 0 where it is unknown."""
         return [0.0 if math.isnan(r) else r for r in self.reach] or [0.0] * len(self.points)
 
 
@@ -90,14 +90,14 @@ class Chart:
     """A chart over two axes.
 
     Args:
-        name: identifies it in a page.
+        name: its identifier in a page.
         title: what it shows.
-        text: a sentence for readers who cannot see it.
+        text: a description for readers who cannot see it.
         x: the horizontal axis.
         y: the vertical axis.
-        series: what is drawn.
-        table: the header and rows of its numbers, if other than the points.
-        note: a sentence on what is left out; "" for none.
+        series: the series to draw.
+        table: the header and rows of its numbers; None for a table of the points.
+        note: a sentence on what is omitted; "" for none.
     """
 
     name: str
@@ -137,7 +137,7 @@ class Bars:
     """A bar for each setting, with the number that a paper prints.
 
     Args:
-        name: identifies it in a page.
+        name: its identifier in a page.
         title: what it shows.
         rows: (name, mean, deviation or NaN, printed accuracy or None), in percent.
     """
@@ -154,7 +154,7 @@ class Bars:
 
     @property
     def text(self) -> str:
-        """Return a sentence for readers who cannot see the bars."""
+        """Return a description for readers who cannot see the bars."""
         return "; ".join(f"{name}: {spread(mean, dev)} %" for name, mean, dev, _ in self.rows)
 
     def numbers(self) -> Numbers:
@@ -172,7 +172,7 @@ ROUND = Axis("round", whole=True)
 
 
 def of_rounds(facts: Facts) -> list[Chart]:
-    """Return a run's charts over its rounds, without empty ones."""
+    """Return the charts of a run by round, without charts that would be empty."""
     charts = (_accuracy(facts), _agreement(facts), _spent(facts))
     return [chart for chart in charts if chart]
 
@@ -237,7 +237,10 @@ def _spent(facts: Facts) -> Chart | None:
 def _by_client(
     spent: Sequence[Mapping[int, float]], numbers: Sequence[int]
 ) -> dict[str, list[Point]]:
-    """Return a line for clients with equal costs, or the maximum, the median and the minimum."""
+    """Return a line for each set of clients with equal costs.
+
+    If there are too many sets, return the maximum, the median and the minimum over clients.
+    """
     known = list(zip(numbers, spent, strict=False))
     clients = sorted({client for own in spent for client in own})
     paths: dict[tuple[Point, ...], list[int]] = {}
@@ -262,7 +265,7 @@ def _listed(clients: Sequence[int]) -> str:
 
 
 def response_times(facts: Facts) -> list[Chart]:
-    """Return the chart of seconds from a request to its last response, if there are two points."""
+    """Return a chart of seconds from a request to its last response; [] for a single point."""
     last = {r["query_id"]: r["seconds"] for r in facts.requests if r["kind"] == "answers"}
     if len(last) < 2:
         return []
@@ -294,7 +297,7 @@ def calibration(parts: Mapping[str, Any]) -> list[Chart]:
             "Reliability of the student's probabilities",
             f"How often the student is right, by its confidence: {each}",
             Axis("confidence: largest probability, %", 0, 100),
-            Axis("how often right, %", 0, 100),
+            Axis("accuracy, %", 0, 100),
             [
                 Series("student", [(sure, right) for sure, right, _ in bins]),
                 Series("perfect", [(0, 0), (100, 100)], kind="guide"),

@@ -31,7 +31,7 @@ class Unfinished:
 
     @property
     def status(self) -> str:
-        """Return the completed rounds and what ended the run, as sentences after a colon."""
+        """Return the completed rounds and what ended the run, in sentences that follow a colon."""
         done = f"has done {self.done:,} of {counted(self.rounds, 'round')}"
         if self.under_way:
             return f"it is under way, and {done}."
@@ -41,7 +41,7 @@ class Unfinished:
 
 @dataclass(frozen=True)
 class Facts:
-    """A run, for its page.
+    """What the page of a run shows.
 
     Args:
         name: the name of the run folder.
@@ -52,19 +52,19 @@ class Facts:
         classes: the names of the classes, in order.
         simulated: whether clients are simulated; otherwise they are hospitals.
         meaningful: whether the epsilon of (record, add_remove) protects a record in practice.
-        verdict: sentences on what is proven, about a record first.
+        verdict: sentences on what is proven, starting with records.
         trained: how the teachers were trained, in words.
         answered: how they answered, in words.
-        published: a sentence on the epsilon of the papers' formulas.
+        published: a sentence on the epsilon that the papers' formulas give.
         command: the command that repeats the run, "" if unknown.
-        spent: for each round, the epsilon of (record, add_remove) that the rounds so far have cost
-            each client, by its number.
-        costs: the same at the end, by the client's number.
+        spent: for each round, the epsilon (record, add_remove) that each client has spent up to
+            then, by the client's number.
+        costs: the epsilon (record, add_remove) that each client has spent in all, by its number.
         samples: pictures of synthetic images, by round.
         requests: the lines of asks.jsonl, which Flower servers write.
         charges: the content of charges.json.
-        ledgers: by client, the charges in a ledger that may hold other runs, in words: for a
-            rehearsal's hospitals, or for simulated clients with a shared ledger.
+        ledgers: by client, a description of the charges in a ledger that may also hold charges of
+            other runs: of a rehearsal's hospital, or of a simulated client with a shared ledger.
         unfinished: the state of a run that has not completed; None for a completed one.
     """
 
@@ -91,7 +91,7 @@ class Facts:
 
     @property
     def clients(self) -> str:
-        """Return the page's word for clients."""
+        """Return the word that the page uses for a client."""
         return "client" if self.simulated else "hospital"
 
     @property
@@ -108,7 +108,7 @@ class Facts:
 
     @property
     def seeded(self) -> bool:
-        """Return whether some finite epsilon needs secret noise, but the noise was seeded."""
+        """Return whether a finite epsilon requires secret noise, but the noise was seeded."""
         rows = [*self.card["proven"], *([self.card["label"]] if self.card["label"] else [])]
         return any(
             "seeded noise" in row["notes"] and math.isfinite(float(row["epsilon"])) for row in rows
@@ -116,7 +116,7 @@ class Facts:
 
     @property
     def answers_images(self) -> bool:
-        """Return whether clients answer images, instead of sending weights or nothing."""
+        """Return whether clients send answers to images, rather than weights or nothing."""
         return self.card["answers"] not in ("weights", "nothing")
 
     @property
@@ -126,10 +126,10 @@ class Facts:
 
     @property
     def right_and_all(self) -> tuple[int, int] | None:
-        """Return the numbers of test images that the student classifies correctly, and of all."""
+        """Return how many test images the student classifies correctly, and how many there are."""
         counts, accuracy = self.summary["confusion"], self.summary["accuracy"]["student"]
         if not counts or accuracy is None:
             return None
         right = sum(counts[k][k] for k in range(len(counts)))
-        # Images without finite probabilities are in no cell.
+        # The matrix omits images without finite probabilities.
         return right, round(right / accuracy) if accuracy else sum(map(sum, counts))

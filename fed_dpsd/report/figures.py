@@ -45,12 +45,12 @@ STYLE: Any = {
     **{"svg.fonttype": "none", "svg.hashsalt": "fed-dpsd"},
 }
 NARROW, WIDE = 5.0, 9.0  # inches: one column of a page, and a paper's figure
-BELOW = 0.55  # inches below a panel, for the ticks and the title of x
-MOST_MARKERS = 30  # of one line
+BELOW = 0.55  # inches below a panel, for tick labels and the title of the x axis
+MOST_MARKERS = 30  # on one line
 
 
 def look(number: int) -> dict[str, Any]:
-    """Return the colour, dash and marker of a line by its number; the first 32 differ."""
+    """Return the colour, dash and marker of a line by its number; the first 32 lines differ."""
     dash = DASHES[(number + number // len(COLOURS)) % len(DASHES)]
     hollow = number // len(MARKERS) % 2
     colour = COLOURS[number % len(COLOURS)]
@@ -66,7 +66,7 @@ def draw(charts: Sequence[Chart], across: int = 0) -> Figure | None:
 
     Args:
         charts: one chart, or several for a paper.
-        across: charts in a row of a wide figure with titles; 0 for one narrow chart of a page.
+        across: charts per row of a wide figure with titles; 0 for a narrow figure in a page.
     """
     if not charts:
         return None
@@ -118,7 +118,7 @@ def _plot(axes: Axes, chart: Chart, numbers: Mapping[str, int], wide: bool) -> d
 
 
 def _line(axes: Axes, axis: Axis, series: Series, x: Sequence[float], number: int) -> Artist:
-    """Draw a line with its deviations through a series; points beyond the axis stand alone."""
+    """Draw a series as a line with deviations; points beyond the axis are not connected."""
     y, reach = np.array([y for _, y in series.points]), np.array(series.deviations())
     style = look(number)
     if series.kind == "band":
@@ -143,7 +143,7 @@ def _ends(axis: Axis, values: Sequence[float]) -> tuple[float, float]:
     if axis.logarithmic:
         positive = [value for value in finite if value > 0] or [1.0]
         low, high = min(positive), max(positive)
-        room = 1.15 if high > 4 * low else 2.0  # ticks on both sides of a single value
+        room = 1.15 if high > 4 * low else 2.0  # room for ticks around a single value
         return low / room, high * room
     low = axis.low if axis.low is not None else min(finite, default=0.0)
     high = axis.high if axis.high is not None else max(finite, default=1.0)
@@ -151,7 +151,7 @@ def _ends(axis: Axis, values: Sequence[float]) -> tuple[float, float]:
 
 
 def _set_x(axes: Axes, axis: Axis, values: Sequence[float]) -> Callable[[float, int], float]:
-    """Set the scale and ticks of x; return a function to the x position of a series' value."""
+    """Set up the x axis; return a function from a value and its line's number to x."""
     low, high = _ends(axis, values)
     if not axis.logarithmic:
         pad = 0.03 * (high - low)
@@ -173,14 +173,14 @@ def _set_x(axes: Axes, axis: Axis, values: Sequence[float]) -> Callable[[float, 
     axes.xaxis.set_minor_locator(NullLocator())
 
     def place(value: float, number: int) -> float:
-        aside = 0.17 + 0.02 * (number % 5 - 2)  # beyond the axis, series stand side by side
+        aside = 0.17 + 0.02 * (number % 5 - 2)  # beyond the axis, series are side by side
         return high * width**aside if axis.beyond(value) else value
 
     return place
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Return 1, 2, 5 of each power of ten, or fewer if their labels would overlap."""
+    """Return 1, 2 and 5 times powers of ten, or fewer ticks if their labels would overlap."""
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     tens = [10.0**e for e in exponents if low <= 10.0**e <= high]
     for factors in ((1, 2, 5), (1, 3), (1,)):
@@ -191,7 +191,7 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 def _name_points(axes: Axes, points: Sequence[tuple[float, float]], labels: Sequence[str]) -> None:
-    """Write the names of points to their right, below each other where they are close."""
+    """Write each point's name to its right; names of close points are below each other."""
     low, high = axes.get_xlim()
     if labels:
         axes.set_xlim(low, max(high, max(x for x, _ in points) * (high / low) ** 0.12))
@@ -214,15 +214,15 @@ def arrange(
     across: int = 1,
     left: float = 0.5,
 ) -> None:
-    """Place the panels of a figure in rows and a legend below; the figure grows to hold them.
+    """Place the panels of a figure in rows above a legend, and set the height of the figure.
 
     Args:
-        figure: a figure with its panels.
+        figure: the figure, with its panels.
         titles: a title for each panel; "" for none.
         heights: the height of each panel, in inches.
-        entries: the legend's.
-        across: panels in a row.
-        left: room for the labels of y, in inches.
+        entries: the artists in the legend, by label.
+        across: panels per row.
+        left: space for the labels of the y axis, in inches.
     """
     whole, line = figure.get_figwidth(), 1.25 * matplotlib.rcParams["font.size"] / 72
     width = whole / across
@@ -252,7 +252,7 @@ def arrange(
 
 
 def draw_bars(groups: Sequence[Bars], wide: bool = False) -> Figure | None:
-    """Draw a labelled bar for each setting, in a panel per data set; None without settings."""
+    """Draw a labelled bar for each setting, in a panel per data set; None for no settings."""
     if not groups:
         return None
     with matplotlib.rc_context(STYLE):
@@ -269,7 +269,7 @@ def draw_bars(groups: Sequence[Bars], wide: bool = False) -> Figure | None:
                 axes.text(0, at, label, va="bottom")
                 at += 0.45
                 bar = axes.barh(at, mean, 0.6, color=COLOURS[0])
-                legend["student, with one deviation over seeds"] = bar
+                legend["student, with one standard deviation over seeds"] = bar
                 if not math.isnan(deviation):
                     axes.errorbar(mean, at, xerr=deviation, ecolor=INK, capsize=3)
                 if printed is not None:
@@ -294,7 +294,7 @@ def draw_bars(groups: Sequence[Bars], wide: bool = False) -> Figure | None:
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write a figure as PNG or PDF, by the name's suffix; a wide PNG has 1,800 pixels.
+    """Write a figure as PNG or PDF, depending on the suffix of `path`; a wide PNG has 1,800 pixels.
 
     Raises:
         UserError: the file cannot be written.
@@ -340,7 +340,7 @@ def _local(name: str) -> str:
 
 
 def _tidy(value: str, name: str) -> str:
-    """Return an attribute with the page's ids, font and colours, and without unneeded digits."""
+    """Return an attribute with the ids, font and colours of the page, and with fewer digits."""
     if reference := re.fullmatch(r"(url\()?#(\w+)(\)?)", value):
         return f"{reference[1] or ''}#{name}-{reference[2]}{reference[3]}"
     value = re.sub(r"(\d\.\d\d)\d+", r"\1", value)

@@ -7,8 +7,8 @@ from typing import Any
 from fed_dpsd.report.numbers import rounded_up
 from fed_dpsd.report.settings import NOT_REVIEWED
 
-MEANINGFUL = 10.0  # a larger epsilon of a record says nothing: docs/privacy.md
-MEANINGFUL_DELTA = 0.01  # nor does any epsilon with a larger delta
+MEANINGFUL = 10.0  # a larger epsilon of a record is meaningless: docs/privacy.md
+MEANINGFUL_DELTA = 0.01  # so is any epsilon with a larger delta
 CHANGES = {
     ("record", "add_remove"): "a record is added or removed",
     ("record", "replace_one"): "a record is replaced",
@@ -22,7 +22,7 @@ TRUST = {
     "threshold": "enough of the clients",
     "server": "the coordinator",
 }
-# The attacker whom an epsilon bounds, by the parties that it trusts.
+# The attacker that an epsilon bounds, by the party that must be trusted.
 ATTACKERS = {
     "nobody": "An attacker who sees everything that left the clients",
     "threshold": "An attacker who sees everything that the coordinator sees, while enough of the "
@@ -34,13 +34,13 @@ BY = {  # what a proof rests on
     "answers": "the answers",
     "contraction": "the training and the answers together",
 }
-# Short notes of the card, as sentences; the other notes already are.
+# The card's short notes as sentences; all other notes are sentences already.
 NOTES = {
     "seeded noise": "The noise is seeded, as in every simulation unless noise=secure: anyone who "
     "knows the seed can remove it. So the files of this run carry no guarantee.",
     "per run": "Each number covers this one run. The costs of other runs on the same data add up.",
-    "a patient known at one client only": "Numbers for a patient hold for one who is known at one "
-    "client only.",
+    "a patient known at one client only": "Numbers for a patient hold for patients who are "
+    "known at one client only.",
     "replaced by one of the same image or patient, so in the same shard": "A replaced record keeps "
     "its image or its patient, so it stays with the same teacher.",
     "tuning not covered": "Choosing these settings by other runs on the same data is not covered.",
@@ -49,7 +49,7 @@ FALSE_ALARMS = 0.01
 
 
 def short(row: Mapping[str, Any], digits: int = 3) -> str:
-    """Return an epsilon with its whole meaning, as a clause."""
+    """Return an epsilon with its unit, relation, trust and delta, as a clause."""
     return (
         f"epsilon {rounded_up(float(row['epsilon']), digits)} ({row['unit']}, {row['relation']}, "
         f"trust {row['trust']}, delta {row['delta']:g}{review(row)})"
@@ -57,7 +57,7 @@ def short(row: Mapping[str, Any], digits: int = 3) -> str:
 
 
 def review(row: Mapping[str, Any]) -> str:
-    """Return ", not reviewed" for an epsilon of a run with a plug-in."""
+    """Return ", not reviewed" for an epsilon of a run with a plug-in; "" for any other."""
     marked = any(note.startswith(NOT_REVIEWED) for note in row["notes"])
     return f", {NOT_REVIEWED}" if marked else ""
 
@@ -65,22 +65,22 @@ def review(row: Mapping[str, Any]) -> str:
 def right_at_most(row: Mapping[str, Any]) -> float:
     """Bound the probability of a correct guess about a record included with probability 1/2.
 
-    With a of true and b of false positives a <= e^epsilon b + delta and 1 - b <= e^epsilon (1 - a)
-    + delta, and the guess is right with probability (a + 1 - b) / 2.
+    A true positive rate a and a false positive rate b satisfy a <= e^epsilon b + delta and
+    1 - b <= e^epsilon (1 - a) + delta; the guess is right with probability (a + 1 - b) / 2.
     """
     ratio = math.exp(-float(row["epsilon"]))
     return (1 + float(row["delta"]) * ratio) / (1 + ratio)
 
 
 def found_at_most(row: Mapping[str, Any]) -> float:
-    """Return the largest fraction of included records that an attack with FALSE_ALARMS can find."""
+    """Bound the fraction of included records that an attack with FALSE_ALARMS can find."""
     return min(math.exp(float(row["epsilon"])) * FALSE_ALARMS + float(row["delta"]), 1.0)
 
 
 def claims(
     card: Mapping[str, Any],
 ) -> tuple[list[tuple[Mapping[str, Any], str, str]], list[str]]:
-    """Return the row, the change and the proofs of each finite epsilon, and all other changes."""
+    """Return the row, change and proofs of each finite epsilon, and the changes without one."""
     finite, infinite = [], []
     for row in card["proven"]:
         change = CHANGES[row["unit"], row["relation"]]

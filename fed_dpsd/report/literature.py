@@ -1,4 +1,4 @@
-"""Published results at their papers' stated epsilons; none is proven here.
+"""Published results at the epsilons that the papers state; none is proven here.
 
 literature/ has a file for each paper: its tables, what its text says about its figures, and every
 other number that this project quotes. Values are read as printed text.
@@ -39,7 +39,7 @@ def read_papers() -> dict[str, dict[str, dict[str, str]]]:
 
 
 def published(data: str) -> list[Published]:
-    """Return the results on a data set that papers print under an epsilon."""
+    """Return the results on a data set for which papers state an epsilon."""
     return [
         Published(number["of"], float(number["epsilon"]), float(number["printed"]))
         for numbers in read_papers().values()
@@ -49,7 +49,7 @@ def published(data: str) -> list[Published]:
 
 
 def printed_for(experiment: str, data: str) -> dict[str, float]:
-    """Return the accuracies that a table prints for an experiment's grids, by the grid's name.
+    """Return the accuracies that a paper's table prints for the grids of an experiment, by grid.
 
     The table names the experiment; its columns are "DATA, KIND", and a grid is "KIND, ROW".
     """

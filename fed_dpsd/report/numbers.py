@@ -2,7 +2,7 @@
 
 import math
 
-Z = 1.959964  # of a 95 % interval
+Z = 1.959964  # half width of a 95 % interval, in standard deviations
 
 
 def percent(fraction: float | None, digits: int = 1) -> str:
@@ -16,7 +16,7 @@ def percent_at_most(fraction: float) -> str:
 
 
 def wilson(right: int, total: int) -> tuple[float, float]:
-    """Return Wilson's 95 % interval of a fraction; (0, 1) for 0 of 0."""
+    """Return the 95 % Wilson interval of a fraction; (0, 1) for 0 of 0."""
     if not total:
         return 0.0, 1.0
     rate, square = right / total, Z * Z / total
@@ -41,7 +41,7 @@ def spread(mean: float, deviation: float, unknown: str = "-") -> str:
 
 
 def rounded_up(value: float, digits: int = 3) -> str:
-    """Return an upper bound with `digits` digits; "inf" for infinity."""
+    """Return a number rounded up to `digits` significant digits; "inf" for infinity."""
     if math.isinf(value):
         return "inf"
     places = max(0, digits - 1 - math.floor(math.log10(max(value, 1e-4))))
@@ -57,7 +57,7 @@ def written(value: float) -> str:
 
 
 def size(count: float) -> str:
-    """Return a number of bytes: "3.4 MB"."""
+    """Return a number of bytes as text, such as "3.4 MB"."""
     for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if count >= factor:
             return f"{count / factor:,.1f} {unit}"
@@ -65,7 +65,7 @@ def size(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time: "12.3 s", "5 min 20 s", "2 h 5 min"."""
+    """Return a duration as text: "12.3 s", "5 min 20 s", "2 h 5 min"."""
     if seconds < 90:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

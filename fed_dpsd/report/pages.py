@@ -29,11 +29,11 @@ RECORD, REPLACED = CLAIMS[:2]
 MOST_CLIENTS = 50  # rows of a table
 MOST_CLASSES = 20  # of a matrix
 MOST_PAIRS = 10  # most frequent confusions
-MOST_LETTERS = 40  # of all class names as columns of a printed matrix
+MOST_LETTERS = 40  # of all class names together, as column titles of a printed matrix
 MOST_SHADE = 0.55  # numbers on darker cells are hard to read
 MOST_LINES = 8  # settings in one chart
 PICTURES = 6
-ACROSS, DOWN = 8, 3  # images of the run's own that a picture shows
+ACROSS, DOWN = 8, 3  # columns of a run's pictures, and how many of their rows a page shows
 LARGEST_IMAGE = 48  # pixels; larger ones are scaled down
 SCORE_NAMES = {
     f"{prefix}{column}": f"{name}, {metric}"
@@ -53,7 +53,7 @@ def write_unfinished(run: Facts, folder: Path) -> Path:
     """Write the page of a run that has not completed, where the completed run's page will be.
 
     Raises:
-        UserError: the existing file is not a report's, or the file cannot be written.
+        UserError: the existing file is not a report, or the file cannot be written.
     """
     return write_own(folder / UNFINISHED, run_page(run))
 
@@ -71,12 +71,12 @@ def write(
         paths: tables of `fed-dpsd sweep`; files next to them are also read, if they exist.
         folder: folder to write to.
         against: name of a setting with which the others are compared, seed by seed.
-        run: the run of the table, if it is of a single run; None for a sweep.
+        run: the run, if the table holds a single one; None for a sweep.
         unfinished: runs of the sweep that have not completed, named on its page.
 
     Raises:
-        UserError: a file cannot be read or written, the report did not write the existing file, or
-            no setting is named `against`.
+        UserError: a file cannot be read or written, an existing file is not a report's, or no
+            setting is named `against`.
     """
     settings, stem = read(paths), paths[0].stem
     differences = tables.differences(settings, against) if against else []
@@ -107,7 +107,7 @@ def write(
 
 
 def _prose(value: object) -> object:
-    """Return plain text as HTML: `code` in backticks, and numbers kept on one line."""
+    """Return plain text as HTML: backticks mark code, and numbers do not wrap."""
     if isinstance(value, Markup) or not isinstance(value, str):
         return value
     text = re.sub(r"\b(\de-\d+)\b", r'<span class="whole">\1</span>', str(escape(value)))
@@ -212,7 +212,7 @@ def _pictures(facts: Facts) -> list[tuple[int, str, float | None]]:
 
 
 def first_of(path: Path) -> bytes:
-    """Return a PNG of the first rows of a run's picture of images, small enough for a page."""
+    """Return a PNG of the first rows of a grid of images, small enough for a page."""
     with Image.open(path) as whole:
         tile = (whole.width - 2) / ACROSS  # each image has a margin of two pixels
         rows = min(DOWN, max(1, round((whole.height - 2) / tile)))
@@ -228,7 +228,7 @@ def first_of(path: Path) -> bytes:
 
 
 def _classes(facts: Facts) -> dict[str, Any]:
-    """Return the rows of the classes, their matrix, and their most frequent confusions."""
+    """Return the table rows of the classes, their confusion matrix and frequent confusions."""
     counts, classes = facts.summary["confusion"] or [], facts.classes
     each_class, matrix, wrong = [], [], []
     for k, row in enumerate(counts):
@@ -249,7 +249,7 @@ def _classes(facts: Facts) -> dict[str, Any]:
 
 
 def _hospitals(facts: Facts) -> dict[str, Any]:
-    """Return each hospital's answers and statements, the faults, and the repeated requests."""
+    """Return hospitals' answers and statements, faults, and the number of repeated requests."""
     rows = []
     for number in range(facts.summary["num_clients"]):
         statement = facts.charges.get("clients", {}).get(str(number), {})
@@ -300,7 +300,7 @@ def sweep_page(
 
     Args:
         name: the table's name.
-        settings: what to compare.
+        settings: the settings to compare.
         rounds: rows of each run's rounds, by the run's key.
         pairs: rows of each run's confusions, by the run's key.
         differences: header and rows of paired differences; () for none.

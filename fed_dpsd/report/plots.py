@@ -22,7 +22,7 @@ PAIR_COLUMNS = ("truth", "predicted", "count")
 def draw_confusions(
     settings: Sequence[Setting], pairs: Mapping[str, Sequence[Row]]
 ) -> Figure | None:
-    """Draw a confusion matrix for each setting, summed over seeds; return None if none is known.
+    """Draw a confusion matrix for each setting, summed over seeds; None if none is known.
 
     Args:
         settings: the settings to draw.
@@ -85,7 +85,7 @@ def confusions(setting: Setting, pairs: Mapping[str, Sequence[Row]]) -> NDArray[
 
 
 def draw_partition(counts: NDArray[np.int64], classes: Sequence[str]) -> Figure:
-    """Draw a bar for each client, with a part for each class.
+    """Draw the number of records of each client as a bar, divided by class.
 
     Args:
         counts: (clients, K) numbers of records.
@@ -97,7 +97,7 @@ def draw_partition(counts: NDArray[np.int64], classes: Sequence[str]) -> Figure:
         axes = figure.add_subplot()
         ends, legend = counts.cumsum(1), {}
         for number, name in enumerate(classes):
-            hatch = ("", "//", "..", "xx")[number // len(COLOURS) % 4]  # where colours repeat
+            hatch = ("", "//", "..", "xx")[number // len(COLOURS) % 4]  # tells equal colours apart
             legend[name] = axes.barh(
                 *(clients, counts[:, number]),
                 **{"left": ends[:, number] - counts[:, number], "hatch": hatch},
@@ -114,11 +114,11 @@ def draw_partition(counts: NDArray[np.int64], classes: Sequence[str]) -> Figure:
 def draw_roc(
     curves: Sequence[tuple[str, str, Sequence[NDArray[np.float64]]]],
 ) -> Figure:
-    """Draw the ROC curves of attacks on logarithmic axes, and the bounds of a proof as dots.
+    """Draw ROC curves of attacks on logarithmic axes, and the bounds of a proof as dotted lines.
 
     Args:
-        curves: panel, name and rates: false positives, true positives, and the highest rate of true
-            positives that a proof allows (1 without a proof).
+        curves: for each, its panel, its name and three arrays of rates: false positive, true
+            positive, and the highest true positive rate that a proof allows (1 without a proof).
     """
     panels = list(dict.fromkeys(panel for panel, *_ in curves))
     numbers = {name: n for n, name in enumerate(dict.fromkeys(name for _, name, _ in curves))}
@@ -149,7 +149,7 @@ def draw_roc(
 
 
 def draw_pictures(rows: Sequence[tuple[str, NDArray[np.uint8]]]) -> Figure:
-    """Draw a labelled line of pictures for each row, of (K, C, H, W) bytes."""
+    """Draw each (K, C, H, W) array of pictures as a labelled row."""
     classes = max(len(pictures) for _, pictures in rows)
     with matplotlib.rc_context(STYLE):
         figure = Figure((WIDE, 0.52 * len(rows)), layout="constrained")

@@ -1,4 +1,4 @@
-"""Tables of sweeps, read back; runs that differ only in the seed form one setting."""
+"""Reads tables of sweeps; runs that differ only in the seed form one setting."""
 
 import csv
 import math
@@ -61,7 +61,7 @@ class Setting:
         return list(dict.fromkeys(filter(None, notes)))
 
     def score(self, column: str) -> tuple[float, float]:
-        """Return mean and sample standard deviation, in percent; NaN for too few values."""
+        """Return the mean and sample standard deviation in percent; NaN for too few values."""
         return self.spread(column, scale=100)
 
     def spread(self, *columns: str, scale: float = 1) -> tuple[float, float]:
@@ -75,7 +75,7 @@ class Setting:
         return mean, statistics.stdev(known) if len(known) > 1 else math.nan
 
     def epsilon(self, claim: str) -> float:
-        """Return the largest epsilon of the runs, which therefore holds for each of them."""
+        """Return the largest epsilon of the runs, which holds for each of them."""
         return max(float(run[claim]) for run in self.runs)
 
     @property
@@ -89,7 +89,7 @@ class Setting:
 
 
 def apart(settings: Sequence[Setting]) -> list[str]:
-    """Return the columns in which settings differ; of equivalent columns, only the first.
+    """Return the columns in which settings differ; only the first of equivalent columns.
 
     If all settings belong to named grids, the grid is the first column. Columns that follow from
     the grid's name are omitted.
@@ -107,7 +107,7 @@ def apart(settings: Sequence[Setting]) -> list[str]:
 def names(settings: Sequence[Setting], without: Sequence[str] = ()) -> list[str]:
     """Return a name for each setting, from the columns that differ, except `without`.
 
-    Words appear alone; numbers and booleans follow their key.
+    Words appear without their key; numbers and booleans follow it.
     """
     columns = [column for column in apart(settings) if column not in without]
     return [
@@ -123,7 +123,7 @@ def _word(column: str, text: str) -> str:
 
 
 def read(paths: Sequence[Path]) -> list[Setting]:
-    """Read the settings in tables of `fed-dpsd sweep`; the last row of a key counts.
+    """Read the settings in tables of `fed-dpsd sweep`; for each key, the last row counts.
 
     Raises:
         UserError: a file cannot be read, lacks a column or has a non-number in a numeric column;
@@ -136,9 +136,9 @@ def read(paths: Sequence[Path]) -> list[Setting]:
         seeds = settings.setdefault(setting, {})
         if row["seed"] in seeds:
             raise UserError(
-                f"seed={row['seed']} occurs twice in equal rows, keys "
-                f"{seeds[row['seed']]['key']} and {row['key']}: their configurations differ "
-                "elsewhere; remove one of the two rows"
+                f"seed={row['seed']} occurs twice for equal settings, keys "
+                f"{seeds[row['seed']]['key']} and {row['key']}: their configurations differ in "
+                "keys that the table lacks; remove one of the two rows"
             )
         seeds[row["seed"]] = row
     if not settings:

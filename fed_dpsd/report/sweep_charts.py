@@ -10,8 +10,8 @@ from fed_dpsd.report.literature import printed_for, published
 from fed_dpsd.report.settings import ALPHA, GRID, Row, Setting, names
 
 PANEL = ("data", "num_classes", ALPHA)  # columns that a title or an axis shows, so names omit them
-MOST_SETTINGS = 60  # in one chart of bars
-LARGEST_EPSILON = 100.0  # larger ones mean no more than this one
+MOST_SETTINGS = 60  # bars in one chart
+LARGEST_EPSILON = 100.0  # a larger epsilon means no more, and is drawn beyond the axis
 CLAIM = "record_add_remove"
 ROUND_COLUMNS = ("round", "seconds", "forward_answers", "backward_answers", "student_accuracy")
 PUBLISHED = "published at the stated epsilon: not proven"
@@ -80,7 +80,7 @@ def over_epsilon(settings: Sequence[Setting]) -> list[Chart]:
             if s.points
         )
         text = (
-            "Means over seeds, with one standard deviation. At the right, epsilon is larger or "
+            "Means over seeds, with one standard deviation. On the right, epsilon is larger or "
             f"infinite, and nothing meaningful is proven. {ends}"
         )
         x = Axis(
@@ -108,7 +108,7 @@ def _by_mechanism(settings: Sequence[Setting]) -> dict[str, list[Setting]]:
 
 
 def bars(settings: Sequence[Setting]) -> list[Bars]:
-    """Return a bar for each setting with a known score, by data set; none for one or many."""
+    """Return a bar for each setting with a known score, by data set; [] for one or too many."""
     known = [s for s in settings if not math.isnan(s.score("student")[0])]
     if not 1 < len(known) <= MOST_SETTINGS:
         return []
@@ -185,7 +185,7 @@ def over_rounds(
 
 
 def over_alpha(settings: Sequence[Setting], most: int | None = None) -> list[Chart]:
-    """Return accuracy against the Dirichlet alpha for each data set, if there are several."""
+    """Return accuracy against Dirichlet alpha for each data set, if there are several alphas."""
     known = [setting for setting in settings if setting.values.get(ALPHA)]
     if len({float(setting.values[ALPHA]) for setting in known}) < 2:
         return []

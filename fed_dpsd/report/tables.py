@@ -95,7 +95,7 @@ def markdown(settings: Sequence[Setting], differences: Sequence[Sequence[str]] =
 
 
 def paragraph(text: str) -> str:
-    """Wrap a text as the lines of a Markdown page."""
+    """Wrap a paragraph of a Markdown page."""
     return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
 
 
@@ -128,7 +128,7 @@ def summary(settings: Sequence[Setting]) -> str:
 
 
 def csv_text(lines: Sequence[Mapping[str, Any]]) -> str:
-    """Return rows as CSV, with all their columns."""
+    """Return rows as CSV, with every column that a row has."""
     text = io.StringIO()
     columns = list(dict.fromkeys(column for line in lines for column in line))
     writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
@@ -201,7 +201,7 @@ def write_own(path: Path, text: str, start: str = FIRST_LINE) -> Path:
 
 
 def differences(settings: Sequence[Setting], against: str) -> list[list[str]]:
-    """Return the header and a row for each other setting: its student minus the one of `against`.
+    """Return the header, and a row for each other setting: its score minus the score of `against`.
 
     A difference is a mean over the shared seeds, in points. Its interval is from a paired t-test,
     which assumes normal differences over seeds and needs two seeds.
@@ -229,7 +229,7 @@ def differences(settings: Sequence[Setting], against: str) -> list[list[str]]:
 
 
 def _pairs(setting: Setting, base: Setting, score: str) -> list[float]:
-    """Return the differences in points, one for each seed with a score of both."""
+    """Return the differences in points, one for each seed for which both have a score."""
     others = {run["seed"]: run for run in base.runs}
     return [
         100 * (float(run[score]) - float(others[run["seed"]][score]))
@@ -295,13 +295,13 @@ def inversion_table(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def _proven(row: Mapping[str, Any]) -> str:
-    """Return the proven epsilon of a row; a row without an attacked model has none."""
+    """Return the proven epsilon of a row; "-" for a row without an attacked model."""
     review = " (not reviewed)" if row.get("review") else ""
     return str(row.get("epsilon_proven", "-")) + review
 
 
 def _cap(row: Mapping[str, Any], wanted: str) -> str:
-    """Return the cap from the card's epsilon, and the cap from the whole proof if smaller."""
+    """Return the cap from the card's epsilon and, if it is smaller, from the whole proof."""
     caps = [100 * row[f"{kind}@{wanted}"] for kind in ("cap", "profile_cap")]
     one, whole = ("none" if cap > 99.995 else f"{cap:.2f}" for cap in caps)
     return one if one == whole else f"{one}; {whole}"

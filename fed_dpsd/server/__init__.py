@@ -12,5 +12,5 @@ sent_requests.py keeps each request before it is sent, and the charge log (fed_d
 its cost before the responses are used. secure_sum.py opens a sum of masked responses without seeing
 any single response.
 
-server/ and client/ never import each other, at any distance: tests/test_architecture.py.
+server/ and client/ never import each other, even indirectly (tests/test_architecture.py).
 """

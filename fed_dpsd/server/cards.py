@@ -32,8 +32,8 @@ from fed_dpsd.storage import encoded, json_of
 
 POST_PROCESSING = (
     "This artefact is computed from what the clients released and from what is public (settings, "
-    "questions, test images), and from nothing else. Making it, copying it, and everything "
-    "computed from it costs no more privacy: post-processing."
+    "questions, test images), and from nothing else. Making or copying it, or computing "
+    "anything from it, costs no more privacy: it is post-processing."
 )
 UNITS = {"record": "a record", "patient": "a patient", "client": "a whole client"}
 NOTHING_PROVEN = "nothing is proven"
@@ -95,11 +95,13 @@ def _asked(run: CompletedRun) -> str:
     if summary["privacy"]["answers"] != run.experiment.answers.name:
         return f"{clients}; no answers to images"
     cohort = config.clients_per_round
-    drawn = "" if cohort is None else f", {cohort:,} of them in each round by a public schedule"
+    drawn = (
+        "" if cohort is None else f", {cohort:,} of them in each round, drawn by a public schedule"
+    )
     rounds = f"{config.rounds:,} round{'s' * (config.rounds != 1)}"
     asked = f"{clients}{drawn}, {rounds} of {config.queries_per_round:,} images"
     if (most := summary["queries"]["answered_per_client"]) is None:
-        return f"{asked}; how many each answered is in the hospitals' own ledgers"
+        return f"{asked}; only the hospitals' own ledgers have how many each answered"
     return f"{asked}; {most:,} answered by the client that answered most"
 
 
@@ -118,9 +120,9 @@ def _source(run: CompletedRun) -> Iterator[str]:
             "of them."
         )
     else:
-        yield "Hospitals keep their ledgers, so the coordinator has their statements alone."
+        yield "Hospitals keep their ledgers, so the coordinator has only their statements."
     if any(MORE_NOTE in row["notes"] for row in run.summary["privacy"]["proven"]):
-        yield "More was charged than planned; the numbers are of what was charged."
+        yield "More was charged than planned; the numbers cover what was charged."
 
 
 def _not_covered(
@@ -134,13 +136,13 @@ def _not_covered(
     if not card.covers_nothing:
         yield from _of_teachers(experiment, card)
     if summary["accuracy"]["student"] is not None:
-        yield "the test images, taken as public: accuracies are computed from them without noise"
+        yield "the test images, treated as public: accuracies are computed from them without noise"
     yield "other runs on the same records: the clients' ledgers add them up"
     yield "the choice of settings by the results of several runs (tuning)"
 
 
 def _of_teachers(experiment: Experiment, card: PrivacyCard) -> Iterator[str]:
-    """Yield the proof that its training gives against anyone who holds a teacher."""
+    """Yield what the training proves against anyone who holds a teacher."""
     if experiment.training.name == "plain":
         yield (
             "the teachers themselves: they are trained without noise, so anyone who holds one may "
@@ -159,7 +161,7 @@ def _of_teachers(experiment: Experiment, card: PrivacyCard) -> Iterator[str]:
     if len(trained) < len(rows) or any(row["epsilon"] == "inf" for row in trained):
         yield (
             "the teachers themselves: their training proves nothing about a record, so anyone who "
-            "holds one may learn it"
+            "holds one may learn its records"
         )
         return
     numbers = " and ".join(
@@ -172,7 +174,7 @@ def _of_teachers(experiment: Experiment, card: PrivacyCard) -> Iterator[str]:
 
 
 def cards_in(folder: Path, card: Mapping[str, Any]) -> dict[Path, bytes]:
-    """Return the content of privacy_card.json and PRIVACY.md in a folder."""
+    """Return the content of privacy_card.json and PRIVACY.md in a folder, by path."""
     return {
         folder / "privacy_card.json": json_of(card),
         folder / "PRIVACY.md": encoded(as_markdown(card)),
@@ -213,10 +215,10 @@ def model_card(
     """Return README.md of an exported student.
 
     Args:
-        run: the run that trained it.
-        file: the name of its file.
-        classes: the names of its classes, in order.
-        card: its privacy card.
+        run: the run that trained the student.
+        file: the name of the student's file.
+        classes: the names of the classes, in order.
+        card: the student's privacy card.
     """
     config, summary = run.experiment.config, run.summary
     metadata: dict[str, Any] = {
@@ -248,12 +250,12 @@ def dataset_card(
     """Return README.md of synthetic images.
 
     Args:
-        run: the run that they come from.
+        run: the run that the images come from.
         file: the name of the parquet file.
         number: how many images the file holds.
-        origin: a sentence on how they were drawn.
-        labelled: whether the student labelled them.
-        card: their privacy card.
+        origin: a sentence on how the images were drawn.
+        labelled: whether the student labelled the images.
+        card: the images' privacy card.
     """
     summary = run.summary
     metadata = {
@@ -279,7 +281,7 @@ def _hub_card(
 
 
 def _tags(summary: Mapping[str, Any]) -> list[str]:
-    """Return the tags, with differential privacy if records have a guarantee."""
+    """Return the tags, including differential-privacy if records have a guarantee."""
     card = PrivacyCard(summary["privacy"])
     claim = card.epsilon("record", "add_remove")
     guaranteed = is_meaningful(claim) and SEEDED_NOTE not in claim.notes and not card.review

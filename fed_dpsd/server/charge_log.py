@@ -1,7 +1,7 @@
 """The coordinator's log of a run's costs to its clients: charges.json.
 
-A client charges a run at most the larger of the plan and this file. So that maximum is at least
-what any client's ledger holds for the run, even after crashes.
+A client charges a run no more than the plan or this file, whichever is larger. So the larger one
+bounds what any client's ledger holds for the run, even after crashes.
 """
 
 import json
@@ -21,10 +21,10 @@ logger = logging.getLogger("fed_dpsd")
 
 @dataclass
 class Known:
-    """The coordinator's knowledge of one client.
+    """What the coordinator knows about one client.
 
     Args:
-        charged: releases by mechanism, never fewer than before.
+        charged: releases by mechanism; the numbers never decrease.
         forgotten: releases that the client's ledger has lost because its state was rolled back.
         changed: how many times the client's records changed during the run.
     """
@@ -74,14 +74,14 @@ class ChargeLog:
 
     @property
     def charged(self) -> Counter[str]:
-        """Return the maximum releases that any client was or may be charged for, by mechanism."""
+        """Return the most releases that any client was or may be charged for, by mechanism."""
         total = Counter(self.acknowledged)
         for known in self.clients.values():
             total |= known.charged
         return total
 
     def notes(self) -> tuple[str, ...]:
-        """Return the facts that a reader of the card must know in addition to its numbers."""
+        """Return the facts that a reader of the card must know besides its numbers."""
         lost = sorted(client for client, known in self.clients.items() if +known.forgotten)
         changed = sorted(client for client, known in self.clients.items() if known.changed)
         notes = (
@@ -123,7 +123,7 @@ class ChargeLog:
     def _by_planned(self, releases: Releases) -> Counter[str]:
         """Count the releases of each of the run's mechanisms, and of all others together.
 
-        A count stops one above the largest number that is accounted for.
+        A count is at most one above the largest number that the accounting covers.
         """
         counts = Counter[str]()
         for name, count in releases.items():
@@ -131,7 +131,7 @@ class ChargeLog:
         return counts
 
     def _acknowledge(self, client: int, wanted: Releases) -> bool:
-        """Add charges beyond the plan to the card, if the plan knows their mechanisms."""
+        """Add charges beyond the plan to the card; return False if the accounting lacks them."""
         if any(count > self._most(name) for name, count in wanted.items()):
             return False
         logger.warning("client %d: more was charged than planned; see the card", client)
@@ -139,7 +139,7 @@ class ChargeLog:
         return True
 
     def _most(self, name: str) -> int:
-        """Return the accounted number of releases of a mechanism; 0 if it is not planned."""
+        """Return the most releases of a mechanism that the accounting covers; 0 if not planned."""
         return TIMES_PLANNED * self._planned.get(name, 0)
 
     def _content(self) -> bytes:
@@ -148,7 +148,7 @@ class ChargeLog:
 
 
 def by_ranges(charges: Mapping[int, Releases]) -> dict[str, dict[str, int]]:
-    """Return the charges of clients, grouped by equal charges, by the clients' numbers.
+    """Group clients with equal charges; return the charges by ranges of clients' numbers.
 
     >>> by_ranges({0: {"label": 64}, 1: {"label": 64}, 2: {"label": 64}, 4: {"label": 32}})
     {'0-2': {'label': 64}, '4': {'label': 32}}

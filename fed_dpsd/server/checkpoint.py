@@ -26,7 +26,7 @@ def save(folder: Path, state: State) -> None:
     """
     digests = []
     if state.buffer:
-        # safetensors writes an array's memory as is, which would exchange rows and columns.
+        # safetensors writes memory as it is, which could transpose arrays that are not contiguous.
         part = {name: np.ascontiguousarray(a) for name, a in vars(state.buffer[-1]).items()}
         digests = [_write(_buffer_file(folder, len(state.buffer)), safetensors.numpy.save(part))]
     if state.buffer and state.round > 1:
@@ -78,7 +78,7 @@ def load(folder: Path) -> State | None:
 
 
 def digest_of(tensors: dict[str, torch.Tensor]) -> str:
-    """Return the SHA-256 of names, shapes, types and bytes of tensors, in the order of names."""
+    """Return the SHA-256 of the names, shapes, types and bytes of tensors, ordered by name."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         array = tensors[name].detach().cpu().contiguous().numpy()

@@ -10,36 +10,36 @@ from fed_dpsd.experiment import Experiment, largest_partition
 
 
 def cautions(experiment: Experiment) -> list[str]:
-    """Return warnings before a run that will teach nothing or end early, one sentence each.
+    """Return warnings about a run that will learn nothing or end early, one sentence each.
 
     Raises:
-        UserError: its budget does not even allow the first charge.
+        UserError: the budget does not even allow the first charge.
     """
     config = experiment.config
-    charged = bool(config.ledger) and any(Path(config.ledger).glob("*"))  # by earlier runs
+    charged = bool(config.ledger) and any(Path(config.ledger).glob("*"))  # earlier runs charged it
     ending = "" if charged else shortfall(config.privacy, plan_of(experiment))
     return [*experiment.warnings, *([ending] if ending else [])]
 
 
 def weak_delta(experiment: Experiment) -> list[str]:
-    """Return a warning about a delta that is too large for the number of records, which is read.
+    """Return a warning if delta is too large for the number of records. This reads the data.
 
-    Only the owner of a simulation may see it: cards are public and do not count records.
+    Only the owner of a simulation may see it: public cards do not give the number of records.
     """
     delta, records = experiment.config.privacy.delta, largest_partition(experiment)
     if records is None or delta * records < 1:
         return []
     return [
-        f"privacy.delta={delta:g} is not below one over the {records:,} records of the largest "
-        "client, so an epsilon at it means little; use privacy.delta=1e-05, or less"
+        f"privacy.delta={delta:g} is too large for the {records:,} records of the largest client: "
+        f"epsilons mean little unless delta is below 1/{records:,}; use privacy.delta=1e-05 or less"
     ]
 
 
 def require_writable(key: str, folder: Path) -> None:
-    """Check that the folder of a key can be made or written, without making it.
+    """Check that the folder of a key can be created or written to, without creating it.
 
     Raises:
-        UserError: the folder cannot be made or written.
+        UserError: the folder cannot be created or written to.
     """
     there = nearest(folder)
     try:

@@ -41,7 +41,7 @@ def open_completed(folder: Path) -> CompletedRun:
     if summary.get("status") != "completed":
         cause = f" ({summary['error']})" if summary.get("error") else ""
         raise UserError(
-            f"{folder}: this run is not completed{cause}; continue it with `fed-dpsd resume "
+            f"{folder}: this run has not completed{cause}; continue it with `fed-dpsd resume "
             f"{folder}`, or run it again with other settings"
         )
     state = checkpoint.load(folder / "checkpoint") or State(0, {}, ())

@@ -1,6 +1,6 @@
 """Exact diagnostics, for simulations only: the accuracy of teachers without noise.
 
-Scores are for the teachers of each client and for all teachers together.
+There are scores for the teachers of each client and for all teachers together.
 """
 
 from collections.abc import Mapping
@@ -25,9 +25,9 @@ def diagnose(
 ) -> dict[str, dict[str, Any]]:
     """Return exact scores of the clients, of the mean of all probabilities and of the vote.
 
-    If class counts are known, students learn from the weighted ensemble. The vote is the teachers'
-    most frequent class. The answered vote is the most frequent randomised response, if responses do
-    not depend on a student's top k.
+    If class counts are known, there are also scores of the weighted ensemble, from which students
+    learn. The vote is the teachers' most frequent class. The answered vote is the most frequent
+    randomised response; it has a score if responses do not depend on a student's top k.
 
     Clients are added up one by one, so memory does not grow with their number; only `pooling: odds`
     needs all of them at once.

@@ -38,14 +38,14 @@ class Exported(NamedTuple):
 def export(run_folder: Path, folder: Path, form: Format) -> Exported:
     """Write the student of a completed run to FOLDER/student.safetensors or .onnx, and its cards.
 
-    The file's metadata hold the network, its classes, the run's result and its privacy card. The
+    The file's metadata holds the network, its classes, the run's result and its privacy card. The
     cards next to it are privacy_card.json and PRIVACY.md, README.md (a model card for the Hugging
     Face hub) and config.json (classes and sizes). An ONNX file is compared with torch on the run's
     test images before it is written.
 
     Raises:
         UserError: the run has not completed, or has no student of its own; a file exists or cannot
-            be written; a package for ONNX is missing, or its predictions differ from torch's.
+            be written; a package for ONNX is missing, or ONNX predictions differ from torch's.
     """
     path = folder / f"{NAME}.{form}"
     if path.exists():
@@ -66,8 +66,8 @@ def export(run_folder: Path, folder: Path, form: Format) -> Exported:
     files[path.name] = {"sha256": hashlib.sha256(content).hexdigest(), "compared": compared or None}
     card = {"artefact": f"the student in {' and '.join(sorted(files))}", **student.card}
     card["files"] = files
-    contents = cards_in(folder, card)  # they come first: later exports recognise the folder by them
-    if not (folder / "README.md").exists():  # it may have been edited by hand
+    contents = cards_in(folder, card)  # written first: later exports recognise the folder by them
+    if not (folder / "README.md").exists():  # users may have edited it
         text = model_card(run, path.name, student.classes, card)
         contents[folder / "README.md"] = encoded(text)
     write_together(contents | {folder / "config.json": json_of(_config(student)), path: content})
@@ -75,7 +75,11 @@ def export(run_folder: Path, folder: Path, form: Format) -> Exported:
 
 
 def _files_of(folder: Path, digest: str) -> dict[str, Any]:
-    """Return the entries of a folder's card on its files, all of the same student; {} if new."""
+    """Return the entries for files in a folder's card; {} for a new folder.
+
+    Raises:
+        UserError: the folder has cards of another student.
+    """
     there = [name for name in CARDS if (folder / name).exists()]
     if not there:
         return {}
@@ -115,7 +119,7 @@ def _compared(content: bytes, student: Student, run: CompletedRun) -> str:
 
 
 def _test_images(run: CompletedRun) -> tuple[NDArray[np.uint8], str]:
-    """Return the run's test images, or drawn images if they cannot be read, and their name.
+    """Return the run's test images, or random images if they cannot be read, and their name.
 
     The name appears on the card, so it contains no path of this machine.
     """
@@ -127,5 +131,5 @@ def _test_images(run: CompletedRun) -> tuple[NDArray[np.uint8], str]:
         return test.images, f"{len(test):,} test images of {run.experiment.config.data.name}"
     rng = Streams(0).numpy("compared images")
     shape = run.experiment.config.data.shape
-    named = f"{DRAWN} drawn images, as the run has no test images that can be read here"
+    named = f"{DRAWN} random images, as the run has no test images that can be read here"
     return procedural.areas(DRAWN, shape, rng), named

@@ -38,7 +38,7 @@ from fed_dpsd.server.sent_requests import SentRequests
 from fed_dpsd.storage import npz_of, write_atomically, writing
 from fed_dpsd.streams import Streams
 
-OF_ROUNDS = ("answers", "train")  # kinds that go to a cohort, by the number of the round
+OF_ROUNDS = ("answers", "train")  # kinds of requests that go to the cohort of a round
 logger = logging.getLogger("fed_dpsd")
 
 
@@ -47,7 +47,7 @@ class InUse(UserError):
 
 
 def _locked(run_folder: Path) -> IO[bytes]:
-    """Lock the run while this process lives."""
+    """Lock the run until this process ends."""
     with writing(run_folder / "lock"):
         run_folder.mkdir(parents=True, exist_ok=True)
         lock = (run_folder / "lock").open("wb")
@@ -117,7 +117,7 @@ class HostedFederation(ABC):
         """Yield the exact (n, N, K) probabilities of each client's teachers on the test split.
 
         Simulations only. Clients come one by one, in order: thousands at once would fill the
-        memory. Untrained teachers are trained now.
+        memory. Teachers that are not trained yet are trained first.
         """
 
     @property
@@ -132,8 +132,8 @@ class HostedFederation(ABC):
     def each(self, request: Request) -> Replies:
         """Return the checked answer of each client of the request, in the order of the clients.
 
-        A resumed run repeats the request that it sent before under the same id and kind, which
-        clients were charged for. The cost of the answers is recorded before the answers are used.
+        A resumed run repeats the request that it sent before with the same id and kind, since
+        clients were charged for that one. The cost of answers is recorded before they are used.
 
         Raises:
             ProtocolError: this process has sent another request with this id and kind.
@@ -167,7 +167,7 @@ class HostedFederation(ABC):
         )
 
     def _receive(self, request: Request, client: int, response: Response) -> Response | Refusal:
-        """Return an answer with its bad rows, or a bad answer as a whole, replaced by zeros.
+        """Return an answer with zeros instead of bad rows, or of all rows if it is bad as a whole.
 
         Bad weights become a refusal. The number of teachers is unchanged, so a bad answer cannot
         change the weight of the others. The problem is reported in the server's log.
@@ -202,7 +202,7 @@ class HostedFederation(ABC):
             return Response(request.query_id, np.zeros(request.predictions.shape), teachers)
         good = np.isfinite(response.values).all(axis=1)
         values = np.where(good[:, None], response.values, 0)
-        exact = values.astype(np.float64)  # squares of a peer's small integers would wrap around
+        exact = values.astype(np.float64)  # squares of small integer types would overflow
         good &= mechanism.admissible(exact, request.predictions, teachers)
         if not good.all():
             count = len(good) - int(good.sum())
@@ -223,7 +223,7 @@ class HostedFederation(ABC):
         return weights, "" if np.isfinite(weights).all() else "values hold NaN or infinity"
 
     def total(self, request: Request) -> Aggregate:
-        """Sum the answers; with `noise_at: server` the noise is drawn here, once for a request.
+        """Sum the answers; with `noise_at: server` the noise is drawn here, once per request.
 
         Raises:
             UserError: the noise is distributed and too few clients are left for a secure sum.
@@ -241,9 +241,9 @@ class HostedFederation(ABC):
         return Aggregate(replies.request, total, teachers, replies.refused)
 
     def _noisy_total(self, replies: Replies) -> Aggregate:
-        """Return the sum with the server's noise, drawn once for a request of a run and kept.
+        """Return the sum with the server's noise, drawn once per request of a run and kept.
 
-        A killed and resumed run may find other clients present. A second sum, with other noise,
+        A killed and resumed run may find other clients connected. A second sum, with other noise,
         would be a second release of answers that were charged once.
         """
         request, refused, answers = replies.request, replies.refused, [*replies.answers.values()]
@@ -253,7 +253,7 @@ class HostedFederation(ABC):
                 return Aggregate(request, kept["sum"], int(kept["count"]), refused)
         if not answers:
             return Aggregate(request, np.zeros(request.predictions.shape), 0, refused)
-        # Other answers get other noise; otherwise two sums would show their exact difference.
+        # Different answers get different noise; otherwise two sums would show their difference.
         digest = hashlib.sha256(request.digest().encode())
         digest.update(b"".join(response.values.tobytes() for response in answers))
         rng = self._noise.numpy("server noise", query_id=int(digest.hexdigest(), 16))

@@ -37,7 +37,7 @@ def auroc(probabilities: NDArray[np.floating], labels: NDArray[np.int64]) -> flo
     # torchmetrics scores an absent class 0, averages that in, and ranks NaN like any number.
     if len(np.unique(labels)) < num_classes or not np.isfinite(probabilities).all():
         return None
-    # This import takes seconds, so a command that evaluates nothing should not pay for it.
+    # This import takes seconds; commands that evaluate nothing should not wait for it.
     from torchmetrics.functional.classification import binary_auroc, multiclass_auroc
 
     scores, truth = torch.from_numpy(probabilities), torch.from_numpy(labels)
@@ -71,9 +71,9 @@ def calibration(
         labels: (N,) true classes, 0..K-1.
 
     Returns:
-        `count`, mean `confidence` and `accuracy` of the images in each of BINS equal parts of
-        (0, 1] by the largest probability, 0 for an empty part; and `error`, the expected
-        calibration error in [0, 1]: their mean distance, weighted by images.
+        `count`, mean `confidence` and `accuracy` of the images whose largest probability is in each
+        of BINS equal parts of (0, 1]; 0 for an empty part. `error` is the expected calibration
+        error in [0, 1]: the mean of |confidence - accuracy| over parts, weighted by images.
     """
     finite = np.isfinite(probabilities).all(1)
     sure = np.where(finite, np.where(finite[:, None], probabilities, 0).max(1), 0)

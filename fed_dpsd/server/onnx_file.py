@@ -1,4 +1,4 @@
-"""Students as ONNX files: written by torch, read by onnxruntime; both are extras.
+"""Students as ONNX files, written by torch and read by onnxruntime; the packages are an extra.
 
 A file maps `images`, (B, C, S, S) float32 in [0, 1], to `probabilities`, (B, K) float32, for any B.
 """
@@ -55,7 +55,7 @@ class OnnxModel:
 
     @property
     def metadata(self) -> dict[str, str]:
-        """Return the file's own metadata."""
+        """Return the file's metadata."""
         return dict(self._session.get_modelmeta().custom_metadata_map)
 
     def predict(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:

@@ -56,14 +56,14 @@ def run(
         progress: called with each new line of rounds.jsonl.
 
     Raises:
-        UserError: an error that the user can fix. As after any error, summary.json then says
-            "failed", and everything on disk is kept.
+        UserError: an error that the user can fix. After any error, summary.json says "failed",
+            and everything on disk is kept.
     """
     started = time.perf_counter()
     torch.set_num_threads(experiment.config.threads_server)
     torch.set_flush_denormal(True)  # denormals make a saturated student ten times slower
     summary = blank_summary(experiment, federation.engine)
-    remove(folder / "summary.json")  # its card knows only the charges up to then
+    remove(folder / "summary.json")  # its card lacks later charges
     tracking = Tracking(experiment, folder)
 
     def report(line: Mapping[str, Any]) -> None:
@@ -148,7 +148,11 @@ def _run(
 
 
 def _check_state(state: State) -> None:
-    """Check a state that will be saved or was loaded, for any method."""
+    """Check that a state is finite, before it is saved or after it was loaded.
+
+    Raises:
+        Diverged: a tensor holds NaN or infinity.
+    """
     for name, tensor in state.tensors.items():
         if not tensor.isfinite().all():
             raise Diverged(f"{name} holds NaN or infinity after round {state.round}", {})
@@ -171,7 +175,7 @@ def _costs(plan: Plan, charges: Mapping[int, Releases], experiment: Experiment) 
 def _student_scores(
     test: tuple[Images, NDArray[np.int64]] | None, student: nn.Module | None
 ) -> dict[str, Any]:
-    """Return the student's scores on the test split; None if either is missing."""
+    """Return the student's scores on the test split; each is None without a student or split."""
     metrics = METRICS | {"confusion": confusion, "calibration": calibration}
     if test is None or student is None:
         return {f"student_{name}": None for name in metrics}
@@ -187,7 +191,7 @@ def _record_round(summary: dict[str, Any], state: State, line: Mapping[str, Any]
 
 
 def _agreement(buffer: Sequence[ReplayBuffer]) -> float | None:
-    """Return the agreement of student and answers on the last requested images, before learning."""
+    """Return how often the student agreed with the last answers before learning from them."""
     return agreement(buffer[-1].predictions, buffer[-1].labels) if buffer else None
 
 
@@ -200,8 +204,8 @@ def _round_line(
 ) -> dict[str, Any]:
     """Return a line of rounds.jsonl.
 
-    `round_queries` and `round_seconds` are the round's own. Other counts and `seconds` are totals
-    over all rounds up to it.
+    `round_queries` and `round_seconds` are for this round alone. Other counts and `seconds` are
+    totals over all rounds so far.
     """
     queries = sum(len(part.labels) for part in finished.state.buffer)
     return {

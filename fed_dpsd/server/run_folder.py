@@ -47,7 +47,7 @@ def new_run_folder(experiment: Experiment) -> Path:
     """Create the run folder with its configuration; an existing one is never overwritten.
 
     Raises:
-        UserError: the folder exists or cannot be written; nothing is left then.
+        UserError: the folder exists or cannot be written; no new file is left behind.
     """
     folder = name_run_folder(experiment)
     if folder.is_dir():
@@ -84,7 +84,7 @@ def versions() -> dict[str, str | None]:
 
 @functools.cache  # cached, since later commits do not change the imported code
 def _commit() -> str | None:
-    """Return the commit of this package's checkout; None outside one.
+    """Return the commit of this package's Git checkout; None if there is none.
 
     It ends in "+dirty" if the checkout has changes.
     """
@@ -94,7 +94,7 @@ def _commit() -> str | None:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        git("ls-files", "--error-unmatch", Path(__file__).name)  # fails if only installed in one
+        git("ls-files", "--error-unmatch", Path(__file__).name)  # fails if it is not a tracked file
         return git("describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+dirty")
     except (OSError, subprocess.CalledProcessError):
         return None
@@ -124,7 +124,7 @@ def open_run_folder(folder: Path) -> Experiment:
         raw = read_yaml(path)
     except ValueError as error:
         raise UserError(
-            f"{folder} is not a run folder ({error}); give the path that run printed last"
+            f"{folder} is not a run folder ({error}); give the path that `run` printed last"
         ) from None
     return set_up(raw, None, written=True)
 
@@ -150,7 +150,7 @@ def open_log(path: Path, rounds: int) -> tuple[Path, list[dict[str, Any]]]:
 
 
 def read_log(folder: Path, seen: int = 0) -> list[dict[str, Any]]:
-    """Return the lines of a run's rounds.jsonl after the `seen` ones; the next may be incomplete.
+    """Return the complete lines of a run's rounds.jsonl after the first `seen` ones.
 
     Raises:
         UserError: a complete line is damaged.

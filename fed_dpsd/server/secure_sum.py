@@ -26,15 +26,15 @@ def secure_sum(
     notes: Path,
     deliver: Steps,
 ) -> tuple[NDArray[np.float64], tuple[int, ...]]:
-    """Return the sum of masked answers, and its clients.
+    """Return the sum of masked answers, and the clients in it.
 
     Args:
         experiment: the experiment with the mechanism.
         request: the request that was answered.
         answers: the masked answers that arrived, by client.
-        notes: folder for a sum's names and masked answers. Clients confirm only one set of names,
-            so a resumed run uses the same set, whichever clients are connected.
-        deliver: sends a step to some clients, and returns the replies of the clients that took it.
+        notes: folder for a sum's masked answers. Clients confirm only one set of clients, so a
+            resumed run uses the same set, whichever clients are connected.
+        deliver: sends a step to some clients, and returns the replies that arrive.
 
     Raises:
         UserError: too few clients are left; nothing was unmasked.

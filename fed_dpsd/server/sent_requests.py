@@ -1,7 +1,7 @@
 """The requests of a run, stored as sent.
 
-A client is charged for the bytes of a request. A resumed run may compute other bytes, since other
-numbers of threads or processors round differently. So it sends the stored request again.
+A client is charged for the bytes of a request. A resumed run may compute other bytes, since
+rounding depends on the processor and the number of threads. So it sends the stored request again.
 """
 
 import zipfile
@@ -49,7 +49,7 @@ class SentRequests:
         except (OSError, ValueError, TypeError, zipfile.BadZipFile, ProtocolError) as error:
             raise UserError(
                 f"the request {path} cannot be read ({error}); restore it, or delete it: clients "
-                "then charge what is requested in its place, and the run's card says so"
+                "then charge the request that replaces it, and the run's card says so"
             ) from None
 
     def prune(self, rounds: int) -> None:

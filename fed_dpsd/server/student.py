@@ -27,7 +27,7 @@ from fed_dpsd.streams import Streams
 
 FACTS = "fed_dpsd"  # key in the metadata of a file
 FACT_KEYS = {"result", "classes", "check", "student_sha256", "privacy", "card"}
-ALL_TEACHERS = "its result is all teachers together; export a run of another method"
+ALL_TEACHERS = "its result is the ensemble of all teachers; export a run of another method"
 ROUNDING = 1e-3  # largest difference of a probability between processors
 
 
@@ -127,7 +127,7 @@ def student_of(run: CompletedRun) -> Student:
         )
     model.load_state_dict(weights)
     card = privacy_card_of(run)
-    digest = checkpoint.digest_of(weights)  # the summary's, except for a missing prefix
+    digest = checkpoint.digest_of(weights)  # as in the summary, unless a prefix was removed
     card["run"]["student_sha256"] = digest
     check = _check(model, network)
     if not np.isfinite(check).all():
@@ -194,7 +194,7 @@ def _built(
 
 
 def _no_model(path: Path) -> str:
-    """Return what a path is if it is not a model file, and what to do; "" if it is one."""
+    """Return why a path is not a model file, and a remedy; "" if it is one."""
     if is_run_folder(path):
         return f"is a run folder; `fed-dpsd export {path}` writes its student to a file"
     if path.is_dir():
@@ -206,19 +206,19 @@ def _no_model(path: Path) -> str:
 def _check(model: Classifier | OnnxModel, network: Network) -> NDArray[np.float32]:
     """Return a student's (4, K) probabilities on images of random pixels.
 
-    A safetensors file does not hold the constants of fixed features, which another kind of
+    A safetensors file does not store the constants of fixed features, which another kind of
     processor may compute differently (fed_dpsd/models/patches.py).
     """
     return _probabilities(model, procedural.noise(4, network.shape, Streams(0).numpy("check")))
 
 
 def _reason_of_other_answers(model: Classifier | OnnxModel) -> str:
-    """Return why a file's student predicts differently than at its export, and what to do."""
+    """Return why a file's student predicts differently than at its export, and a remedy."""
     if isinstance(model, OnnxModel):
-        return "it predicts differently than the exported student; export that again"
+        return "its predictions differ from the exported student's; export the student again"
     return (
-        "this processor computes different fixed features from the one that trained the student; "
-        "use one of that kind, or an export with --format onnx, which holds them"
+        "this processor computes fixed features differently from the one that trained the student; "
+        "use a processor of that kind, or an export with --format onnx, which holds the features"
     )
 
 

@@ -97,7 +97,7 @@ def write_failure(experiment: Experiment, folder: Path, engine: str, error: Base
 def add_privacy(summary: dict[str, Any], experiment: Experiment, folder: Path) -> None:
     """Add the run's cost, from the plan, the clients' statements and simulated ledgers.
 
-    Hospitals' ledgers stay with them.
+    Hospitals keep their ledgers.
     """
     ledgers = []
     config = experiment.config
@@ -106,12 +106,12 @@ def add_privacy(summary: dict[str, Any], experiment: Experiment, folder: Path) -
         for client in range(config.num_clients if config.federation.simulation else 0):
             path = accounts.get(client_name(client))
             entries = read(path) if path else ()
-            if config.ledger:  # that ledger holds the charges of all runs
+            if config.ledger:  # a shared ledger holds the charges of all runs
                 entries = of_run(entries, run_name(folder))
             ledgers.append(entries)
         charge_log = ChargeLog(folder, plan.releases)
         charged, notes = charge_log.charged, charge_log.notes()
-        # Most of thousands of clients state the same.
+        # With thousands of clients, most statements are equal.
         stated = (
             {frozenset(each.items()): each for each in charge_log.heard.values()} if ledgers else {}
         )
@@ -128,7 +128,7 @@ def add_privacy(summary: dict[str, Any], experiment: Experiment, folder: Path) -
         "data": data_counts(experiment),
         "unused": unused(experiment) if largest else "",
     }
-    # Scores of teachers are functions of the teachers: only as private as their training.
+    # Teachers' scores are computed from the teachers, so they are only as private as training.
     finite = [row for row in card["proven"] if row["epsilon"] != "inf"]
     by_training = all(row["basis"] == "training" for row in finite)
     summary["accuracy"]["covered_by_epsilon"] = bool(finite) and by_training
@@ -206,7 +206,7 @@ def privacy_text(card: Mapping[str, Any], word: str = "proven") -> str:
 
 
 def round_text(line: Mapping[str, Any]) -> str:
-    """Return a line of rounds.jsonl as readable text; queries and seconds are the round's own."""
+    """Return a line of rounds.jsonl as readable text; queries and seconds are for the round."""
     refused = f" · {len(line['refused'])} clients refused" if line["refused"] else ""
     agreed = line.get("agreement")
     agreement = "" if agreed is None else f"agreement {100 * agreed:.1f} % · "
@@ -218,7 +218,7 @@ def round_text(line: Mapping[str, Any]) -> str:
 
 
 def round_facts(lines: Sequence[Mapping[str, Any]], planned: Epsilon) -> dict[str, str]:
-    """Return the state of a run after some rounds: a text for each row of a live display, by name.
+    """Return the texts of a live display after some rounds, by the name of the row.
 
     Args:
         lines: the lines of rounds.jsonl so far, at least one.

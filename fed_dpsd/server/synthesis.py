@@ -35,7 +35,7 @@ from fed_dpsd.streams import Streams
 Source = Literal["generator", "questions"]
 CARDS = ("privacy_card.json", "PRIVACY.md", "README.md")
 PURPOSE = "images after the run"  # of random streams; no method uses this name
-ROWS_AT_ONCE = 1_000  # rows of a group of the parquet file, which readers load together
+ROWS_AT_ONCE = 1_000  # rows of a group in the parquet file; readers load a group at once
 
 
 class Synthetic(NamedTuple):
@@ -61,7 +61,7 @@ def synthesize(
         path: the file to write, FILE.parquet, in a folder without other cards.
         labels: whether the student labels them: a column `label`, and one of `probabilities`.
         source: "generator" for images of the run's generator, "questions" for images like the
-            requested ones; None for the generator if there is one.
+            requested ones; None selects the generator if there is one.
         seed: the same seed gives the same file.
 
     Raises:
@@ -123,22 +123,22 @@ def drawn(
         source = "generator" if kept or grows else "questions"
     streams = Streams(seed)
     crops = config.pictures and method.asks_pictures
-    real = " Crops of real pictures may be among them; PRIVACY.md names those." if crops else ""
+    real = " They may include crops of real pictures, which PRIVACY.md names." if crops else ""
     if source == "generator" and kept:
         parts = _of_kept_generator(context, method.latent_size, kept, streams)
-        origin = "The run's generator drew them from new latent vectors, as its last round left it"
-        origin += "." if _is_trained(method) else "; nothing has trained it."
+        origin = "The run's generator, as of the last round, drew them from new latent vectors"
+        origin += "." if _is_trained(method) else "; it was never trained."
     elif source == "generator" and grows:
         parts = _of_new_generators(method, student, context, run, streams)
         origin = _origin_of_new_generators(method)
     elif source == "generator":
         raise UserError(
-            f"{run.folder}: this run of method {name} keeps no generator; use --from questions, "
+            f"{run.folder}: this run of method {name} keeps no generator; use --from questions "
             "for the images that it sent"
         )
     elif isinstance(method, FedDPSD):
         parts = _of_next_rounds(method, student, context, run, streams)
-        origin = f"They are questions as the run's next rounds would have asked them.{real}"
+        origin = f"They are the questions that the run's next rounds would have asked.{real}"
     else:
         origin = f"They are among the images that the run sent.{real}"
         return _of_the_bank(run, number, streams), origin
@@ -158,7 +158,7 @@ def _taken(parts: Iterator[NDArray[np.uint8]], number: int) -> NDArray[np.uint8]
 def _of_kept_generator(
     context: PublicContext, latent_size: int, weights: dict[str, torch.Tensor], streams: Streams
 ) -> Iterator[NDArray[np.uint8]]:
-    """Yield batches as large as a round's, since the batch's statistics normalise an image."""
+    """Yield batches as large as in a round, since the generator normalises over a batch."""
     generator = context.make_generator(latent_size, torch.Generator())
     generator.load_state_dict(weights)
     generator.train()
@@ -187,7 +187,7 @@ def _of_new_generators(
 
 def _origin_of_new_generators(method: FedDPSD) -> str:
     trained = isinstance(method, DPSD) and method.discriminator == "teacher"
-    instead = ", in the place of the teacher, which the run does not keep" if trained else ""
+    instead = " instead of the teacher, which the run does not keep" if trained else ""
     return (
         f"New generators drew them, {method.images_per_generator} each, after "
         f"{method.generator_steps} steps against the student{instead}."
@@ -197,7 +197,7 @@ def _origin_of_new_generators(method: FedDPSD) -> str:
 def _of_next_rounds(
     method: FedDPSD, student: Student, context: PublicContext, run: CompletedRun, streams: Streams
 ) -> Iterator[NDArray[np.uint8]]:
-    """Yield the images of rounds after the last one, each round's in random order."""
+    """Yield the images of rounds after the last one, in random order within a round."""
     buffer = list(run.state.buffer)
     for number in itertools.count(context.rounds + 1):
         images = method.draw(student.model, context, streams, number, buffer)
@@ -216,7 +216,7 @@ def _of_the_bank(run: CompletedRun, number: int, streams: Streams) -> NDArray[np
     images = np.concatenate(asked)
     if number > len(images):
         raise UserError(
-            f"--num {number}: the run sent {len(images):,} images, and its method draws no "
+            f"--num {number}: the run sent {len(images):,} images, and its method cannot draw "
             f"others; give at most {len(images)}"
         )
     return images[streams.numpy(PURPOSE).permutation(len(images))[:number]]

@@ -97,7 +97,7 @@ class WeightsAndBiases:
 class MLflow:
     """A run of the experiment fed-dpsd at MLFLOW_TRACKING_URI, by default mlflow.db next to RUN.
 
-    A resumed run continues the MLflow run of its name. MLflow keeps infinity as 1.8e308.
+    A resumed run continues the MLflow run with its name. MLflow stores infinity as 1.8e308.
     """
 
     def __init__(self, folder: Path, settings: Settings) -> None:
@@ -154,7 +154,7 @@ class Tracking:
     """Passes a run's numbers to the configured tracker, if any.
 
     A tracker that fails during the run is dropped: the run has spent its clients' budget and must
-    not end with it.
+    not fail with it.
     """
 
     def __init__(self, experiment: Experiment, folder: Path) -> None:
@@ -176,7 +176,7 @@ class Tracking:
             self._tracker = TRACKERS[name][1](self._folder, dict(settings_of(self._experiment)))
         except Exception as error:
             raise UserError(
-                f"tracker={name} cannot be opened ({one_line(error)}); see its own settings, or "
+                f"tracker={name} cannot be opened ({one_line(error)}); check its settings, or "
                 "use tracker=none"
             ) from error
 
@@ -198,7 +198,7 @@ class Tracking:
         except Exception as error:
             self._tracker = None
             name = self._experiment.config.tracker
-            logger.warning("tracker=%s failed and receives no more: %s", name, one_line(error))
+            logger.warning("tracker=%s failed and is not used any more: %s", name, one_line(error))
 
 
 def settings_of(experiment: Experiment) -> Iterator[tuple[str, str | int | float | bool]]:
@@ -218,7 +218,7 @@ def numbers_of_round(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def numbers_of_run(summary: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yield the numbers of a summary, with the meaning of each epsilon in its name."""
+    """Yield the numbers of a summary, with each epsilon's meaning in its name."""
     for group in ("accuracy", "auroc", "queries", "seconds"):
         for key, value in summary[group].items():
             if _is_number(value):

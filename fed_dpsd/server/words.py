@@ -80,7 +80,7 @@ def how_to_continue(folder: Path, error: BaseException) -> str:
     if isinstance(error, Exception):
         return (
             f"failed {where}; when the cause is fixed: {command} (with the same settings; others "
-            "make a new run)"
+            "need a new run)"
         )
     return f"{one_line(error)} {where}; continue: {command}"
 

@@ -20,7 +20,7 @@ def command_of(experiment: Experiment) -> str:
     """Return the command that runs an experiment, with FOLDER or FILE for its paths.
 
     It is `fed-dpsd run`, or `flwr run` for a deployment, with APP for the app's folder. It names
-    the choices of conf/ that are not the defaults, and the keys that differ from them. It is "" if
+    the choices of conf/ that are not the defaults, and the keys that differ from them. Return "" if
     no such command gives the same settings.
     """
     values = json.loads(experiment.to_json())
@@ -34,7 +34,7 @@ def command_of(experiment: Experiment) -> str:
     composition = read(typed)
     if composition.problems:
         return ""
-    unset = leaves(json.loads(from_overrides([], None).to_json()))  # also without a file
+    unset = leaves(json.loads(from_overrides([], None).to_json()))  # also keys that no file sets
     known, own = dict(unset) | dict(leaves(composition.values)), dict(leaves(values))
     calibrated = _calibrated(experiment)
     for key, value in own.items():
@@ -43,7 +43,7 @@ def command_of(experiment: Experiment) -> str:
         if same or key in PLACES or key == calibrated:
             continue
         group, _, _ = key.rpartition(".")
-        if key not in known and group in known:  # a group of keys where the file has null
+        if key not in known and group in known:  # a group of keys that is null in the file
             key, value = group, functools.reduce(dict.__getitem__, group.split("."), values)
         if key not in known or key.endswith("_target_"):
             return ""
@@ -83,7 +83,7 @@ def _calibrated(experiment: Experiment) -> str:
 
 
 def _typed(value: Any) -> str:
-    """Return a value as typed by a user, with a placeholder for a path of this machine."""
+    """Return a value as a user types it, with a placeholder for a path on this machine."""
     if isinstance(value, str) and os.sep in value:
         return "FILE" if os.path.splitext(value)[1] else "FOLDER"
     return shown(value)

@@ -141,7 +141,7 @@ def unfinished_in(folder: Path, experiment: Experiment) -> Unfinished | None:
 
 
 def unfinished_nearby(paths: Sequence[Path]) -> list[Unfinished]:
-    """Return the started but uncompleted runs in sweeps' folders."""
+    """Return the runs in sweeps' folders that have started and not completed."""
     sweeps = (path for path in paths if not is_run_folder(path))
     begun = (
         folder
@@ -207,7 +207,7 @@ def facts_of(paths: Sequence[Path]) -> Facts | None:
 
 
 def _spent(plan: Plan, charged: Mapping[str, Mapping[str, int]], delta: float) -> dict[int, float]:
-    """Return each client's epsilon (record, add_remove), from a round's charges by ranges."""
+    """Return clients' epsilons (record, add_remove) from charges by ranges of clients."""
     return {
         client: value
         for ranges, releases in charged.items()
@@ -238,7 +238,7 @@ def _samples(folder: Path) -> dict[int, Path]:
 def _ledgers(experiment: Experiment, folder: Path, place: Path) -> dict[int, str]:
     """Describe, by client, the ledgers that may hold charges of other runs.
 
-    These are the ledgers of a rehearsal's hospitals, and of the key `ledger`.
+    These are the ledgers of a rehearsal's hospitals, or in the folder that `ledger` names.
     """
     config = experiment.config
     clients = range(config.num_clients)

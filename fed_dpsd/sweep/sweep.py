@@ -51,7 +51,7 @@ class Cell:
     Args:
         key: the name of its run folder.
         name: the overrides that other cells of the sweep do not have, for display.
-        grid: the name of its grid; "" where there is only one.
+        grid: the name of its grid; "" if there is only one.
         overrides: all its overrides, by key.
         experiment: the experiment, with its run folder.
     """
@@ -98,7 +98,7 @@ def plan(overrides: Sequence[str], folder: Path, base: Path, say: Say) -> list[C
     Args:
         overrides: as for `expand`.
         folder: parent of the run folders.
-        base: folder that relative paths start from.
+        base: folder that paths are relative to.
         say: called with progress, since calibration takes seconds, and with duplicate cells.
 
     Raises:
@@ -118,7 +118,7 @@ def plan(overrides: Sequence[str], folder: Path, base: Path, say: Say) -> list[C
             continue
         key = cell_key(experiment)
         if key in cells:
-            say(f"{name} is the same configuration as {cells[key].name}: one run for both")
+            say(f"{name} has the same configuration as {cells[key].name}: one run for both")
             continue
         places = {"out": str(folder), "run_folder": str(folder / key)}
         config = dataclasses.replace(experiment.config, **places)
@@ -152,7 +152,7 @@ def check(cells: Sequence[Cell], ready: Callable[[Experiment, Sequence[str]], An
 
 
 def _raise_once(problems: Mapping[str, Sequence[str]], cells: int) -> None:
-    """Raise ConfigError with each problem once; it names a cell unless all cells have it."""
+    """Raise ConfigError with each problem once, and a cell's name unless all cells have it."""
     lines = [
         problem if len(names) == cells or names[0] in problem else f"{problem} (in {names[0]})"
         for problem, names in problems.items()
@@ -248,7 +248,7 @@ def write_tables(path: Path, cells: Sequence[Cell]) -> None:
 
     `path`, STEM.csv, has a row per cell, STEM_rounds.csv a row per round of each cell, and
     STEM_confusion.csv a row per pair of a true and a predicted class of the last student on the
-    test split. All other rows and all columns are kept in place.
+    test split. All other rows and all columns stay in place.
 
     Raises:
         UserError: an existing file has no column `key`, or a file cannot be written.
@@ -344,7 +344,7 @@ def _row(cell: Cell, swept: Iterable[str]) -> Row:
 
 
 def _rounds(cell: Cell) -> list[Row]:
-    """Return a row per line of rounds.jsonl; answers and seconds are of all rounds so far."""
+    """Return a row per line of rounds.jsonl; answers and seconds are totals so far."""
     lines = (line | {"key": cell.key} for line in read_log(cell.folder))
     return [_texts({column: line.get(column) for column in ROUNDS}) for line in lines]
 

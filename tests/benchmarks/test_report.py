@@ -107,7 +107,7 @@ def test_the_page_has_every_table_that_says_something(three):
         "|  | local | flower | fedavg |\n| --- | --- | --- | --- |\n"
         "| peak memory, MB | 2,000 | 2,000 (2,000 to 8,000) | 2,000 |\n"
         "| processor seconds | 20.0 | 20.0 | 20.0 |\n"
-        "| of all cores, % | 50.0 | 50.0 | 50.0 |\n\n"
+        "| use of all cores, % | 50.0 | 50.0 | 50.0 |\n\n"
         "|  | local | flower | fedavg |\n| --- | --- | --- | --- |\n"
         "| asks, s | 5.00 | 12.5 (5.00 to 15.0) | 2.00 |\n\n"
         "|  | seconds | seconds of rounds | processor seconds | peak memory | same student |\n"
@@ -116,7 +116,7 @@ def test_the_page_has_every_table_that_says_something(three):
         "| local/fedavg | 2.00 | 2.50 | 1.00 | 1.00 | - |\n"
         "| flower/fedavg | 4.00 | 6.25 | 1.00 | 1.00 | - |\n\n"
         "`fed-dpsd bench rounds=2`: medians, with minimum and maximum in brackets, of 3 runs of "
-        "each row, in\nturn, each in a process of its own. Commit abc, P, m, 2 cores, load average "
+        "each row, in\nturn, each in a separate process. Commit abc, P, m, 2 cores, load average "
         "at the start 0.50, 1.00,\n2.00.\n"
     )
 

@@ -73,7 +73,7 @@ def test_every_command_prints_what_an_encoding_lacks(said, model, encoding, gree
     assert code == 1
     assert greek in out.splitlines()[0].split(b",")
     assert out.splitlines()[1].startswith(latin + b",")
-    assert b"no" + latin + b" is left out: No such file" in err
+    assert b"no" + latin + b" is skipped: No such file" in err
     code, out, _ = said(encoding, "data", *DATA, "num_clients=2")
     assert code == 0
     assert greek in out

@@ -74,7 +74,7 @@ def test_a_run_that_failed_is_an_error_and_no_result(rehearse, monkeypatch, tmp_
     monkeypatch.setattr(rehearsal.Rehearsal, "status", "finished:failed")
     _, (code, out, err) = rehearse()
     assert (code, out) == (1, [])
-    assert "error: the run failed: Flower says finished:failed; see" in err.splitlines()[-1]
+    assert "error: the run failed: Flower reports finished:failed; see" in err.splitlines()[-1]
     assert "student " not in err.splitlines()[-1]
 
 

@@ -86,15 +86,15 @@ def test_bad_images_are_named_and_the_good_ones_predicted(fed_dpsd, tmp_path, mo
     ]
     lines = err.splitlines()
     assert len(lines) == 4
-    assert lines[0] == "lost.png is left out: No such file or directory"
-    assert "new/notes.txt is left out: it is not one of PNG, " in err
+    assert lines[0] == "lost.png is skipped: No such file or directory"
+    assert "new/notes.txt is skipped: it is not one of PNG, " in err
 
 
 def test_a_folder_without_files_is_an_error(fed_dpsd, tmp_path, model):
     (tmp_path / "new").mkdir()
     code, printed, err = fed_dpsd("predict", model, "new")
     assert (code, printed) == (1, [])
-    assert "error: new holds no file" in err
+    assert "error: new contains no file" in err
 
 
 def test_a_class_has_its_name_from_the_folder_of_images_to_the_prediction(fed_dpsd, tmp_path):
@@ -131,7 +131,7 @@ def test_synthesize_prints_the_path_and_says_how_the_images_were_drawn(fed_dpsd,
     words = "synthesize", str(run), "--num", "10", "--out", "images/train.parquet"
     code, printed, err = fed_dpsd(*words, "--labels", "--from", "questions")
     assert (code, printed) == (0, [str(tmp_path / "images" / "train.parquet")])
-    assert "as the run's next rounds would have asked them" in err
+    assert "that the run's next rounds would have asked" in err
     code, _, err = fed_dpsd(*words)
     assert code == 1
     assert "images/train.parquet already exists" in err

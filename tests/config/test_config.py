@@ -154,11 +154,11 @@ BAD_VALUES = [
     ("model.teacher=resnet34 training=dp_sgd", "mix records; use resnet34_gn, or another of"),
     (
         "answers._target_=os.system",
-        "answers._target_=os.system is not a class fed_dpsd.privacy.",
+        "answers._target_=os.system is not an allowed class; give fed_dpsd.privacy.",
     ),
     (
         "training._target_=os.system",
-        "training._target_=os.system is not a class fed_dpsd.privacy.",
+        "training._target_=os.system is not an allowed class; give fed_dpsd.privacy.",
     ),
     (
         "method=dense training=plain pictures=scikit-learn",
@@ -166,7 +166,10 @@ BAD_VALUES = [
     ),
     ("pictures=nowhere", "nowhere is not a folder; give one with pictures, or one of: scikit"),
     ("answers=gradient_sum", "one gradient for all images of a round; use method=dpdfd, or"),
-    ("method._target_=1", "method._target_=1 is not a class fed_dpsd.methods.MODULE.CLASS"),
+    (
+        "method._target_=1",
+        "method._target_=1 is not an allowed class; give fed_dpsd.methods.MODULE.CLASS",
+    ),
     (
         "partition.name=random",
         "partition.name=random is not one of dirichlet, iid, class, coins",
@@ -233,7 +236,7 @@ def test_what_a_default_stands_in_for_causes_no_other_problem(tmp_path):
 
 
 def test_a_value_in_the_place_of_keys_names_them(tmp_path):
-    assert "teacher=cnn: teacher stands for several keys: teacher.path, " in problems(
+    assert "teacher=cnn: teacher is a group of keys: teacher.path, " in problems(
         tmp_path, "teacher=cnn"
     )
 
@@ -323,7 +326,7 @@ def test_types_are_strict_in_every_dataclass():
         ({"inner": {"size": 2.0}}, "outer.inner.size=2.0 must be an integer"),
         ({"inner": {"size": True}}, "outer.inner.size=true must be an integer"),
         ({"inner": {}}, "outer.inner.size is missing"),
-        ({"inner": 3}, "outer.inner=3: outer.inner stands for several keys: outer.inner.size"),
+        ({"inner": 3}, "outer.inner=3: outer.inner is a group of keys: outer.inner.size"),
         ({"kind": "c"}, "outer.kind=c must be a or b"),
         ({"rat": 1}, "outer.rat=1 is not a key of outer; did you mean rate?"),
     ):

@@ -71,9 +71,12 @@ NOT_THERE = [
     ("model.teacher=mlp_deep", "mlp_deep.* is unknown"),
     (
         "answers._target_=fed_dpsd_example.laplace_probabilities.LaplaceProbabilities",
-        "is not a class fed_dpsd.privacy.MODULE.CLASS",
+        "is not an allowed class; give fed_dpsd.privacy.MODULE.CLASS",
     ),
-    ("plugins=example answers._target_=os.path.join", "is not a class fed_dpsd.privacy.MODULE"),
+    (
+        "plugins=example answers._target_=os.path.join",
+        "is not an allowed class; give fed_dpsd.privacy.MODULE",
+    ),
     (
         "plugins=example answers._target_=fed_dpsd_example.networks.mlp_deep",
         "MODULE.CLASS or fed_dpsd.papers.MODULE.CLASS or fed_dpsd_example.MODULE.CLASS",

@@ -60,7 +60,7 @@ def test_no_epsilon_stands_without_its_unit_and_relation(tmp_path):
 
 def test_published_and_proven_numbers_stand_apart(shown, tmp_path):
     assert "Epsilon published (no guarantee): 10." in shown.text_of("div", class_="apart")
-    assert "Papers name such a run" in shown.text_of("div", class_="apart")
+    assert "Papers state this number" in shown.text_of("div", class_="apart")
     rows = shown.rows("Bounds of this run")
     assert [row["epsilon of the whole plan"] for row in rows] == ["2.988", "6.5828"]
     assert [row["spent"] for row in rows] == ["2.988", "6.5828"]
@@ -69,7 +69,7 @@ def test_published_and_proven_numbers_stand_apart(shown, tmp_path):
     assert infinite in shown.text_of("section", id="privacy")
     facts = run(tmp_path, published="nothing published: the papers' formulas give no epsilon")
     apart = page(with_card(facts, epsilon_published="inf")).text_of("div", class_="apart")
-    assert "Papers name such a run" not in apart
+    assert "Papers state this number" not in apart
 
 
 def test_the_plain_words_are_what_the_definition_gives(shown):
@@ -102,8 +102,8 @@ def test_what_protects_nothing_says_so(tmp_path):
         assert lead in shown.text_of("p", class_="lead")
         assert "of the time" not in shown.text_of("p", class_="lead")
         assert "Nothing here protects a single record" in shown.text_of("main")
-        assert "they may show what records look like" in shown.text_of("section", id="images")
-        assert "cover them" not in shown.text_of("section", id="images")
+        assert "the images may show what records look like" in shown.text_of("section", id="images")
+        assert "cover the images" not in shown.text_of("section", id="images")
         assert "no meaningful protection" in shown.text_of("dl", class_="tiles")
     # Where nothing is proven, secret noise would prove nothing, either.
     assert not shown.all("div", class_="note")
@@ -113,7 +113,7 @@ def test_what_protects_nothing_says_so(tmp_path):
     large = page(with_card(run(tmp_path, meaningful=False), proven=proven)).text_of("main")
     assert "In plain words: delta is too large, so an attacker may become sure" in large
     protected = page(run(tmp_path)).text_of("section", id="images")  # the control
-    assert "So the proven epsilons cover them, too." in protected
+    assert "So the proven epsilons cover the images, too." in protected
 
 
 def test_thresholds_and_words_are_those_of_the_account():
@@ -213,7 +213,8 @@ def test_hostile_names_are_text(tmp_path):
 
 def test_calibration_is_in_words_and_numbers(shown, tmp_path):
     (said,) = [text for text in shown.texts("p") if "calibration error" in text]
-    assert "12.5 % (0 is perfect; ten equal parts). On average the student is more conf" in said
+    assert "12.5 % (0 is perfect; ten equal bins)." in said
+    assert "On average, the student's confidence is higher than its accuracy" in said
     first, second = shown.rows("Reliability of the student's probabilities")
     assert list(first.values()) == ["55.0 %", "40.0 %", "10"]
     assert second["images"] == "30"
@@ -269,7 +270,7 @@ def test_each_client_has_its_teachers_scores_its_cost_and_its_refusals(tmp_path)
     assert (second["refused rounds"], third["own teachers' accuracy"]) == ("1", "unknown")
     shared = run(tmp_path, ledgers={0: "9 charges: epsilon 3.5"})
     first, second, _ = page(shared).rows("The ledger is shared")
-    column = "its ledger, over its life (record, add_remove)"
+    column = "its ledger, for all runs (record, add_remove)"
     assert (first[column], second[column]) == ("9 charges: epsilon 3.5", "unknown")
     assert "except ledger=FOLDER, which also holds" in page(shared).text_of("section", id="repeat")
 
@@ -283,10 +284,10 @@ def test_traffic_is_in_all_for_each_client_and_for_each_image(tmp_path):
     assert list(requests.values())[1:] == ["3.0 MB", "1.0 MB", "4.7 kB"]  # two saw no image
     weights = page(with_card(run(tmp_path), answers="weights"))
     assert "images answered" not in weights.text_of("dl", class_="tiles")
-    assert list(weights.rows("Payload")[0]) == ["direction", "in all", "for each client"]
+    assert list(weights.rows("Payload")[0]) == ["direction", "total", "for each client"]
     seconds = {"total": 5.0, "teachers": 4.0, "rounds": 60.0}  # total: of the last process
     resumed = page(run(tmp_path, summary=SUMMARY | {"seconds": seconds}))
-    assert "time in all, without pauses64.0 s" in resumed.text_of("section", id="traffic")
+    assert "total time, without pauses64.0 s" in resumed.text_of("section", id="traffic")
 
 
 def test_the_command_and_every_setting_are_there(shown, tmp_path):
@@ -334,7 +335,7 @@ def test_each_fault_is_reported_once_with_when_it_was_seen(tmp_path):
     assert "The longest wait was 20.0 s, in round 2." in shown.texts("desc")
     quiet = [each for each in facts.requests if not each["refused"]]
     text = page(dataclasses.replace(facts, requests=quiet)).text_of("section", id="hospitals")
-    assert "None: all 3 requests were answered by all." in text
+    assert "None: all hospitals answered 3 requests." in text
 
 
 # --- runs that have not completed ---

@@ -138,7 +138,7 @@ def test_text_of_a_table_is_escaped(table):
 
 def test_unfinished_runs_seeded_noise_and_caveats_are_named(shown, table):
     unfinished, seeded = shown.texts("div", class_="note")
-    assert "Not complete: 1 run is in none of these numbers." in unfinished
+    assert "Not complete: 1 run is not included in these numbers." in unfinished
     assert "ab12: it has done 2 of 5 rounds. It ended: the disk is full." in unfinished
     assert "their own files carry no guarantee" in seeded
     both = ("seeded noise; per run; delta is below one over 5", "seeded noise; per run")

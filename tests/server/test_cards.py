@@ -62,7 +62,7 @@ def test_a_card_has_the_runs_own_numbers_each_with_its_meaning(finished, tmp_pat
                     assert math.isinf(claim.value) == any(
                         nothing in line for line in card["not_covered"]
                     )
-                before, published = text.split("## Published, which guarantees nothing")
+                before, published = text.split("## Published epsilon, which guarantees nothing")
                 assert "epsilon published" not in before
                 assert card["published"] in published.split("##")[0]
                 for part in (
@@ -176,7 +176,9 @@ def test_a_card_counts_private_trainings(tmp_path, subtests):
 def test_a_card_says_how_many_clients_a_round_asks(finished):
     folder, _, _ = finished(*VOTES, "num_clients=4", "clients_per_round=2", "noise=secure")
     asked = cards.privacy_card_of(open_completed(folder))["asked"]
-    assert asked.startswith("4 clients, 2 of them in each round by a public schedule, 1 round of ")
+    assert asked.startswith(
+        "4 clients, 2 of them in each round, drawn by a public schedule, 1 round of "
+    )
 
 
 def test_a_card_says_that_more_was_charged_than_planned(finished):
@@ -213,8 +215,8 @@ def test_a_deployments_card_names_statements_instead_of_ledgers(finished):
         run, experiment=experiment, summary={**run.summary, "queries": queries}
     )
     card = cards.privacy_card_of(deployed)
-    assert "the coordinator has their statements alone" in " ".join(card["source"])
-    assert "in the hospitals' own ledgers" in card["asked"]
+    assert "the coordinator has only their statements" in " ".join(card["source"])
+    assert "the hospitals' own ledgers have how many" in card["asked"]
     assert not any("accuracies of teachers" in line for line in card["not_covered"])
 
 
@@ -257,7 +259,7 @@ def test_a_student_that_was_not_scored_has_no_result(finished):
     card = ModelCard(cards.model_card(unscored, "x.onnx", "01", cards.privacy_card_of(run)))
     assert card.data.eval_results is None
     assert "The student was not scored." in card.text
-    assert "Accuracies are of" not in card.text
+    assert "Accuracies were" not in card.text
     assert not any("test images" in line for line in cards.privacy_card_of(unscored)["not_covered"])
 
 

@@ -52,7 +52,7 @@ def test_a_processor_with_other_features_is_refused(finished, tmp_path, monkeypa
     kernels, offsets = patches.patterns((1, 8, 8))
     monkeypatch.setattr(patches, "patterns", lambda _: (kernels.flip(0), offsets))
     monkeypatch.setattr(fixed_features, "_remembered", lambda *_: OrderedDict())
-    with pytest.raises(UserError, match="different fixed features from the one that trained"):
+    with pytest.raises(UserError, match="computes fixed features differently from the one"):
         open_student(path)
 
 
@@ -102,7 +102,7 @@ def test_onnx_that_answers_otherwise_than_torch_is_noticed(finished, tmp_path, m
     folder, _, _ = finished()
     path = export(folder, tmp_path / "good", "onnx").path
     path.write_bytes(_altered(path.read_bytes()))
-    with pytest.raises(UserError, match="predicts differently than the exported student"):
+    with pytest.raises(UserError, match="predictions differ from the exported student's"):
         open_student(path)
     convert = onnx_file.to_onnx
     monkeypatch.setattr(onnx_file, "to_onnx", lambda *given: _altered(convert(*given)))
@@ -119,7 +119,7 @@ def test_without_its_test_images_a_run_is_compared_on_drawn_ones(finished, tmp_p
 
     monkeypatch.setattr(exports, "test_split", gone)
     compared = export(finished()[0], tmp_path, "onnx").compared
-    assert "on 256 drawn images, as the run has no test images" in compared
+    assert "on 256 random images, as the run has no test images" in compared
     assert "/home/me" not in (tmp_path / "privacy_card.json").read_text()
 
 
@@ -172,14 +172,14 @@ def test_a_run_without_a_file_to_export_offers_none(finished, tmp_path):
 
 def test_what_cannot_be_exported_is_said(finished, tmp_path):
     folder, _, _ = finished("method=ensemble", "training=plain", "answers=probabilities")
-    none = "method ensemble has no student of its own: its result is all teachers together"
+    none = "method ensemble has no student of its own: its result is the ensemble of all teachers"
     with pytest.raises(UserError, match=none):
         export(folder, tmp_path, "safetensors")
     with pytest.raises(UserError, match="is not a run folder"):
         export(tmp_path, tmp_path, "safetensors")
     (folder / "summary.json").unlink()
     with pytest.raises(
-        UserError, match="this run is not completed; continue it with `fed-dpsd resume"
+        UserError, match="this run has not completed; continue it with `fed-dpsd resume"
     ):
         export(folder, tmp_path, "safetensors")
 

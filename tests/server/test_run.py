@@ -149,7 +149,7 @@ def test_a_delta_that_is_too_large_is_said_to_its_owner_alone(small):
     notes = []
     for share, large in ((0.999, False), (1.001, True)):
         experiment = small(f"privacy.delta={share / records!r}", "rounds=1")
-        said = f"is not below one over the {records:,} records of the largest client"
+        said = f"is too large for the {records:,} records of the largest client"
         assert any(said in caution for caution in weak_delta(experiment)) == large
         _, summary, _ = complete(experiment)
         notes.append([row["notes"] for row in summary["privacy"]["proven"]])

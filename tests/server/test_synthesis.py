@@ -84,7 +84,7 @@ def test_generators_are_trained_on_the_student_as_those_of_the_run(finished):
 def test_a_generator_that_the_run_keeps_draws_from_new_latent_vectors(finished):
     folder, _, _ = finished(*GENERATED)
     images, origin, run = images_of(folder, 100)
-    assert origin.startswith("The run's generator drew them from new latent vectors")
+    assert origin.startswith("The run's generator, as of the last round, drew them from new ")
     assert len(np.unique(images, axis=0)) == 100
     asked = {image.tobytes() for part in run.state.buffer for image in part.images}
     assert not asked & {image.tobytes() for image in images}
@@ -93,7 +93,7 @@ def test_a_generator_that_the_run_keeps_draws_from_new_latent_vectors(finished):
 def test_questions_are_those_of_rounds_to_come(finished):
     folder, _, _ = finished("method.noise_fraction=0", "method.lines_fraction=0.75")
     images, origin, run = images_of(folder, 64, "questions", seed=0)
-    assert origin == "They are questions as the run's next rounds would have asked them."
+    assert origin == "They are the questions that the run's next rounds would have asked."
     asked = {image.tobytes() for part in run.state.buffer for image in part.images}
     assert len({image.tobytes() for image in images} - asked) == 64
     # The run's own procedure drew them: without generators it needs no student.
@@ -115,7 +115,7 @@ def test_methods_that_throw_generators_away_have_the_images_that_they_asked(fini
     assert origin == "They are among the images that the run sent."
     (part,) = run.state.buffer
     assert sorted(map(bytes, images)) == sorted(map(bytes, part.images))
-    with pytest.raises(UserError, match="--num 65: the run sent 64 images, and its method draws"):
+    with pytest.raises(UserError, match="--num 65: the run sent 64 images, and its method cannot"):
         images_of(folder, 65)
     with pytest.raises(
         UserError, match="run of method dense keeps no generator; use --from questions"
@@ -132,7 +132,7 @@ def test_a_method_without_images_says_so(finished):
 def test_the_teachers_place_is_taken_by_the_student(finished):
     folder, _, _ = finished("method=dpsd", "method.discriminator=teacher", "num_clients=1")
     _, origin, _ = images_of(folder, 5)
-    assert "against the student, in the place of the teacher, which the run does not keep" in origin
+    assert "against the student instead of the teacher, which the run does not keep" in origin
 
 
 def test_nothing_is_overwritten(finished, tmp_path, subtests):
@@ -172,7 +172,7 @@ def test_crops_of_real_pictures_are_not_called_synthetic_without_a_word(
             folder, _, _ = finished("pictures=scikit-learn")
             path, _ = synthesize(folder, 5, place / "it" / "train.parquet", source=source)
             text = (path.parent / "README.md").read_text()
-            assert ("Crops of real pictures may be among them" in text) == crops
+            assert ("They may include crops of real pictures" in text) == crops
             assert "china.jpg" in (path.parent / "PRIVACY.md").read_text()
 
 

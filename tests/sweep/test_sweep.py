@@ -75,7 +75,7 @@ def test_equal_cells_run_once_and_are_named(tmp_path):
     cells = plan(tmp_path, *overrides, say=said.append)
     assert [cell.experiment.answers.epsilon_per_answer for cell in cells] == [1, 2]
     assert said[2] == (
-        "answers.epsilon_per_answer=1.0 is the same configuration as "
+        "answers.epsilon_per_answer=1.0 has the same configuration as "
         "answers.epsilon_per_answer=1: one run for both"
     )
 

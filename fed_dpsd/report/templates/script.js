@@ -1,4 +1,4 @@
-// What is folded is shown on paper, too: browsers without ::details-content print only what is open.
+// Unfold everything for printing: browsers without ::details-content print only what is open.
 let folded = [];
 addEventListener("beforeprint", () => {
   folded = [...document.querySelectorAll("details:not([open])")];

@@ -236,7 +236,7 @@ def test_warnings_are_those_of_the_command_line(tmp_path, capsys):
     assert not list(tmp_path.iterdir())
     flat = {"num_clients": 3, "out": str(tmp_path)}
     flat |= {"overrides": "federation.node_timeout_seconds=0.1"}
-    large = "warning: delta=0.01 is not below one over the "
+    large = "warning: delta=0.01 is too large for the "
     unused = "warning: partition: "
     spent = "warning: budget=5000 is less than this run needs, "
     for changes, expected in (

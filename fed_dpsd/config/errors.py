@@ -90,10 +90,10 @@ def unknown_choice(group: str, name: str) -> str:
     if name in names or (group, name) == ("experiment", "null"):
         return ""
     problem = f"{group}={name} is unknown; choose one of: {', '.join(names)}"
+    if group == "model":
+        problem += ", or set other architectures by model.teacher=... and model.student=..."
     if near := difflib.get_close_matches(name.lower(), names, n=1):
         problem += f"; did you mean {near[0]}?"
-    if group == "model":
-        problem += "; other architectures: set model.teacher=... and model.student=..."
     return problem
 
 

@@ -37,7 +37,7 @@ WRONG = [
     ("+foo=1", "foo is not a configuration key; `fed-dpsd list keys` lists all keys"),
     ("method=dens method.x=1", "did you mean dense?"),
     ("data=null", "data=null is unknown; choose one of: celeba_gender"),
-    ("model=resnet18", "architectures: set model.teacher=... and model.student=..."),
+    ("model=resnet18", "architectures by model.teacher=... and model.student=..."),
     ("method=fedavg method.weight=1", "did you mean method.weighted?"),
     ("training@method.baseline=dp_sgd", "belongs to method=dgd or method=dgd_plus"),
     ("model=patches model.teachr=mlp", "did you mean model.teacher?"),

@@ -19,6 +19,7 @@ from fed_dpsd.client.hospital import Hospital, open_file
 from fed_dpsd.client.site import Site
 from fed_dpsd.client.terms import NotAllowed
 from fed_dpsd.engines.clients import open_site
+from fed_dpsd.engines.flower import shares
 from fed_dpsd.engines.flower.codec import (
     ANSWER,
     DIAGNOSE,
@@ -76,6 +77,7 @@ def answer(message: Message, context: Context) -> Message:
             if message.metadata.message_type == HELLO:
                 about |= _partition(context)
             else:
+                shares.take()
                 meta = message.content["meta"]
                 text, run_folder = str(meta["experiment"]), Path(str(meta["run_folder"]))
                 for client, request in _requests(message, meta["clients"]).items():

@@ -1,5 +1,15 @@
-"""The Flower ClientApp."""
+"""The Flower ClientApp; in a simulation it loads after the ServerApp's first checks."""
 
-from fed_dpsd.engines.flower.client import app
+from flwr.clientapp import ClientApp
+
+from fed_dpsd.engines.flower import gate
+
+if gate.is_needed():
+    from fed_dpsd.engines.flower import shares
+    from fed_dpsd.engines.flower.client import app
+
+    gate.answer(shares.place_clients)
+else:
+    app = ClientApp()  # the run has failed, and ends sooner without loading torch
 
 __all__ = ["app"]

@@ -19,10 +19,10 @@ from fed_dpsd.config.bind import Binder
 from fed_dpsd.config.compose import Composition, read
 from fed_dpsd.config.grid import require_one_run
 from fed_dpsd.config.plugins import find
-from fed_dpsd.data import datasets, partition
+from fed_dpsd.data import datasets, partition, paths
 from fed_dpsd.data.datasets import Dataset, Split
 from fed_dpsd.data.partition import PARTITIONS, Partition
-from fed_dpsd.data.sources import LAYOUT, is_place, with_classes
+from fed_dpsd.data.sources import with_classes
 from fed_dpsd.errors import ConfigError, UserError, shown
 from fed_dpsd.methods.method import Method, PublicContext
 from fed_dpsd.models.classifiers import add_networks
@@ -295,13 +295,7 @@ def _resolve_paths(binder: Binder, config: Config, base: Path | None, written: b
     """Return the configuration with absolute and default paths; check the paths to be read."""
 
     def absolute(key: str, value: str) -> str:
-        path = Path(value).expanduser()
-        if not path.is_absolute() and base is None:
-            binder.problems.append(
-                f"{key}={value} must be an absolute path under `flwr run`, "
-                "whose working directory is not yours"
-            )
-        return str(path if base is None else base / path)
+        return paths.absolute(key, value, base, binder.problems)
 
     root = home() if base is None else base
     changes: dict[str, Any] = {
@@ -311,11 +305,7 @@ def _resolve_paths(binder: Binder, config: Config, base: Path | None, written: b
         "ledger": config.ledger and absolute("ledger", config.ledger),
     }
     if config.data.path is not None:
-        path = absolute("data.path", config.data.path)
-        if not is_place(Path(path)):
-            there = Path(path).exists()
-            problem = "is neither a folder nor a table" if there else "does not exist"
-            binder.problems.append(f"data.path={path} {problem}; give {LAYOUT}")
+        path = paths.data_path(config.data.path, base, binder.problems)
         changes["data"] = dataclasses.replace(config.data, path=path)
     if config.pictures and config.pictures not in PACKAGES:
         changes["pictures"] = absolute("pictures", config.pictures)

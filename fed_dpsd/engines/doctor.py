@@ -13,8 +13,7 @@ from pathlib import Path
 import psutil
 
 from fed_dpsd.client.device import PROCESSOR_BYTES
-from fed_dpsd.engines.placement import on_meta, place
-from fed_dpsd.engines.ready import placed
+from fed_dpsd.engines.placement import on_meta, place, placed
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment, from_overrides, partitions
 from fed_dpsd.models.devices import Device, gib, gpus
@@ -184,7 +183,8 @@ def _gpus(devices: Sequence[Device], processors: int) -> list[Check]:
     experiment = from_overrides([*EXAMPLE, f"num_clients={CLIENTS}"], Path.cwd())
     name = f"{CLIENTS} clients, {' '.join(EXAMPLE)}"
     try:
-        return [*checks, Check(name, True, str(place(experiment, CLIENTS, devices, processors)))]
+        shares = place(experiment, CLIENTS, devices, processors)
+        return [*checks, Check(name, True, f"{shares}; `flwr run` needs no --federation-config")]
     except UserError as error:
         return [
             *checks,

@@ -18,7 +18,7 @@ from fed_dpsd.config import Config
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.models.classifiers import CLASSIFIERS, FIXED, Classifier
-from fed_dpsd.models.devices import Device, gib, require_device
+from fed_dpsd.models.devices import Device, gib, gpus, require_device
 from fed_dpsd.models.footprint import peak_bytes, weight_bytes
 from fed_dpsd.models.inference import IMAGES_AT_ONCE
 from fed_dpsd.privacy.label_dp import fixed
@@ -55,14 +55,18 @@ class Placement:
         """Return the configuration of Flower's Ray backend for this placement.
 
         Flower starts as many processes as Ray's resources allow, so with GPUs Ray gets as many
-        processors as processes. A running cluster that Ray joins (RAY_ADDRESS) has its own
-        resources and accepts none.
+        processors as processes. A running cluster accepts no resources.
         """
         resources = {"num_cpus": 1, "num_gpus": self.fraction}
-        if not self.devices or os.environ.get("RAY_ADDRESS", "") not in ("", "local"):
+        if not self.devices or joins_cluster():
             return {"client_resources": resources}
         own = {"num_gpus": len(self.devices), "num_cpus": self.processes}
         return {"client_resources": resources, "init_args": own}
+
+    @property
+    def federation_config(self) -> str:
+        """Return the options of `flwr run --federation-config` that request these shares."""
+        return f"client-resources-num-cpus=1 client-resources-num-gpus={self.fraction:g}"
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -139,6 +143,21 @@ def place(
         teachers=share - work,
         pinned=pinned,
     )
+
+
+def placed(experiment: Experiment, nodes: int) -> Placement:
+    """Place the clients of a simulation on this machine's devices; the local engine is one node.
+
+    Raises:
+        UserError: a device does not exist or is too small; nothing was read.
+    """
+    wanted = {experiment.config.client_device, experiment.config.server_device}
+    return place(experiment, nodes, gpus() if wanted != {"cpu"} else (), os.cpu_count() or 1)
+
+
+def joins_cluster() -> bool:
+    """Return whether Ray joins a running cluster, which has its own resources."""
+    return os.environ.get("RAY_ADDRESS", "") not in ("", "local")
 
 
 def fraction(processes: int) -> float:

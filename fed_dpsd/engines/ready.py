@@ -1,6 +1,5 @@
 """Checks of a new run: configuration, folders and this machine's devices."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,11 +7,10 @@ from fed_dpsd.accounts.database import header, ledger_path
 from fed_dpsd.client.teacher_file import read_teacher
 from fed_dpsd.client.teachers import make_teacher
 from fed_dpsd.engines.clients import data_of
-from fed_dpsd.engines.placement import Placement, place
+from fed_dpsd.engines.placement import Placement, placed
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment, partitions
 from fed_dpsd.models import pictures
-from fed_dpsd.models.devices import gpus
 from fed_dpsd.server.checks import cautions, require_writable, weak_delta
 from fed_dpsd.storage import app_folder
 
@@ -59,16 +57,6 @@ def _require_own_ledgers(experiment: Experiment, folder: Path) -> None:
                 f"ledger={folder}: {path.name} belongs to other records ({found}); this run's are "
                 f"{own}. A budget is for one data set and client: choose another folder"
             )
-
-
-def placed(experiment: Experiment, nodes: int) -> Placement:
-    """Place the clients of a simulation on this machine's devices; the local engine is one node.
-
-    Raises:
-        UserError: a device does not exist or is too small; nothing was read.
-    """
-    wanted = {experiment.config.client_device, experiment.config.server_device}
-    return place(experiment, nodes, gpus() if wanted != {"cpu"} else (), os.cpu_count() or 1)
 
 
 def check_simulated(experiment: Experiment, run_config: str) -> None:

@@ -19,6 +19,7 @@ from fed_dpsd.client.hospital import Hospital, open_file
 from fed_dpsd.client.site import Site
 from fed_dpsd.client.terms import NotAllowed
 from fed_dpsd.engines.clients import open_site
+from fed_dpsd.engines.flower import shares
 from fed_dpsd.engines.flower.codec import (
     ANSWER,
     DIAGNOSE,
@@ -73,12 +74,16 @@ def answer(message: Message, context: Context) -> Message:
             else:
                 replies[client] = _hospital_reply(message, hospital)
         elif {"partition-id", "simulation"} & set(context.node_config):
-            meta = message.content["meta"]
-            text, run_folder = str(meta["experiment"]), Path(str(meta["run_folder"]))
-            for client, request in _requests(message, meta["clients"]).items():
-                failing = f"client {client}"
-                method, site = _experiment(text).method, _site(text, client, run_folder)
-                replies[client] = _reply(request, method, site)
+            if message.metadata.message_type == HELLO:
+                about |= _partition(context)
+            else:
+                shares.take()
+                meta = message.content["meta"]
+                text, run_folder = str(meta["experiment"]), Path(str(meta["run_folder"]))
+                for client, request in _requests(message, meta["clients"]).items():
+                    failing = f"client {client}"
+                    method, site = _experiment(text).method, _site(text, client, run_folder)
+                    replies[client] = _reply(request, method, site)
         else:
             raise ProtocolError(NOT_SIMULATED)
     except Exception as error:
@@ -96,6 +101,13 @@ def answer(message: Message, context: Context) -> Message:
 
 for kind in (ANSWER, DIAGNOSE, HELLO, STEP):
     app.query(kind.removeprefix("query."))(answer)
+
+
+def _partition(context: Context) -> dict[str, int]:
+    """Return the partition of a node's configuration, if it has one."""
+    keys = {"partition": "partition-id", "partitions": "num-partitions"}
+    found = {name: context.node_config.get(key) for name, key in keys.items()}
+    return {name: value for name, value in found.items() if type(value) is int}
 
 
 def _requests(message: Message, clients: Iterable[int]) -> dict[int, Request | SumStep | None]:

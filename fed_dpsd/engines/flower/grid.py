@@ -120,8 +120,8 @@ class GridFederation(HostedFederation):
         """
         nodes, everyone = sorted(self._grid.get_node_ids()), self.experiment.config.num_clients
         if self._settings.simulation:
-            for client in range(everyone if nodes and not self._hosts else 0):
-                self._hosts.setdefault(nodes[client % len(nodes)], []).append(client)
+            if nodes and not self._hosts:
+                self._host(nodes)
             return bool(self._hosts)
         known = {*self._hosts, *self._refused}
         unknown = {node: RecordDict() for node in nodes if node not in known}
@@ -147,6 +147,39 @@ class GridFederation(HostedFederation):
                 "the hospital's file"
             )
         return len(self._clients) + len(refused) == everyone
+
+    def _host(self, nodes: list[int]) -> None:
+        """Let a simulation's nodes host its clients, in turn.
+
+        With one client for each node, a client is the partition of its node's configuration, if all
+        nodes have one.
+
+        Raises:
+            UserError: the partitions are not those of the run's clients.
+        """
+        everyone = self.experiment.config.num_clients
+        found = self._partitions_of(nodes) if len(nodes) == everyone else {}
+        if len(found) == everyone:
+            if sorted(found.values()) != [(client, everyone) for client in range(everyone)]:
+                pairs = ", ".join(f"{client} of {number}" for client, number in found.values())
+                raise UserError(
+                    f"partition-id and num-partitions of the nodes are {pairs}; with "
+                    f"num_clients={everyone} they must be 0 to {everyone - 1} of {everyone}"
+                )
+            nodes = sorted(found, key=found.__getitem__)
+        for client in range(everyone):
+            self._hosts.setdefault(nodes[client % len(nodes)], []).append(client)
+
+    def _partitions_of(self, nodes: list[int]) -> dict[int, tuple[int, int]]:
+        """Return `partition-id` and `num-partitions` of the nodes whose configuration has both."""
+        found = {}
+        nothing = {node: RecordDict() for node in nodes}
+        for node, reply in self._send(HELLO, 0, nothing, PATIENCE, {}).items():
+            meta = {} if reply.has_error() else reply.content.config_records.get("meta", {})
+            pair = meta.get("partition"), meta.get("partitions")
+            if type(pair[0]) is int and type(pair[1]) is int:
+                found[node] = pair
+        return found
 
     def _other_classes(self, classes: object) -> str:
         """Return how a hospital's list of classes differs from the experiment's; "" if equal."""

@@ -7,12 +7,16 @@ means that a key is not given, so all defaults are in conf/.
 import re
 import shlex
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fed_dpsd.config.compose import split_overrides
+from fed_dpsd.config.compose import read, split_overrides
 from fed_dpsd.config.errors import QUOTES, quoted
+from fed_dpsd.config.grid import require_one_run
+from fed_dpsd.data.paths import path_problems
 from fed_dpsd.errors import ConfigError, shown
-from fed_dpsd.experiment import Experiment, one_run
+
+if TYPE_CHECKING:
+    from fed_dpsd.experiment import Experiment
 
 # The flat keys that have shorter names than the keys they set.
 SHORT = {
@@ -29,13 +33,49 @@ def given(run_config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in run_config.items() if value != ""}
 
 
-def from_run_config(run_config: Mapping[str, Any]) -> Experiment:
+def check_early(run_config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Check what needs neither torch nor the methods, whose imports take seconds.
+
+    Returns:
+        The composed configuration, whose values are not checked yet.
+
+    Raises:
+        ConfigError: a key is given twice, a key or a file of conf/ is unknown, a path is relative
+            or `data.path` does not exist.
+    """
+    overrides, problems = _overrides(run_config)
+    try:
+        composition = read(overrides)
+        require_one_run(overrides, composition)
+        found = [*composition.problems, *path_problems(composition.values)]
+    except ConfigError as error:
+        found = [*error.problems]
+    if problems := [*problems, *map(_typed_here, found)]:
+        raise ConfigError(problems)
+    return composition.values
+
+
+def from_run_config(run_config: Mapping[str, Any]) -> "Experiment":
     """Return the experiment of a Flower run's configuration; one error reports all problems.
 
     Raises:
         ConfigError: a key is given twice, the keys or values have problems, or they are a grid of
             several runs. No data has been read.
     """
+    from fed_dpsd.experiment import one_run  # takes seconds: torch and all methods
+
+    overrides, problems = _overrides(run_config)
+    try:
+        experiment = one_run(overrides, None)
+    except ConfigError as error:
+        problems += map(_typed_here, error.problems)
+    if problems:
+        raise ConfigError(problems)
+    return experiment
+
+
+def _overrides(run_config: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """Return the overrides of a run's configuration, and a problem for each key given twice."""
     flat = given(run_config)
     overrides = split_overrides(shown(flat.pop("overrides", "")))
     named = {override.lstrip("+~").partition("=")[0] for override in overrides}
@@ -48,13 +88,7 @@ def from_run_config(run_config: Mapping[str, Any]) -> Experiment:
             problems.append(
                 f"{key} is given twice, flat and{within} in overrides; keep one of them"
             )
-    try:
-        experiment = one_run(overrides, None)
-    except ConfigError as error:
-        problems += map(_typed_here, error.problems)
-    if problems:
-        raise ConfigError(problems)
-    return experiment
+    return overrides, problems
 
 
 def as_typed(text: str, run_config: Mapping[str, Any]) -> str:

@@ -1,7 +1,10 @@
-"""Flower's ServerApp: a run of `flwr run`."""
+"""Flower's ServerApp: a run of `flwr run`.
+
+This file imports neither torch nor the methods, so that the first problem of a run is printed
+without waiting for them.
+"""
 
 import contextlib
-import logging
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,26 +13,19 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fed_dpsd.engines.flower.grid import GridFederation
-from fed_dpsd.engines.flower.run_config import as_typed, from_run_config, given
-from fed_dpsd.errors import ProtocolError, UserError, one_line, printable
-from fed_dpsd.experiment import Experiment, partitions, test_split, unused
-from fed_dpsd.models.devices import number_of_gpus, require_device
-from fed_dpsd.server.checks import cautions, require_writable, weak_delta
-from fed_dpsd.server.federation import InUse
-from fed_dpsd.server.run import run
-from fed_dpsd.server.run_folder import new_run_folder, open_run_folder
-from fed_dpsd.server.summary import read_summary, result_line, round_text, write_failure
-from fed_dpsd.server.trackers import require_tracker
-from fed_dpsd.server.words import opening
+from fed_dpsd.engines.flower import gate
+from fed_dpsd.engines.flower.run_config import as_typed, check_early, given
+from fed_dpsd.errors import UserError, one_line, printable
 from fed_dpsd.storage import print_any_text
 
 app = ServerApp()
-logger = logging.getLogger("fed_dpsd")
 
 
 class RunFailed(Exception):
-    """The failure of a Flower run, with a one-line cause; Flower's log shows no traceback."""
+    """The failure of a Flower run, with a one-line cause; Flower's log shows no traceback.
+
+    Flower shows the cause as the run's status details.
+    """
 
     __traceback__ = property(lambda self: None, lambda self, value: None)  # type: ignore[assignment]
 
@@ -37,7 +33,10 @@ class RunFailed(Exception):
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the experiment of `flwr run --run-config`."""
-    serve(grid, context.run_config)
+    try:
+        serve(grid, context.run_config)
+    finally:
+        gate.close()  # Flower waits for the ClientApp and for Ray before it ends a failed run
 
 
 @contextlib.contextmanager
@@ -66,73 +65,38 @@ def serve(grid: Grid, run_config: Mapping[str, Any]) -> None:
         RunFailed: the run failed; the error is the cause in one line.
     """
     try:
-        if resumed := str(run_config.get("resume", "")):
-            folder = _resumed(resumed, run_config)
-            experiment = open_run_folder(folder)
-            if (summary := read_summary(folder)).get("status") == "completed":
-                print("already completed; nothing to do")
-                _print_result(experiment, summary, folder)
-                return
-        else:
-            experiment = from_run_config(run_config)
-        _check(experiment, run_config)
-        if not resumed:
-            folder = new_run_folder(experiment)
+        folder = _resumed(run_config)
+        if folder is None:
+            values = check_early(run_config)
+            if gate.in_simulation():
+                clients, nodes = values["num_clients"], gate.number_of_nodes(grid)
+                print(f"{clients} clients on {nodes:,} nodes", flush=True)
+        from fed_dpsd.engines.flower import job  # takes seconds: torch and all methods
+
+        experiment, folder = job.prepare(grid, run_config, folder)
     except UserError as error:
         problems = as_typed(str(error), run_config).splitlines()
         for problem in problems:
             print(f"error: {problem}", flush=True)
         raise RunFailed("; ".join(problems)) from None
     try:
-        for line in opening(experiment, folder):
-            print(line, flush=True)
-        federation = GridFederation(experiment, grid, folder)
-        summary = run(experiment, federation, folder, _print_round)
+        job.finish(experiment, grid, folder)
     except Exception as error:
-        if not isinstance(error, UserError | ProtocolError):
-            logger.exception("the server failed")
-        if not isinstance(error, InUse) and not (folder / "summary.json").exists():
-            write_failure(experiment, folder, GridFederation.engine, error)
         print(f"error: {one_line(error)}\nrun folder: {folder}", flush=True)
         raise RunFailed(one_line(error)) from None
-    _print_result(experiment, summary, folder)
 
 
-def _resumed(path: str, run_config: Mapping[str, Any]) -> Path:
-    """Return the folder of a run to resume.
+def _resumed(run_config: Mapping[str, Any]) -> Path | None:
+    """Return the folder of a run to resume, if one is given.
 
     Raises:
         UserError: another key is set too, or the path is relative.
     """
+    path = str(run_config.get("resume", ""))
+    if not path:
+        return None
     if others := [key for key in given(run_config) if key != "resume"]:
         raise UserError(f"{others[0]} is given with resume={path}: a run keeps its configuration")
     if not Path(path).is_absolute():
         raise UserError(f"resume={path} must be an absolute path, as printed at the run's end")
     return Path(path)
-
-
-def _check(experiment: Experiment, run_config: Mapping[str, Any]) -> None:
-    """Check what a run needs, before making its folder and waiting for hospitals.
-
-    Raises:
-        UserError: something is missing or cannot be read.
-    """
-    config = experiment.config
-    require_tracker(config.tracker)
-    key = "device" if config.client_device == config.server_device else "server_device"
-    require_device(key, config.server_device, number_of_gpus())
-    if config.federation.simulation:
-        warnings = cautions(experiment)
-        require_writable("cache", Path(config.cache))
-        partitions(experiment)
-        for warning in filter(None, (*warnings, *weak_delta(experiment), unused(experiment))):
-            print(f"warning: {as_typed(warning, run_config)}", flush=True)
-    test_split(experiment)
-
-
-def _print_result(experiment: Experiment, summary: Mapping[str, Any], folder: Path) -> None:
-    print(f"result: {result_line(experiment, summary)}\nrun folder: {folder}", flush=True)
-
-
-def _print_round(line: Mapping[str, Any]) -> None:
-    print(round_text(line), flush=True)

@@ -147,7 +147,7 @@ def test_a_process_that_dies_is_one_error_and_the_run_has_failed(small, monkeypa
 # --- as a user types it ---
 
 
-def as_typed(tmp_path, run_config, mark):
+def as_typed(tmp_path, run_config, mark, *more, **variables):
     """`flwr run . --run-config ...` in a fresh clone; returns its output and its runs."""
     clone = tmp_path / "clone"
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
@@ -159,6 +159,7 @@ def as_typed(tmp_path, run_config, mark):
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
     own.pop("PYTHONPATH")
+    own |= variables
 
     def call(*command):
         done = subprocess.run(
@@ -167,7 +168,7 @@ def as_typed(tmp_path, run_config, mark):
         return done.stdout + done.stderr
 
     try:
-        output = call("flwr", "run", ".", "--run-config", run_config, "--stream")
+        output = call("flwr", "run", ".", "--run-config", run_config, "--stream", *more)
         listed = call("flwr", "ls", "--format", "json")
     finally:
         end_marked(mark)  # Flower leaves its SuperLink running
@@ -248,3 +249,30 @@ def test_ray_starts_as_many_clients_as_are_placed_on_gpus(tmp_path, monkeypatch,
 
     api.run(*SMALL, "num_clients=5", *places(tmp_path), engine="flower", progress=count)
     assert max(seen) == SHARED.processes
+
+
+@slow
+@pytest.mark.ci
+def test_a_bare_flower_run_shares_the_gpus_that_are_there(tmp_path, mark):
+    """Two GPUs that are not there have room for one process each; five nodes would start five."""
+    small = ["teacher.min_steps=20", "teacher.epochs=0", "method.final_student_steps=10"]
+    small += ["threads_server=1", "model.student_width=4", "model.teacher_width=4"]
+    flat = f'num_clients=5 training="plain" model="cnn" rounds=2 overrides="{" ".join(small)}"'
+    fakes = Path(__file__).parent / "fake_gpus"
+    seen = tmp_path / "seen"
+    output, (run, *_) = as_typed(
+        *(tmp_path, flat, mark, "--federation-config", "num-supernodes=5"),
+        PYTHONPATH=str(fakes),
+        FAKE_GPUS=str(seen),
+    )
+    assert run["status"] == "finished:completed", output[-3000:]
+    assert "5 clients on 5 nodes" in output
+    assert "devices: 2 processes on cuda:0, cuda:1, each 1 of a GPU, " in output
+    used = {tuple(map(str, json.loads(line))) for line in seen.read_text().splitlines()}
+    shares = [(gpus, teachers) for _, gpus, teachers in used if gpus != "['0', '1']"]  # the server
+    assert sorted(gpus for gpus, _ in shares) == ["['0']", "['1']"]  # a process each, never more
+    assert all(0 < int(teachers) < 2**30 for _, teachers in shares)
+    (folder,) = (tmp_path / "home" / "runs").iterdir()
+    typed = ["num_clients=5", "training=plain", "model=cnn", "rounds=2", *small, "device=cpu"]
+    local = api.run(*typed, *places(tmp_path / "local"), progress=False)
+    assert summary(folder)["student_sha256"] == local.summary["student_sha256"]

@@ -1,0 +1,45 @@
+"""Paths of a configuration: made absolute, and checked before anything is read."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fed_dpsd.data.sources import LAYOUT, is_place
+
+FOLDERS = ("out", "cache", "run_folder", "ledger")
+
+
+def absolute(key: str, value: str, base: Path | None, problems: list[str]) -> str:
+    """Return a path as absolute; add a problem if it is relative and there is no `base`."""
+    path = Path(value).expanduser()
+    if not path.is_absolute() and base is None:
+        problems.append(
+            f"{key}={value} must be an absolute path under `flwr run`, "
+            "whose working directory is not yours"
+        )
+    return str(path if base is None else base / path)
+
+
+def data_path(value: str, base: Path | None, problems: list[str]) -> str:
+    """Return `data.path` as absolute; add a problem if it cannot hold a data set."""
+    path = absolute("data.path", value, base, problems)
+    if not is_place(Path(path)):
+        there = Path(path).exists()
+        problem = "is neither a folder nor a table" if there else "does not exist"
+        problems.append(f"data.path={path} {problem}; give {LAYOUT}")
+    return path
+
+
+def path_problems(values: Mapping[str, Any]) -> list[str]:
+    """Return the problems of the paths in a composed configuration, under `flwr run`.
+
+    Binding reports values of other types.
+    """
+    problems: list[str] = []
+    for key in FOLDERS:
+        if isinstance(value := values.get(key), str) and value:
+            absolute(key, value, None, problems)
+    data = values.get("data")
+    if isinstance(data, Mapping) and isinstance(path := data.get("path"), str):
+        data_path(path, None, problems)
+    return problems

@@ -1,0 +1,94 @@
+"""The ServerApp's job: checks a run, and runs its experiment."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flwr.serverapp import Grid
+
+from fed_dpsd.engines.flower import gate
+from fed_dpsd.engines.flower.grid import GridFederation
+from fed_dpsd.engines.flower.run_config import as_typed, from_run_config
+from fed_dpsd.errors import ProtocolError, UserError
+from fed_dpsd.experiment import Experiment, partitions, test_split, unused
+from fed_dpsd.models.devices import choose, number_of_gpus, require_device
+from fed_dpsd.server.checks import cautions, require_writable, weak_delta
+from fed_dpsd.server.federation import InUse
+from fed_dpsd.server.run import run
+from fed_dpsd.server.run_folder import new_run_folder, open_run_folder
+from fed_dpsd.server.summary import read_summary, result_line, round_text, write_failure
+from fed_dpsd.server.trackers import require_tracker
+from fed_dpsd.server.words import opening
+
+logger = logging.getLogger("fed_dpsd")
+
+
+def prepare(
+    grid: Grid, run_config: Mapping[str, Any], folder: Path | None
+) -> tuple[Experiment, Path]:
+    """Check what a run needs, and return its experiment and its run folder.
+
+    Args:
+        grid: Flower's grid.
+        run_config: the configuration of a new run.
+        folder: the folder of a run to resume instead.
+
+    Raises:
+        UserError: something is missing or cannot be read.
+    """
+    if folder is not None:
+        experiment = open_run_folder(folder)
+        if _completed(folder):
+            return experiment, folder
+    else:
+        experiment = from_run_config(run_config)
+    config = experiment.config
+    require_tracker(config.tracker)
+    key = "device" if config.client_device == config.server_device else "server_device"
+    require_device(key, config.server_device, number_of_gpus())
+    if config.federation.simulation and gate.in_simulation():
+        clients = gate.place_clients(experiment, gate.number_of_nodes(grid))
+        server = choose(config.server_device)
+        where = "the processor" if server.type == "cpu" else str(server)
+        print(f"devices: {clients}; the server computes on {where}", flush=True)
+    if config.federation.simulation:
+        warnings = cautions(experiment)
+        require_writable("cache", Path(config.cache))
+        partitions(experiment)
+        for warning in filter(None, (*warnings, *weak_delta(experiment), unused(experiment))):
+            print(f"warning: {as_typed(warning, run_config)}", flush=True)
+    test_split(experiment)
+    return experiment, folder or new_run_folder(experiment)
+
+
+def finish(experiment: Experiment, grid: Grid, folder: Path) -> None:
+    """Run the experiment, and print its result; a completed run is not changed."""
+    if _completed(folder):
+        print("already completed; nothing to do")
+        _print_result(experiment, read_summary(folder), folder)
+        return
+    try:
+        for line in opening(experiment, folder):
+            print(line, flush=True)
+        federation = GridFederation(experiment, grid, folder)
+        summary = run(experiment, federation, folder, _print_round)
+    except Exception as error:
+        if not isinstance(error, UserError | ProtocolError):
+            logger.exception("the server failed")
+        if not isinstance(error, InUse) and not (folder / "summary.json").exists():
+            write_failure(experiment, folder, GridFederation.engine, error)
+        raise
+    _print_result(experiment, summary, folder)
+
+
+def _completed(folder: Path) -> bool:
+    return read_summary(folder).get("status") == "completed"
+
+
+def _print_result(experiment: Experiment, summary: Mapping[str, Any], folder: Path) -> None:
+    print(f"result: {result_line(experiment, summary)}\nrun folder: {folder}", flush=True)
+
+
+def _print_round(line: Mapping[str, Any]) -> None:
+    print(round_text(line), flush=True)

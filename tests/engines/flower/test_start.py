@@ -1,0 +1,222 @@
+"""The start of `flwr run`: the first error, the ClientApp's turn, and the shares of GPUs."""
+
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+
+import pytest
+
+from fed_dpsd.client.device import TEACHER_BYTES
+from fed_dpsd.engines.flower import gate, shares
+from fed_dpsd.engines.placement import Placement
+from fed_dpsd.errors import UserError
+
+ROOT = Path(__file__).parents[3]
+
+# In a new process: an early error must not wait for torch, a node or Ray.
+EARLY = """
+import json, sys
+from fed_dpsd.engines.flower import gate
+import server_app
+
+class Grid:
+    def get_node_ids(self):
+        raise AssertionError("asked for nodes")
+
+sys.argv[0] = "flwr-simulation"
+from fed_dpsd.engines.flower.server import RunFailed, main
+from types import SimpleNamespace
+try:
+    main(Grid(), SimpleNamespace(run_config=json.loads(sys.argv[1])))
+except RunFailed as error:
+    print("status:", error)
+except AssertionError as error:
+    print(error)
+assert not {"torch", "ray", "fed_dpsd.experiment"} & set(sys.modules)
+import client_app  # which does not wait for ever, and does not load torch for a failed run
+assert "torch" not in sys.modules
+"""
+
+
+def early(run_config):
+    done = subprocess.run(
+        [sys.executable, "-c", EARLY, json.dumps(run_config)],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.slow
+@pytest.mark.ci  # a process that imports Flower, for each
+def test_the_first_error_waits_for_nothing():
+    for run_config, problem in (
+        ({"data": "mnist", "data_path": "/nowhere"}, "data_path=/nowhere does not exist; give "),
+        ({"method": "dnse"}, "method=dnse is unknown; choose one of: "),
+        ({"out": "here"}, "out=here must be an absolute path under `flwr run`"),
+        ({"resume": "runs/x"}, "resume=runs/x must be an absolute path"),
+    ):
+        first, status = early(run_config)
+        assert first.startswith(f"error: {problem}"), run_config
+        assert status == f"status: {first.removeprefix('error: ')}"
+    assert early({"num_clients": 3}) == ["asked for nodes"]  # the control
+
+
+@pytest.fixture
+def simulation(monkeypatch):
+    """The start of a simulation, whose process this one claims to be."""
+    monkeypatch.setattr(gate, "_checked", Future())
+    monkeypatch.setattr(gate, "_placed", Future())
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/flwr-simulation"])
+
+
+def test_a_client_app_loads_after_the_server_apps_checks(simulation):
+    with ThreadPoolExecutor(2) as threads:
+        needed = threads.submit(gate.is_needed)
+        assert wait([needed], timeout=0.05).not_done
+        line = threads.submit(gate.place_clients, "experiment", 5)
+        assert needed.result()
+        assert wait([line], timeout=0.05).not_done
+        gate.answer("{} on {}".format)
+        assert line.result() == "experiment on 5"
+    gate.close()  # at the end of the run
+    assert gate.is_needed()
+
+
+def test_clients_that_do_not_fit_end_the_server_app(simulation):
+    def full(experiment, nodes):
+        raise UserError("the GPU is full")
+
+    with ThreadPoolExecutor(1) as threads:
+        line = threads.submit(gate.place_clients, "experiment", 5)
+        assert gate.is_needed()
+        gate.answer(full)
+        with pytest.raises(UserError, match="the GPU is full"):
+            line.result()
+
+
+def test_a_failed_run_needs_no_clients(simulation):
+    gate.close()
+    assert not gate.is_needed()
+    gate.answer(pytest.fail)
+
+
+def test_a_client_app_waits_only_in_a_simulation(simulation, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/flwr-clientapp"])
+    assert gate.is_needed()
+    gate.answer(pytest.fail)
+
+
+# --- shares ---
+
+
+@pytest.fixture
+def variables(monkeypatch):
+    """Variables that a test's offer sets, removed at its end, in a process without a share."""
+    names = ("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "RAY_OVERRIDE_RESOURCES")
+    for name in (*names, shares.SHARES, TEACHER_BYTES, shares.VISIBLE):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    shares.take.cache_clear()
+    yield
+    shares.take.cache_clear()
+
+
+def placed(gpus, processes, pinned=False):
+    devices = tuple(f"cuda:{number}" for number in range(gpus))
+    return Placement(devices, processes, 0.5, 2**30, 2**29, pinned)
+
+
+def test_an_offer_is_the_environment_of_ray(variables, monkeypatch):
+    shares.offer(Placement())
+    assert shares.SHARES not in os.environ
+    assert "RAY_OVERRIDE_RESOURCES" not in os.environ
+    shares.offer(placed(2, 3))
+    assert json.loads(os.environ["RAY_OVERRIDE_RESOURCES"]) == {"CPU": 6}
+    assert os.environ[TEACHER_BYTES] == str(2**29)
+    monkeypatch.setenv(TEACHER_BYTES, "7")  # a user's own number stays
+    shares.offer(placed(2, 3))
+    assert os.environ[TEACHER_BYTES] == "7"
+
+
+def test_flowers_default_starts_as_many_processes_as_there_are_shares(variables, monkeypatch):
+    from flwr.simulation.ray_transport import ray_actor
+    from flwr.supercore.constant import DEFAULT_SIMULATION_CONFIG as default
+
+    shares.offer(placed(2, 3))
+    resources = json.loads(os.environ["RAY_OVERRIDE_RESOURCES"])
+    monkeypatch.setattr(ray_actor.ray, "nodes", lambda: [{"Resources": resources}])
+    requested = {"num_cpus": default.client_resources_num_cpus, "num_gpus": 0.0}
+    assert ray_actor.pool_size_from_resources(requested) == 3
+
+
+def test_processes_take_one_share_each_and_no_more_than_there_are(variables, monkeypatch):
+    monkeypatch.setenv(shares.VISIBLE, "4,6")
+    monkeypatch.setattr(shares, "_assigned_by_ray", lambda: False)
+    shares.offer(placed(2, 3))
+    forks = multiprocessing.get_context("fork")
+    pipes = []
+
+    def process(pipe):
+        try:
+            shares.take()
+            shares.take()
+            pipe.send(os.environ[shares.VISIBLE])
+        except UserError as error:
+            pipe.send(str(error))
+        pipe.recv()
+
+    def take():
+        here, there = forks.Pipe()
+        started = forks.Process(target=process, args=(there,))
+        started.start()
+        pipes.append((here, started))
+        return here.recv()
+
+    def end(here, started):
+        here.send("")
+        started.join()
+
+    try:
+        assert [take(), take(), take()] == ["4", "6", "4"]
+        assert take().startswith("the GPUs have room for 3 client processes, and Flower has ")
+        monkeypatch.setattr(shares, "_assigned_by_ray", lambda: True)
+        assert take() == "4,6"  # as Ray has set it
+        monkeypatch.setattr(shares, "_assigned_by_ray", lambda: False)
+        end(*pipes.pop(1))
+        assert take() == "6"  # which the process that ended had
+    finally:
+        for pair in pipes:
+            end(*pair)
+
+
+def test_on_a_running_ray_cluster_the_line_says_what_to_request(variables, monkeypatch):
+    monkeypatch.setattr(shares, "placed", lambda *_: placed(2, 3))
+    assert shares.place_clients(None, 3) == str(placed(2, 3))
+    assert os.environ.pop(shares.SHARES)
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    requested = "client-resources-num-cpus=1 client-resources-num-gpus=0.5"
+    assert f'--federation-config "{requested}"' in shares.place_clients(None, 3)
+    assert shares.SHARES not in os.environ
+
+
+def test_a_pinned_gpu_is_not_renumbered(variables, monkeypatch):
+    monkeypatch.setattr(shares, "_assigned_by_ray", lambda: False)
+    monkeypatch.setattr(shares, "_taken", [])
+    shares.take.cache_clear()
+    shares.offer(placed(1, 1, pinned=True))
+    shares.take()
+    assert shares.VISIBLE not in os.environ
+    shares.take()  # the same one
+    shares.take.cache_clear()
+    with pytest.raises(UserError, match="room for 1 client processes"):
+        shares.take()
+    for claim in shares._taken:
+        claim.close()

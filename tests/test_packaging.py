@@ -163,7 +163,8 @@ def test_nothing_private_or_large_is_published(built):
 
 def test_what_a_wheel_needs_is_in_it(built):
     files = held(built["wheel"])
-    assert {"fed_dpsd/_app/conf/config.yaml", "fed_dpsd/_app/deploy/certificates.sh"} <= set(files)
+    needed = ["conf/config.yaml", *(f"deploy/{file.name}" for file in (ROOT / "deploy").iterdir())]
+    assert {f"fed_dpsd/_app/{name}" for name in needed} <= set(files)
     assert any(name.startswith("fed_dpsd/report/") and name.endswith(".css") for name in files)
     folders = {name.partition("/")[0] for name in files}
     assert folders == {"fed_dpsd", f"fed_dpsd-{__version__}.dist-info"}
@@ -267,6 +268,15 @@ def test_the_default_job_runs_in_an_empty_environment(built, tmp_path, kind):
         finally:
             end_marked(marker)
         assert "No additional application dependencies needed installation." in output
+        pages = subprocess.run(
+            ["fed-dpsd", "report", tmp_path / "home" / "runs"],
+            env=own,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert pages.returncode == 1
+        assert "run this command where FedDPSD is installed from its wheel" in pages.stderr
         (run,) = (tmp_path / "home" / "runs").iterdir()
     found = read_summary(run)
     assert found.get("status") == "completed", output

@@ -55,6 +55,21 @@ def conf_folder() -> Path:
     return app_folder() / "conf"
 
 
+def templates_folder(module: str) -> Path:
+    """Return the folder `templates` next to a module's file.
+
+    Raises:
+        UserError: there is none, because Flower's bundles cannot carry such files.
+    """
+    folder = Path(module).with_name("templates")
+    if not folder.is_dir():
+        raise UserError(
+            f"{folder} does not exist: a Flower bundle has no templates of pages and cards; run "
+            "this command where FedDPSD is installed from its wheel or repository"
+        )
+    return folder
+
+
 def client_name(client: int) -> str:
     """Return the prefix of the names of a client's files."""
     return f"client_{client:03d}"

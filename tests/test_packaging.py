@@ -13,7 +13,14 @@ from io import BytesIO
 from pathlib import Path
 
 import pytest
-from flwr.cli.build import build_fab_from_disk, get_fab_filename
+from flwr.cli.app_cmd.publish import _collect_file_paths, _validate_files
+from flwr.cli.build import build_fab_from_disk, build_fab_from_files, get_fab_filename
+from flwr.cli.config_utils import load_and_validate
+from flwr.cli.utils import collect_files
+from flwr.supercore.superexec.dependency_installer import (
+    RuntimeDependencyInstallationError,
+    install_app_dependencies,
+)
 
 from fed_dpsd import __version__
 from fed_dpsd.engines.flower import QUIET
@@ -53,12 +60,33 @@ def test_the_bundle_is_what_git_tracks(bundle):
     assert shipped == expected
 
 
-def test_the_bundle_names_no_dependency(bundle):
-    project = tomllib.loads(bundle.read("pyproject.toml").decode())["project"]
-    assert "dependencies" not in project
-    assert "optional-dependencies" not in project
-    assert set(project["dynamic"]) == {"dependencies", "optional-dependencies"}
-    assert not [name for name in bundle.namelist() if name.endswith(".txt")]
+def test_the_bundle_has_the_format_of_flower_hub():
+    _, metadata = build_fab_from_files(collect_files(ROOT))
+    assert metadata.fab_format_version == 1
+    assert metadata.flwr_version_min == metadata.flwr_version_target == "1.41.0"
+    assert load_and_validate(ROOT / "pyproject.toml")[1] == []  # what `flwr build` warns about
+    _validate_files(_collect_file_paths(ROOT))  # what Hub refuses: sizes, encoding
+
+
+def test_flower_installs_nothing_at_run_time(bundle, tmp_path, monkeypatch):
+    """Without network or cache; a dependency that is not excluded would have to be resolved."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name, value in {
+        "FLWR_HOME": tmp_path / "flwr",
+        "UV_CACHE_DIR": tmp_path / "cache",
+        "UV_OFFLINE": 1,
+        "PATH": os.environ["PATH"],  # Flower changes it, and the next one
+        "VIRTUAL_ENV": os.environ.get("VIRTUAL_ENV", ""),
+    }.items():
+        monkeypatch.setenv(name, str(value))
+    app = tmp_path / "app"
+    bundle.extractall(app)
+    (packages,) = install_app_dependencies(app).glob("lib/python*/site-packages")
+    assert {path.name for path in packages.iterdir()} <= {"_virtualenv.pth", "_virtualenv.py"}
+    project = (app / "pyproject.toml").read_text()
+    (app / "pyproject.toml").write_text(project.replace('    "torch",\n', "", 1))
+    with pytest.raises(RuntimeDependencyInstallationError, match="torch"):
+        install_app_dependencies(app)
 
 
 def test_flat_keys_are_declared_as_not_given_each_with_its_type():
@@ -135,7 +163,8 @@ def test_nothing_private_or_large_is_published(built):
 
 def test_what_a_wheel_needs_is_in_it(built):
     files = held(built["wheel"])
-    assert {"fed_dpsd/_app/conf/config.yaml", "fed_dpsd/_app/deploy/certificates.sh"} <= set(files)
+    needed = ["conf/config.yaml", *(f"deploy/{file.name}" for file in (ROOT / "deploy").iterdir())]
+    assert {f"fed_dpsd/_app/{name}" for name in needed} <= set(files)
     assert any(name.startswith("fed_dpsd/report/") and name.endswith(".css") for name in files)
     folders = {name.partition("/")[0] for name in files}
     assert folders == {"fed_dpsd", f"fed_dpsd-{__version__}.dist-info"}
@@ -156,7 +185,7 @@ def test_the_metadata_are_complete_and_the_readme_renders(built):
         (name,) = [name for name in wheel.namelist() if name.endswith("METADATA")]
         text = wheel.read(name).decode()
     for field in (
-        "License-Expression: Apache-2.0",
+        "License-File: LICENSE",
         "Requires-Python: >=3.11",
         "Author: ",
         "Summary: ",
@@ -182,14 +211,19 @@ def is_open(port):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", NAMES)
 def test_the_default_job_runs_in_an_empty_environment(built, tmp_path, kind):
-    """From the wheel, the source distribution, and the bundle as Flower unpacks it."""
+    """From the wheel, the source distribution, and the bundle unpacked in a folder.
+
+    The bundle runs without network, and uv's cache is out of its reach.
+    """
     uv, venv = [sys.executable, "-m", "uv"], tmp_path / "venv"
     subprocess.run([*uv, "venv", "-q", "--python", sys.executable, str(venv)], check=True)
-    what = [str(built[kind])]
+    folder, what = tmp_path / "app", [str(built[kind])]
+    folder.mkdir()
     if kind == "bundle":  # Ray waits 30 s for processes, which would compile it for themselves
-        what = ["--compile-bytecode", "-r", str(ROOT / "requirements.txt")]
+        zipfile.ZipFile(built[kind]).extractall(folder)
+        what = ["--compile-bytecode", "-e", "."]
     into = [*uv, "pip", "install", "-q", "--python", str(venv / "bin" / "python")]
-    subprocess.run([*into, *what], check=True)
+    subprocess.run([*into, *what], cwd=folder, check=True)
     marker, ports = f"published-{tmp_path.name}", (free_port(), free_port())
     own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     own |= QUIET | {
@@ -198,42 +232,53 @@ def test_the_default_job_runs_in_an_empty_environment(built, tmp_path, kind):
         "FLWR_HOME": str(tmp_path / "flwr"),
         "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": ports[0],
         "FLWR_LOCAL_CONTROL_API_PORT": ports[1],
+        # As on a user's machine, where Flower looks for dependencies; none could be installed.
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "0",
+        "UV_CACHE_DIR": str(tmp_path / "cache"),
+        "UV_OFFLINE": "1",
         MARK: marker,
     }
-    (tmp_path / "empty").mkdir()
 
     def call(*words):
         done = subprocess.run(
-            words, cwd=tmp_path / "empty", env=own, capture_output=True, text=True, check=False
+            words, cwd=folder, env=own, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
     if kind != "bundle":
         output = call("fed-dpsd", "run", *TINY)
-        folder = Path(output.splitlines()[-1])
+        run = Path(output.splitlines()[-1])
     else:
         try:
-            call("flwr", "install", str(built[kind]))
             # As flwr run starts it, which gives up after 15 s, on a busy machine too.
             local = ["--insecure", "--simulation", "--isolation", "subprocess"]
             local += ["--control-api-address", f"127.0.0.1:{ports[1]}", "--host", "127.0.0.1"]
             log = (tmp_path / "superlink.log").open("wb")
             subprocess.Popen(
                 [venv / "bin" / "flower-superlink", *local, "--port", ports[0]],
-                cwd=tmp_path / "empty",
+                cwd=folder,
                 env=own,
                 stdout=log,
                 stderr=log,
             )
             wait_until(lambda: is_open(ports[0]))
-            (app,) = (tmp_path / "flwr" / "apps").iterdir()
             config = f'num_clients=2 rounds=2 overrides="{" ".join(TINY[2:])}"'
-            output = call("flwr", "run", str(app), "--run-config", config, "--stream")
+            output = call("flwr", "run", ".", "--run-config", config, "--stream")
         finally:
             end_marked(marker)
-        (folder,) = (tmp_path / "home" / "runs").iterdir()
-    found = read_summary(folder)
+        assert "No additional application dependencies needed installation." in output
+        pages = subprocess.run(
+            ["fed-dpsd", "report", tmp_path / "home" / "runs"],
+            env=own,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert pages.returncode == 1
+        assert "run this command where FedDPSD is installed from its wheel" in pages.stderr
+        (run,) = (tmp_path / "home" / "runs").iterdir()
+    found = read_summary(run)
     assert found.get("status") == "completed", output
     assert (found["method"], found["data"]) == ("fed_dpsd", "digits")
 

@@ -22,8 +22,8 @@ from fed_dpsd.report.guarantee import MEANINGFUL, MEANINGFUL_DELTA
 from fed_dpsd.report.numbers import counted, with_interval
 from fed_dpsd.report.settings import CLAIMS, GRID, Row, Setting, apart, names, read, rows_by_key
 from fed_dpsd.report.tables import FIRST_LINE, SUMMARY_START, write_own
+from fed_dpsd.storage import templates_folder
 
-TEMPLATES = Path(__file__).with_name("templates")
 UNFINISHED = "results.html"  # the page of the completed run has the same name
 RECORD, REPLACED = CLAIMS[:2]
 MOST_CLIENTS = 50  # rows of a table
@@ -130,7 +130,7 @@ def _interval(counts: tuple[int, int]) -> str:
 @functools.cache
 def _environment() -> Environment:
     environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
+        loader=FileSystemLoader(templates_folder(__file__)),
         autoescape=True,
         finalize=_prose,
         undefined=StrictUndefined,

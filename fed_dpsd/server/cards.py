@@ -4,6 +4,7 @@ Every number comes from the run's summary.json; none is computed here. `as_markd
 PRIVACY.md from the content of privacy_card.json alone, so the two cannot differ.
 """
 
+import functools
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from fed_dpsd import __version__
 from fed_dpsd.accounts.card import BY, MORE_NOTE, RUN_NOTE, SEEDED_NOTE, TUNING_NOTE, PrivacyCard
@@ -28,7 +29,7 @@ from fed_dpsd.privacy.epsilon import Epsilon
 from fed_dpsd.server.charge_log import ChargeLog
 from fed_dpsd.server.completed import CompletedRun
 from fed_dpsd.server.summary import result_line
-from fed_dpsd.storage import encoded, json_of
+from fed_dpsd.storage import encoded, json_of, templates_folder
 
 POST_PROCESSING = (
     "This artefact is computed from what the clients released and from what is public (settings, "
@@ -41,13 +42,6 @@ CHANGES = {"add_remove": "added or removed", "replace_one": "replaced"}
 TASK = "image-classification"
 SIZES = {1e3: "n<1K", 1e4: "1K<n<10K", 1e5: "10K<n<100K", 1e6: "100K<n<1M", 1e7: "1M<n<10M"}
 LARGEST = "10M<n<100M"
-_TEMPLATES = Environment(
-    loader=FileSystemLoader(Path(__file__).parent / "templates"),
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-    keep_trailing_newline=True,
-)
 
 
 def privacy_card_of(run: CompletedRun) -> dict[str, Any]:
@@ -186,7 +180,7 @@ def as_markdown(card: Mapping[str, Any]) -> str:
     privacy = card["privacy"]
     label = [privacy["label"]] if privacy["label"] else []
     known = {name: version for name, version in (card["versions"]["run"] or {}).items() if version}
-    return _TEMPLATES.get_template("PRIVACY.md.j2").render(
+    return _template("PRIVACY.md.j2").render(
         card=card,
         rows=[_cells(row) for row in (*privacy["proven"], *label)],
         libraries=[f"{name} {version}" for name, version in known.items()],
@@ -271,11 +265,23 @@ def dataset_card(
     return _hub_card("dataset.md.j2", metadata, card, summary=summary, file=file, **facts)
 
 
+@functools.cache
+def _template(name: str) -> Template:
+    environment = Environment(
+        loader=FileSystemLoader(templates_folder(__file__)),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return environment.get_template(name)
+
+
 def _hub_card(
     template: str, metadata: Mapping[str, Any], card: Mapping[str, Any], **values: Any
 ) -> str:
     block = yaml.safe_dump(dict(metadata), sort_keys=False, allow_unicode=True)
-    return _TEMPLATES.get_template(template).render(
+    return _template(template).render(
         metadata=block, card=card, nothing_proven=NOTHING_PROVEN, **values
     )
 

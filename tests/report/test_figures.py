@@ -13,6 +13,7 @@ from fed_dpsd.report import figures, pages, plots, sweep_charts
 from fed_dpsd.report.charts import Axis, Chart, Series
 from fed_dpsd.report.literature import published
 from fed_dpsd.report.settings import read
+from fed_dpsd.storage import templates_folder
 
 
 def rows_of(columns, *rows):
@@ -108,7 +109,7 @@ def test_svg_is_small_deterministic_and_follows_the_page():
     assert "&lt;script&gt;$\\frac{x&amp;</text>" in svg
     assert len(svg) < 12_000
     used = set(re.findall(r"var\(--(\w+)\)", svg))
-    css = (pages.TEMPLATES / "style.css").read_text()
+    css = (templates_folder(pages.__file__) / "style.css").read_text()
     light, dark = (dict(re.findall(r"--(\w+): (#\w+)", part)) for part in css.split("@media")[:2])
     assert {"ink", "soft", "line", "s0", "s1"} <= used <= set(dark)
     assert figures.PALETTE.items() <= light.items()

@@ -292,8 +292,9 @@ class GridFederation(HostedFederation):
         problems = {**self._unusable, **dict(self._refused.values())}
         timeout, first = self._settings.round_timeout_seconds, self._settings.retry_seconds
         late = f"{LATE} {timeout if waited > timeout else first:g} s"
-        self._online = set(self._grid.get_node_ids())
-        connected = self._hosts_of(clients).keys() & self._online
+        online = set(self._grid.get_node_ids())
+        self._online &= online  # one that returned meanwhile is new to the next request
+        connected = self._hosts_of(clients).keys() & online
         present = {client for node in connected for client in self._hosts[node]}
         reasons = {}
         for client in clients:

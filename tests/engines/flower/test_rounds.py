@@ -150,6 +150,13 @@ def test_a_hospital_that_is_back_has_the_whole_time_again(deployed, tmp_path, cl
             federation.total(request(number + later))
             waited.append(round(clock[0] - before))
         assert waited == ([60, 10] if returns else [10, 10])
+    grid.break_reply = lambda node, reply: grid.offline.clear() or reply  # back during the round
+    grid.offline = {101}
+    federation.total(request(21))
+    grid.break_reply = lambda node, reply: None if node == 101 else reply
+    before = clock[0]
+    federation.total(request(22))
+    assert round(clock[0] - before) == 60
 
 
 def test_too_few_hospitals_end_the_run_and_the_round_can_be_asked_again(

@@ -184,9 +184,11 @@ def deployed(small, monkeypatch):
     for name in ("task_id", "run_id", "node_id"):  # otherwise no message can be made
         monkeypatch.setattr(TaskIdentity, f"_{name}", 1)
 
-    def make(*overrides):
+    def make(*overrides, one=True):
+        """With `one`, one hospital is enough, unless the overrides say otherwise."""
         return small(
             *("federation=deployment", "federation.node_timeout_seconds=0.5"),
+            *("federation.min_clients=1",) * one,
             *("federation.round_timeout_seconds=1.5", *overrides),
         )
 

@@ -77,6 +77,9 @@ class Account:
             without images, such as a training, counts as one.
         when_records_change: whether the client continues a run during which its records change.
         plugins: whether the run has plug-ins; then its charges are marked as not reviewed.
+
+    Attributes:
+        charged: the entries that this object has charged.
     """
 
     def __init__(
@@ -90,6 +93,7 @@ class Account:
         plugins: bool = False,
     ) -> None:
         self.ledger, self.run = ledger, run
+        self.charged: list[Entry] = []
         self._acknowledged: Releases = {}
         self._settings, self._plan = settings, plan
         self._most_queries, self._when_records_change = most_queries, when_records_change
@@ -162,6 +166,7 @@ class Account:
             return
         if due.run == self.run:
             self.ledger.charge(due)
+            self.charged.append(due)
         else:
             joined = self._joined()
             self._keep(replace(joined, reused=(*joined.reused, digest)))

@@ -28,9 +28,9 @@ def rehearse(
             help="Settings as KEY=VALUE, such as num_clients=3.", autocompletion=override
         ),
     ] = None,
-    folder: Annotated[
-        Path, typer.Option(help="Empty folder for all files of the rehearsal.")
-    ] = Path("runs/rehearsal"),
+    out: Annotated[Path, typer.Option(help="Empty folder for all files of the rehearsal.")] = Path(
+        "runs/rehearsal"
+    ),
     kills: Annotated[
         int,
         typer.Option(
@@ -54,15 +54,15 @@ def rehearse(
     from fed_dpsd.rehearsal.rehearsal import Rehearsal, can_make_hosts
     from fed_dpsd.server.words import next_steps
 
-    home = folder.absolute()
+    home = out.absolute()
     if home.exists() and any(home.iterdir()):
-        raise UserError(f"--folder {folder} is not empty; give a new one, or delete it")
+        raise UserError(f"--out {out} is not empty; give a new one, or delete it")
     if kills < 0:
         raise UserError(f"--kills {kills} must be >= 0; 0 rehearses without faults")
     hosts = not loopback and can_make_hosts()
     console.print(f"hosts: {'network namespaces' if hosts else 'this one, over loopback'}")
     with shown(console), Rehearsal(home, [RETRY, *(overrides or [])], {}, hosts) as rehearsal:
-        console.print(f"connected: {len(rehearsal.hospitals)} hospitals; all files are in {home}")
+        console.print(f"started: {len(rehearsal.hospitals)} hospitals; all files are in {home}")
         if kills:
             _endure(rehearsal, kills, seed)
             return

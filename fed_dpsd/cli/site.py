@@ -3,6 +3,7 @@
 Only `serve` connects to a coordinator.
 """
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -23,14 +24,22 @@ File = Annotated[
 
 
 def init(file: File) -> None:
-    """Write a template of a hospital's file, with a comment on each key."""
-    from fed_dpsd.storage import conf_folder, write_atomically
+    """Write a template of a hospital's file, with a comment on each key.
+
+    Its state folder has the file's name, so that several hospitals may have files in one folder.
+    """
+    from fed_dpsd.storage import conf_folder, encoded, write_atomically
 
     if file.exists():
         raise UserError(f"{file} already exists; it is not overwritten")
     if not file.parent.exists():
         raise UserError(f"{file.parent} does not exist; create it, or give another folder")
-    write_atomically(file, (conf_folder() / "site.yaml").read_bytes())
+    template = (conf_folder() / "site.yaml").read_text()
+    if file.stem != "site":
+        template = template.replace(
+            "\nstate: state\n", f"\nstate: {json.dumps(f'{file.stem}-state')}\n"
+        )
+    write_atomically(file, encoded(template))
     print(file.absolute())
 
 
@@ -71,13 +80,17 @@ def serve(
     certificate: Annotated[Path, typer.Option(help="Certificate of the coordinator's CA.")],
     node_key: Annotated[Path, typer.Option(help="This node's private key, OpenSSH format.")],
     port: Annotated[
-        int, typer.Option(help="Port on this machine, for the node's own processes.")
-    ] = 9094,
+        int | None,
+        typer.Option(
+            help="Port on this machine, for the node's own processes. Default: any free one."
+        ),
+    ] = None,
 ) -> None:
     """Connect to the coordinator, and answer only with the code that is installed here.
 
-    A node that ends with an error is restarted. After a crash, the SuperLink takes up to a minute
-    to notice that the old node is gone, and refuses a new one until then.
+    Each request is a line on this console: what was asked for, charged or refused, and the budget
+    left. A node that ends with an error is restarted. After a crash, the SuperLink takes up to a
+    minute to notice that the old node is gone, and refuses a new one until then.
     """
     from fed_dpsd.client.hospital import open_file
     from fed_dpsd.engines.flower.supernode import serve

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from fed_dpsd.accounts import card as cards
 from fed_dpsd.accounts.secret import secret_of
+from fed_dpsd.accounts.verdict import how_answered, how_trained
 from fed_dpsd.client import site as sites
 from fed_dpsd.client.hospital import Hospital
 from fed_dpsd.client.records import HospitalRecords
@@ -52,8 +53,8 @@ def check(hospital: Hospital, overrides: list[str]) -> Iterator[str | Table]:
     if repeated := _repeated(content):
         yield f"repeated: {repeated}"
     experiment = _experiment(hospital, overrides)
-    yield f"training: {experiment.training}"
-    yield f"answers: {experiment.answers}"
+    yield f"training: {how_trained(experiment)}"
+    yield f"answers: {how_answered(experiment)}"
     planned = cards.plan_of(experiment)
     card = cards.PrivacyCard(cards.privacy_card(experiment, planned), "planned")
     yield f"a run: {card.epsilon('record', 'add_remove')}"

@@ -176,7 +176,10 @@ class FederationConfig:
     """Deadlines, and the smallest number of clients in a round."""
 
     simulation: bool = Field(description="whether this machine simulates all clients")
-    min_clients: int | None = Field(ge=1, description="fewest replies in a round; null is all")
+    min_clients: int | None = Field(
+        ge=1,
+        description="fewest hospitals to start with, and fewest replies to a round; null is all",
+    )
     node_timeout_seconds: Positive = Field(description="time for all clients to connect")
     round_timeout_seconds: Positive = Field(description="time for a round")
     retry_seconds: Positive = Field(description="time until a silent client gets the request again")

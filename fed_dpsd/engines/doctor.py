@@ -22,7 +22,11 @@ from fed_dpsd.server.checks import cautions, nearest, require_writable
 from fed_dpsd.storage import app_folder, home
 
 FLOWER_MINOR = "1.41"
-LOCAL_SUPERLINK_PORTS = (39091, 39093)
+# The variables that Flower reads, and the ports of the SuperLink that `flwr run` starts.
+LOCAL_PORTS = {
+    "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": "39091",
+    "FLWR_LOCAL_CONTROL_API_PORT": "39093",
+}
 CLIENTS = 5  # in the example of a GPU's shares
 EXAMPLE = ("training=plain", "model=cnn", "device=cuda")
 
@@ -159,13 +163,17 @@ def _superlinks() -> list[Check]:
 
 def _ports() -> Check:
     taken = []
-    for port in LOCAL_SUPERLINK_PORTS:
+    ports = {name: os.environ.get(name, usual) for name, usual in LOCAL_PORTS.items()}
+    for name, port in ports.items():
+        if not (port.isdecimal() and 0 < int(port) < 2**16):
+            return Check("local ports", False, f"{name}={port} is not a port", f"unset {name}")
         with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                taken.append(str(port))
+            if probe.connect_ex(("127.0.0.1", int(port))) == 0:
+                taken.append(port)
     if not taken:
-        return Check("local ports", True, "free: `flwr run` will start its own SuperLink")
-    remedy = "unless your own SuperLink runs there, stop the process that uses them"
+        free = f"{' and '.join(ports.values())} are free: `flwr run` will start its own SuperLink"
+        return Check("local ports", True, free)
+    remedy = f"unless your own SuperLink runs there, stop it, or set {' and '.join(LOCAL_PORTS)}"
     return Check("local ports", True, f"{', '.join(taken)} in use", remedy)
 
 

@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from fed_dpsd.storage import app_folder, writing
 
 PORT = 9192
 START_SECONDS = 90.0
+STOP_SECONDS = 20.0
 COORDINATOR = "coordinator"
 SERVER = "flwr-serverapp"
 
@@ -57,13 +58,19 @@ class Rehearsal:
         overrides: overrides of the experiment, on top of conf/federation/deployment.yaml.
         settings: keys of every site file, which replace the keys written here.
         hosts: whether each host is a network namespace.
+        late: the hospitals that `start_hospital` starts later; all others start at once.
 
     Raises:
         UserError: the overrides are not one experiment, or a host or process cannot be created.
     """
 
     def __init__(
-        self, folder: Path, overrides: Sequence[str], settings: Mapping[str, Any], hosts: bool
+        self,
+        folder: Path,
+        overrides: Sequence[str],
+        settings: Mapping[str, Any],
+        hosts: bool,
+        late: Collection[int] = (),
     ) -> None:
         require_one_run(overrides, composition := read(overrides))
         # The hospitals' files have the made-up patients; a deployment knows only real ones.
@@ -76,7 +83,7 @@ class Rehearsal:
         config = self.experiment.config
         if config.data.path is not None:
             self._overrides.append(f"data.path={config.data.path}")
-        self.folder, self.hosts = folder, hosts
+        self.folder, self.hosts, self._late = folder, hosts, late
         self.hospitals = range(config.num_clients)
         self._prefix = f"fd{os.getpid() % 10_000}"
         self._processes: dict[str, psutil.Popen] = {}
@@ -175,7 +182,8 @@ class Rehearsal:
             key = self.node_key(number)
             _run("ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", str(key))
             self.flwr("supernode", "register", f"{key}.pub", "here", "--name", f"h{number}")
-            self.start_hospital(number)
+            if number not in self._late:
+                self.start_hospital(number)
 
     def node_key(self, number: int) -> Path:
         """Return the path of a node's private key."""
@@ -207,8 +215,16 @@ class Rehearsal:
             *("fed-dpsd", "site", "serve", str(self.site(number))),
             *("--superlink", f"{self.address(number)}:{PORT}"),
             *("--certificate", str(self.folder / "certificates" / "ca.crt")),
-            *("--node-key", str(self.node_key(number)), "--port", str(9_300 + number)),
+            *("--node-key", str(self.node_key(number))),
         )
+
+    def stop_hospital(self, number: int) -> None:
+        """Stop a hospital's service, as its owner would; its node leaves the federation."""
+        host = f"hospital{number}"
+        self._processes[host].terminate()
+        with contextlib.suppress(psutil.TimeoutExpired):
+            self._processes[host].wait(STOP_SECONDS)
+        self.kill(host)
 
     def _environment(self, host: str) -> dict[str, str]:
         home = self.folder / host

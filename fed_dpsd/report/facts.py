@@ -62,6 +62,7 @@ class Facts:
         costs: the epsilon (record, add_remove) that each client has spent in all, by its number.
         samples: pictures of synthetic images, by round.
         requests: the lines of asks.jsonl, which Flower servers write.
+        absent: by hospital, how many of its requests it answered, in words; none if all.
         charges: the content of charges.json.
         ledgers: by client, a description of the charges in a ledger that may also hold charges of
             other runs: of a rehearsal's hospital, or of a simulated client with a shared ledger.
@@ -85,6 +86,7 @@ class Facts:
     costs: Mapping[int, float] = field(default_factory=dict)
     samples: Mapping[int, Path] = field(default_factory=dict)
     requests: Sequence[Mapping[str, Any]] = ()
+    absent: Mapping[int, str] = field(default_factory=dict)
     charges: Mapping[str, Any] = field(default_factory=dict)
     ledgers: Mapping[int, str] = field(default_factory=dict)
     unfinished: Unfinished | None = None
@@ -93,6 +95,13 @@ class Facts:
     def clients(self) -> str:
         """Return the word that the page uses for a client."""
         return "client" if self.simulated else "hospital"
+
+    @property
+    def took_part(self) -> int:
+        """Return the number of clients that answered a request; all, as long as none was sent."""
+        everyone: int = self.summary["num_clients"]
+        answered = {client for request in self.requests for client in request["answered"]}
+        return len(answered) if answered and not self.simulated else everyone
 
     @property
     def card(self) -> Mapping[str, Any]:

@@ -46,6 +46,7 @@ SCORE_NAMES = {
         ("client_mean", "mean of clients alone"),
     )
 }
+NEVER = "never connected"
 REQUESTS = {"counts": "class counts", "weights": "weights", "baseline": "weights"}
 
 
@@ -170,8 +171,6 @@ def _render(template: str, **content: Any) -> str:
 
 def run_page(facts: Facts) -> str:
     """Return the page of a run or of a deployment."""
-    clients = facts.settings.get("clients_per_round") or facts.summary["num_clients"]
-    images = facts.rounds[-1]["answered_queries"] if facts.rounds and facts.answers_images else 0
     calibration = facts.summary["calibration"]
     return _render(
         "run.html.j2",
@@ -188,12 +187,22 @@ def run_page(facts: Facts) -> str:
         overconfident=calibration and charts.overconfidence(calibration) > 0,
         pictures=_pictures(facts),
         refused=Counter(int(client) for line in facts.rounds for client in line["refused"]),
-        answered=images * clients,
+        answered=_image_answers(facts) if facts.answers_images else 0,
         settings=sorted(facts.settings.items(), key=lambda item: item[0].rpartition(".")[0]),
         most_clients=MOST_CLIENTS,
         **_classes(facts),
         **_hospitals(facts),
     )
+
+
+def _image_answers(facts: Facts) -> int:
+    """Return the number of images answered, over all clients that answered them."""
+    clients = facts.settings.get("clients_per_round") or facts.summary["num_clients"]
+    total = before = 0
+    for line in facts.rounds:
+        total += (line["answered_queries"] - before) * (clients - len(line["refused"]))
+        before = line["answered_queries"]
+    return total
 
 
 def _pictures(facts: Facts) -> list[tuple[int, str, float | None]]:
@@ -256,7 +265,7 @@ def _hospitals(facts: Facts) -> dict[str, Any]:
         answered = sum(number in r["answered"] for r in facts.requests)
         refused = sum(str(number) in r["refused"] for r in facts.requests)
         stated = ", ".join(f"{name} {n:,}" for name, n in statement.get("charged", {}).items())
-        remarks = []
+        remarks = [facts.absent[number]] if facts.absent.get(number) == NEVER else []
         if lost := sum(statement.get("forgotten", {}).values()):
             lost_text = counted(lost, "release")
             remarks.append(f"its ledger lost {lost_text}: an older state was restored")
@@ -265,10 +274,12 @@ def _hospitals(facts: Facts) -> dict[str, Any]:
         rows.append((answered, answered + refused, stated, "; ".join(remarks)))
     seen: dict[tuple[str, str], list[str]] = {}
     for request in facts.requests:
-        for number, reason in request["refused"].items():
+        for number, given in request["refused"].items():
+            reason = NEVER if facts.absent.get(int(number)) == NEVER else given
             seen.setdefault((number, reason), []).append(_when(request))
     return {
         "hospitals_of": rows,
+        "never": NEVER,
         "faults": [
             [f"hospital {n}", reason, len(when), when[0], when[-1] if len(when) > 1 else "-"]
             for (n, reason), when in sorted(seen.items(), key=lambda item: int(item[0][0]))

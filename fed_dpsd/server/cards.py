@@ -26,6 +26,7 @@ from fed_dpsd.accounts.verdict import (
 )
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.privacy.epsilon import Epsilon
+from fed_dpsd.server.attendance import absent, requests_of
 from fed_dpsd.server.charge_log import ChargeLog
 from fed_dpsd.server.completed import CompletedRun
 from fed_dpsd.server.summary import result_line
@@ -86,6 +87,8 @@ def _asked(run: CompletedRun) -> str:
     """Describe the server's requests and how many images were answered."""
     config, summary = run.experiment.config, run.summary
     clients = f"{config.num_clients:,} client{'s' * (config.num_clients != 1)}"
+    if not config.federation.simulation and (missed := absent(requests_of(run.folder))):
+        clients += f" ({', '.join(f'client {client} {known}' for client, known in missed.items())})"
     if summary["privacy"]["answers"] != run.experiment.answers.name:
         return f"{clients}; no answers to images"
     cohort = config.clients_per_round
@@ -234,7 +237,9 @@ def model_card(
         result = {"task": {"type": TASK}, "dataset": tested, "metrics": metrics}
         name = f"{summary['method']}-{summary['data']}"
         metadata["model-index"] = [{"name": name, "results": [result]}]
-    facts = {"classes": classes, "sizes": config.data.shape, "clients": config.num_clients}
+    missed = {} if config.federation.simulation else absent(requests_of(run.folder))
+    clients = config.num_clients - sum(not known.answered for known in missed.values())
+    facts = {"classes": classes, "sizes": config.data.shape, "clients": clients}
     return _hub_card("model.md.j2", metadata, card, summary=summary, file=file, **facts)
 
 

@@ -24,6 +24,7 @@ from fed_dpsd.storage import client_name, run_name, write_json
 OF_TEACHERS = ("ensemble", "weighted_ensemble", "clients", "vote", "answered_vote")
 ANSWERS = ("forward_answers", "backward_answers")  # answers of teachers: images times teachers
 TRAVELLED = ("bytes_to_clients", "bytes_to_server")
+MOST_NAMED = 5  # clients in a line on a round
 BARS, SPARKS = "▁▂▃▄▅▆▇█", 24  # the bars of a live display, and how many it shows
 
 
@@ -207,7 +208,7 @@ def privacy_text(card: Mapping[str, Any], word: str = "proven") -> str:
 
 def round_text(line: Mapping[str, Any]) -> str:
     """Return a line of rounds.jsonl as readable text; queries and seconds are for the round."""
-    refused = f" · {len(line['refused'])} clients refused" if line["refused"] else ""
+    refused = f" · {_without(line)}" if line["refused"] else ""
     agreed = line.get("agreement")
     agreement = "" if agreed is None else f"agreement {100 * agreed:.1f} % · "
     spent = f"{_spent(line)} · " if "spent" in line else ""
@@ -230,9 +231,17 @@ def round_facts(lines: Sequence[Mapping[str, Any]], planned: Epsilon) -> dict[st
         facts["agreement"] = f"{100 * last['agreement']:.1f} %  {_sparks(lines, 'agreement')}"
     if "spent" in last:
         facts["budget"] = f"{_spent(last)}, of {planned.number(3)} planned"
-    refused = f", {len(last['refused'])} clients refused" if last["refused"] else ""
+    refused = f", {_without(last)}" if last["refused"] else ""
     facts["images"] = f"{last['answered_queries']:,} answered{refused}"
     return {name: text.rstrip() for name, text in facts.items()}
+
+
+def _without(line: Mapping[str, Any]) -> str:
+    """Return which clients gave no answer in a round: they refused, or were absent."""
+    clients = sorted(map(int, line["refused"]))
+    if len(clients) > MOST_NAMED:
+        return f"without {len(clients):,} clients"
+    return f"without client{'s' * (len(clients) > 1)} {', '.join(map(str, clients))}"
 
 
 def _student(line: Mapping[str, Any]) -> str:

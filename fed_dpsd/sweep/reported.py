@@ -24,6 +24,7 @@ from fed_dpsd.experiment import Experiment
 from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.report.facts import Facts, Unfinished
 from fed_dpsd.server import checkpoint
+from fed_dpsd.server.attendance import absent, requests_of
 from fed_dpsd.server.charge_log import clients_in
 from fed_dpsd.server.federation import in_use
 from fed_dpsd.server.run_folder import is_run_folder, open_run_folder, read_log
@@ -199,7 +200,8 @@ def facts_of(paths: Sequence[Path]) -> Facts | None:
         spent=[_spent(plan, line.get("charged", {}), delta) for line in rounds],
         costs={n: _epsilon(plan, releases, delta) for n, releases in stated.items()},
         samples=_samples(folder),
-        requests=_lines(folder / "asks.jsonl"),
+        requests=(requests := requests_of(folder)),
+        absent={client: str(missed) for client, missed in absent(requests).items()},
         charges=charges,
         ledgers=_ledgers(experiment, folder, paths[0]),
         unfinished=unfinished,
@@ -259,7 +261,3 @@ def _ledgers(experiment: Experiment, folder: Path, place: Path) -> dict[int, str
 
 def _json(path: Path) -> dict[str, Any]:
     return dict(json.loads(path.read_text())) if path.exists() else {}
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

@@ -1,6 +1,10 @@
 """The command line: data on stdout, messages on stderr, exit code 1 with one clear line."""
 
+import inspect
+import socket
 from pathlib import Path
+
+from flwr.cli import constant
 
 from fed_dpsd import api
 from fed_dpsd.config.compose import compose
@@ -58,6 +62,22 @@ def test_doctor_finds_nothing_wrong_here_and_a_wrong_version(fed_dpsd, monkeypat
 
 
 GIB = 2**30
+
+
+def test_doctor_checks_the_ports_that_flwr_run_will_use(monkeypatch):
+    """Flower's variables move them."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for name in doctor.LOCAL_PORTS:
+            monkeypatch.setenv(name, port)
+        assert f"{port} in use" in doctor._ports().state
+    check = doctor._ports()
+    assert check.good
+    assert check.state.startswith(f"{port} and {port} are free")
+    monkeypatch.setenv("FLWR_LOCAL_CONTROL_API_PORT", "http")
+    assert not doctor._ports().good
+    for name, usual in doctor.LOCAL_PORTS.items():  # they are Flower's own
+        assert f'"{name}", "{usual}"' in " ".join(inspect.getsource(constant).split())
 
 
 def test_doctor_examines_what_a_command_needs(fed_dpsd, tmp_path):

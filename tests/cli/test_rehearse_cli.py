@@ -48,7 +48,7 @@ def rehearse(fed_dpsd, run_of, monkeypatch, tmp_path):
     monkeypatch.setattr(rehearsal, "Rehearsal", Stub)
 
     def call(*arguments):
-        return Stub, fed_dpsd("rehearse", "--loopback", "--folder", "mine", *arguments)
+        return Stub, fed_dpsd("rehearse", "--loopback", "--out", "mine", *arguments)
 
     return call
 
@@ -59,7 +59,7 @@ def test_rounds_are_shown_as_they_end_and_the_result_last(rehearse, tmp_path):
     lines = err.splitlines()
     assert lines[:2] == [
         "hosts: this one, over loopback",
-        f"connected: 2 hospitals; all files are in {tmp_path}/mine",
+        f"started: 2 hospitals; all files are in {tmp_path}/mine",
     ]
     assert lines[2] == f"run folder: {tmp_path}/mine/run"
     assert lines[5].startswith("privacy: ")

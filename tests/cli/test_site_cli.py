@@ -1,15 +1,20 @@
 """A hospital's own commands: their output before it connects; nothing is spent."""
 
 import re
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import yaml
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fed_dpsd.client import check
 from fed_dpsd.client.hospital import open_file
 from fed_dpsd.client.teachers import Teachers
+from fed_dpsd.engines.flower import supernode
+from fed_dpsd.errors import UserError
 from tests.hospitals import certificate, private_key, site_file
 
 SMALL = ("training.steps=3", "model.teacher_width=4")
@@ -38,6 +43,7 @@ def test_a_check_counts_trains_and_rehearses_and_charges_nothing(fed_dpsd, tmp_p
     text = "\n".join(out)
     assert "│ 9     │ 9      │ 4       │" in text
     assert "a run: " in text
+    assert not re.search(r"\w\(\w+=", text)  # no Python
     assert "spent so far: 0 (record, add_remove" in text
     assert "the budget is 100" in text
     assert re.search(r"a teacher: [0-9.]+ % on \d+ held-out records", text)
@@ -209,6 +215,29 @@ def test_a_key_is_the_same_every_time_and_anothers_is_another(fed_dpsd, tmp_path
     assert len(bytes.fromhex(keys[0][0])) == 32
 
 
+def test_files_in_one_folder_have_states_of_their_own(fed_dpsd, tmp_path):
+    for name in ("north.yaml", "south 2.yaml", "site.yaml"):
+        assert fed_dpsd("site", "init", name)[0] == 0
+    states = [open_file(tmp_path / n).folder.name for n in ("north.yaml", "south 2.yaml")]
+    assert states == ["north-state", "south 2-state"]
+    assert open_file(tmp_path / "site.yaml").folder.name == "state"
+
+
+def test_one_state_cannot_serve_two_hospitals(tmp_path):
+    """It is locked while a process serves it, and free again when the process has ended."""
+    holding = (
+        f"{supernode.importing()}\nimport time\nfrom pathlib import Path\n"
+        "from fed_dpsd.engines.flower.supernode import _locked\n"
+        f"lock = _locked(Path({str(tmp_path)!r}))\nprint('locked', flush=True)\ntime.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", holding], stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"locked\n"
+        with pytest.raises(UserError, match="is in use by another `fed-dpsd site serve`"):
+            supernode._locked(tmp_path)
+        process.kill()
+    supernode._locked(tmp_path).close()
+
+
 def test_a_node_that_fails_is_started_again_until_it_ends(fed_dpsd, tmp_path, monkeypatch):
     """Flower's command is a stub, which fails twice and then prints its arguments."""
     monkeypatch.setattr("fed_dpsd.engines.flower.supernode.AGAIN_SECONDS", 0.01)
@@ -228,10 +257,13 @@ def test_a_node_that_fails_is_started_again_until_it_ends(fed_dpsd, tmp_path, mo
     assert code == 0
     calls = (tmp_path / "calls").read_text().splitlines()
     assert len(calls) == 3
-    assert set(calls) == {
-        f"--superlink host:1 --root-certificates {tmp_path}/ca.crt --auth-supernode-private-key "
-        f'{tmp_path}/key --port 9094 --node-config site="{file}"'
-    }
+    for called in calls:
+        settings, _, port = called.partition(" --port ")
+        assert settings == (
+            f"--superlink host:1 --root-certificates {tmp_path}/ca.crt "
+            f'--auth-supernode-private-key {tmp_path}/key --node-config site="{file}"'
+        )
+        assert 1024 < int(port) < 2**16
     assert err.count("the node ended with an error; it starts again in 0.01 s") == 2
     code, _, err = fed_dpsd("site", "serve", str(file), *where[:-1], "none")
     assert code == 1

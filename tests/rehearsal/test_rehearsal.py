@@ -140,7 +140,7 @@ def test_the_readmes_command(tmp_path):
     """In a separate process, which leaves no process behind."""
     command = [sys.executable, "-c", "from fed_dpsd.cli import main; main()", "rehearse", *SMALL]
     done = subprocess.run(
-        [*command, "rounds=1", "--folder", str(tmp_path / "mine")],
+        [*command, "rounds=1", "--out", str(tmp_path / "mine")],
         capture_output=True,
         text=True,
         check=False,

@@ -277,11 +277,11 @@ def test_each_client_has_its_teachers_scores_its_cost_and_its_refusals(tmp_path)
 
 def test_traffic_is_in_all_for_each_client_and_for_each_image(tmp_path):
     requests, responses = page(run(tmp_path)).rows("Payload")
-    first = ["requests, server to clients", "3.0 MB", "1.0 MB", "1.6 kB"]
+    first = ["requests, server to clients", "3.0 MB", "1.0 MB", "1.7 kB"]
     assert list(requests.values()) == first
     assert list(responses.values())[1:] == ["1.9 kB", "640 B", "1 B"]
     requests, _ = page(run(tmp_path, settings={"clients_per_round": 1})).rows("Payload")
-    assert list(requests.values())[1:] == ["3.0 MB", "1.0 MB", "4.7 kB"]  # two saw no image
+    assert list(requests.values())[1:] == ["3.0 MB", "1.0 MB", "5.9 kB"]  # two saw no image
     weights = page(with_card(run(tmp_path), answers="weights"))
     assert "images answered" not in weights.text_of("dl", class_="tiles")
     assert list(weights.rows("Payload")[0]) == ["direction", "total", "for each client"]
@@ -336,6 +336,31 @@ def test_each_fault_is_reported_once_with_when_it_was_seen(tmp_path):
     quiet = [each for each in facts.requests if not each["refused"]]
     text = page(dataclasses.replace(facts, requests=quiet)).text_of("section", id="hospitals")
     assert "None: all hospitals answered 3 requests." in text
+
+
+def test_absent_hospitals_are_counted_and_named_as_absent(tmp_path):
+    """Hospital 1 of three never connected: it is in no total, and no wait is invented."""
+    away = {"1": "had not connected"}
+    sent = {"kind": "answers", "at": "2026-11-25T08:52:23Z", "seconds": 1.5, "answered": [0, 2]}
+    requests = [sent | {"query_id": n, "ask": f"{n}", "refused": away} for n in (1, 2)]
+    charges = {"clients": {n: {"charged": {"label": 256}} for n in ("0", "2")}}
+    facts = deployment(
+        tmp_path,
+        requests=requests,
+        absent={1: "never connected"},
+        charges=charges,
+        costs={0: 2.5, 2: 2.5},
+    )
+    shown = page(facts)
+    assert shown.text_of("h1") == "fed_dpsd on digits: a deployment with 2 of 3 hospitals"
+    first, never, _ = shown.rows("Each hospital")
+    assert (first["remarks"], never["remarks"]) == ("-", "never connected")
+    assert never["requests answered"] == "0 of 2"
+    assert never["epsilon spent (record, add_remove)"] == "none"
+    (fault,) = shown.rows("Requests that a hospital did not")
+    assert (fault["what happened"], fault["times"]) == ("never connected", "2")
+    requests, _ = shown.rows("Payload")
+    assert requests["for each hospital that answered"] == "1.5 MB"
 
 
 # --- runs that have not completed ---

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import math
+import shutil
 
 import yaml
 from huggingface_hub import DatasetCard, ModelCard
@@ -13,6 +14,7 @@ from fed_dpsd.accounts.verdict import SEEDED_VERDICT, how_answered, how_trained
 from fed_dpsd.experiment import from_overrides
 from fed_dpsd.privacy.epsilon import Epsilon
 from fed_dpsd.server import cards
+from fed_dpsd.server.attendance import NOT_CONNECTED
 from fed_dpsd.server.completed import CompletedRun, open_completed
 from fed_dpsd.server.export import export
 from fed_dpsd.server.student import open_student
@@ -204,20 +206,37 @@ def test_what_a_plug_in_took_part_in_is_not_reviewed(finished, tmp_path):
         assert "not reviewed: example==1.0" in (tmp_path / place / "README.md").read_text()
 
 
-def test_a_deployments_card_names_statements_instead_of_ledgers(finished):
-    run = open_completed(finished(*DP)[0])
+def as_deployed(run):
+    """A run as if its clients had been hospitals."""
     config = run.experiment.config
     federation = dataclasses.replace(config.federation, simulation=False)
     config = dataclasses.replace(config, federation=federation)
     experiment = dataclasses.replace(run.experiment, config=config)
     queries = {**run.summary["queries"], "answered_per_client": None}
-    deployed = dataclasses.replace(
-        run, experiment=experiment, summary={**run.summary, "queries": queries}
-    )
-    card = cards.privacy_card_of(deployed)
+    summary = {**run.summary, "queries": queries}
+    return dataclasses.replace(run, experiment=experiment, summary=summary)
+
+
+def test_a_deployments_card_names_statements_instead_of_ledgers(finished):
+    card = cards.privacy_card_of(as_deployed(open_completed(finished(*DP)[0])))
     assert "the coordinator has only their statements" in " ".join(card["source"])
     assert "the hospitals' own ledgers have how many" in card["asked"]
     assert not any("accuracies of teachers" in line for line in card["not_covered"])
+
+
+def test_a_deployments_card_names_absent_hospitals(finished, tmp_path):
+    """A hospital that never connected released nothing, so the model is not made of its data."""
+    run = as_deployed(open_completed(finished(*DP)[0]))
+    assert "connected" not in cards.privacy_card_of(run)["asked"]  # the control
+    run = dataclasses.replace(run, folder=shutil.copytree(run.folder, tmp_path / "run"))
+    away = {"ask": "aa", "answered": [0], "refused": {"1": NOT_CONNECTED}}
+    (run.folder / "asks.jsonl").write_text(json.dumps(away) + "\n")
+    card = cards.privacy_card_of(run)
+    everyone = run.experiment.config.num_clients
+    assert card["asked"].startswith(f"{everyone} clients (client 1 never connected), ")
+    text = cards.model_card(run, "x.onnx", "0123456789", card)
+    assert f"{everyone - 1} client" in " ".join(text.split())
+    assert f"made of what {everyone} client" not in " ".join(text.split())
 
 
 # --- cards of the hub, whose own validation needs the network: its data classes read them back ---

@@ -29,7 +29,7 @@ def line(number, accuracy=None, agreement=None, **more):
 def test_a_line_says_accuracy_agreement_and_budget_with_its_meaning():
     assert round_text(line(2, 0.5, 0.25, refused={"1": "spent"})) == (
         "round 2/5 · student 50.0 % · agreement 25.0 % · epsilon 1 spent (record, add_remove) · "
-        "128 queries · 1.0 s · 1 clients refused"
+        "128 queries · 1.0 s · without client 1"
     )
     note = "not reviewed: nothing is proven of what p does"
     plugin = round_text(line(2, spent=SPENT | {"epsilon": 1, "notes": [note]}))

@@ -16,6 +16,7 @@ from flwr.clientapp import ClientApp
 
 from fed_dpsd.client import site as sites
 from fed_dpsd.client.hospital import Hospital, open_file
+from fed_dpsd.client.request_log import asked_for, charged
 from fed_dpsd.client.site import Site
 from fed_dpsd.client.terms import NotAllowed
 from fed_dpsd.engines.clients import open_site
@@ -71,6 +72,7 @@ def answer(message: Message, context: Context) -> Message:
             if message.metadata.message_type == HELLO:
                 about["classes"] = list(hospital.classes)
                 _compare_classes(message, hospital)
+                logger.info("a coordinator asked who is here: hospital %d", client)
             else:
                 replies[client] = _hospital_reply(message, hospital)
         elif {"partition-id", "simulation"} & set(context.node_config):
@@ -122,8 +124,9 @@ def _hospital_reply(message: Message, hospital: Hospital) -> Reply | Refusal:
     """Return a hospital's reply; any problem with the message becomes a refusal with a reason.
 
     A coordinator that runs different code is refused before anything is read, since it might
-    misinterpret an answer.
+    misinterpret an answer. The hospital's own log has a line on every request.
     """
+    run, request, site, outcome = "a run", None, None, "failed"
     try:
         if message.metadata.message_type not in (ANSWER, STEP):
             raise NotAllowed("exact diagnostics are refused outside a simulation")
@@ -131,17 +134,25 @@ def _hospital_reply(message: Message, hospital: Hospital) -> Reply | Refusal:
             meta = message.content.config_records["meta"]
             if meta.get("code") != code_digest():
                 raise NotAllowed("the coordinator runs different code from this site")
-            text, run = str(meta["experiment"]), Path(str(meta["run_folder"])).name
-            if not run or not run.isprintable() or len(run) > LONGEST_RUN:
+            text, name = str(meta["experiment"]), Path(str(meta["run_folder"])).name
+            if not name or not name.isprintable() or len(name) > LONGEST_RUN:
                 raise NotAllowed("the run's name is empty, too long, or cannot be printed")
+            run = f"run {name}"
             request = _requests(message, [hospital.client])[hospital.client]
         images = len(request.images) if isinstance(request, Request) else 0
         experiment = hospital.experiment(text, images)
-        return _reply(request, experiment.method, hospital.open(experiment, run))
+        site = hospital.open(experiment, name)
+        reply = _reply(request, experiment.method, site)
+        outcome = f"refused: {reply.reason}" if isinstance(reply, Refusal) else "answered"
+        return reply
     except ProtocolError as error:
         reason = public_line(str(error))
-        logger.warning("refused: %s", reason)
+        outcome = f"refused: {reason}"
         return Refusal(0, reason)
+    finally:
+        level = logging.INFO if outcome == "answered" else logging.WARNING
+        text = f"{run}: {asked_for(request)}: {outcome}; {charged(hospital, site)}"
+        logger.log(level, "%s", text)
 
 
 def _reply(request: Request | SumStep | None, method: Method, site: Site) -> Reply | Refusal:

@@ -8,7 +8,7 @@ import logging
 import math
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -37,7 +37,8 @@ from fed_dpsd.errors import ProtocolError, UserError
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.protocol import Refusal, Request, Response, SumStep, compare_classes
-from fed_dpsd.server.federation import HostedFederation
+from fed_dpsd.server.attendance import NOT_CONNECTED
+from fed_dpsd.server.federation import OF_ROUNDS, HostedFederation
 from fed_dpsd.storage import append_line
 
 ATTEMPTS = 3
@@ -48,9 +49,20 @@ OUT_OF_REACH = {
 }
 POLL_SECONDS = 0.5
 PATIENCE = 300.0  # seconds for a node to report its client: its first process may start slowly
-LATE = "no answer within"
+HELLO_SECONDS = 10.0  # until a node that is no hospital of this run is asked again
+SHOWN_SECONDS = 10.0  # between two lines on whom the coordinator waits for
+LATE, OTHER_CODE = "no answer within", "runs different code from this server"
 DIAGNOSED_AT_ONCE = 64  # clients: each sends (n, N, K) floats
 logger = logging.getLogger("fed_dpsd")
+
+
+def _hospitals(clients: Iterable[int]) -> str:
+    numbers = sorted(clients)
+    return f"hospital{'s' * (len(numbers) != 1)} {', '.join(map(str, numbers))}"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{max(seconds, 0):.0f} s"
 
 
 class Absent(Refusal):
@@ -61,9 +73,16 @@ class GridFederation(HostedFederation):
     """The clients behind a Flower grid.
 
     In a simulation nodes host clients in turn, and all must answer. In a deployment a node is one
-    hospital, which reports its own client number. A round continues without clients that do not
-    answer, as long as federation.min_clients do. The outcome of each request is a line of the run's
-    asks.jsonl.
+    hospital, which reports its own client number. The run waits for all hospitals, or for
+    federation.min_clients of them once federation.node_timeout_seconds are over; then a round
+    continues without hospitals that do not answer, as long as that many do. The outcome of each
+    request is a line of the run's asks.jsonl.
+
+    Args:
+        experiment: the experiment of the run.
+        grid: Flower's nodes.
+        run_folder: the folder of the run.
+        say: called with each line on the hospitals that are connected, awaited, absent or back.
 
     Raises:
         UserError: too few nodes connect within federation.node_timeout_seconds.
@@ -71,9 +90,15 @@ class GridFederation(HostedFederation):
 
     engine = "flower"
 
-    def __init__(self, experiment: Experiment, grid: Grid, run_folder: Path) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        grid: Grid,
+        run_folder: Path,
+        say: Callable[[str], None] = logger.info,
+    ) -> None:
         super().__init__(experiment, run_folder)
-        self._grid = grid
+        self._grid, self._say = grid, say
         self._run_folder = run_folder
         self._run = str(run_folder)
         if not experiment.config.federation.simulation and isinstance(self._noise, SecretStreams):
@@ -88,16 +113,59 @@ class GridFederation(HostedFederation):
         self._refused: dict[int, tuple[int, str]] = {}  # nodes with other classes: client, reason
         self._took: dict[int, float] = {}
         self._away: set[int] = set()  # nodes that did not answer the last request
-        deadline = time.monotonic() + self._settings.node_timeout_seconds
-        while not self._discover_nodes() and time.monotonic() < deadline:
+        self._hello_again: dict[int, float] = {}  # when to ask a node again who it is
+        self._unusable: dict[int, str] = {}  # clients with different code
+        self._missing: dict[int, str] = {}  # clients that did not answer last time: why
+        self._heard_from: set[int] = set()  # clients that have answered a request
+        self._warned: set[str] = set()
+        self._shown, self._shown_at, self._until = "", 0.0, 0.0
+        self._online: set[int] = set()  # nodes that were connected when it last looked
+        self._connect()
+
+    def _connect(self) -> None:
+        """Wait until every client is known, or the time is up; show for whom it waits.
+
+        Raises:
+            UserError: too few are connected.
+        """
+        timeout = self._settings.node_timeout_seconds
+        self._until = time.monotonic() + timeout
+        while not self._discover_nodes() and time.monotonic() < self._until:
+            self._show(self._connected(), at_once=True)
             time.sleep(0.1)
         if len(self._clients) < self._least:
-            known = f"only clients {sorted(self._clients)}" if self._hosts else "no node"
+            limit = f"within federation.node_timeout_seconds={timeout:g}"
+            if self._settings.simulation:
+                raise UserError(f"no node connected {limit}; start the simulation and try again")
+            fewer = f", or set federation.min_clients={len(self._clients)} to run without"
             raise UserError(
-                f"{known} connected within federation.node_timeout_seconds="
-                f"{self._settings.node_timeout_seconds:g}; start the SuperNodes, or the "
-                "simulation, and try again"
+                f"{self._connected()} {limit}. Check that `fed-dpsd site serve` runs there, and "
+                f"try again{fewer if self._clients else ''}"
             )
+        if not self._settings.simulation:
+            self._say(self._connected())
+
+    def _connected(self) -> str:
+        """Return how many hospitals are connected, and for whom the run waits, in one line."""
+        everyone = self.experiment.config.num_clients
+        waiting = [client for client in range(everyone) if client not in self._clients]
+        text = f"{len(self._clients)} of {everyone} hospitals connected"
+        if waiting:
+            text += f"; waiting for {_hospitals(waiting)}"
+        problems = {**self._unusable, **dict(self._refused.values())}
+        reasons = [
+            f"hospital {client} {problems[client]}" for client in waiting if client in problems
+        ]
+        return f"{text} ({'; '.join(reasons)})" if reasons else text
+
+    def _show(self, text: str, at_once: bool = False) -> None:
+        """Show whom it waits for every few seconds, and `at_once` when that changes."""
+        if self._settings.simulation:
+            return
+        now = time.monotonic()
+        if (at_once and text != self._shown) or now >= self._shown_at + SHOWN_SECONDS:
+            self._shown, self._shown_at = text, now
+            self._say(f"{text} ({_duration(self._until - now)} left)")
 
     @property
     def _clients(self) -> set[int]:
@@ -123,22 +191,32 @@ class GridFederation(HostedFederation):
             if nodes and not self._hosts:
                 self._host(nodes)
             return bool(self._hosts)
-        known = {*self._hosts, *self._refused}
-        unknown = {node: RecordDict() for node in nodes if node not in known}
-        for node, reply in self._send(HELLO, 0, unknown, PATIENCE, {}).items():
+        self._away -= set(nodes) - self._online  # it has returned, so it is waited for again
+        self._online = set(nodes)
+        known, now = {*self._hosts, *self._refused}, time.monotonic()
+        unknown = {
+            node: RecordDict()
+            for node in nodes
+            if node not in known and self._hello_again.get(node, now) <= now
+        }
+        replies = self._send(HELLO, 0, unknown, PATIENCE, {})
+        self._hello_again |= dict.fromkeys(unknown, time.monotonic() + HELLO_SECONDS)
+        for node, reply in replies.items():
             meta = {} if reply.has_error() else reply.content.config_records.get("meta", {})
             client = meta.get("client")
             if type(client) is not int or client not in range(everyone):
-                logger.warning("node %d is not a hospital of this federation", node)
+                self._warn(f"node {node} is not a hospital of this federation")
             elif client in self._clients:
-                logger.warning("node %d claims to be client %d, as another node does", node, client)
+                self._warn(f"node {node} claims to be client {client}, as another node does")
             elif meta.get("code") != self._code:
-                logger.warning("client %d runs different code from this server", client)
+                self._warn(f"client {client} {OTHER_CODE}")
+                self._unusable[client] = OTHER_CODE
             elif reason := self._other_classes(meta.get("classes")):
-                logger.warning("client %d is refused: %s", client, reason)
+                self._warn(f"client {client} is refused: {reason}")
                 self._refused[node] = client, reason
             else:
                 self._hosts[node] = [client]
+                self._unusable.pop(client, None)
         refused = {c: r for c, r in self._refused.values() if c not in self._clients}
         if everyone - len(refused) < self._least:
             reasons = "; ".join(f"client {client}: {reason}" for client, reason in refused.items())
@@ -181,6 +259,12 @@ class GridFederation(HostedFederation):
                 found[node] = pair
         return found
 
+    def _warn(self, text: str) -> None:
+        """Log a warning, once: a node with a problem is asked again and again."""
+        if text not in self._warned:
+            self._warned.add(text)
+            logger.warning("%s", text)
+
     def _other_classes(self, classes: object) -> str:
         """Return how a hospital's list of classes differs from the experiment's; "" if equal."""
         try:
@@ -195,9 +279,11 @@ class GridFederation(HostedFederation):
         Raises:
             UserError: fewer clients answered than the federation needs.
         """
-        started, timeout = time.monotonic(), self._settings.round_timeout_seconds
+        started = time.monotonic()
         if not self._settings.simulation:
             self._refused.clear()  # a hospital may have corrected its file
+            self._hello_again.clear()
+            self._until = started + PATIENCE
             self._discover_nodes()
         asked = self._asked(request)
         hosts = self._hosts_of(set(asked))
@@ -205,13 +291,14 @@ class GridFederation(HostedFederation):
         for node, clients in hosts.items():
             heard = {client: n for client, n in request.heard.items() if client in clients}
             packed[node] = pack_request(replace(request, heard=heard))  # of its own clients only
+        sent = time.monotonic()
         replies = self._exchange(ANSWER, request.query_id, packed, hosts)
         teachers = self.experiment.config.teachers_per_client
         answers: dict[int, Response | Refusal] = {}
-        refused = dict(self._refused.values())
+        now = time.monotonic()
+        silent = self._silent([client for client in asked if client not in replies], now - sent)
         for client in asked:
-            reason = public_line(refused.get(client, f"{LATE} {timeout:g} s"))
-            reply = replies.get(client, Absent(request.query_id, reason))
+            reply = replies.get(client) or Absent(request.query_id, silent[client])
             if isinstance(reply, Reply):
                 sealed = {
                     int(c): box for c, box in reply.boxes.items() if re.fullmatch("[0-9]{1,6}", c)
@@ -221,7 +308,8 @@ class GridFederation(HostedFederation):
                 )
             else:
                 answers[client] = reply
-        self._log(request, answers, time.monotonic() - started)
+        self._log(request, answers, now - started)
+        self._show_changes(request, answers)
         absent = {c: a.reason for c, a in answers.items() if isinstance(a, Absent)}
         if len(answers) - len(absent) < min(self._least, len(asked)):
             reasons = "; ".join(f"client {client}: {reason}" for client, reason in absent.items())
@@ -229,6 +317,42 @@ class GridFederation(HostedFederation):
             few = f"{len(absent)} of {len(answers)} clients did not answer ({reasons})"
             raise UserError(f"{few}; {self._remedy}")
         return answers
+
+    def _silent(self, clients: Sequence[int], waited: float) -> dict[int, str]:
+        """Return why each of these clients has given no reply after `waited` seconds."""
+        if not clients:
+            return {}
+        problems = {**self._unusable, **dict(self._refused.values())}
+        timeout, first = self._settings.round_timeout_seconds, self._settings.retry_seconds
+        late = f"{LATE} {timeout if waited > timeout else first:g} s"
+        online = set(self._grid.get_node_ids())
+        self._online &= online  # one that returned meanwhile is new to the next request
+        connected = self._hosts_of(clients).keys() & online
+        present = {client for node in connected for client in self._hosts[node]}
+        reasons = {}
+        for client in clients:
+            away = f"disconnected; {late}" if client in self._clients else NOT_CONNECTED
+            reasons[client] = late if client in present else problems.get(client, away)
+        return {client: public_line(reason) for client, reason in reasons.items()}
+
+    def _show_changes(self, request: Request, answers: Mapping[int, Response | Refusal]) -> None:
+        """Show which hospitals did not answer but did before, and which are back."""
+        if self._settings.simulation:
+            return
+        where = f"round {request.query_id}" if request.kind in OF_ROUNDS else request.kind
+        for client, response in sorted(answers.items()):
+            reason = response.reason if isinstance(response, Refusal) else ""
+            if reason and reason != self._missing.get(client):
+                verb = "does not answer" if isinstance(response, Absent) else "refuses"
+                self._say(f"{where}: hospital {client} {verb}: {reason}")
+            elif not reason and client in self._missing:
+                back = "is back" if client in self._heard_from else "has joined"
+                self._say(f"{where}: hospital {client} {back}")
+            self._missing.pop(client, None)
+            if reason:
+                self._missing[client] = reason
+            else:
+                self._heard_from.add(client)
 
     def _step(self, steps: Mapping[int, SumStep]) -> dict[int, Mapping[str, bytes]]:
         hosts = self._hosts_of(steps)
@@ -321,6 +445,8 @@ class GridFederation(HostedFederation):
         if kind != ANSWER:
             return self._send_with_retries(contents, message, timeout)
         enough = min(self._least, len(contents))
+        self._shown_at = time.monotonic()  # a fast round needs no line
+        self._until = self._shown_at + timeout
         replies = self._send_with_retries(contents, message, timeout, enough)
         self._away = {n for n in contents if n not in replies or replies[n].has_error()}
         return replies
@@ -370,11 +496,22 @@ class GridFederation(HostedFederation):
                 else:
                     del due[node]
             waited = now - started
+            if due:
+                self._show(self._awaited(due))
             many = sum(not reply.has_error() for reply in replies.values()) >= enough
             if waited > timeout or (waited > first and many and self._away.issuperset(due)):
                 break
             time.sleep(POLL_SECONDS if due else 0)
-        return replies
+        return {
+            node: reply
+            for node, reply in replies.items()
+            if not (reply.has_error() and reply.error.code in OUT_OF_REACH)
+        }
+
+    def _awaited(self, nodes: Iterable[int]) -> str:
+        """Return whose replies are awaited; a node that has not said who it is has no number."""
+        clients = [client for node in nodes for client in self._hosts.get(node, [])]
+        return f"waiting for the reply of {_hospitals(clients)}" if clients else self._connected()
 
     def _read(self, node: int, reply: Message) -> dict[int, Reply | Refusal]:
         """Check and unpack a node's reply; in a deployment, clients with a bad reply are absent.

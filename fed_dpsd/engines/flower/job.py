@@ -13,6 +13,7 @@ from fed_dpsd.engines.flower.run_config import as_typed, from_run_config
 from fed_dpsd.errors import ProtocolError, UserError
 from fed_dpsd.experiment import Experiment, partitions, test_split, unused
 from fed_dpsd.models.devices import choose, number_of_gpus, require_device
+from fed_dpsd.server.attendance import absent, requests_of
 from fed_dpsd.server.checks import cautions, require_writable, weak_delta
 from fed_dpsd.server.federation import InUse
 from fed_dpsd.server.run import run
@@ -71,7 +72,7 @@ def finish(experiment: Experiment, grid: Grid, folder: Path) -> None:
     try:
         for line in opening(experiment, folder):
             print(line, flush=True)
-        federation = GridFederation(experiment, grid, folder)
+        federation = GridFederation(experiment, grid, folder, _print_line)
         summary = run(experiment, federation, folder, _print_round)
     except Exception as error:
         if not isinstance(error, UserError | ProtocolError):
@@ -87,8 +88,15 @@ def _completed(folder: Path) -> bool:
 
 
 def _print_result(experiment: Experiment, summary: Mapping[str, Any], folder: Path) -> None:
-    print(f"result: {result_line(experiment, summary)}\nrun folder: {folder}", flush=True)
+    if not experiment.config.federation.simulation:
+        for client, missed in absent(requests_of(folder)).items():
+            _print_line(f"hospital {client} {missed}")
+    _print_line(f"result: {result_line(experiment, summary)}\nrun folder: {folder}")
 
 
 def _print_round(line: Mapping[str, Any]) -> None:
-    print(round_text(line), flush=True)
+    _print_line(round_text(line))
+
+
+def _print_line(line: str) -> None:
+    print(line, flush=True)

@@ -10,8 +10,10 @@ features. So the commands forward their arguments to a process that has both rea
 each command.
 """
 
+import fcntl
 import functools
 import json
+import logging
 import os
 import select
 import shlex
@@ -23,7 +25,7 @@ import time
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from fed_dpsd.errors import UserError, reason_of
 from fed_dpsd.storage import write_atomically
@@ -39,7 +41,9 @@ AGAIN_SECONDS = 10.0
 USUAL_WIDTH = 16  # of teachers in conf/model; with other widths each message computes constants
 
 
-def serve(site: Path, folder: Path, superlink: str, authority: Path, key: Path, port: int) -> None:
+def serve(
+    site: Path, folder: Path, superlink: str, authority: Path, key: Path, port: int | None
+) -> None:
     """Run a SuperNode until it ends without an error; restart it after an error.
 
     Args:
@@ -48,10 +52,11 @@ def serve(site: Path, folder: Path, superlink: str, authority: Path, key: Path, 
         superlink: the coordinator's HOST:PORT.
         authority: certificate of the coordinator's authority.
         key: the node's private key.
-        port: port of the node's own processes on this machine.
+        port: port of the node's own processes on this machine; None for any free one.
 
     Raises:
-        UserError: Flower cannot use the certificate or the key; nothing was started.
+        UserError: Flower cannot use the certificate or the key, or another process serves the
+            folder; nothing was started.
     """
     check_certificate(authority)
     check_key(key)
@@ -59,21 +64,47 @@ def serve(site: Path, folder: Path, superlink: str, authority: Path, key: Path, 
     from fed_dpsd.engines.flower import QUIET
 
     secret_of(folder / "secret")  # draws the secret if there is none yet
+    lock = _locked(folder)
     command = [
         *("flower-supernode", "--superlink", superlink),
         *("--root-certificates", str(authority.absolute())),
         *("--auth-supernode-private-key", str(key.absolute())),
-        *("--port", str(port)),
         *("--node-config", f"site={json.dumps(str(site.absolute()))}"),
     ]
     settings = environment(folder / "commands", {**QUIET, **os.environ})
     settings.setdefault("FLWR_HOME", str(folder / "flower"))
     kept = f"{importing()}; keep({str(site.absolute())!r})"
     subprocess.Popen([sys.executable, "-c", kept], env=settings)
-    while _failed(command, settings):
+    while _failed([*command, "--port", str(port or _free_port())], settings):
         line = f"the node ended with an error; it starts again in {AGAIN_SECONDS:g} s"
         print(line, file=sys.stderr, flush=True)
         time.sleep(AGAIN_SECONDS)
+    lock.close()
+
+
+def _locked(folder: Path) -> IO[bytes]:
+    """Lock a hospital's folder while this process lives: two would use one socket and one ledger.
+
+    Raises:
+        UserError: another process serves it.
+    """
+    lock = (folder / "serving").open("wb")
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise UserError(
+            f"state={folder} is in use by another `fed-dpsd site serve`; stop it, or give each "
+            "hospital its own `state` in its file"
+        ) from None
+    return lock
+
+
+def _free_port() -> int:
+    """Return a free port, so that any number of hospitals run on one machine."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def check_certificate(path: Path) -> None:
@@ -257,9 +288,20 @@ def _client() -> None:
 
     for name in ("install_from_fab", "get_load_client_app_fn"):
         getattr(run_clientapp, name)  # fails if Flower has changed and would not use these
+    _log_to_console()
     run_clientapp.install_from_fab = lambda *_, **__: None
     run_clientapp.get_load_client_app_fn = lambda **_: _installed
     flwr_clientapp()
+
+
+def _log_to_console() -> None:
+    """Show the hospital's own log where the node runs, and nowhere else."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s: %(message)s"))
+    logger = logging.getLogger("fed_dpsd")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
 
 
 def _installed(*_: str) -> "ClientApp":

@@ -152,10 +152,12 @@ def test_a_reason_is_one_printable_line(deployed, tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         replies = federation._exchange(codec.ANSWER, 1, asked, {100: [0]})
     (line,) = (record.getMessage() for record in caplog.records)
-    for text in (line.removeprefix("refused: "), replies[0].reason):
-        assert text.startswith("the experiment is malformed: a site: budget check passed [31mxxx")
-        assert text.isprintable()
-        assert len(text) == codec.LONGEST_REASON
+    reason = replies[0].reason
+    assert reason.startswith("the experiment is malformed: a site: budget check passed [31mxxx")
+    assert reason.isprintable()
+    assert len(reason) == codec.LONGEST_REASON
+    assert line.endswith(f": round 1, answers to 16 images: refused: {reason}; nothing was charged")
+    assert line.isprintable()
 
 
 def test_a_number_is_no_box():

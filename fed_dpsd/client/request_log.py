@@ -1,0 +1,78 @@
+"""What a hospital logs about a request: who asked for what, its charge, and the budget left.
+
+The lines are exact and private: they stay in the hospital's own log.
+"""
+
+from collections.abc import Sequence
+
+from fed_dpsd.accounts import card as cards
+from fed_dpsd.accounts.entry import Entry
+from fed_dpsd.client.hospital import Hospital
+from fed_dpsd.client.site import Site
+from fed_dpsd.errors import one_line
+from fed_dpsd.protocol import Request, SumStep
+
+_CHARGED = {
+    "training": "a private training of its teachers",
+    "counts": "class counts",
+    "weights": "its teachers' weights",
+    "baseline": "the weights of a classifier of all records",
+    "train": "weights after a training",
+    "teachers": "its teachers as the result of the run",
+}
+
+
+def asked_for(request: Request | SumStep | None) -> str:
+    """Return what a request asks for, in words."""
+    if isinstance(request, SumStep):
+        return "a step of a secure sum"
+    if request is None:
+        return "a request"
+    if request.kind == "answers":
+        return f"round {request.query_id}, answers to {len(request.images):,} images"
+    where = f"round {request.query_id}, " if request.kind == "train" else ""
+    return where + _CHARGED[request.kind]
+
+
+def charged(hospital: Hospital, site: Site | None) -> str:
+    """Return what a request was charged, and what is left of the hospital's budget.
+
+    Args:
+        hospital: the hospital.
+        site: the site that took the request; None if the request was refused before.
+    """
+    if site is None:
+        return "nothing was charged"
+    new = site.account.charged
+    try:
+        with site.ledger.transaction():
+            entries = site.ledger.entries()
+            queries = site.ledger.charges().queries
+        return f"charged {_words(new)}; {_budget(hospital, entries)}; {_left(hospital, queries)}"
+    except Exception as error:  # a log never changes what a hospital answers
+        return f"charged {_words(new)}; the budget left is unknown ({one_line(error)})"
+
+
+def _words(entries: Sequence[Entry]) -> str:
+    """Return what was charged, such as "class counts and answers to 256 images"."""
+    parts = []
+    for entry in entries:
+        answers = f"answers to {entry.queries:,} images"
+        covered = " (covered by a private training)" if entry.training else ""
+        parts.append((answers if entry.kind == "answers" else _CHARGED[entry.kind]) + covered)
+    return " and ".join(parts) or "nothing"
+
+
+def _budget(hospital: Hospital, entries: Sequence[Entry]) -> str:
+    """Return how much of the budget the ledger's charges have spent, and what is left."""
+    proofs = cards.account(entries, hospital.delta, "record", hospital.budget_relation)
+    spent = proofs.get("training", proofs["answers"])  # what a budget counts
+    left = max(hospital.budget - spent.value, 0.0)
+    return (
+        f"spent epsilon {spent.number(3)} of {hospital.budget:g} (record, {spent.relation}, delta "
+        f"{spent.delta:g}), {left:.3g} left"
+    )
+
+
+def _left(hospital: Hospital, queries: int) -> str:
+    return f"{max(hospital.queries - queries, 0):,} of {hospital.queries:,} images left"

@@ -1,0 +1,56 @@
+"""Which hospitals took part in a run, from the outcomes of its requests in asks.jsonl."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+NOT_CONNECTED = "had not connected"  # a reason in asks.jsonl
+
+
+@dataclass
+class Attendance:
+    """The requests of a run to one hospital, each counted once however often it was sent.
+
+    Args:
+        sent: the requests for it, whether it was connected or not.
+        answered: those that it answered.
+        connected: whether it was ever connected when a request was sent.
+    """
+
+    sent: set[str] = field(default_factory=set)
+    answered: set[str] = field(default_factory=set)
+    connected: bool = False
+
+    def __str__(self) -> str:
+        if not self.connected:
+            return "never connected"
+        return f"answered {len(self.answered):,} of {len(self.sent):,} requests"
+
+
+def requests_of(run_folder: Path) -> list[dict[str, Any]]:
+    """Return the lines of a run's asks.jsonl; none if no Flower server wrote it."""
+    path = run_folder / "asks.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def absent(requests: Iterable[Mapping[str, Any]]) -> dict[int, Attendance]:
+    """Return the attendance of each hospital that did not answer all of its requests.
+
+    >>> line = {"ask": "aa", "answered": [0], "refused": {"1": NOT_CONNECTED, "2": "disconnected"}}
+    >>> {client: str(missed) for client, missed in absent([line]).items()}
+    {1: 'never connected', 2: 'answered 0 of 1 requests'}
+    """
+    found: dict[int, Attendance] = {}
+    for line in requests:
+        for client in line["answered"]:
+            known = found.setdefault(client, Attendance())
+            known.connected = True
+            known.sent.add(line["ask"])
+            known.answered.add(line["ask"])
+        for name, reason in line["refused"].items():
+            known = found.setdefault(int(name), Attendance())
+            known.connected |= reason != NOT_CONNECTED
+            known.sent.add(line["ask"])
+    return {c: known for c, known in sorted(found.items()) if known.sent != known.answered}

@@ -1,0 +1,144 @@
+"""Hospitals that join late, leave and return, over real SuperNodes with TLS on one machine.
+
+All of them share one network, with default settings: no port or folder is given.
+"""
+
+import json
+import time
+
+import psutil
+import pytest
+
+from fed_dpsd.rehearsal.faults import COMPLETED, reconcile
+from fed_dpsd.rehearsal.rehearsal import Rehearsal
+from fed_dpsd.report.pages import run_page
+from fed_dpsd.sweep.reported import facts_of
+from tests.report.runs import check_structure
+
+pytestmark = pytest.mark.slow  # minutes: every round starts processes at every hospital
+
+SMALL = (
+    *("data=digits", "num_clients=2", "queries_per_round=64", "training.steps=5"),
+    *("method.student_steps=5", "method.final_student_steps=5", "federation.retry_seconds=20"),
+)
+PATIENCE = 900
+
+
+@pytest.fixture(scope="module")
+def rehearsal(tmp_path_factory):
+    """A coordinator and hospital 0; hospital 1 is not there yet."""
+    folder = tmp_path_factory.mktemp("rehearsal")
+    with Rehearsal(folder, SMALL, {}, hosts=False, late=(1,)) as found:
+        yield found
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def run(rehearsal, name, *overrides, look=lambda rounds: None):
+    """The folder and status of a run; `look` is called with the number of finished rounds."""
+    folder = rehearsal.folder / name
+    number = rehearsal.submit(f"run_folder={folder}", *overrides)
+    watch = lambda: look(len(lines(folder / "rounds.jsonl")))  # noqa: E731
+    return folder, rehearsal.wait(number, PATIENCE, watch)
+
+
+def log_of(rehearsal, number):
+    return (rehearsal.folder / f"hospital{number}" / "log").read_text()
+
+
+def title(folder):
+    return check_structure(run_page(facts_of([folder]))).text_of("h1")
+
+
+def test_a_run_waits_for_a_late_hospital_and_fails_with_its_number_if_it_never_joins(rehearsal):
+    folder, status = run(rehearsal, "never", "rounds=1", "federation.node_timeout_seconds=60")
+    assert status == "finished:failed"
+    error = json.loads((folder / "summary.json").read_text())["error"]
+    assert error.startswith("1 of 2 hospitals connected; waiting for hospital 1 within")
+    assert not (
+        rehearsal.hospital(0).folder / "ledger"
+    ).exists()  # nothing was asked, so nothing charged
+
+    began, started = time.monotonic(), []
+
+    def start_late(rounds):
+        if not started and time.monotonic() > began + 20:
+            assert rounds == 0
+            rehearsal.start_hospital(1)
+            started.append(True)
+
+    folder, status = run(rehearsal, "late", "rounds=1", look=start_late)
+    assert (status, started) == (COMPLETED, [True])
+    assert [line["answered"] for line in lines(folder / "asks.jsonl")] == [[0, 1]] * 2
+    assert not reconcile(rehearsal, folder)
+    assert title(folder).endswith("a deployment with 2 hospitals")
+    for number in (0, 1):
+        assert "run late: round 1, answers to 64 images: answered; charged" in log_of(
+            rehearsal, number
+        )
+
+
+def test_two_hospitals_on_one_machine_share_no_port_and_no_folder(rehearsal):
+    """Both are connected at once, and neither node was ever started again."""
+    ports = []
+    for number in (0, 1):
+        assert "it starts again in" not in log_of(rehearsal, number)
+        root = rehearsal._processes[f"hospital{number}"]
+        nodes = [p for p in root.children(recursive=True) if "flower-supernode" in str(p.cmdline())]
+        (at,) = [c.laddr.port for c in nodes[0].net_connections() if c.status == psutil.CONN_LISTEN]
+        ports.append(at)
+    assert len(set(ports)) == 2
+    assert len({rehearsal.hospital(number).folder for number in (0, 1)}) == 2
+
+
+def test_a_run_goes_on_without_a_hospital_that_leaves_and_asks_it_again_when_it_returns(rehearsal):
+    """With a smaller min_clients; the page and the ledgers say the same."""
+    rehearsal.forget()
+    steps = []
+
+    def leave_and_return(rounds):
+        if not steps and rounds >= 1:
+            rehearsal.stop_hospital(1)
+            steps.append("left")
+        elif steps == ["left"] and rounds >= 3:
+            rehearsal.start_hospital(1)
+            steps.append("returned")
+
+    enough = "federation.min_clients=1", "federation.round_timeout_seconds=120"
+    folder, status = run(rehearsal, "returned", "rounds=8", *enough, look=leave_and_return)
+    assert (status, steps) == (COMPLETED, ["left", "returned"])
+    asked = lines(folder / "asks.jsonl")
+    assert [0] in [line["answered"] for line in asked]
+    assert asked[-1]["answered"] == [0, 1]
+    reasons = {reason for line in asked for reason in line["refused"].values()}
+    assert all(reason.startswith("disconnected; no answer within") for reason in reasons)
+    assert not reconcile(rehearsal, folder)
+    page = check_structure(run_page(facts_of([folder])))
+    first, second = page.rows("Each hospital")
+    assert first["requests answered"] == "9 of 9"
+    assert second["requests answered"] == f"{sum(1 in r['answered'] for r in asked)} of 9"
+
+
+def test_without_min_clients_a_hospital_that_leaves_ends_the_run_and_a_resumed_one_completes(
+    rehearsal,
+):
+    rehearsal.forget()
+    left = []
+
+    def leave(rounds):
+        if not left and rounds >= 1:
+            rehearsal.stop_hospital(1)
+            left.append(rounds)
+
+    folder, status = run(
+        rehearsal, "left", "rounds=6", "federation.round_timeout_seconds=30", look=leave
+    )
+    assert status == "finished:failed"
+    error = json.loads((folder / "summary.json").read_text())["error"]
+    assert "1 of 2 clients did not answer (client 1: disconnected; no answer within 30 s)" in error
+    rehearsal.start_hospital(1)
+    assert rehearsal.wait(rehearsal.resume(folder), PATIENCE) == COMPLETED
+    assert lines(folder / "asks.jsonl")[-1]["answered"] == [0, 1]
+    assert not reconcile(rehearsal, folder)

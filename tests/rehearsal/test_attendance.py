@@ -3,6 +3,7 @@
 All of them share one network, with default settings: no port or folder is given.
 """
 
+import contextlib
 import json
 import time
 
@@ -85,10 +86,13 @@ def test_two_hospitals_on_one_machine_share_no_port_and_no_folder(rehearsal):
     ports = []
     for number in (0, 1):
         assert "it starts again in" not in log_of(rehearsal, number)
-        root = rehearsal._processes[f"hospital{number}"]
-        nodes = [p for p in root.children(recursive=True) if "flower-supernode" in str(p.cmdline())]
-        (at,) = [c.laddr.port for c in nodes[0].net_connections() if c.status == psutil.CONN_LISTEN]
-        ports.append(at)
+        listening = set()
+        for process in rehearsal._processes[f"hospital{number}"].children():  # one is the node
+            with contextlib.suppress(psutil.Error):
+                found = process.net_connections("inet")
+                listening |= {c.laddr.port for c in found if c.status == psutil.CONN_LISTEN}
+        assert len(listening) == 1
+        ports += listening
     assert len(set(ports)) == 2
     assert len({rehearsal.hospital(number).folder for number in (0, 1)}) == 2
 
@@ -112,9 +116,13 @@ def test_a_run_goes_on_without_a_hospital_that_leaves_and_asks_it_again_when_it_
     asked = lines(folder / "asks.jsonl")
     assert [0] in [line["answered"] for line in asked]
     assert asked[-1]["answered"] == [0, 1]
-    reasons = {reason for line in asked for reason in line["refused"].values()}
-    assert all(reason.startswith("disconnected; no answer within") for reason in reasons)
-    assert not reconcile(rehearsal, folder)
+    reasons = [reason for line in asked for reason in line["refused"].values()]
+    assert reasons[0] == "disconnected; no answer within 120 s"
+    # In the round of its return it is connected, and its answer may come too late.
+    assert all("no answer within" in reason for reason in reasons)
+    late = reconcile(rehearsal, folder)
+    assert len(late) <= 1
+    assert all(difference.endswith("was charged, not received") for difference in late)
     page = check_structure(run_page(facts_of([folder])))
     first, second = page.rows("Each hospital")
     assert first["requests answered"] == "9 of 9"

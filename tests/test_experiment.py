@@ -91,7 +91,7 @@ def test_a_method_is_named_by_its_file_and_data_is_loaded_once(small):
 
 def test_labels_that_are_private_divide_no_records(small):
     """Otherwise one label would decide which records are trained on, or in which shard."""
-    message = "by (their )?labels, which training=alibi keeps private"
+    message = "(by|from) (their )?labels, which training=alibi keeps private"
     for override in ("partition=class", "data.records_per_patient=4"):
         with pytest.raises(ConfigError, match=message):
             small("method=central", "training=alibi", "answers=probabilities", override)

@@ -136,7 +136,7 @@ def test_what_it_cannot_do_is_refused_before_data_are_read(small):
             "teacher.path=x.safetensors teacher.arch=cnn teachers_per_client=1",
             "the baseline of method=dgd is trained here",
         ),
-        ("method.baseline=null", "method.baseline._target_=null is not a class"),
+        ("method.baseline=null", "method.baseline._target_=null is not an allowed class"),
         ("training=dp_sgd", "method=dgd does not support it; use training=plain"),
         ("num_clients=2", "method=dgd has one client; use num_clients=1"),
         ("method.lines_fraction=1.5", "must be >= 0 with a sum of at most 1"),

@@ -37,7 +37,7 @@ def test_a_folder_that_is_no_run_is_an_error(tmp_path, subtests):
                 (folder / "config.yaml").write_text(content)
             with pytest.raises(UserError, match=f"is not a run folder.*{expected}"):
                 open_run_folder(folder)
-            with pytest.raises(UserError, match="does not exist.*the path that run printed last"):
+            with pytest.raises(UserError, match="does not exist.*the path that `run` printed last"):
                 open_run_folder(folder / "nowhere")
 
 

@@ -48,7 +48,7 @@ def contents(folder):
     return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in paths}
 
 
-PARTS = 20  # of the slow tests; every run of .ci/run takes the part of its day
+PARTS = 60  # of the slow tests; every run of .ci/run takes the part of its day
 # Files that take longest come first: the two processes then end together.
 LONGEST = ("test_simulation.py", "test_mutations.py", "test_method_contract.py")
 LONGEST += ("test_accounting.py", "test_charges.py", "test_run.py", "test_membership.py")
@@ -65,7 +65,7 @@ UNCOUNTED += ("test_membership.py", "test_first_hour.py", "test_faults.py", "tes
 
 
 def pytest_addoption(parser):
-    text = "with -m '': the fast tests, those marked ci, and of the other slow ones one part of 20"
+    text = "with -m '': the fast tests, those marked ci, and of the other slow ones one part of 60"
     parser.addoption("--slow-part", type=int, choices=range(PARTS), help=text)
 
 

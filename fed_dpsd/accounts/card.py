@@ -143,7 +143,7 @@ class PrivacyCard:
 
 
 def mechanism_of(card: Mapping[str, Any]) -> str:
-    """Name how a run's teachers were trained and how they answered."""
+    """Return the names of a run's training and answers, without "plain"."""
     names = [card["training"], card["answers"]]
     return " ".join(name for name in names if name != "plain")
 

@@ -146,7 +146,7 @@ def _unpack(values: dict[str, Any]) -> Any:
 
 
 class Charges:
-    """The charges of a client, indexed so that no query slows down as they grow.
+    """The charges of a client, indexed so that lookups stay fast as charges accumulate.
 
     Attributes:
         queries: number of queries answered; a charge without queries, such as a training, counts as

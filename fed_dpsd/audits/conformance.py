@@ -63,7 +63,7 @@ class Conformance:
 
     @property
     def as_expected(self) -> bool:
-        """Return whether nothing is contradicted, or a broken hospital is refuted."""
+        """Return whether nothing is contradicted or, for a broken hospital, something is."""
         return self.refuted if self.broken else not any(map(self.contradicts, TITLES))
 
     @property

@@ -71,7 +71,7 @@ class Terms:
             the experiment's.
         budget: epsilon (record, add_remove) that may ever be spent on this data, at `delta`.
         budget_relation: "replace_one" where the budget bounds replaced records too.
-        units: the units by which a private training may protect: "record", "patient" or both. The
+        units: the units that private training may protect: "record", "patient" or both. The
             budget bounds a record under either, so both are allowed unless the file says otherwise.
         delta: failure probability of the budget, between 0 and 1.
         queries: total number of synthetic images that may ever be answered. A charge without

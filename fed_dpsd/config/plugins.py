@@ -119,7 +119,7 @@ def searching(plugins: Sequence[Plugin]) -> Iterator[None]:
     """Also search the files of plug-ins inside the block.
 
     Raises:
-        ConfigError: a plug-in's file has the name of a file of ours or of another plug-in, so a
+        ConfigError: a plug-in's file has the name of a file of FedDPSD or of another plug-in, so a
             choice would be ambiguous.
     """
     folders, problems = [conf_folder()], []

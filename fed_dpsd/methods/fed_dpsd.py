@@ -129,7 +129,7 @@ class FedDPSD(Questions, Method):
         return Plan(context.training, (*self.counts(context), answers))
 
     def counts(self, context: PublicContext) -> tuple[Stage, ...]:
-        """Return the stage of class counts, which weight answers that the server sees singly."""
+        """Return the stage of class counts; they weight answers that the server sees apart."""
         seen = context.answers.noise_at == "client"
         clear = isinstance(context.answers, Probabilities)
         return counts_stage(context, clear) if self.class_counts and seen else ()

@@ -86,7 +86,7 @@ def response_epsilon(response: RandomizedResponseDpEvent, releases: int, delta: 
 def response_delta(
     response: RandomizedResponseDpEvent, releases: int, epsilons: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Compute the exact delta of N k-ary randomised responses, as `response_epsilon` does."""
+    """Compute the exact delta of N k-ary randomised responses, like `response_epsilon`."""
     truth, lie = truth_and_lie(response)
     law, missing = _sign_sum_law(releases, truth, lie)
     per_answer = math.log(truth / lie)

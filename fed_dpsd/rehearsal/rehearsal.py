@@ -150,7 +150,7 @@ class Rehearsal:
         _ip("-n", self._namespace(COORDINATOR), "link", "set", link, state)
 
     def on(self, host: str, *command: str) -> list[str]:
-        """Return the form of a command that runs on a host."""
+        """Return a command, prefixed so that it runs on a host."""
         inside = ["ip", "netns", "exec", self._namespace(host)] if self.hosts else []
         return [*inside, *command]
 

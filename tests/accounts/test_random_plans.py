@@ -125,7 +125,7 @@ def random(number):
     )
 
 
-MANY = pytest.mark.parametrize("number", [2, pytest.param(20, marks=pytest.mark.slow)])
+MANY = pytest.mark.parametrize("number", [1, pytest.param(20, marks=pytest.mark.slow)])
 BUDGETS = st.sampled_from([0.5, 5.0, 50.0])
 
 

@@ -91,6 +91,7 @@ def test_rows_have_two_equal_parts_and_one_length(subtests):
             assert next(backbone.parameters(), None) is None
 
 
+@pytest.mark.slow
 def test_features_are_computed_once_and_kept_for_other_processes(tmp_path, monkeypatch):
     monkeypatch.setattr(pretrained, "WRITTEN_AT", 4)
     backbone = Pretrained((1, 8, 8), 32)

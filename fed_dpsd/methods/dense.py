@@ -19,7 +19,6 @@ Differences from the code base:
 - The last round is reported, not the best round on the test split.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,11 +28,9 @@ from torch.nn import functional
 
 from fed_dpsd.config import require, require_positive
 from fed_dpsd.methods.method import PublicContext
-from fed_dpsd.methods.white_box import BatchStatistics, Distilling, Ensemble
+from fed_dpsd.methods.white_box import BatchStatistics, Distilling, Ensemble, best_batch
 from fed_dpsd.models.augmentation import augment
 from fed_dpsd.models.classifiers import Classifier
-from fed_dpsd.models.divergence import descend, rates_of
-from fed_dpsd.models.inference import to_bytes
 from fed_dpsd.streams import Streams
 
 
@@ -68,28 +65,22 @@ class DENSE(Distilling):
         rng = streams.torch("synthesis", query_id=number)
         count = context.queries_per_round
         targets = torch.randint(context.num_classes, (count,), generator=rng).sort().values
-        generator = context.make_generator(self.latent_size, rng)
-        latents = torch.randn((count, self.latent_size), generator=rng).to(context.device)
-        latents.requires_grad_(True)
-        optimiser = torch.optim.Adam(
-            [*generator.parameters(), latents], self.generator_learning_rate, (0.5, 0.999)
-        )
+        targets = targets.to(context.device)
         statistics = BatchStatistics(ensemble)
-        student.eval().requires_grad_(False)
-        least, best = float("inf"), np.empty(0, np.uint8)
 
-        def losses() -> Iterator[torch.Tensor]:
-            nonlocal least, best
-            for number in range(self.generator_steps):
-                images = generator(latents)
-                seen = augment(images, self.shift, self.flip, rng, margin="constant")
-                loss = self.loss(ensemble, student, seen, targets.to(context.device), statistics)
-                if number == 0 or loss.item() < least:
-                    least, best = loss.item(), to_bytes(images)
-                yield loss
+        def loss_of(images: torch.Tensor) -> torch.Tensor:
+            seen = augment(images, self.shift, self.flip, rng, margin="constant")
+            return self.loss(ensemble, student, seen, targets, statistics)
 
-        descend(optimiser, losses(), "the generator", rates_of(self, "generator_learning_rate"))
-        student.requires_grad_(True)
+        best = best_batch(
+            student,
+            context,
+            rng,
+            loss_of,
+            latent_size=self.latent_size,
+            steps=self.generator_steps,
+            learning_rate=self.generator_learning_rate,
+        )
         statistics.close()
         return best
 

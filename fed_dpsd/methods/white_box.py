@@ -6,7 +6,7 @@ forward answer. An image with a gradient through a teacher counts as a backward 
 """
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -31,7 +31,7 @@ from fed_dpsd.methods.method import (
 from fed_dpsd.models import load_vector
 from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.models.divergence import descend, rates_of
-from fed_dpsd.models.inference import batches, to_unit
+from fed_dpsd.models.inference import batches, to_bytes, to_unit
 from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.mechanism import Weights
 from fed_dpsd.privacy.plan import Plan
@@ -292,6 +292,51 @@ class Distilling(WhiteBox):
 
         rates = rates_of(self, "student_learning_rate")
         return descend(optimiser, losses(), "the student", rates).item()
+
+
+def best_batch(
+    student: Classifier,
+    context: PublicContext,
+    rng: torch.Generator,
+    loss_of: Callable[[torch.Tensor], torch.Tensor],
+    *,
+    latent_size: int,
+    steps: int,
+    learning_rate: float,
+) -> NDArray[np.uint8]:
+    """Train a new generator and its latent vectors; return the batch with the smallest loss.
+
+    Args:
+        student: the student, which does not learn meanwhile.
+        context: what is public.
+        rng: random stream of the generator and its latent vectors.
+        loss_of: maps a (Q, C, H, W) batch in [0, 1] to its loss.
+        latent_size: size of a latent vector, >= 1.
+        steps: number of steps, >= 1.
+        learning_rate: Adam's, `method.generator_learning_rate`.
+
+    Returns:
+        (Q, C, H, W) uint8.
+    """
+    generator = context.make_generator(latent_size, rng)
+    shape = context.queries_per_round, latent_size
+    latents = torch.randn(shape, generator=rng).to(context.device).requires_grad_(True)
+    optimiser = torch.optim.Adam([*generator.parameters(), latents], learning_rate, (0.5, 0.999))
+    student.eval().requires_grad_(False)
+    least, best = float("inf"), np.empty(0, np.uint8)
+
+    def losses() -> Iterator[torch.Tensor]:
+        nonlocal least, best
+        for step in range(steps):
+            images = generator(latents)
+            loss = loss_of(images)
+            if step == 0 or loss.item() < least:
+                least, best = loss.item(), to_bytes(images)
+            yield loss
+
+    descend(optimiser, losses(), "the generator", {"method.generator_learning_rate": learning_rate})
+    student.requires_grad_(True)
+    return best
 
 
 def divergence(teacher: torch.Tensor, student: torch.Tensor, temperature: float) -> torch.Tensor:

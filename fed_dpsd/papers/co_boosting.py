@@ -54,11 +54,11 @@ from fed_dpsd.methods.method import (
     State,
     tensors_below,
 )
-from fed_dpsd.methods.white_box import Ensemble, WhiteBox, divergence, fetch_teachers
+from fed_dpsd.methods.white_box import Ensemble, WhiteBox, best_batch, divergence, fetch_teachers
 from fed_dpsd.models.augmentation import augment
 from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.models.divergence import descend, rates_of
-from fed_dpsd.models.inference import to_bytes, to_unit
+from fed_dpsd.models.inference import to_unit
 from fed_dpsd.streams import Streams
 
 ADVERSARIAL_TEMPERATURE = 3.0  # on both sides, as in the code base
@@ -153,27 +153,16 @@ class CoBoosting(WhiteBox):
         rng = streams.torch("synthesis", query_id=number)
         count, classes = context.queries_per_round, context.num_classes
         targets = torch.randint(classes, (count,), generator=rng)
-        generator = context.make_generator(self.latent_size, rng)
-        latents = torch.randn((count, self.latent_size), generator=rng).to(context.device)
-        latents.requires_grad_(True)
-        optimiser = torch.optim.Adam(
-            [*generator.parameters(), latents], self.generator_learning_rate, (0.5, 0.999)
+        wanted = targets.to(context.device)
+        best = best_batch(
+            student,
+            context,
+            rng,
+            lambda images: self.generator_loss(ensemble(images), student(images), wanted),
+            latent_size=self.latent_size,
+            steps=self.generator_steps,
+            learning_rate=self.generator_learning_rate,
         )
-        student.eval().requires_grad_(False)
-        least, best = float("inf"), np.empty(0, np.uint8)
-
-        def losses() -> Iterator[torch.Tensor]:
-            nonlocal least, best
-            for step in range(self.generator_steps):
-                images = generator(latents)
-                logits, wanted = ensemble(images), targets.to(context.device)
-                loss = self.generator_loss(logits, student(images), wanted)
-                if step == 0 or loss.item() < least:
-                    least, best = loss.item(), to_bytes(images)
-                yield loss
-
-        descend(optimiser, losses(), "the generator", rates_of(self, "generator_learning_rate"))
-        student.requires_grad_(True)
         no_predictions = np.empty((0, classes), np.float32)
         return ReplayBuffer(best, no_predictions, np.eye(classes, dtype=np.float32)[targets])
 

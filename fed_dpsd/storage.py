@@ -6,6 +6,7 @@ file.
 
 import codecs
 import errno
+import fcntl
 import functools
 import io
 import json
@@ -21,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +54,17 @@ def app_folder() -> Path:
 def conf_folder() -> Path:
     """Return the folder of YAML files."""
     return app_folder() / "conf"
+
+
+def locked(path: Path) -> IO[bytes] | None:
+    """Open a file and lock it until it is closed; return None if another process holds it."""
+    file = path.open("wb")
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        return None
+    return file
 
 
 def templates_folder(module: str) -> Path:

@@ -35,7 +35,7 @@ from fed_dpsd.protocol import (
 from fed_dpsd.server.charge_log import ChargeLog
 from fed_dpsd.server.secure_sum import secure_sum
 from fed_dpsd.server.sent_requests import SentRequests
-from fed_dpsd.storage import npz_of, write_atomically, writing
+from fed_dpsd.storage import locked, npz_of, write_atomically, writing
 from fed_dpsd.streams import Streams
 
 OF_ROUNDS = ("answers", "train")  # kinds of requests that go to the cohort of a round
@@ -50,14 +50,9 @@ def _locked(run_folder: Path) -> IO[bytes]:
     """Lock the run until this process ends."""
     with writing(run_folder / "lock"):
         run_folder.mkdir(parents=True, exist_ok=True)
-        lock = (run_folder / "lock").open("wb")
-    try:
-        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        lock.close()
-        raise InUse(
-            f"another process is running {run_folder}; stop it or wait for it to finish"
-        ) from None
+        lock = locked(run_folder / "lock")
+    if lock is None:
+        raise InUse(f"another process is running {run_folder}; stop it or wait for it to finish")
     return lock
 
 

@@ -10,7 +10,6 @@ features. So the commands forward their arguments to a process that has both rea
 each command.
 """
 
-import fcntl
 import functools
 import json
 import logging
@@ -28,7 +27,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from fed_dpsd.errors import UserError, reason_of
-from fed_dpsd.storage import write_atomically
+from fed_dpsd.storage import locked, write_atomically
 
 if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
@@ -88,15 +87,12 @@ def _locked(folder: Path) -> IO[bytes]:
     Raises:
         UserError: another process serves it.
     """
-    lock = (folder / "serving").open("wb")
-    try:
-        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        lock.close()
+    lock = locked(folder / "serving")
+    if lock is None:
         raise UserError(
             f"state={folder} is in use by another `fed-dpsd site serve`; stop it, or give each "
             "hospital its own `state` in its file"
-        ) from None
+        )
     return lock
 
 

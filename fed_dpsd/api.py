@@ -97,7 +97,7 @@ class Run:
             number: how many images to draw, >= 1.
             path: the file to write, FILE.parquet, in a separate folder.
             labels: whether the student labels them, in the columns `label` and `probabilities`.
-            source: "generator" for the run's generator, the default if there is one; "questions"
+            source: "generator" for the run's generator, the default if there is one; "queries"
                 for images like those that the run sent to its clients.
             seed: the same seed gives the same file.
 

@@ -93,7 +93,7 @@ def _short(name: str) -> str:
 
 @dataclass(frozen=True)
 class Request:
-    """A round's question to every client: synthetic images and the student's predictions.
+    """A round's query to every client: synthetic images and the student's predictions.
 
     Args:
         query_id: round number, >= 0; with the content it identifies the request.

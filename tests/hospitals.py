@@ -114,11 +114,11 @@ def federate(experiment, grid):
     return GridFederation(experiment, grid, new_run_folder(experiment))
 
 
-def answer(hospital, text, question, run="run"):
+def answer(hospital, text, query, run="run"):
     """What leaves a hospital for a request."""
     try:
-        experiment = hospital.experiment(text, len(question.images))
-        return sites.answer(experiment.method, question, hospital.open(experiment, run))
+        experiment = hospital.experiment(text, len(query.images))
+        return sites.answer(experiment.method, query, hospital.open(experiment, run))
     except NotAllowed as error:
         return Refusal(0, str(error))
 

@@ -62,18 +62,18 @@ def test_counts_and_weights_have_shapes_of_their_own(subtests):
         ("weights", (7, 1), [(7,), (7, 2), (7, 1, 1)]),
     ]:
         with subtests.test(kind=kind, fitting=fitting, misfits=misfits):
-            question = Request.without_images(kind, (1, 8, 8), 10)
-            assert (question.kind, question.nbytes, len(question.images)) == (kind, 0, 0)
-            assert misfit(question, Response(0, np.zeros(fitting, np.float32))) == ""
+            query = Request.without_images(kind, (1, 8, 8), 10)
+            assert (query.kind, query.nbytes, len(query.images)) == (kind, 0, 0)
+            assert misfit(query, Response(0, np.zeros(fitting, np.float32))) == ""
             for shape in misfits:
-                assert f"values of shape {shape}" in misfit(question, Response(0, np.zeros(shape)))
-            assert "type int64" in misfit(question, Response(0, np.zeros(fitting, np.int64)))
-            assert "query_id=1 instead of 0" in misfit(question, Response(1, np.zeros(fitting)))
+                assert f"values of shape {shape}" in misfit(query, Response(0, np.zeros(shape)))
+            assert "type int64" in misfit(query, Response(0, np.zeros(fitting, np.int64)))
+            assert "query_id=1 instead of 0" in misfit(query, Response(1, np.zeros(fitting)))
 
 
 def test_requests_of_other_kinds_are_other_requests():
     kinds = [Request.without_images(kind, (1, 8, 8), 10) for kind in ("counts", "weights")]
-    assert len({question.digest() for question in kinds}) == 2
+    assert len({query.digest() for query in kinds}) == 2
 
 
 def test_a_fitting_answer_passes():

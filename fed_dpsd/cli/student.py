@@ -59,10 +59,10 @@ def synthesize(
         bool, typer.Option("--labels", help="Add the student's labels, in two more columns.")
     ] = False,
     source: Annotated[
-        Literal["generator", "questions"] | None,
+        Literal["generator", "queries"] | None,
         typer.Option(
             "--from",
-            help="generator: the run's, the default if there is one; questions: images like the "
+            help="generator: the run's, the default if there is one; queries: images like the "
             "ones that the run sent.",
         ),
     ] = None,

@@ -44,7 +44,7 @@ from fed_dpsd.methods.method import (
     State,
     nobody_answers,
 )
-from fed_dpsd.methods.questions import Questions
+from fed_dpsd.methods.queries import Queries
 from fed_dpsd.models import procedural
 from fed_dpsd.models.augmentation import augment
 from fed_dpsd.models.classifiers import FIXED, Classifier
@@ -65,10 +65,10 @@ StudentLoss = Callable[[torch.Tensor, torch.Tensor, NDArray[np.int64]], torch.Te
 
 
 @dataclass(frozen=True)
-class FedDPSD(Questions, Method):
+class FedDPSD(Queries, Method):
     """FedDPSD, Algorithm 2; conf/method/fed_dpsd.yaml explains the fields.
 
-    methods/questions.py has the fields for the sent images and the generators.
+    methods/queries.py has the fields for the sent images and the generators.
     """
 
     asks_pictures: ClassVar[bool] = True

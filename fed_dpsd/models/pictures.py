@@ -50,7 +50,7 @@ class Pictures:
         """Return the text about the pictures on a privacy card."""
         known = PACKAGES.get(self.source, f"{len(self.levels):,} of a folder")
         return (
-            f"questions are made with crops of pictures that are public by assumption: {known}, "
+            f"queries are made with crops of pictures that are public by assumption: {known}, "
             f"digest {self.digest}"
         )
 

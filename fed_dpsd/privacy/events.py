@@ -57,7 +57,7 @@ class BoundedRangeDpEvent(DpEvent):
 class ShuffledResponseDpEvent(DpEvent):
     """The counts of `responses` k-ary randomised responses; one of them changes.
 
-    The responders answer the same public question independently; only the counts of the k classes
+    The responders answer the same public query independently; only the counts of the k classes
     are seen. The other responses are arbitrary.
 
     Attributes:

@@ -34,7 +34,7 @@ from fed_dpsd.storage import encoded, json_of, templates_folder
 
 POST_PROCESSING = (
     "This artefact is computed from what the clients released and from what is public (settings, "
-    "questions, test images), and from nothing else. Making or copying it, or computing "
+    "queries, test images), and from nothing else. Making or copying it, or computing "
     "anything from it, costs no more privacy: it is post-processing."
 )
 UNITS = {"record": "a record", "patient": "a patient", "client": "a whole client"}

@@ -32,7 +32,7 @@ from fed_dpsd.server.student import Student, student_of
 from fed_dpsd.storage import encoded, write_together
 from fed_dpsd.streams import Streams
 
-Source = Literal["generator", "questions"]
+Source = Literal["generator", "queries"]
 CARDS = ("privacy_card.json", "PRIVACY.md", "README.md")
 PURPOSE = "images after the run"  # of random streams; no method uses this name
 ROWS_AT_ONCE = 1_000  # rows of a group in the parquet file; readers load a group at once
@@ -60,7 +60,7 @@ def synthesize(
         number: how many images to draw, >= 1.
         path: the file to write, FILE.parquet, in a folder without other cards.
         labels: whether the student labels them: a column `label`, and one of `probabilities`.
-        source: "generator" for images of the run's generator, "questions" for images like the
+        source: "generator" for images of the run's generator, "queries" for images like the
             requested ones; None selects the generator if there is one.
         seed: the same seed gives the same file.
 
@@ -120,7 +120,7 @@ def drawn(
     kept = below("generator", run.state.tensors)
     grows = isinstance(method, FedDPSD) and method.mixture(context.queries_per_round)["generated"]
     if source is None:
-        source = "generator" if kept or grows else "questions"
+        source = "generator" if kept or grows else "queries"
     streams = Streams(seed)
     crops = config.pictures and method.asks_pictures
     real = " They may include crops of real pictures, which PRIVACY.md names." if crops else ""
@@ -133,12 +133,12 @@ def drawn(
         origin = _origin_of_new_generators(method)
     elif source == "generator":
         raise UserError(
-            f"{run.folder}: this run of method {name} keeps no generator; use --from questions "
+            f"{run.folder}: this run of method {name} keeps no generator; use --from queries "
             "for the images that it sent"
         )
     elif isinstance(method, FedDPSD):
         parts = _of_next_rounds(method, student, context, run, streams)
-        origin = f"They are the questions that the run's next rounds would have asked.{real}"
+        origin = f"They are the queries that the run's next rounds would have asked.{real}"
     else:
         origin = f"They are among the images that the run sent.{real}"
         return _of_the_bank(run, number, streams), origin

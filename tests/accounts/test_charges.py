@@ -345,8 +345,8 @@ def test_a_hospital_goes_no_further_than_what_is_acknowledged(deployed, tmp_path
     assert granted.statement == Statement({"label": 256})
 
 
-def given_by(experiment, site, question, acknowledged=None):
-    asked = replace(question, acknowledged=acknowledged or {})
+def given_by(experiment, site, query, acknowledged=None):
+    asked = replace(query, acknowledged=acknowledged or {})
     return sites.answer(experiment.method, asked, site)
 
 

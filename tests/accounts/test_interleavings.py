@@ -225,8 +225,8 @@ class Process:
         account = account_class(self.ledger, config.privacy, plan, "run")
         self.site = Site(config, Plain(), self.mechanism, 0, RECORDS, np.arange(2), None, account)
 
-    def client(self, question, site):
-        return site.release(self.mechanism, SENSITIVE, question)
+    def client(self, query, site):
+        return site.release(self.mechanism, SENSITIVE, query)
 
     def answer(self, number):
         return answer(self, ASKS[number], self.site)

@@ -129,7 +129,7 @@ def test_predictions_of_the_test_images_are_as_good_as_the_runs_student(fed_dpsd
 def test_synthesize_prints_the_path_and_says_how_the_images_were_drawn(fed_dpsd, tmp_path, model):
     (run,) = (tmp_path / "runs").iterdir()
     words = "synthesize", str(run), "--num", "10", "--out", "images/train.parquet"
-    code, printed, err = fed_dpsd(*words, "--labels", "--from", "questions")
+    code, printed, err = fed_dpsd(*words, "--labels", "--from", "queries")
     assert (code, printed) == (0, [str(tmp_path / "images" / "train.parquet")])
     assert "that the run's next rounds would have asked" in err
     code, _, err = fed_dpsd(*words)

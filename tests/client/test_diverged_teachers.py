@@ -91,8 +91,8 @@ def test_a_retraining_names_its_keys(small, records, subtests):
     def retrained(*settings):
         experiment = small(*settings)
         context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
-        question = context.request("train", 2, to_vector(context.make_teacher(0)).numpy())
-        return make(experiment, records)[0].retrain(question, 3)
+        query = context.request("train", 2, to_vector(context.make_teacher(0)).numpy())
+        return make(experiment, records)[0].retrain(query, 3)
 
     own = "teacher.same_start=true", "answers=probabilities"
     pull = "method.proximal_weight=0.5"
@@ -211,8 +211,8 @@ def test_weights_that_diverged_at_a_hospital_are_refused_by_the_coordinator(
     class One(HostedFederation):
         engine = "one hospital"
 
-        def _deliver(self, question):
-            return {0: make(self.experiment, records)[1](question)}
+        def _deliver(self, query):
+            return {0: make(self.experiment, records)[1](query)}
 
         def _step(self, steps):
             raise NotImplementedError
@@ -220,10 +220,10 @@ def test_weights_that_diverged_at_a_hospital_are_refused_by_the_coordinator(
         def diagnose(self):
             raise NotImplementedError
 
-    question = PublicContext.of(lost.config, lost.training, lost.answers).request("weights")
-    reply = One(lost, tmp_path / "lost").each(question)[0]
+    query = PublicContext.of(lost.config, lost.training, lost.answers).request("weights")
+    reply = One(lost, tmp_path / "lost").each(query)[0]
     assert reply.reason == "invalid weights: values hold NaN or infinity"
-    kept = One(at_a_hospital(small(*settings)), tmp_path / "kept").each(question)[0]
+    kept = One(at_a_hospital(small(*settings)), tmp_path / "kept").each(query)[0]
     assert isinstance(kept, Response)
 
 

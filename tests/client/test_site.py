@@ -48,7 +48,7 @@ def make(experiment, records, ledger=None):
         *(experiment.config, experiment.training, experiment.answers, 0, records),
         *(np.arange(len(records)), Images(records.images), account),
     )
-    return site, lambda question: sites.answer(experiment.method, question, site)
+    return site, lambda query: sites.answer(experiment.method, query, site)
 
 
 def test_a_charge_comes_before_the_noise(small, records):
@@ -74,10 +74,10 @@ def test_what_a_trusted_server_sums_is_cut_off_teacher_by_teacher(small, records
     site, _ = make(small("training=plain", "answers=gradient", *settings), records)
     mechanism = site.answers
     rng = np.random.Generator(np.random.PCG64(0))
-    gradients, question = rng.normal(size=(3, 32, 10)), request()
-    sent = site.release(mechanism, gradients, question).values / mechanism.lattice
+    gradients, query = rng.normal(size=(3, 32, 10)), request()
+    sent = site.release(mechanism, gradients, query).values / mechanism.lattice
     bounded = [
-        mechanism.constrain_sensitivity(each, question.predictions) / mechanism.lattice
+        mechanism.constrain_sensitivity(each, query.predictions) / mechanism.lattice
         for each in gradients
     ]
     assert np.array_equal(sent, np.trunc(bounded).sum(axis=0))

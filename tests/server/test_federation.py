@@ -157,9 +157,9 @@ def test_integers_do_not_wrap_around_the_bounds_of_an_answer(small, tmp_path, su
             folder = tmp_path / f"{number}"
             folder.mkdir()
             experiment = small("training=plain", "answers.noise_multiplier=1", *answers.split())
-            federation, question = LocalFederation(experiment, folder), request()
-            response = Response(question.query_id, np.full(question.predictions.shape, integer))
-            received = federation._receive(question, 1, response)
+            federation, query = LocalFederation(experiment, folder), request()
+            response = Response(query.query_id, np.full(query.predictions.shape, integer))
+            received = federation._receive(query, 1, response)
             assert received.values.any() == ("votes" in answers)
 
 

@@ -84,10 +84,8 @@ def test_a_lie_that_could_be_an_answer_moves_a_sum_by_two_of_them(small, tmp_pat
                 experiment = small(*MECHANISMS[mechanism], "num_clients=3", "queries_per_round=16")
                 honest, lied = (Lied(experiment, folder / name, name) for name in ("honest", lie))
                 lied.total(request(count=16))
-                question = replace(request(count=16), query_id=2)
-                moved = np.linalg.norm(
-                    lied.total(question).sum - honest.total(question).sum, axis=1
-                )
+                query = replace(request(count=16), query_id=2)
+                moved = np.linalg.norm(lied.total(query).sum - honest.total(query).sum, axis=1)
                 longest = {"label": 1, "dp_sgd": 1.001, "votes": None, "gradient": None}[mechanism]
                 if longest is None:
                     scale = experiment.answers.scale

@@ -53,7 +53,7 @@ def test_without_labels_there_are_images_alone(finished, tmp_path):
 
 def test_the_same_seed_gives_the_same_file(finished, tmp_path, subtests):
     for number, (overrides, source) in enumerate(
-        [((), "generator"), ((), "questions"), (GENERATED, "generator"), (DENSE, "questions")]
+        [((), "generator"), ((), "queries"), (GENERATED, "generator"), (DENSE, "queries")]
     ):
         with subtests.test(overrides=overrides, source=source):
             place = tmp_path / f"{number}"
@@ -90,10 +90,10 @@ def test_a_generator_that_the_run_keeps_draws_from_new_latent_vectors(finished):
     assert not asked & {image.tobytes() for image in images}
 
 
-def test_questions_are_those_of_rounds_to_come(finished):
+def test_queries_are_those_of_rounds_to_come(finished):
     folder, _, _ = finished("method.noise_fraction=0", "method.lines_fraction=0.75")
-    images, origin, run = images_of(folder, 64, "questions", seed=0)
-    assert origin == "They are the questions that the run's next rounds would have asked."
+    images, origin, run = images_of(folder, 64, "queries", seed=0)
+    assert origin == "They are the queries that the run's next rounds would have asked."
     asked = {image.tobytes() for part in run.state.buffer for image in part.images}
     assert len({image.tobytes() for image in images} - asked) == 64
     # The run's own procedure drew them: without generators it needs no student.
@@ -118,7 +118,7 @@ def test_methods_that_throw_generators_away_have_the_images_that_they_asked(fini
     with pytest.raises(UserError, match="--num 65: the run sent 64 images, and its method cannot"):
         images_of(folder, 65)
     with pytest.raises(
-        UserError, match="run of method dense keeps no generator; use --from questions"
+        UserError, match="run of method dense keeps no generator; use --from queries"
     ):
         images_of(folder, 5, "generator")
 
@@ -165,7 +165,7 @@ def test_names_of_classes_travel_from_pictures_to_a_run_on_synthetic_ones(finish
 def test_crops_of_real_pictures_are_not_called_synthetic_without_a_word(
     finished, tmp_path, subtests
 ):
-    for number, (source, crops) in enumerate([("questions", True), ("generator", False)]):
+    for number, (source, crops) in enumerate([("queries", True), ("generator", False)]):
         with subtests.test(source=source, crops=crops):
             place = tmp_path / f"{number}"
             place.mkdir()

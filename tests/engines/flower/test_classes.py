@@ -169,8 +169,8 @@ def test_a_hospital_with_other_classes_is_left_out_where_the_others_are_enough(
     # Its file is corrected, so it takes part from the next round.
     settings = yaml.safe_load(files[1].read_text())
     files[1].write_text(yaml.safe_dump(settings | {"classes": NAMES}))
-    question = ask_of_two()
-    again = federation.total(type(question)(2, question.images, question.predictions))
+    query = ask_of_two()
+    again = federation.total(type(query)(2, query.images, query.predictions))
     assert (again.count, dict(again.refused)) == (2, {})
 
 

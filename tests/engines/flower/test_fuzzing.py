@@ -167,9 +167,9 @@ def test_a_hospital_takes_any_message(deployed, tmp_path, caplog, kind, examples
     outcomes = {"answered": 0, "refused": 0}
 
     def test(data):
-        question = request(1, 4)
-        step = SumStep(question.digest(), (0, 1))
-        content = pack_request(question) if kind == "answers" else pack_steps({0: step})
+        query = request(1, 4)
+        step = SumStep(query.digest(), (0, 1))
+        content = pack_request(query) if kind == "answers" else pack_steps({0: step})
         content["meta"] = ConfigRecord(
             {
                 "experiment": experiment.to_json(),
@@ -220,9 +220,9 @@ def test_the_coordinator_takes_any_reply(deployed, tmp_path, caplog, examples):
     files = [site_file(tmp_path / f"hospital{n}", n, budget=1e6) for n in (0, 1)]
     grid = Hospitals(files)
     federation = federate(experiment, grid)
-    question = request()
-    federation.each(question)
-    honest = federation.each(question)  # a repeated reply states no new charge
+    query = request()
+    federation.each(query)
+    honest = federation.each(query)  # a repeated reply states no new charge
     assert all(isinstance(given, Response) for given in honest.values())
     kept = {
         node: next(
@@ -262,7 +262,7 @@ def test_the_coordinator_takes_any_reply(deployed, tmp_path, caplog, examples):
             pull_messages=lambda numbers: [replies[number] for number in numbers],
         )
         federation._grid = fuzzed
-        given = federation.each(question)
+        given = federation.each(query)
         assert np.array_equal(given[0].values, honest[0].values)
         outcomes[Refusal if isinstance(given[1], Refusal) else Response] += 1
         if isinstance(given[1], Refusal):
@@ -270,7 +270,7 @@ def test_the_coordinator_takes_any_reply(deployed, tmp_path, caplog, examples):
             assert len(given[1].reason) <= 200
         else:
             values = given[1].values
-            assert values.shape == question.predictions.shape
+            assert values.shape == query.predictions.shape
             assert np.isfinite(values.astype(float)).all()
             assert set(values.sum(axis=1)) <= {0, 1}
             assert given[1].teachers == 1
@@ -341,7 +341,7 @@ def test_the_coordinator_takes_any_reply_in_a_secure_sum(deployed, caplog, examp
     """The reply is left out, changes the sum like any value, or keeps it closed, an error."""
     caplog.set_level("CRITICAL")
     experiment, grid = deployed(*DISTRIBUTED), Summers()
-    federation, question = federate(experiment, grid), request()
+    federation, query = federate(experiment, grid), request()
     honest = grid.values[:2].sum(axis=0) * experiment.answers.lattice
     outcomes = {"left out": 0, "summed": 0, "closed": 0}
 
@@ -356,7 +356,7 @@ def test_the_coordinator_takes_any_reply_in_a_secure_sum(deployed, caplog, examp
         grid.spoil = spoil
         shutil.rmtree(federation._notes, ignore_errors=True)
         try:
-            total = federation.total(question)
+            total = federation.total(query)
         except UserError as problem:
             error = str(problem)
         else:
@@ -365,7 +365,7 @@ def test_the_coordinator_takes_any_reply_in_a_secure_sum(deployed, caplog, examp
             assert "no part of it was revealed" in error
             outcomes["closed"] += 1
             return
-        assert total.sum.shape == question.predictions.shape
+        assert total.sum.shape == query.predictions.shape
         if total.count == 2:
             assert np.array_equal(total.sum, honest)
             assert set(total.refused) <= {2}

@@ -81,8 +81,8 @@ def test_a_hospital_trains_for_no_request_that_it_would_refuse(
     allowed = {"methods": ["fed_dpsd", "fedavg"], "answers": ["gradient", "probabilities"]}
     hospital = hospitals.open_file(site_file(tmp_path, **allowed, **changes))
     for text in seeds(deployed(*overrides), 3):
-        question = imageless("weights") if "method=fedavg" in overrides else request()
-        assert isinstance(answer(hospital, text, question), Refusal)
+        query = imageless("weights") if "method=fedavg" in overrides else request()
+        assert isinstance(answer(hospital, text, query), Refusal)
     assert bool(on_disk(hospital)) == admitted
     assert bool(charges(hospital)) == (admitted and overrides == COUNTS)
 

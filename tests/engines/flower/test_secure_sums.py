@@ -29,19 +29,19 @@ from tests.hospitals import (
 from tests.privacy.ideals import ideal
 
 
-def exact_sum(files, experiment, question):
+def exact_sum(files, experiment, query):
     """What the noise is added to."""
     total = 0
     for file in files:
         hospital = hospitals.open_file(file)
         site = hospital.open(hospital.experiment(experiment.to_json(), 16), "exact")
-        probabilities = site.sensitive_probabilities(question.images)
+        probabilities = site.sensitive_probabilities(query.images)
         gradients = [
-            decoupled_kd_gradient(p, question.predictions, experiment.method.balance)
+            decoupled_kd_gradient(p, query.predictions, experiment.method.balance)
             for p in probabilities
         ]
         total += sum(
-            experiment.answers.constrain_sensitivity(g, question.predictions) for g in gradients
+            experiment.answers.constrain_sensitivity(g, query.predictions) for g in gradients
         )
     return total
 

@@ -158,11 +158,11 @@ def test_an_answer_takes_few_bytes(small):
         federation = GridFederation(experiment, grid, new_run_folder(experiment))
         grid.sent.clear()
         replies.clear()
-        question = request(1_000)
-        given = federation.each(question)
+        query = request(1_000)
+        given = federation.each(query)
         assert all(isinstance(response, Response) for response in given.values())
         assert federation.bytes_to_server == 2 * 1_000 * payload, answers
-        pixels, predictions = question.images.nbytes, question.predictions.nbytes
+        pixels, predictions = query.images.nbytes, query.predictions.nbytes
         assert (pixels, predictions) == (1_000 * 8 * 8, 1_000 * 4 * 10)
         for message, reply in zip(grid.sent, replies, strict=True):
             answered, asked = sent_bytes(reply.content), sent_bytes(message.content)
@@ -175,10 +175,10 @@ def test_an_answer_takes_few_bytes(small):
 def test_a_nodes_clients_share_its_images(small):
     experiment = small("num_clients=5", "queries_per_round=500")
     federation = GridFederation(experiment, FakeGrid(2), new_run_folder(experiment))
-    federation.each(question := request(500))
+    federation.each(query := request(500))
     asked = [sent_bytes(message.content) for message in federation._grid.sent]
     assert len(asked) == 2
-    assert max(asked) < question.nbytes + 4_000 < 2 * question.images.nbytes
+    assert max(asked) < query.nbytes + 4_000 < 2 * query.images.nbytes
 
 
 def test_refusals_are_counted_out_and_named(small):

@@ -72,7 +72,7 @@ class Generators:
 
 
 @dataclass(frozen=True)
-class Questions(Generators):
+class Queries(Generators):
     """The mixture of a round's images; conf/method/fed_dpsd.yaml explains the fields."""
 
     noise_fraction: float

@@ -67,11 +67,14 @@ def test_a_simulation_names_the_teacher_and_the_key(small, records, subtests):
             assert set(kept.glob("*")) == before
 
 
-def test_losses_on_private_records_are_never_looked_at(small, records, monkeypatch, subtests):
+@pytest.mark.parametrize(
+    "rows", [TRAININGS[:2], pytest.param(TRAININGS[2:], marks=pytest.mark.slow)]
+)
+def test_losses_on_private_records_are_never_looked_at(small, records, monkeypatch, subtests, rows):
     """Only those of a plain teacher in a simulation are, as its exact scores are."""
     looked = []
     monkeypatch.setattr(module, "check_losses", lambda losses, *_: looked.append(len(losses)))
-    for training, settings, _, by_loss in TRAININGS:
+    for training, settings, _, by_loss in rows:
         with subtests.test(training=training):
             looked.clear()
             trained(small(f"training={training}", *settings, "teacher.seed=5"), records)

@@ -109,6 +109,7 @@ def test_features_are_computed_once_and_kept_for_other_processes(tmp_path, monke
         backbone(images(1, seed=1))
 
 
+@pytest.mark.slow  # the largest network of all
 def test_a_gradient_goes_through_the_features():
     """The weights may have been read in inference mode before, as predictions do."""
     efficientnet.layers.cache_clear()

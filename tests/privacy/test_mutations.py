@@ -722,7 +722,7 @@ PARTS = {
     "trainings": (on_trainings, on_clipping),  # minutes of trainings; `OF_TRAININGS` are fast
     "samples": (on_samples,),
 }
-FAST = "sampler", "protocol and answers", "samples"
+FAST = "protocol and answers", "samples"  # the samplers take seven seconds each
 KINDS = pytest.mark.parametrize(
     "parts",
     [

@@ -70,7 +70,7 @@ def serve(grid: Grid, run_config: Mapping[str, Any]) -> None:
             values = check_early(run_config)
             if gate.in_simulation():
                 clients, nodes = values["num_clients"], gate.number_of_nodes(grid)
-                print(f"{clients} clients on {nodes:,} nodes", flush=True)
+                print(f"{clients} clients on {nodes:,} nodes; {_devices(values)}", flush=True)
         from fed_dpsd.engines.flower import job  # takes seconds: torch and all methods
 
         experiment, folder = job.prepare(grid, run_config, folder)
@@ -84,6 +84,14 @@ def serve(grid: Grid, run_config: Mapping[str, Any]) -> None:
     except Exception as error:
         print(f"error: {one_line(error)}\nrun folder: {folder}", flush=True)
         raise RunFailed(one_line(error)) from None
+
+
+def _devices(values: Mapping[str, Any]) -> str:
+    """Return the configured devices and the number of NVIDIA GPUs, which needs no torch."""
+    sides = dict.fromkeys(str(values[key]) for key in ("client_device", "server_device"))
+    gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    seen = f"{gpus} GPU{'s' * (gpus > 1)}" if gpus else "no GPU"
+    return f"device={' and '.join(sides)}, {seen} in this machine"
 
 
 def _resumed(run_config: Mapping[str, Any]) -> Path | None:

@@ -268,8 +268,9 @@ def test_the_default_job_runs_in_an_empty_environment(built, tmp_path, kind):
         finally:
             end_marked(marker)
         assert "No additional application dependencies needed installation." in output
+        (run,) = (tmp_path / "home" / "runs").iterdir()
         pages = subprocess.run(
-            ["fed-dpsd", "report", tmp_path / "home" / "runs"],
+            ["fed-dpsd", "report", run],
             env=own,
             capture_output=True,
             text=True,
@@ -277,7 +278,6 @@ def test_the_default_job_runs_in_an_empty_environment(built, tmp_path, kind):
         )
         assert pages.returncode == 1
         assert "run this command where FedDPSD is installed from its wheel" in pages.stderr
-        (run,) = (tmp_path / "home" / "runs").iterdir()
     found = read_summary(run)
     assert found.get("status") == "completed", output
     assert (found["method"], found["data"]) == ("fed_dpsd", "digits")

@@ -157,7 +157,7 @@ def set_up(
         own["baseline"] = _bind_class(binder, "fed_dpsd.privacy", values, "method.baseline", public)
         if not isinstance(own["baseline"], Plain | TrainingMechanism | None):
             binder.problems.append(
-                "method.baseline is not a training; use training@method.baseline=plain or dp_sgd"
+                "method.baseline cannot train; use training@method.baseline=plain or dp_sgd"
             )
     method = _bind_class(binder, "fed_dpsd.methods", own, "method", {})
     training = _bind_class(binder, "fed_dpsd.privacy", raw["training"], "training", public)

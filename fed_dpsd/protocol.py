@@ -180,7 +180,7 @@ class Request:
 
     @property
     def queries(self) -> int:
-        """Number of queries that an answer is charged for; class counts come with a training."""
+        """Number of queries that an answer is charged for; class counts come with training."""
         return 1 if self.kind in OF_WEIGHTS else len(self.images)
 
     def digest(self) -> str:

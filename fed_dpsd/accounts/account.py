@@ -74,7 +74,7 @@ class Account:
         plan: the charges that the run is expected to make.
         run: the coordinator's name for the run.
         most_queries: the maximum number of answered images that the ledger may ever hold. A charge
-            without images, such as a training, counts as one.
+            without images, such as for training, counts as one.
         when_records_change: whether the client continues a run during which its records change.
         plugins: whether the run has plug-ins; then its charges are marked as not reviewed.
 
@@ -236,7 +236,7 @@ class Account:
     def _budget_admits(self, *more: Entry | Stage) -> bool:
         """Return whether the budget admits `more`, for each relation that it bounds.
 
-        Its proof is based on private trainings: they are charged, not what their teachers release.
+        Its proof is based on private training, which is charged; what its teachers release is not.
         """
         settings = self._settings
         charges = [*self.ledger.charges().alike(), *((charge, 1) for charge in more)]

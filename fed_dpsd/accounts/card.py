@@ -238,7 +238,7 @@ def privacy_card(
 
 
 def _label(experiment: Experiment, plan: Plan) -> dict[str, Any] | None:
-    """Return the epsilon of a label, for a training that keeps only labels private."""
+    """Return the epsilon of a label if training keeps only labels private."""
     if not isinstance(experiment.training, LabelPrivate):
         return None
     notes = (SEEDED_NOTE,) if experiment.seeded else ()

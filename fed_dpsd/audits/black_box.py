@@ -51,7 +51,7 @@ class Audit:
         method: "sampling" of two worlds, "enumeration" of an answer's laws, or guesses at
             "canaries".
         assumption: the premise of the worlds, in words.
-        runs: simulated runs in each world, or trainings on canaries; 0 by enumeration.
+        runs: simulated runs in each world, or training runs on canaries; 0 by enumeration.
         queries: answers in a run.
         audited: the audited randomness, in words.
         relation: how the record changes.

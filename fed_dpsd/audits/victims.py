@@ -37,7 +37,7 @@ Broken = Literal["half", "none"]
 
 ALMOST_NONE = 1e-3  # the remaining fraction of the noise
 CANARIES, CANDIDATES = 8, 500  # images to query, and images to choose them from
-PILOT = 40  # trainings that set thresholds
+PILOT = 40  # training runs that set thresholds
 
 
 def break_noise(mechanism: Any, broken: Broken | None) -> Any:
@@ -137,7 +137,7 @@ def _ask_about(
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
     """Train on the canaries included by coins; return the coins and the answers' scores."""
     included = secret.numpy("coins").random(CANARIES) < 0.5
-    with tempfile.TemporaryDirectory() as cache, listening(None):  # the audit reports trainings
+    with tempfile.TemporaryDirectory() as cache, listening(None):  # the audit reports
         records = Split(images[included], labels[included], np.flatnonzero(included))
         own = dataclasses.replace(config, cache=cache)
         site = _site(own, training, Probabilities(), secret, records=records)

@@ -1,4 +1,4 @@
-"""The inputs and labels that a training reads from a shard, and a digest of every bit."""
+"""The inputs and labels that training reads from a shard, and a digest of every bit."""
 
 import hashlib
 

@@ -1,4 +1,4 @@
-"""Training of teachers without noise in the steps, and detection of diverging trainings."""
+"""Training of teachers without noise in the steps, and detection of divergence."""
 
 import contextlib
 import logging
@@ -189,7 +189,7 @@ def _one_cycle(
 
 
 class Watch:
-    """A check that the trainings of a client's teachers, or of its "baseline", do not diverge.
+    """A check that training a client's teachers, or its "baseline", does not diverge.
 
     At a hospital, a diverged training is only reported in its own log and in `diverged`: an error
     would reveal a fact about records that no noise covers (docs/privacy.md, "Sharp edges").

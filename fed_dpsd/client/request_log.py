@@ -13,11 +13,11 @@ from fed_dpsd.errors import one_line
 from fed_dpsd.protocol import Request, SumStep
 
 _CHARGED = {
-    "training": "a private training of its teachers",
+    "training": "private training of its teachers",
     "counts": "class counts",
     "weights": "its teachers' weights",
     "baseline": "the weights of a classifier of all records",
-    "train": "weights after a training",
+    "train": "weights after training",
     "teachers": "its teachers as the result of the run",
 }
 

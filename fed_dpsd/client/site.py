@@ -334,7 +334,7 @@ class Site:
         return float(self.config.method.get("proximal_weight", 0.0))
 
     def _retraining(self, request: Request) -> str:
-        """Return the key under which a training that starts at the request's weights is charged."""
+        """Return the key under which training from the request's weights is charged."""
         content = f"{self._teachers.input_digest} {request.digest()}"
         content += f" {self._pull}" if self._pull else ""  # another pull has other noise
         return hashlib.sha256(content.encode()).hexdigest()

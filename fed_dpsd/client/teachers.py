@@ -46,7 +46,7 @@ from fed_dpsd.privacy.training import CustomTraining, Training, TrainingMechanis
 from fed_dpsd.progress import reported
 from fed_dpsd.streams import Streams
 
-OFF_BY_DEFAULT = "weight_decay", "one_cycle", "shift", "flip"  # settings of a training
+OFF_BY_DEFAULT = "weight_decay", "one_cycle", "shift", "flip"  # settings of training
 INPUT = "input"  # in the metadata of a cached teacher: the digest of what it was trained on
 
 
@@ -73,7 +73,7 @@ class Teachers:
         training: how these teachers are trained.
         client: the client's number.
         records: the client's private records.
-        shard_ids: (len(records),) each record's permanent id, or its patient's. A private training
+        shard_ids: (len(records),) each record's permanent id, or its patient's. Private training
             whose unit is the patient uses `records.patients` instead.
         secret: source of a training mechanism's noise; None for `teacher.seed`.
         role: as for `Watch`.
@@ -165,7 +165,7 @@ class Teachers:
 
     @functools.cached_property
     def input_digest(self) -> str:
-        """Return a digest of what a training here and now would read, regardless of the cache."""
+        """Return a digest of what training would read here and now, regardless of the cache."""
         inputs = map(self._input, self._numbers) if self._noisy else self.keys
         return hashlib.sha256("".join(inputs).encode()).hexdigest()
 
@@ -315,7 +315,7 @@ class Teachers:
                     return teacher
             except (ValueError, RuntimeError):
                 path.unlink(missing_ok=True)  # a damaged teacher is trained again
-        # The noise of a training follows its input: it must never be drawn for another input.
+        # The noise of training depends on its input: it must never be drawn for another input.
         digest = self.digests[shard]
         if self._noisy and self._input(shard) != digest:
             raise UserError(

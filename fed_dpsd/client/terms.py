@@ -61,7 +61,7 @@ class Terms:
     """What a hospital's file says: its data, its budget, and the experiments it allows.
 
     Args:
-        name: name of this data set and its ledger. A budget is per data set, for life.
+        name: name of this data set and its ledger. A budget covers the data set's lifetime.
         client: its number among the federation's `num_clients`, from 0.
         num_clients: number of clients of the federation.
         state: folder of the ledger, the teachers and the secret that noise is drawn from.
@@ -75,7 +75,7 @@ class Terms:
             budget bounds a record under either, so both are allowed unless the file says otherwise.
         delta: failure probability of the budget, between 0 and 1.
         queries: total number of synthetic images that may ever be answered. A charge without
-            images, such as a training, counts as one.
+            images, such as for training, counts as one.
         threads: processor threads for its teachers.
         device: where its teachers answer and plain teachers learn: auto, cpu, cuda or cuda:N.
         methods, training, answers, models: the allowed names of conf/method, conf/training and

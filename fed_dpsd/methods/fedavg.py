@@ -47,7 +47,7 @@ class FedAVG(WhiteBox):
         require(self, local_epochs=1)
 
     def plan(self, context: PublicContext) -> Plan:
-        """Return a training and a stage of weights for each round, and class counts if weighted.
+        """Return training and a stage of weights for each round, and class counts if weighted.
 
         All clients take part in the first round; cohorts apply only to later rounds.
         """

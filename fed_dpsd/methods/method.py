@@ -248,7 +248,7 @@ class Method(ABC):
         needs: required values of other keys, as in {num_clients: 1}.
 
     Attributes:
-        trainings: names of the trainings that the method can use, or None for any.
+        trainings: values of `training` that the method can use, or None for any.
         averages: whether the method averages the teachers' weights, which requires a single
             architecture and a common start.
         asks_pictures: whether the method can send crops of public pictures.

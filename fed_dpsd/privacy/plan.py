@@ -15,7 +15,7 @@ class Plan:
     Args:
         training: how the teachers are trained.
         stages: what is released, in order: class counts, weights, answers.
-        trainings: number of trainings in the run, >= 1.
+        trainings: number of training runs, >= 1.
     """
 
     training: Training
@@ -24,7 +24,7 @@ class Plan:
 
     @property
     def trained(self) -> tuple[Stage, ...]:
-        """Return the stage of the private trainings; empty if the training is `Plain`."""
+        """Return the stage of private training; empty if `training` is `Plain`."""
         if not isinstance(self.training, TrainingMechanism):
             return ()
         return (Stage(self.training, self.trainings, 0),)

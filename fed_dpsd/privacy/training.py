@@ -1,4 +1,4 @@
-"""How teachers are trained: the contract of private trainings, and what they release."""
+"""How teachers are trained: the contract of private training, and what it releases."""
 
 import math
 from abc import ABC, abstractmethod
@@ -19,7 +19,7 @@ TrainedUnit = Literal["record", "patient"]
 
 @dataclass(frozen=True)
 class Plain:
-    """A training without noise, configured by `teacher`; only noise in answers protects records."""
+    """Training without noise, configured by `teacher`; only noise in answers protects records."""
 
     name: ClassVar[str] = "plain"
     calibrated_by: ClassVar[None] = None
@@ -45,7 +45,7 @@ class Plain:
 
 @dataclass(frozen=True)
 class CustomTraining(Plain, ABC):
-    """A training with its own steps, which protects a record no more than `Plain` does.
+    """Training with its own steps, which protects a record no more than `Plain` does.
 
     Only the answers' noise protects records. `reason` explains why the training's noise does not.
     """
@@ -69,7 +69,7 @@ class CustomTraining(Plain, ABC):
         """Train a teacher in place on one shard's (N, ...) inputs and (N,) labels."""
 
     def published(self, trainings: int, num_classes: int, delta: float) -> float:
-        """Return the epsilon that the paper's formula gives for `trainings` trainings."""
+        """Return the epsilon that the paper's formula gives for `trainings` training runs."""
         return math.inf
 
 
@@ -115,11 +115,11 @@ class TrainingMechanism(ABC):
 
     def describe(self, trainings: int = 1) -> str:
         """Describe how teachers are trained, `trainings` times."""
-        repeated = f"{trainings:,} private trainings" if trainings > 1 else "a private training"
+        repeated = f"{trainings:,} private training runs" if trainings > 1 else "private training"
         return f"{repeated} of {self.steps:,} steps ({self.name})"
 
     def releases(self, requests: int, queries: int) -> int:
-        """Return the number of trainings, however many answers follow."""
+        """Return the number of training runs, however many answers follow."""
         return requests
 
     @abstractmethod

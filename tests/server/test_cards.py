@@ -166,7 +166,7 @@ def test_a_card_names_all_that_leaves(tmp_path, subtests):
 
 def test_a_card_counts_private_trainings(tmp_path, subtests):
     for number, (method, begins) in enumerate(
-        [("dp_fedavg", "DP-SGD: 3 trainings of "), ("fed_dpsd", "DP-SGD: 100 ")]
+        [("dp_fedavg", "DP-SGD: 3 training runs of "), ("fed_dpsd", "DP-SGD: 100 ")]
     ):
         with subtests.test(method=method, begins=begins):
             folder = tmp_path / f"{number}"

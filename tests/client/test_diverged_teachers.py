@@ -68,7 +68,7 @@ def test_a_simulation_names_the_teacher_and_the_key(small, records, subtests):
 
 
 def test_losses_on_private_records_are_never_looked_at(small, records, monkeypatch, subtests):
-    """Only those of a plain teacher in a simulation are, as its exact scores are."""
+    """Only a plain teacher's losses in a simulation are, as its exact scores are."""
     looked = []
     monkeypatch.setattr(module, "check_losses", lambda losses, *_: looked.append(len(losses)))
     for training, settings, _, by_loss in TRAININGS:

@@ -321,7 +321,7 @@ def elsewhere(monkeypatch):
 
 
 def test_the_digest_on_a_processor_is_of_the_settings_that_it_always_was(small, records):
-    """Settings of a training that are off have no part in it; those that are on have."""
+    """Training settings that are off do not affect it; settings that are on do."""
     config = small().config
     off = "weight_decay", "one_cycle", "shift", "flip"
     settings = {key: value for key, value in vars(config.teacher).items() if key not in off}

@@ -70,7 +70,7 @@ def test_a_secure_sum_over_hospitals(deployed, tmp_path, offline):
 
 
 def test_responses_are_counted_in_a_secure_sum(deployed, tmp_path):
-    """Almost all are true, so the counts equal those of the teachers' classes."""
+    """Almost all are true, so the counts equal the counts of the teachers' classes."""
     experiment = deployed(
         *("num_clients=3", "training=plain", "answers=label", "answers.noise_at=distributed"),
         *("answers.quorum={threshold: 2, colluding: 0}", "answers.epsilon_per_answer=20"),

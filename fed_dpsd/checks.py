@@ -97,7 +97,7 @@ def unknown_networks(config: Config) -> list[str]:
 
 
 def mixing_networks(config: Config, training: Training | None) -> list[str]:
-    """Return the networks that a private training cannot train, since their layers mix records."""
+    """Return the networks that cannot be trained privately, since their layers mix records."""
     if training is None or not training.private:
         return []
     fitting = ", ".join(name for name in CLASSIFIERS if name not in NO_DP_SGD)

@@ -37,7 +37,7 @@ class Charge:
     Args:
         event: what it costs by its own noise.
         trust: the parties that must be honest for this cost.
-        teachers: name of the private training that is charged, or whose teachers answered; "" for
+        teachers: name of the private training run charged, or whose teachers answered; "" for
             anything else, such as class counts, or answers of teachers trained without noise.
         trainings: number of training runs; 0 for a release.
     """

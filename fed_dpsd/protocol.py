@@ -103,7 +103,7 @@ class Request:
             "baseline" for the parameters of one classifier of all records of the client, or
             "train" for the parameters after another local training that starts at `weights`. Only
             "answers" carries images. A client answers the others only if the method in its own
-            configuration says so: at epsilon = inf, or as the result of a paid private training.
+            configuration says so: at epsilon = inf, or as the result of paid private training.
         weights: (P,) float32 of a model for "train"; empty otherwise.
         acknowledged: releases by mechanism that the coordinator's card counts in addition to its
             plan. They travel with the message and are not part of the digest.

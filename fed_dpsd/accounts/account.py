@@ -157,7 +157,7 @@ class Account:
 
         Raises:
             BudgetSpent: the charge would exceed the budget or the plan; nothing was charged.
-            ValueError: the private training that covers the charge is not paid for.
+            ValueError: the private training run that covers the charge is not paid for.
         """
         if training and not self.is_paid(training):
             raise ValueError(f"the training {training} is not paid for")
@@ -187,7 +187,7 @@ class Account:
             digest: idempotency key of the charge.
             kind: the kind of content that leaves.
             request: the request that leads to the charge; None if there is none.
-            training: digest of the private training that covers it; "" if there is none.
+            training: digest of the private training run that covers it; "" if there is none.
             reserved: number of queries that must still fit in addition to the request's.
 
         Raises:

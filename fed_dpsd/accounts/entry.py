@@ -59,8 +59,8 @@ class Entry:
         at: time of the charge, an ISO 8601 second in UTC.
         request: digest of the request that led to the charge; "" if there was none.
         run: the coordinator's name for the run that was charged; "" outside a run.
-        training: digest of the private training whose teachers produced what left; "" if there is
-            none, or if the release does not pass through teachers, such as class counts.
+        training: digest of the private training run whose teachers produced what left; "" if there
+            is none, or if the release does not pass through teachers, such as class counts.
 
     Raises:
         ValueError: a count is negative, or the cost for a unit and relation is missing.

@@ -58,7 +58,7 @@ def _words(entries: Sequence[Entry]) -> str:
     parts = []
     for entry in entries:
         answers = f"answers to {entry.queries:,} images"
-        covered = " (covered by a private training)" if entry.training else ""
+        covered = " (covered by private training)" if entry.training else ""
         parts.append((answers if entry.kind == "answers" else _CHARGED[entry.kind]) + covered)
     return " and ".join(parts) or "nothing"
 

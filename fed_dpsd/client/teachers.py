@@ -155,7 +155,7 @@ class Teachers:
     def digests(self) -> list[str]:
         """Return a digest of each teacher's training input. The digests stay at the client.
 
-        Noise and charges follow it. A private training is identified by its actual input, to the
+        Noise and charges depend on it. Private training is identified by its actual input, to the
         last bit, since processors and libraries compute different features of the same records. A
         teacher in the cache was charged under the digest that is stored with its weights.
         """
@@ -171,7 +171,7 @@ class Teachers:
 
     @functools.cached_property
     def records_digest(self) -> str:
-        """Return a digest of the records alone, in their shards."""
+        """Return a digest of only the records, in their shards."""
         digest = hashlib.sha256()
         for records in self._shards:
             self._digest_records(records, digest.update)
@@ -227,7 +227,7 @@ class Teachers:
     def class_counts(self) -> NDArray[np.float64]:
         """Return (n, 1, K) noisy class counts of the shards, the same at every call.
 
-        Their noise follows the records and every setting, as the noise of the training does.
+        Their noise depends on the records and every setting, like the noise of training.
         """
         assert self._training
         num_classes = self._config.data.num_classes
@@ -259,7 +259,7 @@ class Teachers:
         return counts.astype(np.float64)[None, None]
 
     def check_weights(self, weights: NDArray[np.float32]) -> None:
-        """Reject weights that no training could start from.
+        """Reject weights from which training cannot start.
 
         Raises:
             ValueError: the weights belong to another architecture.
@@ -274,8 +274,8 @@ class Teachers:
         Args:
             weights: (P,) weights that each teacher starts from (see `to_vector` and
                 `check_weights`).
-            digest: hexadecimal digest of the teachers and the whole request; all randomness follows
-                it.
+            digest: hexadecimal digest of the teachers and the whole request; all randomness
+                derives from it.
             epochs: passes over a shard, unless a training mechanism sets how it trains.
             proximal_weight: the weight of the pull back to `weights`, >= 0 (see `pulled_back`).
         """

@@ -253,7 +253,7 @@ class Method(ABC):
             architecture and a common start.
         asks_pictures: whether the method can send crops of public pictures.
         asks_cohorts: whether the method can send requests to different clients in each round.
-        uses_teachers_alone: whether it uses records only through one training of the teachers.
+        uses_teachers_alone: whether it uses records only by training the teachers once.
     """
 
     trainings: ClassVar[tuple[str, ...] | None] = None

@@ -33,7 +33,7 @@ from fed_dpsd.privacy.noise import GAUSSIAN_LOSS, UNIFORM_STEP, Rng, noisy_sum
 from fed_dpsd.privacy.training import TrainedUnit, TrainingMechanism
 
 SPACING = 2.0**-25  # largest spacing of the noise's lattice, over its scale; it truncates sums
-# The precision loss of a whole training, if all its steps draw at most MOST_DRAWS numbers.
+# The precision loss of a training run whose steps together draw at most MOST_DRAWS numbers.
 PRECISION_LOSS, MOST_DRAWS = 2.0**-17, 2**36
 # The precision loss of class counts: replacing a patient of 64 records changes at most 128 counts.
 COUNTS_LOSS = 128 * GAUSSIAN_LOSS
@@ -213,8 +213,8 @@ class DPSGD(TrainingMechanism):
     def _reserves(self) -> bool:
         """Return whether a budget pays for class counts together with the training.
 
-        Otherwise sampled steps and counts would be two settings. Gaussians of any settings add up
-        exactly.
+        Otherwise sampled steps and counts would count as different settings. Gaussians always
+        compose exactly.
         """
         return self.counts_classes and self.sample_rate < 1
 
@@ -241,7 +241,7 @@ class DPSGD(TrainingMechanism):
     def count(self, labels: NDArray[np.int64], num_classes: int, rng: Rng) -> NDArray[np.float64]:
         """Count labels by class, (K,), and add noise.
 
-        If patients are the unit, each label of (P, R) counts 1 / R. Noise is added to whole numbers
+        If patients are the unit, each label of (P, R) counts 1 / R. Noise is added to integers
         of such parts, whose sums are exact.
 
         Raises:
@@ -310,7 +310,7 @@ class DPSGD(TrainingMechanism):
         return torch.from_numpy(noisy * self.max_grad_norm).float()
 
     def _sample(self, count: int, rng: Rng) -> torch.Tensor:
-        """Draw the units of a step at `sample_rate`, rounded down to a multiple of UNIFORM_STEP."""
+        """Sample a step's units at `sample_rate`, rounded down to a multiple of UNIFORM_STEP."""
         rate = math.floor(self.sample_rate / UNIFORM_STEP) * UNIFORM_STEP
         return torch.from_numpy(rng.random(count) < rate).nonzero()[:, 0]
 

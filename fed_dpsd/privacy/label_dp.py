@@ -105,7 +105,7 @@ class LabelPrivate(Plain, ABC):
 
     @abstractmethod
     def event(self) -> DpEvent:
-        """Return the event of a whole training, for one replaced label."""
+        """Return the event of all training, for one replaced label."""
 
     @abstractmethod
     def train(self, learner: Learner, labels: NDArray[np.int64], rng: Rng) -> None:

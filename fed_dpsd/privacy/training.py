@@ -79,7 +79,7 @@ class TrainingMechanism(ABC):
     With `unit="patient"` it takes R = `records_per_patient` records of each patient (`places_of`),
     so R * A images; with `unit="record"` R is 1.
 
-    Its event covers a whole training and is charged once, before the first step. Whatever the
+    Its event covers all steps and is charged once, before the first step. Whatever the
     teachers answer is post-processing. Class counts are a separate release (`ClassCounts`).
     """
 
@@ -124,7 +124,7 @@ class TrainingMechanism(ABC):
 
     @abstractmethod
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
-        """Return the event of the whole training of the client's teachers."""
+        """Return the event of training all of the client's teachers."""
 
     @abstractmethod
     def count_event(self, unit: Unit, relation: Relation) -> DpEvent:
@@ -152,7 +152,7 @@ class TrainingMechanism(ABC):
 
 
 def no_files(name: str, config: Any) -> list[str]:
-    """Return the problem if teachers come from files but the training trains its own."""
+    """Return the problem if teachers come from files but `training` trains its own."""
     if config.teacher.path is None:
         return []
     return [
@@ -206,7 +206,7 @@ Training = Plain | TrainingMechanism
 class BaselineWeights(Clear):
     """The weights of one classifier of all a client's records, in addition to its teachers.
 
-    All noise is drawn in the classifier's training. This does not cover the teachers' answers,
+    All noise is drawn while the classifier is trained. It does not cover the teachers' answers,
     which are charged separately.
 
     Args:
@@ -229,7 +229,7 @@ class BaselineWeights(Clear):
         return "the weights of a classifier of all records"
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
-        """Return the event of the whole training, which is not private if it draws no noise."""
+        """Return the event of training, which is not private if it draws no noise."""
         if isinstance(self.training, TrainingMechanism):
             return self.training.event(unit, relation)
         return super().event(unit, relation)

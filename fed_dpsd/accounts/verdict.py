@@ -39,7 +39,7 @@ def verdict(experiment: Experiment, card: PrivacyCard) -> Iterator[str]:
     if card.label:
         label = card.label
         yield (
-            f"epsilon {label.number(3)} for a label alone that is replaced, "
+            f"epsilon {label.number(3)} for a replaced label alone, "
             f"{_against(experiment, label)}, delta {label.delta:g}: {IMAGES_NOTE}"
         )
     for unit in ("patient", "client"):

@@ -163,7 +163,9 @@ class Hospital(Terms):
         if quorum is None:
             return None
         if quorum.colluding < self.colluding:
-            raise NotAllowed(f"this site's sums withstand {self.colluding} colluding clients")
+            raise NotAllowed(
+                f"this site's secure sums must withstand {self.colluding} colluding clients"
+            )
         try:
             keys = {number: bytes.fromhex(key) for number, key in enumerate(self.keys)}
             return Party(self.client, exchange_key(secret), keys, quorum.threshold)

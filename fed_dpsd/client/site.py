@@ -133,7 +133,7 @@ class Site:
         if request.predictions.shape[1] != num_classes:
             raise ProtocolError(
                 f"predictions have {request.predictions.shape[1]} classes; this client's teachers "
-                f"know {num_classes}"
+                f"have {num_classes}"
             )
 
     def admit(self, request: Request) -> None:

@@ -320,7 +320,7 @@ class Teachers:
         if self._noisy and self._input(shard) != digest:
             raise UserError(
                 f"{path} is missing, and this machine would not train the same teacher as the one "
-                "that was paid for; start again, and the new one is charged"
+                "that was paid for; restart, and a new one is trained and charged"
             )
         noisy = "private training", int(digest, 16)
         purpose = noisy if self._noisy else ("teacher batches", shard)

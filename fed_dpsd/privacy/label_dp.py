@@ -96,7 +96,7 @@ class LabelPrivate(Plain, ABC):
 
     def describe(self, trainings: int = 1) -> str:
         """Describe how teachers are trained and what this protects by itself."""
-        return f"labels alone are private ({self.name}, training.epsilon={self.epsilon:g})"
+        return f"only labels are private ({self.name}, training.epsilon={self.epsilon:g})"
 
     @property
     def failure(self) -> float:

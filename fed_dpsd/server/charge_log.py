@@ -85,7 +85,7 @@ class ChargeLog:
         lost = sorted(client for client, known in self.clients.items() if +known.forgotten)
         changed = sorted(client for client, known in self.clients.items() if known.changed)
         notes = (
-            (lost, "clients {} forgot charges: an older state was restored there"),
+            (lost, "clients {} lost charges: an older state was restored there"),
             (changed, "clients {} changed records during the run"),
         )
         return tuple(note.format(", ".join(map(str, group))) for group, note in notes if group)

@@ -138,7 +138,7 @@ def drawn(
         )
     elif isinstance(method, FedDPSD):
         parts = _of_next_rounds(method, student, context, run, streams)
-        origin = f"They are the queries that the run's next rounds would have asked.{real}"
+        origin = f"They are the queries that the run's next rounds would have sent.{real}"
     else:
         origin = f"They are among the images that the run sent.{real}"
         return _of_the_bank(run, number, streams), origin

@@ -27,7 +27,7 @@ def read_shard(
     """Return the part of a teacher that learns, and the inputs and labels that it reads.
 
     Args:
-        teacher: an untrained teacher, on the processor.
+        teacher: an untrained teacher, on the CPU.
         records: the records of its shard.
         training: the training mechanism, which may read copies of images, or patients; None
             without one.

@@ -104,7 +104,7 @@ class PublicImages:
         images: (N, C, H, W) images of a shard, N >= 1.
         config: the site's configuration; `config.teacher` says how it learns.
         draw: returns the random generator of a purpose, for the batches of a `fit`.
-        device: where it learns; the images stay on the processor, except for a batch.
+        device: where it learns; the images stay on the CPU, except for a batch.
     """
 
     def __init__(

@@ -184,7 +184,7 @@ class Teachers:
 
     @property
     def answers_on(self) -> str:
-        """Return the kind of GPU that the teachers answer on; "" for the processor."""
+        """Return the kind of GPU that the teachers answer on; "" for the CPU."""
         return model_of(self._device)
 
     @property
@@ -301,7 +301,7 @@ class Teachers:
         ]
 
     def _load_or_train(self, shard: int) -> Classifier:
-        """Return a shard's teacher, on the processor, from the cache or trained now."""
+        """Return a shard's teacher, on the CPU, from the cache or trained now."""
         config, path = self._config, self._cached(shard)
         teacher = make_teacher(config, self._client, shard)
         if path.exists():

@@ -76,7 +76,7 @@ class Terms:
         delta: failure probability of the budget, between 0 and 1.
         queries: total number of synthetic images that may ever be answered. A charge without
             images, such as for training, counts as one.
-        threads: processor threads for its teachers.
+        threads: CPU threads for its teachers.
         device: where its teachers answer and plain teachers learn: auto, cpu, cuda or cuda:N.
         methods, training, answers, models: the allowed names of conf/method, conf/training and
             conf/answers, and architectures.

@@ -23,7 +23,7 @@ from tests.ledgers import entries_of
 PLAIN, DP = ("training=plain",), ("training=dp_sgd", "training.steps=3")
 TOO_LONG = {"plain": "teacher.learning_rate=1e30", "dp_sgd": "training.learning_rate=1e30"}
 CENTRAL = "method=central", "num_clients=1", "answers=probabilities"
-# A training, its own settings, the key to lower, and whether its losses may be looked at.
+# The training, its own settings, the key to lower, and whether its losses may be looked at.
 TRAININGS = [
     ("plain", (), "teacher.learning_rate", True),
     ("dp_sgd", ("training.steps=3",), "training.learning_rate", False),

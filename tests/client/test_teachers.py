@@ -289,7 +289,7 @@ def test_a_damaged_cache_entry_is_trained_again(small, records, tmp_path):
 
 
 def test_a_training_with_steps_of_its_own_draws_other_noise_for_other_records(small, records):
-    """Like a private training; the digests of plain teachers do not depend on it."""
+    """Like private training; the digests of plain teachers do not depend on it."""
     custom = small("training=output_gradient", "training.steps=2")
     changed = Split(255 - records.images, records.labels)
     seen = []

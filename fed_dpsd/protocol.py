@@ -101,7 +101,7 @@ class Request:
         predictions: (B, K) float32 probabilities of the student on `images`.
         kind: "answers"; "counts" for class counts; "weights" for the teachers' parameters,
             "baseline" for the parameters of one classifier of all records of the client, or
-            "train" for the parameters after another local training that starts at `weights`. Only
+            "train" for the parameters after more local training that starts at `weights`. Only
             "answers" carries images. A client answers the others only if the method in its own
             configuration says so: at epsilon = inf, or as the result of paid private training.
         weights: (P,) float32 of a model for "train"; empty otherwise.
@@ -235,7 +235,7 @@ class Response:
         teachers: number of local teachers summed in `values`, a public constant >= 1.
         sealed: sealed secret shares for each client in a secure sum, whose `values` are masked
             (uint64); empty otherwise.
-        statement: the client's account of the run; None where it makes no statement.
+        statement: the client's account of the run; None if it makes no statement.
     """
 
     query_id: int

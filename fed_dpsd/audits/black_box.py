@@ -350,7 +350,7 @@ def _statistic(
 ) -> Callable[[Values, NDArray[np.int64]], NDArray[np.float64]]:
     """Return the function from (B, K) answers and (B,) places to (B,) log-likelihood ratios.
 
-    A place is the number of the prediction's row in `_public`. Ratios are up to constants. For a
+    A place is the number of the prediction's row in `_public`. Ratios omit constants. For a
     noisy maximum only the classes that gain or lose a vote count, which is a valid test.
     """
     public = _public(mechanism.num_classes)

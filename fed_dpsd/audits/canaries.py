@@ -255,10 +255,10 @@ def samples(
 
     Args:
         mechanism: the mechanism whose sampler is used.
-        steps: T, the steps of the training.
+        steps: T, the number of training steps.
         count: m, the number of canaries.
         linear: whether a linear layer is trained; otherwise a network.
-        secret: the secret of the training.
+        secret: the secret for training.
     """
     faint = dataclasses.replace(mechanism, steps=steps, noise_multiplier=FAINT)
     everyone = np.ones(count, bool)

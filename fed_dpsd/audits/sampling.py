@@ -36,8 +36,8 @@ from fed_dpsd.progress import listening
 DRAWS, OWN_DRAWS = 2**20, 3 * 2**20  # numbers drawn in answers or steps, and by the sampler itself
 AT_ONCE = 2**18  # numbers in one request
 ALONE = 250  # requests, if each has one noisy row
-# Distances in scales. The far ones of Gaussian noise are not whole: noise truncated at a whole
-# number piles up there.
+# Distances in scales. The far ones of Gaussian noise are not integers: noise truncated at an
+# integer piles up there.
 TAILS: dict[Law, tuple[float, ...]] = {
     "gaussian": (0.0, 0.5, 1.0, 2.0, 3.05, 4.05),
     "laplace": (0.0, 0.5, 1.0, 2.0, 4.0, 8.0),
@@ -60,7 +60,7 @@ class _Alike(SecretStreams):
 def sampler_tests(
     experiment: Experiment, broken: victims.Broken | None, say: Say
 ) -> Iterator[Check]:
-    """Test a client's draws: its generator, its answers' noise and its training's noise.
+    """Test a client's draws: its generator, and the noise of its answers and training.
 
     Arguments are as for `answer_attacks`.
     """

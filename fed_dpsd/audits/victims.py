@@ -64,7 +64,7 @@ def hospital(
     Answers go through `Site.release` and through the bytes of Flower's messages. Every call uses
     new sites, with new ledgers and noise; with `seeded` they draw from seeds, as in a simulation.
     With a quorum the adversary sees the sum over honest sites, since masks cancel; the other sites'
-    teachers have no preference. Server noise is added here.
+    teachers have no preference. The server's noise is added here.
     """
     quorum = quorum_of(mechanism)
     tiny = dataclasses.replace(config.data, shape=(1, 8, 8))

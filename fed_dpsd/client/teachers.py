@@ -79,7 +79,7 @@ class Teachers:
         role: as for `Watch`.
 
     Raises:
-        UserError: teacher.path does not hold weights of this client's architecture, a private
+        UserError: teacher.path does not hold weights of this client's architecture, private
             training protects patients but the records name none, or the device does not exist.
     """
 

@@ -34,7 +34,7 @@ class FedAVG(WhiteBox):
     Args:
         weighted: whether clients are weighted by their numbers of records, as in the paper;
             otherwise equally.
-        local_epochs: E, epochs over a client's records in each round after the first, >= 1; a
+        local_epochs: E, epochs over a client's records in each round after the first, >= 1;
             private training uses its own number of steps instead.
     """
 

@@ -205,7 +205,7 @@ class Site(Protocol):
         """Return the mechanism of the client's answers."""
 
     def pay_for_training(self) -> None:
-        """Charge the teachers' private training, if they have one, once."""
+        """Charge the teachers' private training, if any, once."""
 
     def sensitive_probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
         """Return the n teachers' (n, B, K) probabilities, which leave only through `release`."""

@@ -38,7 +38,7 @@ def test_datasets_loads_images_and_names_of_classes(finished, tmp_path):
     assert isinstance(table.features["image"], datasets.Image)
     assert table.features["label"].names == [str(number) for number in range(10)]
     student = student_of(open_completed(folder))
-    scores = student.predict(pixels_of(table))  # the labels are those of the pixels that are stored
+    scores = student.predict(pixels_of(table))  # the labels belong to the stored pixels
     assert table["label"][:] == scores.argmax(1).tolist()
     np.testing.assert_allclose(table["probabilities"][:], scores, atol=1e-6)
     whole = datasets.load_dataset(str(path.parent), cache_dir=str(tmp_path / "hub"))

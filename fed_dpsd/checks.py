@@ -1,6 +1,6 @@
 """Checks of combinations in an experiment; messages say what to use instead.
 
-Methods, trainings, mechanisms and partitions, including those of plug-ins, check themselves.
+Methods, training, mechanisms and partitions, also from plug-ins, check themselves.
 `check` calls these checks and checks the configuration's other keys.
 """
 
@@ -97,7 +97,7 @@ def unknown_networks(config: Config) -> list[str]:
 
 
 def mixing_networks(config: Config, training: Training | None) -> list[str]:
-    """Return the networks that a private training cannot train, since their layers mix records."""
+    """Return the networks that cannot be trained privately, since their layers mix records."""
     if training is None or not training.private:
         return []
     fitting = ", ".join(name for name in CLASSIFIERS if name not in NO_DP_SGD)
@@ -160,7 +160,7 @@ def _data(config: Config) -> list[str]:
 
 
 def unread(training: Training, overrides: Sequence[str]) -> list[str]:
-    """Return overrides of plain teachers' keys that a training with its own keys does not read."""
+    """Return overrides of plain teachers' keys that are ignored by training with its own keys."""
     if not hasattr(training, "learning_rate"):
         return []
     names = ("epochs", "min_steps", "batch_size", "learning_rate", "momentum", "weight_decay")

@@ -37,9 +37,9 @@ class Charge:
     Args:
         event: what it costs by its own noise.
         trust: the parties that must be honest for this cost.
-        teachers: name of the private training that is charged, or whose teachers answered; "" for
+        teachers: name of the private training run charged, or whose teachers answered; "" for
             anything else, such as class counts, or answers of teachers trained without noise.
-        trainings: number of trainings; 0 for a release.
+        trainings: number of training runs; 0 for a release.
     """
 
     event: DpEvent
@@ -66,8 +66,8 @@ def proofs(charges: Sequence[Charge], delta: float) -> list[Proof]:
     """Return every admissible proof, the smallest epsilon first.
 
     - "answers": all releases, each by its own noise. It holds for any teachers.
-    - "training": all private trainings, and the releases that no private training covers.
-    - "contraction": one training and the answers of its teachers together, and all other releases.
+    - "training": all private training runs, and the releases that none of them covers.
+    - "contraction": one training run and its teachers' answers together, and all other releases.
       It exists only where it proves more than both others.
 
     If a teacher's training is not among the charges, its releases admit only the first proof.

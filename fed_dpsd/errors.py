@@ -22,7 +22,7 @@ class ConfigError(UserError):
 
 
 class Diverged(UserError):
-    """A training that diverged: the message names the network, the step, and the keys to lower.
+    """Training diverged: the message names the network, the step, and the keys to lower.
 
     Args:
         problem: what is not finite, as a sentence without the final period.

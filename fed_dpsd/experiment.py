@@ -157,7 +157,7 @@ def set_up(
         own["baseline"] = _bind_class(binder, "fed_dpsd.privacy", values, "method.baseline", public)
         if not isinstance(own["baseline"], Plain | TrainingMechanism | None):
             binder.problems.append(
-                "method.baseline is not a training; use training@method.baseline=plain or dp_sgd"
+                "method.baseline cannot train; use training@method.baseline=plain or dp_sgd"
             )
     method = _bind_class(binder, "fed_dpsd.methods", own, "method", {})
     training = _bind_class(binder, "fed_dpsd.privacy", raw["training"], "training", public)
@@ -187,7 +187,7 @@ def _shards(facts: Mapping[str, Any], training: Training | None) -> dict[str, An
     data = facts["data"]
     known = (data.get("patient_column"), data.get("records_per_patient")) != (None, None)
     by = "patient" if known or facts["training"].get("unit") == "patient" else "record"
-    # A private training also trains a teacher on an empty shard; a teacher from a file exists
+    # Private training also trains a teacher on an empty shard; a teacher from a file exists
     # before the records.
     silent = not isinstance(training, TrainingMechanism) and facts["teacher"].get("path") is None
     return {"teachers": facts["teachers_per_client"], "by": by, "silent": silent}
@@ -201,7 +201,7 @@ def calibrated_axis(experiment: Experiment) -> Literal["training", "answers"]:
 def _calibrate(experiment: Experiment) -> Experiment:
     """Calibrate an axis's noise so that the planned run spends target_epsilon on a record.
 
-    A private training whose unit is the patient spends it on a patient.
+    Private training whose unit is the patient spends it on a patient.
 
     Raises:
         ConfigError: there is no noise to set, or no noise spends this epsilon.

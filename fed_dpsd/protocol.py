@@ -101,9 +101,9 @@ class Request:
         predictions: (B, K) float32 probabilities of the student on `images`.
         kind: "answers"; "counts" for class counts; "weights" for the teachers' parameters,
             "baseline" for the parameters of one classifier of all records of the client, or
-            "train" for the parameters after another local training that starts at `weights`. Only
+            "train" for the parameters after more local training that starts at `weights`. Only
             "answers" carries images. A client answers the others only if the method in its own
-            configuration says so: at epsilon = inf, or as the result of a paid private training.
+            configuration says so: at epsilon = inf, or as the result of paid private training.
         weights: (P,) float32 of a model for "train"; empty otherwise.
         acknowledged: releases by mechanism that the coordinator's card counts in addition to its
             plan. They travel with the message and are not part of the digest.
@@ -180,7 +180,7 @@ class Request:
 
     @property
     def queries(self) -> int:
-        """Number of queries that an answer is charged for; class counts come with a training."""
+        """Number of queries that an answer is charged for; class counts come with training."""
         return 1 if self.kind in OF_WEIGHTS else len(self.images)
 
     def digest(self) -> str:
@@ -235,7 +235,7 @@ class Response:
         teachers: number of local teachers summed in `values`, a public constant >= 1.
         sealed: sealed secret shares for each client in a secure sum, whose `values` are masked
             (uint64); empty otherwise.
-        statement: the client's account of the run; None where it makes no statement.
+        statement: the client's account of the run; None if it makes no statement.
     """
 
     query_id: int

@@ -90,7 +90,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    """Leave the libraries' many objects out of garbage collections, some of which tests call."""
+    """Leave the libraries' many objects out of garbage collections, which some tests run."""
     gc.freeze()
 
 

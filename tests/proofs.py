@@ -4,7 +4,7 @@ from dp_accounting import ComposedDpEvent
 
 
 def spent(entries, unit, relation, basis):
-    """The cost of entries: the trainings and the releases they do not cover, or all releases."""
+    """The cost of entries: training runs and releases that they do not cover, or all releases."""
     left_out = {
         "training": lambda entry: entry.training,
         "answers": lambda entry: entry.kind == "training",

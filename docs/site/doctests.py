@@ -12,6 +12,6 @@ class Doctests(Extension):
     """Fences the examples of every docstring."""
 
     def on_object(self, *, obj: Object, **kwargs: Any) -> None:
-        """Fence those of one object."""
+        """Fence the doctests of one object."""
         if obj.docstring:
             obj.docstring.value = _EXAMPLE.sub(r"```pycon\n\g<0>\n```", obj.docstring.value)

@@ -58,7 +58,7 @@ def _configuration() -> str:
     """Return a page of every key, as `fed-dpsd list keys` finds them in the files of conf/."""
     parts = [
         "# Configuration",
-        "Each key is typed as `KEY=VALUE` behind a command. The tables are those of "
+        "Set a key by adding `KEY=VALUE` to a command. The tables repeat the output of "
         "`fed-dpsd list` and `fed-dpsd list keys`: the values in conf/ and their descriptions.",
         "## Keys of every run",
         _keys(key for key in conf.all_keys() if key.file == "config"),

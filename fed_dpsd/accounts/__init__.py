@@ -5,6 +5,6 @@ A ledger (ledger.py) holds every charge (entry.py) of a data set over all runs i
 whether a run may make another charge (account.py), and the card turns plans and charges into proven
 epsilons (card.py). The coordinator's log of what clients state is in server/.
 
-This room is below both client/ and server/, which must not import each other: a simulation's server
-reads its clients' ledgers, and a hospital prints the card of a plan before it takes part.
+Both client/ and server/ import this package, but not each other: a simulation's server reads its
+clients' ledgers, and a hospital prints the card of a plan before it takes part.
 """

@@ -74,7 +74,7 @@ class Account:
         plan: the charges that the run is expected to make.
         run: the coordinator's name for the run.
         most_queries: the maximum number of answered images that the ledger may ever hold. A charge
-            without images, such as a training, counts as one.
+            without images, such as for training, counts as one.
         when_records_change: whether the client continues a run during which its records change.
         plugins: whether the run has plug-ins; then its charges are marked as not reviewed.
 
@@ -157,7 +157,7 @@ class Account:
 
         Raises:
             BudgetSpent: the charge would exceed the budget or the plan; nothing was charged.
-            ValueError: the private training that covers the charge is not paid for.
+            ValueError: the private training run that covers the charge is not paid for.
         """
         if training and not self.is_paid(training):
             raise ValueError(f"the training {training} is not paid for")
@@ -187,7 +187,7 @@ class Account:
             digest: idempotency key of the charge.
             kind: the kind of content that leaves.
             request: the request that leads to the charge; None if there is none.
-            training: digest of the private training that covers it; "" if there is none.
+            training: digest of the private training run that covers it; "" if there is none.
             reserved: number of queries that must still fit in addition to the request's.
 
         Raises:
@@ -236,7 +236,7 @@ class Account:
     def _budget_admits(self, *more: Entry | Stage) -> bool:
         """Return whether the budget admits `more`, for each relation that it bounds.
 
-        Its proof is based on private trainings: they are charged, not what their teachers release.
+        Its proof is based on private training, which is charged; what its teachers release is not.
         """
         settings = self._settings
         charges = [*self.ledger.charges().alike(), *((charge, 1) for charge in more)]

@@ -238,7 +238,7 @@ def privacy_card(
 
 
 def _label(experiment: Experiment, plan: Plan) -> dict[str, Any] | None:
-    """Return the epsilon of a label, for a training that keeps only labels private."""
+    """Return the epsilon of a label if training keeps only labels private."""
     if not isinstance(experiment.training, LabelPrivate):
         return None
     notes = (SEEDED_NOTE,) if experiment.seeded else ()
@@ -331,7 +331,7 @@ def _deals_patients(config: Config) -> bool:
 
 
 def _by_patient(experiment: Experiment) -> bool:
-    """Return whether patients are the unit of a private training."""
+    """Return whether patients are the unit of private training."""
     training = experiment.training
     return isinstance(training, TrainingMechanism) and training.unit == "patient"
 
@@ -398,5 +398,5 @@ def account(
 
 
 def _of_patients(entry: Entry) -> bool:
-    """Return whether an entry is a private training with patients as the unit."""
+    """Return whether an entry is for private training with patients as the unit."""
     return entry.kind == "training" and "unit='patient'" in entry.mechanism

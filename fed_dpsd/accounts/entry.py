@@ -51,7 +51,7 @@ class Entry:
         digest: idempotency key, a digest of the whole request, the mechanism and the teachers.
         kind: the kind of content that left.
         query_id: the id of the request.
-        queries: number of synthetic queries answered; 0 for a training.
+        queries: number of synthetic queries answered; 0 for training.
         releases: how often each event of `costs` counts.
         mechanism: text that describes the mechanism to people.
         trust: the parties that must be honest.
@@ -59,8 +59,8 @@ class Entry:
         at: time of the charge, an ISO 8601 second in UTC.
         request: digest of the request that led to the charge; "" if there was none.
         run: the coordinator's name for the run that was charged; "" outside a run.
-        training: digest of the private training whose teachers produced what left; "" if there is
-            none, or if the release does not pass through teachers, such as class counts.
+        training: digest of the private training run whose teachers produced what left; "" if there
+            is none, or if the release does not pass through teachers, such as class counts.
 
     Raises:
         ValueError: a count is negative, or the cost for a unit and relation is missing.
@@ -149,8 +149,8 @@ class Charges:
     """The charges of a client, indexed so that lookups stay fast as charges accumulate.
 
     Attributes:
-        queries: number of queries answered; a charge without queries, such as a training, counts as
-            one.
+        queries: number of queries answered; a charge without queries, such as for training, counts
+            as one.
     """
 
     def __init__(self) -> None:
@@ -200,8 +200,8 @@ class Charges:
     def alike(self) -> list[tuple[Entry, int]]:
         """Return one charge per cost, in order of first appearance, and how many cost the same.
 
-        Charges cost the same if a proof based on private trainings, such as a budget's, counts them
-        alike. Equal costs may appear more than once.
+        Charges cost the same if a proof based on private training, such as a budget's, counts them
+        equally. Equal costs may appear more than once.
         """
         return [(group[0], len(group)) for group in self._alike.values()]
 
@@ -220,7 +220,7 @@ def of_entries(entries: Iterable[Entry], unit: Unit, relation: Relation) -> list
 
 
 def of_run(entries: Sequence[Entry], run: str) -> list[Entry]:
-    """Return a run's entries, and the trainings of other runs whose teachers it used."""
+    """Return a run's entries, and the training entries of other runs whose teachers it used."""
     own = [entry for entry in entries if entry.run == run]
     used = {entry.training for entry in own}
     return [entry for entry in entries if entry.run == run or entry.digest in used]

@@ -253,7 +253,7 @@ class FileLedger(Ledger):
                 break
 
     def _account(self) -> Content:
-        assert self._connection is not None, "a ledger is used inside a transaction only"
+        assert self._connection is not None, "use a ledger only inside a transaction"
         if self._remembered is None:
             with usable(self._path):
                 self._verify()
@@ -263,7 +263,7 @@ class FileLedger(Ledger):
     def _verify(self) -> None:
         """Read and verify the whole account, unless unchanged since this object last used it."""
         known, connection = self._remembered, self._connection
-        assert connection is not None, "a ledger is used inside a transaction only"
+        assert connection is not None, "use a ledger only inside a transaction"
         as_left = known and known.header and self._left == identity(self._path)
         row = connection.execute("SELECT head, kept FROM account").fetchone() if as_left else None
         if known and row == known.state:

@@ -24,12 +24,12 @@ CHANGES: dict[Unit, tuple[str, str, str]] = {
 
 
 def is_meaningful(epsilon: Epsilon) -> bool:
-    """Return whether a bound means anything to a person: both of its numbers must be small."""
+    """Return whether a bound is meaningful: both of its numbers must be small."""
     return epsilon.value <= MEANINGFUL_EPSILON and epsilon.delta <= MEANINGFUL_DELTA
 
 
 def verdict(experiment: Experiment, card: PrivacyCard) -> Iterator[str]:
-    """Yield sentences on what a card proves: first for a record, then for more, then caveats."""
+    """Yield sentences on what a card proves: for a record, for larger units, then caveats."""
     if card.covers_nothing:
         yield f"{NOTHING_NOTE}: there is nothing to prove"
         return
@@ -39,7 +39,7 @@ def verdict(experiment: Experiment, card: PrivacyCard) -> Iterator[str]:
     if card.label:
         label = card.label
         yield (
-            f"epsilon {label.number(3)} for a label alone that is replaced, "
+            f"epsilon {label.number(3)} for a replaced label alone, "
             f"{_against(experiment, label)}, delta {label.delta:g}: {IMAGES_NOTE}"
         )
     for unit in ("patient", "client"):

@@ -1,4 +1,4 @@
-"""Attacks on answers: the site, its sampler and its messages (for trainings: trainings.py).
+"""Attacks on answers: the site, its sampler and its messages (for training: trainings.py).
 
 The attacked hospital may be broken on purpose; the claim never is. The secrets of an audit are
 derived from the run's seed, so an audit can be repeated; they protect nothing.

@@ -51,7 +51,7 @@ class Audit:
         method: "sampling" of two worlds, "enumeration" of an answer's laws, or guesses at
             "canaries".
         assumption: the premise of the worlds, in words.
-        runs: simulated runs in each world, or trainings on canaries; 0 by enumeration.
+        runs: simulated runs in each world, or training runs on canaries; 0 by enumeration.
         queries: answers in a run.
         audited: the audited randomness, in words.
         relation: how the record changes.
@@ -350,7 +350,7 @@ def _statistic(
 ) -> Callable[[Values, NDArray[np.int64]], NDArray[np.float64]]:
     """Return the function from (B, K) answers and (B,) places to (B,) log-likelihood ratios.
 
-    A place is the number of the prediction's row in `_public`. Ratios are up to constants. For a
+    A place is the number of the prediction's row in `_public`. Ratios omit constants. For a
     noisy maximum only the classes that gain or lose a vote count, which is a valid test.
     """
     public = _public(mechanism.num_classes)

@@ -1,6 +1,6 @@
-"""Trainings on canaries: records whose gradients an adversary can distinguish from all others.
+"""Training on canaries: records whose gradients an adversary can distinguish from all others.
 
-If patients are the unit of a training, a canary is a patient with all their records.
+If patients are the unit of training, a canary is a patient with all their records.
 
 The adversary is the one in the proof of DP-SGD: it chose the records and sees the noisy sum of
 every step. It does not know which records the coins included.
@@ -28,7 +28,7 @@ from fed_dpsd.privacy.noise import Rng, SecretStreams
 MOST_CLASSES = 10  # of a canary's teacher
 LOUD = 2.0  # weights of the canaries' network, in units of the bound
 STILL = 1e-12  # a learning rate at which weights hardly move, so gradients stay constant
-PILOT = 100  # trainings that set thresholds
+PILOT = 100  # training runs that set thresholds
 FAINT = 1e-3  # noise multiplier at which a sum reveals who is in it
 SUMS = 1e-30  # added to differences of sums before taking logarithms
 
@@ -159,7 +159,7 @@ class Watched(DPSGD):
 
     @classmethod
     def like(cls, mechanism: DPSGD, **changed: object) -> "Watched":
-        """Return a training like `mechanism`, but without class counts and with recorded sums."""
+        """Return a mechanism like `mechanism`, but without class counts and with recorded sums."""
         fields = {f.name: getattr(mechanism, f.name) for f in dataclasses.fields(DPSGD)}
         return cls(**(fields | {"count_fraction": None} | changed))
 
@@ -255,10 +255,10 @@ def samples(
 
     Args:
         mechanism: the mechanism whose sampler is used.
-        steps: T, the steps of the training.
+        steps: T, the number of training steps.
         count: m, the number of canaries.
         linear: whether a linear layer is trained; otherwise a network.
-        secret: the secret of the training.
+        secret: the secret for training.
     """
     faint = dataclasses.replace(mechanism, steps=steps, noise_multiplier=FAINT)
     everyone = np.ones(count, bool)
@@ -312,7 +312,7 @@ def coins(secret: SecretStreams, count: int) -> NDArray[np.bool_]:
 
 
 def steps_advantage(mechanism: DPSGD) -> float:
-    """Bound the total variation distance of a training's steps, one added unit apart.
+    """Bound the total variation distance of the steps of training, one added unit apart.
 
     The distance is delta at epsilon 0. At rate 1 it is the distance of one Gaussian mechanism.
     """

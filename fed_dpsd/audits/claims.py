@@ -100,9 +100,9 @@ def close_to(mechanism: Any, spend: Callable[[Any], Epsilon]) -> Any:
 
 
 def own_epsilon(mechanism: Charged, queries: int, delta: float, relation: Relation) -> Epsilon:
-    """Prove an epsilon for `queries` requests of one query each; a training is one release.
+    """Prove an epsilon for `queries` requests of one query each; a training run is one release.
 
-    The epsilon is for a record, or for the unit of a training.
+    The epsilon is for a record, or for the unit of training.
     """
     if isinstance(mechanism, DPSGD):
         return prove([Stage(mechanism, 1, queries)], delta, mechanism.unit, relation)

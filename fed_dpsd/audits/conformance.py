@@ -2,7 +2,7 @@
 
 Correct code is contradicted at most once in 1,000 audits. Each attack has failure probability 1e-4
 (the three on clipping share it, and the attack on answers at the run's settings has 1e-6): at most
-eight for a private training and its answers. Each counting check has 1e-5: at most 19. Protocol
+eight for private training and its answers. Each counting check has 1e-5: at most 19. Protocol
 tests never contradict correct code unless 64 noisy rows are equal by chance (below 1e-9).
 """
 

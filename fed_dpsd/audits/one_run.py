@@ -199,7 +199,7 @@ def conclude(
         guesses: the guesses of R runs.
         delta: the delta at which epsilon is bounded, in [0, 1).
         failure: the failure probability of all bounds together, in (0, 1).
-        queries: answers that the adversary saw in a run; 0 if it saw a training.
+        queries: answers that the adversary saw in a run; 0 if it saw the training itself.
         assumption: the adversary's view and powers, in words.
         audited: the randomness, in words.
         unit: the unit of a canary.

@@ -177,7 +177,7 @@ def _charges_releases(case: _Case) -> Iterator[str]:
 
 
 def _charges_training(case: _Case) -> Iterator[str]:
-    """A private training is charged once, before it starts; so is each answer of its teacher."""
+    """Private training is charged once, before it starts; so is each answer of its teacher."""
     training, site = case.training, case.site()
     assert isinstance(training, DPSGD)
     site.pay_for_training()
@@ -197,7 +197,7 @@ def _charges_training(case: _Case) -> Iterator[str]:
     for again in (site, case.site()):
         again.pay_for_training()
     if len(_entries(site)) != len(before):
-        yield "the same training was charged again"
+        yield "the same training was charged twice"
     site.release(case.mechanism, case.values(), case.request())
     if len(_entries(site)) <= len(before):
         yield "an answer of a private teacher left no entry"
@@ -258,7 +258,7 @@ def _refuses_beyond_budget(case: _Case) -> Iterator[str]:
 
 
 def _refuses_training_beyond_budget(case: _Case) -> Iterator[str]:
-    """A private training beyond the budget is refused, and nothing is drawn or charged."""
+    """Private training beyond the budget is refused, and nothing is drawn or charged."""
     site = case.site(budget=TINY_BUDGET)
     try:
         site.pay_for_training()

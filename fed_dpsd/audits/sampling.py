@@ -1,4 +1,4 @@
-"""Sampler tests: the laws of a client's draws, in answers, in trainings and on their own.
+"""Sampler tests: the laws of a client's draws, in answers, in training and on their own.
 
 Every count is compared with the law that docs/privacy.md states, computed here and not by the code
 under test. A Gaussian truncated at up to 4.5 standard deviations is detected in the sampler itself,
@@ -36,8 +36,8 @@ from fed_dpsd.progress import listening
 DRAWS, OWN_DRAWS = 2**20, 3 * 2**20  # numbers drawn in answers or steps, and by the sampler itself
 AT_ONCE = 2**18  # numbers in one request
 ALONE = 250  # requests, if each has one noisy row
-# Distances in scales. The far ones of Gaussian noise are not whole: noise truncated at a whole
-# number piles up there.
+# Distances in scales. The far ones of Gaussian noise are not integers: noise truncated at an
+# integer piles up there.
 TAILS: dict[Law, tuple[float, ...]] = {
     "gaussian": (0.0, 0.5, 1.0, 2.0, 3.05, 4.05),
     "laplace": (0.0, 0.5, 1.0, 2.0, 4.0, 8.0),
@@ -60,7 +60,7 @@ class _Alike(SecretStreams):
 def sampler_tests(
     experiment: Experiment, broken: victims.Broken | None, say: Say
 ) -> Iterator[Check]:
-    """Test a client's draws: its generator, its answers' noise and its training's noise.
+    """Test a client's draws: its generator, and the noise of its answers and training.
 
     Arguments are as for `answer_attacks`.
     """
@@ -79,7 +79,7 @@ def sampler_tests(
             pairs = [(attacked, _law_of_most_votes(mechanism), DRAWS // 8)]
             yield from _labels(experiment, pairs, secrets)
     if isinstance(experiment.training, DPSGD):
-        say(f"a training's steps: {DRAWS:,} draws")
+        say(f"the steps of training: {DRAWS:,} draws")
         yield from _training(experiment, experiment.training, broken, secrets)
 
 
@@ -298,7 +298,7 @@ def _classes(
     return np.take_along_axis(answers, np.tile(order, (requests, 1)), axis=1).astype(np.int64)
 
 
-# --- trainings --------------------------------------------------------------------------------
+# --- training ---------------------------------------------------------------------------------
 
 
 def _training(
@@ -324,7 +324,7 @@ def _training(
 def _steps(
     experiment: Experiment, attacked: DPSGD, steps: int, secret: SecretStreams
 ) -> NDArray[np.float64]:
-    """Return the (T, P) noisy sums of a training on no records, in units of the bound."""
+    """Return the (T, P) noisy sums of training on no records, in units of the bound."""
     watched = Watched.like(attacked, steps=steps)
     with tempfile.TemporaryDirectory() as cache, listening(None):  # the audit reports
         site = victims.training_site(experiment.config, watched, cache, secret)

@@ -1,4 +1,4 @@
-"""Attacks on private trainings: steps, clipping, sampler and teachers' answers."""
+"""Attacks on private training: steps, clipping, sampler and teachers' answers."""
 
 import dataclasses
 import math
@@ -47,7 +47,7 @@ BLACK_BOX = "the adversary chooses the records and sees the released probabiliti
 def training_attacks(
     experiment: Experiment, broken: victims.Broken | None, say: Say
 ) -> Iterator[Attack]:
-    """Attack a training's steps, clipping, class counts and teachers, last at the run's settings.
+    """Attack training: steps, clipping, class counts and teachers, last at the run's settings.
 
     Arguments are as for `answer_attacks`.
     """
@@ -82,7 +82,7 @@ def _steps(
     else:
         kind = canaries.of_network(count, num_classes, close.max_grad_norm)
     runs = int(np.clip(STEPS_IN_ALL // close.steps, *RUNS))
-    say(f"the training's steps: {runs:,} trainings of {close.steps:,} steps, {count} canaries")
+    say(f"the steps of training: {runs:,} runs of {close.steps:,} steps, {count} canaries")
     trainings = _reported(secrets, [close.steps] * runs)
     attacked = victims.break_noise(close, broken)
     sums, differences = canaries.guess_steps(attacked, close, kind, trainings, runs)
@@ -99,7 +99,7 @@ def _steps(
     )
     yield Attack(
         "differences",
-        "differences between consecutive steps (the same trainings)",
+        "differences between consecutive steps (the same training runs)",
         close,
         conclude(differences, delta, failure, 0, WHITE_BOX, audited, unit, kind.groups),
         proof,
@@ -128,7 +128,7 @@ def _clipping(
     places = {"weights": "a linear layer's weights", "bias": "a bias", "network": "three layers"}
     for name, kind in kinds.items():
         runs = CLIPPED_RUNS[name]
-        say(f"clipping in {places[name]}: {runs:,} trainings, {len(kind)} canaries")
+        say(f"clipping in {places[name]}: {runs:,} training runs, {len(kind)} canaries")
         bound = min(few.max_grad_norm, CLIPPED_BOUNDS[name])
         claimed = dataclasses.replace(close, max_grad_norm=bound)
         attacked = victims.break_noise(claimed, broken)
@@ -217,7 +217,7 @@ def _answers(
         ("training_claim", f"the run's settings: {probabilities}", own, OWN_RUNS, None, False),
     ):
         runs = int(np.clip(ASKED_STEPS // claimed.steps, *most))
-        say(f"{title}: {runs} trainings of {claimed.steps:,} steps, {victims.CANARIES} images")
+        say(f"{title}: {runs} training runs of {claimed.steps:,} steps, {victims.CANARIES} images")
         trainings = _reported(secrets, [claimed.steps] * (victims.PILOT + runs))
         attacked = victims.break_noise(claimed, broken)
         guesses = victims.guess_answers(config, attacked, trainings, runs)
@@ -234,8 +234,8 @@ def _proof(mechanism: DPSGD, queries: int, delta: float, advantage: float | None
 
 
 def _reported(secrets: Iterator[SecretStreams], steps: Sequence[int]) -> Iterator[SecretStreams]:
-    """Yield a secret for each training, and report its steps when the next one starts."""
-    with reporting("steps of trainings", sum(steps)) as task:
+    """Yield a secret for each training run, and report its steps when the next one starts."""
+    with reporting("training steps", sum(steps)) as task:
         for count, secret in zip(steps, secrets, strict=False):
             yield secret
             task.advance(count)

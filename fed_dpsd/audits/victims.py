@@ -37,7 +37,7 @@ Broken = Literal["half", "none"]
 
 ALMOST_NONE = 1e-3  # the remaining fraction of the noise
 CANARIES, CANDIDATES = 8, 500  # images to query, and images to choose them from
-PILOT = 40  # trainings that set thresholds
+PILOT = 40  # training runs that set thresholds
 
 
 def break_noise(mechanism: Any, broken: Broken | None) -> Any:
@@ -64,7 +64,7 @@ def hospital(
     Answers go through `Site.release` and through the bytes of Flower's messages. Every call uses
     new sites, with new ledgers and noise; with `seeded` they draw from seeds, as in a simulation.
     With a quorum the adversary sees the sum over honest sites, since masks cancel; the other sites'
-    teachers have no preference. Server noise is added here.
+    teachers have no preference. The server's noise is added here.
     """
     quorum = quorum_of(mechanism)
     tiny = dataclasses.replace(config.data, shape=(1, 8, 8))
@@ -137,7 +137,7 @@ def _ask_about(
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
     """Train on the canaries included by coins; return the coins and the answers' scores."""
     included = secret.numpy("coins").random(CANARIES) < 0.5
-    with tempfile.TemporaryDirectory() as cache, listening(None):  # the audit reports trainings
+    with tempfile.TemporaryDirectory() as cache, listening(None):  # the audit reports
         records = Split(images[included], labels[included], np.flatnonzero(included))
         own = dataclasses.replace(config, cache=cache)
         site = _site(own, training, Probabilities(), secret, records=records)

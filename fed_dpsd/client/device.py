@@ -16,7 +16,7 @@ from fed_dpsd.privacy.training import CustomTraining, Training, TrainingMechanis
 # Bytes of a GPU that a process may fill with teachers. Set it when several processes share a GPU;
 # otherwise a process takes half of the memory that is free when it loads its first teacher.
 TEACHER_BYTES = "FED_DPSD_TEACHER_BYTES"
-# Bytes of the processor's memory that a process fills, so that it does not grow with the clients.
+# Bytes of main memory that a process fills, so that it does not grow with the clients.
 PROCESSOR_BYTES = 2**28
 
 
@@ -27,7 +27,7 @@ def named_device(config: Config, client: int) -> str:
     bit. On a GPU, kernels may depend on the memory that other teachers leave free. So if the noise
     is secret, a teacher is on a GPU only if no other teacher of the run can be there.
 
-    With fixed features `auto` is the processor, which computes them once for all clients.
+    With fixed features `auto` is the CPU, which computes them once for all clients.
     """
     shared = config.federation.simulation or config.teachers_per_client > 1
     if config.noise == "secure" and shared:
@@ -49,9 +49,9 @@ def device_of(config: Config, client: int) -> torch.device:
 
 
 def learns_there(training: Training) -> bool:
-    """Return whether teachers learn on that device; all but plain ones learn on the processor.
+    """Return whether teachers learn on that device; all but plain ones learn on the CPU.
 
-    Exact sums of clipped gradients (privacy/lattice.py) are proven for a processor's arithmetic.
+    Exact sums of clipped gradients (privacy/lattice.py) are proven for CPU arithmetic.
     """
     return not isinstance(training, TrainingMechanism | CustomTraining | LabelPrivate)
 

@@ -1,4 +1,4 @@
-"""A hospital: its own file, never a message, decides what, how and how much it answers.
+"""A hospital: its own file, never a message, controls what, how and how much it answers.
 
 The file is YAML with the keys of `Terms`; `fed-dpsd site init` writes one with a comment on each.
 """
@@ -32,7 +32,7 @@ from fed_dpsd.storage import client_name
 
 logger = logging.getLogger("fed_dpsd")
 
-KEPT = 400  # teachers kept besides a run's own; a deleted one is trained again, to the same bits
+KEPT = 400  # teachers kept in addition to a run's own; deleted ones are retrained bit for bit
 _REMEDY = "`fed-dpsd site init` writes one"
 
 
@@ -72,7 +72,7 @@ class Hospital(Terms):
 
         Args:
             text: `Experiment.to_json` of the coordinator.
-            images: number of images that the coordinator now asks about.
+            images: number of images in the coordinator's current request.
 
         Raises:
             NotAllowed: the file does not allow the experiment, or it is malformed.
@@ -163,7 +163,9 @@ class Hospital(Terms):
         if quorum is None:
             return None
         if quorum.colluding < self.colluding:
-            raise NotAllowed(f"this site's sums withstand {self.colluding} colluding clients")
+            raise NotAllowed(
+                f"this site's secure sums must withstand {self.colluding} colluding clients"
+            )
         try:
             keys = {number: bytes.fromhex(key) for number, key in enumerate(self.keys)}
             return Party(self.client, exchange_key(secret), keys, quorum.threshold)

@@ -1,4 +1,4 @@
-"""The inputs and labels that a training reads from a shard, and a digest of every bit."""
+"""The inputs and labels that training reads from a shard, and a digest of every bit."""
 
 import hashlib
 
@@ -27,10 +27,10 @@ def read_shard(
     """Return the part of a teacher that learns, and the inputs and labels that it reads.
 
     Args:
-        teacher: an untrained teacher, on the processor.
+        teacher: an untrained teacher, on the CPU.
         records: the records of its shard.
-        training: the private training, which may read copies of images, or patients; None without
-            one.
+        training: the training mechanism, which may read copies of images, or patients; None
+            without one.
     """
     images, labels = records.images, torch.from_numpy(records.labels)
     if not training:
@@ -53,11 +53,10 @@ def read_shard(
 def digest_of_shard(
     key: str, teacher: Classifier, records: Split, training: TrainingMechanism | None
 ) -> str:
-    """Return a digest of a key, the first weights, the inputs and the labels, in their order.
+    """Return a digest of a key, the initial weights, the inputs and the labels, in this order.
 
-    If features are fixed, they are the inputs. Otherwise the network computes further, so the
-    gradients of its first records are part of the digest: other kernels would round them
-    differently.
+    Fixed features are the inputs themselves. Otherwise the network computes more, so its gradients
+    on the first records are part of the digest: other kernels would round them differently.
     """
     model, inputs, labels = read_shard(teacher, records, training)
     digest = hashlib.sha256(f"{key} {tuple(inputs.shape)}".encode())
@@ -79,7 +78,7 @@ def places_of_patients(records: Split, training: TrainingMechanism) -> NDArray[n
 
 
 def safe_batch(teacher: Classifier, images: NDArray[np.uint8]) -> int:
-    """Return a batch size at which each image's features are its own, to the last bit.
+    """Return a batch size at which each image's features depend on it alone, to the last bit.
 
     It is found on random images, once per process and kind of features.
     """
@@ -101,7 +100,7 @@ def safe_batch(teacher: Classifier, images: NDArray[np.uint8]) -> int:
 def shifted(images: NDArray[np.uint8], copies: int) -> NDArray[np.uint8]:
     """Return (N, A, C, H, W) copies of (N, C, H, W) images: unshifted, then shifted by one pixel.
 
-    Pixels that enter at a border repeat it.
+    Border pixels are repeated.
     """
     height, width = images.shape[2:]
     padded = np.pad(images, ((0, 0), (0, 0), (1, 1), (1, 1)), mode="edge")

@@ -1,4 +1,4 @@
-"""Training of teachers without noise in the steps, and detection of diverging trainings."""
+"""Training of teachers without noise in the steps, and detection of divergence."""
 
 import contextlib
 import logging
@@ -72,10 +72,10 @@ def train_privately(
 
 @contextlib.contextmanager
 def pulled_back(teacher: nn.Module, weight: float) -> Iterator[None]:
-    """Pull a teacher back to its current parameters, w_0, in all training inside the block.
+    """Pull a teacher back to its current parameters, w_0, during all training in the block.
 
     The gradient of weight / 2 ||w - w_0||^2, which depends on no record, is added to the gradient
-    of each optimiser step: after the noise of a private training.
+    of each optimiser step, after any noise of private training.
     """
     if not weight:
         yield
@@ -97,14 +97,14 @@ def pulled_back(teacher: nn.Module, weight: float) -> Iterator[None]:
 
 
 class PublicImages:
-    """A teacher that learns from images, as `privacy.label_dp.Learner` says.
+    """A teacher that learns from images; it implements `privacy.label_dp.Learner`.
 
     Args:
         teacher: the teacher; each `fit` starts from its weights.
         images: (N, C, H, W) images of a shard, N >= 1.
         config: the site's configuration; `config.teacher` says how it learns.
         draw: returns the random generator of a purpose, for the batches of a `fit`.
-        device: where it learns; the images stay on the processor, except for a batch.
+        device: where it learns; the images stay on the CPU, except for a batch.
     """
 
     def __init__(
@@ -189,9 +189,9 @@ def _one_cycle(
 
 
 class Watch:
-    """A check that the trainings of a client's teachers, or of its "baseline", do not diverge.
+    """A check that training a client's teachers, or its "baseline", does not diverge.
 
-    At a hospital, a diverged training is only reported in its own log and in `diverged`: an error
+    At a hospital, divergence is only reported in its own log and in `diverged`: an error
     would reveal a fact about records that no noise covers (docs/privacy.md, "Sharp edges").
     """
 
@@ -207,7 +207,7 @@ class Watch:
             self._rates["method.proximal_weight"] = pull
 
     def check_losses(self, losses: Sequence[torch.Tensor], shard: int) -> None:
-        """Check the losses of a plain training, exact functions of records, in simulations only.
+        """Check the losses of plain training, exact functions of records, in simulations only.
 
         Raises:
             Diverged: in a simulation, a loss is NaN or infinite.

@@ -13,11 +13,11 @@ from fed_dpsd.errors import one_line
 from fed_dpsd.protocol import Request, SumStep
 
 _CHARGED = {
-    "training": "a private training of its teachers",
+    "training": "private training of its teachers",
     "counts": "class counts",
     "weights": "its teachers' weights",
     "baseline": "the weights of a classifier of all records",
-    "train": "weights after a training",
+    "train": "weights after training",
     "teachers": "its teachers as the result of the run",
 }
 
@@ -58,7 +58,7 @@ def _words(entries: Sequence[Entry]) -> str:
     parts = []
     for entry in entries:
         answers = f"answers to {entry.queries:,} images"
-        covered = " (covered by a private training)" if entry.training else ""
+        covered = " (covered by private training)" if entry.training else ""
         parts.append((answers if entry.kind == "answers" else _CHARGED[entry.kind]) + covered)
     return " and ".join(parts) or "nothing"
 

@@ -81,7 +81,7 @@ class Site:
         self.summing = summing
 
     def pay_for_training(self) -> None:
-        """Charge the teachers' private training, unless this process knows that it is paid.
+        """Charge the teachers' private training, unless this process knows that it is paid for.
 
         Teachers trained without noise cost nothing here.
 
@@ -133,7 +133,7 @@ class Site:
         if request.predictions.shape[1] != num_classes:
             raise ProtocolError(
                 f"predictions have {request.predictions.shape[1]} classes; this client's teachers "
-                f"know {num_classes}"
+                f"have {num_classes}"
             )
 
     def admit(self, request: Request) -> None:
@@ -205,7 +205,7 @@ class Site:
         return self._teachers.sensitive_class_counts()
 
     def retrain(self, request: Request, epochs: int) -> NDArray[np.float32]:
-        """Train the teachers from the request's weights; a private training is charged again first.
+        """Train the teachers from the request's weights; private training is charged again first.
 
         A method with a `proximal_weight` (FedProx) pulls them back to the request's weights.
 
@@ -296,12 +296,12 @@ class Site:
             return np.full(shape, np.nan, np.float32)
 
     def _paid_teachers(self) -> Teachers:
-        """Return the teachers, once a private training is paid; they train at their first use."""
+        """Return the teachers after charging private training; they are trained at first use."""
         self.pay_for_training()
         return self._teachers
 
     def _covering(self, mechanism: Mechanism, request: Request) -> str:
-        """Return the digest of the private training that covers an answer; "" if there is none."""
+        """Return the digest of the private training run covering an answer; "" if there is none."""
         private = isinstance(self.training, TrainingMechanism)
         if not private or not passes_through_teachers(mechanism):
             return ""
@@ -334,7 +334,7 @@ class Site:
         return float(self.config.method.get("proximal_weight", 0.0))
 
     def _retraining(self, request: Request) -> str:
-        """Return the key under which a training that starts at the request's weights is charged."""
+        """Return the key under which training from the request's weights is charged."""
         content = f"{self._teachers.input_digest} {request.digest()}"
         content += f" {self._pull}" if self._pull else ""  # another pull has other noise
         return hashlib.sha256(content.encode()).hexdigest()

@@ -46,7 +46,7 @@ from fed_dpsd.privacy.training import CustomTraining, Training, TrainingMechanis
 from fed_dpsd.progress import reported
 from fed_dpsd.streams import Streams
 
-OFF_BY_DEFAULT = "weight_decay", "one_cycle", "shift", "flip"  # settings of a training
+OFF_BY_DEFAULT = "weight_decay", "one_cycle", "shift", "flip"  # settings of training
 INPUT = "input"  # in the metadata of a cached teacher: the digest of what it was trained on
 
 
@@ -73,13 +73,13 @@ class Teachers:
         training: how these teachers are trained.
         client: the client's number.
         records: the client's private records.
-        shard_ids: (len(records),) each record's permanent id, or its patient's. A private training
+        shard_ids: (len(records),) each record's permanent id, or its patient's. Private training
             whose unit is the patient uses `records.patients` instead.
         secret: source of a training mechanism's noise; None for `teacher.seed`.
         role: as for `Watch`.
 
     Raises:
-        UserError: teacher.path does not hold weights of this client's architecture, a private
+        UserError: teacher.path does not hold weights of this client's architecture, private
             training protects patients but the records name none, or the device does not exist.
     """
 
@@ -155,7 +155,7 @@ class Teachers:
     def digests(self) -> list[str]:
         """Return a digest of each teacher's training input. The digests stay at the client.
 
-        Noise and charges follow it. A private training is identified by its actual input, to the
+        Noise and charges depend on it. Private training is identified by its actual input, to the
         last bit, since processors and libraries compute different features of the same records. A
         teacher in the cache was charged under the digest that is stored with its weights.
         """
@@ -165,13 +165,13 @@ class Teachers:
 
     @functools.cached_property
     def input_digest(self) -> str:
-        """Return a digest of what a training here and now would read, regardless of the cache."""
+        """Return a digest of what training would read here and now, regardless of the cache."""
         inputs = map(self._input, self._numbers) if self._noisy else self.keys
         return hashlib.sha256("".join(inputs).encode()).hexdigest()
 
     @functools.cached_property
     def records_digest(self) -> str:
-        """Return a digest of the records alone, in their shards."""
+        """Return a digest of only the records, in their shards."""
         digest = hashlib.sha256()
         for records in self._shards:
             self._digest_records(records, digest.update)
@@ -184,7 +184,7 @@ class Teachers:
 
     @property
     def answers_on(self) -> str:
-        """Return the kind of GPU that the teachers answer on; "" for the processor."""
+        """Return the kind of GPU that the teachers answer on; "" for the CPU."""
         return model_of(self._device)
 
     @property
@@ -227,7 +227,7 @@ class Teachers:
     def class_counts(self) -> NDArray[np.float64]:
         """Return (n, 1, K) noisy class counts of the shards, the same at every call.
 
-        Their noise follows the records and every setting, as the noise of the training does.
+        Their noise depends on the records and every setting, like the noise of training.
         """
         assert self._training
         num_classes = self._config.data.num_classes
@@ -259,7 +259,7 @@ class Teachers:
         return counts.astype(np.float64)[None, None]
 
     def check_weights(self, weights: NDArray[np.float32]) -> None:
-        """Reject weights that no training could start from.
+        """Reject weights from which training cannot start.
 
         Raises:
             ValueError: the weights belong to another architecture.
@@ -274,8 +274,8 @@ class Teachers:
         Args:
             weights: (P,) weights that each teacher starts from (see `to_vector` and
                 `check_weights`).
-            digest: hexadecimal digest of the teachers and the whole request; all randomness follows
-                it.
+            digest: hexadecimal digest of the teachers and the whole request; all randomness
+                derives from it.
             epochs: passes over a shard, unless a training mechanism sets how it trains.
             proximal_weight: the weight of the pull back to `weights`, >= 0 (see `pulled_back`).
         """
@@ -301,7 +301,7 @@ class Teachers:
         ]
 
     def _load_or_train(self, shard: int) -> Classifier:
-        """Return a shard's teacher, on the processor, from the cache or trained now."""
+        """Return a shard's teacher, on the CPU, from the cache or trained now."""
         config, path = self._config, self._cached(shard)
         teacher = make_teacher(config, self._client, shard)
         if path.exists():
@@ -315,12 +315,12 @@ class Teachers:
                     return teacher
             except (ValueError, RuntimeError):
                 path.unlink(missing_ok=True)  # a damaged teacher is trained again
-        # The noise of a training follows its input: it must never be drawn for another input.
+        # The noise of training depends on its input: it must never be drawn for another input.
         digest = self.digests[shard]
         if self._noisy and self._input(shard) != digest:
             raise UserError(
                 f"{path} is missing, and this machine would not train the same teacher as the one "
-                "that was paid for; start again, and the new one is charged"
+                "that was paid for; restart, and a new one is trained and charged"
             )
         noisy = "private training", int(digest, 16)
         purpose = noisy if self._noisy else ("teacher batches", shard)

@@ -1,6 +1,6 @@
-"""The terms of a hospital: what its own file says and which experiments it allows.
+"""The terms of a hospital: the contents of its own file and the experiments that it allows.
 
-A refusal names the value that is not allowed. It is public, and depends on the file only.
+A refusal names the value that is not allowed. It is public and depends only on the file.
 """
 
 import contextlib
@@ -58,10 +58,10 @@ def reading() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Terms:
-    """What a hospital's file says: its data, its budget, and the experiments it allows.
+    """The contents of a hospital's file: its data, its budget, and the experiments it allows.
 
     Args:
-        name: name of this data set and its ledger. A budget is per data set, for life.
+        name: name of this data set and its ledger. A budget covers the data set's lifetime.
         client: its number among the federation's `num_clients`, from 0.
         num_clients: number of clients of the federation.
         state: folder of the ledger, the teachers and the secret that noise is drawn from.
@@ -75,8 +75,8 @@ class Terms:
             budget bounds a record under either, so both are allowed unless the file says otherwise.
         delta: failure probability of the budget, between 0 and 1.
         queries: total number of synthetic images that may ever be answered. A charge without
-            images, such as a training, counts as one.
-        threads: processor threads for its teachers.
+            images, such as for training, counts as one.
+        threads: CPU threads for its teachers.
         device: where its teachers answer and plain teachers learn: auto, cpu, cuda or cuda:N.
         methods, training, answers, models: the allowed names of conf/method, conf/training and
             conf/answers, and architectures.
@@ -88,7 +88,7 @@ class Terms:
             their results. A secure sum that withstands fewer is refused.
         limits: limits on a message that override LIMITS.
         plugins: plug-ins whose code may run here; methods, training, answers and models must allow
-            their parts too. Nothing is proven about them until somebody has reviewed them.
+            their parts too. Nothing is proven about them until they have been reviewed.
         when_records_change: policy if records change during a run: "refuse" further requests, or
             "retrain", which is charged.
 
@@ -226,7 +226,7 @@ class Terms:
         return all(allowed.get(key) == own.get(key) for key in ("_target_", "needs"))
 
     def check_unit(self, unit: TrainedUnit) -> None:
-        """Refuse a private training whose unit the file does not allow or name."""
+        """Refuse private training whose unit the file does not allow or name."""
         if unit not in self.units:
             raise NotAllowed(
                 f"training.unit={unit}: this site trains by {' or '.join(self.units) or 'none'} "

@@ -237,7 +237,7 @@ def _named(text: str, names: Collection[str]) -> list[str]:
 
 
 class _UniqueKeys(yaml.SafeLoader):  # type: ignore[misc]
-    """A YAML loader that rejects duplicate keys, of which the last would win silently."""
+    """A YAML loader that rejects duplicate keys; otherwise the last would win silently."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]

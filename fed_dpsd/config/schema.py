@@ -1,6 +1,6 @@
 """The schema of an experiment: every key that does not belong to a chosen class, with its meaning.
 
-`fed-dpsd list keys` prints the descriptions. Methods, trainings, mechanisms and partitions are
+`fed-dpsd list keys` prints the descriptions. Methods, training, mechanisms and partitions are
 plain frozen dataclasses, so that plug-ins need not know pydantic. Comments in their conf/ files
 explain their keys: reading descriptions from the classes would import torch at every TAB in a
 shell.
@@ -210,7 +210,7 @@ class Config:
     run_folder: str = Field(description='run folder; "" makes a new one below out')
     ledger: str = Field(description='folder of ledgers that runs share; "" is in the run folder')
     noise: Literal["seeded", "secure"] = Field(
-        description="Source of the noise in answers and private trainings: seeded (reproducible, "
+        description="Source of the noise in answers and private training: seeded (reproducible, "
         "for experiments) | secure (from a secret next to each client's ledger)."
     )
     data: DataConfig

@@ -186,7 +186,7 @@ def _processors() -> Check:
 def _gpus(devices: Sequence[Device], processors: int) -> list[Check]:
     """List the GPUs, and each one's share of five clients that train without privacy."""
     if not devices:
-        return [Check("GPU", True, "none, everything runs on the processor")]
+        return [Check("GPU", True, "none, everything runs on the CPU")]
     checks = [Check("GPU", True, str(device)) for device in devices]
     experiment = from_overrides([*EXAMPLE, f"num_clients={CLIENTS}"], Path.cwd())
     name = f"{CLIENTS} clients, {' '.join(EXAMPLE)}"

@@ -32,7 +32,7 @@ MOST = 100  # processes on a GPU; with more, rounding would let Ray place too ma
 
 @dataclass(frozen=True)
 class Placement:
-    """The GPUs that clients share; none if they compute on the processor.
+    """The GPUs that clients share; none if they compute on the CPU.
 
     Args:
         devices: the GPUs' names.
@@ -80,7 +80,7 @@ class Placement:
     def __str__(self) -> str:
         """Return the placement in one line."""
         if not self.devices:
-            return "clients compute on the processor"
+            return "clients compute on the CPU"
         number = f"{self.processes} process{'es' if self.processes > 1 else ''}"
         return (
             f"{number} on {', '.join(self.devices)}, each {self.fraction:g} of a GPU, "

@@ -20,7 +20,7 @@ RIDGE = 0.01  # times the mean weight; keeps classes that no two clients share c
 def counts_stage(context: PublicContext, clear: bool) -> tuple[Stage, ...]:
     """Return the stage that releases class counts; empty if a method must not request them.
 
-    A private training sets their noise. Without one, they are exact, if everything else is too.
+    Private training sets their noise. Without it they are exact, if everything else is too.
 
     Args:
         context: the public side of the experiment.

@@ -34,7 +34,7 @@ class FedAVG(WhiteBox):
     Args:
         weighted: whether clients are weighted by their numbers of records, as in the paper;
             otherwise equally.
-        local_epochs: E, epochs over a client's records in each round after the first, >= 1; a
+        local_epochs: E, epochs over a client's records in each round after the first, >= 1;
             private training uses its own number of steps instead.
     """
 
@@ -47,7 +47,7 @@ class FedAVG(WhiteBox):
         require(self, local_epochs=1)
 
     def plan(self, context: PublicContext) -> Plan:
-        """Return a training and a stage of weights for each round, and class counts if weighted.
+        """Return training and a stage of weights for each round, and class counts if weighted.
 
         All clients take part in the first round; cohorts apply only to later rounds.
         """

@@ -22,7 +22,7 @@ class Local(Method):
     """Local training, a method without rounds."""
 
     def plan(self, context: PublicContext) -> Plan:
-        """Plan the teachers' private training, if there is one; nothing else is released."""
+        """Plan the teachers' private training, if any; nothing else is released."""
         private = isinstance(context.training, TrainingMechanism)
         return Plan(context.training, (Stage(KeptTeachers(), 1, 0),) if private else ())
 

@@ -205,7 +205,7 @@ class Site(Protocol):
         """Return the mechanism of the client's answers."""
 
     def pay_for_training(self) -> None:
-        """Charge the teachers' private training, if they have one, once."""
+        """Charge the teachers' private training, if any, once."""
 
     def sensitive_probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
         """Return the n teachers' (n, B, K) probabilities, which leave only through `release`."""
@@ -248,12 +248,12 @@ class Method(ABC):
         needs: required values of other keys, as in {num_clients: 1}.
 
     Attributes:
-        trainings: names of the trainings that the method can use, or None for any.
+        trainings: values of `training` that the method can use, or None for any.
         averages: whether the method averages the teachers' weights, which requires a single
             architecture and a common start.
         asks_pictures: whether the method can send crops of public pictures.
         asks_cohorts: whether the method can send requests to different clients in each round.
-        uses_teachers_alone: whether it uses records only through one training of the teachers.
+        uses_teachers_alone: whether it uses records only by training the teachers once.
     """
 
     trainings: ClassVar[tuple[str, ...] | None] = None

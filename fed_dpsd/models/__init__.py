@@ -21,7 +21,7 @@ def initialise(build: Callable[[], Module], generator: torch.Generator) -> Modul
     """Build a module and draw its weights (Xavier, zero bias) only from `generator`.
 
     The module is built on the meta device, so no layer draws from torch's global generator.
-    Convolutions get the channels-last layout, which is about twice as fast on processors.
+    Convolutions get the channels-last layout, which is about twice as fast on CPUs.
 
     Raises:
         TypeError: a layer has weights that no rule here covers.

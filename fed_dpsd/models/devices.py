@@ -58,7 +58,7 @@ def choose(name: str) -> torch.device:
 
 
 def model_of(device: torch.device) -> str:
-    """Return the model of a GPU, which affects rounding; "" for a processor."""
+    """Return the model of a GPU, which affects rounding; "" for a CPU."""
     return "" if device.type == "cpu" else torch.cuda.get_device_name(device)
 
 

@@ -22,7 +22,7 @@ def rates_of(method: object, *names: str) -> dict[str, float]:
 def check_losses(
     losses: Sequence[torch.Tensor], network: str, rates: Mapping[str, float], done: int = 0
 ) -> None:
-    """Check all losses of a training at once, so that no step waits for the device.
+    """Check all losses of a training run at once, so that no step waits for the device.
 
     Args:
         losses: the detached loss of each step, in order; may be empty.

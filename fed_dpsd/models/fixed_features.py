@@ -43,7 +43,7 @@ def remembering(images: Remembering) -> Iterator[None]:
 
 
 def memory_for(images: torch.Tensor) -> Remembering:
-    """Return the cache to use for `images`: "nothing" with gradients or off the processor."""
+    """Return the cache to use for `images`: "nothing" with gradients or off the CPU."""
     forgotten = images.requires_grad or images.device.type != "cpu"
     return "nothing" if forgotten or torch.compiler.is_compiling() else _remembering.get()
 

@@ -32,7 +32,7 @@ class LabelPATE(LabelPrivate):
 
     Args:
         num_classes: K, >= 2.
-        epsilon: epsilon of the whole training at `delta`, in 0.01..20; it sets the noise.
+        epsilon: epsilon of all training at `delta`, in 0.01..20; it sets the noise.
         delta: failure probability, at least 1e-90 and below 1.
         teachers: n in 1..5,000, on equal parts of the records in random order.
         queries: Q in 1..1,000,000, the largest number of records that the teachers label for the

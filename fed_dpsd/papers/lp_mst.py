@@ -29,7 +29,7 @@ class LPMST(LabelPrivate):
 
     Args:
         num_classes: K, >= 2.
-        epsilon: epsilon of one response and of the whole training, in 1e-6..20.
+        epsilon: epsilon of one response and of all training, in 1e-6..20.
         stages: T >= 1, the number of equal parts of the records, in random order.
         temperature: temperature of the priors, in 0.01..100: a probability p counts as
             p^(1 / temperature). A temperature below 1 leaves fewer candidates (Appendix E).

@@ -81,11 +81,11 @@ class OutputGradient(CustomTraining):
         return problems
 
     def describe(self, trainings: int = 1) -> str:
-        """Say how teachers are trained, and what this alone protects."""
+        """Describe how teachers are trained, and what this alone protects."""
         return "noise on the gradients of outputs, which proves nothing"
 
     def published(self, trainings: int, num_classes: int, delta: float) -> float:
-        """Return the epsilon of DPDFD's Theorem 3 for the steps of all `trainings`.
+        """Return the epsilon of DPDFD's Theorem 3 for the steps of all training runs.
 
         The paper says only that Algorithm 3 runs the same procedures.
         """

@@ -143,7 +143,7 @@ class PaperFedDPSD(Method):
     def optimisers(
         self, student: nn.Module, generator: nn.Module, latents: torch.Tensor
     ) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
-        """Return the student's optimiser, and that of the generator and of learnt latents."""
+        """Return the student's optimiser, and one for the generator and learnt latents."""
         make = OPTIMISERS[self.optimiser]
         learnt = [latents] if self.latents == "kept" else []
         return (

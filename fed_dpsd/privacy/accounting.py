@@ -92,7 +92,7 @@ def prove(
         delta: in (0, 1), fixed in advance.
         unit: the unit that changes.
         relation: how the unit changes.
-        notes: caveats that the epsilon carries.
+        notes: caveats stored with the epsilon.
         covered: number of queries that the epsilon covers; by default all queries of the stages.
 
     Guarantee: for every such pair of neighbouring data sets the answers are (epsilon, delta)
@@ -144,7 +144,7 @@ def contraction(training: DpEvent, answers: DpEvent, others: DpEvent, delta: flo
     """Return the epsilon of answers that depend on records only through trained teachers.
 
     Args:
-        training: the event of one private training.
+        training: the event of one private training run.
         answers: the event of all releases of its teachers, with any two teachers as neighbours.
         others: the event of all releases that bypass the teachers, such as class counts.
         delta: in (0, 1).
@@ -269,7 +269,7 @@ def within_budget(
 def smallest_budget(charges: Sequence[DpEvent], delta: float) -> float:
     """Return the smallest budget with which `within_budget` admits charges; `inf` if none does.
 
-    If the settings of the charges differ, the result is at most a millionth above the smallest.
+    If settings differ between charges, the result exceeds the smallest by at most a millionth.
     """
     most = unchanged_epsilon(ComposedDpEvent(list(charges)), delta)
     if not 0 < most < math.inf:

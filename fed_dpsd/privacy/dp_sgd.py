@@ -33,7 +33,7 @@ from fed_dpsd.privacy.noise import GAUSSIAN_LOSS, UNIFORM_STEP, Rng, noisy_sum
 from fed_dpsd.privacy.training import TrainedUnit, TrainingMechanism
 
 SPACING = 2.0**-25  # largest spacing of the noise's lattice, over its scale; it truncates sums
-# The precision loss of a whole training, if all its steps draw at most MOST_DRAWS numbers.
+# The precision loss of a training run whose steps together draw at most MOST_DRAWS numbers.
 PRECISION_LOSS, MOST_DRAWS = 2.0**-17, 2**36
 # The precision loss of class counts: replacing a patient of 64 records changes at most 128 counts.
 COUNTS_LOSS = 128 * GAUSSIAN_LOSS
@@ -51,24 +51,24 @@ class DPSGD(TrainingMechanism):
     Guarantee: a record's gradient, the clipped mean over its copies, has L2 norm at most
     `max_grad_norm` in the sum of each step. A record takes part in a step with probability
     `sample_rate`, independently of all others. N(0, noise_multiplier^2 max_grad_norm^2) is added to
-    each coordinate of the sum. So a training is `steps` Poisson-sampled Gaussian mechanisms; at
+    each coordinate of the sum. So training is `steps` Poisson-sampled Gaussian mechanisms; at
     rate 1 they are not sampled. Class counts, if a method requests them, are one more Gaussian
     mechanism, charged separately: adding or removing a record moves one count by 1, replacing one
-    moves two. Rate and steps are fixed by the configuration (a step without records is taken too).
+    moves two. Rate and steps are fixed by the configuration (steps without records are taken too).
     The sum is not divided by a count (Adam is insensitive to scale), and there is no hold-out, no
-    early stop and no batch normalisation. A record lies in one shard, so one training sees it.
-    Nothing is proven for a patient or a client, who may have any number of records.
+    early stopping and no batch normalisation. A record lies in one shard, so only one teacher is
+    trained on it. Nothing is proven for a patient or a client, who may have any number of records.
 
-    With `unit="patient"` patients take the place of records. A patient's gradient is the clipped
-    mean over at most `records_per_patient` of their records, and their part of the class counts is
-    the mean of these records' one-hot labels. So a patient has the events that a record has
-    with `unit="record"`. A record that is changed, added or removed changes its patient's part, so
-    it has the event of a replaced patient. Nothing is proven for a client.
+    With `unit="patient"` patients replace records. A patient's gradient is the clipped mean over
+    at most `records_per_patient` of their records, and they contribute to the class counts the
+    mean of these records' one-hot labels. So a patient has the events that a record has with
+    `unit="record"`. Changing, adding or removing a record changes its patient's contribution, so it
+    has the event of a replaced patient. Nothing is proven for a client.
 
     Args:
         noise_multiplier: sigma, noise standard deviation divided by `max_grad_norm`, > 0.
         sample_rate: q, in (0, 1].
-        steps: the number of steps of a training, >= 1.
+        steps: number of training steps, >= 1.
         max_grad_norm: bound of one record's, or one patient's, gradient, > 0.
         learning_rate: the learning rate of Adam, > 0.
         copies: A, the number of copies of each record's image, in 1..9: augmentation multiplicity
@@ -142,7 +142,7 @@ class DPSGD(TrainingMechanism):
 
     def describe(self, trainings: int = 1) -> str:
         """Describe how teachers are trained, `trainings` times."""
-        repeated = f"{trainings:,} trainings of " if trainings > 1 else ""
+        repeated = f"{trainings:,} training runs of " if trainings > 1 else ""
         taken = f"about {100 * self.sample_rate:.3g} % of the records"
         return (
             f"DP-SGD: {repeated}{self.steps} steps on "
@@ -213,8 +213,8 @@ class DPSGD(TrainingMechanism):
     def _reserves(self) -> bool:
         """Return whether a budget pays for class counts together with the training.
 
-        Otherwise sampled steps and counts would be two settings. Gaussians of any settings add up
-        exactly.
+        Otherwise sampled steps and counts would count as different settings. Gaussians always
+        compose exactly.
         """
         return self.counts_classes and self.sample_rate < 1
 
@@ -241,7 +241,7 @@ class DPSGD(TrainingMechanism):
     def count(self, labels: NDArray[np.int64], num_classes: int, rng: Rng) -> NDArray[np.float64]:
         """Count labels by class, (K,), and add noise.
 
-        If patients are the unit, each label of (P, R) counts 1 / R. Noise is added to whole numbers
+        If patients are the unit, each label of (P, R) counts 1 / R. Noise is added to integers
         of such parts, whose sums are exact.
 
         Raises:
@@ -310,7 +310,7 @@ class DPSGD(TrainingMechanism):
         return torch.from_numpy(noisy * self.max_grad_norm).float()
 
     def _sample(self, count: int, rng: Rng) -> torch.Tensor:
-        """Draw the units of a step at `sample_rate`, rounded down to a multiple of UNIFORM_STEP."""
+        """Sample a step's units at `sample_rate`, rounded down to a multiple of UNIFORM_STEP."""
         rate = math.floor(self.sample_rate / UNIFORM_STEP) * UNIFORM_STEP
         return torch.from_numpy(rng.random(count) < rate).nonzero()[:, 0]
 

@@ -1,7 +1,7 @@
-"""Trainings that keep only labels private: everything else in the records is treated as public.
+"""Training that keeps only labels private: everything else in the records is treated as public.
 
 Label differential privacy compares data sets that differ in the label of one record. For records,
-patients and clients such a training counts as plain: nothing is proven.
+patients and clients such training counts as plain: nothing is proven.
 """
 
 from abc import ABC, abstractmethod
@@ -42,12 +42,12 @@ class Learner(Protocol):
 
 
 class LabelPrivate(Plain, ABC):
-    """A plain training that sees the labels of a shard only through a mechanism.
+    """Plain training that sees the labels of a shard only through a mechanism.
 
     Guarantee: `event`, for one replaced label, with the images and all other labels unchanged. A
-    record's number may depend on its label, as with one folder per class, so a training draws its
-    own random order of records. Nothing is proven beyond a label, and no ledger records these
-    trainings: they are for simulations with one teacher.
+    record's number may depend on its label, as with one folder per class, so training draws its
+    own random order of records. Nothing is proven beyond a label, and no ledger records this
+    training: it is for simulations with one teacher.
 
     Attributes:
         trust: who must be honest in addition to the owners of the labels: "nobody" if each label
@@ -59,7 +59,7 @@ class LabelPrivate(Plain, ABC):
     epsilon: float
 
     def check(self, config: Any, method: Any, partition: Any) -> list[str]:
-        """Return the problems with a training that keeps only labels private."""
+        """Return the problems with training that keeps only labels private."""
         problems, named = no_files(self.name, config), f"training={self.name}"
         if not config.federation.simulation:
             problems.append(
@@ -96,7 +96,7 @@ class LabelPrivate(Plain, ABC):
 
     def describe(self, trainings: int = 1) -> str:
         """Describe how teachers are trained and what this protects by itself."""
-        return f"labels alone are private ({self.name}, training.epsilon={self.epsilon:g})"
+        return f"only labels are private ({self.name}, training.epsilon={self.epsilon:g})"
 
     @property
     def failure(self) -> float:
@@ -105,7 +105,7 @@ class LabelPrivate(Plain, ABC):
 
     @abstractmethod
     def event(self) -> DpEvent:
-        """Return the event of a whole training, for one replaced label."""
+        """Return the event of all training, for one replaced label."""
 
     @abstractmethod
     def train(self, learner: Learner, labels: NDArray[np.int64], rng: Rng) -> None:

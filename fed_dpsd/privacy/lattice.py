@@ -1,13 +1,13 @@
-"""Clipped gradients of single records as whole numbers, whose sum is exact.
+"""Clipped per-record gradients as integers, whose sum is exact.
 
 A sum of floats depends on the order of its additions. One more record may change how all later
 additions are rounded, so it may move the sum by more than the bound on its own gradient
 (Casacuberta, Shoemate, Vadhan, Wagaman: "Widespread Underestimation of Sensitivity in
 Differentially Private Libraries and How to Fix It", arXiv 2207.10635). Here every product and every
-sum over a row or over records uses whole numbers that their type represents exactly. Everything
-else is computed element by element in correctly rounded IEEE operations. So a record's part is a
-function of that record and the weights alone, and the sum is the exact sum of these parts,
-independent of order, number of threads and batch size.
+sum over a row or over records uses integers that their type represents exactly. Everything
+else is computed element by element in correctly rounded IEEE operations. So a record's contribution
+depends only on that record and the weights, and the sum of all contributions is exact, independent
+of order, number of threads and batch size.
 """
 
 import functools
@@ -23,13 +23,13 @@ from torch import nn
 if TYPE_CHECKING:
     from opacus import GradSampleModule
 
-UNIT = 2.0**-24  # fraction of max_grad_norm; all sums are whole multiples of it
-MOST_ROWS = 2**25  # copies of records in one sum: float64 holds every whole number up to 2^53
+UNIT = 2.0**-24  # fraction of max_grad_norm; all sums are integer multiples of it
+MOST_ROWS = 2**25  # copies of records in one sum: float64 holds every integer up to 2^53
 MOST_INPUTS = 2**12  # of a linear layer; with more, its weights would be rounded too coarsely
 ROOM = 1 - 2.0**-16  # part of the bound that norms may use; rounding may add the rest
 CANCELLATION = 4  # if copies cancel by more than this factor, their mean length over it is used
 
-_HELD = 2**24  # float32 represents every whole number up to this one
+_HELD = 2**24  # float32 represents every integer up to this one
 _INPUT, _LARGEST_INPUT = 2.0**-4, 127  # the unit of an input, and its largest number of units
 LARGEST_INPUT = _LARGEST_INPUT * _INPUT  # of a linear layer: a larger one is clamped to it
 _RESIDUAL = 2.0**-20  # the unit of a residual
@@ -41,10 +41,10 @@ _STEPS = 2**10  # entries of the table of exponentials for each unit of a logit
 
 @dataclass(frozen=True)
 class Records:
-    """Records as whole numbers for a linear layer; none depends on another record.
+    """Records as integers for a linear layer; none depends on another record.
 
     Args:
-        inputs: (N, A, D) float32 whole numbers of at most 127, in units of 1/16: larger inputs are
+        inputs: (N, A, D) float32 integers of at most 127, in units of 1/16: larger inputs are
             clamped to +-7.94.
         inner: (N, A, A) float64, the exact inner products of a record's copies, bias included.
             If an input is not finite, they are so large that the record counts as zero.
@@ -57,7 +57,7 @@ class Records:
 
     @classmethod
     def of(cls, inputs: torch.Tensor, labels: torch.Tensor) -> "Records":
-        """Round (N, A, D) inputs of about unit size to whole numbers, with their labels.
+        """Round (N, A, D) inputs of about unit size to integers, with their labels.
 
         Raises:
             ValueError: there are too many rows or too many inputs per row.
@@ -141,9 +141,9 @@ def _logits(layer: nn.Linear, rows: torch.Tensor) -> torch.Tensor:
 
 
 def _residuals(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Subtract one-hot labels from probabilities: (K, R) whole numbers up to 2^20, unit 2^-20.
+    """Subtract one-hot labels from probabilities: (K, R) integers up to 2^20, unit 2^-20.
 
-    Exponentials come from a table of whole numbers, so their sum is exact.
+    Exponentials come from a table of integers, so their sum is exact.
     """
     table = _exponentials()
     logits -= logits.amax(0)
@@ -190,7 +190,7 @@ def _scale(residuals: torch.Tensor, inner: torch.Tensor, bound: float) -> torch.
 
 
 def _root(values: torch.Tensor) -> torch.Tensor:
-    """Take correctly rounded square roots; torch may use MKL's, which are not."""
+    """Take correctly rounded square roots; torch may use MKL, whose roots are not."""
     return torch.from_numpy(np.sqrt(values.numpy()))
 
 
@@ -232,7 +232,7 @@ def clipped(gradients: list[torch.Tensor], bound: float) -> list[torch.Tensor]:
     """Clip gradients of `single_gradients` to L2 norm `bound` and truncate them towards zero.
 
     Returns:
-        (B, ...) float32 whole numbers for each parameter, in units of UNIT * `bound`; the numbers
+        (B, ...) float32 integers for each parameter, in units of UNIT * `bound`; the numbers
         of a record have norm at most 1 / UNIT.
     """
     *parts, norm = gradients

@@ -65,7 +65,7 @@ class Shards:
         return 1 if one else self.teachers
 
     def vanish(self, unit: Unit, relation: Relation) -> bool:
-        """Return whether a change turns values into zero: a removed client still answers."""
+        """Return whether a change sets values to zero: a removed client still answers."""
         return self.silent and unit == "client" and relation == "add_remove"
 
 
@@ -111,7 +111,7 @@ class Quorum:
 
 
 class Charged(Protocol):
-    """What an account charges: a mechanism's releases or a private training."""
+    """What an account charges: a mechanism's releases or private training."""
 
     @property
     def name(self) -> str:
@@ -245,7 +245,7 @@ class Shared(Mechanism, Protocol):
 
     @property
     def lattice(self) -> float:
-        """Return the spacing: randomised answers are whole multiples of it."""
+        """Return the spacing: randomised answers are integer multiples of it."""
 
 
 def quorum_of(mechanism: Mechanism) -> Quorum | None:
@@ -341,7 +341,7 @@ class ExactCounts(Clear):
 def passes_through_teachers(mechanism: Charged) -> bool:
     """Return whether a release depends on records only through the client's teachers.
 
-    A private training of the teachers then covers it.
+    Private training of the teachers then covers it.
     """
     return not getattr(mechanism, "of_records", False)
 
@@ -389,7 +389,7 @@ def trust_of(noise_at: NoiseAt) -> Trust:
 
 
 def weakest(trusts: Iterable[Trust]) -> Trust:
-    """Return the trust that several guarantees need together: the most any of them needs."""
+    """Return the trust that several guarantees need together: the most that any of them needs."""
     needed = set(trusts)
     return next((t for t in get_args(Trust)[:0:-1] if t in needed), "nobody")
 

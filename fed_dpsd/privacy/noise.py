@@ -53,7 +53,7 @@ class SecureGenerator:
         """Sum (n, ...) `values` and add noise exactly: as integers on a lattice, then as floats.
 
         The lattice's spacing is a power of two, at most 2^-25 of the scale. Each value is truncated
-        towards zero to the lattice, so no norm grows. Whole numbers are unchanged if the scale is
+        towards zero to the lattice, so no norm grows. Integers are unchanged if the scale is
         below 2^26. The noise's scale is rounded up to a multiple of the spacing. The lattice's cost
         is proven in docs/privacy.md, Theorem 8. The draw depends on the sum as well as the key:
         equal keys never add equal noise to different sums.
@@ -196,7 +196,7 @@ def noisy_sum(values: NDArray[Any], scale: float, law: Law, rng: Rng) -> NDArray
     """Sum (n, ...) `values` and add N(0, scale^2) or Laplace noise of that scale to each number.
 
     Values are truncated to the noise's lattice, so their sum is exact if it is below 2^53 steps: a
-    record moves it by no more than its own value moves.
+    record changes it by no more than its own value changes.
     """
     if isinstance(rng, SecureGenerator):
         return rng.noisy_sum(values, scale, law)

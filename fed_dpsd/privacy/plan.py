@@ -1,4 +1,4 @@
-"""Plans: what a run will be charged for, known from public facts before it starts."""
+"""Plans: what a run will be charged for, computed from public information in advance."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from fed_dpsd.privacy.training import ClassCounts, Training, TrainingMechanism
 
 @dataclass(frozen=True)
 class Plan:
-    """The charges that one client should expect, from public facts only.
+    """The charges that one client should expect, from public information only.
 
     Args:
         training: how the teachers are trained.
         stages: what is released, in order: class counts, weights, answers.
-        trainings: number of trainings in the run, >= 1.
+        trainings: number of training runs, >= 1.
     """
 
     training: Training
@@ -24,7 +24,7 @@ class Plan:
 
     @property
     def trained(self) -> tuple[Stage, ...]:
-        """Return the stage of the private trainings; empty if the training is `Plain`."""
+        """Return the stage of private training; empty if `training` is `Plain`."""
         if not isinstance(self.training, TrainingMechanism):
             return ()
         return (Stage(self.training, self.trainings, 0),)
@@ -38,7 +38,7 @@ class Plan:
     def paid(self) -> tuple[Stage, ...]:
         """Return the stages that a budget counts.
 
-        A private training covers everything that passes through its teachers, as post-processing.
+        Private training covers everything that passes through its teachers, as post-processing.
         """
         if not self.trained:
             return self.stages

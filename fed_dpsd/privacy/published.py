@@ -38,7 +38,7 @@ def published_epsilon(mechanism: Mechanism, queries: int, delta: float) -> float
 def published_of_training(
     training: Training, trainings: int, num_classes: int, delta: float
 ) -> float:
-    """Return the published epsilon of everything that a training's teachers release.
+    """Return the published epsilon of everything that the trained teachers release.
 
     It is `inf` if the paper claims nothing.
     """

@@ -115,7 +115,7 @@ class Party:
         threshold: the number of parties whose secret shares reconstruct a key.
 
     Raises:
-        ValueError: the keys are not those of parties 0 to m - 1, its public key does not match its
+        ValueError: the keys do not belong to parties 0 to m - 1, its public key does not match its
             private key, a key is invalid (or of low order), or the threshold is not above m / 2 and
             at most m.
     """

@@ -1,4 +1,4 @@
-"""How teachers are trained: the contract of private trainings, and what they release."""
+"""How teachers are trained: the contract of private training, and what it releases."""
 
 import math
 from abc import ABC, abstractmethod
@@ -19,7 +19,7 @@ TrainedUnit = Literal["record", "patient"]
 
 @dataclass(frozen=True)
 class Plain:
-    """A training without noise, configured by `teacher`; only noise in answers protects records."""
+    """Training without noise, configured by `teacher`; only noise in answers protects records."""
 
     name: ClassVar[str] = "plain"
     calibrated_by: ClassVar[None] = None
@@ -45,7 +45,7 @@ class Plain:
 
 @dataclass(frozen=True)
 class CustomTraining(Plain, ABC):
-    """A training with its own steps, which protects a record no more than `Plain` does.
+    """Training with its own steps, which protects a record no more than `Plain` does.
 
     Only the answers' noise protects records. `reason` explains why the training's noise does not.
     """
@@ -69,7 +69,7 @@ class CustomTraining(Plain, ABC):
         """Train a teacher in place on one shard's (N, ...) inputs and (N,) labels."""
 
     def published(self, trainings: int, num_classes: int, delta: float) -> float:
-        """Return the epsilon that the paper's formula gives for `trainings` trainings."""
+        """Return the epsilon that the paper's formula gives for `trainings` training runs."""
         return math.inf
 
 
@@ -79,7 +79,7 @@ class TrainingMechanism(ABC):
     With `unit="patient"` it takes R = `records_per_patient` records of each patient (`places_of`),
     so R * A images; with `unit="record"` R is 1.
 
-    Its event covers a whole training and is charged once, before the first step. Whatever the
+    Its event covers all steps and is charged once, before the first step. Whatever the
     teachers answer is post-processing. Class counts are a separate release (`ClassCounts`).
     """
 
@@ -115,16 +115,16 @@ class TrainingMechanism(ABC):
 
     def describe(self, trainings: int = 1) -> str:
         """Describe how teachers are trained, `trainings` times."""
-        repeated = f"{trainings:,} private trainings" if trainings > 1 else "a private training"
+        repeated = f"{trainings:,} private training runs" if trainings > 1 else "private training"
         return f"{repeated} of {self.steps:,} steps ({self.name})"
 
     def releases(self, requests: int, queries: int) -> int:
-        """Return the number of trainings, however many answers follow."""
+        """Return the number of training runs, however many answers follow."""
         return requests
 
     @abstractmethod
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
-        """Return the event of the whole training of the client's teachers."""
+        """Return the event of training all of the client's teachers."""
 
     @abstractmethod
     def count_event(self, unit: Unit, relation: Relation) -> DpEvent:
@@ -152,7 +152,7 @@ class TrainingMechanism(ABC):
 
 
 def no_files(name: str, config: Any) -> list[str]:
-    """Return the problem if teachers come from files but the training trains its own."""
+    """Return the problem if teachers come from files but `training` trains its own."""
     if config.teacher.path is None:
         return []
     return [
@@ -206,7 +206,7 @@ Training = Plain | TrainingMechanism
 class BaselineWeights(Clear):
     """The weights of one classifier of all a client's records, in addition to its teachers.
 
-    All noise is drawn in the classifier's training. This does not cover the teachers' answers,
+    All noise is drawn while the classifier is trained. It does not cover the teachers' answers,
     which are charged separately.
 
     Args:
@@ -229,7 +229,7 @@ class BaselineWeights(Clear):
         return "the weights of a classifier of all records"
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
-        """Return the event of the whole training, which is not private if it draws no noise."""
+        """Return the event of training, which is not private if it draws no noise."""
         if isinstance(self.training, TrainingMechanism):
             return self.training.event(unit, relation)
         return super().event(unit, relation)

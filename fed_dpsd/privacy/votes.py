@@ -54,7 +54,7 @@ class NoisyVotes(Mechanism):
     Laplace noise two Laplace mechanisms of sensitivity 1, one per count. A client's n votes
     together move one count by n and another by n (replaced), or one count by n (removed). This
     dominates a change that spreads over more counts (docs/privacy.md). Sums of votes are exact:
-    they are whole numbers on the lattice of the noise, or all zero if the lattice is coarser
+    they are integers on the lattice of the noise, or all zero if the lattice is coarser
     than a vote.
 
     | input row           | encoded row |
@@ -169,6 +169,6 @@ class NoisyVotes(Mechanism):
 
 
 def noise_in_votes(noise_law: str, noise_multiplier: float) -> str:
-    """Return the text for noise that is measured in votes."""
+    """Describe noise that is measured in votes."""
     law, size = noise_law.capitalize(), noise_multiplier
     return f"{law} noise of {size:g} votes" if size else "no noise of their own"

@@ -10,7 +10,7 @@ either.
 A round starts in run.py, which calls a method; the method sends requests through federation.py.
 sent_requests.py keeps each request before it is sent, and the charge log (fed_dpsd/accounts) keeps
 its cost before the responses are used. secure_sum.py opens a sum of masked responses without seeing
-any single response.
+any individual response.
 
 server/ and client/ never import each other, even indirectly (tests/test_architecture.py).
 """

@@ -15,7 +15,7 @@ class Attendance:
 
     Args:
         sent: the requests for it, whether it was connected or not.
-        answered: those that it answered.
+        answered: the requests that it answered.
         connected: whether it was ever connected when a request was sent.
     """
 

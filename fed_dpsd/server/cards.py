@@ -35,7 +35,7 @@ from fed_dpsd.storage import encoded, json_of, templates_folder
 POST_PROCESSING = (
     "This artefact is computed from what the clients released and from what is public (settings, "
     "queries, test images), and from nothing else. Making or copying it, or computing "
-    "anything from it, costs no more privacy: it is post-processing."
+    "anything from it, has no further privacy cost: it is post-processing."
 )
 UNITS = {"record": "a record", "patient": "a patient", "client": "a whole client"}
 NOTHING_PROVEN = "nothing is proven"
@@ -98,7 +98,7 @@ def _asked(run: CompletedRun) -> str:
     rounds = f"{config.rounds:,} round{'s' * (config.rounds != 1)}"
     asked = f"{clients}{drawn}, {rounds} of {config.queries_per_round:,} images"
     if (most := summary["queries"]["answered_per_client"]) is None:
-        return f"{asked}; only the hospitals' own ledgers have how many each answered"
+        return f"{asked}; only the hospitals' own ledgers record how many each answered"
     return f"{asked}; {most:,} answered by the client that answered most"
 
 
@@ -113,7 +113,7 @@ def _source(run: CompletedRun) -> Iterator[str]:
     yield f"{stated:,} of {config.num_clients:,} clients stated what the run cost them."
     if config.federation.simulation:
         yield (
-            "The simulated clients' ledgers were read: `spent` is the most that this run cost one "
+            "The simulated clients' ledgers were read: `spent` is the most that this run cost any "
             "of them."
         )
     else:

@@ -81,11 +81,11 @@ class ChargeLog:
         return total
 
     def notes(self) -> tuple[str, ...]:
-        """Return the facts that a reader of the card must know besides its numbers."""
+        """Return the facts that a reader of the card must know in addition to its numbers."""
         lost = sorted(client for client, known in self.clients.items() if +known.forgotten)
         changed = sorted(client for client, known in self.clients.items() if known.changed)
         notes = (
-            (lost, "clients {} forgot charges: an older state was restored there"),
+            (lost, "clients {} lost charges: an older state was restored there"),
             (changed, "clients {} changed records during the run"),
         )
         return tuple(note.format(", ".join(map(str, group))) for group, note in notes if group)
@@ -139,7 +139,7 @@ class ChargeLog:
         return True
 
     def _most(self, name: str) -> int:
-        """Return the most releases of a mechanism that the accounting covers; 0 if not planned."""
+        """Return the maximum releases of a mechanism that the accounting covers; 0 if unplanned."""
         return TIMES_PLANNED * self._planned.get(name, 0)
 
     def _content(self) -> bytes:

@@ -112,7 +112,7 @@ class HostedFederation(ABC):
         """Yield the exact (n, N, K) probabilities of each client's teachers on the test split.
 
         Simulations only. Clients come one by one, in order: thousands at once would fill the
-        memory. Teachers that are not trained yet are trained first.
+        memory. Untrained teachers are trained first.
         """
 
     @property

@@ -90,7 +90,7 @@ def calibration(
 
 
 def agreement(predictions: NDArray[np.floating], answers: NDArray[np.floating]) -> float | None:
-    """Return the fraction of images for which both predict the same class.
+    """Return the fraction of images for which student and answers give the same class.
 
     Args:
         predictions: (B, K) probabilities of a student.

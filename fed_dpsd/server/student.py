@@ -213,7 +213,7 @@ def _check(model: Classifier | OnnxModel, network: Network) -> NDArray[np.float3
 
 
 def _reason_of_other_answers(model: Classifier | OnnxModel) -> str:
-    """Return why a file's student predicts differently than at its export, and a remedy."""
+    """Return why a file's student predicts differently than when exported, and a remedy."""
     if isinstance(model, OnnxModel):
         return "its predictions differ from the exported student's; export the student again"
     return (

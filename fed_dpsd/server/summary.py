@@ -237,7 +237,7 @@ def round_facts(lines: Sequence[Mapping[str, Any]], planned: Epsilon) -> dict[st
 
 
 def _without(line: Mapping[str, Any]) -> str:
-    """Return which clients gave no answer in a round: they refused, or were absent."""
+    """Describe which clients gave no answer in a round because they refused or were absent."""
     clients = sorted(map(int, line["refused"]))
     if len(clients) > MOST_NAMED:
         return f"without {len(clients):,} clients"

@@ -59,7 +59,7 @@ def synthesize(
         run_folder: the folder of a completed run.
         number: how many images to draw, >= 1.
         path: the file to write, FILE.parquet, in a folder without other cards.
-        labels: whether the student labels them: a column `label`, and one of `probabilities`.
+        labels: whether the student labels them, in columns `label` and `probabilities`.
         source: "generator" for images of the run's generator, "queries" for images like the
             requested ones; None selects the generator if there is one.
         seed: the same seed gives the same file.
@@ -138,7 +138,7 @@ def drawn(
         )
     elif isinstance(method, FedDPSD):
         parts = _of_next_rounds(method, student, context, run, streams)
-        origin = f"They are the queries that the run's next rounds would have asked.{real}"
+        origin = f"They are the queries that the run's next rounds would have sent.{real}"
     else:
         origin = f"They are among the images that the run sent.{real}"
         return _of_the_bank(run, number, streams), origin

@@ -198,7 +198,7 @@ class Tracking:
         except Exception as error:
             self._tracker = None
             name = self._experiment.config.tracker
-            logger.warning("tracker=%s failed and is not used any more: %s", name, one_line(error))
+            logger.warning("tracker=%s failed and is no longer used: %s", name, one_line(error))
 
 
 def settings_of(experiment: Experiment) -> Iterator[tuple[str, str | int | float | bool]]:

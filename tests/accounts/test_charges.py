@@ -254,7 +254,7 @@ def test_a_training_that_a_restored_hospital_forgot_stays_on_the_card(
     summary = go(experiment, folder, grid, at_round(1, restore))
     row = summary["privacy"]["proven"][0]
     assert (row["epsilon"] > row["planned"]) == seen
-    note = "clients 1 forgot charges: an older state was restored there"
+    note = "clients 1 lost charges: an older state was restored there"
     assert (note in row["notes"]) == seen
 
 
@@ -279,7 +279,7 @@ def test_a_rollback_is_on_the_card_though_the_first_reply_to_it_is_lost(deployed
     summary = go(experiment, folder, grid, at_round(1, restore))
     row = summary["privacy"]["proven"][0]
     assert row["epsilon"] > row["planned"]
-    assert "clients 1 forgot charges: an older state was restored there" in row["notes"]
+    assert "clients 1 lost charges: an older state was restored there" in row["notes"]
     assert ChargeLog(folder, plan_of(experiment).releases).charged == {
         "dp_sgd": 2,
         "class_counts": 1,
@@ -385,7 +385,7 @@ def test_the_tally_never_forgets(tmp_path, caplog):
     assert "client 0: its ledger lacks charges of this run" in caplog.text
     again = ChargeLog(tmp_path, {"label": 192})
     assert again.charged == charge_log.charged == {"label": 192}
-    assert again.notes() == ("clients 0 forgot charges: an older state was restored there",)
+    assert again.notes() == ("clients 0 lost charges: an older state was restored there",)
     take(again, None)
     assert again.charged == {"label": 192}
 

@@ -27,7 +27,7 @@ class Interrupted(Exception):
 
 @st.composite
 def trainings(draw):
-    """Overrides of a training, plain or private, by record or by patient."""
+    """Overrides of training, plain or private, by record or by patient."""
     if draw(st.booleans()):
         return ["training=plain"]
     unit = draw(st.sampled_from(["record", "patient"]))

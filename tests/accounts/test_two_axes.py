@@ -206,7 +206,7 @@ def unplanned_is_admitted(due):
 
 
 def paid(ledger, budget, training, releases):
-    """What an account admits: a training, and then answers that it covers."""
+    """What an account admits: training, and then answers that it covers."""
     answers = TopKRandomizedResponse(10, 10.0)
     plan = Plan(training, (Stage(answers, releases, 1),))
     config = dataclasses.make_dataclass("Settings", ["budget", "delta", "budget_relation"])
@@ -237,7 +237,7 @@ def test_a_budget_charges_the_training_and_not_what_it_covers():
 
 @pytest.mark.slow
 def test_a_ledger_of_private_and_plain_runs_by_hand():
-    """Numbers by Gaussian DP alone: mu^2 of a training, of answers that it covers, and of others.
+    """Numbers by Gaussian DP alone: mu^2 of training, of answers that it covers, and of others.
 
     A proof that takes the cheaper of the two for each entry would have the smallest of the three.
     """

@@ -111,7 +111,7 @@ def test_doctor_says_what_five_clients_get_of_a_gpu(subtests):
             assert said in share.state
             assert share.good is good is not share.remedy.startswith("stop the processes that fill")
             (nothing,) = doctor._gpus((), 16)
-            assert nothing.state == "none, everything runs on the processor"
+            assert nothing.state == "none, everything runs on the CPU"
 
 
 # --- sweep and report ---

@@ -295,11 +295,11 @@ def test_a_training_is_audited_by_canaries(fed_dpsd, few_draws, monkeypatch):
     with listening(hearing):
         code, out, _ = fed_dpsd("privacy", "audit", "--json", *settings)
     assert code == 0
-    steps = [part for part in hearing.heard if part[0] == "steps of trainings"]
+    steps = [part for part in hearing.heard if part[0] == "training steps"]
     # Each training but the last of a kind, which has no listener.
     assert len(steps) == sum(each - 1 for each in (100, 200, 500, 150, 40 + 250, 40 + 2))
     assert steps[-1][2] - steps[-1][1] == 20
-    assert {name for name, _, _ in hearing.heard} <= {"steps of trainings", "images"}
+    assert {name for name, _, _ in hearing.heard} <= {"training steps", "images"}
     claim = json.loads(out[0])
     own, whole = (
         json.loads(fed_dpsd("privacy", "plan", "--json", *settings, *more)[1][0])

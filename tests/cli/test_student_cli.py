@@ -131,7 +131,7 @@ def test_synthesize_prints_the_path_and_says_how_the_images_were_drawn(fed_dpsd,
     words = "synthesize", str(run), "--num", "10", "--out", "images/train.parquet"
     code, printed, err = fed_dpsd(*words, "--labels", "--from", "queries")
     assert (code, printed) == (0, [str(tmp_path / "images" / "train.parquet")])
-    assert "that the run's next rounds would have asked" in err
+    assert "that the run's next rounds would have sent" in err
     code, _, err = fed_dpsd(*words)
     assert code == 1
     assert "images/train.parquet already exists" in err

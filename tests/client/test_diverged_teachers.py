@@ -23,7 +23,7 @@ from tests.ledgers import entries_of
 PLAIN, DP = ("training=plain",), ("training=dp_sgd", "training.steps=3")
 TOO_LONG = {"plain": "teacher.learning_rate=1e30", "dp_sgd": "training.learning_rate=1e30"}
 CENTRAL = "method=central", "num_clients=1", "answers=probabilities"
-# A training, its own settings, the key to lower, and whether its losses may be looked at.
+# The training, its own settings, the key to lower, and whether its losses may be looked at.
 TRAININGS = [
     ("plain", (), "teacher.learning_rate", True),
     ("dp_sgd", ("training.steps=3",), "training.learning_rate", False),
@@ -71,7 +71,7 @@ def test_a_simulation_names_the_teacher_and_the_key(small, records, subtests):
     "rows", [TRAININGS[:2], pytest.param(TRAININGS[2:], marks=pytest.mark.slow)]
 )
 def test_losses_on_private_records_are_never_looked_at(small, records, monkeypatch, subtests, rows):
-    """Only those of a plain teacher in a simulation are, as its exact scores are."""
+    """Only a plain teacher's losses in a simulation are, as its exact scores are."""
     looked = []
     monkeypatch.setattr(module, "check_losses", lambda losses, *_: looked.append(len(losses)))
     for training, settings, _, by_loss in rows:

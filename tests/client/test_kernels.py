@@ -61,7 +61,7 @@ def unkeyed(self, values, scale, law):
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """Every noise that a training draws, as arrays."""
+    """All noise that training draws, as arrays."""
     noise, noisy_sum = [], SecureGenerator.noisy_sum
 
     def watched(self, values, scale, law):

@@ -82,7 +82,7 @@ def test_images_move_while_a_teacher_learns(small, records):
 
 
 def test_a_teacher_learns_on_another_device_than_its_images(small, records, subtests):
-    """The meta device refuses, as a GPU does, to compute with what lies on the processor."""
+    """The meta device refuses, as a GPU does, to compute with what lies on the CPU."""
     for name, momentum in [
         ("mlp", "null"),
         ("cnn", "0.9"),
@@ -131,7 +131,7 @@ def test_probabilities_are_those_of_the_last_fit(small, records):
 
 @dataclass(frozen=True)
 class Blind(LabelPrivate):
-    """A training that draws noise, and looks at no label."""
+    """Training that draws noise, and looks at no label."""
 
     name: ClassVar[str] = "blind"
     noisy: bool = False

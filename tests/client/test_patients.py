@@ -1,4 +1,4 @@
-"""Trainings by patient at a client: shards, digests, counts, and what files and ledgers say."""
+"""Training by patient at a client: shards, digests, counts, and what files and ledgers say."""
 
 import json
 import re

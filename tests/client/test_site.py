@@ -114,7 +114,7 @@ def test_whatever_changes_an_answer_is_a_new_charge_with_other_noise(small, reco
 def test_another_device_rounds_otherwise_so_it_has_other_noise(
     small, records, monkeypatch, subtests
 ):
-    """A private training is not charged again: it stays on the processor."""
+    """Private training is not charged again: it stays on the CPU."""
     for training in ["plain", "dp_sgd"]:
         with subtests.test(training=training), monkeypatch.context() as patch:
             experiment = small(f"training={training}", "answers=gradient")

@@ -289,7 +289,7 @@ def test_a_damaged_cache_entry_is_trained_again(small, records, tmp_path):
 
 
 def test_a_training_with_steps_of_its_own_draws_other_noise_for_other_records(small, records):
-    """Like a private training; the digests of plain teachers do not depend on it."""
+    """Like private training; the digests of plain teachers do not depend on it."""
     custom = small("training=output_gradient", "training.steps=2")
     changed = Split(255 - records.images, records.labels)
     seen = []
@@ -321,7 +321,7 @@ def elsewhere(monkeypatch):
 
 
 def test_the_digest_on_a_processor_is_of_the_settings_that_it_always_was(small, records):
-    """Settings of a training that are off have no part in it; those that are on have."""
+    """Training settings that are off do not affect it; settings that are on do."""
     config = small().config
     off = "weight_decay", "one_cycle", "shift", "flip"
     settings = {key: value for key, value in vars(config.teacher).items() if key not in off}

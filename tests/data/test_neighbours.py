@@ -55,7 +55,7 @@ class Record:
 
     @property
     def row(self):
-        """The part of it that a training sees."""
+        """The part of it that training sees."""
         return self.pixels.tobytes(), self.label, self.patient
 
 
@@ -214,7 +214,7 @@ def load(layout, patients, place, records, monkeypatch):
 
 
 def check(before, after, records, patients, whole=True):
-    """Check that two trainings differ in what differs between RECORDS and `records` alone.
+    """Check that two training runs differ in what differs between RECORDS and `records` alone.
 
     All others are in the same order, with the same labels and shards.
 

@@ -142,7 +142,7 @@ def test_the_need_is_what_a_teacher_takes(small):
     plain, private = (
         placement._need(small(f"training={name}", *settings), 0) for name in ("plain", "dp_sgd")
     )
-    assert private.work < plain.work  # it learns on the processor
+    assert private.work < plain.work  # it learns on the CPU
     one, both = (
         place(small(*PLAIN, f"model.teachers=[{names}]"), 5, (LARGE_GPU,), 64)
         for names in ("mlp", "mlp,cnn3")

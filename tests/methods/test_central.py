@@ -1,4 +1,4 @@
-"""Training in one place, and trainings there that keep labels alone private."""
+"""Training in one place, and training there that keeps only labels private."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Class counts: pooled odds are those of all records, whatever a client has most of."""
+"""Class counts: pooled odds equal the odds over all records, whatever a client has most of."""
 
 import numpy as np
 import pytest

@@ -23,7 +23,7 @@ EACH = [
 
 @pytest.mark.parametrize("method", EACH)
 def test_weights_prove_nothing_whatever_noise_answers_would_have(small, method):
-    """The control: a private training covers them, whatever answers would be."""
+    """The control: private training covers them, whatever answers would be."""
     for answers in ("label", "gradient", "votes", "probabilities"):
         settings = f"method={method}", f"answers={answers}", "teacher.same_start=true"
         plain = small(*settings, "training=plain")
@@ -49,7 +49,7 @@ def test_weights_prove_nothing_whatever_noise_answers_would_have(small, method):
 
 
 def test_every_private_round_is_charged_and_proven(small, tmp_path):
-    """Two rounds cost two trainings; without a private training the method is refused."""
+    """Two rounds cost two training runs; without private training the method is refused."""
     experiment = small(*PRIVATE, "method=dp_fedavg", "rounds=2")
     federation, _ = finish(experiment, tmp_path)
     plan = plan_of(experiment)

@@ -86,7 +86,7 @@ def test_a_row_has_root_mean_square_one_whatever_the_image(kind, subtests):
 
 @scattering_daily
 def test_no_image_has_no_features(kind):
-    """An empty shard is trained too; otherwise a private training would reveal that it is empty."""
+    """An empty shard is trained too; otherwise private training would reveal that it is empty."""
     assert kind(SMALL, 64)(torch.zeros(0, *SMALL)).shape == (0, 64)
     model = classifier(kind.__name__.lower())
     _, take = learner(model, np.zeros((0, *SMALL), np.uint8), torch.device("cpu"))

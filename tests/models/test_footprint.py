@@ -24,7 +24,7 @@ def test_the_peak_is_what_lies_there_at_once():
         for _ in range(3):  # what is free again does not add up
             with torch.inference_mode():
                 layer(torch.empty(ROWS, INPUTS, device="meta"))
-        torch.empty(10_000)  # on the processor
+        torch.empty(10_000)  # on the CPU
 
     expected = weight_bytes(layer) + 4 * ROWS * (INPUTS + OUTPUTS)
     assert peak_bytes(layer, work) == expected

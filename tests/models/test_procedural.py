@@ -47,7 +47,7 @@ def test_an_object_differs_from_its_background_more_than_from_itself():
     """Control: of dead leaves, which have no body, the centre is like the margin; 5 deviations."""
 
     def apart(procedure):
-        """How far the mean colour of the centre is from that of the margin, in each image."""
+        """How far the mean colour of the centre is from the mean colour of the margin."""
         images = procedure(400, (3, 32, 32), Streams(0).numpy("images")).astype(float)
         centre = images[:, :, 12:20, 12:20].mean((2, 3))
         margin = np.concatenate([images[:, :, :4], images[:, :, -4:]], 2).mean((2, 3))

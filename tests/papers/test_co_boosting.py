@@ -42,7 +42,7 @@ class Reader(nn.Module):
 
 
 def readers(count):
-    """An ensemble of good teachers, the last of which has learnt from shuffled labels."""
+    """An ensemble of good teachers, except the last, which was trained on shuffled labels."""
     good = [torch.arange(CLASSES)] * (count - 1)
     shuffled = torch.arange(CLASSES).roll(3)
     return WeightedEnsemble([*map(Reader, [*good, shuffled])], torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""Trainings that keep labels private: exact laws, one draw a label, and controls that fail."""
+"""Training that keeps labels private: exact laws, one draw a label, and controls that fail."""
 
 import copy
 import math
@@ -147,7 +147,7 @@ class Redrawing(LPMST):
 
 
 def asked(mechanism, labels, monkeypatch):
-    """Every label that a training has a response drawn for, in ascending order."""
+    """Every label that training draws a response for, in ascending order."""
     labels_asked, respond = [], LPMST.respond
 
     def remembering(self, labels, prior, rng):
@@ -295,7 +295,7 @@ class Overlapping(LabelPATE):
 
 
 def counted(pate, labels, monkeypatch):
-    """The exact counts of votes that get noise in a training."""
+    """The exact counts of votes that get noise in training."""
     counts, noise = [], NoisyVotes.add_noise
 
     def remembering(self, value, predictions, rng):

@@ -59,7 +59,7 @@ def contracted_by_hand(trained, answered, eps):
 
 
 def thresholds(trained, eps):
-    """The probability that a training's output exceeds the threshold of epsilon, in both worlds."""
+    """The probability that training outputs more than the threshold of epsilon, in both worlds."""
     at = eps / trained + trained / 2
     return 1 - NORMAL.cdf(at - trained), 1 - NORMAL.cdf(at)
 

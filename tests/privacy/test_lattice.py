@@ -224,7 +224,7 @@ NETWORKS = sorted(set(CLASSIFIERS) - set(NO_DP_SGD) - {"scattering"} - LARGE)
 
 
 def seen_sums(monkeypatch, mechanism, build, inputs, labels):
-    """The single sum, in units, to which a training of one step adds noise."""
+    """The single sum, in units, to which training of one step adds noise."""
     seen = []
     monkeypatch.setattr(
         DPSGD, "_noisy", lambda self, total, size, rng: (seen.append(total), total.float())[1]

@@ -119,7 +119,7 @@ def contradicts(guesses, event, most=None):
 
 
 def steps(mechanism, linear=True):
-    """An audit of the noisy sums of trainings."""
+    """An audit of the noisy sums of training."""
 
     def found(config):
         claim = uncounted(mechanism)
@@ -719,7 +719,7 @@ PARTS = {
     "sampler": (on_sampler,),
     "more of the sampler": (on_sampler_too,),
     "protocol and answers": (on_protocol, on_answers),
-    "trainings": (on_trainings, on_clipping),  # minutes of trainings; `OF_TRAININGS` are fast
+    "trainings": (on_trainings, on_clipping),  # minutes of training; `OF_TRAININGS` are fast
     "samples": (on_samples,),
 }
 FAST = "protocol and answers", "samples"  # the samplers take seven seconds each

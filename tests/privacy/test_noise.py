@@ -50,7 +50,7 @@ def test_uniform_draws_are_uniform():
 
 
 def test_a_long_stream_continues_with_another_key(monkeypatch):
-    """ChaCha20's counter ends; a training that draws more must continue without repeating draws."""
+    """ChaCha20's counter ends; training that draws more must continue without repeating draws."""
     before = generator().words(64)
     monkeypatch.setattr(noise, "STREAM_BYTES", 8 * 8)
     drawn = generator()

@@ -46,7 +46,7 @@ LABELS = torch.tensor([0, 1, 2])
 
 
 def moved(mechanism, inputs, seed=0, scale=1.0):
-    """How far a training moves the last layer's weights."""
+    """How far training moves the last layer's weights."""
     model = network(scale)
     before = model[2].weight.detach().clone()
     mechanism.train(model, inputs, LABELS, rng(seed))

@@ -1,4 +1,4 @@
-"""Patients as the unit of a private training: bounds, the choice of records, counts and events.
+"""Patients as the unit of private training: bounds, the choice of records, counts and events.
 
 The controls bound each record by itself and add up a patient's records; the same checks catch them.
 """
@@ -89,7 +89,7 @@ def model_of(linear):
 
 
 def seen_sum(mechanism, linear, inputs, labels):
-    """The single sum, in whole multiples of UNIT, to which a training of one step adds noise."""
+    """The single sum, in whole multiples of UNIT, to which training of one step adds noise."""
     seen = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(

@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "privacy.md").read_text()
 AUDITS = (ROOT / "docs" / "audits.md").read_text()
-SECTION = PAGE.split("## What is proven, and the tests that hold it")[1].split("\n## ")[0]
+SECTION = PAGE.split("## What is proven, and the tests that check it")[1].split("\n## ")[0]
 ROWS = [line for line in SECTION.splitlines() if line.startswith("| ")][2:]
 
 

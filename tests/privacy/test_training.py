@@ -49,7 +49,7 @@ def _plain_steps(monkeypatch):
 
 
 def trained(mechanism, images, seed, features=4_000):
-    """How far a training with plain steps moves a linear layer from zero, negated."""
+    """How far training with plain steps moves a linear layer from zero, negated."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(features, 2, bias=False))
     nn.init.zeros_(model[1].weight)
     labels = torch.zeros(len(images), dtype=torch.long)
@@ -129,7 +129,7 @@ def test_trainings_that_no_bound_here_covers_are_refused():
 
 
 def stepped(mechanism, inputs, labels, seed, opacus=False):
-    """A linear layer with fixed weights after a training; Opacus gets it inside another module."""
+    """A linear layer with fixed weights after training; Opacus gets it inside another module."""
     layer = nn.Linear(inputs.shape[2], 3)
     with torch.no_grad():
         layer.weight.copy_(torch.from_numpy(rng(1).normal(size=layer.weight.shape)))

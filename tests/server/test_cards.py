@@ -138,7 +138,7 @@ def test_a_charge_to_a_shared_ledger_is_the_runs_own(finished, tmp_path):
     row = summary["privacy"]["proven"][0]
     assert row["spent"] == row["planned"]  # and not the cost of both runs, which the ledger holds
     card = cards.privacy_card_of(open_completed(folder))
-    assert any("the most that this run cost one of them" in line for line in card["source"])
+    assert any("the most that this run cost any of them" in line for line in card["source"])
 
 
 def test_a_card_names_all_that_leaves(tmp_path, subtests):
@@ -166,7 +166,7 @@ def test_a_card_names_all_that_leaves(tmp_path, subtests):
 
 def test_a_card_counts_private_trainings(tmp_path, subtests):
     for number, (method, begins) in enumerate(
-        [("dp_fedavg", "DP-SGD: 3 trainings of "), ("fed_dpsd", "DP-SGD: 100 ")]
+        [("dp_fedavg", "DP-SGD: 3 training runs of "), ("fed_dpsd", "DP-SGD: 100 ")]
     ):
         with subtests.test(method=method, begins=begins):
             folder = tmp_path / f"{number}"
@@ -220,7 +220,7 @@ def as_deployed(run):
 def test_a_deployments_card_names_statements_instead_of_ledgers(finished):
     card = cards.privacy_card_of(as_deployed(open_completed(finished(*DP)[0])))
     assert "the coordinator has only their statements" in " ".join(card["source"])
-    assert "the hospitals' own ledgers have how many" in card["asked"]
+    assert "the hospitals' own ledgers record how many" in card["asked"]
     assert not any("accuracies of teachers" in line for line in card["not_covered"])
 
 

@@ -12,7 +12,7 @@ from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder
 from tests.server.test_federation import request
 
-# What client 0 sends instead of its honest values; `first` are those of its first answer.
+# What client 0 sends instead of its honest values; `first` are the values of its first answer.
 LIES = {
     "nothing": lambda values, first: np.zeros_like(values),
     "NaN": lambda values, first: np.full(values.shape, np.nan),

@@ -38,7 +38,7 @@ def test_datasets_loads_images_and_names_of_classes(finished, tmp_path):
     assert isinstance(table.features["image"], datasets.Image)
     assert table.features["label"].names == [str(number) for number in range(10)]
     student = student_of(open_completed(folder))
-    scores = student.predict(pixels_of(table))  # the labels are those of the pixels that are stored
+    scores = student.predict(pixels_of(table))  # the labels belong to the stored pixels
     assert table["label"][:] == scores.argmax(1).tolist()
     np.testing.assert_allclose(table["probabilities"][:], scores, atol=1e-6)
     whole = datasets.load_dataset(str(path.parent), cache_dir=str(tmp_path / "hub"))
@@ -93,7 +93,7 @@ def test_a_generator_that_the_run_keeps_draws_from_new_latent_vectors(finished):
 def test_queries_are_those_of_rounds_to_come(finished):
     folder, _, _ = finished("method.noise_fraction=0", "method.lines_fraction=0.75")
     images, origin, run = images_of(folder, 64, "queries", seed=0)
-    assert origin == "They are the queries that the run's next rounds would have asked."
+    assert origin == "They are the queries that the run's next rounds would have sent."
     asked = {image.tobytes() for part in run.state.buffer for image in part.images}
     assert len({image.tobytes() for image in images} - asked) == 64
     # The run's own procedure drew them: without generators it needs no student.

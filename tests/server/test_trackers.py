@@ -98,7 +98,7 @@ def test_a_tracker_that_fails_is_dropped_and_the_run_continues(kept, tmp_path, m
     monkeypatch.setattr(Kept, "log", full)
     with caplog.at_level(logging.WARNING):
         assert tracked(tmp_path, "wandb").summary["status"] == "completed"
-    said = "tracker=wandb failed and is not used any more: OSError: no space left"
+    said = "tracker=wandb failed and is no longer used: OSError: no space left"
     assert caplog.text.count(said) == 1
     assert kept.last.closed is None
 

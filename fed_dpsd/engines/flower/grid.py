@@ -233,7 +233,7 @@ class GridFederation(HostedFederation):
         nodes have one.
 
         Raises:
-            UserError: the partitions are not those of the run's clients.
+            UserError: the partitions do not match the run's clients.
         """
         everyone = self.experiment.config.num_clients
         found = self._partitions_of(nodes) if len(nodes) == everyone else {}

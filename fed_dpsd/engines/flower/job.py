@@ -51,7 +51,7 @@ def prepare(
     if config.federation.simulation and gate.in_simulation():
         clients = gate.place_clients(experiment, gate.number_of_nodes(grid))
         server = choose(config.server_device)
-        where = "the processor" if server.type == "cpu" else str(server)
+        where = "the CPU" if server.type == "cpu" else str(server)
         print(f"devices: {clients}; the server computes on {where}", flush=True)
     if config.federation.simulation:
         warnings = cautions(experiment)

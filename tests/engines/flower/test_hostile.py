@@ -174,7 +174,7 @@ def test_a_number_is_no_box():
 
 
 def test_a_retraining_is_answered_again_and_another_is_refused_before_it(deployed, tmp_path):
-    """Two trainings, the weights and the retrained ones are four queries."""
+    """Two training runs, the weights and the retrained ones are four queries."""
     settings = "method=dp_fedavg", *COUNTS, "teacher.same_start=true"
     text = deployed(*settings).to_json()
     file = site_file(tmp_path, methods=["dp_fedavg"], queries=4)

@@ -70,7 +70,7 @@ def test_a_secure_sum_over_hospitals(deployed, tmp_path, offline):
 
 
 def test_responses_are_counted_in_a_secure_sum(deployed, tmp_path):
-    """Almost all are true, so the counts equal those of the teachers' classes."""
+    """Almost all are true, so the counts equal the counts of the teachers' classes."""
     experiment = deployed(
         *("num_clients=3", "training=plain", "answers=label", "answers.noise_at=distributed"),
         *("answers.quorum={threshold: 2, colluding: 0}", "answers.epsilon_per_answer=20"),
@@ -145,7 +145,7 @@ def test_a_hospital_confirms_one_set_of_names_and_sums_only_what_it_has_masked(d
 def test_a_site_says_whom_it_trusts(deployed, tmp_path):
     for changes, reason in (
         ({"trust": ["nobody"]}, "does not trust the threshold"),
-        ({"colluding": 1}, "sums withstand 1 colluding clients"),
+        ({"colluding": 1}, "sums must withstand 1 colluding clients"),
     ):
         hospital = hospitals.open_file(summing(tmp_path, **changes)[0])
         given = answer(hospital, deployed(*DISTRIBUTED).to_json(), request())

@@ -240,7 +240,7 @@ SHARED = Placement(("cuda:0", "cuda:1"), 3, 0.5, 2**30, 2**29)
 
 @slow
 def test_ray_starts_as_many_clients_as_are_placed_on_gpus(tmp_path, monkeypatch, mark):
-    """Ray is given two GPUs that are not there; the clients compute on the processor."""
+    """Ray is given two GPUs that are not there; the clients compute on the CPU."""
     monkeypatch.setattr("fed_dpsd.engines.ready.placed", lambda *_: SHARED)
     seen = []
 

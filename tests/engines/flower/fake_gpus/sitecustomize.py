@@ -1,6 +1,6 @@
 """Two GPUs that are not there, in every Python process with this folder in PYTHONPATH.
 
-Each has room for one client process of the test. Tensors stay on the processor. Every process that
+Each has room for one client process of the test. Tensors stay on the CPU. Every process that
 chooses a device adds a line to the file FAKE_GPUS: its number, the GPUs that it sees, and its bytes
 for teachers.
 """

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 
 def sweep(
     overrides: Overrides = None,
+    only: Annotated[
+        str | None,
+        typer.Option(help="Names of the grid's entries to run, as in DENSE,FedDPSD. Default: all."),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the runs' folders.")] = Path("runs/sweep"),
     table: Annotated[
         Path | None, typer.Option("--csv", help="File of the table. Default: results.csv in --out.")
@@ -21,14 +25,15 @@ def sweep(
 ) -> None:
     """Run a grid of experiments; the last line of stdout is the path of its table.
 
-    Separate values by commas, as in seed=0,1,2. To resume a sweep, repeat the command.
+    Separate values by commas, as in seed=0,1,2, or give your own grid, as in my_grid.yaml. To
+    resume a sweep, repeat the command.
     """
     from fed_dpsd.engines.ready import ready
     from fed_dpsd.sweep import sweep as sweeps
 
     folder = out.absolute()
     path = (table or folder / "results.csv").absolute()
-    cells = sweeps.plan(overrides or [], folder, Path.cwd(), say)
+    cells = sweeps.plan(overrides or [], folder, Path.cwd(), say, [only] if only else [])
     checked = sweeps.check(cells, ready)
     for line in dict.fromkeys(line for _, warnings in checked for line in warnings):
         say(f"warning: {line}")

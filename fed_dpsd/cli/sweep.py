@@ -60,15 +60,16 @@ def report(
     ] = None,
     against: Annotated[
         str | None,
-        typer.Option(help="Name of a setting to compare the others with, seed by seed."),
+        typer.Option(help="Entry to compare the others with, for equal seeds and varied keys."),
     ] = None,
 ) -> None:
     """Write a page, tables and figures, and print their paths; the HTML page comes last.
 
     The page of a run or a deployment shows its result, what is protected, and how it was obtained.
     The page of a sweep compares settings by means over seeds. A page is a single file that works
-    offline. Figures, as PNG and PDF, show accuracy against the proven epsilon, queries, seconds and
-    partition.alpha, and which classes are confused.
+    offline. Figures, as PDF, SVG and PNG, show accuracy against the proven epsilon, queries,
+    seconds and partition.alpha, and which classes are confused. A table for LaTeX has a column for
+    each alpha.
     """
     from fed_dpsd.report import pages
     from fed_dpsd.sweep.reported import facts_of, run_in, tables_of, unfinished_nearby

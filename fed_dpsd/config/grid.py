@@ -76,7 +76,7 @@ def _read_grid(path: Path, file: str) -> str:
     except yaml.YAMLError as error:
         why = " ".join(str(error).split())
         raise ConfigError([f"{file} is not YAML: {why}"]) from None
-    if not isinstance(content, Mapping) or not content.get("sweep"):
+    if not (isinstance(content, Mapping) and isinstance(content.get("sweep"), Mapping)):
         raise ConfigError(
             [f"{file} has no grid; add the key sweep, as in sweep: {{DENSE: {{method: dense}}}}"]
         )

@@ -132,7 +132,8 @@ def plan(
         cells: dict[str, Cell] = {}
         folders: dict[str, str] = {}
         for number, (name, point, experiment) in enumerate(bound, start=1):
-            say(f"setting up {number}/{len(points)}: {name}")
+            if experiment.config.privacy.target_epsilon is not None:
+                say(f"calibrating noise {number}/{len(points)}: {name}")
             with problems.of(name):
                 experiment = calibrated(experiment)
                 key = cell_key(experiment)
@@ -254,7 +255,7 @@ def run(cells: Sequence[Cell], work: Work, table: Path, say: Say) -> dict[str, s
         for wait in (False, True):
             held = []
             for cell in waiting:
-                with _lock(cell.folder.with_suffix(".lock"), wait) as mine:
+                with _lock(cell.folder.with_name(f"{cell.key}.lock"), wait) as mine:
                     if not mine:
                         held.append(cell)
                         say(f"running in another process, checked again later: {cell.name}")

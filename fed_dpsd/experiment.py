@@ -70,24 +70,29 @@ class Experiment:
     def warnings(self) -> list[str]:
         """Warnings before a run whose student will not learn, one sentence each."""
         plan = self.method.plan(PublicContext.of(self.config, self.training, self.answers))
-        return warnings(self.config, self.training, self.answers, plan)
+        found = warnings(self.config, self.training, self.answers, plan)
+        return [*self.method.warnings(self.config, self.training), *found]
 
     def to_json(self) -> str:
         """Return the configuration as JSON, for `from_json` on another machine."""
         return to_json(self.config)
 
 
-def from_overrides(overrides: Sequence[str], base: Path | None) -> Experiment:
+def from_overrides(
+    overrides: Sequence[str], base: Path | None, calibrate: bool = True
+) -> Experiment:
     """Compose and bind typed overrides; one error reports all problems, one per line.
 
     Args:
         overrides: Hydra overrides, such as "rounds=10".
         base: as for `set_up`.
+        calibrate: whether to calibrate, which may take seconds; otherwise call `calibrated`.
 
     Raises:
         ConfigError: the overrides or the values have problems. No data was read.
     """
-    return _of_composition(read(overrides), overrides, base)
+    experiment = _of_composition(read(overrides), overrides, base)
+    return calibrated(experiment) if calibrate else experiment
 
 
 def one_run(overrides: Sequence[str], base: Path | None) -> Experiment:
@@ -98,7 +103,7 @@ def one_run(overrides: Sequence[str], base: Path | None) -> Experiment:
     """
     composition = read(overrides)
     require_one_run(overrides, composition)
-    return _of_composition(composition, overrides, base)
+    return calibrated(_of_composition(composition, overrides, base))
 
 
 def _of_composition(
@@ -106,7 +111,7 @@ def _of_composition(
 ) -> Experiment:
     binder = Binder(composition.defaults, composition.sources)
     binder.problems += composition.problems
-    experiment = set_up(composition.values, base, binder=binder)
+    experiment = _bound(composition.values, base, False, binder)
     name = experiment.training.name
     for setting in unread(experiment.training, overrides):
         _warn(f"{setting} has no effect: training={name} has keys of its own, training.*")
@@ -122,7 +127,6 @@ def set_up(
     raw: Mapping[str, Any],
     base: Path | None,
     written: bool = False,
-    binder: Binder | None = None,
 ) -> Experiment:
     """Bind the configuration that Hydra composed; calibrate to `privacy.target_epsilon`, if set.
 
@@ -131,12 +135,16 @@ def set_up(
         base: folder that relative paths start from; None where the working directory is not the
             user's, and relative paths are errors.
         written: whether an experiment wrote `raw`, so that its noise is already calibrated.
-        binder: a binder that knows defaults, sources and problems of what was typed.
 
     Raises:
         ConfigError: the configuration has problems, one per line. No data was read.
     """
-    binder = binder or Binder()
+    experiment = _bound(raw, base, written, Binder())
+    return experiment if written else calibrated(experiment)
+
+
+def _bound(raw: Mapping[str, Any], base: Path | None, written: bool, binder: Binder) -> Experiment:
+    """Bind a configuration without calibrating; `binder` knows what was typed."""
     names = raw.get("plugins", [])
     if isinstance(names, list) and all(isinstance(name, str) for name in names):
         add_networks(plugins := find(names))
@@ -170,10 +178,7 @@ def set_up(
         config = _resolve_paths(binder, config, base, written)
     binder.finish()
     assert config is not None
-    experiment = Experiment(config, method, training, answers, partition)
-    if config.privacy.target_epsilon is None or written:
-        return experiment
-    return _calibrate(experiment)
+    return Experiment(config, method, training, answers, partition)
 
 
 @functools.cache
@@ -198,8 +203,8 @@ def calibrated_axis(experiment: Experiment) -> Literal["training", "answers"]:
     return "training" if isinstance(experiment.training, TrainingMechanism) else "answers"
 
 
-def _calibrate(experiment: Experiment) -> Experiment:
-    """Calibrate an axis's noise so that the planned run spends target_epsilon on a record.
+def calibrated(experiment: Experiment) -> Experiment:
+    """Calibrate an axis's noise so that the planned run spends target_epsilon, if set, on a record.
 
     Private training whose unit is the patient spends it on a patient.
 
@@ -208,6 +213,8 @@ def _calibrate(experiment: Experiment) -> Experiment:
     """
     config, method = experiment.config, experiment.method
     settings, axis = config.privacy, calibrated_axis(experiment)
+    if settings.target_epsilon is None:
+        return experiment
     mechanism, target = getattr(experiment, axis), settings.target_epsilon
     field = mechanism.calibrated_by
     if field is None:

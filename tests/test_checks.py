@@ -23,7 +23,7 @@ WARNED = {  # overrides, and a part of the one warning
     "answers=label answers.epsilon_per_answer=inf": NO_WARNING,
     "answers=votes answers.noise_multiplier=0": NO_WARNING,
     "training=plain answers=votes teachers_per_client=50": NO_WARNING,
-    "training=plain answers=gradient method=dense": NO_WARNING,  # weights leave, and no answers
+    "training=plain answers=gradient method=ensemble": NO_WARNING,  # weights leave, and no answers
     "method=dgd": NO_WARNING,
     "training=plain answers=noisy_max teachers_per_client=25": NO_WARNING,
     "training=plain answers=noisy_max answers.noise_multiplier=1": NO_WARNING,

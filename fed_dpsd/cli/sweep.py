@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 
 def sweep(
     overrides: Overrides = None,
+    only: Annotated[
+        str | None,
+        typer.Option(help="Names of the grid's entries to run, as in DENSE,FedDPSD. Default: all."),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the runs' folders.")] = Path("runs/sweep"),
     table: Annotated[
         Path | None, typer.Option("--csv", help="File of the table. Default: results.csv in --out.")
@@ -21,14 +25,15 @@ def sweep(
 ) -> None:
     """Run a grid of experiments; the last line of stdout is the path of its table.
 
-    Separate values by commas, as in seed=0,1,2. To resume a sweep, repeat the command.
+    Separate values by commas, as in seed=0,1,2, or give your own grid, as in my_grid.yaml. To
+    resume a sweep, repeat the command.
     """
     from fed_dpsd.engines.ready import ready
     from fed_dpsd.sweep import sweep as sweeps
 
     folder = out.absolute()
     path = (table or folder / "results.csv").absolute()
-    cells = sweeps.plan(overrides or [], folder, Path.cwd(), say)
+    cells = sweeps.plan(overrides or [], folder, Path.cwd(), say, [only] if only else [])
     checked = sweeps.check(cells, ready)
     for line in dict.fromkeys(line for _, warnings in checked for line in warnings):
         say(f"warning: {line}")
@@ -55,15 +60,16 @@ def report(
     ] = None,
     against: Annotated[
         str | None,
-        typer.Option(help="Name of a setting to compare the others with, seed by seed."),
+        typer.Option(help="Entry to compare the others with, for equal seeds and varied keys."),
     ] = None,
 ) -> None:
     """Write a page, tables and figures, and print their paths; the HTML page comes last.
 
     The page of a run or a deployment shows its result, what is protected, and how it was obtained.
     The page of a sweep compares settings by means over seeds. A page is a single file that works
-    offline. Figures, as PNG and PDF, show accuracy against the proven epsilon, queries, seconds and
-    partition.alpha, and which classes are confused.
+    offline. Figures, as PDF, SVG and PNG, show accuracy against the proven epsilon, queries,
+    seconds and partition.alpha, and which classes are confused. A table for LaTeX has a column for
+    each alpha.
     """
     from fed_dpsd.report import pages
     from fed_dpsd.sweep.reported import facts_of, run_in, tables_of, unfinished_nearby

@@ -134,7 +134,8 @@ def declared_sweep(experiment: str) -> Any:
     try:
         return _resolved_files((override,), conf_folders())["sweep"]
     except _ERRORS as error:
-        raise ConfigError([f"{override}: {first_line(error)}"]) from None
+        tree = _run_values(_resolved_files((), conf_folders()))
+        raise ConfigError([uncomposable(override, error, tree)]) from None
 
 
 def choices(override: str) -> tuple[str, list[str]]:

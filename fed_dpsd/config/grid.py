@@ -1,16 +1,22 @@
-"""The grid of a sweep, from overrides and from an experiment's file."""
+"""The grid of a sweep, from overrides and from an experiment's file, ours or a user's."""
 
+import contextlib
 import itertools
+import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import yaml
+
 from fed_dpsd.config.compose import Composition, choices, declared_sweep
-from fed_dpsd.config.plugins import searching
-from fed_dpsd.errors import ConfigError, shown
+from fed_dpsd.config.plugins import files_of, including, searching
+from fed_dpsd.errors import ConfigError, reason_of, shown
 from fed_dpsd.storage import conf_folder
 
 Grid = dict[str, list[str]]
+PACKAGE = "# @package _global_\n"  # Hydra's header of an experiment's file
 OF_ONE_RUN = ("out", "run_folder")  # a sweep names its run folders itself
 
 
@@ -24,7 +30,60 @@ class Point(NamedTuple):
     overrides: dict[str, str]
 
 
-def expand(overrides: Sequence[str]) -> list[Point]:
+@contextlib.contextmanager
+def own_grid(overrides: Sequence[str], base: Path) -> Iterator[list[str]]:
+    """Yield overrides in which a user's YAML file is replaced by the experiment that it declares.
+
+    The file has the language of conf/experiment/*.yaml. Inside the block, the experiment is named
+    after the file, and every error names the file.
+
+    Args:
+        overrides: overrides, and at most one path that ends in .yaml or .yml.
+        base: the folder that a relative path starts from.
+
+    Raises:
+        ConfigError: the file cannot be read or declares no grid, or there are two files.
+    """
+    files = [each for each in overrides if re.search(r"^[^=]*\.ya?ml$", each)]
+    others = [each for each in overrides if each not in files]
+    if not files:
+        yield others
+        return
+    file = files[0]
+    if also := [*files[1:], *(each for each in others if each.startswith("experiment="))]:
+        raise ConfigError([f"{also[0]}: {file} is the grid already; give one of the two"])
+    name, text = re.sub(r"\W", "_", Path(file).stem), _read_grid(base / file, file)
+    if name in files_of("experiment"):
+        raise ConfigError([f"{file}: experiment={name} comes with FedDPSD; rename the file"])
+    typed = ("--only", *(each.partition("=")[0] for each in others))
+    try:
+        with including(text if text.startswith("# @package") else PACKAGE + text, name):
+            yield [f"experiment={name}", *others]
+    except ConfigError as error:
+        lines = (re.sub(rf"^experiment={name}: (in its file, )?", "", p) for p in error.problems)
+        raise ConfigError(
+            [line if line.startswith(typed) else f"{file}: {line}" for line in lines]
+        ) from None
+
+
+def _read_grid(path: Path, file: str) -> str:
+    """Return the text of a YAML file with a grid; errors call it `file`."""
+    try:
+        text = path.read_text()
+        content = yaml.safe_load(text)
+    except (OSError, UnicodeError) as error:
+        raise ConfigError([f"{file} cannot be read ({reason_of(error)}); check its path"]) from None
+    except yaml.YAMLError as error:
+        why = " ".join(str(error).split())
+        raise ConfigError([f"{file} is not YAML: {why}"]) from None
+    if not (isinstance(content, Mapping) and isinstance(content.get("sweep"), Mapping)):
+        raise ConfigError(
+            [f"{file} has no grid; add the key sweep, as in sweep: {{DENSE: {{method: dense}}}}"]
+        )
+    return text
+
+
+def expand(overrides: Sequence[str], only: Sequence[str] = ()) -> list[Point]:
     """List every point of the grid of the overrides, or of the grids that experiments declare.
 
     An experiment's `sweep` maps keys to choices. A key that maps to further keys is a separate
@@ -36,10 +95,11 @@ def expand(overrides: Sequence[str]) -> list[Point]:
 
     Args:
         overrides: in Hydra's sweep syntax, such as "seed=0,1,2".
+        only: names of the separate grids to keep, as `_named` reads them; () for all.
 
     Raises:
-        ConfigError: the syntax is wrong, `sweep` is not a grid, a key names the run folder, or no
-            grid has a chosen value of a group.
+        ConfigError: the syntax is wrong, `sweep` is not a grid, a key names the run folder, no
+            grid has a chosen value of a group, or a name in `only` is unknown.
     """
     typed: Grid = {}
     for key, values in map(choices, overrides):
@@ -54,11 +114,33 @@ def expand(overrides: Sequence[str]) -> list[Point]:
         for experiment in experiments
         for name, grid in _selected(experiment, typed)
     ]
+    kept = _named(only, [name for name, _ in grids if name])
+    grids = [(name, grid) for name, grid in grids if not only or name in kept]
     return [
         Point(name, dict(zip(grid, values, strict=True)))
         for name, grid in grids or [("", typed)]
         for values in itertools.product(*grid.values())
     ]
+
+
+def _named(only: Sequence[str], known: Sequence[str]) -> set[str]:
+    """Return the grids that `only` names, separated by commas, which a name may contain too.
+
+    Raises:
+        ConfigError: some of it is not the name of a grid.
+    """
+    words, found = [word for text in only for word in text.split(",")], set()
+    while words:
+        ends = range(len(words), 0, -1)
+        names = {end: ",".join(words[:end]).strip() for end in ends}
+        end = next((end for end in ends if names[end] in known), 0)
+        if not end:
+            choose = f"choose among: {'; '.join(dict.fromkeys(known))}"
+            remedy = choose if known else "this sweep has no named entries; leave out --only"
+            raise ConfigError([f"--only {words[0].strip()}: {remedy}"])
+        found.add(names[end])
+        words = words[end:]
+    return found
 
 
 def require_one_run(overrides: Sequence[str], composition: Composition) -> None:
@@ -105,15 +187,18 @@ def _grids(experiment: str, declared: Any) -> tuple[Grid, dict[str, Grid]]:
         raise ConfigError([problem])
 
     def parsed(grid: Mapping[str, Any]) -> Grid:
-        for key, value in grid.items():
-            if not isinstance(value, str):
-                problem = f"experiment={experiment}: sweep.{key}={shown(value)} must be a string"
-                raise ConfigError([f"{problem}, as in '0,1,2'"])
-        return dict(choices(f"{key}={value}") for key, value in grid.items())
+        return dict(choices(f"{key}={_listed(value)}") for key, value in grid.items())
 
     shared = {key: value for key, value in declared.items() if not isinstance(value, Mapping)}
     separate = {name: value for name, value in declared.items() if isinstance(value, Mapping)}
     return parsed(shared), {str(name): parsed(grid) for name, grid in separate.items()}
+
+
+def _listed(value: Any) -> str:
+    """Return the choices of a key as in an override: text as it is, a list separated by commas."""
+    if isinstance(value, str):
+        return value
+    return ",".join(map(shown, value)) if isinstance(value, list) else shown(value)
 
 
 def names(points: Sequence[Point]) -> list[str]:

@@ -7,6 +7,7 @@ imported and searched for files only if a configuration names it.
 import contextlib
 import importlib
 import importlib.util
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from fed_dpsd.storage import conf_folder
 
 GROUP = "fed_dpsd.plugins"
 _searched: ContextVar[tuple[Path, ...]] = ContextVar("folders of plug-ins", default=())
+_own: ContextVar[tuple[Path, ...]] = ContextVar("folders of a user's experiments", default=())
 
 
 @dataclass(frozen=True)
@@ -142,9 +144,23 @@ def searching(plugins: Sequence[Plugin]) -> Iterator[None]:
         _searched.reset(token)
 
 
+@contextlib.contextmanager
+def including(text: str, name: str) -> Iterator[None]:
+    """Make `text` the file of an experiment with this name inside the block."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "experiment" / f"{name}.yaml"
+        file.parent.mkdir()
+        file.write_text(text)
+        token = _own.set((Path(folder),))
+        try:
+            yield
+        finally:
+            _own.reset(token)
+
+
 def conf_folders() -> tuple[Path, ...]:
-    """Return our folder of YAML files, and the folders of the plug-ins being searched."""
-    return conf_folder(), *_searched.get()
+    """Return our folder of YAML files, a user's, and those of the plug-ins being searched."""
+    return conf_folder(), *_own.get(), *_searched.get()
 
 
 def files_of(group: str) -> dict[str, Path]:

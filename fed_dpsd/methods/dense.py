@@ -20,6 +20,7 @@ Differences from the code base:
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -38,6 +39,7 @@ from fed_dpsd.streams import Streams
 class DENSE(Distilling):
     """DENSE, Algorithm 1; conf/method/dense.yaml explains the fields."""
 
+    follows_gradients: ClassVar[bool] = True
     latent_size: int
     generator_steps: int
     generator_learning_rate: float

@@ -12,6 +12,7 @@ Differences from the code base:
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -33,6 +34,7 @@ COMPETITION_TEMPERATURE = 3.0
 class FedADI(Distilling):
     """Adaptive DeepInversion; conf/method/fedadi.yaml explains the fields."""
 
+    follows_gradients: ClassVar[bool] = True
     pixel_steps: int
     pixel_learning_rate: float
     total_variation_weight: float

@@ -15,7 +15,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from fed_dpsd.config import require
+from fed_dpsd.config import Config, require
 from fed_dpsd.errors import ProtocolError
 from fed_dpsd.methods.class_counts import MOST_RECORDS, counts_stage, release_class_counts
 from fed_dpsd.methods.method import Federation, PublicContext, Round, Site, State, nobody_answers
@@ -23,6 +23,7 @@ from fed_dpsd.methods.white_box import WEIGHTS, WhiteBox
 from fed_dpsd.models import load_vector, to_vector
 from fed_dpsd.privacy.mechanism import Weights
 from fed_dpsd.privacy.plan import Plan
+from fed_dpsd.privacy.training import Training
 from fed_dpsd.protocol import Refusal, Request, Response
 from fed_dpsd.streams import Streams
 
@@ -45,6 +46,18 @@ class FedAVG(WhiteBox):
 
     def __post_init__(self) -> None:
         require(self, local_epochs=1)
+
+    def warnings(self, config: Config, training: Training) -> list[str]:
+        """Also warn of an epsilon that grows with the rounds."""
+        found = super().warnings(config, training)
+        if training.private and config.rounds > 1 and config.privacy.target_epsilon is None:
+            found.append(
+                f"method={self.name} with rounds={config.rounds} and training={training.name}: "
+                "clients train again in each round, and each training is charged, so epsilon is "
+                "larger than for methods that train once; use rounds=1, or "
+                "privacy.target_epsilon=3 for the epsilon of the whole run"
+            )
+        return found
 
     def plan(self, context: PublicContext) -> Plan:
         """Return training and a stage of weights for each round, and class counts if weighted.

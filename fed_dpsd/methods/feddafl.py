@@ -11,6 +11,7 @@ Differences from the code base:
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -32,6 +33,7 @@ class FedDAFL(WhiteBox):
     restart in each round, so a run can be resumed from the weights alone.
     """
 
+    follows_gradients: ClassVar[bool] = True
     latent_size: int
     steps_per_round: int
     generator_learning_rate: float

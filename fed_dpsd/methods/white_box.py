@@ -8,7 +8,7 @@ forward answer. An image with a gradient through a teacher counts as a backward 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
-from fed_dpsd.config import require, require_positive
+from fed_dpsd.config import Config, require, require_positive
 from fed_dpsd.errors import ProtocolError
 from fed_dpsd.methods.method import (
     Federation,
@@ -29,12 +29,13 @@ from fed_dpsd.methods.method import (
     nobody_answers,
 )
 from fed_dpsd.models import load_vector
-from fed_dpsd.models.classifiers import Classifier
+from fed_dpsd.models.classifiers import FIXED, Classifier
 from fed_dpsd.models.divergence import descend, rates_of
 from fed_dpsd.models.inference import batches, to_bytes, to_unit
 from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.mechanism import Weights
 from fed_dpsd.privacy.plan import Plan
+from fed_dpsd.privacy.training import Training
 from fed_dpsd.protocol import Refusal, Request, Response
 from fed_dpsd.streams import Streams
 
@@ -164,7 +165,26 @@ class BatchStatistics:
 
 @dataclass(frozen=True)
 class WhiteBox(Method):
-    """A method whose clients send their teachers' weights once."""
+    """A method whose clients send their teachers' weights once.
+
+    Attributes:
+        follows_gradients: whether it makes images by following gradients through the teachers.
+    """
+
+    follows_gradients: ClassVar[bool] = False
+
+    def warnings(self, config: Config, training: Training) -> list[str]:
+        """Also warn of teachers whose gradients show nothing: linear ones on fixed features."""
+        found = super().warnings(config, training)
+        names = {config.architecture(client) for client in range(config.num_clients)}
+        if self.follows_gradients and (fixed := sorted(names & set(FIXED))):
+            found.append(
+                f"method={self.name} with model.teacher={fixed[0]}: it makes images by following "
+                "gradients through the teachers, which lead nowhere for a linear model on fixed "
+                "features, so expect a student near chance; use training=plain model=cnn "
+                "model.teacher=cnn_bn model.student=cnn_bn"
+            )
+        return found
 
     def plan(self, context: PublicContext) -> Plan:
         """Return the stage of weights; these methods use no class counts."""

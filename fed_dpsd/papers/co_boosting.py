@@ -40,6 +40,7 @@ Differences from the code base:
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -91,6 +92,7 @@ class CoBoosting(WhiteBox):
     weights and the buffer, whose labels are the (B, K) one-hot target classes.
     """
 
+    follows_gradients: ClassVar[bool] = True
     latent_size: int
     generator_steps: int
     generator_learning_rate: float

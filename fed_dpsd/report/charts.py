@@ -10,9 +10,9 @@ from fed_dpsd.report.facts import Facts
 from fed_dpsd.report.guarantee import review
 from fed_dpsd.report.numbers import percent, rounded_up, spread, written
 
+MOST_BY_CHANCE = 15  # percent; charts of higher accuracies need not show chance
 MOST_CLIENTS = 6  # lines of clients in one chart
 ACCURACY = "accuracy on the test images, %"
-ENSEMBLE = "ensemble of the teachers"
 
 Point = tuple[float, float]
 Numbers = tuple[list[str], list[list[str]]]  # header and rows
@@ -30,6 +30,7 @@ class Axis:
         most: larger values are drawn together beyond the end of the axis.
         whole: whether ticks are at whole numbers only.
         bound: whether values are upper bounds, which are never rounded down.
+        apart: whether lines with equal values are drawn side by side; x is one of a few choices.
     """
 
     title: str
@@ -39,6 +40,7 @@ class Axis:
     most: float = math.inf
     whole: bool = False
     bound: bool = False
+    apart: bool = False
 
     def text(self, value: float, decimals: int | None = None) -> str:
         """Return a value as text; bounds have five digits, rounded up."""
@@ -62,9 +64,8 @@ class Series:
         points: (x, y) pairs.
         reach: one standard deviation for each point, NaN where unknown; () if none is known.
         kind: "line"; "band", a line whose deviations are shaded; "level", a horizontal
-            grey line; "guide", a grey line; "points", grey circles; "faint", a thin dotted line,
-            only in wide figures.
-        like: for "faint", the name of the series with the same colour.
+            grey line; "guide", a grey line; "points", grey circles.
+        look: its number and variant, as in `figures.look`; None for its number in the figure.
         labels: a name for each point, shown only in wide figures; () for none.
     """
 
@@ -72,7 +73,7 @@ class Series:
     points: Sequence[Point]
     reach: Sequence[float] = ()
     kind: str = "line"
-    like: str = ""
+    look: tuple[int, int] | None = None
     labels: Sequence[str] = ()
 
     @property
@@ -98,6 +99,7 @@ class Chart:
         series: the series to draw.
         table: the header and rows of its numbers; None for a table of the points.
         note: a sentence on what is omitted; "" for none.
+        panel: its title among other charts of a figure, such as the data set.
     """
 
     name: str
@@ -108,6 +110,7 @@ class Chart:
     series: Sequence[Series]
     table: Numbers | None = None
     note: str = ""
+    panel: str = ""
 
     @property
     def caption(self) -> str:
@@ -118,7 +121,7 @@ class Chart:
         """Return a header, and a row for each x with a column for each series."""
         if self.table:
             return self.table
-        shown = [s for s in self.series if s.points and s.kind not in ("guide", "faint")]
+        shown = [s for s in self.series if s.points and s.kind != "guide"]
         places = sorted({x for s in shown if s.kind != "level" for x, _ in s.points})
         rows = {place: [self.x.text(place)] for place in places}
         for series in shown:
@@ -133,19 +136,24 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class Bars:
-    """A bar for each setting, with the number that a paper prints.
+class Dots:
+    """A dot for each setting, with its deviation and the number that a paper prints.
 
     Args:
         name: its identifier in a page.
         title: what it shows.
         rows: (name, mean, deviation or NaN, printed accuracy or None), in percent.
+        looks: the look of each row, as in `figures.look`.
+        note: a sentence on what is omitted; "" for none.
+        panel: its title among other charts of a figure.
     """
 
     name: str
     title: str
     rows: Sequence[tuple[str, float, float, float | None]]
+    looks: Sequence[tuple[int, int]]
     note: str = ""
+    panel: str = ""
 
     @property
     def caption(self) -> str:
@@ -154,16 +162,27 @@ class Bars:
 
     @property
     def text(self) -> str:
-        """Return a description for readers who cannot see the bars."""
+        """Return a description for readers who cannot see the dots."""
         return "; ".join(f"{name}: {spread(mean, dev)} %" for name, mean, dev, _ in self.rows)
 
     def numbers(self) -> Numbers:
-        """Return a header, and a row for each bar."""
+        """Return a header, and a row for each dot."""
         rows = [
             [name, spread(mean, deviation), "-" if printed is None else f"{printed:g}"]
             for name, mean, deviation, printed in self.rows
         ]
         return ["setting", "student, %", "a paper prints, %"], rows
+
+
+def accuracy_axis(values: Sequence[float]) -> Axis:
+    """Return an axis of accuracies in percent that shows the differences between `values`.
+
+    It starts at zero if some are close to chance.
+    """
+    low, high = min(values, default=0.0), max(values, default=100.0)
+    room = 0.08 * max(high - low, 2.0)
+    low = low - room if low > MOST_BY_CHANCE else 0.0
+    return Axis(ACCURACY, low, min(high + room, 100.0))
 
 
 # --- one run ---

@@ -1,7 +1,7 @@
-"""All figures, drawn with matplotlib: SVG for pages, PNG and PDF for papers.
+"""All figures, drawn with matplotlib: inline SVG for pages; PDF, SVG and PNG for papers.
 
-In SVG, colours are CSS variables of the page, so figures follow its light or dark theme. Lines also
-differ in dash and marker, so no meaning depends on colour alone.
+In pages, colours are CSS variables, so figures follow the light or dark theme. Lines also differ in
+dash and marker, so no meaning depends on colour alone.
 """
 
 import io
@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
-from fed_dpsd.report.charts import ENSEMBLE, Axis, Bars, Chart, Series
+from fed_dpsd.report.charts import ACCURACY, Axis, Chart, Dots, Series, accuracy_axis
 from fed_dpsd.report.numbers import spread, written
 from fed_dpsd.storage import replacing
 
@@ -35,6 +35,9 @@ COLOURS = [PALETTE[name] for name in ("s0", "s1", "s2", "s3", "ink", "s5")]
 INK, SOFT, LINE, PAPER = (PALETTE[name] for name in ("ink", "soft", "line", "paper"))
 DASHES = ((), (7, 4), (2, 3), (10, 3, 2, 3))
 MARKERS = "os^Dv"
+# The methods' numbers in `look`, so that figures of different sweeps agree.
+METHODS = ("fed_dpsd", "fedavg", "dense", "fedprox", "ensemble", "feddf", "fedadi", "feddafl")
+METHODS += ("co_boosting", "dpsd", "dp_fedavg", "central", "local", "dgd", "dp_dfd", "dpdfd")
 STYLE: Any = {
     **{"font.size": 11, "axes.titlesize": 11, "legend.fontsize": 10.5},
     **{"text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": SOFT, "grid.color": LINE},
@@ -42,91 +45,127 @@ STYLE: Any = {
     **{"ytick.major.size": 0, "axes.spines.top": False, "axes.spines.right": False},
     **{"axes.spines.left": False, "axes.axisbelow": True, "legend.frameon": False},
     **{"hatch.color": PAPER, "text.parse_math": False},
-    **{"svg.fonttype": "none", "svg.hashsalt": "fed-dpsd"},
+    **{"svg.hashsalt": "fed-dpsd", "pdf.fonttype": 42},  # journals reject other types of fonts
 }
-NARROW, WIDE = 5.0, 9.0  # inches: one column of a page, and a paper's figure
-BELOW = 0.55  # inches below a panel, for tick labels and the title of the x axis
+PRINT: Any = STYLE | {
+    **{"font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8, "legend.fontsize": 7.5},
+    **{"xtick.labelsize": 7.5, "ytick.labelsize": 7.5, "lines.linewidth": 1.2},
+    **{"axes.linewidth": 0.6, "grid.linewidth": 0.6, "lines.markersize": 4},
+}
+# Widths in inches: in a page, and in a paper's column and across its text.
+PAGE, COLUMN, TEXT = 5.0, 3.3, 6.8
+BELOW = 0.55  # inches below a panel of a page, for tick labels and the title of the x axis
+MOST_COLUMNS = 3  # of a legend
 MOST_MARKERS = 30  # on one line
 
 
-def look(number: int) -> dict[str, Any]:
-    """Return the colour, dash and marker of a line by its number; the first 32 lines differ."""
-    dash = DASHES[(number + number // len(COLOURS)) % len(DASHES)]
-    hollow = number // len(MARKERS) % 2
+def style(width: float) -> Any:
+    """Return the style of a figure with this width: a paper's text is smaller than a page's."""
+    return STYLE if width == PAGE else PRINT
+
+
+def scale() -> float:
+    """Return how large the current style is, compared with a page's."""
+    return float(matplotlib.rcParams["font.size"]) / STYLE["font.size"]
+
+
+def number_of(method: str, methods: Sequence[str]) -> int:
+    """Return a method's number in `look`; methods of plug-ins follow ours in their order."""
+    if method in METHODS:
+        return METHODS.index(method)
+    return len(METHODS) + [each for each in methods if each not in METHODS].index(method)
+
+
+def look(number: int, variant: int = 0) -> dict[str, Any]:
+    """Return the colour, dash and marker of a line by its number; the first 32 lines differ.
+
+    The first 8 variants of a line have its colour and marker, and differ in fill and dash.
+    """
+    dash = DASHES[(number + number // len(COLOURS) + variant // 2) % len(DASHES)]
+    hollow = (number // len(MARKERS) + variant) % 2
     colour = COLOURS[number % len(COLOURS)]
     return {
         **{"color": colour, "linestyle": (0, dash) if dash else "-"},
-        **{"marker": MARKERS[number % len(MARKERS)], "markersize": 5.5},
+        **{"marker": MARKERS[number % len(MARKERS)], "markersize": 5.5 * scale()},
         "markerfacecolor": PAPER if hollow else colour,
     }
 
 
-def draw(charts: Sequence[Chart], across: int = 0) -> Figure | None:
+def draw(charts: Sequence[Chart], width: float = PAGE, across: int = 1) -> Figure | None:
     """Draw charts over two axes; return None without charts.
 
     Args:
         charts: one chart, or several for a paper.
-        across: charts per row of a wide figure with titles; 0 for a narrow figure in a page.
+        width: PAGE, COLUMN or TEXT.
+        across: charts per row.
     """
     if not charts:
         return None
     named = (s.name for chart in charts for s in chart.series if s.coloured)
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(named))}
+    numbers = {name: (number, 0) for number, name in enumerate(dict.fromkeys(named))}
     legend: dict[str, Artist] = {}
-    with matplotlib.rc_context(STYLE):
-        figure = Figure((WIDE if across else NARROW, 1))
+    panels = [chart.panel for chart in charts]
+    with matplotlib.rc_context(style(width)):
+        figure = Figure((width, 1))
         for chart in charts:
-            legend |= _plot(figure.add_subplot(), chart, numbers, wide=bool(across))
-        titles = [chart.title + "\n" if across else "" for chart in charts]
+            legend |= _plot(figure.add_subplot(), chart, numbers, width)
+        titles = [f"{panel}\n" * (len(set(panels)) > 1) for panel in panels]
         titles = [title + chart.y.title for title, chart in zip(titles, charts, strict=True)]
-        arrange(figure, titles, [3.2 if across else 2.0] * len(charts), legend, across or 1)
+        heights = [{PAGE: 2.0, COLUMN: 1.7, TEXT: 2.2}[width]] * len(charts)
+        arrange(figure, titles, heights, legend, across)
     return figure
 
 
-def _plot(axes: Axes, chart: Chart, numbers: Mapping[str, int], wide: bool) -> dict[str, Artist]:
+def _plot(
+    axes: Axes, chart: Chart, numbers: Mapping[str, tuple[int, int]], width: float
+) -> dict[str, Artist]:
     """Draw a chart, and return the entries of its legend."""
-    drawn = [s for s in chart.series if s.points and (wide or s.kind != "faint")]
-    place = _set_x(axes, chart.x, [x for s in drawn if s.kind != "level" for x, _ in s.points])
+    drawn = [s for s in chart.series if s.points]
+    lines = sum(s.coloured for s in drawn)
+    values = [x for s in drawn if s.kind != "level" for x, _ in s.points]
+    place = _set_x(axes, chart.x, values, lines)
     heights = [y + r for s in drawn for (_, y), d in _with_reach(s) for r in (-d, d)]
     low, high = _ends(chart.y, heights)
-    axes.set_ylim(low, high + 0.03 * (high - low))
+    axes.set_ylim(low, high + 0.03 * (high - low) * (chart.y.high in (None, 100)))
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: written(value)))
     axes.set_xlabel(chart.x.title)
     axes.grid(axis="y")
     legend: dict[str, Artist] = {}
-    for series in drawn:
-        number = numbers.get(series.like or series.name, 0)
-        x = [place(value, number) for value, _ in series.points]
+    for position, series in enumerate(drawn):
+        number, variant = series.look or numbers.get(series.name, (0, 0))
+        x = [place(value, position) for value, _ in series.points]
         y = [value for _, value in series.points]
         if series.kind == "level":
-            legend[series.name] = axes.axhline(y[0], color=SOFT, dashes=(4, 3), linewidth=1.5)
+            legend[series.name] = axes.axhline(
+                y[0], color=SOFT, dashes=(4, 3), linewidth=1.5 * scale()
+            )
         elif series.kind == "guide":
-            (legend[series.name],) = axes.plot(x, y, color=SOFT, dashes=(4, 3), linewidth=1.5)
+            (legend[series.name],) = axes.plot(
+                x, y, color=SOFT, dashes=(4, 3), linewidth=1.5 * scale()
+            )
         elif series.kind == "points":
             hollow = {"facecolors": "none", "edgecolors": SOFT}
-            legend[series.name] = axes.scatter(x, y, s=28, **hollow)
-            _name_points(axes, list(zip(x, y, strict=True)), series.labels if wide else ())
-        elif series.kind == "faint":
-            inside = sum(not chart.x.beyond(value) for value, _ in series.points)
-            style = {"color": look(number)["color"], "linestyle": ":", "linewidth": 1}
-            axes.plot(x[:inside], y[:inside], **style)
-            legend[ENSEMBLE] = Line2D([], [], color=SOFT, linestyle=":", linewidth=1)
+            legend[series.name] = axes.scatter(x, y, s=28 * scale() ** 2, zorder=3, **hollow)
+            labels = series.labels if width == TEXT else ()
+            _name_points(axes, list(zip(x, y, strict=True)), labels)
         else:
-            legend[series.name] = _line(axes, chart.x, series, x, number)
+            legend[series.name] = _line(axes, chart.x, series, x, look(number, variant))
     return legend
 
 
-def _line(axes: Axes, axis: Axis, series: Series, x: Sequence[float], number: int) -> Artist:
+def _line(
+    axes: Axes, axis: Axis, series: Series, x: Sequence[float], style: Mapping[str, Any]
+) -> Artist:
     """Draw a series as a line with deviations; points beyond the axis are not connected."""
     y, reach = np.array([y for _, y in series.points]), np.array(series.deviations())
-    style = look(number)
     if series.kind == "band":
         axes.fill_between(x, y - reach, y + reach, color=style["color"], alpha=0.12, linewidth=0)
     elif reach.any():
-        axes.errorbar(x, y, reach, fmt="none", ecolor=style["color"], capsize=3, elinewidth=1.2)
+        bars = {"capsize": 3 * scale(), "elinewidth": 1.2 * scale(), "capthick": 1.2 * scale()}
+        axes.errorbar(x, y, reach, fmt="none", ecolor=style["color"], **bars)
     inside = sum(not axis.beyond(value) for value, _ in series.points)
-    every = math.ceil(len(x) / MOST_MARKERS)
+    every = math.ceil(len(x) / (MOST_MARKERS * scale() ** 3))
     marks = slice((inside - 1) % every, None, every)
     (line,) = axes.plot(x[:inside], y[:inside], **style, markevery=marks, clip_on=False)
     axes.plot(x[inside:], y[inside:], **{**style, "linestyle": ""}, clip_on=False)
@@ -150,8 +189,10 @@ def _ends(axis: Axis, values: Sequence[float]) -> tuple[float, float]:
     return low, high if high > low else low + 1
 
 
-def _set_x(axes: Axes, axis: Axis, values: Sequence[float]) -> Callable[[float, int], float]:
-    """Set up the x axis; return a function from a value and its line's number to x."""
+def _set_x(
+    axes: Axes, axis: Axis, values: Sequence[float], lines: int
+) -> Callable[[float, int], float]:
+    """Set up the x axis; return a function from a value and its line's position to x."""
     low, high = _ends(axis, values)
     if not axis.logarithmic:
         pad = 0.03 * (high - low)
@@ -160,8 +201,10 @@ def _set_x(axes: Axes, axis: Axis, values: Sequence[float]) -> Callable[[float, 
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: written(value)))
         return lambda value, _: value
     axes.set_xscale("log")
-    ticks, width = log_ticks(low, high), high / low
-    labels = list(map(written, ticks))
+    if axis.apart:  # each value has a tick, and room for the lines beside it
+        low, high = min(values) / 1.35, max(values) * 1.35
+    ticks = sorted(set(values)) if axis.apart else log_ticks(low, high)
+    width, labels = high / low, list(map(written, ticks))
     if any(map(axis.beyond, values)):
         axes.axvline(high * width**0.07, color=LINE, dashes=(3, 3), linewidth=1)
         ticks = [*ticks, high * width**0.17]
@@ -172,8 +215,10 @@ def _set_x(axes: Axes, axis: Axis, values: Sequence[float]) -> Callable[[float, 
     axes.set_xticks(ticks, labels)
     axes.xaxis.set_minor_locator(NullLocator())
 
-    def place(value: float, number: int) -> float:
-        aside = 0.17 + 0.02 * (number % 5 - 2)  # beyond the axis, series are side by side
+    def place(value: float, position: int) -> float:
+        if axis.apart:
+            return value * width ** (0.02 * (position - (lines - 1) / 2))
+        aside = 0.17 + 0.02 * (position % 5 - 2)  # beyond the axis, series are side by side
         return high * width**aside if axis.beyond(value) else value
 
     return place
@@ -192,16 +237,17 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 def _name_points(axes: Axes, points: Sequence[tuple[float, float]], labels: Sequence[str]) -> None:
     """Write each point's name to its right; names of close points are below each other."""
-    low, high = axes.get_xlim()
+    (low, high), (bottom, top) = axes.get_xlim(), axes.get_ylim()
     if labels:
         axes.set_xlim(low, max(high, max(x for x, _ in points) * (high / low) ** 0.12))
     above: dict[float, float] = {}  # the height of the last name at this x
     for (x, y), label in sorted(zip(points, labels, strict=False), key=lambda p: -p[0][1]):
-        height = above[x] = min(y, above.get(x, math.inf) - 5)
-        line = {"arrowstyle": "-", "color": LINE, "linewidth": 0.6}
+        height = above[x] = min(y, above.get(x, math.inf) - 0.055 * (top - bottom))
+        line = {"arrowstyle": "-", "color": SOFT, "linewidth": 0.4, "relpos": (0, 0.5)}
+        line |= {"shrinkA": 0, "shrinkB": 2}
         axes.annotate(
             *(label, (x, y), (1.05 * x, height)),
-            **{"fontsize": 7, "color": SOFT, "va": "center", "arrowprops": line},
+            **{"fontsize": 6.5, "color": SOFT, "va": "center", "arrowprops": line},
             bbox={"facecolor": PAPER, "alpha": 0.8, "linewidth": 0, "pad": 0.3},
         )
 
@@ -213,6 +259,7 @@ def arrange(
     entries: Mapping[str, Artist],
     across: int = 1,
     left: float = 0.5,
+    right: float = 0.15,
 ) -> None:
     """Place the panels of a figure in rows above a legend, and set the height of the figure.
 
@@ -222,71 +269,89 @@ def arrange(
         heights: the height of each panel, in inches.
         entries: the artists in the legend, by label.
         across: panels per row.
-        left: space for the labels of the y axis, in inches.
+        left: space for the labels of the y axis, in inches of a page.
+        right: space for what is written to the right of a panel, in inches of a page.
     """
+    size = scale()
+    below, left, right, letter = size * BELOW, size * left, size * right, size * 0.08
     whole, line = figure.get_figwidth(), 1.25 * matplotlib.rcParams["font.size"] / 72
     width = whole / across
     wrapped = [
-        "\n".join(textwrap.fill(row, int(width / 0.08)) for row in title.split("\n"))
+        "\n".join(textwrap.fill(row, int(width / letter)) for row in title.split("\n"))
         for title in titles
     ]
-    labels = [textwrap.fill(name, int(whole / 0.104)) for name in entries]
-    columns = 2 if max(map(len, labels), default=0) < 6.2 * whole - 8 else 1
-    legend = line * (sum(name.count("\n") + 1.1 for name in labels) / columns + bool(labels))
+    labels = [textwrap.fill(name, int(whole / letter) - 8) for name in entries]
+    longest = max((len(row) for name in labels for row in name.split("\n")), default=0)
+    columns = max(1, min(MOST_COLUMNS, int(whole / (letter * longest + 0.75 * size))))
+    legend = sum(name.count("\n") + 1.1 for name in labels) / columns
+    legend = line * (max(legend, math.ceil(len(labels) / columns) * 1.2) + bool(labels))
     top = line * (max(title.count("\n") for title in wrapped) + 1.5)
-    total = sum(top + height + BELOW for height in heights[::across]) + legend
+    total = sum(top + height + below for height in heights[::across]) + legend
     figure.set_figheight(total)
-    bottom = total + BELOW
+    bottom = total + below
     for n, axes in enumerate(figure.axes):
         if n % across == 0:
-            bottom -= BELOW + top + heights[n]
-        x, inside = n % across * width + left, width - left - 0.15
+            bottom -= below + top + heights[n]
+        x, inside = n % across * width + left, width - left - right
         axes.set_position([x / whole, bottom / total, inside / whole, heights[n] / total])
         axes.set_title(wrapped[n], loc="left", x=-left / inside)
     if labels:
         figure.legend(
             *(list(entries.values()), labels),
             **{"loc": "lower left", "bbox_to_anchor": (0, 0), "ncols": columns, "borderpad": 0},
-            **{"labelspacing": 0.4, "handlelength": 3.2},
+            **{"labelspacing": 0.4, "handlelength": 3.2, "columnspacing": 1.5},
         )
 
 
-def draw_bars(groups: Sequence[Bars], wide: bool = False) -> Figure | None:
-    """Draw a labelled bar for each setting, in a panel per data set; None for no settings."""
+def draw_dots(groups: Sequence[Dots], width: float = PAGE) -> Figure | None:
+    """Draw a labelled dot for each setting, in a panel per data set; None for no settings."""
     if not groups:
         return None
-    with matplotlib.rc_context(STYLE):
-        wrapped = [
-            [textwrap.fill(name, 80 if wide else 44) for name, *_ in group.rows] for group in groups
-        ]
-        figure, heights = Figure((WIDE if wide else NARROW, 1)), []
-        legend: dict[str, Artist] = {}
-        for group, labels in zip(groups, wrapped, strict=True):
+    with matplotlib.rc_context(style(width)):
+        size = scale()
+        mean_mark: Any = {"color": SOFT, "marker": "o", "markersize": 5.5 * size, "linestyle": ""}
+        legend: dict[str, Artist] = {
+            "mean and standard deviation over seeds": Line2D([], [], **mean_mark)
+        }
+        longest = max(len(name) for group in groups for name, *_ in group.rows)
+        left = min(longest * 0.078 * size + 0.25, 0.45 * width)  # inches
+        figure, heights, ends = Figure((width, 1)), [], []
+        for group in groups:
             axes = figure.add_subplot()
-            at = 0.0
-            for (_, mean, deviation, printed), label in zip(group.rows, labels, strict=True):
-                at += 0.8 * (label.count("\n") + 1)
-                axes.text(0, at, label, va="bottom")
-                at += 0.45
-                bar = axes.barh(at, mean, 0.6, color=COLOURS[0])
-                legend["student, with one standard deviation over seeds"] = bar
-                if not math.isnan(deviation):
-                    axes.errorbar(mean, at, xerr=deviation, ecolor=INK, capsize=3)
+            labels = [textwrap.fill(name, int(left / (0.074 * size))) for name, *_ in group.rows]
+            lines = np.array([1.25 + label.count("\n") for label in labels])
+            places = np.cumsum(lines) - lines / 2
+            for (_, mean, deviation, printed), at, own in zip(
+                group.rows, places, group.looks, strict=True
+            ):
+                mark = {**look(*own), "linestyle": "", "clip_on": False}
+                reach = 0.0 if math.isnan(deviation) else deviation
+                bars = {"ecolor": mark["color"], "capsize": 3 * size, "elinewidth": 1.2 * size}
+                axes.errorbar(mean, at, xerr=reach or None, **mark, **bars)
+                ends += [mean - reach, mean + reach]
                 if printed is not None:
-                    (mark,) = axes.plot(
-                        *(printed, at),
-                        **{"marker": "D", "color": COLOURS[1], "markerfacecolor": PAPER},
-                        linestyle="",
-                    )
-                    legend["published by a paper, not proven"] = mark
-                axes.text(102, at, f"{spread(mean, deviation)} %", va="center", clip_on=False)
-                at += 0.6
-            axes.set(
-                xlim=(0, 120 if wide else 134), ylim=(at, 0), yticks=[], xticks=range(0, 101, 20)
-            )
-            axes.set_xlabel("accuracy on the test images, %")
-            heights.append(0.21 * at)
-        arrange(figure, [g.title * wide for g in groups], heights, legend, left=0.05)
+                    hollow = {"marker": "D", "color": SOFT, "markerfacecolor": PAPER}
+                    hollow |= {"markersize": 5 * size, "linestyle": ""}
+                    (legend["published by a paper, not proven"],) = axes.plot(printed, at, **hollow)
+                    ends.append(printed)
+                axes.annotate(
+                    *(spread(mean, deviation), (1, at)),
+                    **{"xycoords": axes.get_yaxis_transform(), "va": "center_baseline"},
+                    **{"xytext": (7, 0), "textcoords": "offset points"},
+                )
+            axes.set_ylim(lines.sum(), 0)
+            axes.set_yticks(places, labels)
+            axes.tick_params(axis="y", labelcolor=INK)
+            axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: written(value)))
+            axes.grid(axis="x")
+            axes.set_xlabel(ACCURACY)
+            heights.append(0.2 * size * lines.sum())
+        axis = accuracy_axis(ends)
+        for axes in figure.axes:  # the same for all panels
+            axes.set_xlim(axis.low, axis.high)
+        titles = [group.panel * (len(groups) > 1) for group in groups]
+        arrange(figure, titles, heights, legend, left=left / size, right=1.05)
     return figure
 
 
@@ -294,19 +359,20 @@ def draw_bars(groups: Sequence[Bars], wide: bool = False) -> Figure | None:
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write a figure as PNG or PDF, depending on the suffix of `path`; a wide PNG has 1,800 pixels.
+    """Write a figure as PNG, PDF or SVG, depending on the suffix of `path`.
 
     Raises:
         UserError: the file cannot be written.
     """
-    kind = "pdf" if path.suffix == ".pdf" else "png"
-    metadata = {"Creator": None, "Producer": None, "CreationDate": None}
-    with matplotlib.rc_context(STYLE), replacing(path) as temporary:
-        figure.savefig(
-            *(temporary,),
-            **{"format": kind, "dpi": 200},
-            metadata=metadata if kind == "pdf" else {"Software": None},
-        )
+    kind = path.suffix.removeprefix(".")
+    metadata: dict[str, dict[str, None]] = {
+        "pdf": {"Creator": None, "Producer": None, "CreationDate": None},
+        "svg": {"Date": None, "Creator": None},
+        "png": {"Software": None},
+    }
+    # Glyphs in SVG are paths: a paper's authors may not have our font.
+    with matplotlib.rc_context(STYLE | {"svg.fonttype": "path"}), replacing(path) as temporary:
+        figure.savefig(temporary, format=kind, dpi=300, metadata=metadata[kind])
     return path
 
 
@@ -316,7 +382,7 @@ def to_svg(figure: Figure, name: str) -> tuple[str, str]:
     Text stays text, colours of PALETTE become CSS variables, and ids begin with `name`.
     """
     file = io.StringIO()
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(STYLE | {"svg.fonttype": "none"}):
         figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
     root = ElementTree.fromstring(file.getvalue())
     box = root.attrib["viewBox"]

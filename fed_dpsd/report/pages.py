@@ -16,7 +16,7 @@ from markupsafe import Markup, escape
 from PIL import Image
 
 from fed_dpsd.report import charts, figures, guarantee, numbers, plots, sweep_charts, tables
-from fed_dpsd.report.charts import Bars, Chart
+from fed_dpsd.report.charts import Chart, Dots
 from fed_dpsd.report.facts import Facts, Unfinished
 from fed_dpsd.report.guarantee import MEANINGFUL, MEANINGFUL_DELTA
 from fed_dpsd.report.numbers import counted, with_interval
@@ -32,6 +32,7 @@ MOST_PAIRS = 10  # most frequent confusions
 MOST_LETTERS = 40  # of all class names together, as column titles of a printed matrix
 MOST_SHADE = 0.55  # numbers on darker cells are hard to read
 MOST_LINES = 8  # settings in one chart
+MOST_PRINTED = 6  # settings in one chart of a paper
 PICTURES = 6
 ACROSS, DOWN = 8, 3  # columns of a run's pictures, and how many of their rows a page shows
 LARGEST_IMAGE = 48  # pixels; larger ones are scaled down
@@ -71,7 +72,7 @@ def write(
     Args:
         paths: tables of `fed-dpsd sweep`; files next to them are also read, if they exist.
         folder: folder to write to.
-        against: name of a setting with which the others are compared, seed by seed.
+        against: name of the settings with which the others are compared, run by run.
         run: the run, if the table holds a single one; None for a sweep.
         unfinished: runs of the sweep that have not completed, named on its page.
 
@@ -83,21 +84,29 @@ def write(
     differences = tables.differences(settings, against) if against else []
     rounds = rows_by_key(paths, "rounds", sweep_charts.ROUND_COLUMNS)
     pairs = rows_by_key(paths, "confusion", plots.PAIR_COLUMNS)
-    drawn = {
-        stem: figures.draw(sweep_charts.over_epsilon(settings), across=1),
-        f"{stem}_settings": figures.draw_bars(
-            sweep_charts.bars([s for s in settings if GRID in s.values]), wide=True
-        ),
-        f"{stem}_progress": figures.draw(sweep_charts.over_rounds(settings, rounds), across=2),
-        f"{stem}_alpha": figures.draw(sweep_charts.over_alpha(settings), across=1),
-        f"{stem}_confusion": plots.draw_confusions(settings, pairs),
-    }
+    progress = sweep_charts.over_rounds(settings, rounds, MOST_PRINTED)
+    alphas = sweep_charts.over_alpha(settings, MOST_PRINTED)
+    epsilons = sweep_charts.over_epsilon(settings, MOST_PRINTED)
+    compared = sweep_charts.dots([s for s in settings if GRID in s.values])
     yield write_own(folder / f"{stem}.md", tables.markdown(settings, differences))
     yield write_own(folder / f"{stem}_summary.csv", tables.summary(settings), SUMMARY_START)
-    for name, figure in drawn.items():
-        if figure:
-            yield figures.save(figure, folder / f"{name}.png")
-            yield figures.save(figure, folder / f"{name}.pdf")
+    if len(settings) > 1:
+        table = tables.Grid.of(settings).latex(stem)
+        yield write_own(folder / f"{stem}.tex", table, tables.LATEX_START)
+    for width in (figures.TEXT, figures.COLUMN):
+        across = 2 if width == figures.TEXT else 1
+        drawn = {
+            "": figures.draw(epsilons, width),
+            "_settings": figures.draw_dots(compared, width),
+            "_progress": figures.draw(progress, width, across),
+            "_alpha": figures.draw(alphas, width, min(across, len(alphas))),
+            "_confusion": plots.draw_confusions(settings, pairs, width),
+        }
+        for kind, figure in drawn.items():
+            for suffix in ("png", "pdf", "svg") if across == 2 else ("pdf", "svg"):
+                name = f"{stem}{kind}{'' if across == 2 else '_column'}.{suffix}"
+                if figure:
+                    yield figures.save(figure, folder / name)
     page = (
         run_page(run) if run else sweep_page(stem, settings, rounds, pairs, differences, unfinished)
     )
@@ -116,8 +125,8 @@ def _prose(value: object) -> object:
     return Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", text))
 
 
-def _svg(chart: Chart | Bars) -> tuple[str, Markup]:
-    figure = figures.draw_bars([chart]) if isinstance(chart, Bars) else figures.draw([chart])
+def _svg(chart: Chart | Dots) -> tuple[str, Markup]:
+    figure = figures.draw_dots([chart]) if isinstance(chart, Dots) else figures.draw([chart])
     assert figure
     box, content = figures.to_svg(figure, chart.name)
     return box, Markup(content)
@@ -340,7 +349,7 @@ def sweep_page(
         costs_of=tables.costs_of,
         differences=differences,
         differences_note=tables.DIFFERENCES,
-        main=sweep_charts.over_epsilon(settings) or sweep_charts.bars(settings),
+        main=sweep_charts.over_epsilon(settings) or sweep_charts.dots(settings),
         over_rounds=sweep_charts.over_rounds(settings, rounds, MOST_LINES),
         over_alpha=sweep_charts.over_alpha(settings, MOST_LINES),
         by_class=_by_class(settings, pairs),

@@ -1,4 +1,4 @@
-"""Figures of confusions, of clients' classes and of attacks, only as PNG and PDF."""
+"""Figures of confusions, of clients' classes and of attacks, only as files."""
 
 import math
 import textwrap
@@ -12,21 +12,25 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
 from fed_dpsd.errors import UserError
-from fed_dpsd.report.figures import COLOURS, SOFT, STYLE, WIDE, arrange, look
+from fed_dpsd.report.figures import COLOURS, INK, PAPER, PRINT, SOFT, TEXT, arrange, look, style
 from fed_dpsd.report.settings import Row, Setting, names
+from fed_dpsd.report.sweep_charts import picked
 
 MOST_LEGEND = 20  # classes that a legend can name
+MOST_MATRICES = 6  # in one figure
+MOST_VALUES = 12  # classes whose rates fit into a matrix
 PAIR_COLUMNS = ("truth", "predicted", "count")
 
 
 def draw_confusions(
-    settings: Sequence[Setting], pairs: Mapping[str, Sequence[Row]]
+    settings: Sequence[Setting], pairs: Mapping[str, Sequence[Row]], width: float = TEXT
 ) -> Figure | None:
     """Draw a confusion matrix for each setting, summed over seeds; None if none is known.
 
     Args:
-        settings: the settings to draw.
+        settings: the settings to draw; of many, the best.
         pairs: rows with PAIR_COLUMNS of each run, by the run's key.
+        width: COLUMN or TEXT.
 
     Raises:
         UserError: a class does not exist in the data set.
@@ -34,33 +38,37 @@ def draw_confusions(
     known = [s for s in settings if any(run["key"] in pairs for run in s.runs)]
     if not known:
         return None
-    across = min(3, len(known))
-    down = math.ceil(len(known) / across)
-    with matplotlib.rc_context(STYLE):
-        figure = Figure((WIDE, 1 + down * WIDE / across), layout="constrained")
+    titles = dict(zip(map(id, known), names(known), strict=True))
+    best = list(map(id, picked(known, MOST_MATRICES)))
+    shown = [setting for setting in known if id(setting) in best]
+    across = min(2 if width == TEXT else 1, len(shown))
+    down = math.ceil(len(shown) / across)
+    with matplotlib.rc_context(style(width)):
+        side = min(width / across, 3.4)
+        figure = Figure((width, 0.5 + down * side), layout="constrained")
         panels = figure.subplots(down, across, squeeze=False).ravel()
-        for axes, setting, name in zip(panels, known, names(known), strict=False):
+        for axes, setting in zip(panels, shown, strict=False):
             counts = confusions(setting, pairs)
             totals = counts.sum(1, keepdims=True)
             rates = np.divide(counts, totals, out=np.full(counts.shape, np.nan), where=totals > 0)
             axes.imshow(rates, cmap="Blues", vmin=0, vmax=1)
             classes = range(len(counts))
-            right = [
-                f"{k}" if math.isnan(rate) else f"{k}: {100 * rate:.0f} %"
-                for k, rate in enumerate(rates.diagonal())
-            ]
-            axes.set_xticks(classes, [str(k) for k in classes], fontsize=7)
-            axes.set_yticks(classes, right, fontsize=7)
-            axes.set_title(textwrap.fill(name, 120 // across), fontsize=8)
-            axes.set_xlabel("predicted", fontsize=7)
-            axes.set_ylabel("true", fontsize=7)
-        for axes in panels[len(known) :]:
+            if len(counts) <= MOST_VALUES:
+                for (row, column), rate in np.ndenumerate(rates):
+                    if rate >= 0.005:
+                        colour = PAPER if rate > 0.5 else INK
+                        text = {"ha": "center", "va": "center", "fontsize": 6, "color": colour}
+                        axes.text(column, row, f"{100 * rate:.0f}", **text)
+                axes.set_xticks(classes)
+                axes.set_yticks(classes)
+            axes.set_title(textwrap.fill(titles[id(setting)], int(side * 14)))
+            axes.set_xlabel("predicted class")
+            axes.set_ylabel("true class")
+        for axes in panels[len(shown) :]:
             axes.remove()
-        figure.supxlabel(
-            "predictions for each true class (white: never, dark: always), with the class's "
-            "accuracy; all seeds together",
-            fontsize=9,
-        )
+        many = f"; the best {len(shown)} of {len(known)} settings" * (len(shown) < len(known))
+        note = f"Predictions for each true class in %, all seeds together{many}."
+        figure.supxlabel(textwrap.fill(note, int(width * 16)), fontsize=7.5)
     return figure
 
 
@@ -92,8 +100,8 @@ def draw_partition(counts: NDArray[np.int64], classes: Sequence[str]) -> Figure:
         classes: the names of the K classes.
     """
     clients = np.arange(len(counts))
-    with matplotlib.rc_context(STYLE):
-        figure = Figure((WIDE, 1))
+    with matplotlib.rc_context(PRINT):
+        figure = Figure((TEXT, 1))
         axes = figure.add_subplot()
         ends, legend = counts.cumsum(1), {}
         for number, name in enumerate(classes):
@@ -106,7 +114,7 @@ def draw_partition(counts: NDArray[np.int64], classes: Sequence[str]) -> Figure:
         axes.set_xlabel("records")
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         axes.invert_yaxis()
-        height = 0.4 + min(0.25 * len(clients), 12)
+        height = 0.3 + min(0.2 * len(clients), 8)
         arrange(figure, ["client"], [height], legend if len(classes) <= MOST_LEGEND else {})
     return figure
 
@@ -123,8 +131,8 @@ def draw_roc(
     panels = list(dict.fromkeys(panel for panel, *_ in curves))
     numbers = {name: n for n, name in enumerate(dict.fromkeys(name for _, name, _ in curves))}
     legend: dict[str, Artist] = {}
-    with matplotlib.rc_context(STYLE):
-        figure = Figure((WIDE, 1))
+    with matplotlib.rc_context(PRINT):
+        figure = Figure((TEXT, 1))
         for title in panels:
             axes = figure.add_subplot()
             for panel, name, (fpr, tpr, cap) in curves:
@@ -144,15 +152,15 @@ def draw_roc(
                 axis.set_minor_locator(NullLocator())
             axes.grid()
         titles = [f"{panel}\ntrue positive rate" for panel in panels]
-        arrange(figure, titles, [3.2] * len(panels), legend, len(panels), left=0.65)
+        arrange(figure, titles, [2.4] * len(panels), legend, len(panels), left=0.65)
     return figure
 
 
 def draw_pictures(rows: Sequence[tuple[str, NDArray[np.uint8]]]) -> Figure:
     """Draw each (K, C, H, W) array of pictures as a labelled row."""
     classes = max(len(pictures) for _, pictures in rows)
-    with matplotlib.rc_context(STYLE):
-        figure = Figure((WIDE, 0.52 * len(rows)), layout="constrained")
+    with matplotlib.rc_context(PRINT):
+        figure = Figure((TEXT, 0.52 * len(rows)), layout="constrained")
         every = figure.subplots(len(rows), 1, squeeze=False)[:, 0]
         for axes, (label, pictures) in zip(every, rows, strict=True):
             line = np.concatenate(list(pictures.transpose(0, 2, 3, 1)), axis=1)

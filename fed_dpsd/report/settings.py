@@ -28,6 +28,7 @@ RESULTS = {
 }
 ALPHA = "partition.alpha"
 GRID = "grid"
+PANEL = ("data", "num_classes", ALPHA)  # columns that a title or an axis shows, so names omit them
 NEEDED = ("key", "seed", "data", "num_classes", "mechanism", "teachers_per_client")
 NEEDED += ("student", "ensemble", *CLAIMS, *LEGEND)
 
@@ -107,19 +108,42 @@ def apart(settings: Sequence[Setting]) -> list[str]:
 def names(settings: Sequence[Setting], without: Sequence[str] = ()) -> list[str]:
     """Return a name for each setting, from the columns that differ, except `without`.
 
-    Words appear without their key; numbers and booleans follow it.
+    The name of a grid is followed by what differs within the grid. Words appear without their key;
+    numbers and booleans follow it.
     """
+    return [", ".join(own.values()) or "the only setting" for own in words(settings, without)]
+
+
+def words(settings: Sequence[Setting], without: Sequence[str] = ()) -> list[dict[str, str]]:
+    """Return the words of each setting's name, by column."""
     columns = [column for column in apart(settings) if column not in without]
-    return [
-        ", ".join(_word(column, s.values[column]) for column in columns if column in s.values)
-        or "the only setting"
-        for s in settings
-    ]
+    values: dict[tuple[str, str], set[str]] = {}  # of each column in each grid
+    for s in settings:
+        for column in columns:
+            values.setdefault((s.values.get(GRID, ""), column), set()).add(s.values.get(column, ""))
+
+    found = []
+    for s in settings:
+        grid = s.values.get(GRID, "")
+        own = [c for c in columns if not grid or c == GRID or len(values[grid, c]) > 1]
+        found.append({c: _word(c, s.values[c]) for c in own if c in s.values})
+    return found
 
 
 def _word(column: str, text: str) -> str:
     word = text.isidentifier() and text not in ("true", "false", "null")
     return text if word or column == GRID else f"{column.rpartition('.')[2]}={text}"
+
+
+def by_data(settings: Sequence[Setting], alphas: bool = False) -> dict[str, list[Setting]]:
+    """Group settings by data set and, with `alphas`, by Dirichlet alpha if there are several."""
+    several = alphas and len({setting.values.get(ALPHA) for setting in settings}) > 1
+    groups: dict[str, list[Setting]] = {}
+    for setting in settings:
+        alpha = setting.values.get(ALPHA, "")
+        title = setting.values["data"] + (f", alpha {alpha}" if several and alpha else "")
+        groups.setdefault(title, []).append(setting)
+    return groups
 
 
 def read(paths: Sequence[Path]) -> list[Setting]:

@@ -3,43 +3,47 @@
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from fed_dpsd.report.charts import ACCURACY, ENSEMBLE, Axis, Bars, Chart, Series
+from fed_dpsd.report.charts import Axis, Chart, Dots, Series, accuracy_axis
+from fed_dpsd.report.figures import number_of
 from fed_dpsd.report.literature import printed_for, published
-from fed_dpsd.report.settings import ALPHA, GRID, Row, Setting, names
+from fed_dpsd.report.settings import ALPHA, GRID, PANEL, Row, Setting, by_data, names
 
-PANEL = ("data", "num_classes", ALPHA)  # columns that a title or an axis shows, so names omit them
-MOST_SETTINGS = 60  # bars in one chart
+MOST_SETTINGS = 60  # dots in one chart
 LARGEST_EPSILON = 100.0  # a larger epsilon means no more, and is drawn beyond the axis
 CLAIM = "record_add_remove"
 ROUND_COLUMNS = ("round", "seconds", "forward_answers", "backward_answers", "student_accuracy")
 PUBLISHED = "published at the stated epsilon: not proven"
 
 
-def by_data(settings: Sequence[Setting], alphas: bool = False) -> dict[str, list[Setting]]:
-    """Group settings by data set and, with `alphas`, by Dirichlet alpha if there are several."""
-    several = alphas and len({setting.values.get(ALPHA) for setting in settings}) > 1
-    groups: dict[str, list[Setting]] = {}
-    for setting in settings:
-        alpha = setting.values.get(ALPHA, "")
-        title = setting.values["data"] + (f", alpha {alpha}" if several and alpha else "")
-        groups.setdefault(title, []).append(setting)
-    return groups
+def looks(settings: Sequence[Setting], names: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """Return the look of each named line (see `figures.look`): a method has a colour and a marker.
+
+    Lines of one method differ in dash and fill; if all are of one method, also in colour.
+    """
+    methods = dict(zip(names, (s.values.get("method", "") for s in settings), strict=True))
+    every = list(dict.fromkeys(methods.values()))
+    seen = dict.fromkeys(every, 0)
+    found = {}
+    for name, method in methods.items():
+        own = seen[method]
+        seen[method] += 1
+        found[name] = (number_of(method, every), own) if len(every) > 1 else (own, 0)
+    return found
 
 
 def _accuracy_axis(series: Sequence[Series]) -> Axis:
-    """Return the axis of accuracies; it starts above zero if all are high."""
-    least = min((y for s in series for _, y in s.points), default=0.0)
-    low = 10 * math.floor((least - 5) / 10) if least > 50 else 0
-    return Axis(f"{ACCURACY} (from {low} %)" if low else ACCURACY, low, 100)
+    """Return the axis of accuracies with their deviations."""
+    pairs = [(y, d) for s in series for (_, y), d in zip(s.points, s.deviations(), strict=True)]
+    return accuracy_axis([end for y, d in pairs for end in (y - d, y + d)])
 
 
-def _scored(name: str, points: Sequence[tuple[float, Setting]], kind: str = "line") -> Series:
+def _scored(name: str, points: Sequence[tuple[float, Setting]], look: tuple[int, int]) -> Series:
     """Return the series of students' known scores by ascending x."""
     scores = sorted((x, *setting.score("student")) for x, setting in points)
     known = [(x, mean, deviation) for x, mean, deviation in scores if not math.isnan(mean)]
-    return Series(name, [(x, mean) for x, mean, _ in known], [dev for *_, dev in known], kind)
+    deviations = [deviation for *_, deviation in known]
+    return Series(name, [(x, mean) for x, mean, _ in known], deviations, look=look)
 
 
 def comparable(settings: Sequence[Setting]) -> list[Setting]:
@@ -51,28 +55,37 @@ def comparable(settings: Sequence[Setting]) -> list[Setting]:
     return [s for s in settings if s.values.get("method") in methods and s.epsilon(CLAIM) > 0]
 
 
-def over_epsilon(settings: Sequence[Setting]) -> list[Chart]:
+def over_epsilon(settings: Sequence[Setting], most: int | None = None) -> list[Chart]:
     """Return accuracy against the proven epsilon, a chart for each data set and alpha.
 
     There are no charts with fewer than two finite epsilons. Methods without a proven epsilon and
     settings with epsilon 0 are omitted.
+
+    Args:
+        settings: the settings.
+        most: the number of lines in a chart, the best first; None for all.
     """
-    charts = []
-    for number, (title, group) in enumerate(by_data(comparable(settings), alphas=True).items()):
-        students, series = [], []
-        for name, own in _by_mechanism(group).items():
-            students.append(_scored(name, [(s.epsilon(CLAIM), s) for s in own]))
-            ensembles = [(s.epsilon(CLAIM), s.score("ensemble")[0]) for s in own]
-            known = sorted(point for point in ensembles if not math.isnan(point[1]))
-            series.append(Series(ENSEMBLE, known, kind="faint", like=name))
-        y = _accuracy_axis(students)
+    known, charts = comparable(settings), []
+    lines = _by_mechanism(known)
+    look = looks([own[0] for own in lines.values()], list(lines))
+    for number, (title, group) in enumerate(by_data(known, alphas=True).items()):
+        inside = set(map(id, group))
+        here = {name: [s for s in own if id(s) in inside] for name, own in lines.items()}
+        here = {name: own for name, own in here.items() if own}
+        best = _picked_lines(here, most)
+        note = _omitted(title, len(here), len(best), "lines")
+        students = [
+            _scored(name, [(s.epsilon(CLAIM), s) for s in own], look[name])
+            for name, own in best.items()
+        ]
+        y, series = _accuracy_axis(students), []
         papers = [p for p in published(group[0].values["data"]) if p.accuracy >= (y.low or 0)]
         papers.sort(key=lambda paper: (paper.epsilon, paper.accuracy))
         points = [(paper.epsilon, paper.accuracy) for paper in papers]
         labels = [paper.method for paper in papers]
         series.append(Series(PUBLISHED, points, kind="points", labels=labels))
-        if not y.low:
-            chance = 100 / int(group[0].values["num_classes"])
+        chance = 100 / int(group[0].values["num_classes"])
+        if (y.low or 0) <= chance:
             series.append(Series(f"chance: {chance:.0f} %", [(0, chance)], kind="level"))
         ends = "; ".join(
             f"{s.name}: {s.points[0][1]:.1f} to {s.points[-1][1]:.1f} %"
@@ -89,39 +102,51 @@ def over_epsilon(settings: Sequence[Setting]) -> list[Chart]:
         )
         heading = f"Accuracy of students against the proven epsilon: {title}"
         every = [*students, *series]
-        charts.append(Chart(f"epsilon-{number}", heading, text, x, y, every))
+        charts.append(Chart(f"epsilon-{number}", heading, text, x, y, every, None, note, title))
     return charts
 
 
 def _by_mechanism(settings: Sequence[Setting]) -> dict[str, list[Setting]]:
-    """Group settings by method, mechanism and number of teachers."""
-    several = len({setting.values.get("method", "") for setting in settings}) > 1
-    groups: dict[str, list[Setting]] = {}
+    """Group settings by grid or method, mechanism and number of teachers; name what differs."""
+    named = all(setting.values.get(GRID) for setting in settings)
+    groups: dict[tuple[str, str, str], list[Setting]] = {}
     for setting in settings:
         values = setting.values
         mechanism, teachers = values["mechanism"], int(values["teachers_per_client"])
         mechanism = "without privacy" if mechanism == "probabilities" else mechanism
-        method = f"{values.get('method', '')}, " if several else ""
-        name = f"{method}{mechanism}, {teachers} teacher{'s' * (teachers > 1)} per client"
-        groups.setdefault(name, []).append(setting)
-    return groups
+        number = f"{teachers} teacher{'s' * (teachers > 1)} per client"
+        line = values[GRID if named else "method"] if named or "method" in values else ""
+        groups.setdefault((line, mechanism, number), []).append(setting)
+
+    def name(line: str, mechanism: str, number: str) -> str:
+        alike = [key for key in groups if key[0] == line or not named]
+        shown = {
+            line: named or len({key[0] for key in groups}) > 1,
+            mechanism: not named or len({key[1] for key in alike}) > 1,
+            number: len({key[2] for key in alike}) > 1,
+        }
+        return ", ".join(part for part, differs in shown.items() if differs)
+
+    return {name(*key): own for key, own in groups.items()}
 
 
-def bars(settings: Sequence[Setting]) -> list[Bars]:
-    """Return a bar for each setting with a known score, by data set; [] for one or too many."""
+def dots(settings: Sequence[Setting]) -> list[Dots]:
+    """Return a dot for each setting with a known score, by data set; [] for one or too many."""
     known = [s for s in settings if not math.isnan(s.score("student")[0])]
     if not 1 < len(known) <= MOST_SETTINGS:
         return []
-    groups = by_data(known)
+    every = names(known, PANEL)
+    label, look = dict(zip(map(id, known), every, strict=True)), looks(known, every)
     charts = []
-    for number, (title, group) in enumerate(groups.items()):
-        labels = names(group, PANEL if len(groups) > 1 else ())
+    for number, (title, group) in enumerate(by_data(known, alphas=True).items()):
+        labels = [label[id(setting)] for setting in group]
         rows = [
             (label, *setting.score("student"), _printed(setting))
             for label, setting in zip(labels, group, strict=True)
         ]
         heading = f"Accuracy of students on the test images: {title}"
-        charts.append(Bars(f"settings-{number}", heading, rows))
+        own = [look[name] for name in labels]
+        charts.append(Dots(f"settings-{number}", heading, rows, own, panel=title))
     return charts
 
 
@@ -164,10 +189,12 @@ def over_rounds(
     """
     lines = {id(setting): mean_over_seeds(setting, rounds) for setting in settings}
     known = [setting for setting in settings if len(lines[id(setting)]) > 1]
-    labels = dict(zip(map(id, known), names(known, PANEL), strict=True))
+    every = names(known, PANEL)
+    labels, look = dict(zip(map(id, known), every, strict=True)), looks(known, every)
     charts = []
     for number, (title, group) in enumerate(by_data(known, alphas=True).items()):
-        best, note = _best(title, [(s.score("student")[0], s) for s in group], most, "settings")
+        best = picked(group, most)
+        note = _omitted(title, len(group), len(best), "settings")
         for column, name, x in (
             (0, "answers", Axis("teacher answers so far", logarithmic=True)),
             (1, "seconds", Axis("seconds of rounds so far", 0)),
@@ -176,10 +203,11 @@ def over_rounds(
             for setting in best:
                 points = [p for p in lines[id(setting)] if p[column] or not x.logarithmic]
                 drawn = [(p[column], p[2]) for p in points]
-                series.append(Series(labels[id(setting)], drawn, [p[3] for p in points], "band"))
+                label, deviations = labels[id(setting)], [p[3] for p in points]
+                series.append(Series(label, drawn, deviations, "band", look[label]))
             if any(each.points for each in series):
                 heading = f"Accuracy over {x.title}: {title}"
-                charts.append(_against(f"{name}-{number}", heading, x, series, note))
+                charts.append(_against(f"{name}-{number}", heading, x, series, note, title))
                 note = ""
     return charts
 
@@ -189,33 +217,60 @@ def over_alpha(settings: Sequence[Setting], most: int | None = None) -> list[Cha
     known = [setting for setting in settings if setting.values.get(ALPHA)]
     if len({float(setting.values[ALPHA]) for setting in known}) < 2:
         return []
-    labels = dict(zip(map(id, known), names(known, PANEL), strict=True))
-    x = Axis("Dirichlet alpha (small: clients differ more)", logarithmic=True)
+    every = names(known, PANEL)
+    labels, look = dict(zip(map(id, known), every, strict=True)), looks(known, every)
+    x = Axis("Dirichlet alpha (small: clients differ more)", logarithmic=True, apart=True)
     charts = []
     for number, (title, group) in enumerate(by_data(known).items()):
-        lines: dict[str, list[tuple[float, Setting]]] = {}
+        lines: dict[str, list[Setting]] = {}
         for setting in group:
-            point = (float(setting.values[ALPHA]), setting)
-            lines.setdefault(labels[id(setting)], []).append(point)
-        every = [_scored(name, points) for name, points in lines.items()]
-        scores = [(max((y for _, y in s.points), default=math.nan), s) for s in every]
-        series, note = _best(title, scores, most, "lines")
+            lines.setdefault(labels[id(setting)], []).append(setting)
+        best = _picked_lines(lines, most)
+        note = _omitted(title, len(lines), len(best), "lines")
+        series = [
+            _scored(name, [(float(s.values[ALPHA]), s) for s in own], look[name])
+            for name, own in best.items()
+        ]
         heading = f"Accuracy against alpha: {title}"
-        charts.append(_against(f"alpha-{number}", heading, x, series, note))
+        charts.append(_against(f"alpha-{number}", heading, x, series, note, title))
     return charts
 
 
-def _best(
-    title: str, scored: Sequence[tuple[float, Any]], most: int | None, noun: str
-) -> tuple[list[Any], str]:
-    """Return the items with the highest scores, and a note if there are more."""
-    if most is None or len(scored) <= most:
-        return [item for _, item in scored], ""
-    ranked = sorted(scored, key=lambda pair: math.inf if math.isnan(pair[0]) else -pair[0])
-    note = f"{title}: the {most} best of {len(scored)} {noun}."
-    return [item for _, item in ranked[:most]], note
+def picked(settings: Sequence[Setting], most: int | None) -> list[Setting]:
+    """Return the best settings, each method's best first; at most `most`, None for all."""
+    scores = {id(s): s.score("student")[0] for s in settings}
+    ranked = sorted(
+        settings, key=lambda s: math.inf if math.isnan(scores[id(s)]) else -scores[id(s)]
+    )
+    seen: dict[str, int] = {}
+    rank = {}
+    for setting in ranked:
+        method = setting.values.get("method", "")
+        rank[id(setting)] = seen[method] = seen.get(method, -1) + 1
+    return sorted(ranked, key=lambda s: rank[id(s)] if most else 0)[:most]
 
 
-def _against(name: str, title: str, x: Axis, series: Sequence[Series], note: str) -> Chart:
+def _picked_lines(
+    lines: Mapping[str, Sequence[Setting]], most: int | None
+) -> dict[str, Sequence[Setting]]:
+    """Return the lines with the best settings, each method's best first, in their order."""
+    tops = {name: max(own, key=_known_score) for name, own in lines.items()}
+    kept = list(map(id, picked(list(tops.values()), most)))
+    return {name: own for name, own in lines.items() if id(tops[name]) in kept}
+
+
+def _known_score(setting: Setting) -> float:
+    score = setting.score("student")[0]
+    return -math.inf if math.isnan(score) else score
+
+
+def _omitted(title: str, known: int, shown: int, noun: str) -> str:
+    """Return a note on what a chart omits; "" if it has everything."""
+    return f"{title}: the best {shown} of {known} {noun}." if shown < known else ""
+
+
+def _against(
+    name: str, title: str, x: Axis, series: Sequence[Series], note: str, panel: str
+) -> Chart:
     text = "; ".join(f"{s.name}: {s.points[-1][1]:.1f} %" for s in series if s.points)
-    return Chart(name, title, text, x, _accuracy_axis(series), series, note=note)
+    return Chart(name, title, text, x, _accuracy_axis(series), series, None, note, panel)

@@ -1,4 +1,4 @@
-"""Tables of settings as Markdown and CSV, their paired differences, and tables of attacks."""
+"""Tables of settings as Markdown, LaTeX and CSV, paired differences, and tables of attacks."""
 
 import csv
 import io
@@ -6,6 +6,7 @@ import math
 import statistics
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,19 @@ from fed_dpsd.report.settings import (
     LABEL,
     LABEL_LEGEND,
     LEGEND,
+    PANEL,
     REASON,
     SCORES,
     Setting,
     apart,
+    by_data,
     names,
+    words,
 )
 from fed_dpsd.storage import encoded, write_atomically, writing
 
 FIRST_LINE = "<!-- Written by `fed-dpsd report`: edit the table it was made from instead. -->"
+LATEX_START = "% Written by `fed-dpsd report`. It needs \\usepackage{booktabs}."
 SUMMARY_START = "seeds,"
 # Title, columns to sum, factor of the sum, digits after the point.
 COSTS = (
@@ -35,8 +40,9 @@ COSTS = (
 )
 CONFIDENCE = 0.95
 DIFFERENCES = (
-    "Differences between students, in points: the mean over the seeds that both settings have, and "
-    f"the {CONFIDENCE:.0%} interval of a paired t-test."
+    "Differences between students, in points: the mean and standard deviation over pairs of runs "
+    "with equal seeds and equal values of all other varied keys, and the "
+    f"{CONFIDENCE:.0%} interval of a paired t-test."
 )
 
 
@@ -88,7 +94,10 @@ def origin(settings: Sequence[Setting]) -> str:
 
 def markdown(settings: Sequence[Setting], differences: Sequence[Sequence[str]] = ()) -> str:
     """Return the page: the preface, the rows, paired differences if any, and their origin."""
-    parts = [FIRST_LINE, paragraph(preface(settings)), pipes(rows(settings))]
+    parts = [FIRST_LINE]
+    if len(settings) > 1:
+        parts.append(Grid.of(settings).markdown())
+    parts += [paragraph(preface(settings)), pipes(rows(settings))]
     if differences:
         parts += [paragraph(DIFFERENCES), pipes(differences)]
     return "\n\n".join([*parts, paragraph(origin(settings))]) + "\n"
@@ -201,45 +210,68 @@ def write_own(path: Path, text: str, start: str = FIRST_LINE) -> Path:
 
 
 def differences(settings: Sequence[Setting], against: str) -> list[list[str]]:
-    """Return the header, and a row for each other setting: its score minus the score of `against`.
+    """Return the header, and rows of other settings' scores minus the scores of `against`.
 
-    A difference is a mean over the shared seeds, in points. Its interval is from a paired t-test,
-    which assumes normal differences over seeds and needs two seeds.
+    Two runs are a pair if their seeds, data and alphas are equal, and so is every key that varies
+    among the settings called `against`. A line of settings has a row for all its pairs, and a row
+    for each setting. The interval is from a paired t-test, which assumes normal differences and
+    needs two pairs.
 
     Args:
         settings: the settings of a report.
-        against: name of one setting, as `names` returns it.
+        against: a setting, a line of settings that differ in the data or in alpha, or a grid or
+            another value, as `names` writes it.
 
     Raises:
         UserError: no setting has that name.
     """
-    known = dict(zip(names(settings), settings, strict=True))
-    if against not in known:
+    full, lines, every = names(settings), names(settings, PANEL), words(settings)
+    base: list[Setting] = []
+    for texts in (
+        [[name] for name in full],
+        [[name] for name in lines],
+        [w.values() for w in every],
+    ):
+        base = base or [s for s, own in zip(settings, texts, strict=True) if against in own]
+    if not base:
         raise UserError(
             f"--against={against!r} is not a setting of these tables; give one of: "
-            f"{'; '.join(known)}"
+            f"{'; '.join(dict.fromkeys(lines))}"
         )
-    base = known.pop(against)
-    shown = ["student", "auroc_student"] if base.values["num_classes"] == "2" else ["student"]
-    lines = [[f"minus {against}", *shown, "seeds"]]
-    for name, setting in known.items():
-        pairs = [_pairs(setting, base, score) for score in shown]
-        lines.append([name, *map(_interval, pairs), str(len(pairs[0]))])
-    return lines
+    paired = ("seed", *dict.fromkeys([*PANEL, *apart(base)]))
+    scores = ["student", "auroc_student"] if base[0].values["num_classes"] == "2" else ["student"]
+    others: dict[str, list[tuple[str, Setting]]] = {}
+    for setting, name, line in zip(settings, full, lines, strict=True):
+        if setting not in base:
+            others.setdefault(line, []).append((name, setting))
+    table = [[f"minus {against}", *scores, "pairs"]]
+    for line, own in others.items():
+        rows = [(line, [s for _, s in own])] * (len(own) > 1) + [(name, [s]) for name, s in own]
+        for name, some in rows:
+            pairs = [_pairs(some, base, paired, score) for score in scores]
+            table.append([name, *map(_interval, pairs), str(len(pairs[0]))])
+    return table
 
 
-def _pairs(setting: Setting, base: Setting, score: str) -> list[float]:
-    """Return the differences in points, one for each seed for which both have a score."""
-    others = {run["seed"]: run for run in base.runs}
-    return [
-        100 * (float(run[score]) - float(others[run["seed"]][score]))
-        for run in setting.runs
-        if run.get(score) and others.get(run["seed"], {}).get(score)
-    ]
+def _pairs(
+    settings: Sequence[Setting], base: Sequence[Setting], keys: Sequence[str], score: str
+) -> list[float]:
+    """Return the differences in points of all pairs of runs in which both have a score."""
+
+    def scores(some: Sequence[Setting]) -> dict[tuple[str, ...], float]:
+        runs = [(setting.values, run) for setting in some for run in setting.runs]
+        return {
+            tuple({**values, **run}.get(key, "") for key in keys): float(run[score])
+            for values, run in runs
+            if run.get(score)
+        }
+
+    known = scores(base)
+    return [100 * (own - known[at]) for at, own in scores(settings).items() if at in known]
 
 
 def _interval(values: Sequence[float]) -> str:
-    """Return the mean with its confidence interval; "" for no values, only the mean for one."""
+    """Return the mean, deviation and confidence interval; only the mean for one value."""
     from scipy.stats import t
 
     if not values:
@@ -247,8 +279,109 @@ def _interval(values: Sequence[float]) -> str:
     mean, count = statistics.fmean(values), len(values)
     if count == 1:
         return f"{mean:+.1f}"
-    reach = t.ppf((1 + CONFIDENCE) / 2, count - 1) * statistics.stdev(values) / count**0.5
-    return f"{mean:+.1f} ({mean - reach:+.1f} to {mean + reach:+.1f})"
+    deviation = statistics.stdev(values)
+    reach = t.ppf((1 + CONFIDENCE) / 2, count - 1) * deviation / count**0.5
+    return f"{mean:+.1f} ± {deviation:.1f} ({mean - reach:+.1f} to {mean + reach:+.1f})"
+
+
+# --- lines by alpha ---
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Students' accuracies with a row for each method or other line, and a column for each alpha.
+
+    Args:
+        columns: the titles of the columns.
+        rows: the name of each row; its largest epsilon; and for each column the mean and deviation
+            in percent, NaN if unknown, and whether it is among the best.
+        caption: what the numbers are.
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[tuple[str, float, Sequence[tuple[float, float, bool]]]]
+    caption: str
+
+    @classmethod
+    def of(cls, settings: Sequence[Setting]) -> "Grid":
+        """Return the table of settings, with a column for each data set and alpha."""
+        line = dict(zip(map(id, settings), names(settings, PANEL), strict=True))
+        groups = by_data(settings, alphas=True)
+        columns = []
+        for group in groups.values():
+            scores = {line[id(s)]: s.score("student") for s in group}
+            known = [score for score in scores.values() if not math.isnan(score[0])]
+            top, reach = max(known, default=(math.nan, math.nan))
+            least = top - (0 if math.isnan(reach) else reach)
+            columns.append({name: (*score, score[0] >= least) for name, score in scores.items()})
+        unknown = (math.nan, math.nan, False)
+        rows = []
+        scored = (s for s in settings if not math.isnan(s.score("student")[0]))
+        for name in dict.fromkeys(line[id(s)] for s in scored):
+            epsilon = max(s.epsilon(CLAIMS[0]) for s in settings if line[id(s)] == name)
+            rows.append((name, epsilon, [column.get(name, unknown) for column in columns]))
+        seeds = sorted({len(setting.runs) for setting in settings})
+        number = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"{seeds[0]}"
+        caption = (
+            "Accuracy of students on the test images in %, mean and standard deviation over "
+            f"{number} seed{'s' * (seeds != [1])}. Bold: the best of a column, and all within its "
+            f"standard deviation. {_bounds(settings)}"
+        )
+        return cls(list(groups), rows, caption)
+
+    def markdown(self) -> str:
+        """Return the table with its caption."""
+        lines = [["", *self.columns, "epsilon"]]
+        for name, epsilon, cells in self.rows:
+            texts = [
+                f"**{spread(mean, deviation)}**" if best else spread(mean, deviation)
+                for mean, deviation, best in cells
+            ]
+            lines.append([name, *texts, rounded_up(epsilon)])
+        return f"{paragraph(self.caption)}\n\n{pipes(lines)}"
+
+    def latex(self, label: str) -> str:
+        """Return the table for LaTeX with booktabs, to be cited as tab:LABEL."""
+        head = " & ".join(["", *map(_latex, self.columns), "$\\varepsilon$"])
+        lines = [
+            *(LATEX_START, "\\begin{table}", "  \\centering"),
+            f"  \\caption{{{_latex(self.caption)}}}",
+            f"  \\label{{tab:{label}}}",
+            f"  \\begin{{tabular}}{{l{'c' * len(self.columns)}r}}",
+            *("    \\toprule", f"    {head} \\\\", "    \\midrule"),
+        ]
+        for name, epsilon, cells in self.rows:
+            bound = "$\\infty$" if math.isinf(epsilon) else rounded_up(epsilon)
+            texts = [_latex(name), *(_latex_score(*cell) for cell in cells), bound]
+            lines.append(f"    {' & '.join(texts)} \\\\")
+        return "\n".join([*lines, "    \\bottomrule", "  \\end{tabular}", "\\end{table}", ""])
+
+
+def _bounds(settings: Sequence[Setting]) -> str:
+    """Return sentences on the epsilons of a table, with their unit, trust, delta and caveats."""
+    proven = [s for s in settings if 0 < s.epsilon(CLAIMS[0]) < math.inf]
+    if not proven:
+        return "No epsilon is proven for a record."
+    together = Setting({}, [run for setting in proven for run in setting.runs])
+    notes = f" Caveats: {', '.join(together.caveats)}." if together.caveats else ""
+    return (
+        "Epsilon: the largest proven for a run of the row (record, add_remove, trust "
+        f"{together.all_of('trust')}, delta {together.all_of('delta')}).{notes}"
+    )
+
+
+def _latex_score(mean: float, deviation: float, best: bool) -> str:
+    if math.isnan(mean):
+        return "--"
+    text = f"\\textbf{{{mean:.1f}}}" if best else f"{mean:.1f}"
+    return text if math.isnan(deviation) else f"{text} $\\pm$ {deviation:.1f}"
+
+
+def _latex(text: str) -> str:
+    """Return plain text for LaTeX."""
+    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    special |= {letter: f"\\{letter}" for letter in "&%$#_{}"}
+    return "".join(special.get(letter, letter) for letter in text)
 
 
 # --- attacks ---

@@ -14,6 +14,7 @@ import io
 import itertools
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,12 +24,12 @@ from typing import Any
 import torch
 
 from fed_dpsd.accounts.card import mechanism_of
-from fed_dpsd.config.grid import expand, names
+from fed_dpsd.config.grid import expand, names, own_grid
 from fed_dpsd.errors import ConfigError, UserError, one_line
-from fed_dpsd.experiment import Experiment, from_overrides
+from fed_dpsd.experiment import Experiment, calibrated, from_overrides
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, weakest
 from fed_dpsd.progress import reporting
-from fed_dpsd.server.run_folder import new_run_folder, read_log
+from fed_dpsd.server.run_folder import new_run_folder, open_run_folder, read_log
 from fed_dpsd.server.summary import ANSWERS, TRAVELLED, read_summary
 from fed_dpsd.storage import encoded, write_together, writing
 
@@ -92,39 +93,85 @@ def _plain(text: str) -> float:
     return int(number) if number.is_integer() else number
 
 
-def plan(overrides: Sequence[str], folder: Path, base: Path, say: Say) -> list[Cell]:
+def folder_name(experiment: Experiment, grid: str, key: str) -> str:
+    """Return a cell's folder: its grid or method, data, partition, seed, and part of its key."""
+    config, partition = experiment.config, experiment.partition
+    alpha = getattr(partition, "alpha", None)
+    kind = config.partition["name"] if alpha is None else f"alpha{alpha:g}"
+    words = grid or experiment.method_name, config.data.name, kind, f"seed{config.seed}", key
+    return "-".join(re.sub(r"[^\w.]+", "_", word) for word in words)
+
+
+def plan(
+    overrides: Sequence[str], folder: Path, base: Path, say: Say, only: Sequence[str] = ()
+) -> list[Cell]:
     """Set up every distinct cell, before reading any data.
 
+    All keys and values of all cells are checked before any noise is calibrated, which is slow.
+
     Args:
-        overrides: as for `expand`.
+        overrides: as for `own_grid` and `expand`.
         folder: parent of the run folders.
         base: folder that paths are relative to.
         say: called with progress, since calibration takes seconds, and with duplicate cells.
+        only: as for `expand`.
 
     Raises:
         ConfigError: every problem of every cell.
     """
-    cells: dict[str, Cell] = {}
-    problems: dict[str, list[str]] = {}
-    points = expand(overrides)
-    for number, (name, point) in enumerate(zip(names(points), points, strict=True), start=1):
-        grid, values = point
-        say(f"setting up {number}/{len(points)}: {name}")
-        try:
-            experiment = from_overrides([f"{key}={value}" for key, value in values.items()], base)
-        except ConfigError as error:
-            for problem in error.problems:
-                problems.setdefault(problem, []).append(name)
-            continue
-        key = cell_key(experiment)
-        if key in cells:
-            say(f"{name} has the same configuration as {cells[key].name}: one run for both")
-            continue
-        places = {"out": str(folder), "run_folder": str(folder / key)}
-        config = dataclasses.replace(experiment.config, **places)
-        cells[key] = Cell(key, name, grid, values, dataclasses.replace(experiment, config=config))
-    _raise_once(problems, len(points))
+    with own_grid(overrides, base) as known:
+        points = expand(known, only)
+        described = list(zip(names(points), points, strict=True))
+        problems = _Problems(len(points))
+        bound = []
+        for name, point in described:
+            with problems.of(name):
+                typed = [f"{key}={value}" for key, value in point.overrides.items()]
+                bound.append((name, point, from_overrides(typed, base, calibrate=False)))
+        problems.finish()
+        cells: dict[str, Cell] = {}
+        folders: dict[str, str] = {}
+        for number, (name, point, experiment) in enumerate(bound, start=1):
+            if experiment.config.privacy.target_epsilon is not None:
+                say(f"calibrating noise {number}/{len(points)}: {name}")
+            with problems.of(name):
+                experiment = calibrated(experiment)
+                key = cell_key(experiment)
+                if key in cells:
+                    say(f"{name} has the same configuration as {cells[key].name}: one run for both")
+                    continue
+                own = _folder_of(experiment, point.grid, key, folder, folders)
+                folders[own] = key
+                places = {"out": str(folder), "run_folder": str(folder / own)}
+                config = dataclasses.replace(experiment.config, **places)
+                experiment = dataclasses.replace(experiment, config=config)
+                cells[key] = Cell(own, name, point.grid, point.overrides, experiment)
+        problems.finish()
     return list(cells.values())
+
+
+def _folder_of(
+    experiment: Experiment, grid: str, key: str, parent: Path, taken: Mapping[str, str]
+) -> str:
+    """Return the name of a cell's folder: that of an earlier sweep, or a new one.
+
+    Four digits of the key suffice, unless two cells share them and all the rest of the name.
+    """
+    short = key[:4]
+    there = {path.name: _key_in(path) for path in sorted(parent.glob(f"*-{short}*/"))}
+    if found := [name for name, own in there.items() if own == key]:
+        return found[0]
+    name = folder_name(experiment, grid, short)
+    free = taken.get(name, key) == key and there.get(name) is None
+    return name if free else folder_name(experiment, grid, key)
+
+
+def _key_in(folder: Path) -> str | None:
+    """Return the key of the run in a folder; None if the folder holds no run, or a broken one."""
+    try:
+        return cell_key(open_run_folder(folder))
+    except UserError:
+        return None
 
 
 def check(cells: Sequence[Cell], ready: Callable[[Experiment, Sequence[str]], Any]) -> list[Any]:
@@ -137,28 +184,48 @@ def check(cells: Sequence[Cell], ready: Callable[[Experiment, Sequence[str]], An
     Raises:
         ConfigError: every problem of every cell.
     """
-    problems: dict[str, list[str]] = {}
+    problems = _Problems(len(cells))
     found = []
     for cell in cells:
         if cell.finished:
             continue
         overrides = [f"{key}={value}" for key, value in cell.overrides.items()]
-        try:
+        with problems.of(cell.name):
             found.append(ready(cell.experiment, overrides))
-        except UserError as error:
-            problems.setdefault(str(error), []).append(cell.name)
-    _raise_once(problems, len(cells))
+    problems.finish()
     return found
 
 
-def _raise_once(problems: Mapping[str, Sequence[str]], cells: int) -> None:
-    """Raise ConfigError with each problem once, and a cell's name unless all cells have it."""
-    lines = [
-        problem if len(names) == cells or names[0] in problem else f"{problem} (in {names[0]})"
-        for problem, names in problems.items()
-    ]
-    if lines:
-        raise ConfigError(lines)
+class _Problems:
+    """The problems of many cells, each of which is reported once.
+
+    Args:
+        cells: the number of cells.
+    """
+
+    def __init__(self, cells: int) -> None:
+        self._cells = cells
+        self._found: dict[str, list[str]] = {}
+
+    @contextlib.contextmanager
+    def of(self, name: str) -> Iterator[None]:
+        """Catch the errors of the cell with this name."""
+        try:
+            yield
+        except UserError as error:
+            for problem in error.problems if isinstance(error, ConfigError) else [str(error)]:
+                self._found.setdefault(problem, []).append(name)
+
+    def finish(self) -> None:
+        """Raise ConfigError for all problems; each names a cell unless all cells have it."""
+        lines = [
+            problem
+            if len(names) == self._cells or names[0] in problem
+            else f"{problem} (in {names[0]})"
+            for problem, names in self._found.items()
+        ]
+        if lines:
+            raise ConfigError(lines)
 
 
 def run(cells: Sequence[Cell], work: Work, table: Path, say: Say) -> dict[str, str]:
@@ -188,7 +255,7 @@ def run(cells: Sequence[Cell], work: Work, table: Path, say: Say) -> dict[str, s
         for wait in (False, True):
             held = []
             for cell in waiting:
-                with _lock(cell.folder.with_suffix(".lock"), wait) as mine:
+                with _lock(cell.folder.with_name(f"{cell.key}.lock"), wait) as mine:
                     if not mine:
                         held.append(cell)
                         say(f"running in another process, checked again later: {cell.name}")

@@ -1,11 +1,16 @@
 """Charts and figures: the numbers that they show, and the files that they are written to."""
 
+import itertools
 import math
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PathCollection
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 from PIL import Image
 
 from fed_dpsd.errors import UserError
@@ -119,12 +124,20 @@ def test_svg_is_small_deterministic_and_follows_the_page():
     assert not set(re.findall(r'id="([^"]+)"', svg)) & set(re.findall(r'id="([^"]+)"', other))
 
 
-def test_a_figure_is_written_as_png_at_twice_the_readmes_width_and_as_the_same_pdf(tmp_path):
-    figure = figures.draw([chart(Series("s", [(1, 50), (2, 60)]))], across=1)
-    assert Image.open(figures.save(figure, tmp_path / "new" / "a.png")).size[0] == 1800
-    first, second = (figures.save(figure, tmp_path / f"{n}.pdf").read_bytes() for n in (1, 2))
-    assert first == second
-    assert first.startswith(b"%PDF")
+def test_r4_a_figure_has_a_papers_width_in_every_form(tmp_path):
+    lines = [chart(Series("s", [(1, 50), (2, 60)]))]
+    for width in (figures.COLUMN, figures.TEXT):
+        figure = figures.draw(lines, width)
+        picture = Image.open(figures.save(figure, tmp_path / "new" / "a.png"))
+        assert picture.size[0] == pytest.approx(300 * width, abs=1)
+        pdf, again = (figures.save(figure, tmp_path / f"{n}.pdf").read_bytes() for n in (1, 2))
+        assert pdf == again
+        assert float(re.search(rb"MediaBox \[ 0 0 ([\d.]+)", pdf)[1]) == pytest.approx(72 * width)
+        assert b"/Type3" not in pdf  # journals reject these fonts
+        svg = figures.save(figure, tmp_path / "a.svg").read_text()
+        assert float(re.search(r'width="([\d.]+)pt"', svg)[1]) == pytest.approx(72 * width)
+        sizes = [text.get_fontsize() for text in figure.findobj(Text) if text.get_text()]
+        assert min(sizes) >= 6.5
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"a.png cannot be written .*choose another folder"):
         figures.save(figure, tmp_path / "file" / "a.png")
@@ -169,14 +182,11 @@ def test_each_mechanism_and_number_of_teachers_is_a_series(over_epsilon):
     assert [y for _, y in label.points] == pytest.approx([10, 30])
     assert label.deviations() == pytest.approx([0, 10 * math.sqrt(2)])
     assert found["without privacy, 1 teacher per client"].points[0][0] == math.inf
-    ensembles = {s.like: s.points for s in over_epsilon.series if s.kind == "faint"}
-    assert ensembles["label, 1 teacher per client"] == [(1, 90), (2, 90)]
-    assert ensembles["dp_sgd probabilities, 1 teacher per client"] == []
     assert by_name(over_epsilon)["chance: 10 %"].points == [(0, 10)]
 
 
 def test_published_points_are_hollow_named_and_never_drawn_as_proven(over_epsilon):
-    (axes,) = figures.draw([over_epsilon], across=1).axes
+    (axes,) = figures.draw([over_epsilon], figures.TEXT).axes
     (points,) = (found for found in axes.collections if isinstance(found, PathCollection))
     assert not len(points.get_facecolors())
     drawn = sorted((float(x), float(y)) for x, y in points.get_offsets())
@@ -224,7 +234,7 @@ def test_a_line_is_the_mean_over_seeds_of_each_round_in_a_band_of_one_deviation(
     assert [x for x, _ in by_name(seconds)["dpsd"].points] == [1.5, 4]
     assert not by_name(answers)["fedavg"].points  # it asks no teacher
     assert by_name(seconds)["fedavg"].points
-    left, right = figures.draw([answers, seconds], across=2).axes
+    left, right = figures.draw([answers, seconds], figures.TEXT, 2).axes
     assert (left.get_xscale(), right.get_xscale()) == ("log", "linear")
     colours = [
         [line.get_color() for line in axes.lines if len(line.get_xdata())] for axes in (left, right)
@@ -240,7 +250,7 @@ def test_of_many_settings_a_page_has_the_best(table):
     rows = [{"answers.k": k, "student": k / 10} for k in range(1, 6)]
     known = rounds(*((f"curve.csv{n}", k, k, 10 * k, 0, 0.5) for n in range(5) for k in (1, 2)))
     chart, _ = sweep_charts.over_rounds(read([table(*rows)]), known, 2)
-    assert chart.note == "mnist: the 2 best of 5 settings."
+    assert chart.note == "mnist: the best 2 of 5 settings."
     assert [series.name for series in chart.series] == ["k=5", "k=4"]
 
 
@@ -280,7 +290,7 @@ def test_settings_that_differ_in_alpha_alone_are_a_line(table):
     assert sweep_charts.over_alpha(one) == []
 
 
-def test_a_bar_shows_mean_and_deviation_and_what_a_table_prints_for_its_grid(table):
+def test_a_dot_shows_mean_and_deviation_and_what_a_table_prints_for_its_grid(table):
     first, second = (
         {"experiment": "table6", "grid": grid} for grid in ("labels, all", "labels, without IE")
     )
@@ -288,20 +298,96 @@ def test_a_bar_shows_mean_and_deviation_and_what_a_table_prints_for_its_grid(tab
         *(first | {"seed": 0, "student": 0.5}, first | {"seed": 1, "student": 0.7}),
         second | {"seed": 0, "student": 0.9},
     )
-    (bars,) = sweep_charts.bars(read([path]))
-    assert [row[0] for row in bars.rows] == ["labels, all", "labels, without IE"]
-    assert bars.rows[0][1:] == pytest.approx((60, 200**0.5, 98.19))
-    assert bars.numbers()[1][1] == ["labels, without IE", "90.0", "94.32"]
-    (axes,) = figures.draw_bars([bars]).axes
-    assert [bar.get_width() for bar in axes.patches] == pytest.approx([60, 90])
+    (dots,) = sweep_charts.dots(read([path]))
+    assert [row[0] for row in dots.rows] == ["labels, all", "labels, without IE"]
+    assert dots.rows[0][1:] == pytest.approx((60, 200**0.5, 98.19))
+    assert dots.numbers()[1][1] == ["labels, without IE", "90.0", "94.32"]
+    (axes,) = figures.draw_dots([dots]).axes
+    assert [found.lines[0].get_xdata()[0] for found in axes.containers] == pytest.approx([60, 90])
     assert [list(line.get_xdata()) for line in axes.lines if line.get_marker() == "D"] == [
         *([98.19], [94.32])
     ]
-    assert {"60.0 ± 14.1 %", "90.0 %"} < {text.get_text() for text in axes.texts}
+    assert {"60.0 ± 14.1", "90.0"} <= {text.get_text() for text in axes.texts}
     many = [{"grid": f"{number}"} for number in range(sweep_charts.MOST_SETTINGS + 1)]
-    assert sweep_charts.bars(read([table(*many)])) == []
-    assert sweep_charts.bars(read([table({})])) == []
-    assert figures.draw([]) is figures.draw_bars([]) is None
+    assert sweep_charts.dots(read([table(*many)])) == []
+    assert sweep_charts.dots(read([table({})])) == []
+    assert figures.draw([]) is figures.draw_dots([]) is None
+
+
+def test_r3_a_method_has_one_colour_and_marker_in_every_chart_and_sweep(table):
+    """Its lines differ in dash or fill, and every varied key is in their names."""
+    rows = [
+        {"method": method, "partition.alpha": alpha, "rounds": number, "grid": grid, "seed": 0}
+        for method, grid, number in (
+            *(("fedavg", "FedAVG", 1), ("fed_dpsd", "FedDPSD", 1), ("fed_dpsd", "FedDPSD", 2)),
+            ("mine", "Mine", 1),
+        )
+        for alpha in (0.5, 0.1)
+    ]
+    known = rounds(*((f"curve.csv{n}", k, k, 10 * k, 0, 0.5) for n in range(8) for k in (1, 2)))
+    settings = read([table(*rows)])
+    found, names = {}, set()
+    charts = sweep_charts.over_rounds(settings, known) + sweep_charts.over_alpha(settings)
+    for series in (s for chart in charts for s in chart.series):
+        found.setdefault(series.name.partition(",")[0], set()).add(series.look[0])
+        names.add((series.name, series.look))
+    for dots in sweep_charts.dots(settings):
+        for (name, *_), own in zip(dots.rows, dots.looks, strict=True):
+            found[name.partition(",")[0]].add(own[0])
+            names.add((name, own))
+    assert {method: len(numbers) for method, numbers in found.items()} == dict.fromkeys(found, 1)
+    assert {name for name, _ in names} == {
+        *("FedAVG", "FedDPSD, rounds=1", "FedDPSD, rounds=2", "Mine"),
+    }
+    assert len(names) == 4  # a line has the same look everywhere
+    other = read([table(*({"method": m, "seed": 0} for m in ("dense", "fed_dpsd")), name="o.csv")])
+    numbers = sweep_charts.looks(other, ["DENSE", "FedDPSD"])
+    assert numbers["FedDPSD"][0] in found["FedDPSD"]
+    looks = [figures.look(number, variant) for number, variant in dict(names).values()]
+    assert len({(look["color"], look["marker"]) for look in looks}) == 3
+    assert len({str(look) for look in looks}) == 4
+
+
+@pytest.mark.parametrize("kind", ["epsilon", "alpha", "settings"])
+def test_r4_axes_show_the_differences_and_no_label_is_printed_over_another(table, kind):
+    """Accuracies of 94.7 to 95.4 fill most of the axis, unless one is at chance."""
+    rows = [
+        {"student": 0.947 + 0.001 * n, "seed": 0, "partition.alpha": (1, 3)[n % 2]}
+        | {"record_add_remove": (3000, 4000)[n % 2] / 1000, "method": "abcd"[n // 2]}
+        for n in range(8)
+    ]
+    charts_of = {"epsilon": sweep_charts.over_epsilon, "alpha": sweep_charts.over_alpha}
+    for worst, full in ((0.947, True), (0.1, False)):
+        settings = read([table(*[rows[0] | {"student": worst}, *rows[1:]])])
+        if kind == "settings":
+            axes = figures.draw_dots(sweep_charts.dots(settings), figures.COLUMN).axes[0]
+            low, high = axes.get_xlim()
+        else:
+            axes = figures.draw(charts_of[kind](settings), figures.COLUMN).axes[0]
+            low, high = axes.get_ylim()
+        assert ((high - low) < 3) == full
+        assert (low == 0) != full
+        assert overlapping(axes) == []
+
+
+def overlapping(axes):
+    """The tick labels that are printed over the one before them."""
+    canvas = FigureCanvasAgg(axes.figure)
+    canvas.draw()
+    found = []
+    for axis in (axes.xaxis, axes.yaxis):
+        labels = [label for label in axis.get_ticklabels() if label.get_text()]
+        boxes = [label.get_window_extent(canvas.get_renderer()) for label in labels]
+        pairs = zip(itertools.pairwise(labels), itertools.pairwise(boxes), strict=True)
+        found += [two[0].get_text() for two, (a, b) in pairs if a.overlaps(b)]
+    return found
+
+
+def test_r4_overlapping_labels_are_found():
+    axes = Figure((3.3, 2)).add_subplot()
+    axes.set_xticks([1, 1.01], ["3x10^3", "4x10^3"])
+    axes.set_xlim(0, 2)
+    assert overlapping(axes) == ["3x10^3"]
 
 
 # --- confusions, clients, attacks ---
@@ -321,8 +407,8 @@ def test_a_matrix_is_summed_over_seeds_and_normalised_by_true_class(table):
     shown = np.ma.filled(first.images[0].get_array(), np.nan)
     assert shown[0].tolist() == [7 / 8, 1 / 8]
     assert np.isnan(shown[1]).all()
-    assert [text.get_text() for text in first.get_yticklabels()] == ["0: 88 %", "1"]
-    assert [text.get_text() for text in second.get_yticklabels()] == ["0", "1: 0 %"]
+    assert [text.get_text() for text in first.texts] == ["88", "12"]
+    assert [text.get_text() for text in second.texts] == ["100"]
     assert (first.get_title(), second.get_title()) == ("dpsd", "dense")
     for column, value in (("truth", 10), ("predicted", -1), ("truth", 0.5)):
         row = {"truth": 0, "predicted": 0} | {column: value}
@@ -360,25 +446,32 @@ def test_attacks_have_a_panel_for_each_victim_and_a_cap_only_where_there_is_one(
 # --- files ---
 
 
-def test_what_there_are_no_numbers_for_is_not_written(table, tmp_path):
+def test_what_there_are_no_numbers_for_is_not_written(table, tmp_path, monkeypatch):
+    monkeypatch.setattr(figures, "save", lambda figure, file: file)  # slow, and tested above
     path = table({"partition.alpha": 1}, {"partition.alpha": 2, "record_add_remove": 1})
 
     def written(path, *against):
         return [file.name for file in pages.write([path], tmp_path / "out", *against)]
 
     def both(kind):
-        return [f"curve{kind}.png", f"curve{kind}.pdf"]
+        return {f"curve{kind}.{suffix}" for suffix in ("png", "pdf", "svg")} | {
+            f"curve{kind}_column.{suffix}" for suffix in ("pdf", "svg")
+        }
 
-    first = ["curve.md", "curve_summary.csv"]
-    assert written(path) == [*first, *both(""), *both("_alpha"), "curve.html"]
+    first = ["curve.md", "curve_summary.csv", "curve.tex"]
+    found = written(path)
+    assert (found[:3], found[-1]) == (first, "curve.html")
+    assert set(found[3:-1]) == both("") | both("_alpha")
     columns = ",".join(("key", *sweep_charts.ROUND_COLUMNS))
     lines = f"{columns}\ncurve.csv0,1,1,5,0,0.5\ncurve.csv0,2,2,9,0,0.6\n"
     (tmp_path / "curve_rounds.csv").write_text(lines)
     (tmp_path / "curve_confusion.csv").write_text("key,truth,predicted,count\ncurve.csv0,1,1,5\n")
-    every = [*both(""), *both("_progress"), *both("_alpha"), *both("_confusion")]
-    assert written(path) == [*first, *every, "curve.html"]
+    every = set().union(*map(both, ("", "_progress", "_alpha", "_confusion")))
+    assert set(written(path)[3:-1]) == every
     old = written(table({"grid": "first"}, {"grid": "second", "seed": 0}, name="old.csv"), "first")
-    assert old == ["old.md", "old_summary.csv", "old_settings.png", "old_settings.pdf", "old.html"]
+    assert {Path(name).stem for name in old} == {
+        *("old", "old_summary", "old_settings", "old_settings_column"),
+    }
     for name in ("old.md", "old.html"):
         assert "minus first" in (tmp_path / "out" / name).read_text()
         assert "minus" not in (tmp_path / "out" / name.replace("old", "curve")).read_text()

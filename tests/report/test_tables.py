@@ -16,6 +16,7 @@ from fed_dpsd.report.sweep_charts import ROUND_COLUMNS
 from fed_dpsd.report.tables import (
     FIRST_LINE,
     SUMMARY_START,
+    Grid,
     csv_text,
     differences,
     markdown,
@@ -28,8 +29,9 @@ from tests.sweep.test_sweep import TINY, at_once
 
 
 def lines(page):
-    """The rows of a Markdown table as dictionaries by its header, and the header."""
-    found = [line.strip("|").split("|") for line in page.splitlines() if line.startswith("|")]
+    """The rows of the last Markdown table as dictionaries by its header, and the header."""
+    last = next(part for part in reversed(page.split("\n\n")) if part.startswith("|"))
+    found = [line.strip("|").split("|") for line in last.splitlines()]
     header, _, *rows = ([cell.strip() for cell in line] for line in found)
     return header, [dict(zip(header, row, strict=True)) for row in rows]
 
@@ -117,7 +119,7 @@ def test_a_setting_is_named_by_what_sets_it_apart(table):
     settings = read([table(*grids)])
     header, (first, *_) = lines(markdown(settings))
     assert header[:3] == ["grid", "rounds", "student"]
-    assert names(settings) == ["DENSE, rounds=20", "DENSE, rounds=40", "bounds, rounds=1"]
+    assert names(settings) == ["DENSE, rounds=20", "DENSE, rounds=40", "bounds"]
     assert first["why inf"] == "weights leave"
     equal = markdown(read([table(*({"privacy": p, "mechanism": p} for p in ("label", "votes")))]))
     assert lines(equal)[0][0] == "mechanism"
@@ -214,10 +216,11 @@ def runs(grid, students, **more):
 def test_an_interval_is_that_of_a_paired_test(table):
     """An unpaired interval, for such different students, would be three times as wide."""
     path = table(*runs("first", FIRST), *runs("second", SECOND))
-    header, (name, cell, seeds) = differences(read([path]), "first")
-    assert (header, name, seeds) == (["minus first", "student", "seeds"], "second", "3")
+    header, (name, cell, pairs) = differences(read([path]), "first")
+    assert (header, name, pairs) == (["minus first", "student", "pairs"], "second", "3")
     test = ttest_rel(SECOND, FIRST)
     low, high = test.confidence_interval(0.95)
+    assert f" ± {100 * np.std(np.subtract(SECOND, FIRST), ddof=1):.1f} " in cell
     numbers = [float(number) for number in re.findall(r"[+-][\d.]+", cell)]
     mean = sum(SECOND) / 3 - sum(FIRST) / 3
     assert numbers == pytest.approx([100 * mean, 100 * low, 100 * high], abs=0.05)
@@ -226,7 +229,7 @@ def test_an_interval_is_that_of_a_paired_test(table):
 def test_only_seeds_that_both_have_are_compared(table):
     two = {"num_classes": 2, "auroc_student": 0.9}
     cases = [  # rows of the second setting in any order, and what is shown
-        (list(reversed(runs("second", (*SECOND[:2], 0.1))[:2])), ["second", "+3.5", "2"]),
+        (list(reversed(runs("second", (*SECOND[:2], 0.1))[:2])), ["second", "+3.5 ± 2.1", "2"]),
         (runs("second", SECOND[:1]), ["second", "+5.0", "1"]),
         ([{"grid": "second", "seed": 5, "student": 0.5}], ["second", "", "0"]),
     ]
@@ -235,10 +238,66 @@ def test_only_seeds_that_both_have_are_compared(table):
         assert [row[0], row[1].partition(" (")[0], row[2]] == expected
     path = table(*runs("first", FIRST, **two), *runs("second", SECOND[:1], **two))
     header, row = differences(read([path]), "first")
-    assert header == ["minus first", "student", "auroc_student", "seeds"]
+    assert header == ["minus first", "student", "auroc_student", "pairs"]
     assert row[2] == "+0.0"
     with pytest.raises(UserError, match="--against='third' is not .*; give one of: first; second"):
         differences(read([path]), "third")
+
+
+def test_r5_runs_are_paired_by_seed_and_by_every_varied_key(table):
+    """Alphas that differ far more than methods do not widen the interval."""
+    rows = [
+        {"grid": grid, "method": grid, "partition.alpha": alpha, "seed": seed}
+        | {"student": base + 0.01 * seed + more}
+        for grid, more in (("a", 0.0), ("b", 0.02))
+        for alpha, base in ((0.5, 0.9), (0.1, 0.5))
+        for seed in range(3)
+    ]
+    rows[-1]["student"] = 0.55
+    settings = read([table(*rows)])
+    header, *found = differences(settings, "a")
+    assert header == ["minus a", "student", "pairs"]
+    assert [(row[0], row[1].partition(" (")[0], row[2]) for row in found] == [
+        ("b", "+2.2 ± 0.4", "6"),
+        ("b, alpha=0.5", "+2.0 ± 0.0", "3"),
+        ("b, alpha=0.1", "+2.3 ± 0.6", "3"),
+    ]
+    _, *found = differences(settings, "a, alpha=0.5")
+    assert {row[0]: row[2] for row in found} == {
+        **{"a, alpha=0.1": "0", "b": "3", "b, alpha=0.5": "3", "b, alpha=0.1": "0"},
+    }
+
+
+# --- lines by alpha ---
+
+
+def test_r4_a_table_has_a_line_for_each_method_and_a_column_for_each_alpha(table):
+    rows = [
+        {"method": method, "partition.alpha": alpha, "seed": seed, "student": student}
+        | {"record_add_remove": epsilon, "caveats": "seeded noise"}
+        for method, epsilon, students in (
+            ("feddf", "inf", {0.5: (0.9, 0.96), 0.1: (0.4, 0.5)}),
+            ("a_b", 1.0001, {0.5: (0.89, 0.9), 0.1: (0.7, 0.7)}),
+            ("c", 2, {0.5: (0.6, 0.7)}),
+        )
+        for alpha, own in students.items()
+        for seed, student in enumerate(own)
+    ]
+    grid = Grid.of(read([table(*rows)]))
+    assert grid.markdown().splitlines()[-5:] == [
+        "|  | mnist, alpha 0.5 | mnist, alpha 0.1 | epsilon |",
+        "| --- | --- | --- | --- |",
+        "| feddf | **93.0 ± 4.2** | 45.0 ± 7.1 | inf |",
+        "| a_b | **89.5 ± 0.7** | **70.0 ± 0.0** | 1.01 |",
+        "| c | 65.0 ± 7.1 | - | 2 |",
+    ]
+    for text in ("trust nobody", "delta 1e-05", "record, add_remove", "seeded noise", "2 seeds"):
+        assert text in grid.caption
+    latex = grid.latex("curve")
+    assert r"a\_b & \textbf{89.5} $\pm$ 0.7 & \textbf{70.0} $\pm$ 0.0 & 1.01 \\" in latex
+    assert r"c & 65.0 $\pm$ 7.1 & -- & 2 \\" in latex
+    assert r"\label{tab:curve}" in latex
+    assert not re.search(r"(?<!\\)[%_]", latex.partition("\n")[2])
 
 
 # --- attacks ---

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import shutil
 import threading
 import time
 from types import SimpleNamespace
@@ -74,10 +75,27 @@ def test_equal_cells_run_once_and_are_named(tmp_path):
     overrides = "training=plain", "answers.epsilon_per_answer=1,1.0,2"
     cells = plan(tmp_path, *overrides, say=said.append)
     assert [cell.experiment.answers.epsilon_per_answer for cell in cells] == [1, 2]
-    assert said[2] == (
+    assert said == [
         "answers.epsilon_per_answer=1.0 has the same configuration as "
         "answers.epsilon_per_answer=1: one run for both"
-    )
+    ]
+
+
+def test_r6_every_key_and_value_is_checked_before_any_noise_is_calibrated(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(sweeps, "calibrated", lambda each: calls.append(each) or each)
+    grid = ("training=plain", "privacy.target_epsilon=1,2", "seed=0,1")
+    for wrong, problem in (
+        ("sweep.only=DENSE", "sweep.only is not a configuration key"),
+        ("rounds=5,0", "rounds=0 must be >= 1 (in "),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            plan(tmp_path, *grid, wrong)
+        assert caught.value.problems[0].startswith(problem)
+        assert len(caught.value.problems) == 1
+    assert not calls
+    plan(tmp_path, *grid)
+    assert len(calls) == 4
 
 
 # --- keys ---
@@ -110,6 +128,31 @@ def test_a_key_depends_on_every_setting_and_on_no_place(tmp_path):
     there = (f"out={tmp_path}/there", "cache=c", "ledger=l", f"data.path={tmp_path}")
     assert key_of() == key_of(*there)
     assert key_of("privacy.target_epsilon=1") != key_of("privacy.target_epsilon=2")
+
+
+def test_r7_folders_say_what_is_in_them_and_are_found_again(tmp_path):
+    (tmp_path / "my_grid.yaml").write_text(
+        "sweep: {'Ours, small': {rounds: [1, 2]}, partition.alpha: 0.1, seed: 7}"
+    )
+    grid = ("num_clients=2", "my_grid.yaml")
+    first, second = plan(tmp_path, *grid)
+    for cell in (first, second):
+        key = sweeps.cell_key(cell.experiment)
+        assert cell.key == f"Ours_small-digits-alpha0.1-seed7-{key[:4]}"
+        assert cell.folder == tmp_path / "sweep" / cell.key
+    (iid,) = plan(tmp_path, "partition=iid", "method=dpsd", "num_clients=1")
+    assert iid.key.startswith("dpsd-digits-iid-seed0-")
+    # A renamed entry finds its run; another run with the same name is left alone.
+    go([first], tmp_path / "table.csv")
+    text = (tmp_path / "my_grid.yaml").read_text().replace("Ours, small", "Theirs")
+    (tmp_path / "my_grid.yaml").write_text(text)
+    again, _ = plan(tmp_path, *grid)
+    assert (again.key, again.finished) == (first.key, True)
+    taken = tmp_path / "sweep" / f"Theirs-digits-alpha0.1-seed7-{second.key[-4:]}"
+    taken.mkdir()
+    shutil.copy(first.folder / "config.yaml", taken)
+    _, other = plan(tmp_path, *grid)
+    assert other.key == f"Theirs-digits-alpha0.1-seed7-{sweeps.cell_key(second.experiment)}"
 
 
 # --- running ---

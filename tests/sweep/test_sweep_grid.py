@@ -1,6 +1,7 @@
 """Grids: typed overrides and an experiment's declarations, and which of them wins."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -12,6 +13,7 @@ from fed_dpsd.config.grid import Point, expand, names
 from fed_dpsd.errors import ConfigError
 from fed_dpsd.experiment import one_run, set_up
 from fed_dpsd.storage import conf_folder
+from fed_dpsd.sweep import sweep as sweeps
 from tests.sweep.test_sweep import plan
 
 
@@ -185,7 +187,6 @@ def test_a_bad_grid_is_named(experiments, tmp_path):
     for number, (sweep, expected) in enumerate(
         (
             ("{privcy.delta: '2,3'}", "privcy.delta is not a configuration key; did you mean"),
-            ("{seed: [0, 1]}", "sweep.seed=[0, 1] must be a string, as in '0,1,2'"),
             ("null", "sweep=null must map keys to choices"),
             ("{seed: 'interval(0,1)'}", "values cannot be listed; write them out, as in seed=0"),
         )
@@ -200,3 +201,95 @@ def test_a_bad_grid_is_named(experiments, tmp_path):
 def test_the_sweep_names_the_run_folders(key):
     with pytest.raises(ConfigError, match=f"{key}=here: a sweep names its run folders; use --out"):
         cells([f"{key}=here", "seed=0,1"])
+
+
+# --- a user's file ---
+
+MINE = """
+num_clients: 3
+sweep:
+  DENSE: {method: dense, training: plain, model: cnn, model.teacher: cnn_bn}
+  FedDPSD, labels: {method: fed_dpsd, rounds: [1, 2]}
+  FedDPSD: {method: fed_dpsd, queries_per_round: 64}
+  seed: 0,1
+"""
+
+
+def mine(tmp_path, *overrides, text=MINE, only=()):
+    (tmp_path / "my_grid.yaml").write_text(text)
+    return sweeps.plan(["my_grid.yaml", *overrides], tmp_path, tmp_path, lambda line: None, only)
+
+
+def test_r2_a_grid_may_be_a_file_beside_the_data(tmp_path):
+    cells = mine(tmp_path)
+    assert [cell.name for cell in cells[:3]] == [
+        *("DENSE: seed=0", "DENSE: seed=1", "FedDPSD, labels: rounds=1 seed=0"),
+    ]
+    assert len(cells) == 8
+    assert {cell.experiment.config.num_clients for cell in cells} == {3}
+    assert {cell.overrides["experiment"] for cell in cells} == {"my_grid"}
+    assert len(mine(tmp_path, "seed=4", "num_clients=2")) == 4
+
+
+def test_r2_only_runs_entries_by_name_even_with_commas_in_it(tmp_path):
+    for only, expected in (
+        (["DENSE,FedDPSD"], {"DENSE", "FedDPSD"}),
+        (["FedDPSD, labels"], {"FedDPSD, labels"}),
+        (["FedDPSD, labels,DENSE"], {"FedDPSD, labels", "DENSE"}),
+        (["DENSE", "FedDPSD"], {"DENSE", "FedDPSD"}),
+    ):
+        assert {cell.grid for cell in mine(tmp_path, only=only)} == expected
+    with pytest.raises(ConfigError, match=r"^--only DENS: choose among: DENSE; FedDPSD, labels"):
+        mine(tmp_path, only=["DENS"])
+    with pytest.raises(ConfigError, match="--only DENSE: this sweep has no named entries"):
+        sweeps.plan(["seed=0,1"], tmp_path, tmp_path, lambda line: None, ["DENSE"])
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("sweep: {A: {metod: dense}}", "my_grid.yaml: metod is not a .* did you mean method"),
+        ("sweep: {A: {rounds: 0}, seed: 0}", "my_grid.yaml: rounds=0 must be >= 1"),
+        ("numclients: 3\nsweep: {seed: 0}", "my_grid.yaml: .*did you mean num_clients"),
+        ("defaults: [override /data: mnst]\nsweep: {seed: 0}", "^my_grid.yaml: .*mnst"),
+        ("num_clients: 3", "my_grid.yaml has no grid; add the key sweep"),
+        ("sweep: [DENSE]", "my_grid.yaml has no grid"),
+        ("sweep: {A: {", "my_grid.yaml is not YAML: .*line 1"),
+    ],
+)
+def test_r2_a_wrong_file_is_rejected_with_file_key_and_remedy(tmp_path, text, problem):
+    with pytest.raises(ConfigError, match=problem):
+        mine(tmp_path, text=text)
+
+
+def test_r2_a_file_must_exist_be_alone_and_have_its_own_name(tmp_path):
+    for overrides, problem in (
+        (["lost.yaml"], "lost.yaml cannot be read .No such file.*check its path"),
+        (["mnist.yaml"], "mnist.yaml: experiment=mnist comes with FedDPSD; rename the file"),
+        (["mnist.yaml", "experiment=ci"], "experiment=ci: mnist.yaml is the grid already"),
+    ):
+        (tmp_path / "mnist.yaml").write_text(MINE)
+        with pytest.raises(ConfigError, match=problem):
+            sweeps.plan(overrides, tmp_path, tmp_path, lambda line: None)
+
+
+# --- methods that are set up to fail ---
+
+
+def test_r1_the_comparison_gives_no_warning_and_a_plain_grid_names_the_method_and_the_key(tmp_path):
+    said = [
+        cell.experiment.warnings
+        for cell in plan(tmp_path, "experiment=compare", "seed=0", "partition.alpha=0.5")
+    ]
+    assert len(said) == 8
+    assert not any(said)
+    fedavg, dense, ours = (
+        " ".join(cell.experiment.warnings)
+        for cell in plan(tmp_path, "method=fedavg,dense,fed_dpsd")
+    )
+    assert re.search("method=fedavg with rounds=20 .*use rounds=1", fedavg)
+    assert re.search("method=dense with model.teacher=scattering.*use training=plain", dense)
+    assert not ours
+    (gradient,) = plan(tmp_path, "training=plain", "answers=gradient")
+    (warning,) = gradient.experiment.warnings
+    assert re.search("answers=gradient .*noise_multiplier=100.*use many more teachers", warning)

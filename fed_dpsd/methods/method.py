@@ -305,6 +305,13 @@ class Method(ABC):
             )
         return problems
 
+    def warnings(self, config: Config, training: Training) -> list[str]:
+        """Return a sentence on each setting with which the method is not worth running.
+
+        Each sentence names the method and the key to change.
+        """
+        return []
+
     def plan(self, context: PublicContext) -> Plan:
         """Return the charges that one client should expect, from public facts only."""
         answers = Stage(context.answers, context.rounds, context.queries_per_round)

@@ -7,12 +7,13 @@ Methods, trainings, mechanisms and partitions, including those of plug-ins, chec
 from collections.abc import Iterator, Sequence
 from typing import get_args
 
-from fed_dpsd.config import BUNDLED, Config
+from fed_dpsd.config import BUNDLED, Config, is_function
 from fed_dpsd.data.partition import Partition
 from fed_dpsd.errors import UserError, shown
 from fed_dpsd.methods.method import Method
 from fed_dpsd.models.classifiers import CLASSIFIERS, FIXED, NO_DP_SGD
 from fed_dpsd.models.efficientnet import require_weights
+from fed_dpsd.models.functions import problem_of
 from fed_dpsd.models.torchvision_networks import GROUP_FORMS
 from fed_dpsd.privacy.mechanism import Mechanism
 from fed_dpsd.privacy.plan import Plan
@@ -37,7 +38,12 @@ def check(
     """
     if strangers := [*_strangers(method, training, answers)]:
         return strangers
-    problems = unknown_networks(config) + _data(config) + mixing_networks(config, training)
+    problems = (
+        unknown_networks(config)
+        + own_networks(config, training)
+        + _data(config)
+        + mixing_networks(config, training)
+    )
     problems += augmented_features(config, training)
     if partition:
         problems += partition.check(config)
@@ -83,7 +89,7 @@ def unknown_networks(config: Config) -> list[str]:
     problems = [
         f"{key}={name} is unknown; choose one of: {known}"
         for key, name in named.items()
-        if name not in CLASSIFIERS
+        if name not in CLASSIFIERS and not is_function(name)
     ]
     here = {model.student}
     if config.federation.simulation:
@@ -93,6 +99,18 @@ def unknown_networks(config: Config) -> list[str]:
             require_weights()
         except UserError as error:
             problems.append(str(error))
+    return problems
+
+
+def own_networks(config: Config, training: Training | None) -> list[str]:
+    """Return why networks of Python functions, where this process has them, cannot be used."""
+    named = {**_teachers_keys(config), "model.student": config.model.student}
+    problems = []
+    for key, name in named.items():
+        if is_function(name) and name in CLASSIFIERS:
+            private = key != "model.student" and training is not None and training.private
+            why = problem_of(name, config.data.shape, config.data.num_classes, private)
+            problems += [f"{key}={name}: {why}"] if why else []
     return problems
 
 

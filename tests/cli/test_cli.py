@@ -64,7 +64,7 @@ def test_doctor_finds_nothing_wrong_here_and_a_wrong_version(fed_dpsd, monkeypat
 GIB = 2**30
 
 
-def test_doctor_checks_the_ports_that_flwr_run_will_use(monkeypatch):
+def test_h8_doctor_checks_the_ports_that_flwr_run_will_use(monkeypatch):
     """Flower's variables move them."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

@@ -14,7 +14,10 @@ WARNED = {  # overrides, and a part of the one warning
     "training=plain answers=noisy_max": "noise_multiplier=4: the noise hides what 5 teachers",
     "answers=gradient answers.noise_multiplier=100": "training=dp_sgd already gives a guarantee",
     "training=output_gradient": "expect teachers near chance; use training=dp_sgd",
-    "method=dpdfd": "1 teacher can say",
+    "method=dpsd training=plain answers=gradient": "1 teacher can say",
+    "method=paper_fed_dpsd answers=gradient": "use answers=label or method=fed_dpsd",
+    "method=dpdfd training=dp_sgd": "use answers=label or method=dpsd",
+    "method=paper_fed_dpsd": NO_WARNING,
     # The noise is the smallest that is recommended: only more queries help.
     "num_clients=2 rounds=1 queries_per_round=8": "near chance; send more queries, by rounds or",
     "": NO_WARNING,

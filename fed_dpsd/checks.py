@@ -21,8 +21,8 @@ from fed_dpsd.privacy.training import Training
 
 # Squared signal-to-noise ratio of a whole run up to which students are near chance. On MNIST, a
 # student is at chance at 128, and reaches 75.7 % at 64,000 (docs/results/mnist.md). On digits, it
-# reaches 23 to 34 % at 198 (training=plain answers=noisy_max, seeds 0 to 2).
-NEAR_CHANCE = 256
+# reaches 23 to 34 % at 198, 28 % at 611, and 49 % at 2,420 (docs/results/defaults.md).
+NEAR_CHANCE = 1_000
 
 
 def check(

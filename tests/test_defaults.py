@@ -160,7 +160,7 @@ def cell(row):
     student, ensemble = (
         f"{100 * float(row[key]):.1f}" if row[key] else "-" for key in ("student", "ensemble")
     )
-    return f"{student} / {ensemble}"
+    return f"{student}/{ensemble}"
 
 
 def page(found):
@@ -170,8 +170,8 @@ def page(found):
         "# Which method, training and answers go together?",
         "",
         "Each pair learns, is refused, or warns before it starts and names the key to change.",
-        "All other settings are the defaults: digits, five clients, seed 0. A cell has the accuracies",
-        "of the student and of the teachers' ensemble, in %; `method=local` trains no student.",
+        "All other settings are the defaults: digits, five clients, seed 0. A cell has the",
+        "accuracies of the student and of its teachers together, in %; `local` has no student.",
         "",
         "    python -m tests.test_defaults",
         "",
@@ -181,16 +181,16 @@ def page(found):
     ]
     for one, other in (("answers", "training"), ("method", "training"), ("method", "answers")):
         columns = ["", *AXES[other]]
-        head = [f"{one} \\ {other}", *(f"`{name}`" if name else "default" for name in columns)]
+        head = [one, *(f"`{name}`" if name else "default" for name in columns)]
         lines += ["", f"## {one.capitalize()} and {other}", ""]
-        lines += [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
+        lines += [f"|{'|'.join(head)}|", f"|{'---|' * len(head)}"]
         for name in ["", *AXES[one]]:
             cells = [f"`{name}`" if name else "default"]
             for column in columns:
                 keys = {one: name, other: column}
                 text = " ".join(f"{a}={keys[a]}" for a in AXES if keys.get(a))
                 cells.append(cell(by[text]))
-            lines.append(f"| {' | '.join(cells)} |")
+            lines.append(f"|{'|'.join(cells)}|")
     return "\n".join(lines) + "\n"
 
 

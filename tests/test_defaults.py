@@ -51,6 +51,7 @@ def identity(experiment: Experiment):
         PublicContext.of(experiment.config, experiment.training, experiment.answers)
     )
     config = json.loads(experiment.to_json())
+    del config["method"]["name"]  # DGD+ is DGD with other answers
     if experiment.answers not in [stage.mechanism for stage in plan.stages]:
         del config["answers"]
     return json.dumps(config)

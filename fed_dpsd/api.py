@@ -146,7 +146,10 @@ class Run:
         shown = f"<p><b>{html.escape(str(self))}</b></p>"
         for picture in sorted(self.folder.glob("samples/*.png"))[-1:]:
             data = base64.b64encode(picture.read_bytes()).decode()
-            shown += f'<img alt="synthetic images" src="data:image/png;base64,{data}">'
+            shown += (
+                '<p>Synthetic images that clients answered last:</p><img alt="synthetic images" '
+                f'style="width:20em;image-rendering:pixelated" src="data:image/png;base64,{data}">'
+            )
         shown += f"<details><summary>Privacy</summary><pre>{html.escape(str(self.privacy))}</pre>"
         return f"{shown}</details><p>{html.escape(str(self.folder))}</p>"
 

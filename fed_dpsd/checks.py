@@ -19,10 +19,11 @@ from fed_dpsd.privacy.mechanism import Mechanism
 from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.training import Training
 
-# Squared signal-to-noise ratio of a whole run up to which students are near chance. On MNIST, a
-# student is at chance at 128, and reaches 75.7 % at 64,000 (docs/results/mnist.md). On digits, it
-# reaches 23 to 34 % at 198, 28 % at 611, and 49 % at 2,420 (docs/results/defaults.md).
-NEAR_CHANCE = 1_000
+# Squared signal-to-noise ratios of a whole run up to which students are near chance, or have less
+# than about half of their teachers' accuracy. On MNIST, a student is at chance at 128, and reaches
+# 75.7 % at 64,000 (docs/results/mnist.md). On digits, it reaches 23 to 34 % at 198, 28 % at 611,
+# and 36 to 49 % at 2,500 (docs/results/defaults.md). Runs with the least noise are just short.
+NEAR_CHANCE, TOO_LITTLE, TOO_SHORT = 1_000, 3_000, 256
 
 
 def check(
@@ -186,25 +187,32 @@ def unread(training: Training, overrides: Sequence[str]) -> list[str]:
     return [o for o in overrides if o.startswith(tuple(f"teacher.{name}=" for name in names))]
 
 
-def warnings(config: Config, training: Training, answers: Mechanism, plan: Plan) -> list[str]:
+def warnings(
+    config: Config, method: Method, training: Training, answers: Mechanism, plan: Plan
+) -> list[str]:
     """Return a warning if the noise of the answers is too large for a student to learn."""
     queries = sum(s.requests * s.queries for s in plan.stages if s.mechanism == answers)
     teachers = config.num_clients * config.teachers_per_client
-    clarity = answers.clarity(config.num_clients, config.teachers_per_client)
-    if not queries or queries * clarity > NEAR_CHANCE:
+    clarity = queries * answers.clarity(config.num_clients, config.teachers_per_client)
+    if not queries or clarity > TOO_LITTLE:
         return []
     field = str(answers.calibrated_by)
     value = getattr(answers, field)
     larger = field == "epsilon_per_answer"  # a larger value means less noise
     fitting = f"answers.{field}={10 if larger else 0.1}"
     if value >= 10 if larger else value <= 0.1:
+        if clarity > TOO_SHORT:
+            return []
         remedy = "send more queries, by rounds or queries_per_round"
     elif training.private:
         remedy = f"training={training.name} already gives a guarantee: use {fitting}"
     else:
-        remedy = f"use many more teachers (teachers_per_client), or training=dp_sgd {fitting}"
+        remedy = "use many more teachers (teachers_per_client)"
+        suits = method.trainings is None or "dp_sgd" in method.trainings
+        remedy += f", or training=dp_sgd {fitting}" if suits else " or queries_per_round"
+    expected = "near chance" if clarity <= NEAR_CHANCE else "far below its teachers"
     return [
         f"answers={answers.name} with answers.{field}={value:.4g}: the noise hides what "
         f"{teachers:,} teacher{'s' * (teachers > 1)} can say in {queries:,} queries, so expect a "
-        f"student near chance; {remedy}"
+        f"student {expected}; {remedy}"
     ]

@@ -71,7 +71,7 @@ class Experiment:
     def warnings(self) -> list[str]:
         """Warnings before a run whose student will not learn, one sentence each."""
         plan = self.method.plan(PublicContext.of(self.config, self.training, self.answers))
-        found = warnings(self.config, self.training, self.answers, plan)
+        found = warnings(self.config, self.method, self.training, self.answers, plan)
         found = [*self.training.warnings(self.config), *found]
         return [*self.method.warnings(self.config, self.training), *found]
 

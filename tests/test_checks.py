@@ -28,7 +28,8 @@ WARNED = {  # overrides, and a part of the one warning
     "answers=votes answers.noise_multiplier=0": NO_WARNING,
     "training=plain answers=votes teachers_per_client=50": NO_WARNING,
     "training=plain answers=gradient method=dense": NO_WARNING,  # weights leave, and no answers
-    "method=dgd": NO_WARNING,
+    "method=dgd": "far below its teachers; use many more teachers (teachers_per_client) or queries",
+    "method=dgd queries_per_round=512": NO_WARNING,
     "training=plain answers=noisy_max teachers_per_client=25": NO_WARNING,
     "training=plain answers=noisy_max answers.noise_multiplier=1": NO_WARNING,
 }

@@ -7,11 +7,14 @@
 >>> print(plan.privacy.epsilon("record", "replace_one"))
 5,120.1 (record, replace_one, trust nobody, delta 0, pure)
 
-`run` trains, `resume` continues after a crash, and `load_student` reads an exported student. Heavy
-libraries are imported only when one of them is first used.
+`run` trains, `resume` continues after a crash, `load_student` reads an exported student, `sweep`
+runs a grid, and `report` writes a page. Heavy libraries are imported only when one of them is first
+used.
 """
 
 import os
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 # Make waiting threads yield their core: on a busy machine, spinning took ten times the processor
@@ -19,10 +22,44 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 __version__ = "0.1.0"
-__all__ = ["PlannedRun", "Run", "UserError", "load_student", "plan", "resume", "run"]
+__all__ = [
+    "PlannedRun",
+    "Run",
+    "Sweep",
+    "UserError",
+    "load_student",
+    "plan",
+    "report",
+    "resume",
+    "run",
+    "sweep",
+]
 
 if TYPE_CHECKING:
-    from fed_dpsd.api import PlannedRun, Run, UserError, load_student, plan, resume, run
+    from fed_dpsd.api import (
+        PlannedRun,
+        Run,
+        Sweep,
+        UserError,
+        load_student,
+        plan,
+        report,
+        resume,
+        run,
+        sweep,
+    )
+
+
+class _Package(ModuleType):
+    """This package, in which `sweep` and `report` are functions, not the rooms of that name."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Importing a room sets its name, after which __getattr__ would not be called.
+        if not (name in __all__ and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:

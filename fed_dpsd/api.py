@@ -1,14 +1,16 @@
 """The public functions of `import fed_dpsd`, and the jobs that the command line runs."""
 
+import base64
 import contextlib
 import dataclasses
 import functools
+import html
 import statistics
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from rich.console import Console
 
@@ -19,14 +21,16 @@ from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.engines.ready import check_simulated, placed, ready
 from fed_dpsd.errors import ProtocolError, UserError, one_line
 from fed_dpsd.experiment import Experiment, one_run, unused
+from fed_dpsd.models.functions import MakeNetwork, add_functions, require_functions
 from fed_dpsd.planned import PlannedRun, planned_run
 from fed_dpsd.progress import reporting
+from fed_dpsd.report import pages
 from fed_dpsd.server.completed import open_completed
 from fed_dpsd.server.export import Format, export
 from fed_dpsd.server.federation import InUse
 from fed_dpsd.server.run import Progress
 from fed_dpsd.server.run import run as run_rounds
-from fed_dpsd.server.run_folder import new_run_folder, open_run_folder
+from fed_dpsd.server.run_folder import new_run_folder, open_run_folder, read_log
 from fed_dpsd.server.student import Student, open_student, student_of
 from fed_dpsd.server.summary import (
     read_summary,
@@ -39,6 +43,11 @@ from fed_dpsd.server.synthesis import Source, synthesize
 from fed_dpsd.server.trackers import require_tracker
 from fed_dpsd.server.words import opening
 from fed_dpsd.storage import encoded, write_atomically
+from fed_dpsd.sweep import sweep as sweeps
+from fed_dpsd.sweep.reported import facts_of, tables_of, unfinished_nearby
+
+if TYPE_CHECKING:
+    import pandas
 
 Engine = Literal["local", "flower"]
 
@@ -108,11 +117,76 @@ class Run:
         place = Path(path).absolute()
         return synthesize(self.folder, number, place, labels, source, seed).path
 
+    def history(self) -> "pandas.DataFrame":
+        """Return the numbers of rounds.jsonl as a pandas DataFrame, one row for each round.
+
+        >>> import fed_dpsd
+        >>> run = fed_dpsd.run("rounds=2", "queries_per_round=64", progress=False)
+        >>> run.history()["answered_queries"].to_dict()
+        {1: 64, 2: 128}
+
+        Raises:
+            UserError: pandas is not installed.
+        """
+        rows = read_log(self.folder)
+        whole = {
+            name for row in rows for name, value in row.items() if isinstance(value, list | dict)
+        }
+        lines = [{name: row[name] for name in row if name not in whole} for row in rows]
+        return _pandas("history()").DataFrame(lines).set_index("round")
+
     def __str__(self) -> str:
         """Return the result in one line."""
         return result_line(open_run_folder(self.folder), self.summary)
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """Return the result, the proven epsilons and the last synthetic images, for a notebook."""
+        shown = f"<p><b>{html.escape(str(self))}</b></p>"
+        for picture in sorted(self.folder.glob("samples/*.png"))[-1:]:
+            data = base64.b64encode(picture.read_bytes()).decode()
+            shown += (
+                '<p>Synthetic images that clients answered last:</p><img alt="synthetic images" '
+                f'style="width:20em;image-rendering:pixelated" src="data:image/png;base64,{data}">'
+            )
+        shown += f"<details><summary>Privacy</summary><pre>{html.escape(str(self.privacy))}</pre>"
+        return f"{shown}</details><p>{html.escape(str(self.folder))}</p>"
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The finished runs of a grid.
+
+    Args:
+        table: the CSV file of the results, one row for each run.
+        runs: the runs, in the order of the grid.
+    """
+
+    table: Path
+    runs: tuple[Run, ...]
+
+    def results(self) -> "pandas.DataFrame":
+        """Return the table as a pandas DataFrame.
+
+        Raises:
+            UserError: pandas is not installed.
+        """
+        return _pandas("results()").read_csv(self.table)
+
+    def __repr__(self) -> str:
+        """Return the number of runs and the path of the table."""
+        return f"Sweep({len(self.runs)} runs, {self.table})"
+
+
+def _pandas(used: str) -> Any:
+    try:
+        import pandas  # optional: only data frames need it
+    except ImportError:
+        raise UserError(
+            f"{used} needs pandas, which is not installed: pip install pandas"
+        ) from None
+    return pandas
 
 
 @dataclass(frozen=True)
@@ -156,6 +230,8 @@ class Job:
 
 def run(
     *overrides: str,
+    teacher: MakeNetwork | None = None,
+    student: MakeNetwork | None = None,
     engine: Engine = "local",
     nodes: int | None = None,
     progress: bool | Progress = True,
@@ -171,6 +247,11 @@ def run(
     Args:
         overrides: Hydra overrides of conf/, such as "rounds=10" and "data=mnist"; relative paths
             start from the working directory.
+        teacher: a function or a class that makes a network for every client's teachers, instead of
+            `model.teacher`. It takes nothing, or an image's shape (C, S, S) and the number of
+            classes. The network takes float images (B, C, S, S) in [-1, 1], and returns the logits
+            of its last `torch.nn.Linear`. All its weights are drawn anew from the seed.
+        student: as `teacher`, for the student. Only engine="local" takes functions.
         engine: "local", in this process, or "flower", in a separate Flower simulation.
         nodes: simulated Flower nodes, >= 1; by default one for each client.
         progress: whether to show a bar on a terminal, and lines elsewhere, as in a notebook; or a
@@ -180,10 +261,23 @@ def run(
         UserError: an override is wrong or the run failed; the message names the remedy. All files
             of the run stay, for `resume`.
     """
+    named = add_functions({"teacher": teacher, "student": student})
+    if named and engine != "local":
+        raise UserError(
+            f"{' and '.join(named)} given as a function needs engine=local; for engine={engine} "
+            "write a plug-in (docs/extending.md)"
+        )
+    overrides += tuple(f"model.{role}='{name}'" for role, name in named.items())
+    overrides += ("model.teachers=[]",) if "teacher" in named else ()
     return _shown(new_job(overrides, engine, nodes), progress)
 
 
-def resume(folder: Path | str, progress: bool | Progress = True) -> Run:
+def resume(
+    folder: Path | str,
+    teacher: MakeNetwork | None = None,
+    student: MakeNetwork | None = None,
+    progress: bool | Progress = True,
+) -> Run:
     """Continue a run from its last checkpoint, in this process, with bit-identical results.
 
     >>> import fed_dpsd
@@ -194,23 +288,90 @@ def resume(folder: Path | str, progress: bool | Progress = True) -> Run:
 
     Args:
         folder: a run folder, whatever engine the run started on.
+        teacher: the function that `run` was given, if any.
+        student: the function that `run` was given, if any.
         progress: as for `run`.
 
     Raises:
-        UserError: `folder` is not a run folder, its clients are hospitals, or the run failed.
+        UserError: `folder` is not a run folder, its clients are hospitals, a function is missing,
+            or the run failed.
     """
+    add_functions({"teacher": teacher, "student": student})
     return _shown(resumed_job(Path(folder)), progress)
 
 
-def load_student(path: Path | str) -> Student:
+def sweep(*overrides: str, out: Path | str = "runs/sweep", progress: bool = True) -> Sweep:
+    """Run a grid of experiments, as `fed-dpsd sweep OVERRIDE...` does; repeat it to resume.
+
+    Args:
+        overrides: as for `run`, with values separated by commas, such as "seed=0,1".
+        out: folder for the runs' folders and the table results.csv.
+        progress: whether to show progress.
+
+    Raises:
+        UserError: an override is wrong, or a run failed; the message names each run that failed.
+    """
+    folder = Path(out).absolute()
+    console = Console(stderr=True, highlight=False, quiet=not progress)
+
+    def say(line: str) -> None:
+        console.print(line, markup=False, soft_wrap=True)
+
+    cells = sweeps.plan(list(overrides), folder, Path.cwd(), say)
+    checked = sweeps.check(cells, ready)
+    for line in dict.fromkeys(line for _, warnings in checked for line in warnings):
+        say(f"warning: {line}")
+
+    def work(experiment: Experiment, folder: Path) -> None:
+        require_tracker(experiment.config.tracker)
+        show(local_job(experiment, folder), console)
+
+    with shown(console):
+        failed = sweeps.run(cells, work, folder / sweeps.TABLE, say)
+    if failed:
+        raise UserError("; ".join(f"failed: {cell}: {error}" for cell, error in failed.items()))
+    return Sweep(folder / sweeps.TABLE, tuple(Run(cell.folder) for cell in cells))
+
+
+def report(
+    *runs: Run | Sweep | Path | str, out: Path | str | None = None, against: str | None = None
+) -> Path:
+    """Write a report, as `fed-dpsd report` does; return the path of its HTML page.
+
+    Args:
+        runs: runs, sweeps, or paths of run folders, of sweeps' folders and of their tables.
+        out: folder to write to; by default the folder of the first table.
+        against: name of a setting to compare the others with, seed by seed.
+
+    Raises:
+        UserError: there is nothing to report, or a run is not finished.
+    """
+    places = [_place(each).absolute() for each in runs]
+    facts = facts_of(places)
+    if facts and facts.unfinished:
+        raise UserError(f"{places[0]} is not finished: {facts.unfinished.status}")
+    tables = tables_of(places, out and Path(out).absolute())
+    folder = Path(out or tables[0].parent).absolute()
+    return [*pages.write(tables, folder, against, facts, unfinished_nearby(places))][-1]
+
+
+def _place(each: Run | Sweep | Path | str) -> Path:
+    if isinstance(each, Run):
+        return each.folder
+    return each.table if isinstance(each, Sweep) else Path(each)
+
+
+def load_student(path: Path | str, student: MakeNetwork | None = None) -> Student:
     """Read a student that `fed-dpsd export` wrote, as safetensors or ONNX.
 
     Args:
         path: the file.
+        student: the function that `run` was given for the student, if any.
 
     Raises:
         UserError: the file is not an exported student, is damaged, or needs a missing ONNX package.
     """
+    add_functions({"student": student})
     return open_student(Path(path))
 
 
@@ -267,6 +428,7 @@ def resumed_job(folder: Path) -> Job:
     if read_summary(folder).get("status") == "completed":
         return dataclasses.replace(job, completed=True)
     check_simulated(experiment, f'resume="{folder}"')
+    require_functions(experiment.config)
     require_tracker(experiment.config.tracker)
     placed(experiment, 1)
     return job

@@ -7,21 +7,23 @@ Methods, training, mechanisms and partitions, also from plug-ins, check themselv
 from collections.abc import Iterator, Sequence
 from typing import get_args
 
-from fed_dpsd.config import BUNDLED, Config
+from fed_dpsd.config import BUNDLED, Config, is_function
 from fed_dpsd.data.partition import Partition
 from fed_dpsd.errors import UserError, shown
 from fed_dpsd.methods.method import Method
 from fed_dpsd.models.classifiers import CLASSIFIERS, FIXED, NO_DP_SGD
 from fed_dpsd.models.efficientnet import require_weights
+from fed_dpsd.models.functions import problem_of
 from fed_dpsd.models.torchvision_networks import GROUP_FORMS
 from fed_dpsd.privacy.mechanism import Mechanism
 from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.training import Training
 
-# Squared signal-to-noise ratio of a whole run up to which students are near chance. On MNIST, a
-# student is at chance at 128, and reaches 75.7 % at 64,000 (docs/results/mnist.md). On digits, it
-# reaches 23 to 34 % at 198 (training=plain answers=noisy_max, seeds 0 to 2).
-NEAR_CHANCE = 256
+# Squared signal-to-noise ratios of a whole run up to which students are near chance, or have less
+# than about half of their teachers' accuracy. On MNIST, a student is at chance at 128, and reaches
+# 75.7 % at 64,000 (docs/results/mnist.md). On digits, it reaches 23 to 34 % at 198, 28 % at 611,
+# and 36 to 49 % at 2,500 (docs/results/defaults.md). Runs with the least noise are just short.
+NEAR_CHANCE, TOO_LITTLE, TOO_SHORT = 1_000, 3_000, 256
 
 
 def check(
@@ -37,7 +39,12 @@ def check(
     """
     if strangers := [*_strangers(method, training, answers)]:
         return strangers
-    problems = unknown_networks(config) + _data(config) + mixing_networks(config, training)
+    problems = (
+        unknown_networks(config)
+        + own_networks(config, training)
+        + _data(config)
+        + mixing_networks(config, training)
+    )
     problems += augmented_features(config, training)
     if partition:
         problems += partition.check(config)
@@ -83,7 +90,7 @@ def unknown_networks(config: Config) -> list[str]:
     problems = [
         f"{key}={name} is unknown; choose one of: {known}"
         for key, name in named.items()
-        if name not in CLASSIFIERS
+        if name not in CLASSIFIERS and not is_function(name)
     ]
     here = {model.student}
     if config.federation.simulation:
@@ -93,6 +100,18 @@ def unknown_networks(config: Config) -> list[str]:
             require_weights()
         except UserError as error:
             problems.append(str(error))
+    return problems
+
+
+def own_networks(config: Config, training: Training | None) -> list[str]:
+    """Return why networks of Python functions, where this process has them, cannot be used."""
+    named = {**_teachers_keys(config), "model.student": config.model.student}
+    problems = []
+    for key, name in named.items():
+        if is_function(name) and name in CLASSIFIERS:
+            private = key != "model.student" and training is not None and training.private
+            why = problem_of(name, config.data.shape, config.data.num_classes, private)
+            problems += [f"{key}={name}: {why}"] if why else []
     return problems
 
 
@@ -168,25 +187,32 @@ def unread(training: Training, overrides: Sequence[str]) -> list[str]:
     return [o for o in overrides if o.startswith(tuple(f"teacher.{name}=" for name in names))]
 
 
-def warnings(config: Config, training: Training, answers: Mechanism, plan: Plan) -> list[str]:
+def warnings(
+    config: Config, method: Method, training: Training, answers: Mechanism, plan: Plan
+) -> list[str]:
     """Return a warning if the noise of the answers is too large for a student to learn."""
     queries = sum(s.requests * s.queries for s in plan.stages if s.mechanism == answers)
     teachers = config.num_clients * config.teachers_per_client
-    clarity = answers.clarity(config.num_clients, config.teachers_per_client)
-    if not queries or queries * clarity > NEAR_CHANCE:
+    clarity = queries * answers.clarity(config.num_clients, config.teachers_per_client)
+    if not queries or clarity > TOO_LITTLE:
         return []
     field = str(answers.calibrated_by)
     value = getattr(answers, field)
     larger = field == "epsilon_per_answer"  # a larger value means less noise
     fitting = f"answers.{field}={10 if larger else 0.1}"
     if value >= 10 if larger else value <= 0.1:
+        if clarity > TOO_SHORT:
+            return []
         remedy = "send more queries, by rounds or queries_per_round"
     elif training.private:
         remedy = f"training={training.name} already gives a guarantee: use {fitting}"
     else:
-        remedy = f"use many more teachers (teachers_per_client), or training=dp_sgd {fitting}"
+        remedy = "use many more teachers (teachers_per_client)"
+        suits = method.trainings is None or "dp_sgd" in method.trainings
+        remedy += f", or training=dp_sgd {fitting}" if suits else " or queries_per_round"
+    expected = "near chance" if clarity <= NEAR_CHANCE else "far below its teachers"
     return [
         f"answers={answers.name} with answers.{field}={value:.4g}: the noise hides what "
         f"{teachers:,} teacher{'s' * (teachers > 1)} can say in {queries:,} queries, so expect a "
-        f"student near chance; {remedy}"
+        f"student {expected}; {remedy}"
     ]

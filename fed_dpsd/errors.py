@@ -6,6 +6,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+UNREAD = 141  # exit code of a command whose output nobody reads: 128 + SIGPIPE
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
@@ -47,6 +48,8 @@ def one_line(error: BaseException) -> str:
         return "stopped by Ctrl-C"
     if isinstance(error, SystemExit) and error.code == 128 + signal.SIGTERM:
         return "stopped by SIGTERM"
+    if isinstance(error, SystemExit) and error.code == UNREAD:
+        return "stopped since nobody reads its output any more"
     text = printable(" ".join(str(error).split()))
     if isinstance(error, UserError):
         return text

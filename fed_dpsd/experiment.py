@@ -18,6 +18,7 @@ from fed_dpsd.config import BUNDLED, Config, DataConfig, to_json
 from fed_dpsd.config.bind import Binder
 from fed_dpsd.config.compose import Composition, read
 from fed_dpsd.config.grid import require_one_run
+from fed_dpsd.config.keys import homes
 from fed_dpsd.config.plugins import find
 from fed_dpsd.data import datasets, partition, paths
 from fed_dpsd.data.datasets import Dataset, Split
@@ -70,7 +71,8 @@ class Experiment:
     def warnings(self) -> list[str]:
         """Warnings before a run whose student will not learn, one sentence each."""
         plan = self.method.plan(PublicContext.of(self.config, self.training, self.answers))
-        found = warnings(self.config, self.training, self.answers, plan)
+        found = warnings(self.config, self.method, self.training, self.answers, plan)
+        found = [*self.training.warnings(self.config), *found]
         return [*self.method.warnings(self.config, self.training), *found]
 
     def to_json(self) -> str:
@@ -170,11 +172,13 @@ def _bound(raw: Mapping[str, Any], base: Path | None, written: bool, binder: Bin
     method = _bind_class(binder, "fed_dpsd.methods", own, "method", {})
     training = _bind_class(binder, "fed_dpsd.privacy", raw["training"], "training", public)
     public["shards"] = _shards(facts, training)
+    raw = {**raw, "answers": _with_noise(binder, raw["answers"], training)}
     answers = _bind_class(binder, "fed_dpsd.privacy", raw["answers"], "answers", public)
     partition = _bind_partition(binder, raw["partition"])
     if config is not None:
         found = check(config, method, training, answers, partition)
         binder.problems += [each for each in found if not binder.concerns(each)]
+        config = dataclasses.replace(config, answers=raw["answers"])
         config = _resolve_paths(binder, config, base, written)
     binder.finish()
     assert config is not None
@@ -196,6 +200,19 @@ def _shards(facts: Mapping[str, Any], training: Training | None) -> dict[str, An
     # before the records.
     silent = not isinstance(training, TrainingMechanism) and facts["teacher"].get("path") is None
     return {"teachers": facts["teachers_per_client"], "by": by, "silent": silent}
+
+
+def _with_noise(
+    binder: Binder, answers: Mapping[str, Any], training: Training | None
+) -> Mapping[str, Any]:
+    """Return the keys of `answers`, with the noise that suits the training in place of null."""
+    cls = binder.locate("fed_dpsd.privacy", answers.get("_target_"), "answers._target_")
+    field = getattr(cls, "calibrated_by", None)
+    if cls is None or field is None or Mechanism not in cls.__mro__:  # `check` reports strangers
+        return answers
+    noise = cls.default_noise(training is not None and training.private)
+    binder.set_default(f"answers.{field}", noise)
+    return {**answers, field: noise} if answers.get(field, 0) is None else answers
 
 
 def calibrated_axis(experiment: Experiment) -> Literal["training", "answers"]:
@@ -283,6 +300,13 @@ def _bind_class(
         return None
     names = {field.name for field in dataclasses.fields(cls)}
     arguments = {key: value for key, value in values.items() if key != "_target_"}
+    for key in arguments.keys() - names:
+        if fitting := homes(f"{where}.{key}"):  # a chosen file sets it, such as a method's
+            name = getattr(cls, "name", cls.__name__)
+            binder.problems.append(
+                f"{where}={name} has no {where}.{key}, which another choice sets; use {fitting}"
+            )
+            del arguments[key]
     arguments |= {key: value for key, value in public.items() if key in names}
     return binder.bind(cls, arguments, f"{where}.")
 

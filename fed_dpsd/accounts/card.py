@@ -247,8 +247,8 @@ def _label(experiment: Experiment, plan: Plan) -> dict[str, Any] | None:
 
 
 def plugins_note(experiment: Experiment) -> tuple[str, ...]:
-    """Return the note on the plug-ins whose code takes part; none without plug-ins."""
-    names = " and ".join(experiment.config.plugins)
+    """Return the note on plug-ins and functions whose code takes part; none without them."""
+    names = " and ".join(experiment.config.not_reviewed)
     return (NOT_REVIEWED_NOTE.format(names),) if names else ()
 
 

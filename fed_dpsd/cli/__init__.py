@@ -1,5 +1,6 @@
 """The console script `fed-dpsd`: data on stdout, messages for users on stderr."""
 
+import inspect
 import signal
 import sys
 from collections.abc import Callable
@@ -112,7 +113,11 @@ def _add(
     shown = [f"{'Example' if number == 0 else 'Or'}: {e}" for number, e in enumerate(examples)]
     epilog = "\n\n".join([*shown, EXIT_CODES + codes, f"Read on: {docs}"])
     settings = {"allow_extra_args": extra}
-    to.command(name, epilog=epilog, rich_help_panel=panel, context_settings=settings)(command)
+    # A paragraph on one line wraps at the width of the terminal.
+    paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
+    text = "\n\n".join(" ".join(each.split()) for each in paragraphs)
+    options = {"help": text, "epilog": epilog, "rich_help_panel": panel}
+    to.command(name, context_settings=settings, **options)(command)
 
 
 _add(

@@ -28,7 +28,9 @@ def show(
     kind: Annotated[
         str | None,
         typer.Argument(
-            help="Choices of one kind, or all keys.", click_type=click.Choice([*GROUPS, "keys"])
+            help=f"Choices of one kind, or all keys: {', '.join(GROUPS)} or keys.",
+            metavar="KIND",
+            click_type=click.Choice([*GROUPS, "keys"]),
         ),
     ] = None,
     overrides: Annotated[

@@ -1,13 +1,27 @@
 """The console: messages for users, all on stderr, and the arguments shared by commands."""
 
+import os
+import sys
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from fed_dpsd.cli.completion import override
+from fed_dpsd.errors import UNREAD
 
-console = Console(stderr=True, highlight=False)
+
+class _Stderr(Console):
+    """stderr, which ends the process quietly if nobody reads it any more: `2>&1 | head`."""
+
+    def on_broken_pipe(self) -> None:
+        """Write nothing more, and stop with the exit code of other commands."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+        raise SystemExit(UNREAD)
+
+
+console = _Stderr(stderr=True, highlight=False)
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(

@@ -71,6 +71,8 @@ def annotated(overrides: Sequence[str], experiment: "Experiment") -> str:
         if target is not None and name == calibrated:
             return f"calibrated to privacy.target_epsilon={target:g}"
         key = known.get(name)
+        if key and key.value == "null" and name == f"answers.{experiment.answers.calibrated_by}":
+            return f"suits training={experiment.training.name}"
         if key and key.value.startswith("${"):
             return f"as {key.value[2:-1]}"
         group, _, choice = key.file.partition("/") if key else ("", "", "")

@@ -32,13 +32,14 @@ from fed_dpsd.client.learning import (
     train_privately,
 )
 from fed_dpsd.client.teacher_file import read_teacher
-from fed_dpsd.config import Config
+from fed_dpsd.config import Config, is_function
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.errors import UserError
 from fed_dpsd.models import initialise, load_vector, read_facts, read_file, to_vector, write_weights
 from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
 from fed_dpsd.models.devices import model_of
 from fed_dpsd.models.footprint import weight_bytes
+from fed_dpsd.models.functions import digest_of
 from fed_dpsd.models.inference import Images
 from fed_dpsd.privacy.label_dp import LabelPrivate
 from fed_dpsd.privacy.noise import Noise, SecretStreams
@@ -139,6 +140,8 @@ class Teachers:
         settings += [self._secret.identity] if self._secret else []
         settings += [model_of(self._learns_on)] if self._learns_on != CPU else []
         settings += [config.plugins] if config.plugins else []
+        if is_function(name := config.architecture(self._client)):
+            settings += [digest_of(name, config.data.shape, config.data.num_classes)]
         return json.dumps(settings, sort_keys=True)
 
     @functools.cached_property

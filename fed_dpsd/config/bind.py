@@ -60,6 +60,7 @@ class Binder:
     ) -> None:
         self.problems: list[str] = []
         self._defaults, self._sources = defaults or {}, sources or {}
+        self._computed: dict[str, Any] = {}
         self.packages: tuple[str, ...] = ()
         self._wrong: set[str] = set()  # paths whose values have a problem
 
@@ -120,8 +121,14 @@ class Binder:
         """Return whether a sentence names a value that was replaced by its default."""
         return any(re.search(rf"(?<![\w.]){re.escape(path)}\b", problem) for path in self._wrong)
 
+    def set_default(self, path: str, value: Any) -> None:
+        """Set the default of a key whose default in the files, null, depends on other keys."""
+        self._computed[path] = value
+
     def _default(self, hint: Any, path: str) -> Any:
         """Return a key's default, converted; MISSING if there is none."""
+        if self._computed.get(path) is not None:
+            return self._computed[path]
         node: Any = self._defaults
         for part in path.split("."):
             if not isinstance(node, Mapping) or part not in node:

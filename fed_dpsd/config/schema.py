@@ -261,6 +261,15 @@ class Config:
                 "teacher.path, which holds one teacher per client; use teachers_per_client=1"
             )
 
+    @property
+    def not_reviewed(self) -> tuple[str, ...]:
+        """Return the plug-ins, and the functions of teachers, whose code nobody has reviewed.
+
+        What a student computes is post-processing of answers, whatever its network is.
+        """
+        used = {self.architecture(client): None for client in range(self.num_clients)}
+        return *self.plugins, *(name for name in used if is_function(name))
+
     def architecture(self, client: int) -> str:
         """Return the name of a client's teacher architecture."""
         if self.teacher.arch is not None:
@@ -277,6 +286,11 @@ SECTIONS: Mapping[str, Any] = {
     "privacy": PrivacyConfig,
     "federation": FederationConfig,
 }
+
+
+def is_function(architecture: str) -> bool:
+    """Return whether an architecture is the name of a Python function (models/functions.py)."""
+    return architecture.endswith("()")
 
 
 def field_of(key: str) -> FieldInfo | None:

@@ -60,7 +60,7 @@ def open_site(experiment: Experiment, client: int, run_folder: Path) -> Site:
         test=_test_images(config.data, config.cache),
         account=Account(
             *(ledger, config.privacy, plan_of(experiment), run_name(run_folder)),
-            plugins=bool(config.plugins),
+            plugins=bool(config.not_reviewed),
         ),
         secret=noise_of(experiment, run_folder, client_name(client)),
         summing=party and Summing(party, experiment.answers, ledger, run_name(run_folder)),

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fed_dpsd import losses
-from fed_dpsd.config import require, require_positive
+from fed_dpsd.config import Config, require, require_positive
 from fed_dpsd.errors import ProtocolError
 from fed_dpsd.methods.method import (
     Federation,
@@ -39,6 +39,7 @@ from fed_dpsd.methods.method import (
 from fed_dpsd.models.divergence import descend, rates_of
 from fed_dpsd.models.inference import predict, to_bytes, to_unit
 from fed_dpsd.privacy.gaussian import NormalizedGradient
+from fed_dpsd.privacy.training import Training
 from fed_dpsd.protocol import Aggregate, Refusal, Request, Response
 from fed_dpsd.streams import Streams
 
@@ -75,6 +76,21 @@ class PaperFedDPSD(Method):
         require_positive(self, "contrast", "label_step", "student_learning_rate")
 
     # --- the server: Alg. 2, lines 1 to 20 ---------------------------------------------------
+
+    def warnings(self, config: Config, training: Training) -> list[str]:
+        """Also warn of gradients, from which the loop as printed learns nothing.
+
+        It learns from them with the settings of conf/experiment/low_noise_controls.yaml.
+        """
+        found = super().warnings(config, training)
+        changed = self.mean_over == "clients" and self.balance == self.generator_learning_rate == 0
+        if "bound" in config.answers and not changed:  # a key of gradients alone
+            found.append(
+                f"method={self.name} as printed learns nothing from gradients, even without noise "
+                "(docs/results/one_teacher.md), so expect a student near chance; use answers=label "
+                f"or method={'dpsd' if config.num_clients == 1 else 'fed_dpsd'} answers=gradient"
+            )
+        return found
 
     def server(
         self, federation: Federation, context: PublicContext, streams: Streams, resume: State | None

@@ -82,6 +82,7 @@ class NormalizedGradient(Mechanism):
     name: ClassVar[str] = "gradient"
     input: ClassVar[Literal["gradient"]] = "gradient"
     calibrated_by: ClassVar[str] = "noise_multiplier"
+    uncovered_noise: ClassVar[float] = 100.0
     additive: ClassVar[Literal[True]] = True
     reason: ClassVar[None] = None
     noise_law: ClassVar[Literal["gaussian"]] = "gaussian"

@@ -23,6 +23,9 @@ Basis = Literal["training", "answers", "contraction"]
 Values = NDArray[Any]
 
 SMALLEST, LARGEST = 1e-100, 1e100  # limits of bounds and noise
+# Default noise_multiplier of answers that a private training covers: a student learns through it,
+# and it suits every `noise_at`, unlike 0 (docs/results/two_axes.md).
+COVERED_NOISE = 0.1
 
 UNITS_AND_RELATIONS: tuple[tuple[Unit, Relation], ...] = (
     ("record", "add_remove"),
@@ -150,6 +153,19 @@ class Mechanism(Charged, Protocol):
 
     input: ClassVar[Literal["gradient", "probabilities"]]
     calibrated_by: ClassVar[str | None]  # the field that sets the noise
+    # Noise where the configuration has null and no private training covers the answers.
+    uncovered_noise: ClassVar[float | None] = None
+
+    @classmethod
+    def default_noise(cls, covered: bool) -> float | None:
+        """Return the noise for a configuration that has null; None if null is not allowed.
+
+        Args:
+            covered: whether the teachers' private training covers the answers.
+        """
+        if cls.uncovered_noise is None:
+            return None
+        return COVERED_NOISE if covered else cls.uncovered_noise
 
     def constrain_sensitivity(self, sensitive_value: Values, predictions: Values) -> Values:
         """Bound a teacher's (B, K) value at the site, given public (B, K) predictions."""

@@ -38,6 +38,10 @@ class Plain:
         """
         return []
 
+    def warnings(self, config: Any) -> list[str]:
+        """Return a sentence, with the key to change, on each setting that teaches nothing."""
+        return []
+
     def describe(self, trainings: int = 1) -> str:
         """Describe how teachers are trained, `trainings` times, and what this alone protects."""
         return "without noise: nothing protects records but the noise of the answers, if any"
@@ -112,6 +116,10 @@ class TrainingMechanism(ABC):
                 "data.records_per_patient=N to make up patients of N records"
             )
         return problems
+
+    def warnings(self, config: Any) -> list[str]:
+        """Return a sentence, with the key to change, on each setting that teaches nothing."""
+        return []
 
     def describe(self, trainings: int = 1) -> str:
         """Describe how teachers are trained, `trainings` times."""

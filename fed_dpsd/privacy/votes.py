@@ -80,6 +80,7 @@ class NoisyVotes(Mechanism):
     name: ClassVar[str] = "votes"
     input: ClassVar[Literal["probabilities"]] = "probabilities"
     calibrated_by: ClassVar[str] = "noise_multiplier"
+    uncovered_noise: ClassVar[float] = 100.0
     additive: ClassVar[Literal[True]] = True
     reason: ClassVar[None] = None
     num_classes: int

@@ -50,8 +50,9 @@ def privacy_card_of(run: CompletedRun) -> dict[str, Any]:
 
     `privacy` is copied from the run's summary. The other keys are texts and names: the
     `verdict` in sentences, what was `asked` and `answered`, the `source` of the numbers, what is
-    `not_covered` by them, further `notes` on them, plug-ins that are `not_reviewed`, and
-    `versions`. If the noise is seeded, the verdict begins by saying so: people quote first lines.
+    `not_covered` by them, further `notes` on them, plug-ins and functions that are `not_reviewed`,
+    and `versions`. If the noise is seeded, the verdict begins by saying so: people quote first
+    lines.
     """
     experiment, summary = run.experiment, run.summary
     card = PrivacyCard(summary["privacy"])
@@ -74,7 +75,7 @@ def privacy_card_of(run: CompletedRun) -> dict[str, Any]:
         "source": list(_source(run)),
         "not_covered": list(_not_covered(experiment, summary, card)),
         "notes": [note for note in notes if note not in (RUN_NOTE, TUNING_NOTE)],
-        "not_reviewed": list(experiment.config.plugins),
+        "not_reviewed": list(experiment.config.not_reviewed),
         "post_processing": POST_PROCESSING,
         "versions": {
             "run": json.loads(versions.read_text()) if versions.exists() else None,

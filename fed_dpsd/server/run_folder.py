@@ -168,5 +168,10 @@ def save_samples(folder: Path, buffer: ReplayBuffer, number: int) -> None:
     from torchvision.utils import save_image  # takes seconds to import; only a server needs it
 
     images = to_unit(buffer.images[:64], torch.device("cpu"))
-    with replacing(folder / "samples" / f"round_{number:05d}.png") as temporary:
+    with replacing(sample_path(folder, number)) as temporary:
         save_image(images, temporary, format="png", nrow=8)
+
+
+def sample_path(folder: Path, number: int) -> Path:
+    """Return the path of a round's picture of synthetic images."""
+    return folder / "samples" / f"round_{number:05d}.png"

@@ -11,11 +11,13 @@ import torch
 from numpy.typing import NDArray
 
 from fed_dpsd import __version__
+from fed_dpsd.config import is_function
 from fed_dpsd.config.bind import bound
 from fed_dpsd.errors import ConfigError, Diverged, UserError
 from fed_dpsd.methods.method import below
 from fed_dpsd.models import initialise, misfit, procedural, read_file
 from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
+from fed_dpsd.models.functions import missing_function
 from fed_dpsd.models.inference import predict
 from fed_dpsd.server import checkpoint
 from fed_dpsd.server.cards import privacy_card_of
@@ -36,7 +38,7 @@ class Network:
     """The architecture and sizes of a student.
 
     Args:
-        architecture: a key of `CLASSIFIERS`.
+        architecture: a key of `CLASSIFIERS`, or the name of a Python function.
         width: width of its first layer, >= 1.
         shape: (C, S, S) of its images.
         num_classes: number of classes, >= 2.
@@ -48,14 +50,20 @@ class Network:
     num_classes: int
 
     def __post_init__(self) -> None:
-        if self.architecture not in CLASSIFIERS:
+        if self.architecture not in CLASSIFIERS and not is_function(self.architecture):
             known = ", ".join(CLASSIFIERS)
             raise ValueError(f"architecture={self.architecture!r} is not one of {known}")
         if len(self.shape) != 3 or min(self.width, *self.shape) < 1 or self.num_classes < 2:
             raise ValueError(f"{self} has an invalid size")
 
     def build(self) -> Classifier:
-        """Return the network with placeholder weights."""
+        """Return the network with placeholder weights.
+
+        Raises:
+            UserError: it comes from a Python function that this process does not have.
+        """
+        if missing := missing_function("student", self.architecture):
+            raise UserError(missing)
         make = CLASSIFIERS[self.architecture]
         return initialise(
             lambda: make(self.shape, self.num_classes, self.width), torch.Generator()

@@ -1,6 +1,7 @@
 """Trackers, which copy a run's numbers to TensorBoard, Weights & Biases or MLflow.
 
-They receive the content of rounds.jsonl and summary.json, and the settings without paths. An
+They receive the content of rounds.jsonl and summary.json, and the settings without paths;
+TensorBoard, whose files stay in the run folder, receives pictures of synthetic images too. An
 epsilon's name includes its unit, relation and trust and, if plug-ins took part, that nobody has
 reviewed them.
 """
@@ -16,7 +17,8 @@ from typing import Any, Protocol
 from fed_dpsd.config.keys import leaves
 from fed_dpsd.errors import UserError, one_line
 from fed_dpsd.experiment import Experiment
-from fed_dpsd.privacy.epsilon import Epsilon
+from fed_dpsd.privacy.epsilon import NOT_REVIEWED
+from fed_dpsd.server.run_folder import sample_path
 
 PROJECT = "fed-dpsd"
 MOST_AT_ONCE = 100  # settings that an MLflow server accepts in one request
@@ -50,6 +52,15 @@ class TensorBoard:
         """Write a scalar for each number."""
         for name, value in numbers.items():
             self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def show(self, picture: Path, step: int) -> None:
+        """Write a PNG of a round's synthetic images."""
+        from torchvision.io import ImageReadMode, read_image  # takes seconds to import
+
+        self._writer.add_image(
+            "synthetic images", read_image(str(picture), ImageReadMode.RGB), step
+        )
         self._writer.flush()
 
     def close(self, completed: bool) -> None:
@@ -184,6 +195,9 @@ class Tracking:
         """Pass on a line of rounds.jsonl."""
         self._round = line["round"]
         self._pass(lambda tracker: tracker.log(dict(numbers_of_round(line)), self._round))
+        picture = sample_path(self._folder, self._round)
+        if picture.exists():
+            self._pass(lambda tracker: _show(tracker, picture, self._round))
 
     def close(self, summary: Mapping[str, Any]) -> None:
         """Pass on a summary, and close the tracker."""
@@ -201,6 +215,11 @@ class Tracking:
             logger.warning("tracker=%s failed and is no longer used: %s", name, one_line(error))
 
 
+def _show(tracker: Tracker, picture: Path, step: int) -> None:
+    if isinstance(tracker, TensorBoard):
+        tracker.show(picture, step)
+
+
 def settings_of(experiment: Experiment) -> Iterator[tuple[str, str | int | float | bool]]:
     """Yield the keys and values of a configuration that are set and are not paths."""
     for key, value in leaves(json.loads(experiment.to_json())):
@@ -215,6 +234,8 @@ def numbers_of_round(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     for key, value in line.items():
         if key not in ("round", "rounds") and _is_number(value):
             yield f"rounds/{key}", float(value)
+    if spent := line.get("spent"):
+        yield f"rounds/epsilon_spent/{_meaning(spent)}", float(spent["epsilon"])
 
 
 def numbers_of_run(summary: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
@@ -226,12 +247,18 @@ def numbers_of_run(summary: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     card = summary["privacy"]
     yield "privacy/epsilon_published/no_guarantee", float(card["epsilon_published"])
     for row in [*card["proven"], *([card["label"]] if card["label"] else [])]:
-        meaning = f"{row['unit']}/{row['relation']}/trust_{row['trust']}"
-        meaning += "/not_reviewed" if Epsilon.from_json(row).review else ""
+        meaning = _meaning(row)
         yield f"privacy/epsilon_proven/{meaning}", float(row["epsilon"])
         yield f"privacy/delta/{meaning}", float(row["delta"])
         if "spent" in row:
             yield f"privacy/epsilon_spent/{meaning}", float(row["spent"])
+
+
+def _meaning(row: Mapping[str, Any]) -> str:
+    """Return the meaning of an epsilon, for its name."""
+    review = any(note.startswith(NOT_REVIEWED) for note in row.get("notes", ()))
+    meaning = f"{row['unit']}/{row['relation']}/trust_{row['trust']}"
+    return meaning + "/not_reviewed" * review
 
 
 def _is_number(value: Any) -> bool:

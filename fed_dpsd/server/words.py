@@ -45,6 +45,8 @@ def opening(experiment: Experiment, folder: Path) -> Iterator[str]:
         yield f"resuming after round {number} of {config.rounds}"
     card = privacy_card(experiment, plan_of(experiment))
     yield f"privacy: {privacy_text(card, 'planned')}"
+    if config.tracker == "tensorboard":
+        yield f"curves and images: tensorboard --logdir {shown_path(folder.parent)}"
 
 
 def _counted(number: int, noun: str) -> str:

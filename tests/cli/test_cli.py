@@ -5,8 +5,9 @@ import socket
 from pathlib import Path
 
 from flwr.cli import constant
+from typer.main import get_command
 
-from fed_dpsd import api
+from fed_dpsd import api, cli
 from fed_dpsd.config.compose import compose
 from fed_dpsd.engines import doctor
 from fed_dpsd.experiment import set_up
@@ -64,7 +65,7 @@ def test_doctor_finds_nothing_wrong_here_and_a_wrong_version(fed_dpsd, monkeypat
 GIB = 2**30
 
 
-def test_doctor_checks_the_ports_that_flwr_run_will_use(monkeypatch):
+def test_h8_doctor_checks_the_ports_that_flwr_run_will_use(monkeypatch):
     """Flower's variables move them."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
@@ -157,3 +158,12 @@ def test_a_crash_in_a_cell_is_one_line_and_a_traceback_in_its_folder(
     assert err.count("failed: seed=") == 2
     assert "RuntimeError: something unforeseen (traceback: " in err
     assert len(list((tmp_path / "runs/sweep").glob("*/error.log"))) == 2
+
+
+def test_r14_paragraphs_of_help_wrap_at_the_width_of_the_terminal():
+    """No line of a paragraph is short if the next word would have fitted."""
+    group = get_command(cli.app)
+    for name in ("run", "report", "rehearse"):
+        text = group.commands[name].help
+        assert "\n" not in text.replace("\n\n", ""), name
+    assert "with 5 simulated clients whose teachers" in group.commands["run"].help

@@ -4,7 +4,9 @@ import json
 import logging
 import os
 import re
+import shlex
 import signal
+import subprocess
 import sys
 import time
 
@@ -206,3 +208,19 @@ def test_training_that_diverges_ends_with_the_network_the_key_and_1(fed_dpsd, en
         r"lower teacher.learning_rate \(now 1e\+30\)",
         err,
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("redirected", ["2>&1 | head -3", "| head -0"])
+def test_r14_a_run_whose_output_nobody_reads_ends_quietly(tmp_path, redirected):
+    """A shell and a process of the command, without which no pipe breaks: ten seconds."""
+    words = " ".join(map(shlex.quote, [*SMALL, f"out={tmp_path}/runs", "rounds=8"]))
+    main = "from fed_dpsd.cli import main; main()"
+    code = f"{shlex.quote(sys.executable)} -c '{main}' run {words} {redirected}"
+    done = subprocess.run(code, shell=True, cwd=tmp_path, capture_output=True, text=True)
+    assert "Error" not in done.stdout + done.stderr
+    assert "Exit" not in done.stdout + done.stderr
+    (summary,) = tmp_path.glob("runs/*/summary.json")
+    error = json.loads(summary.read_text())["error"]
+    ended = "stopped since nobody reads its output any more"
+    assert error == (ended if redirected.startswith("2") else None)

@@ -34,7 +34,7 @@ def test_a_file_is_written_once_and_says_what_is_missing(fed_dpsd, tmp_path):
     assert f"path={tmp_path}/images does not exist; give a folder" in err
 
 
-def test_a_check_counts_trains_and_rehearses_and_charges_nothing(fed_dpsd, tmp_path):
+def test_h7_a_check_counts_trains_and_rehearses_and_charges_nothing(fed_dpsd, tmp_path):
     file = site_file(
         tmp_path / "hospital", training=["dp_sgd"], models=["scattering"], queries=10_000
     )

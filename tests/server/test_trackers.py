@@ -11,9 +11,11 @@ from fed_dpsd.errors import UserError
 from fed_dpsd.server import trackers
 from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.server.trackers import Tracking
+from fed_dpsd.server.words import opening
 from tests.conftest import SMALL
 
 EPSILON = "privacy/epsilon_proven/record/add_remove/trust_nobody"
+SPENT = "rounds/epsilon_spent/record/add_remove/trust_nobody"
 
 
 class Kept:
@@ -150,7 +152,7 @@ def test_without_a_tracker_nothing_is_left_next_to_the_run(small):
 # --- the real packages ---
 
 
-def test_tensorboard_reads_what_a_run_wrote(tmp_path):
+def test_r10_tensorboard_reads_what_a_run_wrote(tmp_path):
     event_accumulator = pytest.importorskip(
         "tensorboard.backend.event_processing.event_accumulator"
     )
@@ -162,8 +164,25 @@ def test_tensorboard_reads_what_a_run_wrote(tmp_path):
     assert [event.step for event in read.Scalars("rounds/student_loss")] == [1, 2, 3]
     (epsilon,) = read.Scalars(EPSILON)
     assert epsilon.value == pytest.approx(run.summary["privacy"]["proven"][0]["epsilon"])
+    curve = [event.value for event in read.Scalars(SPENT)]
+    assert curve == pytest.approx([line["spent"]["epsilon"] for line in logged(run)])
+    assert curve == sorted(set(curve))
+    (tag,) = read.Tags()["images"]
+    assert [event.step for event in read.Images(tag)] == [1, 2, 3]
+    assert read.Images(tag)[0].encoded_image_string.startswith(b"\x89PNG")
     for path in (run.folder / "tensorboard").iterdir():
         assert str(tmp_path).encode() not in path.read_bytes()
+
+
+def test_r10_a_run_prints_the_command_that_shows_its_curves(tmp_path, small, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for tracker, lines in (
+        ("tensorboard", ["curves and images: tensorboard --logdir runs"]),
+        ("none", []),
+    ):
+        experiment = small(f"tracker={tracker}")
+        said = list(opening(experiment, tmp_path / "runs" / "one"))
+        assert [line for line in said if "logdir" in line] == lines
 
 
 def test_weights_and_biases_keeps_a_run_offline(tmp_path, monkeypatch):

@@ -56,7 +56,7 @@ def early(run_config):
 
 @pytest.mark.slow
 @pytest.mark.ci  # a process that imports Flower, for each
-def test_the_first_error_waits_for_nothing():
+def test_r8_the_first_error_waits_for_nothing():
     for run_config, problem in (
         ({"data": "mnist", "data_path": "/nowhere"}, "data_path=/nowhere does not exist; give "),
         ({"method": "dnse"}, "method=dnse is unknown; choose one of: "),

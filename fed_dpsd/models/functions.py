@@ -1,0 +1,209 @@
+"""Networks from Python functions: `fed_dpsd.run(teacher=make_net)`.
+
+A run folder holds the name of a function, such as "my_models.make_net()", and not the function.
+Where the network is needed again, the function must be given again.
+"""
+
+import functools
+import hashlib
+import inspect
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import nn
+
+from fed_dpsd.config import Config, is_function
+from fed_dpsd.errors import UserError, one_line
+from fed_dpsd.models import initialise, torch_threads
+from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
+
+# A function of an image's shape (C, S, S) and the number of classes, or of nothing.
+MakeNetwork = Callable[..., nn.Module]
+
+_MADE: dict[str, MakeNetwork] = {}
+
+
+def add_functions(given: Mapping[str, MakeNetwork | None]) -> dict[str, str]:
+    """Add the networks of functions to CLASSIFIERS; return their names.
+
+    Args:
+        given: functions by the role of their network, "teacher" or "student"; None is left out.
+
+    Raises:
+        UserError: a function has no name or the wrong arguments, or two have the same name.
+    """
+    made = {role: make for role, make in given.items() if make is not None}
+    names = {role: _name(role, make) for role, make in made.items()}
+    if len(set(names.values())) < len(set(map(id, made.values()))):
+        raise UserError(
+            f"teacher and student are two functions named {names['teacher']}; rename one"
+        )
+    for role, make in made.items():
+        _MADE[names[role]] = make
+        CLASSIFIERS[names[role]] = functools.partial(_build, make)
+    return names
+
+
+def _name(role: str, make: MakeNetwork) -> str:
+    name = getattr(make, "__qualname__", "<lambda>")
+    if not callable(make) or name.endswith("<lambda>"):
+        raise UserError(
+            f"{role}={make!r} has no name to record; give a function or a class, as in "
+            f"`def make_net(): ...` and {role}=make_net"
+        )
+    if _takes(make) not in (0, 2):
+        raise UserError(
+            f"{role}={name} must take no arguments, or an image's shape and the number of classes"
+        )
+    return f"{make.__module__}.{name}()"
+
+
+def _takes(make: MakeNetwork) -> int:
+    """Return the number of arguments that a function needs."""
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(
+        parameter.default is parameter.empty and parameter.kind in positional
+        for parameter in inspect.signature(make).parameters.values()
+    )
+
+
+def _whole(make: MakeNetwork, shape: tuple[int, ...], num_classes: int) -> tuple[nn.Module, str]:
+    """Return a function's network and the path of the linear layer that it uses last.
+
+    Raises:
+        UserError: the network ends without a linear layer for `num_classes` classes.
+    """
+    network = make(shape, num_classes) if _takes(make) else make()
+    used: list[nn.Module] = []
+    if isinstance(network, nn.Module):
+        linear = [layer for layer in network.modules() if isinstance(layer, nn.Linear)]
+        hooks = [layer.register_forward_hook(lambda own, *_: used.append(own)) for layer in linear]
+        with torch.no_grad():  # on the meta device, where networks are built, this computes nothing
+            network.eval()(torch.zeros(2, *shape))
+        for hook in hooks:
+            hook.remove()
+    if not used or used[-1] is network or used[-1].out_features != num_classes:
+        raise UserError(
+            f"it must return a torch.nn.Module whose last layer is torch.nn.Linear(..., "
+            f"{num_classes}), since num_classes={num_classes}"
+        )
+    return network.train(), next(n for n, each in network.named_modules() if each is used[-1])
+
+
+def _build(make: MakeNetwork, shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
+    """Return a function's network as a backbone and its last linear layer; `width` is ignored."""
+    network, path = _whole(make, shape, num_classes)
+    last = network.get_submodule(path)
+    assert isinstance(last, nn.Linear)
+    network.set_submodule(path, nn.Identity())
+    classifier = Classifier(network, last.in_features, num_classes)
+    classifier.classifier = last
+    return classifier
+
+
+def require_functions(config: Config) -> None:
+    """Check that this process has the functions that a run's networks come from.
+
+    Raises:
+        UserError: a function was not given; the message names it.
+    """
+    named = {config.architecture(client): "teacher" for client in range(config.num_clients)}
+    for name, role in (named | {config.model.student: "student"}).items():
+        if missing := missing_function(role, name):
+            raise UserError(missing)
+
+
+def missing_function(role: str, name: str) -> str:
+    """Return how to give a function that this process does not have; "" if there is none."""
+    if not is_function(name) or name in CLASSIFIERS:
+        return ""
+    given = f"{role}={name.removesuffix('()').rpartition('.')[2]}"
+    reading = f", or fed_dpsd.load_student(FILE, {given})" if role == "student" else ""
+    return (
+        f"model.{role}={name} is a Python function, which this process does not have; give it in "
+        f"Python: fed_dpsd.resume(RUN, {given}){reading}"
+    )
+
+
+def problem_of(name: str, shape: tuple[int, ...], num_classes: int, private: bool) -> str:
+    """Return why a function's network cannot be used; "" if it can.
+
+    Args:
+        name: the function's name, as `add_functions` returned it.
+        shape: (C, S, S) of the images.
+        num_classes: number of classes.
+        private: whether a private training trains it, so that records must not mix.
+    """
+    try:
+        network = _drawn(name, shape, num_classes)
+        if buffers := _buffers(network):
+            return f"its buffer {buffers[0]} would not be set; register no buffers"
+        images = torch.rand(4, *shape, generator=torch.Generator().manual_seed(0))
+        with torch.no_grad(), torch.random.fork_rng():
+            logits = network.eval()(images)
+            if logits.shape != (4, num_classes):
+                return f"it returns {tuple(logits.shape)} for 4 images, not (4, {num_classes})"
+            given = _as_given(name, shape, network)(2 * images - 1)
+            if not torch.allclose(logits, given, rtol=1e-4, atol=1e-5):
+                return "its output must be that of its last linear layer, without a softmax"
+            if private and _mixes(network, images):
+                return (
+                    "its output for an image depends on the other images of a batch, as with "
+                    "batch normalisation, so DP-SGD cannot bound a record's part; use GroupNorm"
+                )
+    except UserError as error:
+        return str(error)
+    except Exception as error:  # whatever the function and its network raise
+        return one_line(error)
+    return ""
+
+
+def _as_given(name: str, shape: tuple[int, ...], classifier: Classifier) -> nn.Module:
+    """Return the network as the function makes it, with the weights of its classifier."""
+    head = classifier.classifier
+    network, path = _whole(_MADE[name], shape, head.out_features)
+    network.to_empty(device="cpu")
+    weights = {
+        own: head.state_dict()[own.removeprefix(f"{path}.")]
+        if own.startswith(f"{path}.")
+        else classifier.backbone.state_dict()[own]
+        for own in network.state_dict()
+    }
+    network.load_state_dict(weights)
+    return network.eval()
+
+
+def _mixes(network: nn.Module, images: torch.Tensor) -> bool:
+    """Return whether the first image's output in training depends on the other images."""
+    outputs, state = [], torch.get_rng_state()
+    for batch in (images, torch.cat([images[:1], 1 - images[1:]])):
+        torch.set_rng_state(state)  # dropout draws from torch's own generator
+        outputs.append(network.train()(batch)[0])
+    return not torch.allclose(*outputs, rtol=1e-4, atol=1e-5)
+
+
+def _buffers(network: nn.Module) -> list[str]:
+    """Return the buffers that `initialise` does not set."""
+    return [
+        f"{path}.{name}"
+        for path, layer in network.named_modules()
+        if not isinstance(layer, nn.BatchNorm2d) and not hasattr(layer, "reset_buffers")
+        for name, _ in layer.named_buffers(recurse=False)
+    ]
+
+
+def _drawn(name: str, shape: tuple[int, ...], num_classes: int) -> Classifier:
+    build = functools.partial(CLASSIFIERS[name], shape, num_classes, 1)
+    return initialise(build, torch.Generator().manual_seed(0))
+
+
+def digest_of(name: str, shape: tuple[int, ...], num_classes: int) -> str:
+    """Return a digest of a function's network: its layers, and its output for random pixels.
+
+    A cached teacher of another function with the same name has another digest.
+    """
+    network = _drawn(name, shape, num_classes).eval()
+    images = torch.rand(4, *shape, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad(), torch_threads(1):
+        output = network(images).numpy().tobytes()
+    return hashlib.sha256(repr(network).encode() + output).hexdigest()

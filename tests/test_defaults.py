@@ -1,0 +1,236 @@
+"""R15: each pair of method, training and answers learns, is refused, or warns with a remedy.
+
+`python -m tests.test_defaults` measures what docs/results/defaults.csv lacks, and rewrites it and
+docs/results/defaults.md; it takes about a minute for each different run.
+"""
+
+import csv
+import itertools
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+import fed_dpsd
+from fed_dpsd.errors import ConfigError
+from fed_dpsd.experiment import Experiment, from_overrides
+from fed_dpsd.methods.method import PublicContext
+
+ROOT = Path(__file__).parents[1]
+TABLE, PAGE = ROOT / "docs/results/defaults.csv", ROOT / "docs/results/defaults.md"
+AXES = {
+    axis: sorted(path.stem for path in (ROOT / "conf" / axis).glob("*.yaml"))
+    for axis in ("method", "training", "answers")
+}
+FIELDS = ("typed", "outcome", "student", "ensemble", "says")
+HOPELESS = "near chance", "far below its teachers"  # in warnings of runs that are not measured
+
+
+def typed():
+    """All settings of one or two of the three keys."""
+    pairs = [()] + [(f"{axis}={name}",) for axis in AXES for name in AXES[axis]]
+    for one, other in itertools.combinations(AXES, 2):
+        pairs += itertools.product(*([f"{a}={name}" for name in AXES[a]] for a in (one, other)))
+    return [" ".join(pair) for pair in pairs]
+
+
+def judged(text):
+    """The experiment of some settings, or the first problem; and the first warning."""
+    try:
+        experiment = from_overrides(text.split(), Path.cwd())
+    except ConfigError as error:
+        return error.problems[0], ""
+    return experiment, next(iter(experiment.warnings), "")
+
+
+def hopeless(warning):
+    return any(text in warning for text in HOPELESS)
+
+
+def identity(experiment: Experiment):
+    """What a student depends on: answers only if clients give any."""
+    plan = experiment.method.plan(
+        PublicContext.of(experiment.config, experiment.training, experiment.answers)
+    )
+    config = json.loads(experiment.to_json())
+    del config["method"]["name"]  # DGD+ is DGD with other answers
+    if experiment.answers not in [stage.mechanism for stage in plan.stages]:
+        del config["answers"]
+    return json.dumps(config)
+
+
+def measured(text, out):
+    """The accuracies of the student and of the ensemble of its teachers."""
+    run = fed_dpsd.run(*text.split(), "evaluate_every=1000", f"out={out}", progress=False)
+    accuracy, diagnostics = run.summary["accuracy"], run.summary["diagnostics"]
+    ensemble = accuracy["ensemble"] or diagnostics.get("accuracy", {}).get("ensemble")
+    return accuracy["student"], ensemble
+
+
+def learns(student, ensemble):
+    """Whether a student has half of the ensemble's accuracy; methods without a student do."""
+    return student is None or (student >= ensemble / 2 and student > 0.2)
+
+
+def rows():
+    with TABLE.open() as file:
+        return list(csv.DictReader(file))
+
+
+LEARNING = {}  # one of the settings for each different run
+if TABLE.exists():
+    for _row in rows():
+        if _row["outcome"] == "learns":
+            LEARNING.setdefault((_row["student"], _row["ensemble"]), _row["typed"])
+
+
+def test_r15_noise_of_answers_suits_the_training():
+    gradients = {
+        "answers=gradient": 0.1,
+        "training=plain answers=gradient": 100,
+        "answers=gradient answers.noise_multiplier=null": 0.1,
+        "answers=gradient answers.noise_multiplier=7": 7,
+        "answers=gradient answers.noise_at=distributed answers.quorum={threshold:4}": 0.1,
+        "training=plain answers=votes": 100,
+        "answers=votes": 0.1,
+        "training=plain answers=noisy_max": 4,
+        "answers=noisy_max": 0.1,
+        "method=dpdfd": 100,
+        "method=dgd": 4,
+    }
+    for text, noise in gradients.items():
+        experiment, _ = judged(text)
+        assert experiment.answers.noise_multiplier == noise, text
+        assert experiment.config.answers["noise_multiplier"] == noise
+    # A run's own configuration names its noise, and is bound again without looking it up.
+    again = from_overrides(["answers=gradient", "answers.noise_multiplier=0.1"], Path.cwd())
+    assert again.to_json() == judged("answers=gradient")[0].to_json()
+
+
+def test_r15_a_problem_with_the_noise_does_not_hide_others():
+    with pytest.raises(ConfigError) as error:
+        from_overrides(["answers=gradient", "answers.noise_multiplier=-1", "answers.k=1"], None)
+    assert [problem.partition("=")[0] for problem in error.value.problems[:2]] == [
+        "answers.noise_multiplier",
+        "answers.k",
+    ]
+
+
+def test_r15_a_key_that_another_choice_sets_is_refused_with_a_remedy():
+    problem, _ = judged("method=dp_dfd answers=gradient")
+    assert problem.endswith(
+        "has no answers.threshold, which another choice sets; use answers=label"
+    )
+
+
+def test_r15_the_table_has_no_run_that_learns_nothing_without_a_warning():
+    found = rows()
+    assert sorted(row["typed"] for row in found) == sorted(typed())
+    for row in found:
+        if row["outcome"] == "learns":
+            student, ensemble = (float(row[key] or "nan") for key in ("student", "ensemble"))
+            assert learns(student if row["student"] else None, ensemble), row["typed"]
+        else:
+            assert row["outcome"] in ("warned", "refused")
+            assert "use " in row["says"], row["typed"]
+
+
+@pytest.mark.slow
+def test_r15_what_the_table_calls_warned_or_refused_is():
+    """Sets up 392 runs: a minute."""
+    wrong = {}
+    for row in rows():
+        experiment, warning = judged(row["typed"])
+        said = experiment if isinstance(experiment, str) else warning
+        outcome = "refused" if isinstance(experiment, str) else "warned"
+        if row["outcome"] != "learns" and (outcome, said) != (row["outcome"], row["says"]):
+            wrong[row["typed"]] = said
+        if row["outcome"] == "learns" and (outcome == "refused" or hopeless(said)):
+            wrong[row["typed"]] = said
+    assert not wrong
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", LEARNING.values(), ids=lambda text: text or "default")
+def test_r15_a_run_learns(text, tmp_path):
+    """A whole run of the matrix: up to a minute."""
+    assert learns(*measured(text, tmp_path))
+
+
+def cell(row):
+    if row["outcome"] != "learns":
+        return row["outcome"]
+    student, ensemble = (
+        f"{100 * float(row[key]):.1f}" if row[key] else "-" for key in ("student", "ensemble")
+    )
+    return f"{student}/{ensemble}"
+
+
+def page(found):
+    """The page, whose text stands here so that the command writes all of it."""
+    by = {row["typed"]: row for row in found}
+    lines = [
+        "# Which method, training and answers go together?",
+        "",
+        "Each pair learns, is refused, or warns before it starts and names the key to change.",
+        "All other settings are the defaults: digits, five clients, seed 0. A cell has the",
+        "accuracies of the student and of its teachers together, in %; `local` has no student.",
+        "",
+        "    python -m tests.test_defaults",
+        "",
+        "With `training=dp_sgd` the default noise of `gradient`, `votes` and `noisy_max` is 0.1,",
+        "since the training covers any answers; otherwise it is the papers'. [Rows](defaults.csv)",
+        "with the warnings and errors.",
+    ]
+    for one, other in (("answers", "training"), ("method", "training"), ("method", "answers")):
+        columns = ["", *AXES[other]]
+        head = [one, *(f"`{name}`" if name else "default" for name in columns)]
+        lines += ["", f"## {one.capitalize()} and {other}", ""]
+        lines += [f"|{'|'.join(head)}|", f"|{'---|' * len(head)}"]
+        for name in ["", *AXES[one]]:
+            cells = [f"`{name}`" if name else "default"]
+            for column in columns:
+                keys = {one: name, other: column}
+                text = " ".join(f"{a}={keys[a]}" for a in AXES if keys.get(a))
+                cells.append(cell(by[text]))
+            lines.append(f"|{'|'.join(cells)}|")
+    return "\n".join(lines) + "\n"
+
+
+def main():
+    known = {row["typed"]: row for row in rows()} if TABLE.exists() else {}
+    found, results = [], {}
+    for text in typed():
+        experiment, warning = judged(text)
+        row = {"typed": text, "student": "", "ensemble": ""}
+        if isinstance(experiment, str):
+            row |= {"outcome": "refused", "says": experiment}
+        elif hopeless(warning):
+            row |= {"outcome": "warned", "says": warning}
+        else:
+            key = identity(experiment)
+            if key not in results:
+                before = known.get(text, {"outcome": ""})
+                if before["outcome"] == "learns":
+                    results[key] = before["student"], before["ensemble"]
+                else:
+                    print(f"{text or 'default'} ...", file=sys.stderr)
+                    with tempfile.TemporaryDirectory() as out:
+                        scores = measured(text, out)
+                    results[key] = tuple("" if s is None else f"{s:.4f}" for s in scores)
+            student, ensemble = results[key]
+            scores = (float(student) if student else None, float(ensemble))
+            outcome = "learns" if learns(*scores) else "warned" if warning else "fails"
+            row |= {"outcome": outcome, "student": student, "ensemble": ensemble, "says": warning}
+        found.append(row)
+    with TABLE.open("w") as file:
+        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(found)
+    PAGE.write_text(page(found))
+
+
+if __name__ == "__main__":
+    main()

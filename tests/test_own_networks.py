@@ -1,0 +1,209 @@
+"""R11: Python as people use it: networks from functions, data frames, notebooks, sweeps."""
+
+import json
+import shutil
+import sys
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from torch import nn
+
+import fed_dpsd
+from fed_dpsd.config.bind import read_yaml
+from fed_dpsd.errors import ConfigError, UserError
+from fed_dpsd.models import functions
+from fed_dpsd.models.classifiers import CLASSIFIERS
+from tests.conftest import SMALL
+
+TEACHER, STUDENT = f"{__name__}.make_net()", f"{__name__}.Net()"
+
+
+def make_net():
+    layers = [nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(1, 4), nn.ReLU(), nn.Dropout()]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(4 * 64, 10))
+
+
+class Net(nn.Module):
+    def __init__(self, shape, num_classes):
+        super().__init__()
+        self.out = nn.Linear(16, num_classes)  # defined first, used last
+        self.hidden = nn.Sequential(nn.Conv2d(shape[0], 4, 4, stride=4), nn.Flatten())
+        self.hidden.append(nn.Linear(16, 16))
+
+    def forward(self, images):
+        return self.out(torch.relu(self.hidden(images)))
+
+
+def batch_norm():
+    return nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(64, 10))
+
+
+def centred():
+    class Centred(nn.Module):
+        def forward(self, images):
+            return images - images.mean(0)
+
+    return nn.Sequential(Centred(), nn.Flatten(), nn.Linear(64, 10))
+
+
+def softmax():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.Softmax(1))
+
+
+def five_classes():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 5))
+
+
+def own_weights():
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    network.register_parameter("scale", nn.Parameter(torch.ones(1)))
+    return network
+
+
+def own_buffer():
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    network.register_buffer("mean", torch.ones(1))
+    return network
+
+
+def crashing():
+    raise KeyError("weights")
+
+
+@pytest.fixture
+def forgotten(monkeypatch):
+    """A process that was never given a function."""
+    known = {name: build for name, build in CLASSIFIERS.items() if not name.endswith("()")}
+    monkeypatch.setattr(functions, "_MADE", {})
+    for name in CLASSIFIERS.keys() - known.keys():
+        monkeypatch.delitem(CLASSIFIERS, name)
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    """A run whose networks come from functions; to be read only."""
+    out = tmp_path_factory.mktemp("own")
+    return fed_dpsd.run(
+        *SMALL, "rounds=2", f"out={out}", teacher=make_net, student=Net, progress=False
+    )
+
+
+def test_r11_a_runs_networks_come_from_functions_which_it_records_by_name(own):
+    model = yaml.safe_load((own.folder / "config.yaml").read_text())["model"]
+    assert (model["teacher"], model["student"]) == (TEACHER, STUDENT)
+    assert isinstance(own.student.model.backbone, Net)
+    images = np.zeros((2, 1, 8, 8), np.uint8)
+    assert own.student.predict(images).shape == (2, 10)
+    # The function of the teachers has not been reviewed; the student is post-processing.
+    assert TEACHER in own.privacy.review
+    assert STUDENT not in own.privacy.review
+
+
+def test_r11_a_resumed_run_needs_its_functions(own, tmp_path, forgotten):
+    half = tmp_path / "half"
+    shutil.copytree(own.folder, half)
+    facts = json.loads((half / "summary.json").read_text()) | {"status": "failed"}
+    (half / "summary.json").write_text(json.dumps(facts))
+    with pytest.raises(UserError, match=rf"model.teacher={TEACHER[:-2]}\(\) .*teacher=make_net"):
+        fed_dpsd.resume(half, progress=False)
+    with pytest.raises(UserError, match=r"model.student=.* give it .*student=Net"):
+        fed_dpsd.resume(half, teacher=make_net, progress=False)
+    again = fed_dpsd.resume(half, teacher=make_net, student=Net, progress=False)
+    assert again.summary["student_sha256"] == own.summary["student_sha256"]
+
+
+def test_r11_an_exported_student_needs_its_function(own, tmp_path, forgotten):
+    functions.add_functions({"teacher": make_net, "student": Net})
+    file = own.export(tmp_path / "model")
+    del CLASSIFIERS[STUDENT]
+    with pytest.raises(UserError, match=r"fed_dpsd.load_student\(FILE, student=Net\)"):
+        fed_dpsd.load_student(file)
+    assert fed_dpsd.load_student(file, student=Net).network.architecture == STUDENT
+
+
+def test_r11_networks_that_cannot_be_used_are_refused_with_the_reason(forgotten):
+    expected = {
+        softmax: "without a softmax",
+        five_classes: r"last layer is torch.nn.Linear\(..., 10\)",
+        own_weights: "no rule draws the weights",
+        own_buffer: "its buffer backbone.mean would not be set",
+        crashing: "KeyError: 'weights'",
+        batch_norm: "depends on the other images of a batch",
+        centred: "depends on the other images of a batch",
+    }
+    for make, problem in expected.items():
+        with pytest.raises(ConfigError, match=problem):
+            fed_dpsd.run("training=dp_sgd", teacher=make, progress=False)
+    for make in (make_net, Net, batch_norm, centred):  # the controls
+        name = functions.add_functions({"teacher": make})["teacher"]
+        private = make in (make_net, Net)
+        assert functions.problem_of(name, (1, 8, 8), 10, private) == ""
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"teacher": lambda: make_net()}, "has no name to record"),
+        ({"student": 5}, "has no name to record"),
+        ({"teacher": nn.Conv2d}, "must take no arguments, or an image's shape"),
+        ({"teacher": make_net, "engine": "flower"}, "needs engine=local"),
+    ],
+)
+def test_r11_what_is_no_function_of_a_network_is_an_error(settings, problem, forgotten):
+    with pytest.raises(UserError, match=problem):
+        fed_dpsd.run(*SMALL, progress=False, **settings)
+
+
+def test_r11_a_cached_teacher_of_another_function_of_the_same_name_is_not_used(forgotten):
+    name = functions.add_functions({"teacher": make_net})["teacher"]
+    before = functions.digest_of(name, (1, 8, 8), 10)
+    assert functions.digest_of(name, (1, 8, 8), 10) == before
+
+    def make_other():
+        network = make_net()
+        network[2] = nn.Tanh()  # weights of the same shapes
+        return network
+
+    make_other.__qualname__ = "make_net"
+    assert functions.add_functions({"teacher": make_other})["teacher"] == name
+    assert functions.digest_of(name, (1, 8, 8), 10) != before
+
+
+def test_r11_history_is_a_data_frame(own, monkeypatch):
+    pytest.importorskip("pandas")
+    history = own.history()
+    assert list(history.index) == [1, 2]
+    assert list(history["answered_queries"]) == [64, 128]
+    last = read_yaml(own.folder / "summary.json")["accuracy"]["student"]
+    assert history["student_accuracy"][2] == last
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(UserError, match=r"history\(\) needs pandas.*pip install pandas"):
+        own.history()
+
+
+def test_r11_a_notebook_shows_the_result_its_privacy_and_its_images(own):
+    html = own._repr_html_()
+    assert str(own) in html  # the result line has no character that HTML escapes
+    assert "epsilon proven: " in html
+    assert 'src="data:image/png;base64,iVBOR' in html
+
+
+@pytest.mark.slow
+def test_r11_a_sweep_and_a_report_in_python(tmp_path):
+    """Two runs, and all figures of a report: ten seconds."""
+    pandas = pytest.importorskip("pandas")
+    settings = (*SMALL, "rounds=1", "seed=0,1")
+    swept = fed_dpsd.sweep(*settings, out=tmp_path / "sweep", progress=False)
+    assert [run.summary["seed"] for run in swept.runs] == [0, 1]
+    assert isinstance(swept.results(), pandas.DataFrame)
+    assert list(swept.results()["seed"]) == [0, 1]
+    page = fed_dpsd.report(swept, out=tmp_path / "report")
+    assert page.suffix == ".html"
+    assert page.is_file()
+    assert fed_dpsd.report(swept.runs[0], out=tmp_path / "one").is_file()
+    with pytest.raises(UserError, match="diverged"):
+        fed_dpsd.sweep(
+            *settings, "teacher.learning_rate=1e30", out=tmp_path / "bad", progress=False
+        )

@@ -7,7 +7,7 @@ Practical Privacy-Preserving Data Generation", AISTATS 2021, arXiv 2002.11603.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, NonPrivateDpEvent
@@ -62,14 +62,22 @@ class DPMERF(Generative):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.noise_multiplier > MOST_NOISE:
-            raise ValueError(f"noise_multiplier={self.noise_multiplier:g} must be <= {MOST_NOISE}")
         if self.features < 2 or self.features % 2:
             raise ValueError(f"features={self.features} must be an even number >= 2")
         if not 0 < self.length_scale < math.inf:
             raise ValueError(f"length_scale={self.length_scale} must be a finite number > 0")
         if not 0 < self.count_fraction < 1:
             raise ValueError(f"count_fraction={self.count_fraction} must be between 0 and 1")
+
+    def check(self, config: Any, method: Any, partition: Any) -> list[str]:
+        """Return the problems with the training in an experiment."""
+        problems = super().check(config, method, partition)
+        if self.noise_multiplier > MOST_NOISE:
+            problems.append(
+                f"training.noise_multiplier={self.noise_multiplier:g}: training=dp_merf rounds "
+                f"coarser than proven beyond {MOST_NOISE:g}; use at most that, or a larger epsilon"
+            )
+        return problems
 
     def describe(self, trainings: int = 1) -> str:
         """Describe how teachers are trained, `trainings` times."""
@@ -79,12 +87,14 @@ class DPMERF(Generative):
         )
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
-        """Return one Gaussian mechanism."""
+        """Return one Gaussian mechanism, whose noise counts up to `MOST_NOISE`."""
         if unit != "record":
             return NonPrivateDpEvent()
         moved = 2 if relation == "replace_one" else 1
         precision = FinitePrecisionDpEvent(MOST_NUMBERS * GAUSSIAN_LOSS)
-        return ComposedDpEvent([GaussianDpEvent(self.noise_multiplier / moved), precision])
+        return ComposedDpEvent(
+            [GaussianDpEvent(min(self.noise_multiplier, MOST_NOISE) / moved), precision]
+        )
 
     def train_generator(
         self,

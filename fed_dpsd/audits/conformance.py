@@ -24,6 +24,7 @@ from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.models import torch_threads
 from fed_dpsd.privacy.dp_sgd import DPSGD
+from fed_dpsd.privacy.training import TrainingMechanism
 
 TITLES: dict[Part, str] = {
     "attacks": "Statistical attacks",
@@ -114,12 +115,15 @@ def audited_parts(experiment: Experiment) -> tuple[bool, bool]:
     answered = any(stage.mechanism == experiment.answers for stage in plan_of(experiment).stages)
     if not (private or (randomised and answered)):
         unused = f"method {type(experiment.method).__name__} releases no answers"
+        noisy = isinstance(experiment.training, TrainingMechanism)
+        trained = (
+            "no attack knows the training's noise" if noisy else "no epsilon of a record holds"
+        )
         raise UserError(
             f"privacy audit: training={experiment.training.name} and "
             f"answers={experiment.answers.name} have nothing to audit: "
-            f"{unused if randomised else 'no noise is drawn in answers'}, and no epsilon of a "
-            "record holds; audit training=dp_sgd, or method=fed_dpsd with answers=gradient, votes, "
-            "noisy_max or label"
+            f"{unused if randomised else 'no noise is drawn in answers'}, and {trained}; audit "
+            "training=dp_sgd, or method=fed_dpsd with answers=gradient, votes, noisy_max or label"
         )
     if randomised and answered and not isinstance(experiment.answers, Audited):
         raise UserError(

@@ -75,9 +75,12 @@ ANSWERED |= {"direct": [*WHITE_BOX, UNPROVEN]}
 SELECTIVE = ("training=plain", "answers=label")
 STUDENT_DRIVEN = "method.discriminator=student"
 ANSWERED |= {"dp_dfd": [SELECTIVE, (*SELECTIVE, STUDENT_DRIVEN), ON_BOTH_AXES[0]]}
-ALONE = ("dpsd", "central", "direct", "paper_dpsd", "dpdfd", "dp_dfd", "dgd", "dgd_plus")
+GENERATED = ("training=dp_merf", "training.features=20", "training.generator_steps=3")
+GENERATED += ("training.classifier_steps=3", "answers=probabilities")
+ANSWERED |= {"dp_merf": [GENERATED]}
+ALONE = ("dpsd", "central", "direct", "paper_dpsd", "dpdfd", "dp_dfd", "dgd", "dgd_plus", "dp_merf")
 NEEDS = dict.fromkeys(ALONE, ("num_clients=1",))
-ONE_ROUND = {"central", "direct", "ensemble"}
+ONE_ROUND = {"central", "direct", "ensemble", "dp_merf"}
 # One answer of each kind where the code is shared: refusals.
 KINDS = [ANSWERS[0], ANSWERS[2], ANSWERS[4], ("training=plain", *PLAIN[10]), PRIVATE, MAX]
 ASKING_MANY = [("fed_dpsd", answers) for answers in KINDS] + [("dpsd", ANSWERS[0])]

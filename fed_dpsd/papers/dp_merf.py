@@ -1,0 +1,151 @@
+"""DP-MERF: a generator that matches one noisy mean of random features.
+
+Harder, Adamczewski, Park: "DP-MERF: Differentially Private Mean Embeddings with Random Features for
+Practical Privacy-Preserving Data Generation", AISTATS 2021, arXiv 2002.11603.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, NonPrivateDpEvent
+from torch.nn import functional
+
+from fed_dpsd.methods.ensemble import WholeEnsemble
+from fed_dpsd.models.divergence import descend
+from fed_dpsd.models.inference import IMAGES_AT_ONCE
+from fed_dpsd.papers.generative import Conditional, Generative
+from fed_dpsd.privacy.events import FinitePrecisionDpEvent
+from fed_dpsd.privacy.mechanism import Relation, Unit
+from fed_dpsd.privacy.noise import GAUSSIAN_LOSS, Rng, noisy_sum
+
+SPACING = 2.0**-20  # of a record's numbers: their sums are exact in float64
+MOST_NOISE = 32.0  # beyond it, the noise's lattice is coarser than `SPACING`
+MOST_NUMBERS = 2**24
+
+
+@dataclass(frozen=True)
+class CentralDPMERF(WholeEnsemble):
+    """DP-MERF with all records in one place, as in the papers' tables."""
+
+    trainings: ClassVar[tuple[str, ...] | None] = ("dp_merf",)
+
+
+@dataclass(frozen=True)
+class DPMERF(Generative):
+    """One release of a sum over records, which the generator's images then match.
+
+    A record's part is the outer product of its one-hot label with its D random Fourier features
+    (Sec. 3, Eq. 5) and one constant, whose sums are the class counts. The paper divides the sum by
+    a public number of records and draws labels uniformly; here both follow from the noisy counts,
+    so the number of records stays private and classes may be of unequal sizes.
+
+    Guarantee: a record's part has L2 norm at most 1, and N(0, noise_multiplier^2) is added to each
+    number of the sum. Adding or removing a record is one Gaussian mechanism at noise_multiplier;
+    replacing one moves the sum by at most 2.
+
+    Args:
+        features: D, number of random features, even and >= 2.
+        length_scale: of the Gaussian kernel, for pixels in [0, 1], > 0.
+        count_fraction: part of a record's squared norm that counts classes, in (0, 1).
+
+    Raises:
+        ValueError: a parameter is out of its range.
+    """
+
+    name: ClassVar[str] = "dp_merf"
+    features: int
+    length_scale: float
+    count_fraction: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.features < 2 or self.features % 2:
+            raise ValueError(f"features={self.features} must be an even number >= 2")
+        if not 0 < self.length_scale < math.inf:
+            raise ValueError(f"length_scale={self.length_scale} must be a finite number > 0")
+        if not 0 < self.count_fraction < 1:
+            raise ValueError(f"count_fraction={self.count_fraction} must be between 0 and 1")
+
+    def check(self, config: Any, method: Any, partition: Any) -> list[str]:
+        """Return the problems with the training in an experiment."""
+        problems = super().check(config, method, partition)
+        if self.noise_multiplier > MOST_NOISE:
+            problems.append(
+                f"training.noise_multiplier={self.noise_multiplier:g}: training=dp_merf rounds "
+                f"coarser than proven beyond {MOST_NOISE:g}; use at most that, or a larger epsilon"
+            )
+        return problems
+
+    def describe(self, trainings: int = 1) -> str:
+        """Describe how teachers are trained, `trainings` times."""
+        return (
+            "DP-MERF: on images of a generator that matches a sum over all records, with noise of "
+            f"{self.noise_multiplier:.6g} times a record's largest part"
+        )
+
+    def event(self, unit: Unit, relation: Relation) -> DpEvent:
+        """Return one Gaussian mechanism, whose noise counts up to `MOST_NOISE`."""
+        if unit != "record":
+            return NonPrivateDpEvent()
+        moved = 2 if relation == "replace_one" else 1
+        precision = FinitePrecisionDpEvent(MOST_NUMBERS * GAUSSIAN_LOSS)
+        return ComposedDpEvent(
+            [GaussianDpEvent(min(self.noise_multiplier, MOST_NOISE) / moved), precision]
+        )
+
+    def train_generator(
+        self,
+        generator: Conditional,
+        images: torch.Tensor,
+        labels: torch.Tensor,
+        rng: Rng,
+        draws: torch.Generator,
+    ) -> torch.Tensor:
+        """Release the noisy sum, and train the generator to match it; see `Generative`."""
+        num_classes, size = generator.num_classes, images[0].numel()
+        if num_classes * (self.features + 1) > MOST_NUMBERS:
+            raise ValueError(
+                f"features={self.features} times {num_classes} classes must be at most "
+                f"{MOST_NUMBERS:,}"
+            )
+        frequencies = torch.randn((size, self.features // 2), generator=draws) / self.length_scale
+        total = torch.zeros((num_classes, self.features + 1), dtype=torch.float64)
+        for start in range(0, len(images), IMAGES_AT_ONCE):
+            batch = slice(start, start + IMAGES_AT_ONCE)
+            with torch.no_grad():
+                total.index_add_(0, labels[batch], self.parts(images[batch], frequencies))
+        noisy = torch.from_numpy(
+            noisy_sum(total.numpy()[None], self.noise_multiplier, "gaussian", rng)
+        )
+        counts = (noisy[:, -1] / math.sqrt(self.count_fraction)).clamp_min(1)
+        weights = (counts / counts.sum()).float()
+        mean = (noisy[:, :-1] / math.sqrt(1 - self.count_fraction) / counts.sum()).float()
+
+        def losses() -> Iterator[torch.Tensor]:
+            for _ in range(self.generator_steps):  # Eq. 8
+                classes = torch.multinomial(weights, self.batch_size, True, generator=draws)
+                own = fourier(generator(classes, draws), frequencies)
+                one_hot = functional.one_hot(classes, num_classes).to(own)
+                yield (one_hot.T @ own / self.batch_size - mean).square().sum()
+
+        optimiser = torch.optim.Adam(generator.parameters(), self.generator_learning_rate)
+        rates = {"training.generator_learning_rate": self.generator_learning_rate}
+        descend(optimiser, losses(), "DP-MERF's generator", rates)
+        return weights
+
+    def parts(self, images: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
+        """Return (N, D + 1) float64 features and constants of norm at most 1, on a lattice."""
+        features = math.sqrt(1 - self.count_fraction) * fourier(images, frequencies).double()
+        constant = features.new_full((len(images), 1), math.sqrt(self.count_fraction))
+        sensitive = torch.cat([features, constant], 1)
+        sensitive /= (sensitive.norm(dim=1, keepdim=True) * (1 + 2.0**-40)).clamp_min(1)
+        return (sensitive / SPACING).trunc() * SPACING
+
+
+def fourier(images: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
+    """Map (B, C, H, W) images to (B, D) random Fourier features, of norm 1 but for rounding."""
+    angles = images.flatten(1) @ frequencies
+    return torch.cat([angles.cos(), angles.sin()], 1) / math.sqrt(frequencies.shape[1])

@@ -1,0 +1,171 @@
+"""Baselines whose teacher learns only from the images of a private generator."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from dp_accounting import DpEvent, NonPrivateDpEvent
+from numpy.typing import NDArray
+from torch import nn
+from torch.nn import functional
+
+from fed_dpsd.models import initialise
+from fed_dpsd.models.classifiers import FIXED
+from fed_dpsd.models.divergence import descend
+from fed_dpsd.models.generators import Generator
+from fed_dpsd.privacy.mechanism import Relation, Unit
+from fed_dpsd.privacy.noise import Rng
+from fed_dpsd.privacy.training import TrainingMechanism
+
+
+class Conditional(nn.Module):
+    """A generator of images of given classes.
+
+    Args:
+        shape: (C, size, size) of the images; size is a multiple of 4.
+        num_classes: K.
+        latent_size: length of a latent vector, without the class.
+        width: number of channels before the last convolution.
+    """
+
+    def __init__(
+        self, shape: tuple[int, ...], num_classes: int, latent_size: int, width: int
+    ) -> None:
+        super().__init__()
+        self.latent_size = latent_size
+        self.num_classes = num_classes
+        self.images = Generator(shape, latent_size + num_classes, width)
+
+    def forward(self, labels: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
+        """Draw a (B, C, H, W) image in [0, 1] for each of (B,) labels."""
+        latents = torch.randn((len(labels), self.latent_size), generator=rng)
+        classes = functional.one_hot(labels, self.num_classes).to(latents)
+        return self.images(torch.cat([latents, classes], 1))
+
+
+@dataclass(frozen=True)
+class Generative(TrainingMechanism, ABC):
+    """A training that releases a generator, and trains the teacher on its images alone.
+
+    Guarantee: the generator's, for a record; the teacher is post-processing. Nothing is proven for
+    a patient or a client, who may have any number of records. It runs in simulations only.
+
+    Args:
+        noise_multiplier: noise standard deviation over the bound of a record's part, > 0.
+        generator_steps: number of the generator's steps, >= 1.
+        classifier_steps: number of the teacher's steps, >= 1.
+        batch_size: images in a step, >= 1.
+        latent_size: length of a latent vector, >= 1.
+        generator_width: channels before the generator's last convolution, >= 1.
+        generator_learning_rate: learning rate of Adam, > 0.
+        learning_rate: learning rate of Adam for the teacher, > 0.
+
+    Raises:
+        ValueError: a parameter is out of its range.
+    """
+
+    calibrated_by: ClassVar[str] = "noise_multiplier"
+    counts_classes: ClassVar[bool] = False  # type: ignore[assignment,misc]
+    unit: ClassVar[Literal["record"]] = "record"  # type: ignore[misc]
+    copies: ClassVar[int] = 1  # type: ignore[misc]
+    records_per_patient: ClassVar[int] = 1  # type: ignore[misc]
+    reason: ClassVar[str] = (  # type: ignore[assignment,misc]
+        "the noise bounds one record; a patient's or client's number of records has no bound"
+    )
+    noise_multiplier: float
+    generator_steps: int
+    classifier_steps: int
+    batch_size: int
+    latent_size: int
+    generator_width: int
+    generator_learning_rate: float
+    learning_rate: float
+
+    def __post_init__(self) -> None:
+        for field in ("noise_multiplier", "generator_learning_rate", "learning_rate"):
+            if not 0 < getattr(self, field) < np.inf:
+                raise ValueError(f"{field}={getattr(self, field)} must be a finite number > 0")
+        for field in (
+            *("generator_steps", "classifier_steps", "batch_size"),
+            *("latent_size", "generator_width"),
+        ):
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field}={getattr(self, field)} must be >= 1")
+
+    @property
+    def steps(self) -> int:  # type: ignore[override]
+        """Return the number of steps of both networks."""
+        return self.generator_steps + self.classifier_steps
+
+    def check(self, config: Any, method: Any, partition: Any) -> list[str]:
+        """Return the problems with the training in an experiment."""
+        problems = super().check(config, method, partition)
+        if not config.federation.simulation:
+            problems.append(
+                f"training={self.name} is a baseline for simulations; use training=dp_sgd, or "
+                "federation=simulation"
+            )
+        if config.model.teacher in FIXED:
+            problems.append(
+                f"model.teacher={config.model.teacher}: training={self.name} generates images, and "
+                "these features are fixed; use model=cnn"
+            )
+        return problems
+
+    def count_event(self, unit: Unit, relation: Relation) -> DpEvent:
+        """Return the event of class counts, which are not released."""
+        return NonPrivateDpEvent()
+
+    def count(self, labels: NDArray[np.int64], num_classes: int, rng: Rng) -> NDArray[np.float64]:
+        """Raise ValueError: no class counts are released."""
+        raise ValueError(f"training={self.name} releases no class counts")
+
+    def train(
+        self,
+        teacher: nn.Module,
+        inputs: torch.Tensor,
+        labels: torch.Tensor,
+        rng: Rng,
+    ) -> None:
+        """Train a generator privately, and the teacher on its images."""
+        draws = torch.Generator().manual_seed(int(rng.random(1)[0] * 2**53))
+        with torch.no_grad():
+            num_classes = teacher(torch.zeros((1, *inputs.shape[2:]))).shape[1]
+        shape = tuple(inputs.shape[2:])
+        generator = initialise(
+            lambda: Conditional(shape, num_classes, self.latent_size, self.generator_width), draws
+        )
+        generator.images.start(draws)
+        weights = self.train_generator(generator, inputs[:, 0], labels, rng, draws)
+        optimiser = torch.optim.Adam(teacher.parameters(), self.learning_rate)
+        teacher.train()
+
+        def losses() -> Iterator[torch.Tensor]:
+            for _ in range(self.classifier_steps):
+                classes = torch.multinomial(weights, self.batch_size, True, generator=draws)
+                with torch.no_grad():
+                    images = generator(classes, draws)
+                yield functional.cross_entropy(teacher(images), classes)
+
+        rates = {"training.learning_rate": self.learning_rate}
+        descend(optimiser, losses(), f"the teacher of {self.name}'s images", rates)
+
+    @abstractmethod
+    def train_generator(
+        self,
+        generator: Conditional,
+        images: torch.Tensor,
+        labels: torch.Tensor,
+        rng: Rng,
+        draws: torch.Generator,
+    ) -> torch.Tensor:
+        """Train the generator on (N, C, H, W) private images in [0, 1], with (N,) labels.
+
+        All that depends on a record goes through noise drawn from `rng`; `draws` is public.
+
+        Returns:
+            The (K,) weights of the classes, for the teacher's images.
+        """

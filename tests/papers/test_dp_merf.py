@@ -1,0 +1,156 @@
+"""DP-MERF: what a record's part is, what leaves with which noise, and that images are learnt."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from dp_accounting import NonPrivateDpEvent
+from scipy import stats
+
+from fed_dpsd.audits.conformance import audited_parts
+from fed_dpsd.errors import ConfigError, UserError
+from fed_dpsd.experiment import one_run
+from fed_dpsd.models import initialise
+from fed_dpsd.models.classifiers import CLASSIFIERS
+from fed_dpsd.papers import dp_merf
+from fed_dpsd.papers.dp_merf import DPMERF, SPACING
+from fed_dpsd.privacy.accounting import epsilon
+from fed_dpsd.streams import Streams
+
+SMALL = {
+    "generator_steps": 60,
+    "classifier_steps": 60,
+    "batch_size": 64,
+    "latent_size": 4,
+    "generator_width": 4,
+    "generator_learning_rate": 0.02,
+    "learning_rate": 0.01,
+    "features": 200,
+    "length_scale": 2.0,
+    "count_fraction": 0.05,
+}
+
+
+def halves(count, seed=0):
+    """(N, 1, 1, 8, 8) images that are bright on the left or on the right, with their labels."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(2, size=count)
+    images = np.zeros((count, 1, 1, 8, 8), np.float32)
+    for image, label in zip(images, labels, strict=True):
+        image[..., 4 * label : 4 * label + 4] = 0.8
+    return torch.from_numpy(images), torch.from_numpy(labels)
+
+
+def trained(mechanism, images, labels, seed=0):
+    teacher = initialise(lambda: CLASSIFIERS["cnn"]((1, 8, 8), 2, 4), Streams(0).torch("model"))
+    mechanism.train(teacher, images, labels, Streams(seed).numpy("training"))
+    return teacher
+
+
+def test_a_records_part_is_at_most_one_and_sums_are_exact():
+    mechanism = DPMERF(noise_multiplier=1.0, **SMALL)
+    rng = Streams(0).torch("test")
+    images = torch.rand((300, 3, 8, 8), generator=rng)
+    parts = mechanism.parts(images, torch.randn((192, 100), generator=rng))
+    norms = parts.norm(dim=1)
+    assert norms.max() <= 1
+    assert norms.min() > 0.999
+    assert torch.equal(parts / SPACING, (parts / SPACING).round())
+    shuffled = parts[torch.randperm(300, generator=rng)]
+    assert torch.equal(parts.sum(0), shuffled.sum(0))
+    # The inner products are those of the kernel, within 6 standard errors of 100 cosines.
+    sub = images[:40].flatten(1)
+    kernel = torch.exp(-torch.cdist(sub, sub).square() / 2)
+    scale = SMALL["count_fraction"] + (1 - SMALL["count_fraction"]) * kernel
+    assert (parts[:40] @ parts[:40].T - scale).abs().max() < 6 / math.sqrt(100)
+
+
+def delta_of(mu, bound):
+    """The exact curve of Gaussian mechanisms, computed here from the normal law alone."""
+    normal = stats.norm.cdf
+    return normal(mu / 2 - bound / mu) - math.exp(bound) * normal(-mu / 2 - bound / mu)
+
+
+@pytest.mark.parametrize(("relation", "moved"), [("add_remove", 1), ("replace_one", 2)])
+def test_its_epsilon_is_that_of_one_gaussian_mechanism(relation, moved):
+    mechanism = DPMERF(noise_multiplier=3.74, **SMALL)
+    proven = epsilon(mechanism.event("record", relation), 1e-5).epsilon
+    assert delta_of(moved / 3.74, proven) <= 1e-5 < delta_of(moved / 3.74, proven - 1e-4)
+    for unit in ("patient", "client"):
+        assert isinstance(mechanism.event(unit, relation), NonPrivateDpEvent)
+
+
+def test_the_noise_has_its_law_and_half_of_it_is_found(monkeypatch):
+    """The control is a sum with half the noise; p-values below 1e-6 fail."""
+    images, labels = halves(50)
+    mechanism = DPMERF(
+        noise_multiplier=2.0, **SMALL | {"generator_steps": 1, "classifier_steps": 1}
+    )
+    honest = dp_merf.noisy_sum
+
+    def p_value(factor):
+        seen = []
+
+        def spy(values, scale, law, rng):
+            noisy = honest(values, factor * scale, law, rng)
+            seen.append((noisy - values.sum(0)) / 2.0)
+            return noisy
+
+        monkeypatch.setattr(dp_merf, "noisy_sum", spy)
+        trained(mechanism, images, labels)
+        (noise,) = seen
+        assert noise.shape == (2, 201)
+        return stats.kstest(noise.ravel(), "norm").pvalue
+
+    assert p_value(1.0) > 1e-6 > p_value(0.5)
+
+
+def test_records_reach_the_teacher_only_through_the_noisy_sum(monkeypatch):
+    """With the same sum, other records give the same teacher; the control lets the sums differ."""
+    mechanism = DPMERF(
+        noise_multiplier=1.0, **SMALL | {"generator_steps": 2, "classifier_steps": 2}
+    )
+
+    def weights(seed):
+        (images, labels) = halves(30 + seed, seed)
+        teacher = trained(mechanism, images, labels)
+        return torch.cat([p.flatten() for p in teacher.parameters()])
+
+    assert not torch.equal(weights(0), weights(1))
+    monkeypatch.setattr(dp_merf, "noisy_sum", lambda values, *_: np.ones(values.shape[1:]))
+    assert torch.equal(weights(0), weights(1))
+
+
+def test_a_teacher_learns_the_records_labels():
+    """The control is a teacher of records with the other label."""
+    images, labels = halves(400)
+    test, truth = halves(200, seed=1)
+    mechanism = DPMERF(noise_multiplier=1.0, **SMALL)
+    for given, expected in ((labels, truth), (1 - labels, 1 - truth)):
+        teacher = trained(mechanism, images, given).eval()
+        assert (teacher(test[:, 0]).argmax(1) == expected).float().mean() > 0.95
+
+
+def test_what_it_does_not_support_is_refused(tmp_path, subtests):
+    own = ["method=dp_merf"]
+    for settings, error in (
+        ([*own, "model=scattering"], "model.teacher=scattering: training=dp_merf generates images"),
+        ([*own, "training=plain"], "method=dp_merf does not support it; use training=dp_merf"),
+        ([*own, "num_clients=2"], "method=dp_merf has one client; use num_clients=1"),
+        ([*own, "training.features=3"], "features=3 must be an even number"),
+        (
+            [*own, "training.noise_multiplier=33"],
+            "training.noise_multiplier=33: training=dp_merf rounds",
+        ),
+        ([*own, "training.count_fraction=1"], "count_fraction=1.0 must be between 0 and 1"),
+        (["training=dp_merf", "model=cnn", "federation=deployment"], "baseline for simulations"),
+    ):
+        with subtests.test(settings), pytest.raises(ConfigError) as caught:
+            one_run(settings, tmp_path)
+        assert any(error in problem for problem in caught.value.problems), caught.value.problems
+
+
+def test_an_audit_says_that_it_does_not_know_the_noise(tmp_path):
+    with pytest.raises(UserError, match="no attack knows the training's noise"):
+        audited_parts(one_run(["method=dp_merf"], tmp_path))

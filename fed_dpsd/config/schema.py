@@ -153,8 +153,8 @@ class TeacherConfig:
 class PrivacyConfig:
     """The keys of `privacy`, which apply to every training and every mechanism of answers.
 
-    A budget counts everything in a client's ledger. `target_epsilon` applies to a patient if
-    `training.unit="patient"`.
+    A budget limits a client's whole ledger (docs/privacy.md). `target_epsilon` applies to a patient
+    if `training.unit="patient"`.
     """
 
     delta: float = Field(gt=0, lt=1, description="delta of every guarantee")

@@ -301,7 +301,8 @@ class Method(ABC):
         if not config.teacher.same_start:
             problems.append(
                 f"teacher.same_start=false: method={self.name} averages weights, "
-                "which is useless unless they start alike; use teacher.same_start=true"
+                "which is useless unless they start from the same values; use "
+                "teacher.same_start=true"
             )
         return problems
 

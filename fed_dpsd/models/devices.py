@@ -76,4 +76,4 @@ def require_device(key: str, name: str, count: int) -> None:
         raise UserError(f"{key}={name}: this machine has no usable GPU; use {key}={remedy}")
     if number and int(number) >= count:
         known = " and ".join(f"{kind}:{each}" for each in range(count))
-        raise UserError(f"{key}={name}: this machine has {known} only; use {key}=cuda:0, {remedy}")
+        raise UserError(f"{key}={name}: this machine has only {known}; use {key}=cuda:0, {remedy}")

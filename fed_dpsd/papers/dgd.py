@@ -294,7 +294,9 @@ class DGD(Method):
         return moved - losses.sample_entropy_loss(student.classifier(features)) / len(probabilities)
 
     def noisy_codes(self, codes: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
-        """Return codes with the Laplace noise of epsilon_1, if any, on their sphere.
+        """Return codes with the Laplace noise of epsilon_1, scaled back to their sphere.
+
+        Without epsilon_1, return them unchanged.
 
         Codes are divided by their largest entry, so any two codes are at most 2c apart in L1.
         Noise of scale 2c / epsilon_1 hides which synthetic image a code belongs to (Theorem 1). It

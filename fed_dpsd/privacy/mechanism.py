@@ -63,7 +63,7 @@ class Shards:
             raise ValueError(f"by={self.by!r} must be 'record' or 'patient'")
 
     def changed(self, unit: Unit) -> int:
-        """Return the number of a client's teachers that one change of `unit` may change."""
+        """Return the number of a client's teachers that changing one `unit` may affect."""
         one = unit == "record" or (unit == "patient" and self.by == "patient")
         return 1 if one else self.teachers
 
@@ -439,7 +439,7 @@ def check_noise(noise_multiplier: float, noise_at: NoiseAt, teachers: int) -> No
 
 
 def check_noise_at(noise_at: str, quorum: Quorum | None) -> None:
-    """Raise ValueError unless `noise_at` is known and has a quorum if and only if distributed."""
+    """Raise ValueError unless `noise_at` is known, with a quorum if and only if distributed."""
     if noise_at not in ("client", "server", "distributed"):
         raise ValueError(f"noise_at={noise_at} must be client, server or distributed")
     if noise_at == "distributed" and quorum is None:

@@ -247,7 +247,7 @@ def model_card(
 def dataset_card(
     run: CompletedRun, file: str, number: int, origin: str, labelled: bool, card: Mapping[str, Any]
 ) -> str:
-    """Return README.md of synthetic images.
+    """Return the README.md of a set of synthetic images.
 
     Args:
         run: the run that the images come from.

@@ -165,7 +165,7 @@ def test_a_teacher_that_does_not_fit_is_one_error(small):
 def test_a_device_that_is_not_there_is_one_error(small, key):
     for name, table, said in (
         ("cuda", (), "this machine has no usable GPU; use {key}=auto or cpu"),
-        ("cuda:3", (LARGE_GPU, second(LARGE_GPU)), "this machine has cuda:0 and cuda:1 only"),
+        ("cuda:3", (LARGE_GPU, second(LARGE_GPU)), "this machine has only cuda:0 and cuda:1"),
     ):
         with pytest.raises(UserError, match=f"{key}={name}: {said.format(key=key)}"):
             place(small("device=cpu", f"{key}={name}"), 5, table, 16)

@@ -314,7 +314,7 @@ class Method(ABC):
         return []
 
     def plan(self, context: PublicContext) -> Plan:
-        """Return the charges that one client should expect, from public facts only."""
+        """Return the charges that one client should expect, computed from public facts."""
         answers = Stage(context.answers, context.rounds, context.queries_per_round)
         return Plan(context.training, (answers,))
 

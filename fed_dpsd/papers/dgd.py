@@ -277,7 +277,7 @@ class DGD(Method):
 
         Standard normal codes lie near a sphere. A tangent is orthogonal to a code, and the normal
         is the direction of the code (Eq. 4). The paper prints the negative entropy, whose minimum
-        is an undecided student; its text asks for a decided one.
+        is an undecided student; its text requires a decided one.
         """
         with torch.no_grad():
             codes = self.noisy_codes(vae.encode(images, rng), rng)

@@ -365,7 +365,7 @@ def passes_through_teachers(mechanism: Charged) -> bool:
 def top_k(predictions: Values, k: int) -> NDArray[np.bool_]:
     """Mark each row's k largest entries of (B, K) `predictions`; ties go to the lower class.
 
-    If the mask depends on public predictions only, both sides compute the same mask.
+    If the predictions are public, both sides compute the same mask.
     """
     order = np.argsort(-predictions, axis=1, kind="stable")[:, :k]
     mask = np.zeros(predictions.shape, bool)

@@ -158,7 +158,7 @@ def _of_teachers(experiment: Experiment, card: PrivacyCard) -> Iterator[str]:
     ]
     if len(trained) < len(rows) or any(row["epsilon"] == "inf" for row in trained):
         yield (
-            "the teachers themselves: their training proves nothing about a record, so anyone who "
+            "the teachers themselves: their training proves nothing for a record, so anyone who "
             "holds one may learn its records"
         )
         return

@@ -128,6 +128,8 @@ def _line(axes: Axes, axis: Axis, series: Series, x: Sequence[float], number: in
     inside = sum(not axis.beyond(value) for value, _ in series.points)
     every = math.ceil(len(x) / MOST_MARKERS)
     marks = slice((inside - 1) % every, None, every)
+    if series.kind == "curve":
+        style["marker"] = ""
     (line,) = axes.plot(x[:inside], y[:inside], **style, markevery=marks, clip_on=False)
     axes.plot(x[inside:], y[inside:], **{**style, "linestyle": ""}, clip_on=False)
     return line

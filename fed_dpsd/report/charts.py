@@ -68,8 +68,8 @@ class Series:
         points: (x, y) pairs.
         reach: one standard deviation for each point, NaN where unknown; () if none is known.
         kind: "line"; "band", a line whose deviations are shaded; "curve", a line without
-            markers; "level", a horizontal grey line; "guide", a grey line; "points", grey circles;
-            "faint", a thin dotted line, only in wide figures.
+            markers; "mark", markers without a line; "level", a horizontal grey line; "guide", a
+            grey line; "points", grey circles; "faint", a thin dotted line, only in wide figures.
         like: for "faint", the name of the series with the same colour.
         labels: a name for each point, shown only in wide figures; () for none.
     """
@@ -84,7 +84,7 @@ class Series:
     @property
     def coloured(self) -> bool:
         """Return whether the series has its own colour, dash and marker."""
-        return self.kind in ("line", "band", "curve")
+        return self.kind in ("line", "band", "curve", "mark")
 
     def deviations(self) -> list[float]:
         """Return the deviation of each point; 0 where it is unknown."""
@@ -306,8 +306,8 @@ def roc(predictions: Predictions | None, points: Sequence[Operating], positive: 
     for point in points:
         (seen, ill), (spared, well) = point.positives, point.negatives
         place = 100 * (1 - spared / well), 100 * seen / ill
-        name = f"threshold {point.threshold:.4g}, {point.images} test images"
-        series.append(Series(name, [place]))
+        name = f"threshold {point.threshold:.4g}, tested on {point.images}"
+        series.append(Series(name, [place], kind="mark"))
         rows.append([f"{point.threshold:.4g}", *(f"{value:.1f} %" for value in place)])
     series.append(Series("no better than a coin", [(0, 0), (100, 100)], kind="guide"))
     text = "; ".join(

@@ -128,8 +128,7 @@ def _line(axes: Axes, axis: Axis, series: Series, x: Sequence[float], number: in
     inside = sum(not axis.beyond(value) for value, _ in series.points)
     every = math.ceil(len(x) / MOST_MARKERS)
     marks = slice((inside - 1) % every, None, every)
-    if series.kind == "curve":
-        style["marker"] = ""
+    style |= {"curve": {"marker": ""}, "mark": {"linestyle": ""}}.get(series.kind, {})
     (line,) = axes.plot(x[:inside], y[:inside], **style, markevery=marks, clip_on=False)
     axes.plot(x[inside:], y[inside:], **{**style, "linestyle": ""}, clip_on=False)
     return line

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fed_dpsd.report.numbers import Z, wilson
 
+ALL = "all test images"
 Interval = tuple[float, float, float]  # a value with the ends of its interval
 
 
@@ -115,14 +116,14 @@ def operating_points(predictions: Predictions, given: float | None) -> list[Oper
     on all images.
     """
     everything = np.ones(len(predictions.labels), bool)
-    found = [_tested(predictions, 0.5, "fixed: the more probable class", "all", everything)]
+    found = [_tested(predictions, 0.5, "fixed: the more probable class", ALL, everything)]
     if given is not None:
-        origin = "given; valid if no test image was used to choose it"
-        found.insert(0, _tested(predictions, given, origin, "all", everything, marked=True))
+        origin = "given to the report; valid if chosen without these images"
+        found.insert(0, _tested(predictions, given, origin, ALL, everything, marked=True))
         return found
     chosen = _youden(predictions)
     if chosen is not None:
-        origin = "largest sum of sensitivity and specificity on one half of the test images"
+        origin = "on one half of the test images, by sensitivity plus specificity"
         tested = ~predictions.choosing
         found.insert(0, _tested(predictions, chosen, origin, "the other half", tested, True))
     return found

@@ -241,19 +241,19 @@ def test_h4_two_classes_have_an_area_and_a_threshold_with_its_data(tmp_path):
     shown = page(scored(run(tmp_path)))
     lead = shown.text_of("p", class_="lead")
     assert "Its AUROC for ill <1> is 0." in lead
-    assert "on one half of the test images), on the other half: sensitivity for ill <1>" in lead
+    assert "chosen on one half of the test images and tested on the other half, sensi" in lead
     measures = {row["measure"]: row["value"] for row in shown.rows("Measures on")}
     assert measures["accuracy"] == "75.0 % (59.8 to 85.8)"
     assert measures["balanced accuracy: the mean over classes of sensitivity"][:6] == "75.0 %"
     chosen, fixed = shown.rows("Operating points")
     assert chosen["tested on"] == "the other half"
-    assert (fixed["threshold"], fixed["tested on"]) == ("0.5", "all")
+    assert (fixed["threshold"], fixed["tested on"]) == ("0.5", "all test images")
     assert fixed["sensitivity"] == "60.0 % (38.7 to 78.1)"
     assert fixed["specificity"] == "90.0 % (69.9 to 97.2)"
     curve = shown.rows("ROC curve for ill <1>")
     assert curve[-1] == {"threshold": "0.5", "false alarms": "10.0 %", "sensitivity": "60.0 %"}
     given, _ = page(scored(run(tmp_path), threshold=0.15)).rows("Operating points")
-    assert (given["threshold"], given["tested on"]) == ("0.15", "all")
+    assert (given["threshold"], given["tested on"]) == ("0.15", "all test images")
     assert given["sensitivity"].startswith("100.0 %")
     without = page(run(tmp_path))  # predictions were not stored
     assert not any("Operating" in text for text in without.texts("caption"))
@@ -290,11 +290,11 @@ def test_h4_the_officers_numbers_are_the_cards_proven_ones(tmp_path):
         ratio, delta = math.exp(row["epsilon"]), row["delta"]
         bound = 100 * (ratio + delta) / (1 + ratio)
         assert 0 <= float(line["an attacker is right at most"].rstrip(" %")) - bound < 0.1
-        assert f"({row['unit']}, {row['relation']})" in line["what changes at a client"]
+        assert f"({row['unit']}, {row['relation']})" in line["what changes at a hospital"]
         assert float(line["epsilon"]) >= row["epsilon"]
         assert (line["delta"], line["who must be trusted"]) == ("1e-05", "nobody")
     main = shown.text_of("main")
-    assert "Nothing is proven if all records of a patient at a client are added or removed" in main
+    assert "Nothing is proven if all records of a patient at a hospital are added or re" in main
     assert "published" not in shown.text_of("section", id="proven")
     assert facts.answered in shown.text_of("section", id="left")
     assert "no message for records" in main

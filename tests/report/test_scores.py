@@ -100,7 +100,7 @@ def test_h4_labels_of_tested_images_do_not_move_the_threshold():
 def test_h4_a_given_threshold_is_tested_on_all_images_and_named_first():
     given = predictions(5)
     point, fixed = scores.operating_points(given, 0.3)
-    assert (point.threshold, point.images, point.marked) == (0.3, "all", True)
+    assert (point.threshold, point.images, point.marked) == (0.3, "all test images", True)
     called = given.probabilities[:, 1] >= 0.3
     assert point.positives == (called[given.labels == 1].sum(), (given.labels == 1).sum())
     assert point.negatives == ((~called)[given.labels == 0].sum(), (given.labels == 0).sum())

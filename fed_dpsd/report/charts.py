@@ -297,8 +297,8 @@ def overconfidence(parts: Mapping[str, Any]) -> float:
 
 
 def roc(predictions: Predictions | None, points: Sequence[Operating], positive: str) -> list[Chart]:
-    """Return the ROC curve of a student for two classes, with its thresholds; [] if undefined."""
-    if not points or predictions is None or len(set(predictions.labels)) < 2:
+    """Return the ROC curve of a student for two classes, with its thresholds; [] without them."""
+    if predictions is None or not points:
         return []
     curve = [(100 * x, 100 * y) for x, y in scores.roc(predictions)]
     series = [Series("student, all test images", curve, kind="curve")]

@@ -60,6 +60,8 @@ NOTES = {
     "known at one client only.",
     "replaced by one of the same image or patient, so in the same shard": "A replaced record keeps "
     "its image or its patient, so it stays with the same teacher.",
+    "replaced by a record of the same patient": "A record is replaced by a record of the same "
+    "patient.",
     "tuning not covered": "Choosing these settings by other runs on the same data is not covered.",
 }
 FALSE_ALARMS = 0.01

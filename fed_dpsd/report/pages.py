@@ -117,6 +117,7 @@ def _prose(value: object) -> object:
         return value
     text = re.sub(r"\b(\de-\d+)\b", r'<span class="whole">\1</span>', str(escape(value)))
     text = re.sub(r"(\d) %", "\\1\u00a0%", text)
+    text = re.sub(r"\((\d[\d.]*) to (\d[\d.]*)\)", "(\\1\u00a0to\u00a0\\2)", text)
     return Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", text))
 
 
@@ -228,7 +229,7 @@ def _performance(facts: Facts) -> dict[str, Any]:
     area = scores.area(predictions) if predictions else None
     balanced = scores.mean_rate([(row[k], sum(row)) for k, row in enumerate(confusion)])
     operating = []
-    if two and predictions and predictions.finite:
+    if two and predictions and area:  # both classes are in the test images
         operating = scores.operating_points(predictions, facts.threshold)
     measures = [["accuracy", with_interval(*facts.right_and_all), "Wilson"]]
     if common := facts.most_common:

@@ -32,11 +32,6 @@ class Predictions:
     labels: NDArray[np.int64]
     choosing: NDArray[np.bool_]
 
-    @property
-    def finite(self) -> bool:
-        """Return whether all probabilities are finite."""
-        return bool(np.isfinite(self.probabilities).all())
-
 
 @dataclass(frozen=True)
 class Operating:
@@ -69,7 +64,7 @@ def area(predictions: Predictions) -> Interval | None:
     """
     probabilities, labels = predictions.probabilities, predictions.labels
     count, num_classes = probabilities.shape
-    if not predictions.finite or len(np.unique(labels)) < num_classes:
+    if not np.isfinite(probabilities).all() or len(np.unique(labels)) < num_classes:
         return None
     classes = [1] if num_classes == 2 else range(num_classes)
     areas, influence = [], np.zeros(count)
@@ -111,6 +106,7 @@ def roc(predictions: Predictions) -> list[tuple[float, float]]:
 def operating_points(predictions: Predictions, given: float | None) -> list[Operating]:
     """Return thresholds of a student for two classes, each tested on images that did not choose it.
 
+    Both classes must be in the test images, and all probabilities finite: `area` is not None.
     A threshold is chosen on one half of the test images, by the largest sum of sensitivity and
     specificity (Youden, 1950), and tested on the other half. 0.5 and a given threshold are tested
     on all images.

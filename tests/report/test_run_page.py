@@ -123,7 +123,7 @@ def test_thresholds_and_words_are_those_of_the_account():
     assert thresholds == (verdict.MEANINGFUL_EPSILON, verdict.MEANINGFUL_DELTA)
     assert guarantee.BY == card.BY
     notes = {card.SEEDED_NOTE, card.RUN_NOTE, card.PATIENT_NOTE, card.SAME_IMAGE_NOTE}
-    assert set(guarantee.NOTES) == notes | {card.TUNING_NOTE}
+    assert set(guarantee.NOTES) == notes | {card.TUNING_NOTE, card.SAME_PATIENT_NOTE}
 
 
 def test_a_run_that_releases_nothing_claims_nothing(tmp_path):

@@ -111,7 +111,6 @@ class Hospital(Terms):
             "noise": "secure",
             "data": {**raw["data"], **own},
             "privacy": {**raw["privacy"], **budget},
-            "federation": {**raw["federation"], "simulation": False},
         }
 
     def open(self, experiment: Experiment, run: str) -> Site:

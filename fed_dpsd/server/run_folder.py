@@ -18,7 +18,7 @@ import yaml
 from numpy.typing import NDArray
 
 from fed_dpsd import __version__
-from fed_dpsd.config.bind import read_yaml
+from fed_dpsd.config.bind import read_run
 from fed_dpsd.data.intake import Split
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment, set_up
@@ -128,16 +128,7 @@ def open_run_folder(folder: Path) -> Experiment:
     Raises:
         UserError: `folder` is not a run folder, or its configuration cannot be read.
     """
-    path = folder / "config.yaml"
-    try:
-        if not path.exists():
-            raise ValueError("it has no config.yaml" if folder.exists() else "it does not exist")
-        raw = read_yaml(path)
-    except ValueError as error:
-        raise UserError(
-            f"{folder} is not a run folder ({error}); give the path that `run` printed last"
-        ) from None
-    return set_up(raw, None, written=True)
+    return set_up(read_run(folder), None, written=True)
 
 
 def open_log(path: Path, rounds: int) -> tuple[Path, list[dict[str, Any]]]:

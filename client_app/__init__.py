@@ -4,12 +4,12 @@ from flwr.clientapp import ClientApp
 
 from fed_dpsd.engines.flower import gate
 
-if gate.is_needed():
-    from fed_dpsd.engines.flower import shares
-    from fed_dpsd.engines.flower.client import app
+app = ClientApp()
+if gate.is_needed():  # otherwise the run has failed, and ends sooner without loading torch
+    with gate.reporting():
+        from fed_dpsd.engines.flower import shares
+        from fed_dpsd.engines.flower.client import app
 
-    gate.answer(shares.place_clients)
-else:
-    app = ClientApp()  # the run has failed, and ends sooner without loading torch
+        gate.answer(shares.place_clients)
 
 __all__ = ["app"]

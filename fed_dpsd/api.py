@@ -460,7 +460,7 @@ def shown_progress(experiment: Experiment, console: Console) -> Iterator[Progres
     more = getattr(experiment.method, "final_student_steps", steps) - steps  # in the last round
     trained, lines = list[float](), list[Mapping[str, Any]]()
     card = PrivacyCard(privacy_card(experiment, plan_of(experiment)), "planned")
-    planned = card.epsilon("record", "add_remove")
+    planned = card.epsilon(card.unit, "add_remove")
 
     with shown(console), reporting("rounds", experiment.config.rounds, text="preparing") as rounds:
 

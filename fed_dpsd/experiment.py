@@ -289,7 +289,9 @@ def evaluated_on(experiment: Experiment, test: Split | None) -> str:
         return "nothing: there are no test images"
     simulation = experiment.config.federation.simulation
     whose = "taken as public in a simulation" if simulation else "the coordinator's own"
-    return f"{len(test):,} test images of {experiment.config.data.name}, {whose}"
+    name = experiment.config.data.name
+    of = "" if name in ("folder", "imagefolder") else f" of {name}"  # formats, not data sets
+    return f"{len(test):,} test images{of}, {whose}"
 
 
 def _bind_class(

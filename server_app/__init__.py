@@ -1,5 +1,10 @@
 """The Flower ServerApp."""
 
-from fed_dpsd.engines.flower.server import app
+from fed_dpsd.engines.flower import gate
+
+try:
+    from fed_dpsd.engines.flower.server import app
+except Exception as error:  # otherwise Flower would drop it, and the ClientApp wait
+    app = gate.failing(error)
 
 __all__ = ["app"]

@@ -8,8 +8,11 @@ import os
 import re
 import shlex
 import shutil
+import ssl
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib import metadata
 from pathlib import Path
 
@@ -147,6 +150,41 @@ def test_the_rehearsals_containers_can_write_to_nothing_but_their_volume():
     assert services["proxy"]["network_mode"] == "service:coordinator"
 
 
+def proxys_check(folder, port):
+    """Whether the proxy's health check passes, with its port and certificate here."""
+    services = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())["services"]
+    kind, text = services["proxy"]["healthcheck"]["test"]
+    assert kind == "CMD-SHELL"
+    text = text.replace("127.0.0.1:9092", f"127.0.0.1:{port}").replace("/etc/fed-dpsd", str(folder))
+    return subprocess.run(["sh", "-c", text], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.skipif(not shutil.which("curl"), reason="curl is not installed")
+def test_a_proxy_without_a_superlink_is_not_healthy(tmp_path):
+    certify(tmp_path)
+    status = 401
+
+    class Proxy(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(status if self.path.startswith("/v1/fleet/") else 403)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Proxy)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "server.pem", tmp_path / "server.key")
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    assert proxys_check(tmp_path, server.server_port)  # the control
+    status = 502
+    assert not proxys_check(tmp_path, server.server_port)
+    server.shutdown()
+    server.server_close()
+    assert not proxys_check(tmp_path, server.server_port)
+
+
 @pytest.mark.slow  # starts a SuperLink and a SuperNode
 def test_the_images_commands_become_healthy_and_connect(tmp_path):
     """After the steps of compose.yaml, with paths and ports of this test and no container."""
@@ -177,6 +215,7 @@ def test_the_images_commands_become_healthy_and_connect(tmp_path):
         "bash", "-ec", script.replace("APP", str(ROOT)).replace("/FOLDER", str(tmp_path))
     )
     assert prepared.returncode == 0, prepared.stderr
+    assert not [*tmp_path.glob("*/ca.key")]  # those folders are mounted
     site_file(tmp_path / "hospital0")  # replaces the template
     (state / "flower").mkdir(parents=True)
     config = (ROOT / "deploy" / "flower.toml").read_text()
@@ -188,6 +227,7 @@ def test_the_images_commands_become_healthy_and_connect(tmp_path):
             process = subprocess.Popen(command, env=settings, cwd=state)
             wait_until(lambda side=side: healthy(side), process)
             if side == "coordinator":
+                assert proxys_check(tmp_path / "coordinator", ports[0])
                 key = tmp_path / "coordinator" / "hospital0.pub"
                 done = call("flwr", "supernode", "register", str(key), "federation")
                 assert done.returncode == 0, done.stdout

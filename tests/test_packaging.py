@@ -39,14 +39,17 @@ def bundle():
     return zipfile.ZipFile(BytesIO(build_fab_from_disk(ROOT)))
 
 
-def test_the_bundle_is_what_git_tracks(bundle):
-    """An unanchored `data/` in .gitignore would drop fed_dpsd/data and conf/data unnoticed."""
-    listed = subprocess.run(
+def tracked():
+    return subprocess.run(
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.split()
+
+
+def test_the_bundle_is_what_git_tracks(bundle):
+    """An unanchored `data/` in .gitignore would drop fed_dpsd/data and conf/data unnoticed."""
     expected = {
         name
-        for name in listed
+        for name in tracked()
         if (name.endswith(SHIPPED) or name == "LICENSE")
         and name.split("/")[0] not in NOT_SHIPPED
         and (ROOT / name).exists()
@@ -66,6 +69,14 @@ def test_the_bundle_has_the_format_of_flower_hub():
     assert metadata.flwr_version_min == metadata.flwr_version_target == "1.41.0"
     assert load_and_validate(ROOT / "pyproject.toml")[1] == []  # what `flwr build` warns about
     _validate_files(_collect_file_paths(ROOT))  # what Hub refuses: sizes, encoding
+
+
+def test_flower_hub_gets_what_git_tracks():
+    """`flwr app publish .` uploads the folder, not the bundle."""
+    uploaded = {path.relative_to(ROOT).as_posix() for path in _collect_file_paths(ROOT)}
+    assert uploaded - set(tracked()) == set()
+    assert [name for name in uploaded if PRIVATE.search(name)] == []
+    assert {"pyproject.toml", "fed_dpsd/data/datasets.py", "conf/data/digits.yaml"} <= uploaded
 
 
 def test_flower_installs_nothing_at_run_time(bundle, tmp_path, monkeypatch):

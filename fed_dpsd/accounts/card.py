@@ -115,6 +115,12 @@ class PrivacyCard:
         return tuple(lines)
 
     @property
+    def unit(self) -> Unit:
+        """Return the unit that the run was asked to protect; it comes first everywhere."""
+        unit: Unit = self.content["unit"]
+        return unit
+
+    @property
     def review(self) -> str:
         """Return the note on plug-ins, "not reviewed: ..."; "" if no plug-in took part."""
         return next((epsilon.review for epsilon in self.proven if epsilon.review), "")
@@ -184,7 +190,8 @@ def privacy_card(
     settings, answers = experiment.config.privacy, experiment.answers
     uncovered = not covers(plan, charged)
     rows = []
-    for unit, relation in UNITS_AND_RELATIONS:
+    first = asked_unit(experiment)
+    for unit, relation in sorted(UNITS_AND_RELATIONS, key=lambda pair: pair[0] != first):
         found = proven(experiment, plan, unit, relation, notes)
         more = _charged(plan, charged, settings.delta, unit, relation)
         paid = [of_entries(ledger, unit, relation) for ledger in ledgers]
@@ -229,6 +236,7 @@ def privacy_card(
     return {
         "training": experiment.training.name,
         "answers": left[0] if left else "nothing",
+        "unit": first,
         "epsilon_stated": settings.epsilon_stated,
         "epsilon_published": _number(published),
         "proven": rows,
@@ -330,10 +338,15 @@ def _deals_patients(config: Config) -> bool:
     return known and config.federation.simulation
 
 
+def asked_unit(experiment: Experiment) -> Unit:
+    """Return the unit that the settings ask to protect: a record, unless `training.unit` is set."""
+    training = experiment.training
+    return training.unit if isinstance(training, TrainingMechanism) else "record"
+
+
 def _by_patient(experiment: Experiment) -> bool:
     """Return whether patients are the unit of private training."""
-    training = experiment.training
-    return isinstance(training, TrainingMechanism) and training.unit == "patient"
+    return asked_unit(experiment) == "patient"
 
 
 def _number(value: float) -> float | str:

@@ -29,12 +29,14 @@ def is_meaningful(epsilon: Epsilon) -> bool:
 
 
 def verdict(experiment: Experiment, card: PrivacyCard) -> Iterator[str]:
-    """Yield sentences on what a card proves: for a record, for larger units, then caveats."""
+    """Yield sentences on what a card proves: for the unit asked for, larger units, then caveats."""
     if card.covers_nothing:
         yield f"{NOTHING_NOTE}: there is nothing to prove"
         return
     if card.review:
         yield card.review
+    if card.unit != "record":
+        yield _of_more(experiment, card, card.unit)
     yield _of_records(experiment, card)
     if card.label:
         label = card.label
@@ -42,8 +44,10 @@ def verdict(experiment: Experiment, card: PrivacyCard) -> Iterator[str]:
             f"epsilon {label.number(3)} for a replaced label alone, "
             f"{_against(experiment, label)}, delta {label.delta:g}: {IMAGES_NOTE}"
         )
-    for unit in ("patient", "client"):
-        yield _of_more(experiment, card, unit)
+    larger: tuple[Unit, ...] = ("patient", "client")
+    for unit in larger:
+        if unit != card.unit:
+            yield _of_more(experiment, card, unit)
     if experiment.seeded:
         yield SEEDED_VERDICT
 

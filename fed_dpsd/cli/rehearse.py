@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -76,7 +77,7 @@ def rehearse(
 def _run(rehearsal: "Rehearsal") -> "Run":
     """Run the experiment in the folder `run`, and show its rounds as they end."""
     from fed_dpsd.api import Run, shown_progress
-    from fed_dpsd.rehearsal.faults import COMPLETED, PATIENCE
+    from fed_dpsd.rehearsal.faults import COMPLETED
     from fed_dpsd.server.run_folder import read_log
     from fed_dpsd.server.summary import read_summary
     from fed_dpsd.server.words import opening
@@ -91,7 +92,8 @@ def _run(rehearsal: "Rehearsal") -> "Run":
                 lines.append(line)
                 show(line)
 
-        status = rehearsal.wait(rehearsal.submit(f"run_folder={folder}"), PATIENCE, look)
+        # The run has its own deadlines for hospitals; a slow machine may need hours.
+        status = rehearsal.wait(rehearsal.submit(f"run_folder={folder}"), math.inf, look)
     if status != COMPLETED:
         cause = read_summary(folder).get("error") or f"Flower reports {status}"
         raise UserError(f"the run failed: {cause}; see {rehearsal.folder}/coordinator/log")

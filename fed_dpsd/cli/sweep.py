@@ -62,10 +62,19 @@ def report(
         str | None,
         typer.Option(help="Entry to compare the others with, for equal seeds and varied keys."),
     ] = None,
+    title: Annotated[str, typer.Option(help="Title of the page, such as the study's name.")] = "",
+    threshold: Annotated[
+        float | None,
+        typer.Option(
+            help="Probability of the second of two classes from which on an image counts as it, "
+            "chosen on other images. Default: chosen on half of the test images."
+        ),
+    ] = None,
 ) -> None:
     """Write a page, tables and figures, and print their paths; the HTML page comes last.
 
-    The page of a run or a deployment shows its result, what is protected, and how it was obtained.
+    The page of a run or a deployment shows its result, what is protected, and how it was obtained;
+    a second page is for a privacy officer.
     The page of a sweep compares settings by means over seeds. A page is a single file that works
     offline. Figures, as PDF, SVG and PNG, show accuracy against the proven epsilon, queries,
     seconds and partition.alpha, and which classes are confused. A table for LaTeX has a column for
@@ -75,7 +84,7 @@ def report(
     from fed_dpsd.sweep.reported import facts_of, run_in, tables_of, unfinished_nearby
 
     places = [path.absolute() for path in paths]
-    run = facts_of(places)
+    run = facts_of(places, title, threshold)
     if run and run.unfinished:  # its numbers are not in a table yet
         say(f"not finished: {run.unfinished.status}")
         print(pages.write_unfinished(run, (out or run_in(places[0])).absolute()))
@@ -85,7 +94,7 @@ def report(
     for each in unfinished:
         say(f"{each.name} is not finished: {each.status}")
     folder = (out or tables[0].parent).absolute()
-    for path in pages.write(tables, folder, against, run, unfinished):
+    for path in pages.write(tables, folder, against, run, unfinished, title):
         print(path)
 
 

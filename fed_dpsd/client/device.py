@@ -7,9 +7,9 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from fed_dpsd.config import Config
+from fed_dpsd.config import Config, require_device
 from fed_dpsd.models.classifiers import FIXED
-from fed_dpsd.models.devices import choose, number_of_gpus, require_device
+from fed_dpsd.models.devices import choose, number_of_gpus
 from fed_dpsd.privacy.label_dp import LabelPrivate
 from fed_dpsd.privacy.training import CustomTraining, Training, TrainingMechanism
 

@@ -20,10 +20,11 @@ from fed_dpsd.client.records import HospitalRecords, read
 from fed_dpsd.client.secure_sum import Summing
 from fed_dpsd.client.site import Site
 from fed_dpsd.client.terms import NotAllowed, Terms, reading
+from fed_dpsd.config import require_device
 from fed_dpsd.config.bind import bound, read_yaml
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment, set_up
-from fed_dpsd.models.devices import number_of_gpus, require_device
+from fed_dpsd.models.devices import number_of_gpus
 from fed_dpsd.privacy.mechanism import quorum_of, trust_of
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.privacy.secure_sum import Party
@@ -110,7 +111,6 @@ class Hospital(Terms):
             "noise": "secure",
             "data": {**raw["data"], **own},
             "privacy": {**raw["privacy"], **budget},
-            "federation": {**raw["federation"], "simulation": False},
         }
 
     def open(self, experiment: Experiment, run: str) -> Site:

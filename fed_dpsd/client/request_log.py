@@ -23,11 +23,11 @@ _CHARGED = {
 
 
 def asked_for(request: Request | SumStep | None) -> str:
-    """Return what a request asks for, in words."""
+    """Return what a request asks for, in words; "" for one that was not read."""
+    if request is None:
+        return ""
     if isinstance(request, SumStep):
         return "a step of a secure sum"
-    if request is None:
-        return "a request"
     if request.kind == "answers":
         return f"round {request.query_id}, answers to {len(request.images):,} images"
     where = f"round {request.query_id}, " if request.kind == "train" else ""

@@ -173,8 +173,11 @@ class Terms:
         """Refuse an experiment that the file does not allow, before looking up any Python class.
 
         Raises:
-            NotAllowed: the experiment has different classes, or asks for more than the file allows.
+            NotAllowed: the experiment simulates its clients, has different classes, or asks for
+                more than the file allows.
         """
+        if raw["federation"]["simulation"] is not False:
+            raise NotAllowed("this is a hospital: run with federation=deployment")
         self._check_classes(raw)
         own = list(map(str, find(self.plugins)))
         for plugin in raw.get("plugins", []):

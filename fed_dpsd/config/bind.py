@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from pydantic.dataclasses import dataclass, is_pydantic_dataclass
 
 from fed_dpsd.config.schema import STRICT
-from fed_dpsd.errors import ConfigError, shown
+from fed_dpsd.errors import ConfigError, UserError, shown
 
 T = TypeVar("T")
 _KINDS = {
@@ -253,6 +253,23 @@ class _UniqueKeys(yaml.SafeLoader):  # type: ignore[misc]
             raise ValueError(f"{twice} is given twice, in the keys from line {line} on; keep one")
         mapping: dict[Any, Any] = super().construct_mapping(node, deep)
         return mapping
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """Read the configuration of a run folder, whose values are not checked.
+
+    Raises:
+        UserError: `folder` is not a run folder, or its configuration cannot be read.
+    """
+    path = folder / "config.yaml"
+    try:
+        if not path.exists():
+            raise ValueError("it has no config.yaml" if folder.exists() else "it does not exist")
+        return read_yaml(path)
+    except ValueError as error:
+        raise UserError(
+            f"{folder} is not a run folder ({error}); give the path that `run` printed last"
+        ) from None
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 
 from fed_dpsd.classes import positions, text_of
-from fed_dpsd.errors import shown
+from fed_dpsd.errors import UserError, shown
 
 BUNDLED = "digits"  # the name of the data set that comes with scikit-learn
 LARGEST_SHIFT = 7  # pixels; less than the side of the smallest images
@@ -312,6 +312,23 @@ def require_positive(instance: Any, *names: str) -> None:
     for name in names:
         if not 0 < getattr(instance, name) < float("inf"):
             raise ValueError(f"{name}={getattr(instance, name)} must be a finite number > 0")
+
+
+def require_device(key: str, name: str, count: int) -> None:
+    """Check that a key's device is not a GPU, or is one of the `count` GPUs.
+
+    Raises:
+        UserError: the device does not exist; the message names one that does.
+    """
+    if not name.startswith("cuda"):
+        return
+    kind, _, number = name.partition(":")
+    remedy = "auto or cpu"
+    if not count:
+        raise UserError(f"{key}={name}: this machine has no usable GPU; use {key}={remedy}")
+    if number and int(number) >= count:
+        known = " and ".join(f"{kind}:{each}" for each in range(count))
+        raise UserError(f"{key}={name}: this machine has only {known}; use {key}=cuda:0, {remedy}")
 
 
 def to_json(config: Config) -> str:

@@ -14,11 +14,11 @@ import torch
 
 from fed_dpsd.client.device import TEACHER_BYTES, learns_there, named_device
 from fed_dpsd.client.learning import PublicImages
-from fed_dpsd.config import Config
+from fed_dpsd.config import Config, require_device
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.models.classifiers import CLASSIFIERS, FIXED, Classifier
-from fed_dpsd.models.devices import Device, gib, gpus, require_device
+from fed_dpsd.models.devices import Device, gib, gpus, number_of_gpus
 from fed_dpsd.models.footprint import peak_bytes, weight_bytes
 from fed_dpsd.models.inference import IMAGES_AT_ONCE
 from fed_dpsd.privacy.label_dp import fixed
@@ -106,11 +106,7 @@ def place(
         UserError: a device that the configuration names does not exist, or a teacher does not fit.
     """
     config = experiment.config
-    sides = {"client_device": config.client_device, "server_device": config.server_device}
-    if config.client_device == config.server_device:
-        sides = {"device": config.client_device}  # sets both
-    for key, name in sides.items():
-        require_device(key, name, len(devices))
+    _require_devices(config, len(devices))
     examples = _on_gpus(config) if devices else {}
     if not examples:
         return Placement()
@@ -151,8 +147,19 @@ def placed(experiment: Experiment, nodes: int) -> Placement:
     Raises:
         UserError: a device does not exist or is too small; nothing was read.
     """
-    wanted = {experiment.config.client_device, experiment.config.server_device}
-    return place(experiment, nodes, gpus() if wanted != {"cpu"} else (), os.cpu_count() or 1)
+    if not _on_gpus(experiment.config):  # to list the GPUs would take memory on each
+        _require_devices(experiment.config, number_of_gpus())
+        return Placement()
+    return place(experiment, nodes, gpus(), os.cpu_count() or 1)
+
+
+def _require_devices(config: Config, count: int) -> None:
+    """Check that the devices of both sides are among those of a machine with `count` GPUs."""
+    sides = {"client_device": config.client_device, "server_device": config.server_device}
+    if config.client_device == config.server_device:
+        sides = {"device": config.client_device}  # sets both
+    for key, name in sides.items():
+        require_device(key, name, count)
 
 
 def joins_cluster() -> bool:

@@ -34,11 +34,23 @@ def gib(count: int) -> str:
 
 
 def gpus() -> tuple[Device, ...]:
-    """List the GPUs. This creates a CUDA context on each, whose memory is then no longer free."""
+    """List the GPUs. This creates a CUDA context on each, whose memory is then no longer free.
+
+    Raises:
+        UserError: a GPU cannot be used, such as one without memory for a context.
+    """
     devices = []
     for number in range(number_of_gpus()):
-        free, total = torch.cuda.mem_get_info(number)
-        devices.append(Device(f"cuda:{number}", torch.cuda.get_device_name(number), total, free))
+        name = f"cuda:{number}"
+        try:
+            free, total = torch.cuda.mem_get_info(number)
+            devices.append(Device(name, torch.cuda.get_device_name(number), total, free))
+        except RuntimeError as error:
+            cause = str(error).partition("\n")[0]
+            raise UserError(
+                f"{name} cannot be used ({cause}); stop the processes that fill it (see "
+                "nvidia-smi), hide it by CUDA_VISIBLE_DEVICES, or use device=cpu"
+            ) from None
     return tuple(devices)
 
 
@@ -60,20 +72,3 @@ def choose(name: str) -> torch.device:
 def model_of(device: torch.device) -> str:
     """Return the model of a GPU, which affects rounding; "" for a CPU."""
     return "" if device.type == "cpu" else torch.cuda.get_device_name(device)
-
-
-def require_device(key: str, name: str, count: int) -> None:
-    """Check that a key's device is not a GPU, or is one of the `count` GPUs.
-
-    Raises:
-        UserError: the device does not exist; the message names one that does.
-    """
-    if not name.startswith("cuda"):
-        return
-    kind, _, number = name.partition(":")
-    remedy = "auto or cpu"
-    if not count:
-        raise UserError(f"{key}={name}: this machine has no usable GPU; use {key}={remedy}")
-    if number and int(number) >= count:
-        known = " and ".join(f"{kind}:{each}" for each in range(count))
-        raise UserError(f"{key}={name}: this machine has only {known}; use {key}=cuda:0, {remedy}")

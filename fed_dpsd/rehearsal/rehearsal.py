@@ -28,6 +28,7 @@ from fed_dpsd.experiment import from_overrides, load_data, partitions
 from fed_dpsd.privacy.secure_sum import public_key
 from fed_dpsd.progress import reported
 from fed_dpsd.rehearsal.sites import agreeing, write_site
+from fed_dpsd.server.run_folder import REHEARSAL
 from fed_dpsd.storage import app_folder, writing
 
 PORT = 9192
@@ -230,7 +231,7 @@ class Rehearsal:
         home = self.folder / host
         if host != COORDINATOR:
             return {**os.environ, **QUIET, "FLWR_HOME": str(home / "flower")}
-        own = {"FLWR_HOME": str(home), "FED_DPSD_HOME": str(home / "fed-dpsd")}
+        own = {"FLWR_HOME": str(home), "FED_DPSD_HOME": str(home / "fed-dpsd"), REHEARSAL: "1"}
         return {**os.environ, **QUIET, **own}
 
     def _spawn(self, host: str, *command: str) -> None:

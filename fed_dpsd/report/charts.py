@@ -6,13 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fed_dpsd.report import scores
 from fed_dpsd.report.facts import Facts
 from fed_dpsd.report.guarantee import review
 from fed_dpsd.report.numbers import percent, rounded_up, spread, written
+from fed_dpsd.report.scores import Operating, Predictions
 
 MOST_BY_CHANCE = 15  # percent; charts of higher accuracies need not show chance
 MOST_CLIENTS = 6  # lines of clients in one chart
 ACCURACY = "accuracy on the test images, %"
+FLAT = (
+    "Flat: everything was charged by the end of the first round, so the later rounds of this run "
+    "cost no more privacy."
+)
 
 Point = tuple[float, float]
 Numbers = tuple[list[str], list[list[str]]]  # header and rows
@@ -63,8 +69,9 @@ class Series:
         name: its name in the legend.
         points: (x, y) pairs.
         reach: one standard deviation for each point, NaN where unknown; () if none is known.
-        kind: "line"; "band", a line whose deviations are shaded; "level", a horizontal
-            grey line; "guide", a grey line; "points", grey circles.
+        kind: "line"; "band", a line whose deviations are shaded; "curve", a line without
+            markers; "mark", markers without a line; "level", a horizontal grey line; "guide", a
+            grey line; "points", grey circles.
         look: its number and variant, as in `figures.look`; None for its number in the figure.
         labels: a name for each point, shown only in wide figures; () for none.
     """
@@ -79,7 +86,7 @@ class Series:
     @property
     def coloured(self) -> bool:
         """Return whether the series has its own colour, dash and marker."""
-        return self.kind in ("line", "band")
+        return self.kind in ("line", "band", "curve", "mark")
 
     def deviations(self) -> list[float]:
         """Return the deviation of each point; 0 where it is unknown."""
@@ -209,10 +216,12 @@ def _accuracy(facts: Facts) -> Chart | None:
     if ensemble is not None:
         name = f"ensemble of all teachers: {percent(ensemble)}"
         series.append(Series(name, [(0, 100 * ensemble)], kind="level"))
+    common = facts.most_common
     (first, start), (last, end) = points[0], points[-1]
     text = (
         f"The student's accuracy is {start:.1f} % after round {first:.0f} and {end:.1f} % after "
-        f"round {last:.0f}; chance is {100 / len(facts.classes):.1f} %."
+        f"round {last:.0f}"
+        + (f"; always answering {common[0]} gives {percent(common[1])}." if common else ".")
     )
     return Chart("accuracy", "Accuracy of the student", text, ROUND, Axis(ACCURACY, 0, 100), series)
 
@@ -232,8 +241,8 @@ def _agreement(facts: Facts) -> Chart | None:
 
 def _spent(facts: Facts) -> Chart | None:
     numbers = [line["round"] for line in facts.rounds]
-    row = facts.row("record", "add_remove")
-    planned, unit = float(row["epsilon"]), f"(record, add_remove{review(row)})"
+    row = facts.row(facts.unit, "add_remove")
+    planned, unit = float(row["epsilon"]), f"({facts.unit}, add_remove{review(row)})"
     series = []
     for name, points in _by_client(facts.spent, numbers).items():
         if finite := [point for point in points if math.isfinite(point[1])]:
@@ -250,7 +259,9 @@ def _spent(facts: Facts) -> Chart | None:
     )
     axis = Axis(f"epsilon {unit}", 0, bound=True)
     title = f"Epsilon spent by each {facts.clients}"
-    return Chart("spent", title, text, ROUND, axis, series)
+    flat = all(len({y for _, y in s.points}) == 1 for s in series if s.coloured)
+    note = FLAT if flat and len(numbers) > 1 else ""
+    return Chart("spent", title, text, ROUND, axis, series, note=note)
 
 
 def _by_client(
@@ -303,6 +314,37 @@ def _bins(parts: Mapping[str, Any]) -> list[tuple[float, float, int]]:
 def overconfidence(parts: Mapping[str, Any]) -> float:
     """Return the sum of confidence minus accuracy over all images, in percent."""
     return sum((sure - right) * count for sure, right, count in _bins(parts))
+
+
+def roc(predictions: Predictions | None, points: Sequence[Operating], positive: str) -> list[Chart]:
+    """Return the ROC curve of a student for two classes, with its thresholds; [] without them."""
+    if predictions is None or not points:
+        return []
+    curve = [(100 * x, 100 * y) for x, y in scores.roc(predictions)]
+    series = [Series("student, all test images", curve, kind="curve")]
+    rows = []
+    for point in points:
+        (seen, ill), (spared, well) = point.positives, point.negatives
+        place = 100 * (1 - spared / well), 100 * seen / ill
+        name = f"threshold {point.threshold:.4g}, tested on {point.images}"
+        series.append(Series(name, [place], kind="mark"))
+        rows.append([f"{point.threshold:.4g}", *(f"{value:.1f} %" for value in place)])
+    series.append(Series("no better than a coin", [(0, 0), (100, 100)], kind="guide"))
+    text = "; ".join(
+        f"threshold {threshold}: {wrong} false alarms, sensitivity {right}"
+        for threshold, wrong, right in rows
+    )
+    return [
+        Chart(
+            "roc",
+            f"ROC curve for {positive}",
+            text,
+            Axis("false alarms: 100 % minus specificity, %", 0, 100),
+            Axis("sensitivity, %", 0, 100),
+            series,
+            (["threshold", "false alarms", "sensitivity"], rows),
+        )
+    ]
 
 
 def calibration(parts: Mapping[str, Any]) -> list[Chart]:

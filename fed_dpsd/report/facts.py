@@ -7,6 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from fed_dpsd.report.numbers import counted
+from fed_dpsd.report.scores import Predictions
+
+GENERIC = ("folder", "imagefolder")  # data sets that are named after their format
+MOST_NAMED = 4  # classes in a title
+NEVER = "never connected"
 
 
 @dataclass(frozen=True)
@@ -51,15 +56,15 @@ class Facts:
         settings: every setting that is not a path, with its value.
         classes: the names of the classes, in order.
         simulated: whether clients are simulated; otherwise they are hospitals.
-        meaningful: whether the epsilon of (record, add_remove) protects a record in practice.
-        verdict: sentences on what is proven, starting with records.
+        meaningful: whether the epsilon (add_remove) of the unit asked for protects in practice.
+        verdict: sentences on what is proven, starting with the unit asked for.
         trained: how the teachers were trained, in words.
         answered: how they answered, in words.
         published: a sentence on the epsilon that the papers' formulas give.
         command: the command that repeats the run, "" if unknown.
-        spent: for each round, the epsilon (record, add_remove) that each client has spent up to
-            then, by the client's number.
-        costs: the epsilon (record, add_remove) that each client has spent in all, by its number.
+        spent: for each round, the epsilon (add_remove) of the unit asked for that each client has
+            spent up to then, by the client's number.
+        costs: the same for the whole run.
         samples: pictures of synthetic images, by round.
         requests: the lines of asks.jsonl, which Flower servers write.
         absent: by hospital, how many of its requests it answered, in words; none if all.
@@ -67,6 +72,10 @@ class Facts:
         ledgers: by client, a description of the charges in a ledger that may also hold charges of
             other runs: of a rehearsal's hospital, or of a simulated client with a shared ledger.
         unfinished: the state of a run that has not completed; None for a completed one.
+        rehearsed: whether all hospitals were on one machine.
+        predictions: the student's predictions for the test images; None if unknown.
+        threshold: a threshold for two classes that the reader gave; None to choose one.
+        own_title: the reader's title for the page; "" for a description.
     """
 
     name: str
@@ -90,6 +99,47 @@ class Facts:
     charges: Mapping[str, Any] = field(default_factory=dict)
     ledgers: Mapping[int, str] = field(default_factory=dict)
     unfinished: Unfinished | None = None
+    rehearsed: bool = False
+    predictions: Predictions | None = None
+    threshold: float | None = None
+    own_title: str = ""
+
+    @property
+    def kind(self) -> str:
+        """Return what the page is about, in a word."""
+        if self.simulated:
+            return "simulation"
+        return "rehearsal" if self.rehearsed else "deployment"
+
+    @property
+    def title(self) -> str:
+        """Return the title of the page, on one line."""
+        everyone = counted(self.summary["num_clients"], self.clients)
+        some = "" if self.took_part == self.summary["num_clients"] else f"{self.took_part:,} of "
+        place = " on one machine" if self.kind == "rehearsal" else ""
+        ending = f"a {self.kind}{place} with {some}{everyone}"
+        ending += ", not finished" if self.unfinished else ""
+        subject = self.own_title or f"{self.summary['method']} on {self.subject}"
+        return f"{subject}: {ending}"
+
+    @property
+    def subject(self) -> str:
+        """Return the name of the data; its classes if it has only the name of a file format."""
+        if self.summary["data"] not in GENERIC:
+            return str(self.summary["data"])
+        if len(self.classes) > MOST_NAMED:
+            return f"images of {len(self.classes)} classes"
+        return f"images of {', '.join(self.classes)}"
+
+    @property
+    def absentees(self) -> list[int]:
+        """Return the hospitals that never connected."""
+        return [client for client, missed in self.absent.items() if missed == NEVER]
+
+    @property
+    def unit(self) -> str:
+        """Return the unit that the run was asked to protect."""
+        return str(self.card["unit"])
 
     @property
     def clients(self) -> str:
@@ -132,6 +182,14 @@ class Facts:
     def releases_nothing(self) -> bool:
         """Return whether nothing leaves a client."""
         return all("nothing is released" in row["notes"] for row in self.card["proven"])
+
+    @property
+    def most_common(self) -> tuple[str, float] | None:
+        """Return the most common class of the test images, and its fraction; None if unknown."""
+        counts = list(map(sum, self.summary["confusion"] or []))
+        if not any(counts):
+            return None
+        return self.classes[counts.index(max(counts))], max(counts) / sum(counts)
 
     @property
     def right_and_all(self) -> tuple[int, int] | None:

@@ -167,6 +167,7 @@ def _line(
     inside = sum(not axis.beyond(value) for value, _ in series.points)
     every = math.ceil(len(x) / (MOST_MARKERS * scale() ** 3))
     marks = slice((inside - 1) % every, None, every)
+    style |= {"curve": {"marker": ""}, "mark": {"linestyle": ""}}.get(series.kind, {})
     (line,) = axes.plot(x[:inside], y[:inside], **style, markevery=marks, clip_on=False)
     axes.plot(x[inside:], y[inside:], **{**style, "linestyle": ""}, clip_on=False)
     return line

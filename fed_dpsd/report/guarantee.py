@@ -17,10 +17,27 @@ CHANGES = {
     ("client", "add_remove"): "all records of a client are added or removed",
     ("client", "replace_one"): "all records of a client are replaced",
 }
+WHOLE = {  # what an attacker's coin decides about
+    "record": "a record",
+    "patient": "all records of a patient at a client",
+    "client": "all records of a client",
+}
+USES = {  # what the attacker wants to know
+    "record": "a record was used",
+    "patient": "a patient's records were used",
+    "client": "a client's records were used",
+}
 TRUST = {
     "nobody": "nobody",
     "threshold": "enough of the clients",
     "server": "the coordinator",
+}
+TRUST_SENTENCES = {
+    "nobody": "Nobody else: the bound holds against the coordinator, all other clients and the "
+    "public, even if they work together.",
+    "threshold": "Enough of the other clients: they must not work with the coordinator.",
+    "server": "The coordinator: it sees what the clients release without noise, and adds the noise "
+    "itself. Nothing is proven against it.",
 }
 # The attacker that an epsilon bounds, by the party that must be trusted.
 ATTACKERS = {
@@ -43,6 +60,8 @@ NOTES = {
     "known at one client only.",
     "replaced by one of the same image or patient, so in the same shard": "A replaced record keeps "
     "its image or its patient, so it stays with the same teacher.",
+    "replaced by a record of the same patient": "A record is replaced by a record of the same "
+    "patient.",
     "tuning not covered": "Choosing these settings by other runs on the same data is not covered.",
 }
 FALSE_ALARMS = 0.01

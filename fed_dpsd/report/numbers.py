@@ -33,6 +33,17 @@ def with_interval(right: int, total: int) -> str:
     return f"{percent(right / total)} ({100 * low:.1f} to {100 * high:.1f})"
 
 
+def percents(interval: tuple[float, float, float]) -> str:
+    """Return a fraction with the ends of its interval in percent: "93.6 % (90.6 to 95.7)"."""
+    value, low, high = interval
+    return f"{percent(value)} ({100 * low:.1f} to {100 * high:.1f})"
+
+
+def score(interval: tuple[float, float, float]) -> str:
+    """Return a score with the ends of its interval: "0.974 (0.962 to 0.983)"."""
+    return "{:.3f} ({:.3f} to {:.3f})".format(*interval)
+
+
 def spread(mean: float, deviation: float, unknown: str = "-") -> str:
     """Return "63.3 ± 1.5", the mean alone if there is no deviation, `unknown` if it is NaN."""
     if math.isnan(mean):

@@ -15,9 +15,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 from PIL import Image
 
-from fed_dpsd.report import charts, figures, guarantee, numbers, plots, sweep_charts, tables
+from fed_dpsd.report import charts, figures, guarantee, numbers, plots, scores, sweep_charts, tables
 from fed_dpsd.report.charts import Chart, Dots
-from fed_dpsd.report.facts import Facts, Unfinished
+from fed_dpsd.report.facts import NEVER, Facts, Unfinished
 from fed_dpsd.report.guarantee import MEANINGFUL, MEANINGFUL_DELTA
 from fed_dpsd.report.numbers import counted, with_interval
 from fed_dpsd.report.settings import CLAIMS, GRID, Row, Setting, apart, names, read, rows_by_key
@@ -25,6 +25,7 @@ from fed_dpsd.report.tables import FIRST_LINE, SUMMARY_START, write_own
 from fed_dpsd.storage import templates_folder
 
 UNFINISHED = "results.html"  # the page of the completed run has the same name
+OFFICER = "privacy_officer.html"
 RECORD, REPLACED = CLAIMS[:2]
 MOST_CLIENTS = 50  # rows of a table
 MOST_CLASSES = 20  # of a matrix
@@ -47,7 +48,6 @@ SCORE_NAMES = {
         ("client_mean", "mean of clients alone"),
     )
 }
-NEVER = "never connected"
 REQUESTS = {"counts": "class counts", "weights": "weights", "baseline": "weights"}
 
 
@@ -66,6 +66,7 @@ def write(
     against: str | None = None,
     run: Facts | None = None,
     unfinished: Sequence[Unfinished] = (),
+    title: str = "",
 ) -> Iterator[Path]:
     """Write the files, named after the first table, and yield each path.
 
@@ -75,6 +76,7 @@ def write(
         against: name of the settings with which the others are compared, run by run.
         run: the run, if the table holds a single one; None for a sweep.
         unfinished: runs of the sweep that have not completed, named on its page.
+        title: the title of a sweep's page; "" for a description. A run has its own in `run`.
 
     Raises:
         UserError: a file cannot be read or written, an existing file is not a report's, or no
@@ -107,9 +109,11 @@ def write(
                 name = f"{stem}{kind}{'' if across == 2 else '_column'}.{suffix}"
                 if figure:
                     yield figures.save(figure, folder / name)
-    page = (
-        run_page(run) if run else sweep_page(stem, settings, rounds, pairs, differences, unfinished)
-    )
+    if run:
+        yield write_own(folder / OFFICER, officer_page(run))
+        page = run_page(run)
+    else:
+        page = sweep_page(stem, settings, rounds, pairs, differences, unfinished, title)
     yield write_own(folder / f"{stem}.html", page)
 
 
@@ -122,6 +126,7 @@ def _prose(value: object) -> object:
         return value
     text = re.sub(r"\b(\de-\d+)\b", r'<span class="whole">\1</span>', str(escape(value)))
     text = re.sub(r"(\d) %", "\\1\u00a0%", text)
+    text = re.sub(r"\((\d[\d.]*) to (\d[\d.]*)\)", "(\\1\u00a0to\u00a0\\2)", text)
     return Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", text))
 
 
@@ -148,7 +153,8 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    shared = ("percent", "percent_at_most", "rounded_up", "size", "duration", "counted")
+    shared = ("percent", "percent_at_most", "percents", "rounded_up", "score")
+    shared += ("size", "duration", "counted")
     environment.filters |= {name: getattr(numbers, name) for name in shared}
     environment.filters |= {
         "capitalised": lambda text: f"{text[:1].upper()}{text[1:]}",
@@ -159,14 +165,20 @@ def _environment() -> Environment:
         "legend": lambda setting: (setting.all_of("trust"), setting.all_of("delta")),
         "right_at_most": guarantee.right_at_most,
         "svg": _svg,
+        "with_interval": lambda counts: with_interval(*counts),
     }
     environment.tests["finite"] = math.isfinite
     environment.globals |= {
+        "attackers": guarantee.ATTACKERS,
         "first_line": Markup(FIRST_LINE),
         "most_epsilon": MEANINGFUL,
         "review": guarantee.review,
         "short": guarantee.short,
+        "sentences": guarantee.NOTES,
         "spread": numbers.spread,
+        "trusts": guarantee.TRUST,
+        "uses": guarantee.USES,
+        "whole": guarantee.WHOLE,
     }
     return environment
 
@@ -184,9 +196,6 @@ def run_page(facts: Facts) -> str:
     return _render(
         "run.html.j2",
         facts=facts,
-        attackers=guarantee.ATTACKERS,
-        trusts=guarantee.TRUST,
-        sentences=guarantee.NOTES,
         false_alarms=guarantee.FALSE_ALARMS,
         claims=guarantee.claims(facts.card),
         notes=guarantee.notes(facts.card),
@@ -199,9 +208,62 @@ def run_page(facts: Facts) -> str:
         answered=_image_answers(facts) if facts.answers_images else 0,
         settings=sorted(facts.settings.items(), key=lambda item: item[0].rpartition(".")[0]),
         most_clients=MOST_CLIENTS,
+        **_performance(facts),
         **_classes(facts),
         **_hospitals(facts),
     )
+
+
+def officer_page(facts: Facts) -> str:
+    """Return the page for a privacy officer: what left, what is proven about it, and what is not.
+
+    Every number on it is from the card's proven epsilons.
+    """
+    return _render(
+        "privacy_officer.html.j2",
+        facts=facts,
+        claims=guarantee.claims(facts.card),
+        notes=guarantee.notes(facts.card),
+        trust_sentences=guarantee.TRUST_SENTENCES,
+    )
+
+
+def _performance(facts: Facts) -> dict[str, Any]:
+    """Return the measures of the student on the test images, and its thresholds for two classes."""
+    confusion, predictions = facts.summary["confusion"], facts.predictions
+    if not confusion or not facts.right_and_all:
+        return {"measures": [], "area": None, "balanced": None, "operating": [], "roc": []}
+    two = len(facts.classes) == 2
+    area_name = f"AUROC for {facts.classes[1]}" if two else "mean AUROC over classes"
+    area = scores.area(predictions) if predictions else None
+    balanced = scores.mean_rate([(row[k], sum(row)) for k, row in enumerate(confusion)])
+    operating = []
+    if two and predictions and area:  # both classes are in the test images
+        operating = scores.operating_points(predictions, facts.threshold)
+    measures = [["accuracy", with_interval(*facts.right_and_all), "Wilson"]]
+    if common := facts.most_common:
+        name = f"accuracy of always answering {common[0]}, the most common class"
+        measures.append([name, numbers.percent(common[1]), "-"])
+    if area:
+        measures.append([area_name, numbers.score(area), "DeLong, on the logit scale"])
+    elif (known := facts.summary["auroc"]["student"]) is not None:
+        measures.append([area_name, f"{known:.3f}", "-"])
+    if balanced:
+        name = "balanced accuracy: the mean over classes of sensitivity"
+        measures.append([name, numbers.percents(balanced), "Wilson, combined over classes (MOVER)"])
+    others = {"specificity": scores.specificities(confusion)}
+    others["precision"] = [
+        (row[k], sum(o[k] for o in confusion)) for k, row in enumerate(confusion)
+    ]
+    for name, counts in others.items():
+        if not two and (mean := scores.mean_rate(counts)):
+            measures.append([f"{name}, mean over classes", numbers.percent(mean[0]), "-"])
+    return {
+        **{"measures": measures, "area": area, "area_name": area_name, "balanced": balanced},
+        "operating": operating,
+        "roc": charts.roc(predictions, operating, facts.classes[-1]),
+        "by_patient": bool(facts.settings.get("data.patient_column")),
+    }
 
 
 def _image_answers(facts: Facts) -> int:
@@ -315,6 +377,7 @@ def sweep_page(
     pairs: Mapping[str, Sequence[Row]],
     differences: Sequence[Sequence[str]] = (),
     unfinished: Sequence[Unfinished] = (),
+    own_title: str = "",
 ) -> str:
     """Return the page of a sweep.
 
@@ -325,6 +388,7 @@ def sweep_page(
         pairs: rows of each run's confusions, by the run's key.
         differences: header and rows of paired differences; () for none.
         unfinished: runs of the sweep that have not completed; the numbers do not include them.
+        own_title: the reader's title; "" for a description.
     """
     compared = list(zip(settings, names(settings), strict=True))
     ranked = [each for each in compared if not math.isnan(each[0].score("student")[0])]
@@ -339,6 +403,7 @@ def sweep_page(
         best=next(iter(ranked), None),
         best_proven=next((each for each in ranked if _is_meaningful(each[0])), None),
         unfinished=unfinished,
+        own_title=own_title,
         seeded=any("seeded noise" in s.caveats and s.epsilon(RECORD) < math.inf for s in settings),
         ensembles=any(not math.isnan(s.score("ensemble")[0]) for s in settings),
         record=RECORD,

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-NOT_CONNECTED = "had not connected"  # a reason in asks.jsonl
-
 
 @dataclass
 class Attendance:
@@ -38,7 +36,7 @@ def requests_of(run_folder: Path) -> list[dict[str, Any]]:
 def absent(requests: Iterable[Mapping[str, Any]]) -> dict[int, Attendance]:
     """Return the attendance of each hospital that did not answer all of its requests.
 
-    >>> line = {"ask": "aa", "answered": [0], "refused": {"1": NOT_CONNECTED, "2": "disconnected"}}
+    >>> line = {"ask": "aa", "answered": [0], "refused": {"1": "x", "2": "x"}, "unconnected": [1]}
     >>> {client: str(missed) for client, missed in absent([line]).items()}
     {1: 'never connected', 2: 'answered 0 of 1 requests'}
     """
@@ -49,8 +47,8 @@ def absent(requests: Iterable[Mapping[str, Any]]) -> dict[int, Attendance]:
             known.connected = True
             known.sent.add(line["ask"])
             known.answered.add(line["ask"])
-        for name, reason in line["refused"].items():
+        for name in line["refused"]:
             known = found.setdefault(int(name), Attendance())
-            known.connected |= reason != NOT_CONNECTED
+            known.connected |= int(name) not in line.get("unconnected", ())
             known.sent.add(line["ask"])
     return {c: known for c, known in sorted(found.items()) if known.sent != known.answered}

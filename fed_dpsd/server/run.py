@@ -9,13 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
-from fed_dpsd.accounts.card import plan_of, plugins_note
+from fed_dpsd.accounts.card import asked_unit, plan_of, plugins_note
 from fed_dpsd.claims import smallest_claim
+from fed_dpsd.data.intake import Split
 from fed_dpsd.errors import Diverged, one_line
 from fed_dpsd.experiment import Experiment, evaluated_on, test_split
 from fed_dpsd.methods.class_counts import fetch_class_weights
@@ -29,7 +28,7 @@ from fed_dpsd.server.charge_log import by_ranges
 from fed_dpsd.server.diagnostics import diagnose
 from fed_dpsd.server.federation import HostedFederation
 from fed_dpsd.server.metrics import METRICS, agreement, calibration, confusion
-from fed_dpsd.server.run_folder import open_log, save_samples
+from fed_dpsd.server.run_folder import open_log, save_predictions, save_samples
 from fed_dpsd.server.summary import (
     ANSWERS,
     TRAVELLED,
@@ -111,7 +110,7 @@ def _run(
     summary["seconds"]["teachers"] = time.perf_counter() - before
 
     before = time.perf_counter()
-    scores = functools.partial(_student_scores, test and (Images(test.images), test.labels))
+    scores = functools.partial(_student_scores, folder, test, test and Images(test.images))
     line: dict[str, Any] = {}
     plan = plan_of(experiment)
     if resume is not None:
@@ -133,7 +132,7 @@ def _run(
         if finished.state.buffer:
             save_samples(folder, finished.state.buffer[-1], number)
         scored = number % config.evaluate_every == 0 or number == config.rounds
-        own = scores(finished.student if scored else None)
+        own = scores(finished.student if scored else None, number)
         line = _round_line(finished, context, time.perf_counter() - before, line, own)
         line |= {name: getattr(federation, name) for name in TRAVELLED}
         line |= _costs(plan, federation.charges, experiment)
@@ -143,7 +142,8 @@ def _run(
         progress(line)
         _record_round(summary, finished.state, line)
     if finished is not None and line["student_accuracy"] is None:  # it ended early, unscored
-        _record_round(summary, finished.state, line | scores(finished.student))
+        last = scores(finished.student, finished.state.round)
+        _record_round(summary, finished.state, line | last)
     summary["seconds"]["rounds"] = time.perf_counter() - before
 
 
@@ -162,26 +162,30 @@ def _costs(plan: Plan, charges: Mapping[int, Releases], experiment: Experiment) 
     """Return the run's cost to its clients so far, and the largest epsilon of a client.
 
     `charged` has the releases by mechanism, by ranges of clients with equal charges. `spent` is an
-    epsilon of (record, add_remove) with its meaning, and notes if plug-ins took part.
+    epsilon (add_remove) of the unit asked for with its meaning, and notes if plug-ins took part.
     """
     delta, notes = experiment.config.privacy.delta, plugins_note(experiment)
     most = functools.reduce(Counter.__or__, map(Counter, charges.values()), Counter[str]())
-    spent = smallest_claim(plan, most, delta, "record", "add_remove").to_json()
+    unit = asked_unit(experiment)
+    spent = smallest_claim(plan, most, delta, unit, "add_remove").to_json()
     meaning = ("unit", "relation", "trust", "delta", "epsilon")
     row = {key: spent[key] for key in meaning} | ({"notes": list(notes)} if notes else {})
     return {"charged": by_ranges(charges), "spent": row}
 
 
 def _student_scores(
-    test: tuple[Images, NDArray[np.int64]] | None, student: nn.Module | None
+    folder: Path, test: Split | None, images: Images | None, student: nn.Module | None, number: int
 ) -> dict[str, Any]:
-    """Return the student's scores on the test split; each is None without a student or split."""
+    """Return the student's scores on the test split, and store its predictions.
+
+    Each score is None without a student or split.
+    """
     metrics = METRICS | {"confusion": confusion, "calibration": calibration}
-    if test is None or student is None:
+    if test is None or images is None or student is None:
         return {f"student_{name}": None for name in metrics}
-    images, labels = test
     predictions = images.predict(student)
-    return {f"student_{name}": metric(predictions, labels) for name, metric in metrics.items()}
+    save_predictions(folder, predictions, test, number)
+    return {f"student_{name}": metric(predictions, test.labels) for name, metric in metrics.items()}
 
 
 def _record_round(summary: dict[str, Any], state: State, line: Mapping[str, Any]) -> None:

@@ -7,15 +7,19 @@ import os
 import platform
 import secrets
 import subprocess
+import zipfile
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import yaml
+from numpy.typing import NDArray
 
 from fed_dpsd import __version__
-from fed_dpsd.config.bind import read_yaml
+from fed_dpsd.config.bind import read_run
+from fed_dpsd.data.intake import Split
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment, set_up
 from fed_dpsd.methods.method import ReplayBuffer
@@ -24,12 +28,15 @@ from fed_dpsd.storage import (
     RUN_NAME,
     Unwritable,
     json_of,
+    npz_of,
     replacing,
     write_atomically,
     write_together,
     writing,
 )
 
+PREDICTIONS = "predictions.npz"  # of the student, for the test images
+REHEARSAL = "FED_DPSD_REHEARSAL"  # set in the environment of a rehearsal's coordinator
 _LIBRARIES = ("flwr", "ray", "torch", "torchvision", "numpy", "hydra-core", "dp-accounting")
 
 
@@ -76,10 +83,14 @@ def new_run_folder(experiment: Experiment) -> Path:
 
 
 def versions() -> dict[str, str | None]:
-    """Return the versions of libraries, the commit of this code and the machine's hardware."""
+    """Return the versions of libraries, the commit of this code and the machine's hardware.
+
+    `rehearsal` says that all hospitals are on one machine; it is None for any other run.
+    """
     installed: dict[str, str | None] = {name: metadata.version(name) for name in _LIBRARIES}
     installed |= {"fed-dpsd": __version__, "python": platform.python_version()}
-    return installed | {"commit": _commit(), "machine": _machine()}
+    rehearsal = "all hospitals on one machine" if REHEARSAL in os.environ else None
+    return installed | {"commit": _commit(), "machine": _machine(), "rehearsal": rehearsal}
 
 
 @functools.cache  # cached, since later commits do not change the imported code
@@ -117,16 +128,7 @@ def open_run_folder(folder: Path) -> Experiment:
     Raises:
         UserError: `folder` is not a run folder, or its configuration cannot be read.
     """
-    path = folder / "config.yaml"
-    try:
-        if not path.exists():
-            raise ValueError("it has no config.yaml" if folder.exists() else "it does not exist")
-        raw = read_yaml(path)
-    except ValueError as error:
-        raise UserError(
-            f"{folder} is not a run folder ({error}); give the path that `run` printed last"
-        ) from None
-    return set_up(raw, None, written=True)
+    return set_up(read_run(folder), None, written=True)
 
 
 def open_log(path: Path, rounds: int) -> tuple[Path, list[dict[str, Any]]]:
@@ -161,6 +163,32 @@ def read_log(folder: Path, seen: int = 0) -> list[dict[str, Any]]:
         return [json.loads(line) for line in lines]
     except ValueError:
         raise UserError(f"{path} is damaged; restore it from a backup") from None
+
+
+def save_predictions(
+    folder: Path, probabilities: NDArray[np.floating], test: Split, number: int
+) -> None:
+    """Write the student's predictions for the test images after a round.
+
+    `choosing` marks the half of the images that may choose a threshold: all images of a patient, or
+    all copies of an image, are in the same half.
+    """
+    arrays = {"probabilities": probabilities.astype(np.float32), "labels": test.labels}
+    arrays |= {"choosing": test.ids % 2 == 0, "round": np.array(number)}
+    write_atomically(folder / PREDICTIONS, npz_of(arrays))
+
+
+def read_predictions(folder: Path, number: int) -> dict[str, NDArray[Any]]:
+    """Return the arrays of `save_predictions`; empty if the file is not of round `number`."""
+    path = folder / PREDICTIONS
+    if not path.exists():
+        return {}
+    try:
+        with np.load(path, allow_pickle=False) as kept:
+            arrays = dict(kept)
+    except (OSError, ValueError, zipfile.BadZipFile):
+        raise UserError(f"{path} is damaged; restore it from a backup, or delete it") from None
+    return arrays if arrays.pop("round") == number else {}
 
 
 def save_samples(folder: Path, buffer: ReplayBuffer, number: int) -> None:

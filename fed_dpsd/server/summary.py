@@ -171,7 +171,7 @@ def result_line(experiment: Experiment, summary: Mapping[str, Any]) -> str:
 
 
 def privacy_text(card: Mapping[str, Any], word: str = "proven") -> str:
-    """Return the published epsilon and a record's proven ones, in one line.
+    """Return the published epsilon and the proven ones of the unit asked for, in one line.
 
     Args:
         card: as `privacy_card` returns it.
@@ -180,7 +180,8 @@ def privacy_text(card: Mapping[str, Any], word: str = "proven") -> str:
     if all(NOTHING_NOTE in row["notes"] for row in card["proven"]):
         return NOTHING_NOTE
     rows = {(row["unit"], row["relation"]): Epsilon.from_json(row) for row in card["proven"]}
-    added, replaced = rows["record", "add_remove"], rows["record", "replace_one"]
+    unit = card["unit"]
+    added, replaced = rows[unit, "add_remove"], rows[unit, "replace_one"]
     epsilon = card["epsilon_published"]
     published = f"published {epsilon if isinstance(epsilon, str) else format(epsilon, '.3g')}"
     if epsilon == "inf" and math.isfinite(added.value):  # "inf" would read as no privacy at all
@@ -199,7 +200,7 @@ def privacy_text(card: Mapping[str, Any], word: str = "proven") -> str:
     return " · ".join(
         [
             f"{published} ({card['answers']})",
-            f"{word} {added.number(3)} (record, add_remove), {replaced.number(3)} (replace_one), "
+            f"{word} {added.number(3)} ({unit}, add_remove), {replaced.number(3)} (replace_one), "
             f"trust {trust}, delta {max(added.delta, replaced.delta):g}{seeded}{weak}{review}",
             *labels,
         ]
@@ -223,7 +224,7 @@ def round_facts(lines: Sequence[Mapping[str, Any]], planned: Epsilon) -> dict[st
 
     Args:
         lines: the lines of rounds.jsonl so far, at least one.
-        planned: the epsilon (record, add_remove) of the whole run.
+        planned: the epsilon (add_remove) of the whole run, for the unit asked for.
     """
     last = lines[-1]
     facts = {"student": f"{_student(last)}  {_sparks(lines, 'student_accuracy')}"}

@@ -1,5 +1,6 @@
 """The paths given to `fed-dpsd report`: their tables, and the facts of a single run."""
 
+import csv
 import dataclasses
 import json
 import os
@@ -21,13 +22,20 @@ from fed_dpsd.claims import smallest_claim
 from fed_dpsd.config.keys import leaves
 from fed_dpsd.errors import UserError, shown
 from fed_dpsd.experiment import Experiment
+from fed_dpsd.privacy.mechanism import Unit
 from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.report.facts import Facts, Unfinished
+from fed_dpsd.report.scores import Predictions
 from fed_dpsd.server import checkpoint
 from fed_dpsd.server.attendance import absent, requests_of
 from fed_dpsd.server.charge_log import clients_in
 from fed_dpsd.server.federation import in_use
-from fed_dpsd.server.run_folder import is_run_folder, open_run_folder, read_log
+from fed_dpsd.server.run_folder import (
+    is_run_folder,
+    open_run_folder,
+    read_log,
+    read_predictions,
+)
 from fed_dpsd.server.summary import (
     TRAVELLED,
     add_privacy,
@@ -42,6 +50,7 @@ from fed_dpsd.sweep.sweep import PLACES, TABLE, Cell, write_tables
 REPORTED = (
     "a table of `fed-dpsd sweep`, or the folder that a sweep, a run or a rehearsal has written"
 )
+MOST_NAMED = 3  # runs in an error
 REHEARSED = "run"  # the run folder in a rehearsal's folder
 
 
@@ -74,6 +83,13 @@ def tables_of(paths: Sequence[Path], out: Path | None = None) -> list[Path]:
     for table, cells in written.items():
         with writing(table):
             table.parent.mkdir(parents=True, exist_ok=True)
+        if out is None:  # the table of the run itself, whose folder may have been renamed
+            _delete(table)
+        elif others := _keys(table) - {cell.key for cell in cells}:
+            raise UserError(
+                f"{table} is a table of other runs ({', '.join(sorted(others)[:MOST_NAMED])}); "
+                "choose another --out, or delete this folder"
+            )
         known = [dict(leaves(json.loads(cell.experiment.to_json()))) for cell in cells]
         own = [{key: shown(each[key]) for key in apart if key in each} for each in known]
         write_tables(
@@ -81,6 +97,20 @@ def tables_of(paths: Sequence[Path], out: Path | None = None) -> list[Path]:
             [dataclasses.replace(c, overrides=o) for c, o in zip(cells, own, strict=True)],
         )
     return list(dict.fromkeys(tables))
+
+
+def _keys(table: Path) -> set[str]:
+    """Return the keys of the runs in a table; none if it does not exist."""
+    if not table.is_file():
+        return set()
+    with table.open(newline="") as file:
+        return {row.get("key") or "?" for row in csv.DictReader(file)}
+
+
+def _delete(table: Path) -> None:
+    """Delete the table of a run, with those of its rounds and confusions."""
+    for suffix in ("", "_rounds", "_confusion"):
+        table.with_stem(f"{table.stem}{suffix}").unlink(missing_ok=True)
 
 
 def run_in(path: Path) -> Path:
@@ -169,9 +199,24 @@ def _summary_so_far(
 # --- the facts of one run ---
 
 
-def facts_of(paths: Sequence[Path]) -> Facts | None:
-    """Return the facts of a single run; None for any other `paths`."""
+def facts_of(
+    paths: Sequence[Path], title: str = "", threshold: float | None = None
+) -> Facts | None:
+    """Return the facts of a single run; None for any other `paths`.
+
+    Args:
+        paths: the paths given to `fed-dpsd report`.
+        title: the reader's title for the page; "" for a description.
+        threshold: the reader's threshold for two classes, in (0, 1); None to choose one.
+
+    Raises:
+        UserError: a file is damaged, or the threshold does not apply.
+    """
+    if threshold is not None and not 0 < threshold < 1:
+        raise UserError(f"--threshold={threshold:g} must be above 0 and below 1")
     if len(paths) != 1 or not is_run_folder(folder := run_in(paths[0])):
+        if threshold is not None:
+            raise UserError(f"--threshold={threshold:g} needs the folder of a single run")
         return None
     experiment, rounds = open_run_folder(folder), read_log(folder)
     unfinished = unfinished_in(folder, experiment)
@@ -182,44 +227,58 @@ def facts_of(paths: Sequence[Path]) -> Facts | None:
         summary = read_summary(folder)
     plan, card = plan_of(experiment), PrivacyCard(summary["privacy"])
     delta, charges = experiment.config.privacy.delta, _json(folder / "charges.json")
+    versions = _json(folder / "versions.json")
+    kept = read_predictions(folder, rounds[-1]["round"] if rounds else 0)
+    predictions = Predictions(**kept) if kept else None
+    if threshold is not None and (predictions is None or predictions.probabilities.shape[1] != 2):
+        raise UserError(
+            f"--threshold={threshold:g}: {folder.name} has no test predictions of two classes; "
+            "leave the option out"
+        )
     stated = {int(n): known["charged"] for n, known in charges.get("clients", {}).items()}
     return Facts(
         name=folder.name,
         summary=summary,
         rounds=rounds,
-        versions=_json(folder / "versions.json"),
+        versions=versions,
         settings=_settings(experiment),
         classes=experiment.config.data.class_names,
         simulated=experiment.config.federation.simulation,
-        meaningful=is_meaningful(card.epsilon("record", "add_remove")),
+        meaningful=is_meaningful(card.epsilon(card.unit, "add_remove")),
         verdict=tuple(verdict(experiment, card)),
         trained=how_trained(experiment),
         answered=how_answered(experiment),
         published=published_line(card),
         command=command_of(experiment),
-        spent=[_spent(plan, line.get("charged", {}), delta) for line in rounds],
-        costs={n: _epsilon(plan, releases, delta) for n, releases in stated.items()},
+        spent=[_spent(plan, line.get("charged", {}), delta, card.unit) for line in rounds],
+        costs={n: _epsilon(plan, releases, delta, card.unit) for n, releases in stated.items()},
         samples=_samples(folder),
         requests=(requests := requests_of(folder)),
         absent={client: str(missed) for client, missed in absent(requests).items()},
         charges=charges,
         ledgers=_ledgers(experiment, folder, paths[0]),
         unfinished=unfinished,
+        rehearsed=bool(versions.get("rehearsal")),
+        predictions=predictions,
+        threshold=threshold,
+        own_title=title,
     )
 
 
-def _spent(plan: Plan, charged: Mapping[str, Mapping[str, int]], delta: float) -> dict[int, float]:
-    """Return clients' epsilons (record, add_remove) from charges by ranges of clients."""
+def _spent(
+    plan: Plan, charged: Mapping[str, Mapping[str, int]], delta: float, unit: Unit
+) -> dict[int, float]:
+    """Return clients' epsilons (add_remove) of a unit from charges by ranges of clients."""
     return {
         client: value
         for ranges, releases in charged.items()
-        for value in (_epsilon(plan, releases, delta),)
+        for value in (_epsilon(plan, releases, delta, unit),)
         for client in clients_in(ranges)
     }
 
 
-def _epsilon(plan: Plan, releases: Mapping[str, int], delta: float) -> float:
-    return smallest_claim(plan, releases, delta, "record", "add_remove").value
+def _epsilon(plan: Plan, releases: Mapping[str, int], delta: float, unit: Unit) -> float:
+    return smallest_claim(plan, releases, delta, unit, "add_remove").value
 
 
 def _settings(experiment: Experiment) -> dict[str, Any]:

@@ -210,14 +210,12 @@ def test_what_a_message_says_of_budget_data_and_places_is_not_read(deployed, tmp
     raw |= {"pictures": "/etc"}
     raw |= {"threads_client": 64, "noise": "seeded"}
     raw |= {"client_device": "cuda:3", "server_device": "cuda:3"}
-    raw["federation"]["simulation"] = True
     config = hospital.experiment(json.dumps(raw), 16).config
     assert (config.privacy.budget, config.privacy.delta) == (2.0, 1e-5)
     assert (config.data.path, config.data.hub) == (None, None)
     assert config.data.patient_column == "patient"
     assert (config.noise, config.threads_client) == ("secure", 1)
     assert (config.client_device, config.server_device) == ("cpu", "cpu")
-    assert not config.federation.simulation
     assert "/etc" not in str(config)
 
 

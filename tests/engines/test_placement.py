@@ -57,6 +57,17 @@ def test_clients_on_the_processor_request_no_gpu(small):
         assert place(small(*overrides), 5, (LARGE_GPU,), 16) == Placement(), overrides
 
 
+def test_no_gpu_is_touched_where_no_client_uses_one(small, monkeypatch):
+    """Each would lose the memory of a context; the server's device must still exist."""
+    monkeypatch.setattr(placement, "gpus", pytest.fail)
+    monkeypatch.setattr(placement, "number_of_gpus", lambda: 1)
+    assert placement.placed(small(*PLAIN, "client_device=cpu"), 5) == Placement()
+    with pytest.raises(UserError, match=r"^server_device=cuda:1: this machine has only cuda:0"):
+        placement.placed(small("client_device=cpu", "server_device=cuda:1"), 5)
+    monkeypatch.setattr(placement, "gpus", lambda: (LARGE_GPU,))
+    assert placement.placed(small(*PLAIN), 5).devices == ("cuda:0",)  # the control
+
+
 def test_a_running_ray_cluster_gets_no_resources(monkeypatch):
     """Ray refuses to join a cluster with a number of processors or GPUs."""
     shared = Placement(("cuda:0", "cuda:1"), 3, 0.5, GIB, GIB // 2)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from fed_dpsd.config import require_device
 from fed_dpsd.errors import UserError
 from fed_dpsd.models import devices
 
@@ -16,14 +17,14 @@ def test_a_device_that_is_not_there_is_named_with_what_is(subtests):
     ]:
         with subtests.test(name=name, count=count, said=said):
             with pytest.raises(UserError, match=said) as error:
-                devices.require_device("client_device", name, count)
+                require_device("client_device", name, count)
             assert "\n" not in str(error.value)
 
 
 def test_a_device_that_is_there_is_none_to_speak_of(subtests):
     for name, count in [("auto", 0), ("cpu", 0), ("auto", 2), ("cuda", 1), ("cuda:1", 2)]:
         with subtests.test(name=name, count=count):
-            devices.require_device("client_device", name, count)
+            require_device("client_device", name, count)
 
 
 def test_auto_is_a_gpu_where_there_is_one(monkeypatch):
@@ -46,3 +47,16 @@ def test_the_table_has_every_gpu_with_its_memory(monkeypatch):
     ]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert devices.gpus() == ()
+
+
+def test_a_full_gpu_is_named_with_the_cause(monkeypatch):
+    def memory(number):
+        if number == 1:
+            raise RuntimeError("CUDA error: out of memory\nCompile with TORCH_USE_CUDA_DSA")
+        return 2**30, 2**31
+
+    monkeypatch.setattr(devices, "number_of_gpus", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", memory)
+    monkeypatch.setattr(torch.cuda, "get_device_name", str)
+    with pytest.raises(UserError, match=r"^cuda:1 cannot be used \(CUDA error: out of memory\); "):
+        devices.gpus()

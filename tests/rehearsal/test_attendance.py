@@ -74,7 +74,7 @@ def test_a_run_waits_for_a_late_hospital_and_fails_with_its_number_if_it_never_j
     assert (status, started) == (COMPLETED, [True])
     assert [line["answered"] for line in lines(folder / "asks.jsonl")] == [[0, 1]] * 2
     assert not reconcile(rehearsal, folder)
-    assert title(folder).endswith("a deployment with 2 hospitals")
+    assert title(folder).endswith("a rehearsal on one machine with 2 hospitals")
     for number in (0, 1):
         assert "run late: round 1, answers to 64 images: answered; charged" in log_of(
             rehearsal, number

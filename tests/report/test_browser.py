@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium"),
 ]
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
-PAGES = ("run", "many classes", "deployment", "unfinished", "sweep")
+PAGES = ("run", "many classes", "deployment", "officer", "unfinished", "sweep")
 STOPPED = Unfinished(
     *("a-long-name-" * 10, 2, 5, f"{'/folder' * 20} is full", False),
     command=f"flwr run APP federation --stream --run-config 'resume=\"{'a-long-name-' * 10}\"'",
@@ -66,6 +66,7 @@ def files(tmp_path_factory):
     pairs = rows_by_key([table], "confusion", plots.PAIR_COLUMNS)
     texts = (
         *(pages.run_page(run(folder)), pages.run_page(many), pages.run_page(deployment(folder))),
+        pages.officer_page(deployment(folder)),
         pages.run_page(deployment(folder, unfinished=STOPPED)),
         pages.sweep_page(
             "table5_cifar10", read([table])[6:11], rounds, pairs, unfinished=[STOPPED]

@@ -6,12 +6,14 @@ import math
 import re
 from io import BytesIO
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from fed_dpsd.accounts import card, verdict
 from fed_dpsd.report import guarantee, pages
 from fed_dpsd.report.facts import Unfinished
+from fed_dpsd.report.scores import Predictions
 from tests.report.runs import CARD, SUMMARY, check_structure, deployment, run
 
 
@@ -39,7 +41,7 @@ def shown(tmp_path_factory):
 
 def test_the_result_comes_first_with_its_interval_and_its_cost(shown):
     lead = shown.text_of("p", class_="lead")
-    assert "75.0 % of 40 test images (95 % interval 59.8 to 85.8 %); guessing is right" in lead
+    assert "75.0 % of 40 test images (95 % interval 59.8 to 85.8 %). Always answering" in lead
     assert "With secret noise, what left the clients is proven to cost at most epsilon" in lead
     assert "epsilon 2.99 (record, add_remove, trust nobody, delta 1e-05)" in lead
     assert "at most 95.3 % of the time (guessing: 50 %)" in lead
@@ -121,7 +123,7 @@ def test_thresholds_and_words_are_those_of_the_account():
     assert thresholds == (verdict.MEANINGFUL_EPSILON, verdict.MEANINGFUL_DELTA)
     assert guarantee.BY == card.BY
     notes = {card.SEEDED_NOTE, card.RUN_NOTE, card.PATIENT_NOTE, card.SAME_IMAGE_NOTE}
-    assert set(guarantee.NOTES) == notes | {card.TUNING_NOTE}
+    assert set(guarantee.NOTES) == notes | {card.TUNING_NOTE, card.SAME_PATIENT_NOTE}
 
 
 def test_a_run_that_releases_nothing_claims_nothing(tmp_path):
@@ -178,7 +180,163 @@ def test_scores_that_no_epsilon_covers_are_not_on_the_page(tmp_path):
     assert all(score in shown for score in hidden[:3])  # a page never shows the vote
 
 
+def test_h6_the_unit_that_was_asked_for_comes_first(tmp_path):
+    """The patient's 2.99 stands first, and every attacker is one on patients."""
+    rows = {(row["unit"], row["relation"]): row for row in CARD["proven"]}
+    for pair, epsilon in (
+        (("patient", "add_remove"), 2.98795),
+        (("patient", "replace_one"), 6.58276),
+        (("record", "add_remove"), 6.56789),
+    ):
+        rows[pair] = rows[pair] | {"epsilon": epsilon, "spent": epsilon}
+    proven = sorted(rows.values(), key=lambda row: row["unit"] != "patient")
+    shown = page(with_card(run(tmp_path), unit="patient", proven=proven))
+    lead = shown.text_of("p", class_="lead")
+    assert "epsilon 2.99 (patient, add_remove, trust nobody, delta 1e-05)" in lead
+    assert "can tell whether a patient's records were used at most 95.3 % of the time" in lead
+    tiles = shown.text_of("dl", class_="tiles")
+    assert "epsilon proven for a patient, added or removed 2.99" in tiles
+    assert "6.57" not in lead + tiles
+    (plain,) = [text for text in shown.texts("p") if text.startswith("In plain words")]
+    assert "a patient's records were used at most 95.3 %" in plain
+    assert "one patient added or removed" in plain
+    assert "the plan is 2.99" in next(text for text in shown.texts("desc") if "spent" in text)
+    assert "(patient, add_remove," in shown.text_of("section", id="clients")
+    rows = shown.rows("Bounds of this run")
+    assert [row["epsilon of the whole plan"] for row in rows] == [
+        *("2.988", "6.5828", "6.5679", "6.5828")
+    ]
+    control = page(run(tmp_path)).text_of("dl", class_="tiles")
+    assert "for a record, added or removed" in control
+
+
+# --- how good the student is ---
+
+
+def scored(facts, **changes):
+    """The facts with predictions that have the confusion matrix of SUMMARY."""
+    labels = np.repeat([0, 0, 1, 1], [18, 2, 8, 12])
+    chance = np.repeat([0.1, 0.7, 0.2, 0.9], [18, 2, 8, 12]).astype(np.float32)
+    kept = Predictions(np.stack([1 - chance, chance], 1), labels, np.arange(40) % 2 == 0)
+    return dataclasses.replace(facts, predictions=kept, **changes)
+
+
+def test_h4_the_reference_is_the_most_common_class(tmp_path):
+    """A student that finds no healthy image is right on 74.6 %, which is no merit."""
+    counts = [[0, 254], [0, 746]]
+    accuracy = SUMMARY["accuracy"] | {"student": 0.746}
+    facts = run(tmp_path, summary=SUMMARY | {"confusion": counts, "accuracy": accuracy})
+    shown = page(facts)
+    lead = shown.text_of("p", class_="lead")
+    assert "Always answering ill <1>, the most common class, is right on 74.6 %" in lead
+    assert "the student is no better than that" in lead
+    assert "balanced accuracy, which weighs all classes equally, is 50.0 %" in lead
+    assert "guessing is right" not in lead
+    better = page(run(tmp_path)).text_of("p", class_="lead")
+    assert "is right on 50.0 %." in better
+    assert "no better" not in better
+
+
+def test_h4_two_classes_have_an_area_and_a_threshold_with_its_data(tmp_path):
+    shown = page(scored(run(tmp_path)))
+    lead = shown.text_of("p", class_="lead")
+    assert "Its AUROC for ill <1> is 0." in lead
+    assert "chosen on one half of the test images and tested on the other half, sensi" in lead
+    measures = {row["measure"]: row["value"] for row in shown.rows("Measures on")}
+    assert measures["accuracy"] == "75.0 % (59.8 to 85.8)"
+    assert measures["balanced accuracy: the mean over classes of sensitivity"][:6] == "75.0 %"
+    chosen, fixed = shown.rows("Operating points")
+    assert chosen["tested on"] == "the other half"
+    assert (fixed["threshold"], fixed["tested on"]) == ("0.5", "all test images")
+    assert fixed["sensitivity"] == "60.0 % (38.7 to 78.1)"
+    assert fixed["specificity"] == "90.0 % (69.9 to 97.2)"
+    curve = shown.rows("ROC curve for ill <1>")
+    assert curve[-1] == {"threshold": "0.5", "false alarms": "10.0 %", "sensitivity": "60.0 %"}
+    given, _ = page(scored(run(tmp_path), threshold=0.15)).rows("Operating points")
+    assert (given["threshold"], given["tested on"]) == ("0.15", "all test images")
+    assert given["sensitivity"].startswith("100.0 %")
+    without = page(run(tmp_path))  # predictions were not stored
+    assert not any("Operating" in text for text in without.texts("caption"))
+
+
+def test_h4_more_classes_have_means_over_classes(tmp_path):
+    names = ("a", "b", "c")
+    counts = [[10, 0, 0], [5, 5, 0], [0, 0, 20]]
+    accuracy = SUMMARY["accuracy"] | {"student": 0.875}
+    summary = SUMMARY | {"confusion": counts, "accuracy": accuracy}
+    shown = page(run(tmp_path, classes=names, summary=summary))
+    measures = {row["measure"]: row["value"] for row in shown.rows("Measures on")}
+    assert measures["balanced accuracy: the mean over classes of sensitivity"][:6] == "83.3 %"
+    assert measures["specificity, mean over classes"] == "94.4 %"  # 25 of 30, 30 of 30, 20 of 20
+    assert measures["precision, mean over classes"] == "88.9 %"
+    assert measures["mean AUROC over classes"] == "0.800"
+    assert not any("Operating" in text for text in shown.texts("caption"))
+
+
+# --- the privacy officer's page ---
+
+
+def officer(facts):
+    return check_structure(pages.officer_page(facts))
+
+
+def test_h4_the_officers_numbers_are_the_cards_proven_ones(tmp_path):
+    facts = deployment(tmp_path)
+    shown = officer(facts)
+    rows = shown.rows("Suppose that a fair coin decides")
+    finite = [row for row in facts.card["proven"] if row["epsilon"] != "inf"]
+    assert len(rows) == len(finite) == 2
+    for line, row in zip(rows, finite, strict=True):
+        ratio, delta = math.exp(row["epsilon"]), row["delta"]
+        bound = 100 * (ratio + delta) / (1 + ratio)
+        assert 0 <= float(line["an attacker is right at most"].rstrip(" %")) - bound < 0.1
+        assert f"({row['unit']}, {row['relation']})" in line["what changes at a hospital"]
+        assert float(line["epsilon"]) >= row["epsilon"]
+        assert (line["delta"], line["who must be trusted"]) == ("1e-05", "nobody")
+    main = shown.text_of("main")
+    assert "Nothing is proven if all records of a patient at a hospital are added or re" in main
+    assert "published" not in shown.text_of("section", id="proven")
+    assert facts.answered in shown.text_of("section", id="left")
+    assert "no message for records" in main
+    assert "Nobody else" in shown.text_of("section", id="trusted")
+
+
+def test_h4_the_officers_page_claims_no_more_than_the_card(tmp_path):
+    shown = officer(with_card(run(tmp_path), proven=epsilon_of_all(2.0, trust="server")))
+    assert "Nothing is proven against it." in shown.text_of("section", id="trusted")
+    assert "Nobody else" not in shown.text_of("main")
+    assert "carry no guarantee" in shown.texts("div", class_="note")[0]
+    assert "no message for records" not in shown.text_of("main")  # it is a simulation
+    infinite = officer(with_card(run(tmp_path, meaningful=False), proven=epsilon_of_all("inf")))
+    assert "Nothing is proven about the privacy of a record." in infinite.text_of("main")
+    assert not infinite.all("table")
+    assert not infinite.all("section", id="trusted")
+    large = officer(with_card(run(tmp_path, meaningful=False), proven=epsilon_of_all(12.0)))
+    assert {row["an attacker is right at most"] for row in large.rows("Suppose")} == {"100.0 %"}
+    note = "not reviewed: nothing is proven of what a_package does"
+    plugin = officer(with_card(run(tmp_path), proven=epsilon_of_all(3.0, notes=[note])))
+    assert {row["epsilon"] for row in plugin.rows("Suppose")} == {"3, not reviewed"}
+    assert any("Not reviewed" in text for text in plugin.texts("div", class_="note"))
+    nothing = epsilon_of_all(0.0, notes=["nothing is released"])
+    silent = officer(with_card(run(tmp_path), proven=nothing)).text_of("main")
+    assert "Nothing left the clients." in silent
+
+
 # --- classes, rounds, images ---
+
+
+def test_r9_static_images_and_a_flat_epsilon_are_explained(shown, tmp_path):
+    assert "look like static are expected" in shown.text_of("section", id="images")
+    flat = "Flat: everything was charged by the end of the first round"
+    assert flat not in shown.text_of("section", id="rounds")
+    once = page(run(tmp_path, spent=[{0: 2.5, 1: 2.5, 2: 1.0}] * 5))
+    assert flat in shown_figure(once, "spent")
+    part = page(run(tmp_path, spent=[{0: 2.5, 1: 0.5 * n, 2: 1.0} for n in range(1, 6)]))
+    assert flat not in shown_figure(part, "spent")
+
+
+def shown_figure(shown, name):
+    return shown.text_of("figure", id=name)
 
 
 def test_a_class_has_its_sensitivity_precision_and_worst_confusion(shown, tmp_path):
@@ -304,7 +462,43 @@ def test_the_command_and_every_setting_are_there(shown, tmp_path):
     assert "Its noise is secret, so each run gives a different student." in secret
 
 
+def test_h9_a_title_is_the_readers_or_tells_what_the_images_are(tmp_path):
+    generic = SUMMARY | {"data": "imagefolder"}
+    shown = page(run(tmp_path, summary=generic))
+    title = "fed_dpsd on images of healthy, ill <1>: a simulation with 3 clients"
+    assert shown.text_of("h1") == title
+    own = page(run(tmp_path, summary=generic, own_title="Chest X-rays <2026>"))
+    assert own.text_of("h1") == "Chest X-rays <2026>: a simulation with 3 clients"
+    many = run(tmp_path, summary=generic, classes=tuple("abcdefg"))
+    assert many.subject == "images of 7 classes"
+
+
+def test_h9_what_is_unknown_is_left_out_and_delta_is_explained_once(shown, tmp_path):
+    assert "commit abc, FedDPSD 0.1.0, machine: m." in shown.text_of("footer")
+    versions = {"commit": None, "machine": "m", "torch": "2"}
+    footer = page(run(tmp_path, versions=versions)).text_of("footer")
+    assert "ommit" not in footer
+    assert "unknown" not in footer
+    assert "from the run folder a-run; machine: m." in footer
+    note = "delta should be below one over the records of each client"
+    facts = with_card(run(tmp_path), proven=epsilon_of_all(2.0, notes=[note]))
+    for text in (page(facts), officer(facts)):
+        assert text.text_of("main").lower().count("below one over") == 1
+
+
 # --- deployments ---
+
+
+def test_h5_a_rehearsal_is_called_one_first(tmp_path):
+    shown = page(deployment(tmp_path, rehearsed=True))
+    assert shown.text_of("h1") == "fed_dpsd on digits: a rehearsal on one machine with 3 hospitals"
+    assert shown.text_of("p", class_="lead").startswith("This is a rehearsal on one machine")
+    assert "deployment" not in shown.text_of("header")
+    first = officer(deployment(tmp_path, rehearsed=True))
+    assert first.text_of("p", class_="lead").startswith("This is a rehearsal on one machine")
+    assert "access to the one machine" in first.text_of("section", id="trusted")
+    control = page(deployment(tmp_path))
+    assert "rehearsal" not in control.text_of("main") + control.text_of("h1")
 
 
 def test_a_deployments_page_has_hospitals_totals(tmp_path):
@@ -338,7 +532,7 @@ def test_each_fault_is_reported_once_with_when_it_was_seen(tmp_path):
     assert "None: all hospitals answered 3 requests." in text
 
 
-def test_absent_hospitals_are_counted_and_named_as_absent(tmp_path):
+def test_h2_absent_hospitals_are_counted_and_named_as_absent(tmp_path):
     """Hospital 1 of three never connected: it is in no total, and no wait is invented."""
     away = {"1": "had not connected"}
     sent = {"kind": "answers", "at": "2026-11-25T08:52:23Z", "seconds": 1.5, "answered": [0, 2]}
@@ -353,6 +547,8 @@ def test_absent_hospitals_are_counted_and_named_as_absent(tmp_path):
     )
     shown = page(facts)
     assert shown.text_of("h1") == "fed_dpsd on digits: a deployment with 2 of 3 hospitals"
+    assert shown.text_of("p", class_="lead").startswith("Hospital 1 never connected.")
+    assert officer(facts).text_of("p", class_="lead").startswith("Hospital 1 never connected.")
     first, never, _ = shown.rows("Each hospital")
     assert (first["remarks"], never["remarks"]) == ("-", "never connected")
     assert never["requests answered"] == "0 of 2"

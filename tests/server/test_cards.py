@@ -14,7 +14,6 @@ from fed_dpsd.accounts.verdict import SEEDED_VERDICT, how_answered, how_trained
 from fed_dpsd.experiment import from_overrides
 from fed_dpsd.privacy.epsilon import Epsilon
 from fed_dpsd.server import cards
-from fed_dpsd.server.attendance import NOT_CONNECTED
 from fed_dpsd.server.completed import CompletedRun, open_completed
 from fed_dpsd.server.export import export
 from fed_dpsd.server.student import open_student
@@ -229,7 +228,7 @@ def test_a_deployments_card_names_absent_hospitals(finished, tmp_path):
     run = as_deployed(open_completed(finished(*DP)[0]))
     assert "connected" not in cards.privacy_card_of(run)["asked"]  # the control
     run = dataclasses.replace(run, folder=shutil.copytree(run.folder, tmp_path / "run"))
-    away = {"ask": "aa", "answered": [0], "refused": {"1": NOT_CONNECTED}}
+    away = {"ask": "aa", "answered": [0], "refused": {"1": "away"}, "unconnected": [1]}
     (run.folder / "asks.jsonl").write_text(json.dumps(away) + "\n")
     card = cards.privacy_card_of(run)
     everyone = run.experiment.config.num_clients

@@ -14,6 +14,8 @@ from hypothesis import strategies
 from PIL import Image
 
 from fed_dpsd import cli
+from fed_dpsd.accounts.card import PrivacyCard
+from fed_dpsd.accounts.verdict import verdict
 from fed_dpsd.client.teachers import make_teacher
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import UserError
@@ -136,6 +138,26 @@ def test_an_infinite_published_epsilon_is_not_shown_next_to_a_finite_proof(strai
     assert " · nothing published (probabilities) · proven " in result_line(small(), summary)
     _, summary, _ = straight("training=plain", "answers=probabilities")
     assert " · published inf (probabilities) · proven inf (" in result_line(small(), summary)
+
+
+def test_h6_the_unit_that_was_asked_for_comes_first(small):
+    """The patient's epsilon is the one in every line, and the card's first row."""
+    own = ("data.records_per_patient=2", "training.unit=patient", "training.records_per_patient=2")
+    experiment = small(*PRIVATE, *own, "privacy.target_epsilon=3", "rounds=1")
+    _, summary, (line,) = complete(experiment)
+    card = summary["privacy"]
+    asked, *others = card["proven"]
+    assert (card["unit"], asked["unit"], asked["relation"]) == ("patient", "patient", "add_remove")
+    assert asked["epsilon"] == pytest.approx(3, abs=0.01)
+    record = next(row for row in others if row["unit"] == "record")
+    assert record["epsilon"] > 5  # the control: it would be another number
+    assert "proven 3 (patient, add_remove), " in result_line(experiment, summary)
+    assert "(record" not in result_line(experiment, summary)
+    assert (line["spent"]["unit"], line["spent"]["epsilon"]) == ("patient", asked["epsilon"])
+    assert "epsilon 3 spent (patient, add_remove)" in round_text(line)
+    said = list(verdict(experiment, PrivacyCard(card)))
+    assert said[0].startswith("for all records of a patient at a client: epsilon 3 for one added")
+    assert sum("patient" in sentence for sentence in said) == 1
 
 
 def test_secret_noise_is_not_called_seeded(small):

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from fed_dpsd import api
@@ -73,6 +74,60 @@ def test_several_runs_are_one_table_in_the_folder_that_is_named(folders, tmp_pat
     settings = read([*tables_of([run, noisier], tmp_path / "both")])
     assert names(settings) == ["epsilon_per_answer=10.0", "epsilon_per_answer=2"]
     assert len(read(tables_of([run, noisier]))) == 2  # from the tables of their own, too
+
+
+def test_r12_a_report_does_not_join_the_report_of_another_run(folders, tmp_path):
+    run, other, _ = folders
+    (path,) = tables_of([run], tmp_path / "report")
+    before = path.read_bytes()
+    error = f"{path} is a table of other runs \\({run.name}\\); choose another --out, or delete"
+    for paths in ([other], [other, other]):
+        with pytest.raises(UserError, match=error):
+            tables_of(paths, tmp_path / "report")
+    assert path.read_bytes() == before
+    tables_of([run], tmp_path / "report")  # its own report is written again
+    tables_of([run, other], tmp_path / "report")  # the old row is part of the new table
+    assert len(list(csv.DictReader(path.open(newline="")))) == 2
+    assert tables_of([run]) == [run / "results.csv"]
+    renamed = run.rename(run.with_name("renamed"))
+    (own,) = tables_of([renamed])
+    assert [row["key"] for row in csv.DictReader(own.open(newline=""))] == ["renamed"]
+
+
+def test_h4_predictions_are_those_of_the_last_round_or_none(run):
+    facts = facts_of([run])
+    kept = facts.predictions
+    right = (kept.probabilities.argmax(1) == kept.labels).mean()
+    assert right == facts.summary["accuracy"]["student"]
+    assert 0.3 < kept.choosing.mean() < 0.7
+    stored = run / "predictions.npz"
+    arrays = dict(np.load(stored))
+    np.savez(stored, **arrays | {"round": 2})  # as if killed between the file and the checkpoint
+    assert facts_of([run]).predictions is None
+    stored.write_bytes(b"PK not a zip file")
+    with pytest.raises(UserError, match="predictions.npz is damaged"):
+        facts_of([run])
+
+
+def test_h4_a_threshold_needs_one_run_of_two_classes(run, folders):
+    for threshold in (0.0, 1.0, -1.0, float("nan")):
+        with pytest.raises(UserError, match="must be above 0 and below 1"):
+            facts_of([run], threshold=threshold)
+    with pytest.raises(UserError, match="needs the folder of a single run"):
+        facts_of(folders, threshold=0.5)
+    with pytest.raises(UserError, match="has no test predictions of two classes"):
+        facts_of([run], threshold=0.5)
+    two = dict(np.load(run / "predictions.npz"))
+    two |= {"probabilities": two["probabilities"][:, :2], "labels": two["labels"] % 2}
+    np.savez(run / "predictions.npz", **two)
+    assert facts_of([run], threshold=0.5).threshold == 0.5
+
+
+def test_h5_a_rehearsal_is_known_from_its_own_run_folder(run, tmp_path, monkeypatch):
+    assert not facts_of([run]).rehearsed
+    monkeypatch.setenv("FED_DPSD_REHEARSAL", "1")
+    folder = new_run_folder(from_overrides([*SMALL, f"run_folder={tmp_path}/new"], None))
+    assert facts_of([folder]).rehearsed
 
 
 def test_a_stopped_run_and_a_path_without_runs_are_errors(run, tmp_path):

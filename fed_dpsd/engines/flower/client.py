@@ -45,6 +45,7 @@ NOT_SIMULATED = (
     "this node belongs to no simulation, and a client must not take its budget from a message: "
     "start its SuperNode with --node-config 'site=\"/path/to/site.yaml\"'"
 )
+KINDS = {ANSWER: "a request", STEP: "a step of a secure sum", DIAGNOSE: "exact diagnostics"}
 LONGEST_RUN = 400  # characters of a run folder's name and its secret
 app = ClientApp()
 logger = logging.getLogger("fed_dpsd")
@@ -123,21 +124,24 @@ def _requests(message: Message, clients: Iterable[int]) -> dict[int, Request | S
 def _hospital_reply(message: Message, hospital: Hospital) -> Reply | Refusal:
     """Return a hospital's reply; any problem with the message becomes a refusal with a reason.
 
-    A coordinator that runs different code is refused before anything is read, since it might
+    A coordinator that runs different code is refused before its request is read, since it might
     misinterpret an answer. The hospital's own log has a line on every request.
     """
     run, request, site, outcome = "a run", None, None, "failed"
+    kind = message.metadata.message_type
     try:
-        if message.metadata.message_type not in (ANSWER, STEP):
-            raise NotAllowed("exact diagnostics are refused outside a simulation")
         with reading():
             meta = message.content.config_records["meta"]
+            name = Path(str(meta.get("run_folder", ""))).name
+            good_name = name.isprintable() and 0 < len(name) <= LONGEST_RUN
+            run = f"run {name}" if good_name else run
+            if kind not in (ANSWER, STEP):
+                raise NotAllowed("exact diagnostics are refused outside a simulation")
             if meta.get("code") != code_digest():
                 raise NotAllowed("the coordinator runs different code from this site")
-            text, name = str(meta["experiment"]), Path(str(meta["run_folder"])).name
-            if not name or not name.isprintable() or len(name) > LONGEST_RUN:
+            if not good_name:
                 raise NotAllowed("the run's name is empty, too long, or cannot be printed")
-            run = f"run {name}"
+            text = str(meta["experiment"])
             request = _requests(message, [hospital.client])[hospital.client]
         images = len(request.images) if isinstance(request, Request) else 0
         experiment = hospital.experiment(text, images)
@@ -151,7 +155,8 @@ def _hospital_reply(message: Message, hospital: Hospital) -> Reply | Refusal:
         return Refusal(0, reason)
     finally:
         level = logging.INFO if outcome == "answered" else logging.WARNING
-        text = f"{run}: {asked_for(request)}: {outcome}; {charged(hospital, site)}"
+        asked = asked_for(request) or KINDS.get(kind, "an unknown kind of message")
+        text = f"{run}: {asked}: {outcome}; {charged(hospital, site)}"
         logger.log(level, "%s", text)
 
 

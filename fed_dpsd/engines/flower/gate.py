@@ -2,22 +2,28 @@
 
 Flower loads both apps in one process: the ServerApp in a thread, and the ClientApp right before it
 starts Ray. The ClientApp waits here until the ServerApp has found the first problems of the run.
-It then places the clients, so that Ray starts with the environment of that placement.
+It then places the clients, so that Ray starts with the environment of that placement. An error on
+either side ends the wait of the other.
+
+This file needs Flower and the standard library only: it reports what is not installed.
 """
 
+import contextlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from flwr.serverapp import Grid
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.constant import TaskType
 
-from fed_dpsd.errors import UserError
+from fed_dpsd.errors import UserError, one_line
 
-LONGEST = 600.0  # seconds, in case one of the apps cannot be loaded
+LONGEST = 600.0  # seconds, in case Flower loads only one of the apps
+NODES_WITHIN = 5.0  # seconds for a simulation's nodes
 _checked: Future[tuple[Any, int] | None] = Future()  # the experiment and the number of nodes
 _placed: Future[str] = Future()
 
@@ -28,13 +34,52 @@ def in_simulation() -> bool:
 
 
 def number_of_nodes(grid: Grid) -> int:
-    """Return the number of a simulation's nodes, which Flower adds before it loads the apps."""
+    """Return the number of a simulation's nodes, which Flower adds before it loads the apps.
+
+    Raises:
+        UserError: there are none.
+    """
+    until = time.monotonic() + NODES_WITHIN
     while not (nodes := len(list(grid.get_node_ids()))):
+        if time.monotonic() > until:
+            raise UserError(
+                "the simulation has no nodes: num-supernodes must be at least 1, as in "
+                "--federation-config num-supernodes=5"
+            )
         time.sleep(0.01)
     return nodes
 
 
 # --- for the ServerApp ---
+
+
+class RunFailed(Exception):
+    """The failure of a Flower run, with a one-line cause; Flower's log shows no traceback.
+
+    Flower shows the cause as the run's status details.
+    """
+
+    __traceback__ = property(lambda self: None, lambda self, value: None)  # type: ignore[assignment]
+
+
+def cause_of(error: BaseException) -> str:
+    """Return an error as one line, with the remedy if a package is missing."""
+    if isinstance(error, ImportError):
+        return f"{error}; install FedDPSD where the SuperLink runs: pip install -e ."
+    return one_line(error)
+
+
+def failing(error: BaseException) -> ServerApp:
+    """Return a ServerApp that reports why the real one cannot be loaded."""
+    app, cause = ServerApp(), cause_of(error)
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        close()
+        print(f"error: {cause}", flush=True)
+        raise RunFailed(cause)
+
+    return app
 
 
 def place_clients(experiment: Any, nodes: int) -> str:
@@ -45,6 +90,7 @@ def place_clients(experiment: Any, nodes: int) -> str:
 
     Raises:
         UserError: a device does not exist or is too small.
+        Exception: the ClientApp cannot be loaded, or cannot place clients.
     """
     _checked.set_result((experiment, nodes))
     return _placed.result(LONGEST)
@@ -64,11 +110,18 @@ def is_needed() -> bool:
     return not in_simulation() or _checked.result(LONGEST) is not None
 
 
+@contextlib.contextmanager
+def reporting() -> Iterator[None]:
+    """Let the waiting ServerApp of a simulation raise any error of this block instead."""
+    try:
+        yield
+    except Exception as error:
+        if not in_simulation():
+            raise
+        _placed.set_exception(error)
+
+
 def answer(place: Callable[[Any, int], str]) -> None:
     """Place the clients of a simulation with `place`, for the waiting ServerApp."""
-    if not in_simulation() or (checked := _checked.result()) is None:
-        return
-    try:
+    if in_simulation() and (checked := _checked.result()) is not None:
         _placed.set_result(place(*checked))
-    except UserError as error:
-        _placed.set_exception(error)

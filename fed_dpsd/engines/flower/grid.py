@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -37,7 +38,6 @@ from fed_dpsd.errors import ProtocolError, UserError
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.protocol import Refusal, Request, Response, SumStep, compare_classes
-from fed_dpsd.server.attendance import NOT_CONNECTED
 from fed_dpsd.server.federation import OF_ROUNDS, HostedFederation
 from fed_dpsd.storage import append_line
 
@@ -48,8 +48,9 @@ OUT_OF_REACH = {
     ErrorCode.NODE_UNAVAILABLE,
 }
 POLL_SECONDS = 0.5
-PATIENCE = 300.0  # seconds for a node to report its client: its first process may start slowly
+PATIENCE = 300.0  # seconds for a simulation's nodes to report their partitions
 HELLO_SECONDS = 10.0  # until a node that is no hospital of this run is asked again
+NOT_CONNECTED = "had not connected"
 SHOWN_SECONDS = 10.0  # between two lines on whom the coordinator waits for
 LATE, OTHER_CODE = "no answer within", "runs different code from this server"
 DIAGNOSED_AT_ONCE = 64  # clients: each sends (n, N, K) floats
@@ -103,7 +104,7 @@ class GridFederation(HostedFederation):
         self._run = str(run_folder)
         if not experiment.config.federation.simulation and isinstance(self._noise, SecretStreams):
             self._run += f" {self._noise.identity}"  # other noise is another run
-        self._code = code_digest()
+        self._code, self._text = code_digest(), experiment.to_json()
         self._settings = experiment.config.federation
         everyone = experiment.config.num_clients
         self._least = self._settings.min_clients or everyone
@@ -113,6 +114,7 @@ class GridFederation(HostedFederation):
         self._refused: dict[int, tuple[int, str]] = {}  # nodes with other classes: client, reason
         self._took: dict[int, float] = {}
         self._away: set[int] = set()  # nodes that did not answer the last request
+        self._hellos: dict[str, int] = {}  # nodes that have not said yet who they are, by message
         self._hello_again: dict[int, float] = {}  # when to ask a node again who it is
         self._unusable: dict[int, str] = {}  # clients with different code
         self._missing: dict[int, str] = {}  # clients that did not answer last time: why
@@ -178,10 +180,11 @@ class GridFederation(HostedFederation):
         return {node: own for node, own in hosts.items() if own}
 
     def _discover_nodes(self) -> bool:
-        """Ask new nodes which clients they host; return whether all clients are known.
+        """Ask other nodes who they are while a client is missing; return whether all are known.
 
-        A node is the client that it reports, unless another node of this run already is. A client
-        whose classes differ from the experiment's is refused; it refuses the experiment, too.
+        This never waits: a reply is read by a later call. A node is the client that it reports,
+        unless another node of this run already is. A client whose classes differ from the
+        experiment's is refused; it refuses the experiment, too.
 
         Raises:
             UserError: too few clients are left, since some are refused.
@@ -193,30 +196,18 @@ class GridFederation(HostedFederation):
             return bool(self._hosts)
         self._away -= set(nodes) - self._online  # it has returned, so it is waited for again
         self._online = set(nodes)
-        known, now = {*self._hosts, *self._refused}, time.monotonic()
-        unknown = {
-            node: RecordDict()
-            for node in nodes
-            if node not in known and self._hello_again.get(node, now) <= now
-        }
-        replies = self._send(HELLO, 0, unknown, PATIENCE, {})
-        self._hello_again |= dict.fromkeys(unknown, time.monotonic() + HELLO_SECONDS)
-        for node, reply in replies.items():
-            meta = {} if reply.has_error() else reply.content.config_records.get("meta", {})
-            client = meta.get("client")
-            if type(client) is not int or client not in range(everyone):
-                self._warn(f"node {node} is not a hospital of this federation")
-            elif client in self._clients:
-                self._warn(f"node {node} claims to be client {client}, as another node does")
-            elif meta.get("code") != self._code:
-                self._warn(f"client {client} {OTHER_CODE}")
-                self._unusable[client] = OTHER_CODE
-            elif reason := self._other_classes(meta.get("classes")):
-                self._warn(f"client {client} is refused: {reason}")
-                self._refused[node] = client, reason
-            else:
-                self._hosts[node] = [client]
-                self._unusable.pop(client, None)
+        if len(self._clients) == everyone:
+            return True
+        now = time.monotonic()
+        for node in nodes:
+            if node not in self._hosts and self._hello_again.get(node, now) <= now:
+                self._hello_again[node] = now + self._settings.retry_seconds
+                if number := self._push(self._message(HELLO, 0, node)):
+                    self._hellos[number] = node
+        for reply in self._grid.pull_messages(list(self._hellos)) if self._hellos else ():
+            node = self._hellos.pop(reply.metadata.reply_to_message_id)
+            self._hello_again[node] = now + HELLO_SECONDS
+            self._meet(node, reply)
         refused = {c: r for c, r in self._refused.values() if c not in self._clients}
         if everyone - len(refused) < self._least:
             reasons = "; ".join(f"client {client}: {reason}" for client, reason in refused.items())
@@ -225,6 +216,32 @@ class GridFederation(HostedFederation):
                 "the hospital's file"
             )
         return len(self._clients) + len(refused) == everyone
+
+    def _meet(self, node: int, reply: Message) -> None:
+        """Record which client a node says that it is."""
+        if node in self._hosts:
+            return
+        if reply.has_error():
+            if reply.error.code not in OUT_OF_REACH:
+                reason = public_line(reply.error.reason or NO_REASON)
+                self._warn(f"node {node} does not say which hospital it is: {reason}")
+            return
+        meta = reply.content.config_records.get("meta", {})
+        client = meta.get("client")
+        self._refused.pop(node, None)  # its file may have been corrected
+        if type(client) is not int or client not in range(self.experiment.config.num_clients):
+            self._warn(f"node {node} is not a hospital of this federation")
+        elif client in self._clients:
+            self._warn(f"node {node} claims to be client {client}, as another node does")
+        elif meta.get("code") != self._code:
+            self._warn(f"client {client} {OTHER_CODE}")
+            self._unusable[client] = OTHER_CODE
+        elif reason := self._other_classes(meta.get("classes")):
+            self._warn(f"client {client} is refused: {reason}")
+            self._refused[node] = client, reason
+        else:
+            self._hosts[node] = [client]
+            self._unusable.pop(client, None)
 
     def _host(self, nodes: list[int]) -> None:
         """Let a simulation's nodes host its clients, in turn.
@@ -281,9 +298,8 @@ class GridFederation(HostedFederation):
         """
         started = time.monotonic()
         if not self._settings.simulation:
-            self._refused.clear()  # a hospital may have corrected its file
-            self._hello_again.clear()
-            self._until = started + PATIENCE
+            silent = set(self._hellos.values())  # the others are asked at once
+            self._hello_again = {n: when for n, when in self._hello_again.items() if n in silent}
             self._discover_nodes()
         asked = self._asked(request)
         hosts = self._hosts_of(set(asked))
@@ -296,9 +312,9 @@ class GridFederation(HostedFederation):
         teachers = self.experiment.config.teachers_per_client
         answers: dict[int, Response | Refusal] = {}
         now = time.monotonic()
-        silent = self._silent([client for client in asked if client not in replies], now - sent)
+        reasons = self._silent([client for client in asked if client not in replies], now - sent)
         for client in asked:
-            reply = replies.get(client) or Absent(request.query_id, silent[client])
+            reply = replies.get(client) or Absent(request.query_id, reasons[client])
             if isinstance(reply, Reply):
                 sealed = {
                     int(c): box for c, box in reply.boxes.items() if re.fullmatch("[0-9]{1,6}", c)
@@ -312,9 +328,9 @@ class GridFederation(HostedFederation):
         self._show_changes(request, answers)
         absent = {c: a.reason for c, a in answers.items() if isinstance(a, Absent)}
         if len(answers) - len(absent) < min(self._least, len(asked)):
-            reasons = "; ".join(f"client {client}: {reason}" for client, reason in absent.items())
+            listed = "; ".join(f"client {client}: {reason}" for client, reason in absent.items())
             self._charge_log.take(answers)
-            few = f"{len(absent)} of {len(answers)} clients did not answer ({reasons})"
+            few = f"{len(absent)} of {len(answers)} clients did not answer ({listed})"
             raise UserError(f"{few}; {self._remedy}")
         return answers
 
@@ -376,6 +392,12 @@ class GridFederation(HostedFederation):
                 c for c, response in answers.items() if isinstance(response, Response)
             ),
             "refused": {c: a.reason for c, a in answers.items() if isinstance(a, Refusal)},
+            "unconnected": sorted(
+                client
+                for client, response in answers.items()
+                if client not in self._clients
+                and response == Absent(request.query_id, NOT_CONNECTED)
+            ),
             "seconds": round(seconds, 3),
         }
         append_line(self._run_folder / "asks.jsonl", json.dumps(line))
@@ -426,17 +448,9 @@ class GridFederation(HostedFederation):
         hosts: Mapping[int, list[int]],
     ) -> dict[int, Message]:
         """Send a message to each node, and return the replies that arrive in time, by node."""
-        experiment = self.experiment.to_json()
 
         def message(node: int) -> Message:
-            meta = {
-                "experiment": experiment,
-                "run_folder": self._run,
-                "clients": hosts.get(node, []),
-                "code": self._code,
-            }
-            content = RecordDict({**contents[node], "meta": ConfigRecord(meta)})
-            return Message(content, dst_node_id=node, message_type=kind, group_id=str(query_id))
+            return self._message(kind, query_id, node, contents[node], hosts.get(node, []))
 
         if self._settings.simulation:
             messages = [message(node) for node in contents]
@@ -450,6 +464,28 @@ class GridFederation(HostedFederation):
         replies = self._send_with_retries(contents, message, timeout, enough)
         self._away = {n for n in contents if n not in replies or replies[n].has_error()}
         return replies
+
+    def _message(
+        self,
+        kind: str,
+        query_id: int,
+        node: int,
+        content: Mapping[str, Any] | None = None,
+        clients: Sequence[int] = (),
+    ) -> Message:
+        """Return a message to a node, with the experiment and what identifies the run."""
+        meta = {
+            "experiment": self._text,
+            "run_folder": self._run,
+            "clients": list(clients),
+            "code": self._code,
+        }
+        record = RecordDict({**(content or {}), "meta": ConfigRecord(meta)})
+        return Message(record, dst_node_id=node, message_type=kind, group_id=str(query_id))
+
+    def _push(self, message: Message) -> str | None:
+        """Send a message; return its number, or None if Flower, which logs why, did not take it."""
+        return next(iter(self._grid.push_messages([message])), None)
 
     def _send_with_retries(
         self,
@@ -479,7 +515,8 @@ class GridFederation(HostedFederation):
             now = time.monotonic()
             for node in [node for node, when in due.items() if when <= now]:
                 due[node], pause[node] = now + pause[node], 2 * pause[node]
-                pushed[next(iter(self._grid.push_messages([message(node)])))] = node
+                if number := self._push(message(node)):
+                    pushed[number] = node
             # The grid's own loop would sleep for 3 s.
             for reply in self._grid.pull_messages(list(pushed)):
                 node = pushed.pop(reply.metadata.reply_to_message_id)
@@ -497,7 +534,8 @@ class GridFederation(HostedFederation):
                     del due[node]
             waited = now - started
             if due:
-                self._show(self._awaited(due))
+                clients = [client for node in due for client in self._hosts[node]]
+                self._show(f"waiting for the reply of {_hospitals(clients)}")
             many = sum(not reply.has_error() for reply in replies.values()) >= enough
             if waited > timeout or (waited > first and many and self._away.issuperset(due)):
                 break
@@ -507,11 +545,6 @@ class GridFederation(HostedFederation):
             for node, reply in replies.items()
             if not (reply.has_error() and reply.error.code in OUT_OF_REACH)
         }
-
-    def _awaited(self, nodes: Iterable[int]) -> str:
-        """Return whose replies are awaited; a node that has not said who it is has no number."""
-        clients = [client for node in nodes for client in self._hosts.get(node, [])]
-        return f"waiting for the reply of {_hospitals(clients)}" if clients else self._connected()
 
     def _read(self, node: int, reply: Message) -> dict[int, Reply | Refusal]:
         """Check and unpack a node's reply; in a deployment, clients with a bad reply are absent.
@@ -536,6 +569,10 @@ class GridFederation(HostedFederation):
             cause = " ".join((reply.error.reason or NO_REASON).split())[-100:].lstrip("^ ")
             raise ProtocolError(f"the node that hosts clients {clients} failed: {cause}")
         meta = reply.content.config_records.get("meta", {})
+        if self._settings.simulation and "client" in meta:
+            raise ProtocolError(
+                f"node {reply.metadata.src_node_id} is a hospital: run with federation=deployment"
+            )
         if meta.get("code") != self._code:
             stale = (
                 "a Flower process of another checkout answers here: stop it (`fed-dpsd doctor` "

@@ -7,12 +7,13 @@ from typing import Any
 
 from flwr.serverapp import Grid
 
+from fed_dpsd.config import require_device
 from fed_dpsd.engines.flower import gate
 from fed_dpsd.engines.flower.grid import GridFederation
 from fed_dpsd.engines.flower.run_config import as_typed, from_run_config
 from fed_dpsd.errors import ProtocolError, UserError
 from fed_dpsd.experiment import Experiment, partitions, test_split, unused
-from fed_dpsd.models.devices import choose, number_of_gpus, require_device
+from fed_dpsd.models.devices import choose, number_of_gpus
 from fed_dpsd.server.attendance import absent, requests_of
 from fed_dpsd.server.checks import cautions, require_writable, weak_delta
 from fed_dpsd.server.federation import InUse

@@ -5,6 +5,7 @@ without waiting for them.
 """
 
 import contextlib
+import logging
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,21 +14,15 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from fed_dpsd.config.bind import read_run
 from fed_dpsd.engines.flower import gate
+from fed_dpsd.engines.flower.gate import RunFailed
 from fed_dpsd.engines.flower.run_config import as_typed, check_early, given
 from fed_dpsd.errors import UserError, one_line, printable
 from fed_dpsd.storage import print_any_text
 
 app = ServerApp()
-
-
-class RunFailed(Exception):
-    """The failure of a Flower run, with a one-line cause; Flower's log shows no traceback.
-
-    Flower shows the cause as the run's status details.
-    """
-
-    __traceback__ = property(lambda self: None, lambda self, value: None)  # type: ignore[assignment]
+logger = logging.getLogger("fed_dpsd")
 
 
 @app.main()
@@ -66,16 +61,19 @@ def serve(grid: Grid, run_config: Mapping[str, Any]) -> None:
     """
     try:
         folder = _resumed(run_config)
-        if folder is None:
-            values = check_early(run_config)
-            if gate.in_simulation():
-                clients, nodes = values["num_clients"], gate.number_of_nodes(grid)
-                print(f"{clients} clients on {nodes:,} nodes; {_devices(values)}", flush=True)
+        values = read_run(folder) if folder else check_early(run_config)
+        if gate.in_simulation():
+            clients, nodes = values.get("num_clients"), gate.number_of_nodes(grid)
+            print(f"{clients} clients on {nodes:,} nodes; {_devices(values)}", flush=True)
         from fed_dpsd.engines.flower import job  # takes seconds: torch and all methods
 
         experiment, folder = job.prepare(grid, run_config, folder)
-    except UserError as error:
-        problems = as_typed(str(error), run_config).splitlines()
+    except Exception as error:
+        if isinstance(error, UserError):
+            problems = as_typed(str(error), run_config).splitlines()
+        else:
+            logger.exception("the server failed")
+            problems = [gate.cause_of(error)]
         for problem in problems:
             print(f"error: {problem}", flush=True)
         raise RunFailed("; ".join(problems)) from None
@@ -87,11 +85,11 @@ def serve(grid: Grid, run_config: Mapping[str, Any]) -> None:
 
 
 def _devices(values: Mapping[str, Any]) -> str:
-    """Return the configured devices and the number of NVIDIA GPUs, which needs no torch."""
-    sides = dict.fromkeys(str(values[key]) for key in ("client_device", "server_device"))
+    """Return the configured devices, and the number of NVIDIA GPUs; others only torch can find."""
+    sides = dict.fromkeys(str(values.get(key)) for key in ("client_device", "server_device"))
     gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
-    seen = f"{gpus} GPU{'s' * (gpus > 1)}" if gpus else "no GPU"
-    return f"device={' and '.join(sides)}, {seen} in this machine"
+    seen = f", {gpus} GPU{'s' * (gpus > 1)} in this machine" if gpus else ""
+    return f"device={' and '.join(sides)}{seen}"
 
 
 def _resumed(run_config: Mapping[str, Any]) -> Path | None:

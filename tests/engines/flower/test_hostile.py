@@ -4,7 +4,6 @@ import json
 import logging
 import shutil
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -147,7 +146,7 @@ def test_a_reason_is_one_printable_line(deployed, tmp_path, caplog):
     raw["a\nsite: budget check passed\x1b[31m" + "x" * 1_000] = 1
     grid = Hospitals(site_files(tmp_path))
     federation = federate(deployed(*PLAIN), grid)
-    federation.experiment = SimpleNamespace(to_json=lambda: json.dumps(raw))
+    federation._text = json.dumps(raw)
     asked = {100: codec.pack_request(request())}
     with caplog.at_level(logging.WARNING):
         replies = federation._exchange(codec.ANSWER, 1, asked, {100: [0]})

@@ -4,6 +4,7 @@ import logging
 
 import pytest
 
+from fed_dpsd.errors import UserError
 from fed_dpsd.protocol import Refusal
 from tests.hospitals import Hospitals, federate, request, site_files
 
@@ -53,6 +54,13 @@ def test_h3_a_refusal_says_why_and_that_nothing_was_charged(deployed, tmp_path, 
     (line,) = logged()
     assert "refused: this site allows answers=probabilities only" in line
     assert line.endswith("; nothing was charged")
+    federation = federate(deployed(*PRIVATE, "num_clients=1"), Hospitals(files))
+    federation._code = "0" * 64
+    with pytest.raises(UserError, match="different code"):
+        federation._deliver(request())
+    (line,) = logged()
+    run = federation._run_folder.name
+    assert line.startswith(f"run {run}: a request: refused: the coordinator runs different code")
 
 
 def test_the_log_is_not_sent(deployed, tmp_path, logged):

@@ -100,6 +100,53 @@ def test_h1_a_run_waits_for_all_hospitals_and_names_those_that_did_not_connect(
     assert clock[0] - began < 10
 
 
+def test_a_silent_node_that_nobody_needs_delays_nothing(deployed, tmp_path, clock):
+    heard, said = [], []
+
+    def reply_of(node, reply):
+        heard.append(node)
+        return None if node > 101 else reply
+
+    grid = Hospitals([*site_files(tmp_path), *site_files(tmp_path / "others")], reply_of)
+    grid.get_node_ids = lambda: [102] if clock[0] < 1 else [100, 101, 102]
+    experiment = deployed(*PLAIN, "federation.node_timeout_seconds=60", one=False)
+    federation = GridFederation(experiment, grid, new_run_folder(experiment), said.append)
+    assert said == [
+        "0 of 2 hospitals connected; waiting for hospitals 0, 1 (60 s left)",
+        "2 of 2 hospitals connected",
+    ]
+    assert clock[0] < 2
+    grid.get_node_ids = lambda: [100, 101, 102, 103]
+    began = clock[0]
+    assert [federation.total(request(number)).count for number in (1, 2)] == [2, 2]
+    assert clock[0] == began
+    assert 103 not in heard  # no hospital is missing
+
+
+def test_each_hospital_counts_as_soon_as_it_answers(deployed, tmp_path, clock, caplog):
+    """A late answer is read, too; a node that then claims a number that is known is not it."""
+    files = [site_file(tmp_path / f"{n}", n % 3, num_clients=3) for n in (0, 1, 3, 2)]
+    held, said = [], []
+    grid = Hospitals(files, lambda node, reply: held.append(reply) if node > 101 else reply)
+    experiment = deployed(
+        *(*PLAIN, "num_clients=3", "federation.min_clients=2", "federation.retry_seconds=30"),
+        "federation.node_timeout_seconds=100",
+    )
+    federation = GridFederation(experiment, grid, new_run_folder(experiment), said.append)
+    assert said[0] == "2 of 3 hospitals connected; waiting for hospital 2 (2 min left)"
+    assert 100 <= clock[0] < 101
+    assert len(held) == 2 * 4  # asked every 30 s
+    before = clock[0]
+    assert federation.total(request()).count == 2
+    assert clock[0] == before
+    grid.offline = {100}
+    for reply in held:
+        grid.replies[reply.metadata.reply_to_message_id] = reply
+    assert federation._discover_nodes()
+    assert federation._hosts == {100: [0], 101: [1], 103: [2]}
+    assert "node 102 claims to be client 0, as another node does" in caplog.text
+
+
 def test_absence_and_return_are_shown_as_they_happen(deployed, tmp_path, clock):
     """Hospital 1 is late, leaves and returns. Its absence is no refusal, and no wait is made up."""
     grid, said = Hospitals(site_files(tmp_path)), []
@@ -311,6 +358,27 @@ def test_a_hospitals_bad_reply_is_its_own_refusal(deployed, tmp_path, clock):
         total = federation.total(request(number))
         assert list(total.refused) == [1], changes
         assert 0 < len(total.refused[1]) <= 200, changes
+
+
+def test_a_hospitals_words_do_not_make_it_one_that_never_connected(deployed, tmp_path, clock):
+    def lie(reply):
+        reply.content["meta"]["error"] = "had not connected"
+        return reply
+
+    grid = Hospitals(site_files(tmp_path), spoiling(101, ANSWER, lie))
+    federation = federate(deployed(*PLAIN, *PATIENT), grid)
+    assert federation.total(request()).refused == {1: "had not connected"}
+    lines = requests_of(federation._run_folder)
+    assert str(absent(lines)[1]) == "answered 0 of 1 requests"
+
+
+def test_a_message_that_flower_does_not_take_is_sent_again(deployed, tmp_path, clock, monkeypatch):
+    grid = Hospitals(site_files(tmp_path))
+    federation = federate(deployed(*PLAIN, *PATIENT), grid)
+    push, failures = grid.push_messages, [[], [None]]
+    monkeypatch.setattr(grid, "push_messages", lambda m: failures.pop() if failures else push(m))
+    assert federation.total(request()).count == 2
+    assert clock[0] == 10
 
 
 # --- the file ---

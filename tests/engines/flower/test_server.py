@@ -1,5 +1,6 @@
 """The coordinator's side of Flower: the same bits whatever hosts the clients, and failures."""
 
+import json
 import logging
 import shutil
 from pathlib import Path
@@ -12,6 +13,8 @@ from flwr.common.serde import recorddict_to_proto
 from flwr.supercore.task_identity import TaskIdentity
 
 import client_app
+from fed_dpsd.client.hospital import open_file
+from fed_dpsd.client.terms import NotAllowed
 from fed_dpsd.engines.flower import server as flower
 from fed_dpsd.engines.flower.grid import GridFederation
 from fed_dpsd.engines.local import LocalFederation
@@ -20,6 +23,7 @@ from fed_dpsd.protocol import Request, Response
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder
 from tests.conftest import SMALL, contents
+from tests.hospitals import PLAIN, charges, site_file
 from tests.server.test_federation import request
 
 
@@ -318,6 +322,57 @@ def test_the_server_app_fails_with_one_line_and_no_traceback(tmp_path, capsys, c
         assert "error: " in capsys.readouterr().out
     for summary in tmp_path.glob("*/summary.json"):
         assert '"status": "failed"' in summary.read_text()
+
+
+def test_any_cause_of_a_failed_start_is_one_line(tmp_path, capsys, caplog, monkeypatch):
+    caplog.set_level(logging.CRITICAL)
+    for error, expected in (
+        (RuntimeError("CUDA error:\nout"), "RuntimeError: CUDA error: out"),
+        (ImportError("No module named 'torch'"), "No module named 'torch'; install FedDPSD where"),
+    ):
+
+        def fail(*_, error=error):
+            raise error
+
+        monkeypatch.setattr("fed_dpsd.engines.flower.job.prepare", fail)
+        with pytest.raises(flower.RunFailed, match=f"^{expected}"):
+            flower.serve(FakeGrid(1), {"out": str(tmp_path)})
+        assert capsys.readouterr().out.startswith(f"error: {expected}")
+
+
+def test_a_resumed_runs_first_line_is_that_of_a_new_one(small, capsys, monkeypatch):
+    def stop(*_):
+        raise UserError("stopped")
+
+    folder = new_run_folder(small("client_device=auto"))
+    monkeypatch.setattr(flower.gate, "in_simulation", lambda: True)
+    monkeypatch.setattr("fed_dpsd.engines.flower.job.prepare", stop)
+    for run_config in (
+        {"resume": str(folder)},
+        {"num_clients": 2, "overrides": "server_device=cpu"},
+    ):
+        with pytest.raises(flower.RunFailed, match="stopped"):
+            flower.serve(FakeGrid(3), run_config)
+        first, last = capsys.readouterr().out.splitlines()
+        assert first.startswith("2 clients on 3 nodes; device=auto and cpu")
+        assert last == "error: stopped"
+
+
+def test_a_hospital_refuses_a_simulation_and_the_run_says_so(small, tmp_path):
+    """Its budget would be spent on a run that then fails."""
+    file = site_file(tmp_path / "hospital", num_clients=1)
+    experiment = small(*PLAIN, "num_clients=1")
+    grid = FakeGrid(1)
+    grid.node_config = {"site": str(file)}
+    federation = GridFederation(experiment, grid, new_run_folder(experiment))
+    with pytest.raises(ProtocolError, match="node 100 is a hospital: run with federation=deploy"):
+        federation.each(request())
+    assert charges(file) == []
+    raw = json.loads(experiment.to_json())
+    with pytest.raises(NotAllowed, match="^this is a hospital: run with federation=deployment$"):
+        open_file(file).experiment(json.dumps(raw), 16)
+    raw["federation"]["simulation"] = False  # the control
+    assert open_file(file).experiment(json.dumps(raw), 16)
 
 
 def test_secret_noise_on_every_engine(small, tmp_path):

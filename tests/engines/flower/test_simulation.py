@@ -266,7 +266,7 @@ def test_a_bare_flower_run_shares_the_gpus_that_are_there(tmp_path, mark):
         FAKE_GPUS=str(seen),
     )
     assert run["status"] == "finished:completed", output[-3000:]
-    assert "5 clients on 5 nodes; device=auto, " in output
+    assert "5 clients on 5 nodes; device=auto" in output
     assert "devices: 2 processes on cuda:0, cuda:1, each 1 of a GPU, " in output
     used = {tuple(map(str, json.loads(line))) for line in seen.read_text().splitlines()}
     shares = [(gpus, teachers) for _, gpus, teachers in used if gpus != "['0', '1']"]  # the server

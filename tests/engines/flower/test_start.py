@@ -1,12 +1,15 @@
 """The start of `flwr run`: the first error, the ClientApp's turn, and the shares of GPUs."""
 
+import importlib.util
 import json
 import multiprocessing
 import os
+import re
 import subprocess
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -34,17 +37,37 @@ try:
     main(Grid(), SimpleNamespace(run_config=json.loads(sys.argv[1])))
 except RunFailed as error:
     print("status:", error)
-except AssertionError as error:
-    print(error)
 assert not {"torch", "ray", "fed_dpsd.experiment"} & set(sys.modules)
 import client_app  # which does not wait for ever, and does not load torch for a failed run
 assert "torch" not in sys.modules
 """
+# In a new process: only Flower and its own packages are installed.
+BARE = """
+import sys
+import flwr.clientapp, flwr.serverapp
+from importlib.abc import MetaPathFinder
+from importlib.machinery import PathFinder
+
+class Missing(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        root = name.partition(".")[0]
+        if root not in ("fed_dpsd", "flwr", "server_app", "client_app", *sys.stdlib_module_names):
+            raise ModuleNotFoundError(f"No module named {root!r}", name=root)
+
+sys.meta_path.insert(0, Missing())
+sys.argv[0] = "flwr-simulation"
+import server_app
+try:
+    server_app.app(None, None)
+except Exception as error:
+    print("status:", error)
+import client_app
+"""
 
 
-def early(run_config):
+def early(run_config, program=EARLY):
     done = subprocess.run(
-        [sys.executable, "-c", EARLY, json.dumps(run_config)],
+        [sys.executable, "-c", program, json.dumps(run_config)],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
@@ -62,11 +85,17 @@ def test_r8_the_first_error_waits_for_nothing():
         ({"method": "dnse"}, "method=dnse is unknown; choose one of: "),
         ({"out": "here"}, "out=here must be an absolute path under `flwr run`"),
         ({"resume": "runs/x"}, "resume=runs/x must be an absolute path"),
+        ({"resume": "/nowhere"}, "/nowhere is not a run folder (it does not exist); give "),
+        ({"num_clients": 0}, "num_clients=0 must be >= 1"),
     ):
         first, status = early(run_config)
         assert first.startswith(f"error: {problem}"), run_config
         assert status == f"status: {first.removeprefix('error: ')}"
-    assert early({"num_clients": 3}) == ["asked for nodes"]  # the control
+    assert early({"num_clients": 3})[0] == "error: AssertionError: asked for nodes"  # the control
+    first, status = early({}, BARE)
+    remedy = "install FedDPSD where the SuperLink runs: pip install -e ."
+    assert re.fullmatch(rf"error: No module named '\w+'; {remedy}", first)
+    assert status == f"status: {first.removeprefix('error: ')}"
 
 
 @pytest.fixture
@@ -74,6 +103,7 @@ def simulation(monkeypatch):
     """The start of a simulation, whose process this one claims to be."""
     monkeypatch.setattr(gate, "_checked", Future())
     monkeypatch.setattr(gate, "_placed", Future())
+    monkeypatch.setattr(gate, "LONGEST", 2)  # fails instead of waiting
     monkeypatch.setattr(sys, "argv", ["/usr/bin/flwr-simulation"])
 
 
@@ -90,16 +120,63 @@ def test_a_client_app_loads_after_the_server_apps_checks(simulation):
     assert gate.is_needed()
 
 
-def test_clients_that_do_not_fit_end_the_server_app(simulation):
+@pytest.mark.parametrize("kind", [UserError, RuntimeError])
+def test_clients_that_cannot_be_placed_end_the_server_app(simulation, monkeypatch, kind):
     def full(experiment, nodes):
-        raise UserError("the GPU is full")
+        raise kind("the GPU is full")
 
+    monkeypatch.setattr(shares, "place_clients", full)
     with ThreadPoolExecutor(1) as threads:
         line = threads.submit(gate.place_clients, "experiment", 5)
-        assert gate.is_needed()
-        gate.answer(full)
-        with pytest.raises(UserError, match="the GPU is full"):
+        load("client_app")
+        with pytest.raises(kind, match="the GPU is full"):
             line.result()
+
+
+def load(app):
+    """What Flower loads, anew."""
+    spec = importlib.util.spec_from_file_location(app, ROOT / app / "__init__.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.app
+
+
+def test_an_app_that_cannot_be_imported_ends_the_run_with_the_remedy(
+    simulation, monkeypatch, capsys
+):
+    for app in ("server", "client"):
+        monkeypatch.setitem(sys.modules, f"fed_dpsd.engines.flower.{app}", None)
+    with ThreadPoolExecutor(1) as threads:
+        line = threads.submit(gate.place_clients, "experiment", 5)
+        load("client_app")
+        with pytest.raises(ImportError, match=r"engines\.flower\.client"):
+            line.result()
+        monkeypatch.setattr(gate, "_checked", Future())
+        needed = threads.submit(gate.is_needed)
+        with pytest.raises(gate.RunFailed) as failed:
+            load("server_app")(None, None)
+        assert not needed.result()
+    assert str(failed.value).endswith("install FedDPSD where the SuperLink runs: pip install -e .")
+    assert capsys.readouterr().out == f"error: {failed.value}\n"
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/flwr-clientapp"])
+    with pytest.raises(ImportError):
+        load("client_app")
+
+
+def test_a_simulation_without_nodes_is_an_error_with_the_remedy(monkeypatch):
+    now = [0.0]
+
+    def sleep(seconds):
+        now[0] += seconds
+        assert now[0] < 10
+
+    monkeypatch.setattr(gate, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    grid = SimpleNamespace(get_node_ids=lambda: [1, 2] if now[0] > late else [])
+    late = 1
+    assert gate.number_of_nodes(grid) == 2
+    late = 1e9
+    with pytest.raises(UserError, match="--federation-config num-supernodes="):
+        gate.number_of_nodes(grid)
 
 
 def test_a_failed_run_needs_no_clients(simulation):

@@ -1,0 +1,181 @@
+"""Scores of a student on test images, with 95 % intervals that treat images as independent.
+
+The positive class is the second one. An image counts as positive if the student gives this class a
+probability of at least the threshold.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fed_dpsd.report.numbers import Z, wilson
+
+ALL = "all test images"
+Interval = tuple[float, float, float]  # a value with the ends of its interval
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """A student's predictions for the test images.
+
+    Args:
+        probabilities: (N, K) float.
+        labels: (N,) true classes, 0..K-1.
+        choosing: (N,) bool: whether an image may be used to choose a threshold. Copies of an image,
+            and images of the same patient where patients are known, have the same value.
+    """
+
+    probabilities: NDArray[np.float32]
+    labels: NDArray[np.int64]
+    choosing: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Operating:
+    """A threshold with the images that it classifies correctly.
+
+    Args:
+        threshold: the probability from which on an image counts as positive.
+        origin: the data that it was chosen on, in words.
+        images: the images that it is tested on, in words.
+        positives: how many positive images it classifies correctly, and how many there are.
+        negatives: how many negative images it classifies correctly, and how many there are.
+        marked: whether the page names it first.
+    """
+
+    threshold: float
+    origin: str
+    images: str
+    positives: tuple[int, int]
+    negatives: tuple[int, int]
+    marked: bool = False
+
+
+def area(predictions: Predictions) -> Interval | None:
+    """Return the area under the ROC curve, with its interval; None if it is undefined.
+
+    With two classes it is the area of class 1; otherwise it is the mean over classes of the area of
+    each class against the rest. The variance is DeLong's (DeLong, DeLong and Clarke-Pearson, 1988),
+    extended to the mean over classes by adding up each image's influence; the interval is computed
+    on the logit scale. It is (0, 1) if the variance is 0, as for an area of 1.
+    """
+    probabilities, labels = predictions.probabilities, predictions.labels
+    count, num_classes = probabilities.shape
+    if not np.isfinite(probabilities).all() or len(np.unique(labels)) < num_classes:
+        return None
+    classes = [1] if num_classes == 2 else range(num_classes)
+    areas, influence = [], np.zeros(count)
+    for k in classes:
+        scores, positive = probabilities[:, k], labels == k
+        # For each positive image, the fraction of negative ones with smaller scores; for each
+        # negative image, the fraction of positive ones with larger scores. Ties count half.
+        won = np.empty(count)
+        won[positive] = _below(scores[~positive], scores[positive])
+        won[~positive] = 1 - _below(scores[positive], scores[~positive])
+        areas.append(won[positive].mean())
+        share = np.where(positive, positive.sum(), count - positive.sum())
+        influence += (won - areas[-1]) / share / len(classes)
+    value = float(np.mean(areas))
+    deviation = math.sqrt(float(np.square(influence).sum()))
+    if not 0 < value < 1 or not deviation:
+        return value, 0.0, 1.0
+    centre, reach = math.log(value / (1 - value)), Z * deviation / value / (1 - value)
+    low, high = (1 / (1 + math.exp(-x)) for x in (centre - reach, centre + reach))
+    return value, low, high
+
+
+def _below(others: NDArray[np.float32], scores: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Return, for each score, the fraction of `others` below it; ties count half."""
+    others = np.sort(others)
+    left, right = (np.searchsorted(others, scores, side) for side in ("left", "right"))
+    return np.asarray((left + right) / 2 / len(others))
+
+
+def roc(predictions: Predictions) -> list[tuple[float, float]]:
+    """Return (false positive rate, sensitivity) at every threshold, from (0, 0) to (1, 1)."""
+    scores, positive = predictions.probabilities[:, 1], predictions.labels == 1
+    order = np.argsort(-scores, kind="stable")
+    last = np.append(np.diff(scores[order]) != 0, True)  # one point for equal scores
+    curves = (np.cumsum(part[order])[last] / part.sum() for part in (~positive, positive))
+    return [(0.0, 0.0), *((float(x), float(y)) for x, y in zip(*curves, strict=True))]
+
+
+def operating_points(predictions: Predictions, given: float | None) -> list[Operating]:
+    """Return thresholds of a student for two classes, each tested on images that did not choose it.
+
+    Both classes must be in the test images, and all probabilities finite: `area` is not None.
+    A threshold is chosen on one half of the test images, by the largest sum of sensitivity and
+    specificity (Youden, 1950), and tested on the other half. 0.5 and a given threshold are tested
+    on all images.
+    """
+    everything = np.ones(len(predictions.labels), bool)
+    found = [_tested(predictions, 0.5, "fixed: the more probable class", ALL, everything)]
+    if given is not None:
+        origin = "given to the report; valid if chosen without these images"
+        found.insert(0, _tested(predictions, given, origin, ALL, everything, marked=True))
+        return found
+    chosen = _youden(predictions)
+    if chosen is not None:
+        origin = "on one half of the test images, by sensitivity plus specificity"
+        tested = ~predictions.choosing
+        found.insert(0, _tested(predictions, chosen, origin, "the other half", tested, True))
+    return found
+
+
+def _tested(
+    predictions: Predictions,
+    threshold: float,
+    origin: str,
+    images: str,
+    used: NDArray[np.bool_],
+    marked: bool = False,
+) -> Operating:
+    called = predictions.probabilities[used, 1].astype(np.float64) >= threshold
+    positive = predictions.labels[used] == 1
+    positives = int((called & positive).sum()), int(positive.sum())
+    negatives = int((~called & ~positive).sum()), int((~positive).sum())
+    return Operating(threshold, origin, images, positives, negatives, marked)
+
+
+def _youden(predictions: Predictions) -> float | None:
+    """Return the best threshold on the choosing half; None if a half lacks a class."""
+    scores, labels = predictions.probabilities[:, 1].astype(np.float64), predictions.labels
+    for part in (predictions.choosing, ~predictions.choosing):
+        if len(np.unique(labels[part])) < 2:
+            return None
+    scores, positive = scores[predictions.choosing], labels[predictions.choosing] == 1
+    # Four digits, so that the threshold on the page gives the numbers on the page.
+    candidates = np.unique([float(f"{score:.4g}") for score in scores])
+    below = [np.searchsorted(np.sort(scores[part]), candidates) for part in (positive, ~positive)]
+    index = below[1] / (~positive).sum() - below[0] / positive.sum()
+    best = candidates[np.isclose(index, index.max())]
+    return float(best[0])  # of equally good thresholds, the most sensitive
+
+
+def mean_rate(counts: Sequence[tuple[int, int]]) -> Interval | None:
+    """Return the mean of independent fractions with its interval; None if one is 0 of 0.
+
+    The interval combines the Wilson intervals of the fractions (MOVER: Zou and Donner, 2008), so it
+    is wide even if all fractions are 1.
+    """
+    if not counts or not all(total for _, total in counts):
+        return None
+    rates = [right / total for right, total in counts]
+    ends = [wilson(*pair) for pair in counts]
+    value = sum(rates) / len(rates)
+    down = math.hypot(*(rate - low for rate, (low, _) in zip(rates, ends, strict=True)))
+    up = math.hypot(*(high - rate for rate, (_, high) in zip(rates, ends, strict=True)))
+    return value, max(0.0, value - down / len(rates)), min(1.0, value + up / len(rates))
+
+
+def specificities(confusion: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+    """Return, for each class, how many images of other classes are not taken for it, and all."""
+    total = sum(map(sum, confusion))
+    pairs = []
+    for k, row in enumerate(confusion):
+        others = total - sum(row)
+        pairs.append((others - sum(other[k] for other in confusion) + row[k], others))
+    return pairs

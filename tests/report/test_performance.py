@@ -1,0 +1,122 @@
+"""Scores on test images: areas, intervals, and thresholds that no tested image has chosen."""
+
+import numpy as np
+import pytest
+from sklearn.metrics import roc_auc_score, roc_curve
+
+from fed_dpsd.report import scores
+from fed_dpsd.report.numbers import Z, wilson
+from fed_dpsd.report.scores import Predictions
+
+
+def predictions(seed, size=400, num_classes=2, signal=1.0, decimals=7):
+    """Random probabilities that follow the labels by `signal`; a random half chooses."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(num_classes, size=size)
+    labels[:num_classes] = range(num_classes)
+    logits = rng.normal(size=(size, num_classes)) + signal * np.eye(num_classes)[labels]
+    exps = np.exp(logits)
+    probabilities = (exps / exps.sum(1, keepdims=True)).round(decimals).astype(np.float32)
+    return Predictions(probabilities, labels, rng.random(size) < 0.5)
+
+
+def test_h4_the_area_and_its_interval_are_delongs(subtests):
+    for decimals in (7, 1):  # without and with ties
+        with subtests.test(decimals=decimals):
+            given = predictions(0, decimals=decimals)
+            truth, chance = given.labels == 1, given.probabilities[:, 1].astype(float)
+            ill, well = chance[truth][:, None], chance[~truth][None]
+            won = (ill > well) + 0.5 * (ill == well)
+            variance = won.mean(1).var() / won.shape[0] + won.mean(0).var() / won.shape[1]
+            value, low, high = scores.area(given)
+            assert value == pytest.approx(roc_auc_score(truth, chance))
+            logit = np.log(value / (1 - value))
+            reach = Z * np.sqrt(variance) / (value * (1 - value))
+            expected = 1 / (1 + np.exp(-(logit + np.array([-reach, reach]))))
+            assert (low, high) == pytest.approx(tuple(expected))
+
+
+def test_h4_the_interval_of_a_mean_area_is_that_of_a_bootstrap():
+    given, rng = predictions(1, 600, 4), np.random.default_rng(0)
+    value, low, high = scores.area(given)
+    areas = []
+    for _ in range(200):
+        pick = rng.integers(len(given.labels), size=len(given.labels))
+        again = Predictions(given.probabilities[pick], given.labels[pick], given.choosing)
+        areas.append(scores.area(again)[0])
+    assert value == pytest.approx(
+        np.mean([roc_auc_score(given.labels == k, given.probabilities[:, k]) for k in range(4)])
+    )
+    width = 2 * Z * np.std(areas)
+    assert high - low == pytest.approx(width, rel=0.2)
+    _, low_of_half, high_of_half = scores.area(predictions(1, 300, 4))
+    assert high_of_half - low_of_half > 1.2 * (high - low)  # the control: it follows the images
+
+
+def test_h4_an_area_without_a_meaning_is_none_and_a_perfect_one_has_no_interval():
+    given = predictions(2)
+    one = Predictions(given.probabilities, np.ones_like(given.labels), given.choosing)
+    assert scores.area(one) is None
+    broken = given.probabilities.copy()
+    broken[0] = np.nan
+    assert scores.area(Predictions(broken, given.labels, given.choosing)) is None
+    perfect = np.eye(2, dtype=np.float32)[given.labels]
+    assert scores.area(Predictions(perfect, given.labels, given.choosing)) == (1.0, 0.0, 1.0)
+
+
+def test_h4_the_roc_curve_is_scikit_learns():
+    for decimals in (7, 1):
+        given = predictions(3, decimals=decimals)
+        x, y, _ = roc_curve(given.labels, given.probabilities[:, 1], drop_intermediate=False)
+        assert np.allclose(scores.roc(given), np.stack([x, y], 1))
+
+
+def test_h4_no_threshold_is_tested_on_images_that_chose_it():
+    """Without a signal, the tested half shows none; the choosing half would show one."""
+    honest, leaking = [], []
+    for seed in range(60):
+        given = predictions(seed, 100, signal=0)
+        point = scores.operating_points(given, None)[0]
+        threshold = point.threshold
+        assert point.positives[1] + point.negatives[1] == (~given.choosing).sum()
+        honest.append(point.positives[0] / point.positives[1] - 1)
+        honest[-1] += point.negatives[0] / point.negatives[1]
+        called = given.probabilities[:, 1] >= threshold
+        rates = [called[given.choosing & (given.labels == k)].mean() for k in (0, 1)]
+        leaking.append(rates[1] - rates[0])
+    assert abs(np.mean(honest)) < 0.06
+    assert np.mean(leaking) > 0.15
+
+
+def test_h4_labels_of_tested_images_do_not_move_the_threshold():
+    given = predictions(4)
+    first = scores.operating_points(given, None)[0]
+    for half, same in ((~given.choosing, True), (given.choosing, False)):
+        labels = np.where(half, 1 - given.labels, given.labels)
+        again = Predictions(given.probabilities, labels, given.choosing)
+        assert (scores.operating_points(again, None)[0].threshold == first.threshold) == same
+
+
+def test_h4_a_given_threshold_is_tested_on_all_images_and_named_first():
+    given = predictions(5)
+    point, fixed = scores.operating_points(given, 0.3)
+    assert (point.threshold, point.images, point.marked) == (0.3, "all test images", True)
+    called = given.probabilities[:, 1] >= 0.3
+    assert point.positives == (called[given.labels == 1].sum(), (given.labels == 1).sum())
+    assert point.negatives == ((~called)[given.labels == 0].sum(), (given.labels == 0).sum())
+    assert (fixed.threshold, fixed.marked) == (0.5, False)
+    alone = Predictions(given.probabilities, given.labels, given.labels == 1)  # a half lacks one
+    assert [point.threshold for point in scores.operating_points(alone, None)] == [0.5]
+
+
+def test_h4_a_mean_of_fractions_has_an_interval_that_stays_wide():
+    assert scores.mean_rate([(36, 40)])[1:] == pytest.approx(wilson(36, 40))
+    value, low, high = scores.mean_rate([(20, 20), (10, 10)])
+    assert (value, high) == (1.0, 1.0)
+    assert 0.7 < low < 0.9
+    assert scores.mean_rate([(1, 2), (0, 0)]) is None
+    assert scores.specificities([[8, 2, 0], [1, 9, 0], [0, 0, 10]]) == [
+        (19, 20),
+        (18, 20),
+        (20, 20),
+    ]

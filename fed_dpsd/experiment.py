@@ -256,7 +256,8 @@ def calibrated(experiment: Experiment) -> Experiment:
     least, most = CALIBRATED_BETWEEN[field]
     try:
         value = calibrate(spend, target, least, most)
-        # A budget counts the training alone. Without a budget, both axes' noise counts together.
+        # A budget does not count the answers of privately trained teachers, so their noise reduces
+        # the epsilon only without a budget.
         gains = axis == "training" and settings.budget is None and contracted(value) < spend(value)
         if gains and contracted(most) >= target:
             value = calibrate(contracted, target, least, most)

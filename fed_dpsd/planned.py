@@ -16,7 +16,7 @@ class PlannedRun:
 
     Args:
         experiment: the experiment that would run.
-        queries_per_client: synthetic images that each client would answer.
+        queries_per_client: number of synthetic images that each client would answer.
         privacy: the published epsilon and every proven one.
         smallest_budget: the smallest privacy.budget that pays for the whole run; `inf` if none
             does.

@@ -56,7 +56,7 @@ class Task:
     """Work in progress, divided into equal parts.
 
     Args:
-        name: the parts, such as "cells".
+        name: what the parts are, such as "cells".
         total: number of parts.
         done: number of parts that are already done.
         recent: as for `seconds_left`.
@@ -186,10 +186,10 @@ def reporting(
     """Report the work of this block as one task; the block advances it.
 
     Args:
-        name: the parts, such as "cells".
+        name: what the parts are, such as "cells".
         total: number of parts.
         done: number of parts that earlier blocks of the same name and total have done.
-        recent: as for `seconds_left`; 1 where the parts differ at random.
+        recent: as for `seconds_left`; 1 if the durations of the parts vary at random.
         text: as for `Task`.
     """
     listener = _listener.get() or Listener()

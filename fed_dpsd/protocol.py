@@ -100,15 +100,16 @@ class Request:
         images: (B, C, H, W) uint8, so that both sides see the same pixels.
         predictions: (B, K) float32 probabilities of the student on `images`.
         kind: "answers"; "counts" for class counts; "weights" for the teachers' parameters,
-            "baseline" for the parameters of one classifier of all records of the client, or
-            "train" for the parameters after more local training that starts at `weights`. Only
-            "answers" carries images. A client answers the others only if the method in its own
-            configuration says so: at epsilon = inf, or as the result of paid private training.
+            "baseline" for the parameters of one classifier trained on all of the client's
+            records, or "train" for the parameters after more local training that starts at
+            `weights`. Only "answers" carries images. A client answers the other kinds only if the
+            method in its own configuration does. Parameters leave at epsilon = inf unless private
+            training was charged.
         weights: (P,) float32 of a model for "train"; empty otherwise.
         acknowledged: releases by mechanism that the coordinator's card counts in addition to its
             plan. They travel with the message and are not part of the digest.
-        heard: for each client, the releases that the run has cost it, as the client states; also
-            not part of the digest.
+        heard: for each client, the releases that the run has charged to it, as the client states;
+            also not part of the digest.
     """
 
     query_id: int

@@ -138,8 +138,8 @@ def writing(path: Path, size: int = 0) -> Iterator[None]:
 def replacing(path: Path, size: int = 0) -> Iterator[Path]:
     """Yield the path of a file to write, which durably replaces `path` when the block ends.
 
-    An error inside leaves `path` unchanged and no other file. The folder is created if it does not
-    exist. Temporary files that killed processes left in it are removed.
+    If the block raises an error, `path` is unchanged and no other file remains. The folder is
+    created if it does not exist. Temporary files that killed processes left in it are removed.
 
     Args:
         path: the file.

@@ -1,6 +1,6 @@
 """Keyed random streams: every draw has its own generator, which is never shared or reused.
 
-A stream is a function of (seed, purpose, client, query_id) only, so a run gives the same bits on
+A stream depends only on (seed, purpose, client, query_id), so a run's results are bit-identical on
 any engine, in any order of the clients' answers, and after a resume.
 """
 

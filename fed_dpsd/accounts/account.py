@@ -153,11 +153,11 @@ class Account:
         request: Request | None = None,
         training: str = "",
     ) -> None:
-        """Charge the run for a digest unless it has paid; a charge of another run is reused.
+        """Charge the run for a digest unless it is charged; a charge of another run is reused.
 
         Raises:
             BudgetSpent: the charge would exceed the budget or the plan; nothing was charged.
-            ValueError: the private training run that covers the charge is not paid for.
+            ValueError: the private training run that covers the charge has not been charged.
         """
         if training and not self.is_paid(training):
             raise ValueError(f"the training {training} is not paid for")

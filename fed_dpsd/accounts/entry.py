@@ -91,7 +91,7 @@ class Entry:
         return cls(**fields, at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
-        """Return the event of the whole charge; nothing is proven for one without releases."""
+        """Return the event of the whole charge; nothing is proven for a charge without releases."""
         if not self.releases:
             return NonPrivateDpEvent()
         return SelfComposedDpEvent(self.costs[unit, relation], self.releases)

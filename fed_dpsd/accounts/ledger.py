@@ -55,7 +55,7 @@ class Ledger(ABC):
 
     @abstractmethod
     def stored(self, digest: str) -> NDArray[Any] | None:
-        """Return the answer already given to the charge with this digest."""
+        """Return the stored answer of the charge with this digest; None if there is none."""
 
     @abstractmethod
     def store(self, digest: str, values: NDArray[Any]) -> None:
@@ -94,7 +94,7 @@ class MemoryLedger(Ledger):
         self._charges.add(entry.to_json())
 
     def stored(self, digest: str) -> NDArray[Any] | None:
-        """Return a copy of the answer already given to the charge with this digest."""
+        """Return a copy of the stored answer of the charge with this digest, if any."""
         return self._answers[digest].copy() if digest in self._answers else None
 
     def store(self, digest: str, values: NDArray[Any]) -> None:
@@ -177,7 +177,7 @@ class FileLedger(Ledger):
             self._execute("INSERT INTO charges (digest, entry, head) VALUES (?, ?, ?)", *row)
 
     def stored(self, digest: str) -> NDArray[Any] | None:
-        """Return the answer already given to the charge with this digest."""
+        """Return the stored answer of the charge with this digest; None if there is none."""
         content = self._read("answers", digest)
         return None if content is None else np.load(io.BytesIO(content), allow_pickle=False)
 

@@ -378,7 +378,7 @@ def _statistic(
 
 
 def _encoded(mechanism: Audited, teachers: Values, row: NDArray[np.float32]) -> Values:
-    """Encode each of (n, K) values separately, given a (K,) prediction; most teachers are alike."""
+    """Encode each of (n, K) values separately, given a (K,) prediction; most teachers are equal."""
     distinct = {each.tobytes(): each for each in teachers}
     known = {
         key: mechanism.constrain_sensitivity(each[None], row[None])[0]

@@ -1,8 +1,8 @@
 """Checks: properties of correct code, and what was observed.
 
 A counting check compares hits with an exactly known probability. Its failure probability bounds how
-often correct code fails it, by the binomial law and a union bound over all counts. Correct code
-never fails a check that only compares, or fails it with a stated probability.
+often correct code fails it, by the binomial law and a union bound over all counts. A check that
+only compares never fails for correct code, or does so with a stated probability.
 """
 
 import traceback
@@ -82,7 +82,7 @@ class Check:
 def counted(
     part: Part, title: str, counts: Iterable[Count], failure: float = CHECK_FAILURE
 ) -> Check:
-    """Check that no count is too rare; `failure` is shared by both tails of every count."""
+    """Check that no count is too improbable; all tails of all counts share `failure` equally."""
     every = list(counts)
     rarest = min(every, key=lambda count: count.chance)
     likely = rarest.chance >= failure / (2 * len(every))

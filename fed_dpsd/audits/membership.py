@@ -58,7 +58,7 @@ class Outcome:
 
     @property
     def above_cap(self) -> bool:
-        """Return whether a point exceeds its cap by more than its interval."""
+        """Return whether a point's interval lies above its cap."""
         return any(each.exceeds(self.claims) for each in self.points)
 
     @functools.cached_property

@@ -2,7 +2,7 @@
 
 Every count is compared with the law that docs/privacy.md states, computed here and not by the code
 under test. A Gaussian truncated at up to 4.5 standard deviations is detected in the sampler itself,
-and at up to 4 in answers and steps.
+and at up to 4.05 in answers and steps.
 """
 
 import dataclasses

@@ -41,7 +41,7 @@ ASKED_STEPS, ASKED_RUNS, OWN_RUNS = 5_000, (100, 500), (10, 50)
 
 WHITE_BOX = "the adversary chooses the records and sees the noisy sums of all steps"
 COUNTS = "the adversary chooses the records and sees the class counts"
-BLACK_BOX = "the adversary chooses the records and sees the released probabilities only"
+BLACK_BOX = "the adversary chooses the records and sees only the released probabilities"
 
 
 def training_attacks(

@@ -43,7 +43,7 @@ PILOT = 40  # training runs that set thresholds
 def break_noise(mechanism: Any, broken: Broken | None) -> Any:
     """Halve a mechanism's noise, or keep a thousandth of it; None leaves it unchanged.
 
-    A response gets twice its epsilon, or lies about twice in a billion responses.
+    A randomised response gets twice its epsilon, or one at which about two in a billion are lies.
     """
     if broken is None:
         return mechanism

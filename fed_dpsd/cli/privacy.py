@@ -186,7 +186,7 @@ def ledger(
     from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
 
     if not 0 < delta < 1:
-        raise UserError(f"--delta {delta:g} must be between 0 and 1, both excluded")
+        raise UserError(f"--delta {delta:g} must be strictly between 0 and 1")
     accounts = {file: read(file) for file in ledger_files(path)}
     notes = {file: () if has_secret(file) else (NO_SECRET_NOTE,) for file in accounts}
     totals = {
@@ -284,7 +284,7 @@ def _meanings(totals: Mapping[Path, Mapping["Pair", "Proofs"]], delta: float) ->
             "post-processing of it, so they cost nothing more."
         )
     if bases - {"training"}:
-        yield "A budget counts the training alone, which proves less here."
+        yield "A budget counts private training but not the teachers' answers: more of it is spent."
 
 
 def _json(proofs: "Proofs") -> dict[str, Any]:

@@ -174,7 +174,7 @@ class Hospital(Terms):
 
 
 def open_file(path: Path) -> Hospital:
-    """Return the hospital of a site file; relative paths in it start from the file's folder.
+    """Return the hospital that a site file describes; relative paths start from the file's folder.
 
     Raises:
         UserError: the file cannot be read, or does not fit `Hospital`.

@@ -207,7 +207,7 @@ class Watch:
             self._rates["method.proximal_weight"] = pull
 
     def check_losses(self, losses: Sequence[torch.Tensor], shard: int) -> None:
-        """Check the losses of plain training, exact functions of records, in simulations only.
+        """Check the losses of plain training, in simulations only: they depend exactly on records.
 
         Raises:
             Diverged: in a simulation, a loss is NaN or infinite.

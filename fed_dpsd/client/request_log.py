@@ -16,7 +16,7 @@ _CHARGED = {
     "training": "private training of its teachers",
     "counts": "class counts",
     "weights": "its teachers' weights",
-    "baseline": "the weights of a classifier of all records",
+    "baseline": "the weights of a classifier trained on all records",
     "train": "weights after training",
     "teachers": "its teachers as the result of the run",
 }

@@ -171,7 +171,7 @@ class Site:
     def sensitive_baseline(
         self, mechanism: BaselineWeights, request: Request
     ) -> NDArray[np.float32]:
-        """Charge the release, then train a classifier of all records; return (1, P, 1) weights.
+        """Charge the release, then train a classifier on all records; return (1, P, 1) weights.
 
         They are private until `release`, which finds its charge paid.
 
@@ -181,14 +181,14 @@ class Site:
                 allow the training.
         """
         if not self.config.federation.simulation:
-            raise ProtocolError("a classifier of all records is trained only in a simulation")
+            raise ProtocolError("a classifier is trained on all records only in a simulation")
         digest = self._digest(mechanism, request)
         with self.ledger.transaction():
             self.account.pay(mechanism, digest, request.kind, request)
         return self._baseline(mechanism.training).sensitive_weights()
 
     def class_counts(self, request: Request) -> NDArray[np.float64]:
-        """Charge and draw noisy class counts, (n, 1, K), for `release`; the same at every call.
+        """Charge and draw noisy class counts, (n, 1, K), for `release`; all calls return the same.
 
         Raises:
             BudgetSpent: the charge would exceed the budget or the plan; nothing was drawn.

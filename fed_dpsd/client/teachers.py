@@ -245,7 +245,7 @@ class Teachers:
         return np.stack(counts)[:, None]
 
     def sensitive_weights(self) -> NDArray[np.float32]:
-        """Return (1, n * P, 1) weights, teacher after teacher (see `to_vector`).
+        """Return (1, n * P, 1) weights, one teacher after another (see `to_vector`).
 
         An empty shard has the weights of an untrained teacher.
         """

@@ -70,7 +70,7 @@ class Terms:
         classes: the names of the federation's classes, in the order agreed by all: the same list as
             the experiment's.
         budget: epsilon (record, add_remove) that may ever be spent on this data, at `delta`.
-        budget_relation: "replace_one" where the budget bounds replaced records too.
+        budget_relation: "replace_one" if the budget bounds replaced records too.
         units: the units that private training may protect: "record", "patient" or both. The
             budget bounds a record under either, so both are allowed unless the file says otherwise.
         delta: failure probability of the budget, between 0 and 1.
@@ -148,7 +148,7 @@ class Terms:
         if not 0 <= self.budget < float("inf"):
             raise ValueError(f"budget={self.budget} must be finite and >= 0")
         if not 0 < self.delta < 1:
-            raise ValueError(f"delta={self.delta} must be between 0 and 1, both excluded")
+            raise ValueError(f"delta={self.delta} must be strictly between 0 and 1")
         add_networks(find(self.plugins))
         known_names: dict[str, Collection[str]] = {
             "methods": choices("method", self.plugins),
@@ -173,7 +173,7 @@ class Terms:
         """Refuse an experiment that the file does not allow, before looking up any Python class.
 
         Raises:
-            NotAllowed: the experiment simulates its clients, has different classes, or asks for
+            NotAllowed: the experiment simulates its clients, has different classes, or requests
                 more than the file allows.
         """
         if raw["federation"]["simulation"] is not False:
@@ -193,11 +193,11 @@ class Terms:
         ):
             if not self._allows(group, raw[group], names):
                 raise NotAllowed(
-                    f"this site allows {group}={' or '.join(names)} only ({key}: in its file)"
+                    f"this site allows only {group}={' or '.join(names)} ({key}: in its file)"
                 )
         for model in (raw["model"]["teacher"], *raw["model"]["teachers"]):
             if model not in self.models:
-                raise NotAllowed(f"this site's teachers are {' or '.join(self.models)} only")
+                raise NotAllowed(f"this site allows only the teachers {' or '.join(self.models)}")
         facts: dict[str, Any] = {
             "num_clients": self.num_clients,
             "data.shape": list(self.shape),
@@ -232,8 +232,9 @@ class Terms:
         """Refuse private training whose unit the file does not allow or name."""
         if unit not in self.units:
             raise NotAllowed(
-                f"training.unit={unit}: this site trains by {' or '.join(self.units) or 'none'} "
-                f"only; its file would allow it with `units: [{', '.join((*self.units, unit))}]`"
+                f"training.unit={unit}: this site trains only by "
+                f"{' or '.join(self.units) or 'none'}; its file would allow it with "
+                f"`units: [{', '.join((*self.units, unit))}]`"
             )
         if unit == "patient" and self.files.patient_column is None:
             raise NotAllowed(

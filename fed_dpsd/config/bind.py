@@ -69,7 +69,7 @@ class Binder:
 
         Keys must be `cls`'s fields, and types must fit the annotations: an int is accepted as a
         float and a list as a tuple; nothing else is converted. `cls` may raise ValueError for a
-        value out of range, in a sentence that names the field.
+        value out of range, with a message that names the field.
         """
         hints = typing.get_type_hints(cls)
         names = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]

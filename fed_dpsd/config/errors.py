@@ -98,7 +98,7 @@ def unknown_choice(group: str, name: str) -> str:
 
 
 def unknown_key(key: str, tree: Mapping[str, Any]) -> str:
-    """Return the problem with a key that the chosen files lack, with the key to use."""
+    """Describe a key that the chosen files do not have, and suggest the key to use."""
     group, _, rest = key.partition(".")
     if rest and (named := homes(key)):
         return f"{key} belongs to {named}; the keys of {group} here: {_listed(tree[group])}"

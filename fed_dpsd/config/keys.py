@@ -1,8 +1,8 @@
 """Choices and keys of conf/, read from its files without Hydra.
 
-This is faster than Hydra, which composes the runs, and records which file a value comes from. A
-test compares both. The schema describes its own keys. Comments describe the keys of chosen classes,
-and the purpose of a file's value.
+This is faster than Hydra, which composes the runs. It also records which file a value comes from.
+A test compares both. The schema describes its own keys. Comments in conf/ describe the keys of
+chosen classes, and what a value in that file is for.
 """
 
 import re

@@ -153,8 +153,8 @@ class TeacherConfig:
 class PrivacyConfig:
     """The keys of `privacy`, which apply to every training and every mechanism of answers.
 
-    A budget counts everything in a client's ledger. `target_epsilon` applies to a patient if
-    `training.unit="patient"`.
+    A budget limits a client's whole ledger (docs/privacy.md). `target_epsilon` applies to a patient
+    if `training.unit="patient"`.
     """
 
     delta: float = Field(gt=0, lt=1, description="delta of every guarantee")
@@ -328,7 +328,7 @@ def require_device(key: str, name: str, count: int) -> None:
         raise UserError(f"{key}={name}: this machine has no usable GPU; use {key}={remedy}")
     if number and int(number) >= count:
         known = " and ".join(f"{kind}:{each}" for each in range(count))
-        raise UserError(f"{key}={name}: this machine has {known} only; use {key}=cuda:0, {remedy}")
+        raise UserError(f"{key}={name}: this machine has only {known}; use {key}=cuda:0, {remedy}")
 
 
 def to_json(config: Config) -> str:

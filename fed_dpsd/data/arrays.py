@@ -70,8 +70,8 @@ class Arrays:
         for name, array in zip(self._names[1:], others, strict=True):
             if len(array) != len(images):
                 raise UserError(
-                    f"{self._path}: {len(images)} images but {len(array)} in {name}; give one for "
-                    "each image"
+                    f"{self._path}: {len(images)} images but {len(array)} values in {name}; give "
+                    "one value for each image"
                 )
         labels, patients = others if len(others) > 1 else (others[0], [None] * len(images))
         for index, image in enumerate(images):
@@ -92,7 +92,7 @@ class Arrays:
 
 
 def splits_of(names: Iterable[str], image: str) -> dict[str, str]:
-    """Return the names of the arrays of images of each split, such as test_images."""
+    """Return the name of each split's array of images, such as test_images."""
     ending = f"_{image}"
     found = {split_of(name.removesuffix(ending)): name for name in names if name.endswith(ending)}
     return {split: name for split, name in found.items() if split}

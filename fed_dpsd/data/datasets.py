@@ -201,8 +201,8 @@ def _read(
 def _cached(config: DataConfig, files: str, split: str, cache: Path) -> Callable[[str], Path]:
     """Return a function from the names of a split's files to their paths in the cache.
 
-    `files` is the fingerprint taken before reading: files that change meanwhile are read
-    again.
+    `files` is the fingerprint taken before reading: files that have changed since are
+    read again.
     """
     text = f"{files} {split} {config} {SPLIT_KEY!r}"
     key = hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:24]

@@ -43,7 +43,7 @@ def open_image(
             inverted = getattr(opened, "tag_v2", {}).get(PHOTOMETRIC) == 0
             return _converted(ImageOps.exif_transpose(opened), channels, bits, inverted)
     except UnidentifiedImageError:
-        raise ValueError(f"it is not one of {', '.join(FORMATS)}") from None
+        raise ValueError(f"it is not a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} image") from None
     except (ValueError, MemoryError):
         raise
     except Exception as error:  # Pillow's plugins raise any type of error on broken bytes

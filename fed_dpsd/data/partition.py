@@ -1,6 +1,6 @@
 """Partitions of a data set among simulated clients, by flwr-datasets' partitioners.
 
-No other file imports flwr_datasets, which takes seconds.
+No other file imports flwr_datasets, because the import takes seconds.
 """
 
 import hashlib

@@ -132,7 +132,8 @@ class Table:
             if isinstance(value, list | dict):
                 raise UserError(
                     f"{where}: {columns.label} holds {value!r:.60}; a record has one class. Name "
-                    f"a column of labels, or {columns.keys}label_columns, one for each class"
+                    "a column with one label in each row, or list a column for each class in "
+                    f"{columns.keys}label_columns"
                 )
             label = text_of(value)
             return label, "" if label else NO_LABEL

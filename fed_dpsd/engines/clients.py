@@ -23,7 +23,7 @@ from fed_dpsd.storage import client_name, run_name
 def ledger_of(experiment: Experiment, client: int, run_folder: Path) -> FileLedger:
     """Return a simulated client's ledger.
 
-    The data set is the client's partition, so another partition is another data set.
+    The data set is the client's partition, so a different partition is a different data set.
     """
     folder = ledger_folder(experiment, run_folder)
     return FileLedger(folder, client, data_of(experiment, client))

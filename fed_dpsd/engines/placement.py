@@ -229,7 +229,7 @@ def _server_need(config: Config) -> int:
 
 
 def on_meta(config: Config, architecture: str, width: int) -> Classifier:
-    """Return a classifier on the meta device, which stores sizes but no numbers."""
+    """Return a classifier on the meta device, which stores shapes but no data."""
     with torch.device("meta"):
         return CLASSIFIERS[architecture](config.data.shape, config.data.num_classes, width)
 

@@ -71,7 +71,7 @@ class FedAVG(WhiteBox):
     # --- client ------------------------------------------------------------------------------
 
     def client(self, request: Request, site: Site) -> Response | Refusal:
-        """Release the weights after local training (ClientUpdate), or the class counts, once."""
+        """Release the weights after local training (ClientUpdate) or, once, the class counts."""
         if request.kind == "counts" and self.weighted:
             return release_class_counts(request, site, clear=True)
         if request.kind == "train":

@@ -301,7 +301,8 @@ class Method(ABC):
         if not config.teacher.same_start:
             problems.append(
                 f"teacher.same_start=false: method={self.name} averages weights, "
-                "which is useless unless they start alike; use teacher.same_start=true"
+                "which is useless unless they start from the same values; use "
+                "teacher.same_start=true"
             )
         return problems
 
@@ -313,7 +314,7 @@ class Method(ABC):
         return []
 
     def plan(self, context: PublicContext) -> Plan:
-        """Return the charges that one client should expect, from public facts only."""
+        """Return the charges that one client should expect, computed from public facts."""
         answers = Stage(context.answers, context.rounds, context.queries_per_round)
         return Plan(context.training, (answers,))
 

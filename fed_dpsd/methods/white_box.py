@@ -327,7 +327,7 @@ def best_batch(
     """Train a new generator and its latent vectors; return the batch with the smallest loss.
 
     Args:
-        student: the student, which does not learn meanwhile.
+        student: the student, which is not trained here.
         context: what is public.
         rng: random stream of the generator and its latent vectors.
         loss_of: maps a (Q, C, H, W) batch in [0, 1] to its loss.

@@ -74,7 +74,7 @@ def descend(
 def is_finite(model: nn.Module, shape: tuple[int, ...]) -> bool:
     """Return whether a network's weights, and its predictions of random pixels, are finite.
 
-    It is a function of the weights only: if these are released, it is post-processing.
+    It depends only on the weights, so it is post-processing if the weights are released.
 
     Args:
         model: network from (B, C, H, W) images in [0, 1] to (B, K) logits.

@@ -200,7 +200,7 @@ def _drawn(name: str, shape: tuple[int, ...], num_classes: int) -> Classifier:
 def digest_of(name: str, shape: tuple[int, ...], num_classes: int) -> str:
     """Return a digest of a function's network: its layers, and its output for random pixels.
 
-    A cached teacher of another function with the same name has another digest.
+    A cached teacher of a different function with the same name has a different digest.
     """
     network = _drawn(name, shape, num_classes).eval()
     images = torch.rand(4, *shape, generator=torch.Generator().manual_seed(0))

@@ -60,10 +60,10 @@ def learner(
     device: torch.device,
     at_once: int = IMAGES_AT_ONCE,
 ) -> tuple[nn.Module, Callable[[Any], torch.Tensor]]:
-    """Return the learning part of a classifier, and a function from indices to its inputs.
+    """Return the trainable part of a classifier, and a function from indices to its inputs.
 
     The indices point into (N, C, H, W) `images`. If the features are fixed, they are computed once,
-    and only the last layer learns from them. Rounding depends on the shape of a batch, so every
+    and only the last layer is trained on them. Rounding depends on the shape of a batch, so every
     batch has `at_once` images, and an image's features do not depend on the number of images.
     """
     if not model.fixed:

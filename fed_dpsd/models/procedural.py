@@ -1,7 +1,7 @@
 """Procedural images: public, free of charge, and more varied than a trained generator's.
 
 Each function draws (count, C, S, S) uint8 images from one random stream. The procedures use no
-data, only the facts that pictures consist of areas and lines, and that things hide one another.
+data, only two facts: pictures consist of areas and lines, and objects hide one another.
 Such images teach a network almost as well as photographs (Baradad et al.: Learning to See by
 Looking at Noise, arXiv 2106.05963).
 """

@@ -277,7 +277,7 @@ class DGD(Method):
 
         Standard normal codes lie near a sphere. A tangent is orthogonal to a code, and the normal
         is the direction of the code (Eq. 4). The paper prints the negative entropy, whose minimum
-        is an undecided student; its text asks for a decided one.
+        is an undecided student; its text requires a decided one.
         """
         with torch.no_grad():
             codes = self.noisy_codes(vae.encode(images, rng), rng)
@@ -294,7 +294,9 @@ class DGD(Method):
         return moved - losses.sample_entropy_loss(student.classifier(features)) / len(probabilities)
 
     def noisy_codes(self, codes: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
-        """Return codes with the Laplace noise of epsilon_1, if any, on their sphere.
+        """Return codes with the Laplace noise of epsilon_1, scaled back to their sphere.
+
+        Without epsilon_1, return them unchanged.
 
         Codes are divided by their largest entry, so any two codes are at most 2c apart in L1.
         Noise of scale 2c / epsilon_1 hides which synthetic image a code belongs to (Theorem 1). It

@@ -69,7 +69,7 @@ class GradientReading(NormalizedGradient):
 
     def describe(self) -> str:
         """Describe what leaves a client."""
-        return f"{self._gradients}, with noise as the paper may be read, which proves nothing"
+        return f"{self._gradients}, with a reading of the paper's noise that proves nothing"
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
         """Return the non-private event, whose epsilon is infinite."""

@@ -97,7 +97,7 @@ class OutputGradient(CustomTraining):
 
     def describe(self, trainings: int = 1) -> str:
         """Describe how teachers are trained, and what this alone protects."""
-        return "noise on the gradients of outputs, which proves nothing"
+        return "noise on the gradients of outputs, for which nothing is proven"
 
     def published(self, trainings: int, num_classes: int, delta: float) -> float:
         """Return the epsilon of DPDFD's Theorem 3 for the steps of all training runs.

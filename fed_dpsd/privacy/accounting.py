@@ -132,7 +132,7 @@ def epsilon(event: DpEvent, delta: float) -> Bound:
         UnsupportedEventError: the event contains a part that no proof covers.
     """
     if not 0 < delta < 1:
-        raise ValueError(f"delta={delta} must be between 0 and 1, both excluded")
+        raise ValueError(f"delta={delta} must be strictly between 0 and 1")
     counts, loss = _leaves(event)
     if loss > LARGEST_LOSS or (loss and delta < SMALLEST_DELTA):
         return Bound(math.inf, delta, "none")
@@ -150,7 +150,7 @@ def contraction(training: DpEvent, answers: DpEvent, others: DpEvent, delta: flo
         delta: in (0, 1).
 
     Returns:
-        None if the bound is no smaller than the bound by the training or by the answers alone, or
+        None if the bound is no smaller than that of the training alone or of the answers alone, or
         cannot be computed because `others` are not Gaussian.
     """
     counts = [_leaves(event) for event in (training, answers, others)]

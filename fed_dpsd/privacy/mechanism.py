@@ -63,7 +63,7 @@ class Shards:
             raise ValueError(f"by={self.by!r} must be 'record' or 'patient'")
 
     def changed(self, unit: Unit) -> int:
-        """Return the number of a client's teachers that one change of `unit` may change."""
+        """Return the number of a client's teachers that changing one `unit` may affect."""
         one = unit == "record" or (unit == "patient" and self.by == "patient")
         return 1 if one else self.teachers
 
@@ -365,7 +365,7 @@ def passes_through_teachers(mechanism: Charged) -> bool:
 def top_k(predictions: Values, k: int) -> NDArray[np.bool_]:
     """Mark each row's k largest entries of (B, K) `predictions`; ties go to the lower class.
 
-    If the mask depends on public predictions only, both sides compute the same mask.
+    If the predictions are public, both sides compute the same mask.
     """
     order = np.argsort(-predictions, axis=1, kind="stable")[:, :k]
     mask = np.zeros(predictions.shape, bool)
@@ -439,7 +439,7 @@ def check_noise(noise_multiplier: float, noise_at: NoiseAt, teachers: int) -> No
 
 
 def check_noise_at(noise_at: str, quorum: Quorum | None) -> None:
-    """Raise ValueError unless `noise_at` is known and has a quorum if and only if distributed."""
+    """Raise ValueError unless `noise_at` is known, with a quorum if and only if distributed."""
     if noise_at not in ("client", "server", "distributed"):
         raise ValueError(f"noise_at={noise_at} must be client, server or distributed")
     if noise_at == "distributed" and quorum is None:

@@ -10,7 +10,7 @@ from fed_dpsd.privacy.training import ClassCounts, Training, TrainingMechanism
 
 @dataclass(frozen=True)
 class Plan:
-    """The charges that one client should expect, from public information only.
+    """The charges that one client should expect, computed from public information.
 
     Args:
         training: how the teachers are trained.

@@ -186,10 +186,10 @@ class TopKRandomizedResponse(Mechanism):
         return np.asarray(counts.all(axis=1) & inside & answered)
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
-        """Return a response's event, seen on its own or, for one changed teacher, in a secure sum.
+        """Return a response's event, seen on its own or, if one teacher changes, in a secure sum.
 
-        The response's noise parameter is the probability of a uniform redraw. Every teacher that
-        changes counts. A removed client is bounded by one that changes its answers.
+        The response's noise parameter is the probability of a uniform redraw. Every changed teacher
+        is counted. Removing a client costs at most as much as changing its answers.
         """
         if self.truthful or self._tells:
             return NonPrivateDpEvent()

@@ -230,11 +230,11 @@ class BaselineWeights(Clear):
         """Return why nothing is proven for some units, or for any."""
         if isinstance(self.training, TrainingMechanism):
             return self.training.reason
-        return "the weights of a classifier of all records leave the clients"
+        return "the weights of a classifier trained on all records leave the clients"
 
     def describe(self) -> str:
         """Describe what leaves a client."""
-        return "the weights of a classifier of all records"
+        return "the weights of a classifier trained on all records"
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
         """Return the event of training, which is not private if it draws no noise."""

@@ -56,8 +56,8 @@ NOTES = {
     "seeded noise": "The noise is seeded, as in every simulation unless noise=secure: anyone who "
     "knows the seed can remove it. So the files of this run carry no guarantee.",
     "per run": "Each number covers this one run. The costs of other runs on the same data add up.",
-    "a patient known at one client only": "Numbers for a patient hold for patients who are "
-    "known at one client only.",
+    "a patient known at one client only": "Numbers for a patient hold only for patients who "
+    "are known at a single client.",
     "replaced by one of the same image or patient, so in the same shard": "A replaced record keeps "
     "its image or its patient, so it stays with the same teacher.",
     "replaced by a record of the same patient": "A record is replaced by a record of the same "

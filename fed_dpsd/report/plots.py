@@ -1,4 +1,4 @@
-"""Figures of confusions, of clients' classes and of attacks, only as files."""
+"""Figures of confusion matrices, clients' classes and attacks, as files only."""
 
 import math
 import textwrap

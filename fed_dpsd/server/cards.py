@@ -158,7 +158,7 @@ def _of_teachers(experiment: Experiment, card: PrivacyCard) -> Iterator[str]:
     ]
     if len(trained) < len(rows) or any(row["epsilon"] == "inf" for row in trained):
         yield (
-            "the teachers themselves: their training proves nothing about a record, so anyone who "
+            "the teachers themselves: their training proves nothing for a record, so anyone who "
             "holds one may learn its records"
         )
         return
@@ -247,7 +247,7 @@ def model_card(
 def dataset_card(
     run: CompletedRun, file: str, number: int, origin: str, labelled: bool, card: Mapping[str, Any]
 ) -> str:
-    """Return README.md of synthetic images.
+    """Return the README.md of a set of synthetic images.
 
     Args:
         run: the run that the images come from.

@@ -29,7 +29,7 @@ class SentRequests:
         The request is durable on return; it may be sent only then.
 
         Raises:
-            ProtocolError: this process has stored another request with this id and kind.
+            ProtocolError: this process has stored a different request with this id and kind.
             UserError: the file cannot be read.
         """
         path = self._folder / f"{request.query_id:05d}_{request.kind}.npz"

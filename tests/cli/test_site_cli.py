@@ -85,7 +85,7 @@ def test_a_check_says_what_a_coordinator_would_be_refused(fed_dpsd, tmp_path, su
         [
             (
                 ("method=dense", "training=plain", "answers=probabilities"),
-                "this site allows method=fed_dpsd only (methods: in its file)",
+                "this site allows only method=fed_dpsd (methods: in its file)",
             ),
             (("teacher.epochs=301",), "teacher.epochs is at most 300"),
             (("training.noise_multiplier=0.01", *SMALL), "budget=100 is not enough for this run"),

@@ -87,7 +87,7 @@ def test_bad_images_are_named_and_the_good_ones_predicted(fed_dpsd, tmp_path, mo
     lines = err.splitlines()
     assert len(lines) == 4
     assert lines[0] == "lost.png is skipped: No such file or directory"
-    assert "new/notes.txt is skipped: it is not one of PNG, " in err
+    assert "new/notes.txt is skipped: it is not a PNG, " in err
 
 
 def test_a_folder_without_files_is_an_error(fed_dpsd, tmp_path, model):

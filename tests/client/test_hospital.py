@@ -66,7 +66,7 @@ def test_a_method_of_the_same_class_is_allowed_by_its_own_name_and_needs_only(de
     """Methods that are settings of others share a class, and a message has its name and needs."""
     site = hospitals.open_file(site_file(tmp_path, methods=["central", "dgd"]))
     raw = json.loads(deployed("method=ensemble").to_json())
-    target, refused = raw["method"]["_target_"], r"allows method=central or dgd only"
+    target, refused = raw["method"]["_target_"], r"allows only method=central or dgd"
     allowed = {**raw["method"], "name": "central", "needs": {"num_clients": 1}}
     site.check({**raw, "method": allowed})  # the control
     assert allowed["_target_"] == target
@@ -81,32 +81,32 @@ def test_what_a_file_does_not_allow_is_refused_and_not_charged(deployed, tmp_pat
             (
                 ("method=dense", "training=plain", "answers=probabilities"),
                 {},
-                r"allows method=fed_dpsd only \(methods: in its file\)",
+                r"allows only method=fed_dpsd \(methods: in its file\)",
             ),
             (
                 ("training=plain", "answers=votes"),
                 {},
-                r"allows answers=label or gradient or probabilities only \(answers: in its file\)",
+                r"allows only answers=label or gradient or probabilities \(answers: in its file\)",
             ),
             (
                 ("training=dp_sgd", "answers=votes"),
                 {},
-                r"allows answers=label or gradient or probabilities only \(answers: in its file\)",
+                r"allows only answers=label or gradient or probabilities \(answers: in its file\)",
             ),
             (
                 ("training=plain", "answers=probabilities"),
                 {"answers": ["label", "gradient"]},
-                r"allows answers=label or gradient only \(answers: in its file\)",
+                r"allows only answers=label or gradient \(answers: in its file\)",
             ),
             (
                 ("training=plain", "answers=label"),
                 {"training": ["dp_sgd"]},
-                r"allows training=dp_sgd only \(training: in its file\)",
+                r"allows only training=dp_sgd \(training: in its file\)",
             ),
             (
                 ("training=dp_sgd", "answers=label"),
                 {"training": ["plain"]},
-                r"allows training=plain only \(training: in its file\)",
+                r"allows only training=plain \(training: in its file\)",
             ),
             # Both are allowed in other runs; without any noise, no budget is enough.
             (("training=plain", "answers=probabilities"), {"budget": 1e300}, "budget is spent"),
@@ -115,8 +115,8 @@ def test_what_a_file_does_not_allow_is_refused_and_not_charged(deployed, tmp_pat
                 {},
                 "does not trust the server",
             ),
-            (("model.teacher=mlp",), {}, "teachers are cnn or scattering only"),
-            (("model.teachers=[cnn,mlp]",), {}, "teachers are cnn or scattering only"),
+            (("model.teacher=mlp",), {}, "allows only the teachers cnn or scattering"),
+            (("model.teachers=[cnn,mlp]",), {}, "allows only the teachers cnn or scattering"),
             (("teacher.epochs=301",), {}, "teacher.epochs is at most 300"),
             (("rounds=10001",), {}, "rounds is at most 10000"),
             (

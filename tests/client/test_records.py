@@ -246,7 +246,7 @@ def test_a_file_that_is_no_image_or_too_large_is_unreadable(tmp_path, monkeypatc
     files = folder(tmp_path)
     (tmp_path / "scans" / "ill" / "scan.dcm").write_bytes(b"\0" * 128 + b"DICM")
     (tmp_path / "scans" / "ill" / ".hidden").write_bytes(b"")
-    with pytest.raises(UserError, match=r"1 unreadable \(ill/scan.dcm: it is not one of PNG, JPEG"):
+    with pytest.raises(UserError, match=r"1 unreadable \(ill/scan.dcm: it is not a PNG, JPEG"):
         read(files, SHAPE, CLASSES)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 8 * 8 // 2 - 1)
     with pytest.raises(UserError, match=r"4 unreadable \(.*decompression bomb"):
@@ -275,8 +275,8 @@ def test_arrays_that_do_not_fit_are_errors(tmp_path):
         ({"image": np.zeros((3, 8, 8))}, "image is float64 of shape .* it must be uint8"),
         ({"image": np.zeros((3, 8, 8, 4), np.uint8)}, r"must be uint8 of shape \(N, H, W\)"),
         ({"image": np.zeros((3, 0, 8), np.uint8)}, r"must be uint8 of shape \(N, H, W\)"),
-        ({"label": np.zeros(2)}, "3 images but 2 in label"),
-        ({"patient": np.zeros(4)}, "3 images but 4 in patient"),
+        ({"label": np.zeros(2)}, "3 images but 2 values in label"),
+        ({"patient": np.zeros(4)}, "3 images but 4 values in patient"),
         ({"label": np.array(["ill", None, 3], object)}, "cannot be read"),
     ):
         with pytest.raises(UserError, match=message):
@@ -315,7 +315,7 @@ def test_what_is_no_such_file_is_an_error(tmp_path):
 
 def test_parquet_holds_encoded_images_or_paths(tmp_path):
     files = replace(parquet(tmp_path), skip_unreadable=True)
-    none = r"no record can be read: .* 3 unreadable \(row 1: it is not one of PNG"
+    none = r"no record can be read: .* 3 unreadable \(row 1: it is not a PNG"
     for images, expected in (
         (["a", "b", "c"], r"3 unreadable \(a: No such file"),
         ([1, 2, 3], "row 1 is of type int; it must be an encoded image"),

@@ -257,7 +257,7 @@ def test_a_ledger_marks_what_is_not_reviewed(example, small, records):  # noqa: 
         ({}, r"plugins=example==1.0: this site runs no plug-in \(plugins: in its file\)"),
         (
             {"plugins": ["example"]},
-            r"allows answers=label or gradient or probabilities only \(answers: in its file\)",
+            r"allows only answers=label or gradient or probabilities \(answers: in its file\)",
         ),
     ],
 )
@@ -313,7 +313,7 @@ def test_a_run_over_hospitals_that_name_the_plugin(example, deployed, tmp_path):
     files = [site_file(tmp_path / f"hospital{n}", n, **allowed) for n in (0, 1)]
     experiment = deployed(*MECHANISM, "model.teacher=mlp_deep")
     folder = new_run_folder(experiment)
-    with pytest.raises(NotAllowed, match="teachers are cnn or scattering only"):
+    with pytest.raises(NotAllowed, match="allows only the teachers cnn or scattering"):
         hospitals.open_file(files[0]).experiment(experiment.to_json(), 0)
     files = [
         site_file(tmp_path / f"hospital{n}", n, models=["mlp_deep"], **allowed) for n in (0, 1)

@@ -268,7 +268,7 @@ def test_broken_pictures_are_reported_once_and_the_others_used(tmp_path, said):
     assert len(loaded(tmp_path, folder, "data.resize=true").counts) == 1
     line = said()[0]
     assert "63 files found, 58 used, 5 skipped: 1 in no class's folder (README); 4 unread" in line
-    names = ("circle/000.", "square/001.", "circle/notes.txt: it is not one of PNG", "gone.png: No")
+    names = ("circle/000.", "square/001.", "circle/notes.txt: it is not a PNG", "gone.png: No")
     assert [name for name in names if name not in line] == []
     assert "rrno" not in line
     assert len(said()) == 2  # with the one on the split

@@ -368,8 +368,8 @@ def test_arrays_are_read_like_files(tmp_path):
     with pytest.raises(ConfigError, match=r"no array image \(data.image_column\).*; its arrays"):
         bound(tmp_path, tmp_path / "m.npz")
     for array, problem in (
-        (labels.astype(float)[:3], "4 images but 3 in label"),
-        (np.zeros((4, 14)), "4 images but 56 in label"),
+        (labels.astype(float)[:3], "4 images but 3 values in label"),
+        (np.zeros((4, 14)), "4 images but 56 values in label"),
     ):
         np.savez(tmp_path / "n.npz", image=IMAGES, label=array)
         with pytest.raises(UserError, match=problem):

@@ -62,7 +62,7 @@ def test_no_gpu_is_touched_where_no_client_uses_one(small, monkeypatch):
     monkeypatch.setattr(placement, "gpus", pytest.fail)
     monkeypatch.setattr(placement, "number_of_gpus", lambda: 1)
     assert placement.placed(small(*PLAIN, "client_device=cpu"), 5) == Placement()
-    with pytest.raises(UserError, match=r"^server_device=cuda:1: this machine has cuda:0 only"):
+    with pytest.raises(UserError, match=r"^server_device=cuda:1: this machine has only cuda:0"):
         placement.placed(small("client_device=cpu", "server_device=cuda:1"), 5)
     monkeypatch.setattr(placement, "gpus", lambda: (LARGE_GPU,))
     assert placement.placed(small(*PLAIN), 5).devices == ("cuda:0",)  # the control
@@ -176,7 +176,7 @@ def test_a_teacher_that_does_not_fit_is_one_error(small):
 def test_a_device_that_is_not_there_is_one_error(small, key):
     for name, table, said in (
         ("cuda", (), "this machine has no usable GPU; use {key}=auto or cpu"),
-        ("cuda:3", (LARGE_GPU, second(LARGE_GPU)), "this machine has cuda:0 and cuda:1 only"),
+        ("cuda:3", (LARGE_GPU, second(LARGE_GPU)), "this machine has only cuda:0 and cuda:1"),
     ):
         with pytest.raises(UserError, match=f"{key}={name}: {said.format(key=key)}"):
             place(small("device=cpu", f"{key}={name}"), 5, table, 16)

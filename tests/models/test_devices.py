@@ -12,8 +12,8 @@ def test_a_device_that_is_not_there_is_named_with_what_is(subtests):
     for name, count, said in [
         ("cuda", 0, "client_device=cuda: this machine has no usable GPU; use client_device=auto"),
         ("cuda:0", 0, "client_device=cuda:0: this machine has no usable GPU"),
-        ("cuda:3", 2, "client_device=cuda:3: this machine has cuda:0 and cuda:1 only; use client"),
-        ("cuda:1", 1, "this machine has cuda:0 only; use client_device=cuda:0, auto or cpu"),
+        ("cuda:3", 2, "client_device=cuda:3: this machine has only cuda:0 and cuda:1; use client"),
+        ("cuda:1", 1, "this machine has only cuda:0; use client_device=cuda:0, auto or cpu"),
     ]:
         with subtests.test(name=name, count=count, said=said):
             with pytest.raises(UserError, match=said) as error:

@@ -39,7 +39,7 @@ def test_a_baseline_without_noise_proves_nothing_and_gives_the_reason(small, tmp
     folder = new_run_folder(experiment)
     summary = runs.run(experiment, LocalFederation(experiment, folder), folder, lambda line: None)
     assert {row["epsilon"] for row in summary["privacy"]["proven"]} == {"inf"}
-    assert "a classifier of all records leave the client" in summary["privacy"]["reason"]
+    assert "a classifier trained on all records leave the client" in summary["privacy"]["reason"]
     assert 0 < summary["privacy"]["epsilon_published"] < math.inf  # the paper counts the votes
 
 

@@ -147,7 +147,10 @@ def test_a_card_names_all_that_leaves(tmp_path, subtests):
             (("training=dp_sgd", "training.count_fraction=null"), ""),
             (("training=plain", "answers=probabilities"), "; besides, exact class counts leave"),
             (("method=dp_dfd",), "; besides, the teachers' own weights leave"),
-            (("method=dgd",), "; besides, the weights of a classifier of all records leave"),
+            (
+                ("method=dgd",),
+                "; besides, the weights of a classifier trained on all records leave",
+            ),
             (
                 ("method=feddf", "training=plain"),
                 "none: the teachers' own weights leave the clients",

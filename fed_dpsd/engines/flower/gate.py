@@ -83,7 +83,7 @@ def failing(error: BaseException) -> ServerApp:
 
 
 def place_clients(experiment: Any, nodes: int) -> str:
-    """Let the ClientApp place a checked experiment's clients on devices, and then start Ray.
+    """Let the ClientApp place a checked experiment's clients on devices; it starts Ray after that.
 
     Returns:
         The placement as one line.

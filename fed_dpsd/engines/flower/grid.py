@@ -74,16 +74,16 @@ class GridFederation(HostedFederation):
     """The clients behind a Flower grid.
 
     In a simulation nodes host clients in turn, and all must answer. In a deployment a node is one
-    hospital, which reports its own client number. The run waits for all hospitals, or for
-    federation.min_clients of them once federation.node_timeout_seconds are over; then a round
-    continues without hospitals that do not answer, as long as that many do. The outcome of each
+    hospital, which reports its own client number. The run waits for all hospitals; after
+    federation.node_timeout_seconds, federation.min_clients of them suffice. A round then continues
+    without hospitals that do not answer, as long as federation.min_clients do. The outcome of each
     request is a line of the run's asks.jsonl.
 
     Args:
         experiment: the experiment of the run.
         grid: Flower's nodes.
         run_folder: the folder of the run.
-        say: called with each line on the hospitals that are connected, awaited, absent or back.
+        say: called with each line about hospitals that are connected, awaited, absent or back.
 
     Raises:
         UserError: too few nodes connect within federation.node_timeout_seconds.

@@ -1,8 +1,9 @@
 """The shares of GPUs that client processes have in `flwr run`.
 
-Flower's default requests no GPU for clients. Ray then hides all of them, and starts as many
-processes as it has processors for. So before Ray starts, its environment makes it leave the GPUs
-visible and limits its processors. Each process takes one of the shares before its first answer.
+Flower's default requests no GPU for clients. Ray then hides all GPUs, and starts as many
+processes as it has processors for. So, before Ray starts, environment variables are set that keep
+the GPUs visible and limit its processors. Each process takes one of the shares before its first
+answer.
 """
 
 import functools

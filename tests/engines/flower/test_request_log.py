@@ -31,9 +31,7 @@ def test_h3_each_request_is_a_line_with_its_charge_and_the_budget_left(deployed,
     run = federation._run_folder.name
     federation.each(request())
     (first,) = logged()
-    assert first.startswith(
-        f"run {run}: round 1, answers to 16 images: answered; charged a private"
-    )
+    assert first.startswith(f"run {run}: round 1, answers to 16 images: answered; charged private")
     assert "training of its teachers and answers to 16 images (covered by" in first
     assert " of 50 (record, add_remove, delta 1e-05), " in first
     assert first.endswith("; 983 of 1,000 images left")
@@ -52,7 +50,7 @@ def test_h3_a_refusal_says_why_and_that_nothing_was_charged(deployed, tmp_path, 
     files = site_files(tmp_path, 1, num_clients=1, answers=["probabilities"])
     federate(deployed(*PRIVATE, "num_clients=1"), Hospitals(files))._deliver(request())
     (line,) = logged()
-    assert "refused: this site allows answers=probabilities only" in line
+    assert "refused: this site allows only answers=probabilities" in line
     assert line.endswith("; nothing was charged")
     federation = federate(deployed(*PRIVATE, "num_clients=1"), Hospitals(files))
     federation._code = "0" * 64

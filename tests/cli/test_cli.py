@@ -122,15 +122,16 @@ def test_sweep_runs_the_grid_and_prints_its_table_last(fed_dpsd, tmp_path):
     tiny = (*SMALL, "rounds=2", "method.final_student_steps=1", "training=plain", "answers=label")
     code, out, err = fed_dpsd("sweep", *tiny, "num_clients=2,3", "--out", "grid")
     assert (code, out) == (0, [f"{tmp_path}/grid/results.csv"])
-    assert "setting up 2/2: num_clients=3" in err
+    assert f"num_clients=3: {tmp_path}/grid/fed_dpsd-digits-alpha0.5-" in err
     assert "round 2/2 · student" in err
     table = tmp_path / "mine.csv"
     code, out, err = fed_dpsd("sweep", *tiny, "num_clients=2", "--out", "grid", "--csv", str(table))
     assert (code, out) == (0, [str(table)])
     assert "already finished: the only cell" in err
     code, out, _ = fed_dpsd("report", str(table), "--out", "pages")
-    figures = [f"_{kind}.{end}" for kind in ("progress", "confusion") for end in ("png", "pdf")]
-    ends = [".md", "_summary.csv", *figures, ".html"]
+    wide = [f"_{kind}.{end}" for kind in ("progress", "confusion") for end in ("png", "pdf", "svg")]
+    narrow = [f"_{kind}_column.{e}" for kind in ("progress", "confusion") for e in ("pdf", "svg")]
+    ends = [".md", "_summary.csv", *wide, *narrow, ".html"]
     assert (code, out) == (0, [f"{tmp_path}/pages/mine{end}" for end in ends])
     assert all(Path(path).stat().st_size for path in out)
 

@@ -117,7 +117,8 @@ def test_another_device_rounds_otherwise_so_it_has_other_noise(
     """Private training is not charged again: it stays on the CPU."""
     for training in ["plain", "dp_sgd"]:
         with subtests.test(training=training), monkeypatch.context() as patch:
-            experiment = small(f"training={training}", "answers=gradient")
+            noisy = "answers=gradient", "answers.noise_multiplier=100"
+            experiment = small(f"training={training}", *noisy)
             ledger = MemoryLedger()
             first = make(experiment, records, ledger)[1](request())
             entries = len(ledger.entries())

@@ -149,7 +149,7 @@ def test_memory_is_bounded_and_forgets_the_oldest(empty_memory, monkeypatch):
     assert all(torch.equal(features(b), r) for b, r in zip(batches, rows, strict=True))
 
 
-@every_kind
+@scattering_daily
 def test_features_do_not_hang_on_the_batch_but_for_rounding(kind):
     images = pixels(drawn(9))
     features = kind(SMALL, 64)

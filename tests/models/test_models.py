@@ -26,7 +26,8 @@ SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32)]
 
 
 LONG = ("scattering", (3, 32, 32))  # its principal components take a quarter of a minute
-CASES = [(name, SHAPES[number % 2]) for number, name in enumerate(OWN) if name != "patches"]
+HEAVY = ("patches", "pretrained")
+CASES = [(name, SHAPES[number % 2]) for number, name in enumerate(OWN) if name not in HEAVY]
 OTHERS = [(name, shape) for name in OWN for shape in SHAPES if (name, shape) not in (*CASES, LONG)]
 OTHERS.append(("scattering", (3, 16, 16)))
 
@@ -109,8 +110,8 @@ def test_a_convolution_of_doubled_images_is_that_of_repeated_pixels():
 
 @pytest.mark.parametrize(
     "names",
-    [[name for name, _ in CASES], pytest.param(["patches"], marks=pytest.mark.slow)],
-    ids=["most", "patches"],
+    [[name for name, _ in CASES], pytest.param(HEAVY, marks=pytest.mark.slow)],
+    ids=["most", "heavy"],
 )
 def test_only_those_with_batch_norm_keep_statistics_of_their_images(subtests, names):
     """So a teacher is determined by its weights, and DP-SGD can bound one record's influence."""

@@ -157,6 +157,7 @@ def counted(monkeypatch):
     return sizes
 
 
+@pytest.mark.slow  # the largest network of all
 def test_a_request_for_a_record_takes_as_long_as_any_other(tmp_path, monkeypatch):
     """In this process and in the next; the control: asked again, it takes nothing."""
     monkeypatch.setattr(pretrained, "WRITTEN_AT", 1)

@@ -45,6 +45,7 @@ def test_a_student_from_its_file_scores_as_in_its_run(finished, tmp_path, overri
     assert "proven" in student.facts["result"]
 
 
+@pytest.mark.slow  # fits patches
 def test_a_processor_with_other_features_is_refused(finished, tmp_path, monkeypatch):
     """As where rounding has clusters of patches part otherwise; the control is this processor."""
     path = export(finished("model=patches")[0], tmp_path, "safetensors").path

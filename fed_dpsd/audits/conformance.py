@@ -41,11 +41,13 @@ class Conformance:
         attacks: bounds on what is released, compared with proofs; the run's own settings come last.
         checks: properties of correct code, for all parts.
         broken: how the attacked hospital's noise was weakened.
+        untested: the setting whose noise no attack knows; "" if there is none.
     """
 
     attacks: tuple[Attack, ...]
     checks: tuple[Check, ...]
     broken: Broken | None
+    untested: str = ""
 
     def contradicts(self, part: Part) -> bool:
         """Return whether anything in a part of the audit is contradicted."""
@@ -101,7 +103,9 @@ def audit_client(experiment: Experiment, broken: Broken | None, say: Say) -> Con
         )
         if not broken:
             checks += protocol_tests(experiment, say)
-    return Conformance(tuple(attacks), tuple(checks), broken)
+    unknown = isinstance(experiment.training, TrainingMechanism) and not private
+    untested = f"training={experiment.training.name}" if unknown else ""
+    return Conformance(tuple(attacks), tuple(checks), broken, untested)
 
 
 def audited_parts(experiment: Experiment) -> tuple[bool, bool]:

@@ -78,7 +78,7 @@ def audit(
         more = {part: [check.to_json() for check in found.of(part)] for part in TITLES}
         more |= {"parts": {part: {"contradicts": found.contradicts(part)} for part in TITLES}}
         more |= {"failure_probability_in_all": found.failure_probability}
-        more |= {"broken": broken, "as_expected": found.as_expected}
+        more |= {"broken": broken, "as_expected": found.as_expected, "untested": found.untested}
         claim.pop("key", None)
         print(json.dumps(claim | named | more))
     else:
@@ -94,6 +94,8 @@ def audit(
             wrong = "contradicted" if found.contradicts(part) else "nothing is contradicted"
             if found.of(part) or part == "attacks":
                 out.print(f"  {title.lower()}: {wrong}", soft_wrap=True)
+        if found.untested:
+            out.print(f"not tested: the noise of {found.untested}, which no attack knows")
         if broken:
             noise = "half of the noise" if broken == "half" else "next to no noise"
             verdict = "refuted, as expected" if found.refuted else "NOT refuted: the audit is blind"

@@ -139,6 +139,7 @@ def problem_of(name: str, shape: tuple[int, ...], num_classes: int, private: boo
         if buffers := _buffers(network):
             return f"its buffer {buffers[0]} would not be set; register no buffers"
         images = torch.rand(4, *shape, generator=torch.Generator().manual_seed(0))
+        many = torch.rand(64, *shape, generator=torch.Generator().manual_seed(1))
         with torch.no_grad(), torch.random.fork_rng():
             logits = network.eval()(images)
             if logits.shape != (4, num_classes):
@@ -146,7 +147,7 @@ def problem_of(name: str, shape: tuple[int, ...], num_classes: int, private: boo
             given = _as_given(name, shape, network)(2 * images - 1)
             if not torch.allclose(logits, given, rtol=1e-4, atol=1e-5):
                 return "its output must be that of its last linear layer, without a softmax"
-            if private and _mixes(network, images):
+            if private and (_mixes(network, images) or _mixes(network, many)):
                 return (
                     "its output for an image depends on the other images of a batch, as with "
                     "batch normalisation, so DP-SGD cannot bound a record's part; use GroupNorm"

@@ -22,6 +22,8 @@ from fed_dpsd.privacy.mechanism import Relation, Unit
 from fed_dpsd.privacy.noise import GAUSSIAN_LOSS, Rng, noisy_sum
 
 SPACING = 2.0**-20  # of a record's numbers: their sums are exact in float64
+TURN = 2.0**32  # units of an angle in a full turn
+ENTRIES = 2**16  # of the table of cosines
 MOST_NOISE = 32.0  # beyond it, the noise's lattice is coarser than `SPACING`
 MOST_NUMBERS = 2**24
 
@@ -42,9 +44,10 @@ class DPMERF(Generative):
     a public number of records and draws labels uniformly; here both follow from the noisy counts,
     so the number of records stays private and classes may be of unequal sizes.
 
-    Guarantee: a record's part has L2 norm at most 1, and N(0, noise_multiplier^2) is added to each
-    number of the sum. Adding or removing a record is one Gaussian mechanism at noise_multiplier;
-    replacing one moves the sum by at most 2.
+    Guarantee: a record's part has L2 norm at most 1 and depends on this record alone, to the last
+    bit: angles are whole numbers, and cosines come from a table. N(0, noise_multiplier^2) is added
+    to each number of the sum. Adding or removing a record is one Gaussian mechanism at
+    noise_multiplier; replacing one moves the sum by at most 2.
 
     Args:
         features: D, number of random features, even and >= 2.
@@ -81,9 +84,10 @@ class DPMERF(Generative):
 
     def describe(self, trainings: int = 1) -> str:
         """Describe how teachers are trained, `trainings` times."""
+        repeated = f"{trainings:,} training runs " if trainings > 1 else ""
         return (
-            "DP-MERF: on images of a generator that matches a sum over all records, with noise of "
-            f"{self.noise_multiplier:.6g} times a record's largest part"
+            f"DP-MERF: {repeated}on images of a generator that matches a sum over all records, "
+            f"with noise of {self.noise_multiplier:.6g} times a record's largest part"
         )
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
@@ -105,13 +109,16 @@ class DPMERF(Generative):
         draws: torch.Generator,
     ) -> torch.Tensor:
         """Release the noisy sum, and train the generator to match it; see `Generative`."""
-        num_classes, size = generator.num_classes, images[0].numel()
+        num_classes, size = generator.num_classes, math.prod(images.shape[1:])
         if num_classes * (self.features + 1) > MOST_NUMBERS:
             raise ValueError(
                 f"features={self.features} times {num_classes} classes must be at most "
                 f"{MOST_NUMBERS:,}"
             )
-        frequencies = torch.randn((size, self.features // 2), generator=draws) / self.length_scale
+        frequencies = torch.randn((size, self.features // 2), generator=draws, dtype=torch.float64)
+        frequencies = (frequencies * TURN / (2 * math.pi * 255 * self.length_scale)).round()
+        if 255 * size * frequencies.abs().max() >= 2**53:
+            raise ValueError(f"length_scale={self.length_scale} is too small for exact angles")
         total = torch.zeros((num_classes, self.features + 1), dtype=torch.float64)
         for start in range(0, len(images), IMAGES_AT_ONCE):
             batch = slice(start, start + IMAGES_AT_ONCE)
@@ -137,15 +144,25 @@ class DPMERF(Generative):
         return weights
 
     def parts(self, images: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
-        """Return (N, D + 1) float64 features and constants of norm at most 1, on a lattice."""
-        features = math.sqrt(1 - self.count_fraction) * fourier(images, frequencies).double()
-        constant = features.new_full((len(images), 1), math.sqrt(self.count_fraction))
-        sensitive = torch.cat([features, constant], 1)
-        sensitive /= (sensitive.norm(dim=1, keepdim=True) * (1 + 2.0**-40)).clamp_min(1)
-        return (sensitive / SPACING).trunc() * SPACING
+        """Return (N, D + 1) float64 features and constants of norm at most 1, on a lattice.
+
+        Args:
+            images: (N, C, H, W) in [0, 1], multiples of 1/255.
+            frequencies: (C * H * W, D / 2) whole numbers of `TURN` parts of a turn.
+        """
+        # Whole numbers below 2^53: exact, so no batch or order of operations changes them.
+        turns = (images.flatten(1).double() * 255).round() @ frequencies
+        place = (turns.remainder(TURN) / (TURN / ENTRIES)).floor().long()
+        margin = 1 - 2.0**-30  # for the rounding of the table
+        scale = math.sqrt((1 - self.count_fraction) / frequencies.shape[1]) * margin
+        angles = 2 * math.pi / ENTRIES * torch.arange(ENTRIES, dtype=torch.float64)
+        table = (angles.cos() * scale / SPACING).trunc() * SPACING
+        constant = math.trunc(math.sqrt(self.count_fraction) * margin / SPACING) * SPACING
+        cosines, sines = table[place], table[(place - ENTRIES // 4) % ENTRIES]
+        return torch.cat([cosines, sines, torch.full((len(images), 1), constant).double()], 1)
 
 
 def fourier(images: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
     """Map (B, C, H, W) images to (B, D) random Fourier features, of norm 1 but for rounding."""
-    angles = images.flatten(1) @ frequencies
+    angles = images.flatten(1) @ (frequencies * (2 * math.pi * 255 / TURN)).to(images)
     return torch.cat([angles.cos(), angles.sin()], 1) / math.sqrt(frequencies.shape[1])

@@ -15,10 +15,7 @@ from fed_dpsd.report.scores import Operating, Predictions
 MOST_BY_CHANCE = 15  # percent; charts of higher accuracies need not show chance
 MOST_CLIENTS = 6  # lines of clients in one chart
 ACCURACY = "accuracy on the test images, %"
-FLAT = (
-    "Flat: everything was charged by the end of the first round, so the later rounds of this run "
-    "cost no more privacy."
-)
+FLAT = "Flat: what this number covers was charged by the end of the first round, and once."
 
 Point = tuple[float, float]
 Numbers = tuple[list[str], list[list[str]]]  # header and rows
@@ -259,7 +256,11 @@ def _spent(facts: Facts) -> Chart | None:
     )
     axis = Axis(f"epsilon {unit}", 0, bound=True)
     title = f"Epsilon spent by each {facts.clients}"
-    flat = all(len({y for _, y in s.points}) == 1 for s in series if s.coloured)
+    flat = all(
+        len({y for _, y in s.points}) == 1 and s.points[0][0] == numbers[0]
+        for s in series
+        if s.coloured
+    )
     note = FLAT if flat and len(numbers) > 1 else ""
     return Chart("spent", title, text, ROUND, axis, series, note=note)
 

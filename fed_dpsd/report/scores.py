@@ -17,6 +17,9 @@ ALL = "all test images"
 Interval = tuple[float, float, float]  # a value with the ends of its interval
 
 
+FEWEST = 10  # images of each class, for the interval of an AUROC
+
+
 @dataclass(frozen=True)
 class Predictions:
     """A student's predictions for the test images.
@@ -60,7 +63,8 @@ def area(predictions: Predictions) -> Interval | None:
     With two classes it is the area of class 1; otherwise it is the mean over classes of the area of
     each class against the rest. The variance is DeLong's (DeLong, DeLong and Clarke-Pearson, 1988),
     extended to the mean over classes by adding up each image's influence; the interval is computed
-    on the logit scale. It is (0, 1) if the variance is 0, as for an area of 1.
+    on the logit scale. It is (0, 1) if the variance is 0, as for an area of 1, or if a class has
+    fewer than `FEWEST` images, for which it would be too narrow.
     """
     probabilities, labels = predictions.probabilities, predictions.labels
     count, num_classes = probabilities.shape
@@ -77,10 +81,11 @@ def area(predictions: Predictions) -> Interval | None:
         won[~positive] = 1 - _below(scores[positive], scores[~positive])
         areas.append(won[positive].mean())
         share = np.where(positive, positive.sum(), count - positive.sum())
-        influence += (won - areas[-1]) / share / len(classes)
+        influence += (won - areas[-1]) / np.sqrt(share * np.maximum(share - 1.0, 1)) / len(classes)
     value = float(np.mean(areas))
     deviation = math.sqrt(float(np.square(influence).sum()))
-    if not 0 < value < 1 or not deviation:
+    few = np.bincount(labels, minlength=num_classes).min() < FEWEST
+    if not 0 < value < 1 or not deviation or few:
         return value, 0.0, 1.0
     centre, reach = math.log(value / (1 - value)), Z * deviation / value / (1 - value)
     low, high = (1 / (1 + math.exp(-x)) for x in (centre - reach, centre + reach))

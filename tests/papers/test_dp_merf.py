@@ -14,7 +14,7 @@ from fed_dpsd.experiment import one_run
 from fed_dpsd.models import initialise
 from fed_dpsd.models.classifiers import CLASSIFIERS
 from fed_dpsd.papers import dp_merf
-from fed_dpsd.papers.dp_merf import DPMERF, SPACING
+from fed_dpsd.papers.dp_merf import DPMERF, SPACING, TURN
 from fed_dpsd.privacy.accounting import epsilon
 from fed_dpsd.streams import Streams
 
@@ -48,22 +48,35 @@ def trained(mechanism, images, labels, seed=0):
     return teacher
 
 
-def test_a_records_part_is_at_most_one_and_sums_are_exact():
+def test_a_records_part_is_at_most_one_its_own_and_sums_are_exact():
+    """Whatever the batch, to the last bit; the control is a part computed in float32."""
     mechanism = DPMERF(noise_multiplier=1.0, **SMALL)
     rng = Streams(0).torch("test")
-    images = torch.rand((300, 3, 8, 8), generator=rng)
-    parts = mechanism.parts(images, torch.randn((192, 100), generator=rng))
+    images = (torch.rand((300, 3, 8, 8), generator=rng) * 255).round() / 255
+    drawn = torch.randn((192, 100), generator=rng, dtype=torch.float64)
+    frequencies = (drawn * TURN / (2 * math.pi * 255)).round()
+    parts = mechanism.parts(images, frequencies)
     norms = parts.norm(dim=1)
     assert norms.max() <= 1
     assert norms.min() > 0.999
     assert torch.equal(parts / SPACING, (parts / SPACING).round())
     shuffled = parts[torch.randperm(300, generator=rng)]
     assert torch.equal(parts.sum(0), shuffled.sum(0))
+    for size in (1, 2, 3, 7):
+        alone = [mechanism.parts(each, frequencies) for each in images[1:].split(size)]
+        assert torch.equal(torch.cat(alone), parts[1:])
+    alone = torch.cat([dp_merf.fourier(image[None], frequencies) for image in images])
+    assert not torch.equal(alone, dp_merf.fourier(images, frequencies))
     # The inner products are those of the kernel, within 6 standard errors of 100 cosines.
     sub = images[:40].flatten(1)
     kernel = torch.exp(-torch.cdist(sub, sub).square() / 2)
     scale = SMALL["count_fraction"] + (1 - SMALL["count_fraction"]) * kernel
     assert (parts[:40] @ parts[:40].T - scale).abs().max() < 6 / math.sqrt(100)
+
+
+def test_an_empty_shard_is_trained_on_like_any_other():
+    images, labels = halves(1)
+    trained(DPMERF(noise_multiplier=1.0, **SMALL), images[:0], labels[:0])
 
 
 def delta_of(mu, bound):

@@ -27,7 +27,7 @@ def test_h4_the_area_and_its_interval_are_delongs(subtests):
             truth, chance = given.labels == 1, given.probabilities[:, 1].astype(float)
             ill, well = chance[truth][:, None], chance[~truth][None]
             won = (ill > well) + 0.5 * (ill == well)
-            variance = won.mean(1).var() / won.shape[0] + won.mean(0).var() / won.shape[1]
+            variance = sum(won.mean(1 - a).var(ddof=1) / won.shape[a] for a in (0, 1))
             value, low, high = scores.area(given)
             assert value == pytest.approx(roc_auc_score(truth, chance))
             logit = np.log(value / (1 - value))
@@ -62,6 +62,16 @@ def test_h4_an_area_without_a_meaning_is_none_and_a_perfect_one_has_no_interval(
     assert scores.area(Predictions(broken, given.labels, given.choosing)) is None
     perfect = np.eye(2, dtype=np.float32)[given.labels]
     assert scores.area(Predictions(perfect, given.labels, given.choosing)) == (1.0, 0.0, 1.0)
+
+
+def test_h4_few_images_of_a_class_give_no_interval():
+    given = predictions(2)
+    for number, known in ((9, False), (10, True)):
+        kept = np.concatenate(
+            [np.flatnonzero(given.labels == 0), np.flatnonzero(given.labels)[:number]]
+        )
+        few = (given.probabilities[kept], given.labels[kept], given.choosing[kept])
+        assert (scores.area(Predictions(*few))[1:] != (0.0, 1.0)) == known
 
 
 def test_h4_the_roc_curve_is_scikit_learns():

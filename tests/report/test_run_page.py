@@ -327,12 +327,14 @@ def test_h4_the_officers_page_claims_no_more_than_the_card(tmp_path):
 
 def test_r9_static_images_and_a_flat_epsilon_are_explained(shown, tmp_path):
     assert "look like static are expected" in shown.text_of("section", id="images")
-    flat = "Flat: everything was charged by the end of the first round"
+    flat = "was charged by the end of the first round"
     assert flat not in shown.text_of("section", id="rounds")
     once = page(run(tmp_path, spent=[{0: 2.5, 1: 2.5, 2: 1.0}] * 5))
     assert flat in shown_figure(once, "spent")
     part = page(run(tmp_path, spent=[{0: 2.5, 1: 0.5 * n, 2: 1.0} for n in range(1, 6)]))
     assert flat not in shown_figure(part, "spent")
+    late = page(run(tmp_path, spent=[*[{0: 2.5, 1: 2.5}] * 4, {0: 2.5, 1: 2.5, 2: 1.0}]))
+    assert flat not in shown_figure(late, "spent")
 
 
 def shown_figure(shown, name):

@@ -226,6 +226,22 @@ def test_a_missing_column_is_reported_with_the_likely_ones(tmp_path, monkeypatch
     )
 
 
+@pytest.mark.parametrize(
+    ("column", "hint"),
+    [
+        ("patient", " and data.patient_column=patient if these are patients"),
+        ("PID", " and data.patient_column=PID if these are patients"),
+        ("rapid", ""),
+    ],
+)
+def test_a_missing_column_is_reported_with_a_likely_one_of_patients(tmp_path, column, hint):
+    rows = [f"{i}.png,{5 + i % 3},p{i // 2}" for i in range(6)]
+    path = table(tmp_path / "t.csv", rows, f"file,kind,{column}")
+    with pytest.raises(ConfigError) as raised:
+        bound(tmp_path, path)
+    assert str(raised.value).endswith(f"data.image_column=file data.label_column=kind{hint}")
+
+
 @pytest.mark.parametrize("form", ["csv", "parquet"])
 def test_records_without_a_label_or_a_file_are_counted_and_skipped_alike(tmp_path, said, form):
     """F15: one reader stripped spaces, the other refused; an empty label became a class."""

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from fed_dpsd.accounts import card as cards
 from fed_dpsd.client import check
 from fed_dpsd.client.hospital import open_file
 from fed_dpsd.client.teachers import Teachers
@@ -126,6 +127,27 @@ def test_a_check_says_whether_the_budget_lasts(fed_dpsd, tmp_path):
     code, _, err = fed_dpsd("site", "check", str(file), *overrides, "rounds=1")
     assert code == 1
     assert "queries=8 is not enough for this run" in err
+
+
+def test_a_check_names_a_budget_that_pays_for_the_training(tmp_path):
+    """More images cost nothing; the budget named suffices, and a used ledger has no other."""
+    settings = {"training": ["dp_sgd"], "models": ["scattering"], "queries": 10_000}
+    overrides = [*SMALL, "training.noise_multiplier=1"]
+    file = site_file(tmp_path / "hospital", budget=3.0, **settings)
+    with pytest.raises(UserError) as raised:
+        list(check.check(open_file(file), overrides))
+    found = re.fullmatch(
+        r"budget=3 is not enough for this run: this site would refuse to train; agree on more "
+        r"noise \(privacy.target_epsilon\), or raise budget to at least ([0-9.]+)",
+        str(raised.value),
+    )
+    least = float(found[1])
+    for budget, lacking in ((least, ""), (0.99 * least, "budget")):
+        hospital = replace(open_file(file), budget=budget)
+        experiment = check._experiment(hospital, overrides)
+        assert hospital.open(experiment, "check").lacking() == lacking
+    planned = cards.plan_of(experiment)
+    assert "raise" not in check._more_for_training(experiment.config.privacy, planned, True)
 
 
 def test_a_check_says_that_a_training_diverges(fed_dpsd, tmp_path):

@@ -51,6 +51,8 @@ def check(hospital: Hospital, overrides: list[str]) -> Iterator[str | Table]:
     content = hospital.read()
     yield _counts(hospital, content)
     yield f"records: {content.count}"
+    if content.records.patients is not None:
+        yield f"patients: {content.records.num_patients:,}"
     yield from content.notes
     pixels = content.records.images
     yield f"pixels: {pixels.min()} to {pixels.max()} of 255, {pixels.mean():.0f} on average"
@@ -61,7 +63,9 @@ def check(hospital: Hospital, overrides: list[str]) -> Iterator[str | Table]:
     yield f"answers: {how_answered(experiment)}"
     planned = cards.plan_of(experiment)
     card = cards.PrivacyCard(cards.privacy_card(experiment, planned), "planned")
-    yield f"a run: {card.epsilon('record', 'add_remove')}"
+    yield f"a run: {card.epsilon(card.unit, 'add_remove')}"
+    if card.unit != "record":
+        yield f"the budget counts records: {card.epsilon('record', hospital.budget_relation)}"
     ledger = hospital.ledger
     with ledger.transaction():
         entries = ledger.entries()

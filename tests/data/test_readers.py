@@ -226,6 +226,18 @@ def test_a_missing_column_is_reported_with_the_likely_ones(tmp_path, monkeypatch
     )
 
 
+@pytest.mark.parametrize("name", ["patients.csv", "patients.parquet", "patients.txt"])
+def test_a_table_next_to_loose_images_is_named_in_place_of_a_long_list(tmp_path, name):
+    for number in range(30):
+        picture(tmp_path / "D" / f"{number}.png", number)
+    for file in (name, "._own.csv"):
+        (tmp_path / "D" / file).touch()
+    with pytest.raises(ConfigError) as raised:
+        bound(tmp_path, tmp_path / "D")
+    remedy = f"; for a table, give data.path={tmp_path / 'D' / name}"
+    assert str(raised.value).endswith(remedy) == (not name.endswith("txt"))
+
+
 @pytest.mark.parametrize(
     ("column", "hint"),
     [

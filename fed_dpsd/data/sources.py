@@ -290,7 +290,8 @@ def with_classes(data: Mapping[str, Any], base: Path | None, problems: list[str]
     path = data.get("path")
     if isinstance(path, str) and not given:
         place = Path(path).expanduser() if base is None else base / Path(path).expanduser()
-        columns = Columns(str(data.get("image_column")), data.get("label_column"), of_labels)
+        label, patient = data.get("label_column"), data.get("patient_column")
+        columns = Columns(str(data.get("image_column")), label, of_labels, patient)
         try:
             names = list(_class_names(place, columns, number)) if place.is_absolute() else []
         except UserError as error:

@@ -251,7 +251,11 @@ def test_a_missing_column_is_reported_with_a_likely_one_of_patients(tmp_path, co
     path = table(tmp_path / "t.csv", rows, f"file,kind,{column}")
     with pytest.raises(ConfigError) as raised:
         bound(tmp_path, path)
-    assert str(raised.value).endswith(f"data.image_column=file data.label_column=kind{hint}")
+    columns = "data.image_column=file data.label_column=kind"
+    assert str(raised.value).endswith(columns + hint)
+    with pytest.raises(ConfigError) as raised:  # nothing to say of patients that are named
+        bound(tmp_path, path, f"data.patient_column={column}")
+    assert str(raised.value).endswith(columns)
 
 
 @pytest.mark.parametrize("form", ["csv", "parquet"])

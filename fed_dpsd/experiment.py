@@ -18,7 +18,7 @@ from fed_dpsd.config import BUNDLED, Config, DataConfig, to_json
 from fed_dpsd.config.bind import Binder
 from fed_dpsd.config.compose import Composition, read
 from fed_dpsd.config.grid import require_one_run
-from fed_dpsd.config.keys import homes
+from fed_dpsd.config.keys import homes, method_sets
 from fed_dpsd.config.plugins import find
 from fed_dpsd.data import datasets, partition, paths
 from fed_dpsd.data.datasets import Dataset, Split
@@ -170,10 +170,11 @@ def _bound(raw: Mapping[str, Any], base: Path | None, written: bool, binder: Bin
                 "method.baseline cannot train; use training@method.baseline=plain or dp_sgd"
             )
     method = _bind_class(binder, "fed_dpsd.methods", own, "method", {})
-    training = _bind_class(binder, "fed_dpsd.privacy", raw["training"], "training", public)
+    name = str(own.get("name"))
+    training = _bind_class(binder, "fed_dpsd.privacy", raw["training"], "training", public, name)
     public["shards"] = _shards(facts, training)
     raw = {**raw, "answers": _with_noise(binder, raw["answers"], training)}
-    answers = _bind_class(binder, "fed_dpsd.privacy", raw["answers"], "answers", public)
+    answers = _bind_class(binder, "fed_dpsd.privacy", raw["answers"], "answers", public, name)
     partition = _bind_partition(binder, raw["partition"])
     if config is not None:
         found = check(config, method, training, answers, partition)
@@ -295,9 +296,17 @@ def evaluated_on(experiment: Experiment, test: Split | None) -> str:
 
 
 def _bind_class(
-    binder: Binder, package: str, values: Mapping[str, Any], where: str, public: dict[str, Any]
+    binder: Binder,
+    package: str,
+    values: Mapping[str, Any],
+    where: str,
+    public: dict[str, Any],
+    method: str = "",
 ) -> Any:
-    """Return an instance of the class that `_target_` names, from its keys and public facts."""
+    """Return an instance of the class that `_target_` names, from its keys and public facts.
+
+    `method` is the chosen one, whose file may set keys that the class lacks.
+    """
     cls = binder.locate(package, values.get("_target_"), f"{where}._target_")
     if cls is None:
         return None
@@ -306,8 +315,10 @@ def _bind_class(
     for key in arguments.keys() - names:
         if fitting := homes(f"{where}.{key}"):  # a chosen file sets it, such as a method's
             name = getattr(cls, "name", cls.__name__)
+            sets = method_sets(method, f"{where}.{key}")
+            setter = f"method={method}" if sets else "another choice"
             binder.problems.append(
-                f"{where}={name} has no {where}.{key}, which another choice sets; use {fitting}"
+                f"{where}={name} has no {where}.{key}, which {setter} sets; use {fitting}"
             )
             del arguments[key]
     arguments |= {key: value for key, value in public.items() if key in names}

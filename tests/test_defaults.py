@@ -120,9 +120,7 @@ def test_r15_a_problem_with_the_noise_does_not_hide_others():
 
 def test_r15_a_key_that_another_choice_sets_is_refused_with_a_remedy():
     problem, _ = judged("method=dp_dfd answers=gradient")
-    assert problem.endswith(
-        "has no answers.threshold, which another choice sets; use answers=label"
-    )
+    assert problem.endswith("has no answers.threshold, which method=dp_dfd sets; use answers=label")
 
 
 def test_r15_the_table_has_no_run_that_learns_nothing_without_a_warning():

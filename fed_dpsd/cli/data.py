@@ -3,7 +3,7 @@
 import math
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -12,6 +12,9 @@ from rich.text import Text
 
 from fed_dpsd.cli.console import Overrides
 from fed_dpsd.errors import UserError
+
+if TYPE_CHECKING:
+    from fed_dpsd.data.intake import Split
 
 SHADES = " ░▒▓█"
 
@@ -39,7 +42,7 @@ def data(
     )
     print(
         f"{config.data.name}: {'; '.join(loaded.counts)}\n"
-        f"{config.data.name}: {len(loaded.train):,} to train, {len(loaded.test):,} to test, "
+        f"{config.data.name}: {_size(loaded.train)} to train, {_size(loaded.test)} to test, "
         f"{len(names)} classes, shape {list(config.data.shape)}; "
         f"partition {experiment.partition.name}, {config.num_clients} clients"
     )
@@ -58,6 +61,14 @@ def data(
         from fed_dpsd.report import figures, plots
 
         print(figures.save(plots.draw_partition(counts, names), out.absolute()))
+
+
+def _size(split: "Split") -> str:
+    """Return a split's number of records and, where known, of patients."""
+    patients = split.num_patients
+    if patients is None:
+        return f"{len(split):,}"
+    return f"{len(split):,} ({patients:,} patient{'' if patients == 1 else 's'})"
 
 
 def _cell(count: int, largest: int, shades: str) -> str:

@@ -4,6 +4,7 @@ All results are exact and private: only the hospital may see them.
 """
 
 import dataclasses
+import math
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fed_dpsd.accounts import card as cards
+from fed_dpsd.accounts.account import needed_budget, rounded_up
 from fed_dpsd.accounts.secret import secret_of
 from fed_dpsd.accounts.verdict import how_answered, how_trained
 from fed_dpsd.client import site as sites
@@ -21,12 +23,14 @@ from fed_dpsd.client.hospital import Hospital
 from fed_dpsd.client.records import HospitalRecords
 from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.client.terms import NotAllowed
+from fed_dpsd.config import PrivacyConfig
 from fed_dpsd.config.errors import quoted
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment, from_overrides
 from fed_dpsd.models import torch_threads
 from fed_dpsd.models.inference import Images
 from fed_dpsd.privacy.noise import SecretStreams
+from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.protocol import Refusal, Request
 
 REHEARSED = 16  # images
@@ -47,6 +51,8 @@ def check(hospital: Hospital, overrides: list[str]) -> Iterator[str | Table]:
     content = hospital.read()
     yield _counts(hospital, content)
     yield f"records: {content.count}"
+    if content.records.patients is not None:
+        yield f"patients: {content.records.num_patients:,}"
     yield from content.notes
     pixels = content.records.images
     yield f"pixels: {pixels.min()} to {pixels.max()} of 255, {pixels.mean():.0f} on average"
@@ -57,17 +63,23 @@ def check(hospital: Hospital, overrides: list[str]) -> Iterator[str | Table]:
     yield f"answers: {how_answered(experiment)}"
     planned = cards.plan_of(experiment)
     card = cards.PrivacyCard(cards.privacy_card(experiment, planned), "planned")
-    yield f"a run: {card.epsilon('record', 'add_remove')}"
+    yield f"a run: {card.epsilon(card.unit, 'add_remove')}"
+    if card.unit != "record":
+        yield f"the budget counts records: {card.epsilon('record', hospital.budget_relation)}"
     ledger = hospital.ledger
     with ledger.transaction():
-        proofs = cards.account(ledger.entries(), hospital.delta, "record", "add_remove")
+        entries = ledger.entries()
+    proofs = cards.account(entries, hospital.delta, "record", "add_remove")
     spent = proofs.get("training", proofs["answers"])  # what a budget counts
     yield f"spent so far: {spent}; the budget is {hospital.budget:g}"
     yield f"when records change during a run: {hospital.when_records_change}"
     if lacking := hospital.open(experiment, "check").lacking():
+        remedy = "before the last image; agree on more noise, or on fewer images"
+        if lacking == "budget" and planned.trained:
+            remedy = _more_for_training(experiment.config.privacy, planned, bool(entries))
         raise UserError(
             f"{lacking}={getattr(hospital, lacking):,.10g} is not enough for this run: this "
-            "site would refuse before the last image; agree on more noise, or on fewer images"
+            f"site would refuse {remedy}"
         )
     # A copy of the secret lies in this folder, so it must be inside the hospital's own.
     place = tempfile.TemporaryDirectory(prefix="check-", dir=hospital.folder)
@@ -86,6 +98,19 @@ def _counts(hospital: Hospital, content: HospitalRecords) -> Table:
         labels = [label for label, known in named.items() if known == name]
         table.add_row(Text(name), Text(", ".join(labels)), f"{count:,}")
     return table
+
+
+def _more_for_training(settings: PrivacyConfig, plan: Plan, charged: bool) -> str:
+    """Say what a site refuses whose budget does not pay for a plan's training, and the remedies.
+
+    A budget holds only if it is never raised after the first charge (docs/privacy.md, Theorem 7).
+    """
+    what = "to train" if plan.trainings == 1 else "before the last training"
+    remedy = f"{what}; agree on more noise (privacy.target_epsilon)"
+    needed = needed_budget(settings, plan)
+    if charged or math.isinf(needed):
+        return remedy
+    return f"{remedy}, or raise budget to at least {rounded_up(needed, 3)}"
 
 
 def _repeated(content: HospitalRecords) -> str:

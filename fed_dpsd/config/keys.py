@@ -122,6 +122,13 @@ def homes(key: str) -> str:
     return f"{', '.join(most)} or {last}" if most else last
 
 
+def method_sets(method: str, key: str) -> bool:
+    """Return whether a method's file sets a key, which may be of another group."""
+    if method not in files_of("method"):
+        return False
+    return key in {known.name for known in _of_file(f"method/{method}", "method", {})}
+
+
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the path and the value of every key that is not a group of keys."""
     for key, value in tree.items():

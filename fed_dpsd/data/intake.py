@@ -107,6 +107,11 @@ class Split:
         hashes = (_hash64(np.ascontiguousarray(image)) for image in self.images)
         return np.fromiter(hashes, np.int64, len(self))
 
+    @property
+    def num_patients(self) -> int | None:
+        """Return the number of patients; None if they are not known."""
+        return None if self.patients is None else len(np.unique(self.patients))
+
     def take(self, indices: NDArray[np.int64]) -> "Split":
         """Return the records at `indices`."""
         patients = None if self.patients is None else self.patients[indices]

@@ -175,7 +175,13 @@ def _place_of(path: Path, columns: Columns, split: str, splits: Mapping[str, Pat
             f"data.path={path} has no array {split}_{columns.image}; give one for each of "
             f"{' and '.join(SPLITS)}, or {columns.image} alone to split it"
         )
-    there = some(sorted(each.name for each in path.iterdir() if not each.name.startswith(".")))
+    names = sorted(each.name for each in path.iterdir() if not each.name.startswith("."))
+    tables = (name for name in names if Path(name).suffix.lower() in TABLES)
+    if not splits and (table := next(tables, "")):
+        raise UserError(
+            f"data.path={path} has no folder of a class; for a table, give data.path={path / table}"
+        )
+    there = some(names)
     lacking = f"{split} split" if splits else "folder of a class"
     remedy = f"give {LAYOUT}"
     if split == "test" and "validation" in splits:
@@ -284,7 +290,8 @@ def with_classes(data: Mapping[str, Any], base: Path | None, problems: list[str]
     path = data.get("path")
     if isinstance(path, str) and not given:
         place = Path(path).expanduser() if base is None else base / Path(path).expanduser()
-        columns = Columns(str(data.get("image_column")), data.get("label_column"), of_labels)
+        label, patient = data.get("label_column"), data.get("patient_column")
+        columns = Columns(str(data.get("image_column")), label, of_labels, patient)
         try:
             names = list(_class_names(place, columns, number)) if place.is_absolute() else []
         except UserError as error:

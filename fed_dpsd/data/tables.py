@@ -21,6 +21,7 @@ TABLES = (".parquet", ".csv")  # the first existing one is read
 METADATA = "metadata.csv"  # a table in a folder of images, as on the Hugging Face hub
 FILE_NAME = "file_name"  # its column of paths
 SPLIT_COLUMNS = ("split", "subset", "fold", "partition")
+PATIENT_COLUMN = re.compile("patient|subject|(^|[^a-z])pid($|[^a-z])", re.IGNORECASE)
 FEW_ROWS = 20  # with so few rows, each may have a different class
 AT_ONCE = 256  # rows of a parquet file
 
@@ -65,10 +66,14 @@ class Table:
             )
         likely = self._likely()
         remedies = (f"{key}={likely.get(key, 'COLUMN')}" for key in missing)
+        patients = next(filter(PATIENT_COLUMN.search, names), "")
+        also = ""
+        if patients and self._columns.patient is None and patients not in likely.values():
+            also = f" and {self._columns.keys}patient_column={patients} if these are patients"
         raise UserError(
             f"{self._path} has no column {', '.join(f'{n} ({k})' for k, n in missing.items())}; "
             f"its columns are {', '.join(names)}. If this is the data set you mean, set "
-            f"{' '.join(remedies)}"
+            f"{' '.join(remedies)}{also}"
         )
 
     def _likely(self) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """A hospital's own commands: their output before it connects; nothing is spent."""
 
+import itertools
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 import yaml
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from fed_dpsd.accounts import card as cards
 from fed_dpsd.client import check
 from fed_dpsd.client.hospital import open_file
 from fed_dpsd.client.teachers import Teachers
@@ -126,6 +128,54 @@ def test_a_check_says_whether_the_budget_lasts(fed_dpsd, tmp_path):
     code, _, err = fed_dpsd("site", "check", str(file), *overrides, "rounds=1")
     assert code == 1
     assert "queries=8 is not enough for this run" in err
+
+
+def test_a_check_names_a_budget_that_pays_for_the_training(tmp_path):
+    """More images cost nothing; the budget named suffices, and a used ledger has no other."""
+    settings = {"training": ["dp_sgd"], "models": ["scattering"], "queries": 10_000}
+    overrides = [*SMALL, "training.noise_multiplier=1"]
+    file = site_file(tmp_path / "hospital", budget=3.0, **settings)
+    with pytest.raises(UserError) as raised:
+        list(check.check(open_file(file), overrides))
+    found = re.fullmatch(
+        r"budget=3 is not enough for this run: this site would refuse to train; agree on more "
+        r"noise \(privacy.target_epsilon\), or raise budget to at least ([0-9.]+)",
+        str(raised.value),
+    )
+    least = float(found[1])
+    for budget, lacking in ((least, ""), (0.99 * least, "budget")):
+        hospital = replace(open_file(file), budget=budget)
+        experiment = check._experiment(hospital, overrides)
+        assert hospital.open(experiment, "check").lacking() == lacking
+    planned = cards.plan_of(experiment)
+    assert "raise" not in check._more_for_training(experiment.config.privacy, planned, True)
+
+
+@pytest.mark.parametrize(
+    ("column", "unit", "relation"),
+    [("patient", "patient", "replace_one"), ("patient", "record", "add_remove"), (None,) * 3],
+)
+def test_h6_a_check_counts_patients_and_puts_the_unit_asked_for_first(
+    tmp_path, column, unit, relation
+):
+    file = site_file(
+        tmp_path / "hospital",
+        training=["dp_sgd"],
+        models=["scattering"],
+        queries=10_000,
+        budget_relation=relation or "add_remove",
+    )
+    hospital = open_file(file)
+    hospital = replace(hospital, files=replace(hospital.files, patient_column=column))
+    overrides = [*SMALL, *([f"training.unit={unit}"] if unit else [])]
+    lines = itertools.takewhile(
+        lambda line: not str(line).startswith("spent so far"), check.check(hospital, overrides)
+    )
+    said = dict(line.split(": ", 1) for line in lines if isinstance(line, str))
+    assert said.get("patients") == ("5" if column else None)
+    assert f"({unit or 'record'}, add_remove" in said["a run"]
+    budget = said.get("the budget counts records", "")
+    assert (f"(record, {relation}" in budget) == (unit == "patient")
 
 
 def test_a_check_says_that_a_training_diverges(fed_dpsd, tmp_path):

@@ -226,6 +226,38 @@ def test_a_missing_column_is_reported_with_the_likely_ones(tmp_path, monkeypatch
     )
 
 
+@pytest.mark.parametrize("name", ["patients.csv", "patients.parquet", "patients.txt"])
+def test_a_table_next_to_loose_images_is_named_in_place_of_a_long_list(tmp_path, name):
+    for number in range(30):
+        picture(tmp_path / "D" / f"{number}.png", number)
+    for file in (name, "._own.csv"):
+        (tmp_path / "D" / file).touch()
+    with pytest.raises(ConfigError) as raised:
+        bound(tmp_path, tmp_path / "D")
+    remedy = f"; for a table, give data.path={tmp_path / 'D' / name}"
+    assert str(raised.value).endswith(remedy) == (not name.endswith("txt"))
+
+
+@pytest.mark.parametrize(
+    ("column", "hint"),
+    [
+        ("patient", " and data.patient_column=patient if these are patients"),
+        ("PID", " and data.patient_column=PID if these are patients"),
+        ("rapid", ""),
+    ],
+)
+def test_a_missing_column_is_reported_with_a_likely_one_of_patients(tmp_path, column, hint):
+    rows = [f"{i}.png,{5 + i % 3},p{i // 2}" for i in range(6)]
+    path = table(tmp_path / "t.csv", rows, f"file,kind,{column}")
+    with pytest.raises(ConfigError) as raised:
+        bound(tmp_path, path)
+    columns = "data.image_column=file data.label_column=kind"
+    assert str(raised.value).endswith(columns + hint)
+    with pytest.raises(ConfigError) as raised:  # nothing to say of patients that are named
+        bound(tmp_path, path, f"data.patient_column={column}")
+    assert str(raised.value).endswith(columns)
+
+
 @pytest.mark.parametrize("form", ["csv", "parquet"])
 def test_records_without_a_label_or_a_file_are_counted_and_skipped_alike(tmp_path, said, form):
     """F15: one reader stripped spaces, the other refused; an empty label became a class."""

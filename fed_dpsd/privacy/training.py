@@ -194,13 +194,9 @@ class ClassCounts(Clear):
     """
 
     name: ClassVar[str] = "class_counts"
+    reason: ClassVar[str] = "class counts have no bound for larger units than their training"
     of_records: ClassVar[bool] = True
     training: TrainingMechanism
-
-    @property
-    def reason(self) -> str:
-        """Return why nothing is proven for some units: as for the training."""
-        return self.training.reason
 
     def describe(self) -> str:
         """Describe what leaves a client."""

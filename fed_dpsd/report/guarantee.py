@@ -20,6 +20,7 @@ CHANGES = {
     ("client", "add_remove"): "all records of a client are added or removed",
     ("client", "replace_one"): "all records of a client are replaced",
 }
+CLASS_COUNTS = "class counts have no bound"  # how their reason starts
 UNPROVEN = {  # the same for the relations without a bound
     "record": ("a record", "an added or removed record", "a replaced record"),
     "patient": (
@@ -126,7 +127,9 @@ def unproven(card: Mapping[str, Any]) -> str:
         found += [whole] if len(missing) == len(parts) else missing
     if not found:
         return ""
-    because = f", because {card['reason']}" if card["reason"] else ""
+    # Counts are as bounded as their training, whose reason is there, too, in plainer words.
+    reasons = [r for r in (card["reason"] or "").split("; ") if not r.startswith(CLASS_COUNTS)]
+    because = f", because {'; '.join(reasons)}" if any(reasons) else ""
     named = " or ".join(filter(None, (", ".join(found[:-1]), found[-1])))
     return f"Nothing is proven for {named}{because}."
 

@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from fed_dpsd.accounts import card, verdict
+from fed_dpsd.privacy.training import ClassCounts
 from fed_dpsd.report import guarantee, pages
 from fed_dpsd.report.facts import Unfinished
 from fed_dpsd.report.scores import Predictions
@@ -338,7 +339,7 @@ def test_h4_what_is_unproven_is_said_once_with_its_reason():
             | {"epsilon": "inf" if relation in infinite.get(unit, ()) else 1.0}
             for unit, relation in guarantee.CHANGES
         ]
-        return guarantee.unproven({"proven": rows, "reason": "a reason"})
+        return guarantee.unproven({"proven": rows, "reason": f"{ClassCounts.reason}; a reason"})
 
     both = ("add_remove", "replace_one")
     assert said() == ""

@@ -5,12 +5,13 @@ import contextlib
 import dataclasses
 import functools
 import html
+import inspect
 import statistics
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, get_args
 
 from rich.console import Console
 
@@ -50,6 +51,24 @@ if TYPE_CHECKING:
     import pandas
 
 Engine = Literal["local", "flower"]
+P, R = ParamSpec("P"), TypeVar("R")
+
+
+def _settings_as_text(function: Callable[P, R]) -> Callable[P, R]:
+    """Make a function refuse a setting that is given as a keyword, such as rounds=1."""
+    name, known = function.__name__, inspect.signature(function).parameters
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **keywords: P.kwargs) -> R:
+        for key, value in keywords.items():
+            if key not in known:
+                raise TypeError(
+                    f"{key}={value!r} is not an argument of fed_dpsd.{name}(); settings are text: "
+                    f'use fed_dpsd.{name}("{key}={value}")'
+                )
+        return function(*args, **keywords)
+
+    return checked
 
 
 @dataclass(frozen=True)
@@ -118,7 +137,7 @@ class Run:
         return synthesize(self.folder, number, place, labels, source, seed).path
 
     def history(self) -> "pandas.DataFrame":
-        """Return the numbers of rounds.jsonl as a pandas DataFrame, one row for each round.
+        """Return the numbers of rounds.jsonl as a pandas DataFrame, indexed by round.
 
         >>> import fed_dpsd
         >>> run = fed_dpsd.run("rounds=2", "queries_per_round=64", progress=False)
@@ -133,7 +152,7 @@ class Run:
             name for row in rows for name, value in row.items() if isinstance(value, list | dict)
         }
         lines = [{name: row[name] for name in row if name not in whole} for row in rows]
-        return _pandas("history()").DataFrame(lines).set_index("round")
+        return _pandas("history()").DataFrame(lines).set_index("round").drop(columns="rounds")
 
     def __str__(self) -> str:
         """Return the result in one line."""
@@ -228,6 +247,7 @@ class Job:
         return Run(self.folder)
 
 
+@_settings_as_text
 def run(
     *overrides: str,
     teacher: MakeNetwork | None = None,
@@ -300,6 +320,7 @@ def resume(
     return _shown(resumed_job(Path(folder)), progress)
 
 
+@_settings_as_text
 def sweep(*overrides: str, out: Path | str = "runs/sweep", progress: bool = True) -> Sweep:
     """Run a grid of experiments, as `fed-dpsd sweep OVERRIDE...` does; repeat it to resume.
 
@@ -375,6 +396,7 @@ def load_student(path: Path | str, student: MakeNetwork | None = None) -> Studen
     return open_student(Path(path))
 
 
+@_settings_as_text
 def plan(*overrides: str) -> PlannedRun:
     """Return the cost of a run to a client, as `fed-dpsd privacy plan` does; nothing is spent.
 

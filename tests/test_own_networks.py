@@ -175,6 +175,7 @@ def test_r11_history_is_a_data_frame(own, monkeypatch):
     pytest.importorskip("pandas")
     history = own.history()
     assert list(history.index) == [1, 2]
+    assert "rounds" not in history  # it is constant
     assert list(history["answered_queries"]) == [64, 128]
     last = read_yaml(own.folder / "summary.json")["accuracy"]["student"]
     assert history["student_accuracy"][2] == last

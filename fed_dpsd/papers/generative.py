@@ -73,7 +73,7 @@ class Generative(TrainingMechanism, ABC):
     copies: ClassVar[int] = 1  # type: ignore[misc]
     records_per_patient: ClassVar[int] = 1  # type: ignore[misc]
     reason: ClassVar[str] = (  # type: ignore[assignment,misc]
-        "the noise bounds one record; a patient's or client's number of records has no bound"
+        "a patient's or client's number of records is not bounded"
     )
     noise_multiplier: float
     generator_steps: int

@@ -154,8 +154,8 @@ class DPSGD(TrainingMechanism):
     def reason(self) -> str:
         """Return why nothing is proven for units larger than the training's own."""
         if self.unit == "patient":
-            return "DP-SGD bounds one patient; a client's number of patients has no bound"
-        return "DP-SGD bounds one record; a patient's or client's number of records has no bound"
+            return "a client's number of patients is not bounded"
+        return "a patient's or client's number of records is not bounded"
 
     @property
     def places(self) -> int:

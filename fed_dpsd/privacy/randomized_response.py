@@ -224,7 +224,7 @@ class TopKRandomizedResponse(Mechanism):
         """Describe what leaves a client."""
         every = self.k is self.threshold is None
         return (
-            "a label for each image: at random the teacher's or one of "
+            "a label for each image, at random the teacher's or one of "
             f"{'all classes' if every else 'the classes that the student finds likely'} "
             f"(randomised response, answers.epsilon_per_answer={self.epsilon_per_answer:g})"
         )

@@ -54,6 +54,7 @@ PRINT: Any = STYLE | {
 }
 # Widths in inches: in a page, and in a paper's column and across its text.
 PAGE, COLUMN, TEXT = 5.0, 3.3, 6.8
+MARGIN = 0.05  # inches of a page to the left of a title, whose first letter is cut at the edge
 BELOW = 0.55  # inches below a panel of a page, for tick labels and the title of the x axis
 MOST_COLUMNS = 3  # of a legend
 MOST_MARKERS = 30  # on one line
@@ -295,7 +296,7 @@ def arrange(
             bottom -= below + top + heights[n]
         x, inside = n % across * width + left, width - left - right
         axes.set_position([x / whole, bottom / total, inside / whole, heights[n] / total])
-        axes.set_title(wrapped[n], loc="left", x=-left / inside)
+        axes.set_title(wrapped[n], loc="left", x=(size * MARGIN - left) / inside)
     if labels:
         figure.legend(
             *(list(entries.values()), labels),

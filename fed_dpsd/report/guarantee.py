@@ -1,8 +1,11 @@
 """Texts about proven epsilons: what each one means, whom it bounds and what it does not cover."""
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from fed_dpsd.report.numbers import rounded_up
 from fed_dpsd.report.settings import NOT_REVIEWED
@@ -16,6 +19,16 @@ CHANGES = {
     ("patient", "replace_one"): "all records of a patient at a client are replaced",
     ("client", "add_remove"): "all records of a client are added or removed",
     ("client", "replace_one"): "all records of a client are replaced",
+}
+CLASS_COUNTS = "class counts have no bound"  # how their reason starts
+UNPROVEN = {  # the same for the relations without a bound
+    "record": ("a record", "an added or removed record", "a replaced record"),
+    "patient": (
+        "a patient",
+        "an added or removed patient",
+        "a patient whose records are replaced",
+    ),
+    "client": ("a whole client", "an added or removed client", "a client that is replaced"),
 }
 WHOLE = {  # what an attacker's coin decides about
     "record": "a record",
@@ -32,6 +45,12 @@ TRUST = {
     "threshold": "enough of the clients",
     "server": "the coordinator",
 }
+TRUSTED = {
+    "nobody": "nobody has to be trusted",
+    "threshold": "enough of the clients have to be trusted",
+    "server": "the coordinator has to be trusted",
+}
+RELATIONS = {"add_remove": "a {} added or removed", "replace_one": "a replaced {}"}
 TRUST_SENTENCES = {
     "nobody": "Nobody else: the bound holds against the coordinator, all other clients and the "
     "public, even if they work together.",
@@ -73,6 +92,62 @@ def short(row: Mapping[str, Any], digits: int = 3) -> str:
         f"epsilon {rounded_up(float(row['epsilon']), digits)} ({row['unit']}, {row['relation']}, "
         f"trust {row['trust']}, delta {row['delta']:g}{review(row)})"
     )
+
+
+def in_words(row: Mapping[str, Any]) -> str:
+    """Return the same clause as `short` in plain words."""
+    delta = np.format_float_positional(float(row["delta"]), trim="-")
+    return (
+        f"epsilon {rounded_up(float(row['epsilon']))} (for "
+        f"{RELATIONS[row['relation']].format(row['unit'])}; {TRUSTED[row['trust']]}; "
+        f"delta {delta}{review(row)})"
+    )
+
+
+def released(described: str) -> str:
+    """Return a description without keys and verbs, for "what left: a label; besides, counts"."""
+    text = re.sub(r",? ?\b[a-z_]+\.[a-z_]+=[^\s,;)]+", "", described).removeprefix("none: ")
+    return re.sub(r" leave( the clients)?(?=;|$)", "", text)
+
+
+def unproven(card: Mapping[str, Any]) -> str:
+    """Return a sentence on what has no finite epsilon, with the reason; "" if all have one."""
+    infinite = {
+        (row["unit"], row["relation"])
+        for row in card["proven"]
+        if math.isinf(float(row["epsilon"]))
+    }
+    found = []
+    for unit, (whole, *parts) in UNPROVEN.items():
+        missing = [
+            part
+            for part, relation in zip(parts, RELATIONS, strict=True)
+            if (unit, relation) in infinite
+        ]
+        found += [whole] if len(missing) == len(parts) else missing
+    if not found:
+        return ""
+    # Counts are as bounded as their training, whose reason is there, too, in plainer words.
+    reasons = [r for r in (card["reason"] or "").split("; ") if not r.startswith(CLASS_COUNTS)]
+    because = f", because {'; '.join(reasons)}" if any(reasons) else ""
+    named = " or ".join(filter(None, (", ".join(found[:-1]), found[-1])))
+    return f"Nothing is proven for {named}{because}."
+
+
+def replacement_costs_more(card: Mapping[str, Any]) -> bool:
+    """Return whether a changed record counts as its patient's replacement: training.unit=patient.
+
+    Only then is a record's epsilon larger than that of its patient.
+    """
+    record, patient = (
+        next(
+            float(row["epsilon"])
+            for row in card["proven"]
+            if (row["unit"], row["relation"]) == (unit, "add_remove")
+        )
+        for unit in ("record", "patient")
+    )
+    return patient < record < math.inf
 
 
 def review(row: Mapping[str, Any]) -> str:

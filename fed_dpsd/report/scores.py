@@ -4,6 +4,7 @@ The positive class is the second one. An image counts as positive if the student
 probability of at least the threshold.
 """
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -119,6 +120,8 @@ def operating_points(predictions: Predictions, given: float | None) -> list[Oper
     everything = np.ones(len(predictions.labels), bool)
     found = [_tested(predictions, 0.5, "fixed: the more probable class", ALL, everything)]
     if given is not None:
+        if given == found[0].threshold:
+            return [dataclasses.replace(found[0], marked=True)]
         origin = "given to the report; valid if chosen without these images"
         found.insert(0, _tested(predictions, given, origin, ALL, everything, marked=True))
         return found

@@ -39,10 +39,11 @@ COSTS = (
     ("seconds of rounds", ("seconds_rounds",), 1, 1),
 )
 CONFIDENCE = 0.95
+LEAST_PAIRS = 3  # of an interval: two pairs make one of about 9 deviations to each side
 DIFFERENCES = (
     "Differences between students, in points: the mean and standard deviation over pairs of runs "
     "with equal seeds and equal values of all other varied keys, and the "
-    f"{CONFIDENCE:.0%} interval of a paired t-test."
+    f"{CONFIDENCE:.0%} interval of a paired t-test, from {LEAST_PAIRS} pairs on."
 )
 
 
@@ -214,8 +215,8 @@ def differences(settings: Sequence[Setting], against: str) -> list[list[str]]:
 
     Two runs are a pair if their seeds, data and alphas are equal, and so is every key that varies
     among the settings called `against`. A line of settings has a row for all its pairs, and a row
-    for each setting. The interval is from a paired t-test, which assumes normal differences and
-    needs two pairs.
+    for each setting. The interval is from a paired t-test, which assumes normal differences; fewer
+    than LEAST_PAIRS pairs have none.
 
     Args:
         settings: the settings of a report.
@@ -271,7 +272,7 @@ def _pairs(
 
 
 def _interval(values: Sequence[float]) -> str:
-    """Return the mean, deviation and confidence interval; only the mean for one value."""
+    """Return the mean; for two values or more, the deviation; for enough, the interval."""
     from scipy.stats import t
 
     if not values:
@@ -280,6 +281,8 @@ def _interval(values: Sequence[float]) -> str:
     if count == 1:
         return f"{mean:+.1f}"
     deviation = statistics.stdev(values)
+    if count < LEAST_PAIRS:
+        return f"{mean:+.1f} ± {deviation:.1f}"
     reach = t.ppf((1 + CONFIDENCE) / 2, count - 1) * deviation / count**0.5
     return f"{mean:+.1f} ± {deviation:.1f} ({mean - reach:+.1f} to {mean + reach:+.1f})"
 

@@ -180,7 +180,7 @@ def test_the_target_is_spent_on_a_patient_and_the_card_says_who_patients_are(sma
     note = "patients are made up: 3 records of one class each"
     assert all(note in row["notes"] for row in rows.values())  # a record's part depends on them
     assert "replaced by a record of the same patient" in rows["record", "replace_one"]["notes"]
-    assert card["reason"].endswith("a client's number of patients has no bound")
+    assert card["reason"].endswith("a client's number of patients is not bounded")
     plain = small(*PRIVATE, "privacy.target_epsilon=2")
     (row, *_) = privacy_card(plain, plan_of(plain))["proven"]
     assert row["epsilon"] == pytest.approx(2, rel=1e-2)
@@ -234,15 +234,15 @@ def test_a_unit_that_a_file_does_not_allow_is_refused_and_not_charged(
                 BY_PATIENT,
                 True,
                 {"units": ["record"]},
-                r"by record only; .*`units: \[record, patient\]`",
+                r"only by record; .*`units: \[record, patient\]`",
             ),
             (
                 PRIVATE,
                 True,
                 {"units": ["patient"]},
-                r"by patient only; .*`units: \[patient, record\]`",
+                r"only by patient; .*`units: \[patient, record\]`",
             ),
-            (PRIVATE, True, {"units": []}, r"by none only; .*`units: \[record\]`"),
+            (PRIVATE, True, {"units": []}, r"only by none; .*`units: \[record\]`"),
             (
                 (*PRIVATE, "training.unit=patient", "training.records_per_patient=17"),
                 *(True, {}, "training.records_per_patient is at most 16"),

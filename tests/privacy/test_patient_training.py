@@ -321,9 +321,9 @@ def test_a_patients_epsilon_is_dp_accountings():
 
 
 def test_reasons_name_the_unit_that_has_no_bound():
-    assert by_patient().reason.endswith("a client's number of patients has no bound")
+    assert by_patient().reason == "a client's number of patients is not bounded"
     single = by_patient(unit="record", records_per_patient=1)
-    assert "a patient's or client's number of records has no bound" in single.reason
+    assert "a patient's or client's number of records is not bounded" in single.reason
 
 
 # --- settings ---

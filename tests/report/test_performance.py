@@ -1,5 +1,7 @@
 """Scores on test images: areas, intervals, and thresholds that no tested image has chosen."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score, roc_curve
@@ -115,6 +117,8 @@ def test_h4_a_given_threshold_is_tested_on_all_images_and_named_first():
     assert point.positives == (called[given.labels == 1].sum(), (given.labels == 1).sum())
     assert point.negatives == ((~called)[given.labels == 0].sum(), (given.labels == 0).sum())
     assert (fixed.threshold, fixed.marked) == (0.5, False)
+    (same,) = scores.operating_points(given, 0.5)  # instead of two identical rows
+    assert same == dataclasses.replace(fixed, marked=True)
     alone = Predictions(given.probabilities, given.labels, given.labels == 1)  # a half lacks one
     assert [point.threshold for point in scores.operating_points(alone, None)] == [0.5]
 

@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from fed_dpsd.accounts import card, verdict
+from fed_dpsd.privacy.training import ClassCounts
 from fed_dpsd.report import guarantee, pages
 from fed_dpsd.report.facts import Unfinished
 from fed_dpsd.report.scores import Predictions
@@ -206,8 +207,11 @@ def test_h6_the_unit_that_was_asked_for_comes_first(tmp_path):
     assert [row["epsilon of the whole plan"] for row in rows] == [
         *("2.988", "6.5828", "6.5679", "6.5828")
     ]
-    control = page(run(tmp_path)).text_of("dl", class_="tiles")
-    assert "for a record, added or removed" in control
+    note = "counts like replacing its patient"
+    assert note in shown.text_of("section", id="privacy")
+    control = page(run(tmp_path))
+    assert note not in control.text_of("main")
+    assert "for a record, added or removed" in control.text_of("dl", class_="tiles")
 
 
 # --- how good the student is ---
@@ -299,6 +303,50 @@ def test_h4_the_officers_numbers_are_the_cards_proven_ones(tmp_path):
     assert facts.answered in shown.text_of("section", id="left")
     assert "no message for records" in main
     assert "Nobody else" in shown.text_of("section", id="trusted")
+
+
+def test_h4_the_officers_page_is_in_plain_words(tmp_path):
+    answered = "a label (randomised response, answers.epsilon_per_answer=10); besides, counts leave"
+    facts = deployment(tmp_path, answered=answered, trained="as a client can (training.epsilon=3)")
+    shown = officer(facts)
+    words = "epsilon 2.99 (for a record added or removed; nobody has to be trusted; delta 0.00001)"
+    assert words in shown.text_of("p", class_="lead")
+    left = shown.text_of("section", id="left")
+    assert "took part and answered at most 640 synthetic images each. What left each: a " in left
+    assert "each: a label (randomised response); besides, counts." in left
+    assert "=" not in left
+    assert not [word for word in shown.text_of("main").split() if word.startswith("client")]
+    assert "client" in officer(run(tmp_path)).text_of("section", id="left")  # a simulation's
+
+
+def test_h4_plain_words_hold_for_each_unit_relation_and_trust():
+    row = {"unit": "client", "relation": "replace_one", "trust": "server", "delta": 0}
+    said = guarantee.in_words(row | {"epsilon": 2.98795, "notes": ["not reviewed: a"]})
+    assert said == (
+        "epsilon 2.99 (for a replaced client; the coordinator has to be trusted; delta 0, "
+        "not reviewed)"
+    )
+    label = row | {"unit": "label", "trust": "threshold", "delta": 1e-9, "epsilon": 1, "notes": []}
+    assert "a replaced label; enough of the clients have to" in guarantee.in_words(label)
+    assert guarantee.in_words(label).endswith("delta 0.000000001)")
+    assert guarantee.released("none: weights leave the clients") == "weights"
+
+
+def test_h4_what_is_unproven_is_said_once_with_its_reason():
+    def said(**infinite):
+        rows = [
+            {"unit": unit, "relation": relation}
+            | {"epsilon": "inf" if relation in infinite.get(unit, ()) else 1.0}
+            for unit, relation in guarantee.CHANGES
+        ]
+        return guarantee.unproven({"proven": rows, "reason": f"{ClassCounts.reason}; a reason"})
+
+    both = ("add_remove", "replace_one")
+    assert said() == ""
+    assert said(client=both) == "Nothing is proven for a whole client, because a reason."
+    everything = said(record=both, patient=both, client=both)
+    assert "for a record, a patient or a whole client, because" in everything
+    assert "for a replaced record or a whole" in said(record=["replace_one"], client=both)
 
 
 def test_h4_the_officers_page_claims_no_more_than_the_card(tmp_path):

@@ -226,6 +226,13 @@ def test_an_interval_is_that_of_a_paired_test(table):
     assert numbers == pytest.approx([100 * mean, 100 * low, 100 * high], abs=0.05)
 
 
+def test_two_pairs_have_no_interval(table):
+    for number, interval in ((2, False), (3, True)):
+        path = table(*runs("first", FIRST[:number]), *runs("second", SECOND[:number]))
+        _, (_, cell, pairs) = differences(read([path]), "first")
+        assert (pairs, " to " in cell, " ± " in cell) == (str(number), interval, True)
+
+
 def test_only_seeds_that_both_have_are_compared(table):
     two = {"num_classes": 2, "auroc_student": 0.9}
     cases = [  # rows of the second setting in any order, and what is shown

@@ -148,10 +148,12 @@ class Facts:
 
     @property
     def took_part(self) -> int:
-        """Return the number of clients that answered a request; all, as long as none was sent."""
-        everyone: int = self.summary["num_clients"]
+        """Return the number of clients that answered a request or were charged, if any is known."""
         answered = {client for request in self.requests for client in request["answered"]}
-        return len(answered) if answered and not self.simulated else everyone
+        if self.requests and not self.simulated:
+            return len(answered)
+        charged = {client for client, cost in self.costs.items() if cost}
+        return len(charged) or int(self.summary["num_clients"])
 
     @property
     def card(self) -> Mapping[str, Any]:

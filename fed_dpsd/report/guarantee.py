@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -102,6 +102,34 @@ def in_words(row: Mapping[str, Any]) -> str:
         f"{RELATIONS[row['relation']].format(row['unit'])}; {TRUSTED[row['trust']]}; "
         f"delta {delta}{review(row)})"
     )
+
+
+def trusted_by(
+    finite: Sequence[tuple[Mapping[str, Any], str, Any]], label: Mapping[str, Any] | None
+) -> list[tuple[str, str]]:
+    """Return each trust with the changes that need it; "" if all numbers need the same trust.
+
+    Args:
+        finite: rows of a card with a finite epsilon, each with its change in words.
+        label: the card's row for a label, if any.
+    """
+    rows = [(row["trust"], RELATIONS[row["relation"]].format(row["unit"])) for row, *_ in finite]
+    if label and math.isfinite(float(label["epsilon"])):
+        rows.append((label["trust"], "a replaced label"))
+    trusts = list(dict.fromkeys(trust for trust, _ in rows))
+    if len(trusts) < 2:
+        return [(trust, "") for trust in trusts]
+    return [(trust, ", ".join(text for own, text in rows if own == trust)) for trust in trusts]
+
+
+def sentence_of(note: str) -> str:
+    """Return a card's note as a sentence on what is not covered."""
+    if found := re.fullmatch(r"against the coordinator and (\d+) of the other clients.*", note):
+        return (
+            f"Secure sums: nothing is proven against the coordinator together with more than "
+            f"{found[1]} of the other clients."
+        )
+    return NOTES.get(note, f"{note[:1].upper()}{note[1:]}.")
 
 
 def released(described: str) -> str:

@@ -173,11 +173,12 @@ def _environment() -> Environment:
         "attackers": guarantee.ATTACKERS,
         "first_line": Markup(FIRST_LINE),
         "most_epsilon": MEANINGFUL,
+        "most_delta": MEANINGFUL_DELTA,
         "in_words": guarantee.in_words,
         "replacement_costs_more": guarantee.replacement_costs_more,
         "review": guarantee.review,
         "short": guarantee.short,
-        "sentences": guarantee.NOTES,
+        "sentence_of": guarantee.sentence_of,
         "spread": numbers.spread,
         "trusts": guarantee.TRUST,
         "unproven": guarantee.unproven,
@@ -229,6 +230,7 @@ def officer_page(facts: Facts) -> str:
         claims=guarantee.claims(facts.card),
         notes=guarantee.notes(facts.card),
         trust_sentences=guarantee.TRUST_SENTENCES,
+        trusted_by=guarantee.trusted_by,
     )
 
 

@@ -349,6 +349,23 @@ def test_h4_what_is_unproven_is_said_once_with_its_reason():
     assert "for a replaced record or a whole" in said(record=["replace_one"], client=both)
 
 
+def test_h4_each_number_names_whom_to_trust_and_sums_what_they_do_not_cover():
+    record = {"trust": "nobody", "unit": "record", "relation": "add_remove"}
+    patient = {"trust": "server", "unit": "patient", "relation": "replace_one"}
+    rows = [(record, "", ""), (patient, "", "")]
+    assert guarantee.trusted_by(rows, None) == [
+        ("nobody", "a record added or removed"),
+        ("server", "a replaced patient"),
+    ]
+    assert guarantee.trusted_by(rows[:1], None) == [("nobody", "")]
+    alone = {"trust": "server", "epsilon": 1.0}
+    assert guarantee.trusted_by([], alone) == [("server", "")]
+    note = "against the coordinator and 1 of the other clients together"
+    assert "nothing is proven against the coordinator together with more than 1" in (
+        guarantee.sentence_of(note)
+    )
+
+
 def test_h4_the_officers_page_claims_no_more_than_the_card(tmp_path):
     shown = officer(with_card(run(tmp_path), proven=epsilon_of_all(2.0, trust="server")))
     assert "Nothing is proven against it." in shown.text_of("section", id="trusted")

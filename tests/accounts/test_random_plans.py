@@ -129,7 +129,8 @@ MANY = pytest.mark.parametrize("number", [1, pytest.param(20, marks=pytest.mark.
 BUDGETS = st.sampled_from([0.5, 5.0, 50.0])
 
 
-@MANY
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [20])
 def test_ledgers_hold_what_was_planned(small, tmp_path_factory, number):
     """Also if the process ends between rounds and the run is resumed."""
     random(number)(given(experiments())(lambda drawn: holds(small, tmp_path_factory, *drawn)))()

@@ -345,6 +345,7 @@ def test_audit_of_answers_that_never_leave_says_so(fed_dpsd):
         assert "releases no answers, and no epsilon of a record holds" in err
 
 
+@pytest.mark.slow  # an audit
 def test_audit_of_a_run_that_releases_more_says_what_its_card_says(
     fed_dpsd, few_draws, monkeypatch
 ):

@@ -286,7 +286,7 @@ def test_a_bad_file_names_every_problem(tmp_path):
         ({"methods": ["voodoo"]}, "methods: 'voodoo' is unknown"),
         ({"client": 2}, "client=2 must be below num_clients=2"),
         ({"budget": float("inf")}, "budget=inf must be finite"),
-        ({"delta": 1.0}, "delta=1.0 must be between 0 and 1"),
+        ({"delta": 1.0}, "site.delta=1.0 must be strictly between 0 and 1"),
         ({"limits": {"speed": 3}}, "limits.speed=3: give numbers for"),
         ({"files": None}, "site.files=null: site.files is a group of keys"),
         ({"files": "images"}, "site.files=images: site.files is a group of keys"),

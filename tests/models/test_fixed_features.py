@@ -172,7 +172,7 @@ def test_a_layer_trains_on_features_that_were_predicted_with(empty_memory, remem
     model(pixels(images) / 2 + 0.5)[:, 0].sum().backward()  # not through `learner` either
 
 
-@every_kind
+@scattering_daily
 def test_a_generator_can_be_trained_through_the_features(kind):
     """Its images need a gradient, a flat one's too, and what is remembered has none."""
     images = torch.cat([pixels(drawn(3)), torch.zeros(1, *SMALL)]).requires_grad_()

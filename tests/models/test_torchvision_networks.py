@@ -207,6 +207,7 @@ def test_another_architecture_channels_or_classes_are_named(small, tmp_path):
         read(small, path)
 
 
+@pytest.mark.slow  # four networks of torchvision
 def test_the_experiment_on_imagenet_runs_on_tiny_files(small, tmp_path):
     """A teacher of Fig. 4 answers a ResNet34; three classes and 32 pixels stand for ImageNet's."""
     torch.manual_seed(0)

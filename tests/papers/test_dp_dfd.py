@@ -80,6 +80,7 @@ def test_the_papers_threshold_is_the_default(small):
     assert experiment.answers.threshold == 1 / (2 * experiment.answers.num_classes)
 
 
+@pytest.mark.slow  # two generators' training
 def test_the_generator_is_pretrained_against_the_very_teacher(small, tmp_path):
     """Its images' loss falls there; the control is a generator that is trained on the student."""
     fallen = {}

@@ -25,7 +25,6 @@ from fed_dpsd.experiment import Experiment, one_run, unused
 from fed_dpsd.models.functions import MakeNetwork, add_functions, require_functions
 from fed_dpsd.planned import PlannedRun, planned_run
 from fed_dpsd.progress import reporting
-from fed_dpsd.report import pages
 from fed_dpsd.server.completed import open_completed
 from fed_dpsd.server.export import Format, export
 from fed_dpsd.server.federation import InUse
@@ -45,7 +44,6 @@ from fed_dpsd.server.trackers import require_tracker
 from fed_dpsd.server.words import opening
 from fed_dpsd.storage import encoded, write_atomically
 from fed_dpsd.sweep import sweep as sweeps
-from fed_dpsd.sweep.reported import facts_of, tables_of, unfinished_nearby
 
 if TYPE_CHECKING:
     import pandas
@@ -367,6 +365,9 @@ def report(
     Raises:
         UserError: there is nothing to report, or a run is not finished.
     """
+    from fed_dpsd.report import pages  # matplotlib takes a second, which a plan need not wait for
+    from fed_dpsd.sweep.reported import facts_of, tables_of, unfinished_nearby
+
     places = [_place(each).absolute() for each in runs]
     facts = facts_of(places)
     if facts and facts.unfinished:

@@ -336,7 +336,24 @@ def sweep(*overrides: str, out: Path | str = "runs/sweep", progress: bool = True
     def say(line: str) -> None:
         console.print(line, markup=False, soft_wrap=True)
 
+    table = folder / sweeps.TABLE
     cells = sweeps.plan(list(overrides), folder, Path.cwd(), say)
+    if failed := run_cells(cells, table, console, say):
+        raise UserError("; ".join(f"failed: {cell}: {error}" for cell, error in failed.items()))
+    return Sweep(table, tuple(Run(cell.folder) for cell in cells))
+
+
+def run_cells(
+    cells: Sequence[sweeps.Cell], table: Path, console: Console, say: sweeps.Say
+) -> dict[str, str]:
+    """Check all cells of a sweep and show their warnings, run them, and write their table.
+
+    Returns:
+        The error of each cell that failed.
+
+    Raises:
+        UserError: a cell cannot run; none has.
+    """
     checked = sweeps.check(cells, ready)
     for line in dict.fromkeys(line for _, warnings in checked for line in warnings):
         say(f"warning: {line}")
@@ -346,10 +363,7 @@ def sweep(*overrides: str, out: Path | str = "runs/sweep", progress: bool = True
         show(local_job(experiment, folder), console)
 
     with shown(console):
-        failed = sweeps.run(cells, work, folder / sweeps.TABLE, say)
-    if failed:
-        raise UserError("; ".join(f"failed: {cell}: {error}" for cell, error in failed.items()))
-    return Sweep(folder / sweeps.TABLE, tuple(Run(cell.folder) for cell in cells))
+        return sweeps.run(cells, work, table, say)
 
 
 def report(
@@ -360,7 +374,7 @@ def report(
     Args:
         runs: runs, sweeps, or paths of run folders, of sweeps' folders and of their tables.
         out: folder to write to; by default the folder of the first table.
-        against: name of a setting to compare the others with, seed by seed.
+        against: entry to compare the others with, for equal seeds and varied keys.
 
     Raises:
         UserError: there is nothing to report, or a run is not finished.

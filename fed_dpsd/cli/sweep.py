@@ -1,15 +1,11 @@
 """The commands `fed-dpsd sweep` and `fed-dpsd report`: grids of runs, and their tables."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fed_dpsd.cli.console import Overrides, console, say, say_failed
-from fed_dpsd.display import shown
-
-if TYPE_CHECKING:
-    from fed_dpsd.experiment import Experiment
 
 
 def sweep(
@@ -28,17 +24,13 @@ def sweep(
     Separate values by commas, as in seed=0,1,2, or give your own grid, as in my_grid.yaml. To
     resume a sweep, repeat the command.
     """
-    from fed_dpsd.engines.ready import ready
+    from fed_dpsd import api
     from fed_dpsd.sweep import sweep as sweeps
 
     folder = out.absolute()
-    path = (table or folder / "results.csv").absolute()
+    path = (table or folder / sweeps.TABLE).absolute()
     cells = sweeps.plan(overrides or [], folder, Path.cwd(), say, [only] if only else [])
-    checked = sweeps.check(cells, ready)
-    for line in dict.fromkeys(line for _, warnings in checked for line in warnings):
-        say(f"warning: {line}")
-    with shown(console):
-        failed = sweeps.run(cells, _run_cell, path, say)
+    failed = api.run_cells(cells, path, console, say)
     print(path, flush=True)
     for cell, error in failed.items():
         say_failed(f"failed: {cell}: {error}")
@@ -96,10 +88,3 @@ def report(
     folder = (out or tables[0].parent).absolute()
     for path in pages.write(tables, folder, against, run, unfinished, title):
         print(path)
-
-
-def _run_cell(experiment: "Experiment", folder: Path) -> None:
-    from fed_dpsd import api
-
-    api.require_tracker(experiment.config.tracker)
-    api.show(api.local_job(experiment, folder), console)

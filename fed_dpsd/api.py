@@ -268,7 +268,7 @@ def run(
         teacher: a function or a class that makes a network for every client's teachers, instead of
             `model.teacher`. It takes nothing, or an image's shape (C, S, S) and the number of
             classes. The network takes float images (B, C, S, S) in [-1, 1], and returns the logits
-            of its last `torch.nn.Linear`. All its weights are drawn anew from the seed.
+            of its last `torch.nn.Linear`. All its weights are drawn from the seed.
         student: as `teacher`, for the student. Only engine="local" takes functions.
         engine: "local", in this process, or "flower", in a separate Flower simulation.
         nodes: simulated Flower nodes, >= 1; by default one for each client.

@@ -134,7 +134,7 @@ def test_clients_that_cannot_be_placed_end_the_server_app(simulation, monkeypatc
 
 
 def load(app):
-    """What Flower loads, anew."""
+    """What Flower loads, in a fresh process."""
     spec = importlib.util.spec_from_file_location(app, ROOT / app / "__init__.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

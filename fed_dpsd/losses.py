@@ -124,6 +124,23 @@ def kd_gradients(
     return -np.asarray(teachers, np.float64) / np.asarray(student, np.float64).clip(low, high)
 
 
+def in_logits(gradients: NDArray[np.float64], student: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Return gradients in the student's logits, from gradients in its probabilities.
+
+    It is the chain rule through the softmax: p_j (g_j - sum of p_i g_i).
+
+    Args:
+        gradients: (..., B, K) gradients in the probabilities.
+        student: (B, K) float, student probabilities.
+
+    Returns:
+        (..., B, K) float64; rows sum to 0.
+    """
+    p = np.asarray(student, np.float64)
+    p = p / p.sum(axis=1, keepdims=True)
+    return np.asarray(p * (gradients - (p * gradients).sum(axis=-1, keepdims=True)))
+
+
 def noisy_label(
     predictions: NDArray[np.floating],
     gradient: NDArray[np.float64],

@@ -82,6 +82,28 @@ def test_the_gradient_of_classic_distillation_is_that_of_automatic_differentiati
     assert np.isfinite(losses.kd_gradients(sure[None], sure[::-1])).all()
 
 
+def test_gradients_in_logits_are_those_of_automatic_differentiation():
+    teacher, student = probabilities(50, 10, 2), probabilities(50, 10, 3)
+    for loss, ours in (
+        (losses.decoupled_kd, losses.decoupled_kd_gradients(teacher[None], student, 8.0)),
+        (as_printed, losses.decoupled_kd_gradients(teacher[None], student, 8.0, "own")),
+        (lambda t, s, _: (t * (t / s).log()).sum(1), losses.kd_gradients(teacher[None], student)),
+    ):
+        logits = torch.tensor(np.log(student) + 3, requires_grad=True)
+        loss(torch.tensor(teacher), logits.softmax(1), 8.0).sum().backward()
+        found = losses.in_logits(ours, student)[0]
+        assert found == pytest.approx(logits.grad.numpy(), rel=1e-6, abs=1e-9)
+    classic = losses.in_logits(losses.kd_gradients(teacher[None], student), student)[0]
+    assert classic == pytest.approx(student - teacher)  # as is well known
+
+
+def test_gradients_in_logits_of_sure_students_are_finite():
+    sure = np.eye(10)[[0, 1]]
+    for divisor in ("target", "own"):
+        own = losses.decoupled_kd_gradients(sure[None], sure[::-1], 8.0, divisor)
+        assert np.isfinite(losses.in_logits(own, sure[::-1])).all()
+
+
 def test_noisy_label_steps_down_the_gradient():
     predictions = np.array([[0.4, 0.6]])
     gradient = np.array([[1e-3, -1e-3]])

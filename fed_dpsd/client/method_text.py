@@ -17,6 +17,7 @@ _NAMES = {
 _POLARITIES = {"both": False, "answers": True}
 _LEFT_OUT = {
     "distillation": "decoupled",
+    "gradients_of": "probabilities",
     "leaves_fraction": 0.0,
     "objects_fraction": 0.0,
     "pooling": "mean",

@@ -13,9 +13,13 @@ The guarantee has two parts that add up: the baseline's training and the votes. 
 only the votes. Without noise in the baseline's training (`training@method.baseline=plain`) nothing
 is proven. With `generator_steps=0` no baseline is needed: none is trained or released, and only the
 votes count.
+
+Several clients are the paper's distributed deployment (Sec. III-E): what they release is summed, so
+with `answers=votes` all their teachers vote together, and each client has a baseline of its own.
+Each client's guarantee is that of its own releases.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -52,6 +56,7 @@ from fed_dpsd.protocol import Aggregate, Refusal, Request, Response
 from fed_dpsd.streams import Streams
 
 VAE_WIDTH = 16  # channels of the autoencoder's first convolution
+GENERATOR_ROUNDS = 80  # steps at a learning rate; it falls to a tenth after them
 LOSSES = {"cross_entropy": losses.student_loss, "squared": losses.squared_loss}
 
 
@@ -119,7 +124,7 @@ class DGD(Method):
         return problems
 
     def plan(self, context: PublicContext) -> Plan:
-        """Return the stages: the baseline, once, if it is needed; a label per query."""
+        """Return one client's stages: its baseline, once, if needed; an answer per query."""
         before = (Stage(BaselineWeights(self.baseline), 1, 1),) if self.generator_steps else ()
         plan = super().plan(context)
         return replace(plan, stages=(*before, *plan.stages))
@@ -144,9 +149,10 @@ class DGD(Method):
         student = context.make_student(streams.torch("student"))
         learners = {"student": student, "generator": generator, "vae": vae}
         buffer = resume.load(**learners) if resume else []
+        baselines = []
         if not resume and self.generator_steps:
-            baseline = fetch_baseline(federation, context)
-            self.train_generator(generator, baseline, context, streams)
+            baselines = fetch_baselines(federation, context)
+            self.train_generator(generator, baselines, context, streams)
         images = self.synthesise(generator, context, streams)
         if resume is None:
             self.train_vae(vae, images, context, streams)
@@ -162,7 +168,7 @@ class DGD(Method):
                 return
             buffer.append(ReplayBuffer.of(total, hard_labels(total)))
             loss = self.train_student(student, vae, buffer, images, context, streams, number)
-            trained = self.generator_steps * self.batch_size if number == 1 else 0
+            trained = len(baselines) * self.generator_steps * self.batch_size if number == 1 else 0
             yield Round(
                 State.of(number, buffer, **learners),
                 student,
@@ -173,23 +179,34 @@ class DGD(Method):
             )
 
     def train_generator(
-        self, generator: nn.Module, baseline: Classifier, context: PublicContext, streams: Streams
+        self,
+        generator: nn.Module,
+        baselines: Sequence[Classifier],
+        context: PublicContext,
+        streams: Streams,
     ) -> None:
-        """Train the generator; the baseline is its fixed discriminator (Sec. III-B, five steps)."""
+        """Train the generator on the mean of Eq. 2 over its fixed discriminators, the baselines.
+
+        These are the five steps of Sec. III-B.
+        """
         rng = streams.torch("latents")
         optimiser = torch.optim.Adam(generator.parameters(), self.generator_learning_rate)
+        schedule = torch.optim.lr_scheduler.StepLR(optimiser, GENERATOR_ROUNDS, 0.1)
         generator.train()
 
         def losses() -> Iterator[torch.Tensor]:
             for _ in range(self.generator_steps):
                 latents = torch.randn((self.batch_size, self.latent_size), generator=rng)
-                features = baseline.features(generator(latents.to(context.device)))
-                yield self.generator_loss(features, baseline.classifier(features))
+                images = generator(latents.to(context.device))
+                yield torch.stack([self.generator_loss(own, images) for own in baselines]).mean()
+                schedule.step()
 
         descend(optimiser, losses(), "the generator", rates_of(self, "generator_learning_rate"))
 
-    def generator_loss(self, features: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    def generator_loss(self, baseline: Classifier, images: torch.Tensor) -> torch.Tensor:
         """Return Eq. 2, which rewards confidence, balance over classes and large activations."""
+        features = baseline.features(images)
+        logits = baseline.classifier(features)
         return (
             losses.one_hot_loss(logits)
             + self.entropy_weight * losses.entropy_loss(logits)
@@ -228,11 +245,13 @@ class DGD(Method):
         """Train the autoencoder on the synthetic images."""
         rng = streams.torch("batches of the autoencoder")
         optimiser = torch.optim.Adam(vae.parameters(), self.learning_rate)
+        schedule = to_zero(optimiser, self.vae_steps)
 
         def losses() -> Iterator[torch.Tensor]:
             for _ in range(self.vae_steps):
                 chosen = torch.randint(len(images), (self.batch_size,), generator=rng).numpy()
                 yield vae.loss(to_unit(images[chosen], context.device), rng)
+                schedule.step()
 
         descend(optimiser, losses(), "the autoencoder", rates_of(self, "learning_rate"))
 
@@ -251,18 +270,19 @@ class DGD(Method):
         labelled, labels = whole.images, torch.from_numpy(whole.labels)
         rng = streams.torch("replay", query_id=number)
         optimiser = torch.optim.Adam(student.parameters(), self.learning_rate, foreach=True)
-        schedule = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.0, self.student_steps)
+        schedule = to_zero(optimiser, self.student_steps)
         student.train()
         weight = self.unsupervised_weight
+        unlabelled = images[context.rounds * context.queries_per_round :]  # the others are queried
 
         def losses() -> Iterator[torch.Tensor]:
             for _ in range(self.student_steps):
                 chosen = torch.randint(len(labelled), (self.batch_size,), generator=rng).numpy()
                 logits = student(to_unit(labelled[chosen], context.device))
                 loss = LOSSES[self.label_loss](logits, labels[chosen].to(context.device))  # Eq. 5
-                if weight > 0:
-                    drawn = torch.randint(len(images), (self.batch_size,), generator=rng).numpy()
-                    inputs = to_unit(images[drawn], context.device)
+                if weight > 0 and len(unlabelled):
+                    drawn = torch.randint(len(unlabelled), (self.batch_size,), generator=rng)
+                    inputs = to_unit(unlabelled[drawn.numpy()], context.device)
                     loss = loss + weight * self.smoothness(student, vae, inputs, rng)
                 yield loss
                 schedule.step()
@@ -311,18 +331,22 @@ class DGD(Method):
         return noisy / noisy.norm(dim=1, keepdim=True) * self.code_size**0.5
 
 
-def fetch_baseline(federation: Federation, context: PublicContext) -> Classifier:
-    """Return the client's baseline from its released weights.
+def to_zero(optimiser: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.LRScheduler:
+    """Let the learning rate fall linearly, to 0 after `steps` steps."""
+    return torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.0, steps)
+
+
+def fetch_baselines(federation: Federation, context: PublicContext) -> list[Classifier]:
+    """Return the baseline of each client that answers, from its released weights.
 
     Raises:
-        UserError: the client does not answer.
+        UserError: no client answers.
     """
     replies = federation.each(context.request("baseline"))
     if not replies.answers:
         raise nobody_answers(replies.refused)
-    (response,) = replies.answers.values()
-    (baseline,) = read_teachers(replace(response, teachers=1), context, 0)
-    return baseline
+    one_each = {client: replace(own, teachers=1) for client, own in replies.answers.items()}
+    return [read_teachers(own, context, client)[0] for client, own in one_each.items()]
 
 
 def hard_labels(total: Aggregate) -> NDArray[np.float32]:

@@ -19,6 +19,7 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.special import softmax
 from torch import nn
 
 from fed_dpsd import losses
@@ -62,6 +63,7 @@ class PaperFedDPSD(Method):
     distillation: Literal["decoupled", "classic"]
     balance: float
     divisor: Literal["target", "own"]
+    gradients_of: Literal["probabilities", "logits"]
     label: Literal["step", "gradient"]
     mean_over: Literal["clients", "batch"]
     one_hot_weight: float
@@ -184,7 +186,11 @@ class PaperFedDPSD(Method):
             mean = np.broadcast_to(mean.mean(axis=0), mean.shape)
         if self.label == "gradient":  # line 14 has neither the prediction nor a step
             return np.asarray(mean)
-        return np.asarray(total.request.predictions - self.label_step * mean)
+        predictions, step = total.request.predictions, self.label_step * mean
+        if self.gradients_of == "logits":
+            logits = np.log(np.maximum(predictions, losses.SMALLEST_PROBABILITY))
+            return np.asarray(softmax(logits - step, axis=1))
+        return np.asarray(predictions - step)
 
     def student_loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return L_s of Eq. 7: the sum of the cross-entropies."""
@@ -229,9 +235,12 @@ class PaperFedDPSD(Method):
         self, sensitive: NDArray[np.float64], predictions: NDArray[np.float32]
     ) -> NDArray[np.float64]:
         """Return the teachers' (n, B, K) gradients of Eq. 2, or of classic distillation."""
-        if self.distillation == "classic":
-            return losses.kd_gradients(sensitive, predictions)
-        return losses.decoupled_kd_gradients(sensitive, predictions, self.balance, self.divisor)
+        own = (
+            losses.kd_gradients(sensitive, predictions)
+            if self.distillation == "classic"
+            else losses.decoupled_kd_gradients(sensitive, predictions, self.balance, self.divisor)
+        )
+        return losses.in_logits(own, predictions) if self.gradients_of == "logits" else own
 
 
 Learner = nn.Module | torch.optim.Optimizer

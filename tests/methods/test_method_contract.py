@@ -78,7 +78,7 @@ ANSWERED |= {"dp_dfd": [SELECTIVE, (*SELECTIVE, STUDENT_DRIVEN), ON_BOTH_AXES[0]
 GENERATED = ("training=dp_merf", "training.features=20", "training.generator_steps=3")
 GENERATED += ("training.classifier_steps=3", "answers=probabilities")
 ANSWERED |= {"dp_merf": [GENERATED]}
-ALONE = ("dpsd", "central", "direct", "paper_dpsd", "dpdfd", "dp_dfd", "dgd", "dgd_plus", "dp_merf")
+ALONE = ("dpsd", "central", "direct", "paper_dpsd", "dpdfd", "dp_dfd", "dp_merf")
 NEEDS = dict.fromkeys(ALONE, ("num_clients=1",))
 ONE_ROUND = {"central", "direct", "ensemble", "dp_merf"}
 # One answer of each kind where the code is shared: refusals.

@@ -2,11 +2,13 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from dp_accounting import NonPrivateDpEvent
+from dp_accounting import GaussianDpEvent, NeighboringRelation, NonPrivateDpEvent
+from dp_accounting.pld import PLDAccountant
 
 from fed_dpsd.accounts import card as cards
 from fed_dpsd.accounts.account import Unplanned
@@ -82,7 +84,7 @@ def test_the_ledger_holds_the_baseline_once(small, tmp_path):
     again = federation.each(context_of(experiment).request("baseline"))[0]
     assert len(entries_of(federation._sites[0].ledger)) == 1 + len(others)
     (baseline,) = federation._sites[0]._baseline(experiment.method.baseline).models
-    fetched = dgd.fetch_baseline(federation, context_of(experiment))
+    (fetched,) = dgd.fetch_baselines(federation, context_of(experiment))
     assert torch.equal(fetched.classifier.weight, baseline.classifier.weight)
     assert again.values.shape[1] == 1
 
@@ -138,7 +140,6 @@ def test_what_it_cannot_do_is_refused_before_data_are_read(small):
         ),
         ("method.baseline=null", "method.baseline._target_=null is not an allowed class"),
         ("training=dp_sgd", "method=dgd does not support it; use training=plain"),
-        ("num_clients=2", "method=dgd has one client; use num_clients=1"),
         ("method.lines_fraction=1.5", "must be >= 0 with a sum of at most 1"),
         ("method.epsilon_1=0", "epsilon_1=0"),
         ("method.baseline._target_=os.system", "method.baseline._target_=os.system is not"),
@@ -203,9 +204,81 @@ def test_noise_of_epsilon_1_hides_the_code(small):
 
 def test_eq_2_wants_confident_balanced_images_with_large_activations(small):
     method = small(*PLAIN).method
+
+    def loss(features, logits):
+        baseline = SimpleNamespace(features=lambda _: features, classifier=lambda _: logits)
+        return method.generator_loss(baseline, None).item()
+
     features, logits = torch.ones((4, 6)), 20 * torch.eye(4)
-    best = method.generator_loss(features, logits).item()
+    best = loss(features, logits)
     assert best == pytest.approx(-5 * math.log(4) - 0.1, abs=1e-3)
-    assert method.generator_loss(features, torch.zeros((4, 4))).item() > best  # not confident
-    assert method.generator_loss(features, 20 * torch.eye(4)[[0] * 4]).item() > best  # one class
-    assert method.generator_loss(0 * features, logits).item() > best
+    assert loss(features, torch.zeros((4, 4))) > best  # not confident
+    assert loss(features, 20 * torch.eye(4)[[0] * 4]) > best  # one class
+    assert loss(0 * features, logits) > best
+
+
+def test_the_autoencoder_sees_only_images_that_are_not_queried(small, tmp_path, monkeypatch):
+    """D_u = D without D_s; with all of D queried, the labels alone teach."""
+    seen = []
+
+    def smoothness(self, student, vae, images, rng):
+        seen.append((images * 255).round().to(torch.uint8).numpy())
+        return torch.zeros(())
+
+    monkeypatch.setattr(dgd.DGD, "smoothness", smoothness)
+    for number, images in (("a", 64), ("b", 16)):
+        seen.clear()
+        given = f"method.synthetic_images={images}", "rounds=2", "queries_per_round=8"
+        experiment = small(*PLAIN, *given, "method.generator_steps=0", "method.areas_fraction=1.0")
+        _, rounds = finish(experiment, tmp_path / number)
+        asked = np.concatenate([part.images for part in rounds[-1].state.buffer])
+        queried = {image.tobytes() for image in asked}
+        others = {image.tobytes() for batch in seen for image in batch}
+        assert len(queried) == 16
+        assert len(others) > 40 if images == 64 else not others
+        assert not queried & others
+
+
+def test_learning_rates_fall_as_printed():
+    parameter = torch.nn.Parameter(torch.zeros(()))
+    optimiser = torch.optim.Adam([parameter], 0.001)
+    schedule, rates = dgd.to_zero(optimiser, 4), []
+    for _ in range(4):
+        rates.append(optimiser.param_groups[0]["lr"])
+        optimiser.step()
+        schedule.step()
+    assert rates == pytest.approx([0.001, 0.00075, 0.0005, 0.00025])
+    assert optimiser.param_groups[0]["lr"] == 0
+
+
+SEVERAL = ("num_clients=3", "partition=iid", "answers=votes", "teachers_per_client=2")
+
+
+def test_several_clients_vote_together_and_each_has_a_baseline(small, tmp_path):
+    """Sec. III-E: labels are the classes with the largest sums of all clients' votes."""
+    experiment = small(*PLAIN, *SEVERAL, "answers.noise_multiplier=0.001", "rounds=1")
+    federation, (finished,) = finish(experiment, tmp_path)
+    (part,) = finished.state.buffer
+    votes = np.zeros((len(part.images), 10))
+    for site in federation._sites.values():
+        for own in site.sensitive_probabilities(part.images):
+            votes += np.eye(10)[own.argmax(1)]
+    best = (votes * part.labels).sum(1)
+    assert (part.labels.sum(1) == 1).all()
+    assert (best == votes.max(1)).all()
+    kinds = [[e.kind for e in entries_of(s.ledger)] for s in federation._sites.values()]
+    assert kinds == [["baseline", "answers"]] * 3
+    method = experiment.method
+    assert finished.backward_answers == 3 * method.generator_steps * method.batch_size
+
+
+def test_with_several_clients_each_pays_for_its_own_releases(small, tmp_path):
+    """Epsilon by hand: Gaussian noise on two counts, once for each query, whoever else answers."""
+    given = (*PLAIN, *SEVERAL, "method.generator_steps=0", "answers.noise_multiplier=50")
+    alone = small(*given, "num_clients=1")
+    together = small(*given)
+    assert record(together).value == record(alone).value
+    queries = together.config.rounds * together.config.queries_per_round
+    accountant = PLDAccountant(NeighboringRelation.ADD_OR_REMOVE_ONE)
+    accountant.compose(GaussianDpEvent(50 / math.sqrt(2)), queries)
+    assert record(together).value == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-3)

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from fed_dpsd.losses import decoupled_kd_gradient, kd_gradients
+from fed_dpsd.losses import decoupled_kd_gradient, in_logits, kd_gradients
 from fed_dpsd.models.inference import predict, to_bytes
+from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
 from fed_dpsd.protocol import Aggregate, Request
 from fed_dpsd.streams import Streams
 from tests.conftest import composed
@@ -118,6 +119,33 @@ def test_readings_of_the_label(small):
         assert labels == pytest.approx(expected), reading
 
 
+def test_a_step_down_gradients_in_logits_is_a_step_of_the_logits(small):
+    logits = torch.randn((4, 10), generator=Streams(0).torch("logits"))
+    request = Request(1, np.zeros((4, 1, 8, 8), np.uint8), logits.softmax(1).numpy())
+    total = Aggregate(request, np.random.default_rng(0).normal(size=(4, 10)), 2)
+    experiment = small(*FED, "method.gradients_of=logits", "method.label_step=0.5")
+    labels = experiment.method.noisy_labels(context_of(experiment), total)
+    moved = logits - 0.5 * torch.from_numpy(total.sum / 2)
+    assert labels == pytest.approx(moved.softmax(1).numpy(), rel=1e-4)
+
+
+def test_the_coordinates_of_gradients_change_what_is_released_but_not_its_guarantee(small):
+    """The mechanism bounds the norm of whatever it is given."""
+    predictions = np.random.default_rng(0).dirichlet(np.ones(10), 3).astype(np.float32)
+    summed = ("method=dpdfd", "training=plain", "answers=gradient_sum", *ONE[3:])
+    for base, most in ((FED, 1), (ONE, 1), (summed, 3)):  # a sum has three gradients
+        known = small(*base)
+        other = small(*base, "method.gradients_of=logits")
+        first, second = (answered(each, predictions)[0] for each in (known, other))
+        assert second == pytest.approx(in_logits(first, predictions))
+        assert abs(second.sum(2)).max() < 1e-9 < abs(first.sum(2)).min()
+        for unit, relation in UNITS_AND_RELATIONS:
+            assert known.answers.event(unit, relation) == other.answers.event(unit, relation)
+        for own in second:
+            bounded = other.answers.constrain_sensitivity(own, predictions)
+            assert np.linalg.norm(bounded, axis=1).max() <= most * other.answers.bound
+
+
 def test_responses_are_labels_as_they_are(small):
     experiment = small(*FED, "answers=label")
     votes = np.eye(10)[[1, 2]] * 2
@@ -159,8 +187,16 @@ def test_the_defaults_are_the_print():
     ):
         defaults = composed(f"method={method}")["method"]
         assert (defaults["latents"], defaults["mean_over"]) == expected
-        words = ("optimiser", "divisor", "label", "entropy", "student_loss_sign", "activation")
-        printed = ["adam", "own", "step", "samples", "plus", "plus"]
+        words = (
+            "optimiser",
+            "divisor",
+            "gradients_of",
+            "label",
+            "entropy",
+            "student_loss_sign",
+            "activation",
+        )
+        printed = ["adam", "own", "probabilities", "step", "samples", "plus", "plus"]
         assert [defaults[word] for word in words] == printed
         assert not defaults["student_learning_rate_falls"]
 

@@ -161,10 +161,7 @@ class GEP(SampledGaussian):
     def public_images(
         self, teacher: nn.Module, shape: tuple[int, ...], draws: torch.Generator
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Draw (m, R * A, C, H, W) procedural images in [0, 1] and (m,) random labels.
-
-        They repeat as often as a record's copies; their gradient is a mean over these.
-        """
+        """Draw (m, 1, C, H, W) procedural images in [0, 1] and (m,) random labels."""
         with torch.no_grad():
             num_classes = teacher(torch.zeros((1, *shape))).shape[1]
         seed = int(torch.randint(2**31, (1,), generator=draws))
@@ -207,8 +204,9 @@ def embedded(gradients: list[torch.Tensor], basis: torch.Tensor) -> list[torch.T
         A number that is not finite counts as zero.
     """
     whole = torch.cat([each.flatten(1) for each in gradients], 1)
-    embedding = whole @ basis
-    residual = whole - embedding @ basis.T
+    # As columns, records have the same bits in any place (`places_agree`); as rows, they may not.
+    embedding = (basis.T @ whole.T).T.contiguous()
+    residual = whole - (basis @ embedding.T).T
     found = []
     for part in (embedding, residual):
         part.nan_to_num_(0.0, 0.0, 0.0)

@@ -156,7 +156,7 @@ class FedGen(FedAVG):
         frequencies = class_frequencies(counts, context.num_classes)
         last = 0
         if resume:
-            resume.load(student=student, generator=generator)
+            resume.load(student=student, feature_generator=generator)
             last = resume.round
         for number in range(last + 1, context.rounds + 1):
             first = number == 1
@@ -182,7 +182,7 @@ class FedGen(FedAVG):
                 rng = streams.torch("generator", query_id=number)
                 loss = self.train_generator(generator, heads, shares, frequencies, rng)
                 metrics = {"generator_loss": loss}
-            state = State.of(last, student=student, generator=generator)
+            state = State.of(last, student=student, feature_generator=generator)
             yield Round(state, student.eval(), metrics, replies.refused)
             if not vectors:  # every client's budget is spent
                 return

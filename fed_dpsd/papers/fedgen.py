@@ -171,11 +171,11 @@ class FedGen(FedAVG):
                 raise nobody_answers(replies.refused)
             metrics = {}
             if vectors := models_of(replies):
-                heads = []
+                mean, heads = average(vectors, sizes_of(replies, counts)), []
                 for vector in vectors:
                     load_vector(student, vector)
                     heads.append(tuple(p.detach().clone() for p in student.classifier.parameters()))
-                load_vector(student, average(vectors, sizes_of(replies, counts)))
+                load_vector(student, mean)
                 last = number
                 teachers = {c: own.teachers for c, own in replies.answers.items()}
                 shares = class_shares(teachers, counts, context.num_classes)

@@ -128,7 +128,7 @@ class GEP(SampledGaussian):
         model = GradSampleModule(teacher.train(), loss_reduction="sum")
         parameters = list(model.parameters())
         optimiser = torch.optim.Adam(parameters, self.learning_rate)
-        basis = torch.zeros((size, self.basis_size))
+        basis = torch.randn((size, self.basis_size), generator=draws)
 
         def form(*part: torch.Tensor) -> list[torch.Tensor]:
             return embedded(lattice.single_gradients(model, *part)[:-1], basis)
@@ -140,7 +140,6 @@ class GEP(SampledGaussian):
                 *lattice.clipped([residual, norm], self.max_residual_norm),
             ]
 
-        basis = self.basis(model, images, classes, draws)
         records = self._at_once(form, inputs, size)
         each = math.sqrt(2) * self.noise_multiplier  # so both parts have the noise of one vector
         for _ in range(self.steps):

@@ -92,6 +92,17 @@ def test_a_record_adds_to_both_sums_its_own_part_of_at_most_1_whatever_it_holds(
     assert min(map(np.linalg.norm, broken)) > 1
 
 
+def test_a_patients_records_are_clipped_together(monkeypatch):
+    images = torch.full((1, 3, 1, 8, 8), 1e3)
+    patients = {"unit": "patient", "records_per_patient": 3}
+    parts = [sums(monkeypatch, images, torch.tensor([[c] * 3]), **patients) for c in range(2)]
+    norms = np.array([[np.linalg.norm(part) for part in both] for both in parts])
+    assert norms.max() <= 1
+    assert norms.max(0).min() > 0.999  # one of the two classes is wrong
+    with pytest.raises(ValueError, match="3 copies of each record instead of 1"):
+        trained(images, torch.tensor([0]))
+
+
 def test_both_noises_make_one_gaussian_mechanism_and_half_of_one_is_found(monkeypatch):
     """1 / s_1^2 + 1 / s_2^2 = 1 / z^2; p-values below 1e-6 fail. The control halves one noise."""
     images, labels = halves(20)

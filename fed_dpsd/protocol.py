@@ -105,7 +105,8 @@ class Request:
             `weights`. Only "answers" carries images. A client answers the other kinds only if the
             method in its own configuration does. Parameters leave at epsilon = inf unless private
             training was charged.
-        weights: (P,) float32 of a model for "train"; empty otherwise.
+        weights: (P,) float32 of a model for "train", perhaps followed by other public numbers;
+            empty otherwise.
         acknowledged: releases by mechanism that the coordinator's card counts in addition to its
             plan. They travel with the message and are not part of the digest.
         heard: for each client, the releases that the run has charged to it, as the client states;

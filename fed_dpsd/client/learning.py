@@ -17,6 +17,7 @@ from torch.optim.optimizer import (
 from fed_dpsd.config import Config, TeacherConfig
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.errors import Diverged
+from fed_dpsd.methods.method import HeadLoss
 from fed_dpsd.models.augmentation import augment
 from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.models.divergence import check_losses, is_finite
@@ -90,6 +91,34 @@ def pulled_back(teacher: nn.Module, weight: float) -> Iterator[None]:
                     parameter.grad.add_(away, alpha=weight)
 
     hook = register_optimizer_step_pre_hook(pull)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+@contextlib.contextmanager
+def regularised(head: nn.Linear, loss: HeadLoss | None) -> Iterator[None]:
+    """Add a loss of the last layer, which depends on no record, during training in the block.
+
+    Its gradient is added to that of each optimiser step, after any noise of private training. It is
+    computed on copies, since Opacus watches the layer itself.
+    """
+    if loss is None:
+        yield
+        return
+
+    def add(optimiser: torch.optim.Optimizer, *_: object) -> None:
+        learning = [parameter for group in optimiser.param_groups for parameter in group["params"]]
+        if not any(parameter is head.weight for parameter in learning):
+            return
+        layer = head.weight, head.bias
+        copies = [parameter.detach().clone().requires_grad_() for parameter in layer]
+        gradients = torch.autograd.grad(loss(*copies), copies)
+        for parameter, gradient in zip(layer, gradients, strict=True):
+            parameter.grad.add_(gradient)
+
+    hook = register_optimizer_step_pre_hook(add)
     try:
         yield
     finally:

@@ -16,7 +16,7 @@ from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.config import Config
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.errors import ProtocolError
-from fed_dpsd.methods.method import Method
+from fed_dpsd.methods.method import Method, Regulariser
 from fed_dpsd.models.inference import Images
 from fed_dpsd.privacy.mechanism import (
     ExactCounts,
@@ -204,10 +204,14 @@ class Site:
         """Return the exact class counts of all records, (1, 1, K); private until released."""
         return self._teachers.sensitive_class_counts()
 
-    def retrain(self, request: Request, epochs: int) -> NDArray[np.float32]:
+    def retrain(
+        self, request: Request, epochs: int, regulariser: Regulariser | None = None
+    ) -> NDArray[np.float32]:
         """Train the teachers from the request's weights; private training is charged again first.
 
-        A method with a `proximal_weight` (FedProx) pulls them back to the request's weights.
+        A method with a `proximal_weight` (FedProx) pulls them back to the request's weights. A
+        `regulariser` (FedGen) adds a loss that depends on the request and the weights alone, so
+        private training covers it as post-processing.
 
         Returns:
             The teachers' (1, n * P, 1) weights, private until released.
@@ -217,14 +221,16 @@ class Site:
             ProtocolError: the weights belong to another architecture; nothing was charged.
         """
         try:
-            self._teachers.check_weights(request.weights)
+            self._teachers.check_weights(request.weights, regulariser)
         except ValueError as error:
             raise ProtocolError(f"this client was sent {error}") from None
         digest = self._retraining(request)
         if isinstance(self.training, TrainingMechanism):
             with self.ledger.transaction():
                 self.account.pay(self.training, digest, "training", request)
-        return self._teachers.sensitive_retrained(request.weights, digest, epochs, self._pull)
+        return self._teachers.sensitive_retrained(
+            request.weights, digest, epochs, self._pull, regulariser
+        )
 
     def release(
         self, mechanism: Mechanism, sensitive_value: NDArray[Any], request: Request
@@ -337,6 +343,8 @@ class Site:
         """Return the key under which training from the request's weights is charged."""
         content = f"{self._teachers.input_digest} {request.digest()}"
         content += f" {self._pull}" if self._pull else ""  # another pull has other noise
+        if len(request.weights) > self._teachers.size:  # as has another use of the other numbers
+            content += f" {method_text(self.config.method)}"
         return hashlib.sha256(content.encode()).hexdigest()
 
 

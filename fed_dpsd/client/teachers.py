@@ -28,6 +28,7 @@ from fed_dpsd.client.learning import (
     Role,
     Watch,
     pulled_back,
+    regularised,
     train,
     train_privately,
 )
@@ -35,6 +36,7 @@ from fed_dpsd.client.teacher_file import read_teacher
 from fed_dpsd.config import Config, is_function
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.errors import UserError
+from fed_dpsd.methods.method import HeadLoss, Regulariser
 from fed_dpsd.models import initialise, load_vector, read_facts, read_file, to_vector, write_weights
 from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
 from fed_dpsd.models.devices import model_of
@@ -261,35 +263,62 @@ class Teachers:
         counts = np.bincount(labels, minlength=self._config.data.num_classes)
         return counts.astype(np.float64)[None, None]
 
-    def check_weights(self, weights: NDArray[np.float32]) -> None:
+    @functools.cached_property
+    def size(self) -> int:
+        """Return the number of weights of a teacher."""
+        return len(to_vector(make_teacher(self._config, self._client, 0)))
+
+    def check_weights(
+        self, weights: NDArray[np.float32], regulariser: Regulariser | None = None
+    ) -> None:
         """Reject weights from which training cannot start.
 
         Raises:
-            ValueError: the weights belong to another architecture.
+            ValueError: the weights belong to another architecture, or do not fit the regulariser.
         """
-        load_vector(make_teacher(self._config, self._client, 0), torch.from_numpy(weights))
+        self._start(make_teacher(self._config, self._client, 0), weights, regulariser)
+
+    def _start(
+        self,
+        teacher: Classifier,
+        weights: NDArray[np.float32],
+        regulariser: Regulariser | None,
+    ) -> HeadLoss | None:
+        """Load the weights; return the regulariser's loss, from the numbers that follow them."""
+        if not regulariser:
+            load_vector(teacher, torch.from_numpy(weights))
+            return None
+        load_vector(teacher, torch.from_numpy(weights[: self.size]))
+        return regulariser(teacher.classifier, weights[self.size :])
 
     def sensitive_retrained(
-        self, weights: NDArray[np.float32], digest: str, epochs: int, proximal_weight: float
+        self,
+        weights: NDArray[np.float32],
+        digest: str,
+        epochs: int,
+        proximal_weight: float,
+        regulariser: Regulariser | None = None,
     ) -> NDArray[np.float32]:
         """Train each teacher on its shard, all from `weights`; return their (1, n * P, 1) weights.
 
         Args:
             weights: (P,) weights that each teacher starts from (see `to_vector` and
-                `check_weights`).
+                `check_weights`), followed by the regulariser's numbers.
             digest: hexadecimal digest of the teachers and the whole request; all randomness
                 derives from it.
             epochs: passes over a shard, unless a training mechanism sets how it trains.
             proximal_weight: the weight of the pull back to `weights`, >= 0 (see `pulled_back`).
+            regulariser: adds a loss that depends on no record (see `regularised`); None for none.
         """
         settings = dataclasses.replace(self._config.teacher, epochs=epochs, min_steps=1)
         config = dataclasses.replace(self._config, teacher=settings)
         vectors = []
         for shard, records in enumerate(self._shards):
             teacher = make_teacher(config, self._client, shard)
-            load_vector(teacher, torch.from_numpy(weights))
+            loss = self._start(teacher, weights, regulariser)
             if len(records) or self._training:
-                with pulled_back(teacher, proximal_weight):
+                pulled = pulled_back(teacher, proximal_weight)
+                with pulled, regularised(teacher.classifier, loss):
                     self._train(teacher, shard, config, f"retraining {shard}", int(digest, 16))
                 self.watch.check(teacher, shard)
             vectors.append(to_vector(teacher))

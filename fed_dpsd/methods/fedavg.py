@@ -8,12 +8,13 @@ The first round's models are the teachers themselves, so with rounds=1 this is o
 `teacher.same_start=true` gives them a common start, and all must have the same architecture.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fed_dpsd.config import Config, require
 from fed_dpsd.errors import ProtocolError
@@ -24,7 +25,7 @@ from fed_dpsd.models import load_vector, to_vector
 from fed_dpsd.privacy.mechanism import Weights
 from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.training import Training
-from fed_dpsd.protocol import Refusal, Request, Response
+from fed_dpsd.protocol import Refusal, Replies, Request, Response
 from fed_dpsd.streams import Streams
 
 
@@ -84,7 +85,7 @@ class FedAVG(WhiteBox):
         self, federation: Federation, context: PublicContext, streams: Streams, resume: State | None
     ) -> Iterator[Round]:
         """Fetch weights, average them, and request training that starts from the average."""
-        sizes = self.fetch_sizes(federation, context)
+        counts = self.fetch_counts(federation, context)
         student = context.make_teacher(0)
         last = 0
         if resume:
@@ -99,25 +100,23 @@ class FedAVG(WhiteBox):
             replies = federation.each(request)
             if not replies.answers and first:
                 raise nobody_answers(replies.refused)
-            vectors, weights = [], []
-            for client, response in replies.answers.items():
-                for vector in np.array_split(response.values[:, 0], response.teachers):
-                    vectors.append(torch.from_numpy(vector.astype(np.float32)))
-                    weights.append(sizes.get(client, 1.0) / response.teachers)
+            vectors = models_of(replies)
             if vectors:
-                load_vector(student, average(vectors, weights))
+                load_vector(student, average(vectors, sizes_of(replies, counts)))
                 last = number
             yield Round(State.of(last, student=student), student.eval(), {}, replies.refused)
             if not vectors:  # every client's budget is spent
                 return
 
-    def fetch_sizes(self, federation: Federation, context: PublicContext) -> dict[int, float]:
-        """Return each client's number of records, >= 0; empty if clients are weighted equally."""
+    def fetch_counts(
+        self, federation: Federation, context: PublicContext
+    ) -> dict[int, NDArray[Any]]:
+        """Return each client's (K,) class counts, >= 0; empty if clients are weighted equally."""
         if not self.plan(context).counts:
             return {}
         answers = federation.each(context.request("counts")).answers
         return {
-            client: float(np.clip(response.values, 0, MOST_RECORDS).sum())
+            client: np.clip(response.values[0], 0, MOST_RECORDS)
             for client, response in answers.items()
         }
 
@@ -133,6 +132,24 @@ class DPFedAVG(FedAVG):
     """
 
     trainings: ClassVar[tuple[str, ...] | None] = ("dp_sgd",)
+
+
+def models_of(replies: Replies) -> list[torch.Tensor]:
+    """Return the (P,) weights of all teachers in the clients' answers."""
+    return [
+        torch.from_numpy(vector.astype(np.float32))
+        for response in replies.answers.values()
+        for vector in np.array_split(response.values[:, 0], response.teachers)
+    ]
+
+
+def sizes_of(replies: Replies, counts: Mapping[int, NDArray[Any]]) -> list[float]:
+    """Return the number of records of each teacher in the answers; 1 per client if unknown."""
+    return [
+        (float(counts[client].sum()) if client in counts else 1.0) / response.teachers
+        for client, response in replies.answers.items()
+        for _ in range(response.teachers)
+    ]
 
 
 def average(vectors: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:

@@ -193,6 +193,13 @@ class Federation(Protocol):
         """Return the sum of the answers, with the server's noise share already added."""
 
 
+# A loss of the (K, F) weight and (K,) bias of a teacher's last layer, which depends on no record.
+HeadLoss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+# Returns such a loss for the untrained last layer and the numbers of a message that follow the
+# teacher's weights; raises ValueError if they do not fit.
+Regulariser = Callable[[nn.Linear, NDArray[np.float32]], HeadLoss]
+
+
 class Site(Protocol):
     """A client, as the client half of a method sees it."""
 
@@ -218,10 +225,13 @@ class Site(Protocol):
     ) -> NDArray[np.float32]:
         """Charge and train one classifier on all records; return its (1, P, 1) weights."""
 
-    def retrain(self, request: Request, epochs: int) -> NDArray[np.float32]:
+    def retrain(
+        self, request: Request, epochs: int, regulariser: Regulariser | None = None
+    ) -> NDArray[np.float32]:
         """Train from the request's weights; return the weights, private until released.
 
-        With the method's key `proximal_weight`, they are pulled towards the request's weights.
+        With the method's key `proximal_weight`, they are pulled towards the request's weights. A
+        `regulariser`, which reads the numbers after them, adds its loss to that of the records.
         """
 
     def class_counts(self, request: Request) -> NDArray[np.float64]:

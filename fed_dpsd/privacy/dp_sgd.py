@@ -5,6 +5,7 @@ Abadi et al.: "Deep Learning with Differential Privacy", arXiv 1607.00133, Algor
 
 import functools
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
@@ -45,28 +46,26 @@ MOST_PLACES = 64
 
 
 @dataclass(frozen=True)
-class DPSGD(TrainingMechanism):
-    """DP-SGD with Poisson sampling: clipped gradients of a random part of the records, plus noise.
+class SampledGaussian(TrainingMechanism):
+    """Training on noisy sums of bounded vectors, each of a random part of the records.
 
-    Guarantee: a record's gradient, the clipped mean over its copies, has L2 norm at most
-    `max_grad_norm` in the sum of each step. A record takes part in a step with probability
-    `sample_rate`, independently of all others. N(0, noise_multiplier^2 max_grad_norm^2) is added to
-    each coordinate of the sum. So training is `steps` Poisson-sampled Gaussian mechanisms; at
-    rate 1 they are not sampled. Class counts, if a method requests them, are one more Gaussian
-    mechanism, charged separately: adding or removing a record moves one count by 1, replacing one
-    moves two. Rate and steps are fixed by the configuration (steps without records are taken too).
-    The sum is not divided by a count (Adam is insensitive to scale), and there is no hold-out, no
-    early stopping and no batch normalisation. A record lies in one shard, so only one teacher is
-    trained on it. Nothing is proven for a patient or a client, who may have any number of records.
+    Guarantee: a record adds a vector of L2 norm at most 1 to the sum of each step, in units in
+    which N(0, noise_multiplier^2) is added to each coordinate. A record takes part in a step with
+    probability `sample_rate`, independently of all others. So training is `steps` Poisson-sampled
+    Gaussian mechanisms; at rate 1 they are not sampled. Class counts, if a method requests them,
+    are one more Gaussian mechanism, charged separately: adding or removing a record moves one count
+    by 1, replacing one moves two. Rate and steps are fixed by the configuration (steps without
+    records are taken too). A record lies in one shard, so only one teacher is trained on it.
+    Nothing is proven for a patient or a client, who may have any number of records.
 
-    With `unit="patient"` patients replace records. A patient's gradient is the clipped mean over
-    at most `records_per_patient` of their records, and they contribute to the class counts the
-    mean of these records' one-hot labels. So a patient has the events that a record has with
-    `unit="record"`. Changing, adding or removing a record changes its patient's contribution, so it
-    has the event of a replaced patient. Nothing is proven for a client.
+    With `unit="patient"` patients replace records: a patient adds one such vector, and contributes
+    to the class counts the mean of the one-hot labels of their `records_per_patient` records. So a
+    patient has the events that a record has with `unit="record"`. Changing, adding or removing a
+    record changes its patient's contribution, so it has the event of a replaced patient. Nothing is
+    proven for a client.
 
     Args:
-        noise_multiplier: sigma, noise standard deviation divided by `max_grad_norm`, > 0.
+        noise_multiplier: sigma, noise standard deviation over the bound of a record's vector, > 0.
         sample_rate: q, in (0, 1].
         steps: number of training steps, >= 1.
         max_grad_norm: bound of one record's, or one patient's, gradient, > 0.
@@ -83,7 +82,8 @@ class DPSGD(TrainingMechanism):
         ValueError: a parameter is out of its range.
     """
 
-    name: ClassVar[str] = "dp_sgd"
+    title: ClassVar[str] = "DP-SGD"
+    part: ClassVar[str] = "gradient"  # what a record adds to a sum, in words
     calibrated_by: ClassVar[str] = "noise_multiplier"
     noise_multiplier: float
     sample_rate: float
@@ -145,9 +145,9 @@ class DPSGD(TrainingMechanism):
         repeated = f"{trainings:,} training runs of " if trainings > 1 else ""
         taken = f"about {100 * self.sample_rate:.3g} % of the records"
         return (
-            f"DP-SGD: {repeated}{self.steps} steps on "
+            f"{self.title}: {repeated}{self.steps} steps on "
             f"{'all records' if self.sample_rate == 1 else taken}, with noise of "
-            f"{self.noise_multiplier:.6g} times the largest gradient of a {self.unit}"
+            f"{self.noise_multiplier:.6g} times the largest {self.part} of a {self.unit}"
         )
 
     @property
@@ -256,6 +256,78 @@ class DPSGD(TrainingMechanism):
         sensitive_counts = np.bincount(labels.ravel(), minlength=num_classes).astype(np.float64)
         return noisy_sum(sensitive_counts[None], self.count_noise * parts, "gaussian", rng) / parts
 
+    def _check_inputs(self, inputs: torch.Tensor, labels: torch.Tensor) -> None:
+        """Raise ValueError for the wrong number of copies, or labels of the wrong shape."""
+        if inputs.shape[1] != self.places:
+            raise ValueError(
+                f"{inputs.shape[1]} copies of each {self.unit} instead of {self.places}"
+            )
+        shape = inputs.shape[:1] if self.unit == "record" else inputs.shape[:2]
+        if labels.shape != shape:
+            raise ValueError(f"labels of shape {tuple(labels.shape)} instead of {tuple(shape)}")
+
+    def _check_size(self, size: int) -> None:
+        """Raise ValueError if the event does not cover the noise of `size` parameters."""
+        if self.steps * (size + 1_600) > MOST_DRAWS:
+            raise ValueError(
+                f"{self.steps:,} steps of {size:,} parameters draw more than {MOST_DRAWS:,} "
+                "numbers; use fewer steps or a smaller teacher"
+            )
+        if SPACING * self.noise_multiplier * math.sqrt(size) > 0.5:
+            raise ValueError(
+                f"noise_multiplier={self.noise_multiplier:g} is too large for {size:,} parameters: "
+                "its lattice would truncate their sums; use less noise or a smaller teacher"
+            )
+
+    def _sample(self, count: int, rng: Rng) -> torch.Tensor:
+        """Sample a step's units at `sample_rate`, rounded down to a multiple of UNIFORM_STEP."""
+        rate = math.floor(self.sample_rate / UNIFORM_STEP) * UNIFORM_STEP
+        return torch.from_numpy(rng.random(count) < rate).nonzero()[:, 0]
+
+    def _at_once(
+        self, form: Callable[..., Sequence[torch.Tensor]], inputs: torch.Tensor, size: int
+    ) -> int:
+        """Return how many records' vectors of `size` numbers to form at once: 1 if places differ.
+
+        `form` maps padded inputs and labels to numbers for each record.
+        """
+        held = min(RECORDS_AT_ONCE * MOST_COPIES // self.places, GRADIENTS_AT_ONCE // size)
+        most = min(RECORDS_AT_ONCE, max(1, held))
+        return most if lattice.places_agree(form, inputs, most) else 1
+
+    def _summed(
+        self,
+        bounded: Callable[..., Sequence[torch.Tensor]],
+        inputs: torch.Tensor,
+        labels: torch.Tensor,
+        records: int,
+        rng: Rng,
+    ) -> list[torch.Tensor]:
+        """Sample a step's records and add up their numbers exactly, `records` at a time.
+
+        `bounded` maps padded inputs and labels to (B, ...) integers; the sums are float64.
+        """
+        totals: list[torch.Tensor] = []
+        for part in self._sample(len(labels), rng).split(records):
+            numbers = bounded(*lattice.padded(inputs[part], labels[part], records))
+            sums = [each[: len(part)].sum(0, dtype=torch.float64) for each in numbers]
+            totals = list(map(torch.add, totals, sums)) if totals else sums
+        return totals
+
+
+@dataclass(frozen=True, repr=False)  # the text of `SampledGaussian` keys the noise
+class DPSGD(SampledGaussian):
+    """DP-SGD with Poisson sampling: clipped gradients of a random part of the records, plus noise.
+
+    Guarantee: that of `SampledGaussian`. A record's vector is its gradient, the clipped mean over
+    its copies, of L2 norm at most `max_grad_norm`; N(0, noise_multiplier^2 max_grad_norm^2) is
+    added to each coordinate of the sum. A patient's gradient is the clipped mean over at most
+    `records_per_patient` of their records. The sum is not divided by a count (Adam is insensitive
+    to scale), and there is no hold-out, no early stopping and no batch normalisation.
+    """
+
+    name: ClassVar[str] = "dp_sgd"
+
     def train(
         self,
         teacher: nn.Module,
@@ -273,46 +345,17 @@ class DPSGD(TrainingMechanism):
             NotImplementedError: a layer (batch normalisation) mixes the records of a batch, so a
                 single record's gradient is unbounded.
         """
-        if inputs.shape[1] != self.places:
-            raise ValueError(
-                f"{inputs.shape[1]} copies of each {self.unit} instead of {self.places}"
-            )
-        shape = inputs.shape[:1] if self.unit == "record" else inputs.shape[:2]
-        if labels.shape != shape:
-            raise ValueError(f"labels of shape {tuple(labels.shape)} instead of {tuple(shape)}")
+        self._check_inputs(inputs, labels)
         self._check_size(sum(parameter.numel() for parameter in teacher.parameters()))
         if isinstance(teacher, nn.Linear) and teacher.bias is not None:
             self._train_linear(teacher, inputs, labels, rng)
         else:
             self._train_network(teacher, inputs, labels, rng)
 
-    def _check_size(self, size: int) -> None:
-        """Raise ValueError if the event does not cover the noise of `size` parameters."""
-        if self.steps * (size + 1_600) > MOST_DRAWS:
-            raise ValueError(
-                f"{self.steps:,} steps of {size:,} parameters draw more than {MOST_DRAWS:,} "
-                "numbers; use fewer steps or a smaller teacher"
-            )
-        if SPACING * self.noise_multiplier * math.sqrt(size) > 0.5:
-            raise ValueError(
-                f"noise_multiplier={self.noise_multiplier:g} is too large for {size:,} parameters: "
-                "its lattice would truncate their sums; use less noise or a smaller teacher"
-            )
-
     def _noisy(self, total: torch.Tensor, size: int, rng: Rng) -> torch.Tensor:
-        """Add noise to a part of a sum of `size` numbers, in units of `max_grad_norm`.
-
-        The noise is float64: torch's float32 normals end at 5.77 sigma. The result is float32.
-        """
-        # Truncation to the lattice may move the sum further, so the noise is larger.
-        stddev = self.noise_multiplier / (1 - SPACING * self.noise_multiplier * math.sqrt(size))
-        noisy = noisy_sum(total.numpy()[None], stddev, "gaussian", rng)
+        """Add noise to a part of a sum of `size` numbers, in units of `max_grad_norm`."""
+        noisy = with_noise(total, self.noise_multiplier, size, rng)
         return torch.from_numpy(noisy * self.max_grad_norm).float()
-
-    def _sample(self, count: int, rng: Rng) -> torch.Tensor:
-        """Sample a step's units at `sample_rate`, rounded down to a multiple of UNIFORM_STEP."""
-        rate = math.floor(self.sample_rate / UNIFORM_STEP) * UNIFORM_STEP
-        return torch.from_numpy(rng.random(count) < rate).nonzero()[:, 0]
 
     def _train_linear(
         self,
@@ -351,17 +394,26 @@ class DPSGD(TrainingMechanism):
         size = sum(parameter.numel() for parameter in parameters)
         lattice.check_rows(len(labels))
         form = functools.partial(lattice.single_gradients, model)
-        held = min(RECORDS_AT_ONCE * MOST_COPIES // self.places, GRADIENTS_AT_ONCE // size)
-        most = min(RECORDS_AT_ONCE, max(1, held))
-        records = most if lattice.places_agree(form, inputs, most) else 1
+        records = self._at_once(form, inputs, size)
+
+        def bounded(*part: torch.Tensor) -> list[torch.Tensor]:
+            return lattice.clipped(form(*part), self.max_grad_norm)
+
         for _ in range(self.steps):
-            totals = [torch.zeros_like(p, dtype=torch.float64) for p in parameters]
-            for part in self._sample(len(labels), rng).split(records):
-                formed = form(*lattice.padded(inputs[part], labels[part], records))
-                gradients = lattice.clipped(formed, self.max_grad_norm)
-                for total, each in zip(totals, gradients, strict=True):
-                    total += each[: len(part)].sum(0, dtype=torch.float64)
+            totals = self._summed(bounded, inputs, labels, records, rng)
             for parameter, total in zip(parameters, totals, strict=True):
                 parameter.grad = self._noisy(total * lattice.UNIT, size, rng)
             optimiser.step()
         model.to_standard_module()
+
+
+def with_noise(
+    total: torch.Tensor, noise_multiplier: float, size: int, rng: Rng
+) -> NDArray[np.float64]:
+    """Add noise to a part of a sum of `size` numbers, to which a record adds a norm of at most 1.
+
+    The noise is float64: torch's float32 normals end at 5.77 sigma.
+    """
+    # Truncation to the lattice may move the sum further, so the noise is larger.
+    stddev = noise_multiplier / (1 - SPACING * noise_multiplier * math.sqrt(size))
+    return noisy_sum(total.numpy()[None], stddev, "gaussian", rng)

@@ -1,0 +1,244 @@
+"""GEP: what a record adds to both sums, with which noise, and that the basis helps."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from dp_accounting import (
+    GaussianDpEvent,
+    NonPrivateDpEvent,
+    PoissonSampledDpEvent,
+    SelfComposedDpEvent,
+    pld,
+)
+from scipy import stats
+
+from fed_dpsd.audits.conformance import audited_parts
+from fed_dpsd.errors import ConfigError, UserError
+from fed_dpsd.experiment import one_run
+from fed_dpsd.models import initialise, to_vector
+from fed_dpsd.models.classifiers import CLASSIFIERS
+from fed_dpsd.papers import gep
+from fed_dpsd.papers.gep import GEP, embedded
+from fed_dpsd.privacy import dp_sgd
+from fed_dpsd.privacy.accounting import epsilon
+from fed_dpsd.streams import Streams
+
+SMALL = {
+    "noise_multiplier": 1.0,
+    "sample_rate": 1.0,
+    "steps": 1,
+    "max_grad_norm": 0.5,
+    "max_residual_norm": 0.1,
+    "learning_rate": 0.01,
+    "anchors": 16,
+    "basis_size": 8,
+    "power_iterations": 1,
+}
+
+
+def halves(count, seed=0):
+    """(N, 1, 1, 8, 8) images that are bright on the left or on the right, with their labels."""
+    labels = torch.from_numpy(np.random.default_rng(seed).integers(2, size=count))
+    images = torch.zeros((count, 1, 1, 8, 8))
+    for image, label in zip(images, labels, strict=True):
+        image[..., 4 * label : 4 * label + 4] = 0.8
+    return images, labels
+
+
+def trained(images, labels, seed=0, **settings):
+    teacher = initialise(lambda: CLASSIFIERS["cnn"]((1, 8, 8), 2, 4), Streams(0).torch("model"))
+    mechanism = GEP(**SMALL | settings)
+    mechanism.train(teacher, images, labels, Streams(seed).numpy("training"))
+    return teacher
+
+
+def sums(patch, images, labels, **settings):
+    """The two sums of a step, as vectors in units of their bounds, before noise."""
+    seen = []
+
+    def spy(total, *_):
+        seen.append(total.clone().numpy())
+        return total.numpy()
+
+    patch.setattr(gep, "with_noise", spy)
+    trained(images, labels, **settings)
+    return seen
+
+
+def test_a_record_adds_to_both_sums_its_own_part_of_at_most_1_whatever_it_holds(monkeypatch):
+    """To the last bit; the control does not clip."""
+    images, labels = halves(10)
+    whole = sums(monkeypatch, images, labels)
+    assert [len(total) for total in whole] == [8, 402]
+    others = sums(monkeypatch, images[1:], labels[1:])
+    reached = [0.0, 0.0]
+    for value in (None, 1e3, 1e38, math.inf, math.nan):
+        one = images[:1].clone() if value is None else torch.full((1, 1, 1, 8, 8), value)
+        own = sums(monkeypatch, one, labels[:1])
+        both = sums(monkeypatch, torch.cat([one, images[1:]]), labels)
+        for place, (part, rest, total) in enumerate(zip(own, others, both, strict=True)):
+            assert np.array_equal(total - rest, part)
+            assert np.linalg.norm(part) <= 1
+            reached[place] = max(reached[place], np.linalg.norm(part))
+    assert min(reached) > 0.999  # the bounds are reached, so they are not vacuous
+
+    def unclipped(gradients, bound):
+        return [(part / bound / gep.lattice.UNIT).trunc() for part in gradients[:-1]]
+
+    monkeypatch.setattr(gep.lattice, "clipped", unclipped)
+    broken = sums(monkeypatch, torch.full((2, 1, 1, 8, 8), 1e3), torch.tensor([0, 1]))
+    assert min(map(np.linalg.norm, broken)) > 1
+
+
+def test_a_patients_records_are_clipped_together(monkeypatch):
+    images = torch.full((1, 3, 1, 8, 8), 1e3)
+    patients = {"unit": "patient", "records_per_patient": 3}
+    parts = [sums(monkeypatch, images, torch.tensor([[c] * 3]), **patients) for c in range(2)]
+    norms = np.array([[np.linalg.norm(part) for part in both] for both in parts])
+    assert norms.max() <= 1
+    assert norms.max(0).min() > 0.999  # one of the two classes is wrong
+    with pytest.raises(ValueError, match="3 copies of each record instead of 1"):
+        trained(images, torch.tensor([0]))
+
+
+def test_both_noises_make_one_gaussian_mechanism_and_half_of_one_is_found(monkeypatch):
+    """1 / s_1^2 + 1 / s_2^2 = 1 / z^2; p-values below 1e-6 fail. The control halves one noise."""
+    images, labels = halves(20)
+    honest = dp_sgd.with_noise
+
+    def p_values(factor):
+        seen = []
+
+        def spy(total, noise_multiplier, size, rng):
+            assert noise_multiplier == pytest.approx(math.sqrt(2) * 3.0)
+            scale = noise_multiplier * (factor if size > 8 else 1)
+            noisy = honest(total, scale, size, rng)
+            seen.append((noisy - total.numpy()) / noise_multiplier)
+            return noisy
+
+        monkeypatch.setattr(gep, "with_noise", spy)
+        trained(images, labels, noise_multiplier=3.0, steps=3)
+        return [
+            stats.kstest(np.concatenate(noises), "norm").pvalue
+            for noises in (seen[::2], seen[1::2])
+        ]
+
+    assert min(p_values(1.0)) > 1e-6 > p_values(0.5)[1]
+    assert 2 / (math.sqrt(2) * 3.0) ** 2 == pytest.approx(1 / 3.0**2)
+
+
+def test_its_epsilon_is_dp_accountings():
+    """Sampled steps by dp_accounting's PLD; golden for two Gaussians of sqrt(2) z each."""
+    mechanism = GEP(**SMALL | {"noise_multiplier": 1.2, "sample_rate": 0.05, "steps": 40})
+    parts = 1.2 * math.sqrt(2), 1.2 * math.sqrt(2)
+    combined = 1 / math.sqrt(sum(1 / part**2 for part in parts))
+    step = PoissonSampledDpEvent(0.05, GaussianDpEvent(combined))
+    accountant = pld.PLDAccountant().compose(SelfComposedDpEvent(step, 40))
+    proven = epsilon(mechanism.event("record", "add_remove"), 1e-5).epsilon
+    assert proven == pytest.approx(accountant.get_epsilon(1e-5), rel=2e-3)
+    assert proven == pytest.approx(1.6721, abs=0.01)
+    for unit in ("patient", "client"):
+        assert isinstance(mechanism.event(unit, "add_remove"), NonPrivateDpEvent)
+
+
+@pytest.mark.parametrize(("relation", "moved"), [("add_remove", 1), ("replace_one", 2)])
+def test_on_all_records_it_is_one_gaussian_mechanism(relation, moved):
+    """The exact curve, computed here from the normal law alone."""
+    normal, mu = stats.norm.cdf, moved * math.sqrt(30) / 14.3
+
+    def delta_of(bound):
+        return normal(mu / 2 - bound / mu) - math.exp(bound) * normal(-mu / 2 - bound / mu)
+
+    mechanism = GEP(**SMALL | {"noise_multiplier": 14.3, "steps": 30})
+    proven = epsilon(mechanism.event("record", relation), 1e-5).epsilon
+    assert delta_of(proven) <= 1e-5 < delta_of(proven - 1e-4)
+
+
+def test_records_reach_the_teacher_only_through_the_noisy_sums(monkeypatch):
+    """With the same sums, other records give the same teacher; the control lets the sums differ."""
+
+    def weights(seed):
+        return to_vector(trained(*halves(30, seed), steps=2))
+
+    assert not torch.equal(weights(0), weights(1))
+    monkeypatch.setattr(gep, "with_noise", lambda total, *_: np.ones(total.shape))
+    assert torch.equal(weights(0), weights(1))
+
+
+def test_an_empty_shard_is_trained_on_like_any_other():
+    images, labels = halves(1)
+    trained(images[:0], labels[:0])
+
+
+def test_the_basis_is_orthonormal_and_holds_most_of_the_public_gradients():
+    """The control is a random basis of the same size."""
+    rng = Streams(0).torch("test")
+    directions = torch.randn((5, 300), generator=rng)
+    gradients = [torch.randn((40, 5), generator=rng) @ directions]
+    mechanism = GEP(**SMALL | {"basis_size": 5})
+
+    def kept(basis):
+        embedding, norms, residual, rest = embedded(gradients, basis)
+        assert torch.allclose(embedding @ basis.T + residual, gradients[0], atol=1e-3)
+        assert torch.allclose(norms, embedding.norm(dim=1).double(), rtol=1e-5)
+        return float((norms / torch.hypot(norms, rest)).min())
+
+    found = mechanism.basis(_Fixed(gradients[0]), torch.zeros(40, 1), torch.zeros(40).long(), rng)
+    assert torch.allclose(found.T @ found, torch.eye(5), atol=1e-5)
+    random = torch.linalg.qr(torch.randn((300, 5), generator=rng)).Q
+    assert kept(found) > 0.999 > 0.5 > kept(random)
+
+
+class _Fixed:
+    def __init__(self, gradients):
+        self.gradients = gradients
+
+
+@pytest.fixture(autouse=True)
+def _fixed_gradients(monkeypatch):
+    """Let a `_Fixed` stand for a network with these gradients."""
+    honest = gep.lattice.single_gradients
+
+    def single(model, inputs, labels):
+        if isinstance(model, _Fixed):
+            return [model.gradients, model.gradients.norm(dim=1)]
+        return honest(model, inputs, labels)
+
+    monkeypatch.setattr(gep.lattice, "single_gradients", single)
+
+
+def test_a_teacher_learns_the_records_labels():
+    """The control is a teacher of records with the other label."""
+    images, labels = halves(100)
+    test, truth = halves(50, seed=1)
+    for given, expected in ((labels, truth), (1 - labels, 1 - truth)):
+        teacher = trained(images, given, steps=15).eval()
+        assert (teacher(test[:, 0]).argmax(1) == expected).float().mean() > 0.95
+
+
+def test_what_it_does_not_support_is_refused(tmp_path, subtests):
+    own = ["method=gep"]
+    for settings, error in (
+        ([*own, "model=scattering"], "model.teacher=scattering: training=gep compares gradients"),
+        ([*own, "model.teacher=cnn_bn"], "model.teacher=cnn_bn: training=gep bounds each record"),
+        ([*own, "training=plain"], "method=gep does not support it; use training=gep"),
+        ([*own, "num_clients=2"], "method=gep has one client; use num_clients=1"),
+        ([*own, "training.basis_size=201"], "basis_size=201 must be at most anchors=200"),
+        ([*own, "training.anchors=0"], "anchors=0 must be >= 1"),
+        ([*own, "training.power_iterations=0"], "power_iterations=0 must be >= 1"),
+        ([*own, "training.max_residual_norm=0"], "max_residual_norm=0.0 must be between 1e-6"),
+        ([*own, "training.noise_multiplier=-1"], "noise_multiplier=-1.0 must be a finite number"),
+        (["training=gep", "model=cnn", "federation=deployment"], "baseline for simulations"),
+    ):
+        with subtests.test(settings), pytest.raises(ConfigError) as caught:
+            one_run(settings, tmp_path)
+        assert any(error in problem for problem in caught.value.problems), caught.value.problems
+    with pytest.raises(ValueError, match="a basis of at most 402"):
+        trained(*halves(1), anchors=700, basis_size=700)
+
+
+def test_an_audit_says_that_it_does_not_know_the_noise(tmp_path):
+    with pytest.raises(UserError, match="no attack knows the training's noise"):
+        audited_parts(one_run(["method=gep"], tmp_path))

@@ -5,6 +5,7 @@ Abadi et al.: "Deep Learning with Differential Privacy", arXiv 1607.00133, Algor
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
@@ -280,13 +281,13 @@ class DPSGD(TrainingMechanism):
         shape = inputs.shape[:1] if self.unit == "record" else inputs.shape[:2]
         if labels.shape != shape:
             raise ValueError(f"labels of shape {tuple(labels.shape)} instead of {tuple(shape)}")
-        self._check_size(sum(parameter.numel() for parameter in teacher.parameters()))
+        self.check_size(sum(parameter.numel() for parameter in teacher.parameters()))
         if isinstance(teacher, nn.Linear) and teacher.bias is not None:
             self._train_linear(teacher, inputs, labels, rng)
         else:
             self._train_network(teacher, inputs, labels, rng)
 
-    def _check_size(self, size: int) -> None:
+    def check_size(self, size: int) -> None:
         """Raise ValueError if the event does not cover the noise of `size` parameters."""
         if self.steps * (size + 1_600) > MOST_DRAWS:
             raise ValueError(
@@ -348,20 +349,54 @@ class DPSGD(TrainingMechanism):
         model = GradSampleModule(teacher.train(), loss_reduction="sum")
         parameters = list(model.parameters())
         optimiser = torch.optim.Adam(parameters, self.learning_rate)
-        size = sum(parameter.numel() for parameter in parameters)
-        lattice.check_rows(len(labels))
         form = functools.partial(lattice.single_gradients, model)
-        held = min(RECORDS_AT_ONCE * MOST_COPIES // self.places, GRADIENTS_AT_ONCE // size)
-        most = min(RECORDS_AT_ONCE, max(1, held))
-        records = most if lattice.places_agree(form, inputs, most) else 1
+        records = self.records_at_once(form, inputs, parameters)
         for _ in range(self.steps):
-            totals = [torch.zeros_like(p, dtype=torch.float64) for p in parameters]
-            for part in self._sample(len(labels), rng).split(records):
-                formed = form(*lattice.padded(inputs[part], labels[part], records))
-                gradients = lattice.clipped(formed, self.max_grad_norm)
-                for total, each in zip(totals, gradients, strict=True):
-                    total += each[: len(part)].sum(0, dtype=torch.float64)
-            for parameter, total in zip(parameters, totals, strict=True):
-                parameter.grad = self._noisy(total * lattice.UNIT, size, rng)
+            noisy = self.noisy_gradients(form, inputs, labels, parameters, records, rng)
+            for parameter, gradient in zip(parameters, noisy, strict=True):
+                parameter.grad = gradient
             optimiser.step()
         model.to_standard_module()
+
+    def records_at_once(
+        self, form: lattice.Form, inputs: torch.Tensor, parameters: Sequence[torch.Tensor]
+    ) -> int:
+        """Return the size of a batch in which no record's gradient depends on its position.
+
+        Raises:
+            ValueError: there are too many records for exact sums.
+        """
+        lattice.check_rows(len(inputs))
+        size = sum(parameter.numel() for parameter in parameters)
+        held = min(RECORDS_AT_ONCE * MOST_COPIES // self.places, GRADIENTS_AT_ONCE // size)
+        most = min(RECORDS_AT_ONCE, max(1, held))
+        return most if lattice.places_agree(form, inputs, most) else 1
+
+    def noisy_gradients(
+        self,
+        form: lattice.Form,
+        inputs: torch.Tensor,
+        labels: torch.Tensor,
+        parameters: Sequence[torch.Tensor],
+        records: int,
+        rng: Rng,
+    ) -> list[torch.Tensor]:
+        """Sample records and sum their clipped gradients, plus noise: one step of the event.
+
+        Args:
+            form: computes the gradients of `records` records and their norms, as
+                `lattice.single_gradients` does; each record's depend on it alone.
+            inputs: (N, A, ...).
+            labels: (N,), or (N, A) if copies have their own labels.
+            parameters: the tensors of the gradient's shapes.
+            records: the result of `records_at_once`.
+            rng: draws the sample and the noise.
+        """
+        totals = [torch.zeros_like(p, dtype=torch.float64) for p in parameters]
+        for part in self._sample(len(labels), rng).split(records):
+            formed = form(*lattice.padded(inputs[part], labels[part], records))
+            gradients = lattice.clipped(formed, self.max_grad_norm)
+            for total, each in zip(totals, gradients, strict=True):
+                total += each[: len(part)].sum(0, dtype=torch.float64)
+        size = sum(parameter.numel() for parameter in parameters)
+        return [self._noisy(total * lattice.UNIT, size, rng) for total in totals]

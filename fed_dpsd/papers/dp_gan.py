@@ -17,8 +17,7 @@ from torch.nn import functional
 from fed_dpsd.methods.ensemble import WholeEnsemble
 from fed_dpsd.models import initialise
 from fed_dpsd.models.classifiers import cnn_tanh
-from fed_dpsd.models.divergence import descend
-from fed_dpsd.papers.generative import Conditional, Generative
+from fed_dpsd.papers.generative import Conditional, Generative, descend_averaged
 from fed_dpsd.privacy import lattice
 from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.mechanism import Relation, Unit
@@ -118,6 +117,7 @@ class DPGAN(Generative):
             self.critic_training,
         )
         critic = initialise(lambda: cnn_tanh(shape, num_classes, self.critic_width), draws)
+        critic.to(memory_format=torch.contiguous_format)  # that of its gradients
         parameters = dict(critic.named_parameters())
         mechanism.check_size(sum(parameter.numel() for parameter in parameters.values()))
         uniform = torch.ones(num_classes)
@@ -159,14 +159,6 @@ class DPGAN(Generative):
                             parameter.clamp_(-self.weight_clip, self.weight_clip)
                 yield -mean_score()
 
-        rates = {
-            "training.generator_learning_rate": self.generator_learning_rate,
-            "training.critic_learning_rate": self.critic_learning_rate,
-        }
-        descend(
-            torch.optim.Adam(generator.parameters(), self.generator_learning_rate, (0.5, 0.9)),
-            losses(),
-            "DP-GAN's generator",
-            rates,
-        )
+        rate = self.generator_learning_rate
+        descend_averaged(generator, losses(), rate, "DP-GAN's generator")
         return uniform

@@ -18,8 +18,7 @@ from torch.nn import functional
 
 from fed_dpsd.methods.ensemble import WholeEnsemble
 from fed_dpsd.models import initialise
-from fed_dpsd.models.divergence import descend
-from fed_dpsd.papers.generative import Conditional, Generative
+from fed_dpsd.papers.generative import Conditional, Generative, descend_averaged
 from fed_dpsd.privacy.dp_sgd import MOST_DRAWS, PRECISION_LOSS
 from fed_dpsd.privacy.events import FinitePrecisionDpEvent, ReplacedInSampleDpEvent
 from fed_dpsd.privacy.lattice import ROOM
@@ -196,11 +195,8 @@ class GSWGAN(Generative):
                 )
                 yield -(made * torch.from_numpy(noisy).to(made)).sum() / self.batch_size
 
-        rates = {"training.generator_learning_rate": self.generator_learning_rate}
-        optimiser = torch.optim.Adam(
-            generator.parameters(), self.generator_learning_rate, (0.5, 0.9)
-        )
-        descend(optimiser, losses(), "GS-WGAN's generator", rates)
+        rate = self.generator_learning_rate
+        descend_averaged(generator, losses(), rate, "GS-WGAN's generator")
         return uniform
 
 

@@ -78,9 +78,14 @@ ANSWERED |= {"dp_dfd": [SELECTIVE, (*SELECTIVE, STUDENT_DRIVEN), ON_BOTH_AXES[0]
 GENERATED = ("training=dp_merf", "training.features=20", "training.generator_steps=3")
 GENERATED += ("training.classifier_steps=3", "answers=probabilities")
 ANSWERED |= {"dp_merf": [GENERATED]}
+GANS = ("training.generator_steps=3", "training.classifier_steps=3", "answers=probabilities")
+ANSWERED |= {"dp_gan": [("training=dp_gan", *GANS)]}
+SHARDS = ("training.discriminators=20", "training.discriminators_at_once=10")
+ANSWERED |= {"gs_wgan": [("training=gs_wgan", *SHARDS, *GANS)]}
 ALONE = ("dpsd", "central", "direct", "paper_dpsd", "dpdfd", "dp_dfd", "dgd", "dgd_plus", "dp_merf")
+ALONE += ("dp_gan", "gs_wgan")
 NEEDS = dict.fromkeys(ALONE, ("num_clients=1",))
-ONE_ROUND = {"central", "direct", "ensemble", "dp_merf"}
+ONE_ROUND = {"central", "direct", "ensemble", "dp_gan", "dp_merf", "gs_wgan"}
 # One answer of each kind where the code is shared: refusals.
 KINDS = [ANSWERS[0], ANSWERS[2], ANSWERS[4], ("training=plain", *PLAIN[10]), PRIVATE, MAX]
 ASKING_MANY = [("fed_dpsd", answers) for answers in KINDS] + [("dpsd", ANSWERS[0])]

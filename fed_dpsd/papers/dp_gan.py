@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from fed_dpsd.methods.ensemble import WholeEnsemble
 from fed_dpsd.models import initialise
-from fed_dpsd.models.classifiers import cnn_tanh
+from fed_dpsd.models.classifiers import cnn
 from fed_dpsd.papers.generative import Conditional, Generative, descend_averaged
 from fed_dpsd.privacy import lattice
 from fed_dpsd.privacy.dp_sgd import DPSGD
@@ -116,7 +116,7 @@ class DPGAN(Generative):
             tuple(images.shape[1:]),
             self.critic_training,
         )
-        critic = initialise(lambda: cnn_tanh(shape, num_classes, self.critic_width), draws)
+        critic = initialise(lambda: cnn(shape, num_classes, self.critic_width), draws)
         critic.to(memory_format=torch.contiguous_format)  # that of its gradients
         parameters = dict(critic.named_parameters())
         mechanism.check_size(sum(parameter.numel() for parameter in parameters.values()))

@@ -122,7 +122,7 @@ def test_every_step_has_its_noise_and_half_of_it_is_found(monkeypatch):
 
         monkeypatch.setattr(dp_sgd, "noisy_sum", spy)
         trained(mechanism, images, labels)
-        assert len(seen) == 6 * 8  # weights and biases of four layers
+        assert len(seen) == 6 * 6  # weights and biases of three layers
         return stats.kstest(np.concatenate(seen), "norm").pvalue
 
     assert p_value(1.0) > 1e-6 > p_value(0.5)

@@ -11,6 +11,7 @@ from dp_accounting import DpEvent, NonPrivateDpEvent
 from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from fed_dpsd.models import initialise
 from fed_dpsd.models.classifiers import FIXED
@@ -19,6 +20,8 @@ from fed_dpsd.models.generators import Generator
 from fed_dpsd.privacy.mechanism import Relation, Unit
 from fed_dpsd.privacy.noise import Rng
 from fed_dpsd.privacy.training import TrainingMechanism
+
+DECAY = 0.98  # of the moving average of a GAN's generator
 
 
 class Conditional(nn.Module):
@@ -169,3 +172,20 @@ class Generative(TrainingMechanism, ABC):
         Returns:
             The (K,) weights of the classes, for the teacher's images.
         """
+
+
+def descend_averaged(
+    generator: Conditional, losses: Iterator[torch.Tensor], learning_rate: float, network: str
+) -> None:
+    """Take a step of Adam for each loss; the generator then has its weights' moving average."""
+    averaged = AveragedModel(generator, multi_avg_fn=get_ema_multi_avg_fn(DECAY))
+
+    def followed() -> Iterator[torch.Tensor]:
+        for loss in losses:
+            yield loss
+            averaged.update_parameters(generator)
+
+    optimiser = torch.optim.Adam(generator.parameters(), learning_rate, (0.5, 0.9))
+    rates = {"training.generator_learning_rate": learning_rate}
+    descend(optimiser, followed(), network, rates)
+    generator.load_state_dict(averaged.module.state_dict())

@@ -114,14 +114,13 @@ class GEP(SampledGaussian):
 
         self._check_inputs(inputs, labels)
         size = sum(parameter.numel() for parameter in teacher.parameters())
-        self._check_size(size + self.basis_size)
+        self.check_size(size + self.basis_size)
         if self.basis_size > size or self.anchors * size > GRADIENTS_AT_ONCE:
             raise ValueError(
                 f"anchors={self.anchors} and basis_size={self.basis_size} do not suit "
                 f"{size:,} parameters: use at most {GRADIENTS_AT_ONCE // size:,} anchors, and a "
                 f"basis of at most {size:,}"
             )
-        lattice.check_rows(len(labels))
         draws = torch.Generator().manual_seed(int(rng.random(1)[0] * 2**53))
         teacher.to(memory_format=torch.contiguous_format)
         images, classes = self.public_images(teacher, tuple(inputs.shape[2:]), draws)
@@ -140,7 +139,7 @@ class GEP(SampledGaussian):
                 *lattice.clipped([residual, norm], self.max_residual_norm),
             ]
 
-        records = self._at_once(form, inputs, size)
+        records = self.records_at_once(form, inputs, size)
         each = math.sqrt(2) * self.noise_multiplier  # so both parts have the noise of one vector
         for _ in range(self.steps):
             basis = self.basis(model, images, classes, draws)

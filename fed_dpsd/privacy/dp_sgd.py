@@ -266,7 +266,7 @@ class SampledGaussian(TrainingMechanism):
         if labels.shape != shape:
             raise ValueError(f"labels of shape {tuple(labels.shape)} instead of {tuple(shape)}")
 
-    def _check_size(self, size: int) -> None:
+    def check_size(self, size: int) -> None:
         """Raise ValueError if the event does not cover the noise of `size` parameters."""
         if self.steps * (size + 1_600) > MOST_DRAWS:
             raise ValueError(
@@ -284,13 +284,17 @@ class SampledGaussian(TrainingMechanism):
         rate = math.floor(self.sample_rate / UNIFORM_STEP) * UNIFORM_STEP
         return torch.from_numpy(rng.random(count) < rate).nonzero()[:, 0]
 
-    def _at_once(
+    def records_at_once(
         self, form: Callable[..., Sequence[torch.Tensor]], inputs: torch.Tensor, size: int
     ) -> int:
         """Return how many records' vectors of `size` numbers to form at once: 1 if places differ.
 
         `form` maps padded inputs and labels to numbers for each record.
+
+        Raises:
+            ValueError: there are too many records for exact sums.
         """
+        lattice.check_rows(len(inputs))
         held = min(RECORDS_AT_ONCE * MOST_COPIES // self.places, GRADIENTS_AT_ONCE // size)
         most = min(RECORDS_AT_ONCE, max(1, held))
         return most if lattice.places_agree(form, inputs, most) else 1
@@ -346,7 +350,7 @@ class DPSGD(SampledGaussian):
                 single record's gradient is unbounded.
         """
         self._check_inputs(inputs, labels)
-        self._check_size(sum(parameter.numel() for parameter in teacher.parameters()))
+        self.check_size(sum(parameter.numel() for parameter in teacher.parameters()))
         if isinstance(teacher, nn.Linear) and teacher.bias is not None:
             self._train_linear(teacher, inputs, labels, rng)
         else:
@@ -391,20 +395,41 @@ class DPSGD(SampledGaussian):
         model = GradSampleModule(teacher.train(), loss_reduction="sum")
         parameters = list(model.parameters())
         optimiser = torch.optim.Adam(parameters, self.learning_rate)
-        size = sum(parameter.numel() for parameter in parameters)
-        lattice.check_rows(len(labels))
         form = functools.partial(lattice.single_gradients, model)
-        records = self._at_once(form, inputs, size)
+        size = sum(parameter.numel() for parameter in parameters)
+        records = self.records_at_once(form, inputs, size)
+        for _ in range(self.steps):
+            noisy = self.noisy_gradients(form, inputs, labels, records, rng)
+            for parameter, gradient in zip(parameters, noisy, strict=True):
+                parameter.grad = gradient
+            optimiser.step()
+        model.to_standard_module()
+
+    def noisy_gradients(
+        self,
+        form: lattice.Form,
+        inputs: torch.Tensor,
+        labels: torch.Tensor,
+        records: int,
+        rng: Rng,
+    ) -> list[torch.Tensor]:
+        """Sample records and sum their clipped gradients, plus noise: one step of the event.
+
+        Args:
+            form: computes the gradients of `records` records and their norms, as
+                `lattice.single_gradients` does; each record's depend on it alone.
+            inputs: (N, A, ...).
+            labels: (N,), or (N, A) if copies have their own labels.
+            records: the result of `records_at_once`.
+            rng: draws the sample and the noise.
+        """
 
         def bounded(*part: torch.Tensor) -> list[torch.Tensor]:
             return lattice.clipped(form(*part), self.max_grad_norm)
 
-        for _ in range(self.steps):
-            totals = self._summed(bounded, inputs, labels, records, rng)
-            for parameter, total in zip(parameters, totals, strict=True):
-                parameter.grad = self._noisy(total * lattice.UNIT, size, rng)
-            optimiser.step()
-        model.to_standard_module()
+        totals = self._summed(bounded, inputs, labels, records, rng)
+        size = sum(total.numel() for total in totals)
+        return [self._noisy(total * lattice.UNIT, size, rng) for total in totals]
 
 
 def with_noise(

@@ -29,6 +29,9 @@ MOST_INPUTS = 2**12  # of a linear layer; with more, its weights would be rounde
 ROOM = 1 - 2.0**-16  # part of the bound that norms may use; rounding may add the rest
 CANCELLATION = 4  # if copies cancel by more than this factor, their mean length over it is used
 
+# Gradients of (B, A, ...) inputs and their labels: (B, ...) per parameter, then (B,) norms.
+Form = Callable[[torch.Tensor, torch.Tensor], list[torch.Tensor]]
+
 _HELD = 2**24  # float32 represents every integer up to this one
 _INPUT, _LARGEST_INPUT = 2.0**-4, 127  # the unit of an input, and its largest number of units
 LARGEST_INPUT = _LARGEST_INPUT * _INPUT  # of a linear layer: a larger one is clamped to it
@@ -224,6 +227,11 @@ def single_gradients(
         each = each.mean(1) if copies > 1 else each[:, 0]
         gradients.append(each.nan_to_num_(0.0, 0.0, 0.0))
     model.zero_grad(set_to_none=True)
+    return with_norms(gradients)
+
+
+def with_norms(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Append the (B,) float64 L2 norms of B records' gradients over all parameters."""
     norms = [torch.linalg.vector_norm(g.flatten(1), dim=1, dtype=torch.float64) for g in gradients]
     return [*gradients, torch.linalg.vector_norm(torch.stack(norms), dim=0)]
 

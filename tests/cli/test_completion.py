@@ -33,7 +33,7 @@ WORDS = [
     (("run", "answers.noise_at", "="), ["client", "distributed"]),  # a class's
     (("run", "partition.self_balancing", "=", "t"), ["true"]),
     (("sweep", "seed", "=", "0,1", "answers", "=", "label,vo"), ["label,votes"]),
-    (("privacy", "plan", "training", "=", "dp"), ["dp_merf", "dp_sgd"]),
+    (("privacy", "plan", "training", "=", "dp"), ["dp_gan", "dp_merf", "dp_sgd"]),
     (("list", "ke"), ["keys"]),
     (("list", "keys", "method", "=", "dgd_"), ["dgd_plus"]),
     (("run", "--eng"), ["--engine"]),

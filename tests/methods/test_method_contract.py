@@ -81,10 +81,14 @@ ANSWERED |= {"dp_merf": [GENERATED]}
 EMBEDDED = ("training=gep", "training.steps=3", "training.sample_rate=0.1", "training.anchors=8")
 EMBEDDED += ("training.basis_size=4", "answers=probabilities")
 ANSWERED |= {"gep": [EMBEDDED]}
+GANS = ("training.generator_steps=3", "training.classifier_steps=3", "answers=probabilities")
+ANSWERED |= {"dp_gan": [("training=dp_gan", *GANS)]}
+SHARDS = ("training.discriminators=20", "training.discriminators_at_once=10")
+ANSWERED |= {"gs_wgan": [("training=gs_wgan", *SHARDS, *GANS)]}
 ALONE = ("dpsd", "central", "direct", "paper_dpsd", "dpdfd", "dp_dfd")
-ALONE += ("dp_merf", "gep")
+ALONE += ("dp_merf", "dp_gan", "gs_wgan", "gep")
 NEEDS = dict.fromkeys(ALONE, ("num_clients=1",))
-ONE_ROUND = {"central", "direct", "ensemble", "dp_merf", "gep"}
+ONE_ROUND = {"central", "direct", "ensemble", "dp_merf", "dp_gan", "gs_wgan", "gep"}
 # One answer of each kind where the code is shared: refusals.
 KINDS = [ANSWERS[0], ANSWERS[2], ANSWERS[4], ("training=plain", *PLAIN[10]), PRIVATE, MAX]
 ASKING_MANY = [("fed_dpsd", answers) for answers in KINDS] + [("dpsd", ANSWERS[0])]

@@ -85,6 +85,8 @@ def test_pixels_that_are_not_finite_are_no_bytes(subtests):
 UNCHECKED = {
     "client/learning.py": ["fit"],  # returned by `train`; `Teachers` has them checked
     "privacy/dp_sgd.py": ["_train_linear", "_train_network"],
+    "papers/dp_gan.py": ["train_generator", "losses"],
+    "papers/gs_wgan.py": ["step"],
     "papers/output_gradient.py": ["train"],
     "audits/inversion.py": ["fredrikson", "generative"],
     "benchmarks/flower_fedavg.py": ["train"],

@@ -1,0 +1,165 @@
+"""DP-GAN: a Wasserstein GAN whose critic learns by DP-SGD.
+
+Xie, Lin, Wang, Wang, Zhou: "Differentially Private Generative Adversarial Network", arXiv
+1802.06739, Algorithm 1.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from dp_accounting import DpEvent
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional
+
+from fed_dpsd.methods.ensemble import WholeEnsemble
+from fed_dpsd.models import initialise
+from fed_dpsd.models.classifiers import cnn
+from fed_dpsd.papers.generative import Conditional, Generative, descend_averaged
+from fed_dpsd.privacy import lattice
+from fed_dpsd.privacy.dp_sgd import DPSGD
+from fed_dpsd.privacy.mechanism import Relation, Unit
+from fed_dpsd.privacy.noise import Rng
+
+
+@dataclass(frozen=True)
+class CentralDPGAN(WholeEnsemble):
+    """DP-GAN with all records in one place, as in the papers' tables."""
+
+    trainings: ClassVar[tuple[str, ...] | None] = ("dp_gan",)
+
+
+@dataclass(frozen=True)
+class DPGAN(Generative):
+    """A critic's steps of DP-SGD, between steps of a generator that sees the critic alone.
+
+    The critic has a score for each class, so the game is conditional. A record's gradient is that
+    of the mean score of a batch of generated images, of uniform classes, minus that of the record's
+    score; the paper pairs each record with one generated image. Weights are clipped after each
+    step (WGAN).
+
+    Guarantee: the critic's training has the event of DP-SGD with `generator_steps` *
+    `critic_steps` steps: generated images are post-processing of earlier steps and of public
+    draws, so a record's clipped gradient depends on this record alone and the critic's released
+    weights. The generator and the teacher are post-processing.
+
+    Args:
+        critic_steps: the critic's steps before each step of the generator, >= 1.
+        sample_rate: q, expected fraction of the records in a critic's step, in (0, 1].
+        max_grad_norm: bound of a record's gradient, > 0.
+        critic_width: channels of the critic's first convolution, >= 1.
+        critic_learning_rate: learning rate of Adam for the critic, > 0.
+        weight_clip: c, largest absolute weight of the critic, > 0.
+
+    Raises:
+        ValueError: a parameter is out of its range.
+    """
+
+    name: ClassVar[str] = "dp_gan"
+    critic_steps: int
+    sample_rate: float
+    max_grad_norm: float
+    critic_width: int
+    critic_learning_rate: float
+    weight_clip: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for field in ("critic_steps", "critic_width"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field}={getattr(self, field)} must be >= 1")
+        for field in ("critic_learning_rate", "weight_clip"):
+            if not 0 < getattr(self, field) < math.inf:
+                raise ValueError(f"{field}={getattr(self, field)} must be a finite number > 0")
+        _ = self.critic_training  # checks the other fields
+
+    @property
+    def critic_training(self) -> DPSGD:
+        """Return the DP-SGD of the critic."""
+        return DPSGD(
+            noise_multiplier=self.noise_multiplier,
+            sample_rate=self.sample_rate,
+            steps=self.generator_steps * self.critic_steps,
+            max_grad_norm=self.max_grad_norm,
+            learning_rate=self.critic_learning_rate,
+        )
+
+    @property
+    def steps(self) -> int:  # type: ignore[override]
+        """Return the number of steps of the three networks."""
+        return super().steps + self.critic_training.steps
+
+    def describe(self, trainings: int = 1) -> str:
+        """Describe how teachers are trained, `trainings` times."""
+        return (
+            "on images of DP-GAN's generator; its critic by "
+            f"{self.critic_training.describe(trainings)}"
+        )
+
+    def event(self, unit: Unit, relation: Relation) -> DpEvent:
+        """Return the event of DP-SGD."""
+        return self.critic_training.event(unit, relation)
+
+    def train_generator(
+        self,
+        generator: Conditional,
+        images: torch.Tensor,
+        labels: torch.Tensor,
+        rng: Rng,
+        draws: torch.Generator,
+    ) -> torch.Tensor:
+        """Train critic and generator in turn; see `Generative`."""
+        num_classes, shape, mechanism = (
+            generator.num_classes,
+            tuple(images.shape[1:]),
+            self.critic_training,
+        )
+        critic = initialise(lambda: cnn(shape, num_classes, self.critic_width), draws)
+        critic.to(memory_format=torch.contiguous_format)  # that of its gradients
+        parameters = dict(critic.named_parameters())
+        size = sum(parameter.numel() for parameter in parameters.values())
+        mechanism.check_size(size)
+        uniform = torch.ones(num_classes)
+        generated: tuple[torch.Tensor, ...] = ()  # the gradient of the mean score of a batch
+
+        def score(
+            weights: dict[str, torch.Tensor], image: torch.Tensor, own: torch.Tensor
+        ) -> torch.Tensor:
+            return (functional_call(critic, weights, (image[None],))[0] * own).sum()
+
+        gradients_of = vmap(grad(score), (None, 0, 0))
+
+        def form(batch: torch.Tensor, classes: torch.Tensor) -> list[torch.Tensor]:
+            weights = {name: parameter.detach() for name, parameter in parameters.items()}
+            one_hot = functional.one_hot(classes, num_classes).to(batch)
+            own = gradients_of(weights, batch[:, 0], one_hot).values()
+            differences = [g - each for g, each in zip(generated, own, strict=True)]
+            return lattice.with_norms([d.nan_to_num_(0.0, 0.0, 0.0) for d in differences])
+
+        def mean_score() -> torch.Tensor:
+            classes = torch.multinomial(uniform, self.batch_size, True, generator=draws)
+            return critic(generator(classes, draws)).gather(1, classes[:, None]).mean()
+
+        optimiser = torch.optim.Adam(parameters.values(), self.critic_learning_rate, (0.5, 0.9))
+        inputs, records = images[:, None], 0
+
+        def losses() -> Iterator[torch.Tensor]:
+            nonlocal generated, records
+            for _ in range(self.generator_steps):
+                for _ in range(self.critic_steps):
+                    generated = torch.autograd.grad(mean_score(), list(parameters.values()))
+                    records = records or mechanism.records_at_once(form, inputs, size)
+                    noisy = mechanism.noisy_gradients(form, inputs, labels, records, rng)
+                    for parameter, gradient in zip(parameters.values(), noisy, strict=True):
+                        parameter.grad = gradient
+                    optimiser.step()
+                    with torch.no_grad():
+                        for parameter in parameters.values():
+                            parameter.clamp_(-self.weight_clip, self.weight_clip)
+                yield -mean_score()
+
+        rate = self.generator_learning_rate
+        descend_averaged(generator, losses(), rate, "DP-GAN's generator")
+        return uniform

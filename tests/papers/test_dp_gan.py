@@ -1,0 +1,173 @@
+"""DP-GAN: what a record moves, what leaves with which noise, and that images are learnt."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from dp_accounting import (
+    GaussianDpEvent,
+    NeighboringRelation,
+    NonPrivateDpEvent,
+    PoissonSampledDpEvent,
+)
+from dp_accounting.pld import PLDAccountant
+from scipy import stats
+
+from fed_dpsd.errors import ConfigError
+from fed_dpsd.experiment import one_run
+from fed_dpsd.models import initialise
+from fed_dpsd.models.classifiers import CLASSIFIERS
+from fed_dpsd.papers.dp_gan import DPGAN
+from fed_dpsd.privacy import dp_sgd, lattice
+from fed_dpsd.privacy.accounting import epsilon
+from fed_dpsd.privacy.dp_sgd import DPSGD
+from fed_dpsd.streams import Streams
+
+SMALL = {
+    "generator_steps": 40,
+    "classifier_steps": 40,
+    "batch_size": 32,
+    "latent_size": 4,
+    "generator_width": 4,
+    "generator_learning_rate": 0.01,
+    "learning_rate": 0.01,
+    "critic_steps": 1,
+    "sample_rate": 0.5,
+    "max_grad_norm": 1.0,
+    "critic_width": 2,
+    "critic_learning_rate": 0.02,
+    "weight_clip": 0.5,
+}
+SHORT = SMALL | {"generator_steps": 2, "classifier_steps": 1}
+
+
+def halves(count, seed=0):
+    """(N, 1, 1, 8, 8) images that are bright on the left or on the right, with their labels."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(2, size=count)
+    images = np.zeros((count, 1, 1, 8, 8), np.float32)
+    for image, label in zip(images, labels, strict=True):
+        image[..., 4 * label : 4 * label + 4] = 0.8
+    return torch.from_numpy(images), torch.from_numpy(labels)
+
+
+def trained(mechanism, images, labels, seed=0):
+    teacher = initialise(lambda: CLASSIFIERS["cnn"]((1, 8, 8), 2, 4), Streams(0).torch("model"))
+    mechanism.train(teacher, images, labels, Streams(seed).numpy("training"))
+    return teacher
+
+
+def test_a_record_moves_a_step_by_its_own_part_of_at_most_the_bound(monkeypatch):
+    """Whatever the batch, to the last bit; the control is a part that is not clipped."""
+    seen, honest = [], DPSGD.noisy_gradients
+
+    def spy(mechanism, form, inputs, labels, records, rng):
+        if len(inputs) == 40:
+            formed = form(*lattice.padded(inputs[:records], labels[:records], records))
+            norms = formed[-1]
+            parts = lattice.clipped([part.clone() for part in formed], mechanism.max_grad_norm)
+            alone = form(*lattice.padded(inputs[5:6], labels[5:6], records))
+            own = lattice.clipped(alone, mechanism.max_grad_norm)
+            seen.append((norms, parts, own))
+        return honest(mechanism, form, inputs, labels, records, rng)
+
+    monkeypatch.setattr(DPSGD, "noisy_gradients", spy)
+    bound = 0.05
+    mechanism = DPGAN(noise_multiplier=1.0, **SHORT | {"max_grad_norm": bound})
+    images = torch.rand((40, 1, 1, 8, 8), generator=Streams(0).torch("test"))
+    trained(mechanism, images, torch.arange(40) % 2)
+    norms, parts, own = seen[-1]
+    flat = torch.cat([part.flatten(1).double() for part in parts], 1)
+    assert flat.norm(dim=1).max() * lattice.UNIT <= 1 < norms.max() / bound
+    assert torch.equal(flat[5], torch.cat([part[0].flatten().double() for part in own]))
+
+
+def test_an_empty_shard_is_trained_on_like_any_other():
+    images, labels = halves(1)
+    trained(DPGAN(noise_multiplier=1.0, **SHORT), images[:0], labels[:0])
+
+
+@pytest.mark.parametrize(
+    ("relation", "library"),
+    [
+        ("add_remove", NeighboringRelation.ADD_OR_REMOVE_ONE),
+        ("replace_one", NeighboringRelation.REPLACE_ONE),
+    ],
+)
+def test_its_epsilon_is_that_of_all_the_critics_steps(relation, library):
+    settings = SMALL | {"generator_steps": 10, "critic_steps": 4, "sample_rate": 0.02}
+    mechanism = DPGAN(noise_multiplier=1.1, **settings)
+    accountant = PLDAccountant(library)
+    accountant.compose(PoissonSampledDpEvent(0.02, GaussianDpEvent(1.1)), 40)
+    proven = epsilon(mechanism.event("record", relation), 1e-5).epsilon
+    assert proven == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-3)
+    for unit in ("patient", "client"):
+        assert isinstance(mechanism.event(unit, relation), NonPrivateDpEvent)
+
+
+def test_every_step_has_its_noise_and_half_of_it_is_found(monkeypatch):
+    """The control is a sum with half the noise; p-values below 1e-6 fail."""
+    images, labels = halves(20)
+    mechanism = DPGAN(noise_multiplier=2.0, **SHORT | {"critic_steps": 3})
+    honest = dp_sgd.noisy_sum
+
+    def p_value(factor):
+        seen = []
+
+        def spy(values, scale, law, rng):
+            noisy = honest(values, factor * scale, law, rng)
+            seen.append(((noisy - values.sum(0)) / 2.0).ravel())
+            return noisy
+
+        monkeypatch.setattr(dp_sgd, "noisy_sum", spy)
+        trained(mechanism, images, labels)
+        assert len(seen) == 6 * 6  # weights and biases of three layers
+        return stats.kstest(np.concatenate(seen), "norm").pvalue
+
+    assert p_value(1.0) > 1e-6 > p_value(0.5)
+
+
+def test_records_reach_the_teacher_only_through_noisy_sums(monkeypatch):
+    """With the same sums, other records give the same teacher; the control lets the sums differ."""
+    mechanism = DPGAN(noise_multiplier=1.0, **SHORT)
+
+    def weights(seed):
+        teacher = trained(mechanism, *halves(30 + seed, seed))
+        return torch.cat([p.flatten() for p in teacher.parameters()])
+
+    assert not torch.equal(weights(0), weights(1))
+    monkeypatch.setattr(dp_sgd, "noisy_sum", lambda values, *_: np.ones(values.shape[1:]))
+    assert torch.equal(weights(0), weights(1))
+
+
+def test_a_teacher_learns_the_records_labels():
+    """The control is a teacher of records with the other label."""
+    images, labels = halves(100)
+    test, truth = halves(200, seed=1)
+    mechanism = DPGAN(noise_multiplier=0.2, **SMALL)
+    for given, expected in ((labels, truth), (1 - labels, 1 - truth)):
+        teacher = trained(mechanism, images, given).eval()
+        assert (teacher(test[:, 0]).argmax(1) == expected).float().mean() > 0.95
+
+
+@pytest.mark.parametrize(
+    ("changed", "error"),
+    [
+        ({"critic_steps": 0}, "critic_steps=0 must be >= 1"),
+        ({"critic_width": 0}, "critic_width=0 must be >= 1"),
+        ({"weight_clip": math.inf}, "weight_clip=inf must be a finite number > 0"),
+        ({"sample_rate": 1.5}, "sample_rate=1.5 must be above 0 and at most 1"),
+        ({"max_grad_norm": 1e9}, "max_grad_norm=1000000000.0 must be between"),
+        ({"critic_learning_rate": -1.0}, "critic_learning_rate=-1.0 must be a finite number > 0"),
+    ],
+)
+def test_settings_out_of_range_are_refused(changed, error):
+    with pytest.raises(ValueError, match=error):
+        DPGAN(noise_multiplier=1.0, **SMALL | changed)
+
+
+def test_another_training_is_refused(tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        one_run(["method=dp_gan", "training=plain"], tmp_path)
+    assert any("use training=dp_gan" in problem for problem in caught.value.problems)

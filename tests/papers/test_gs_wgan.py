@@ -1,0 +1,271 @@
+"""GS-WGAN: what a record changes, what leaves with which noise, and that images are learnt."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from dp_accounting import (
+    GaussianDpEvent,
+    NeighboringRelation,
+    NonPrivateDpEvent,
+    SampledWithoutReplacementDpEvent,
+)
+from dp_accounting.pld import privacy_loss_distribution as pld
+from dp_accounting.rdp import RdpAccountant
+from scipy import stats
+
+from fed_dpsd.errors import ConfigError
+from fed_dpsd.experiment import one_run
+from fed_dpsd.models import initialise
+from fed_dpsd.models.classifiers import CLASSIFIERS
+from fed_dpsd.papers import gs_wgan
+from fed_dpsd.papers.gs_wgan import GSWGAN, Group, Shards, clipped
+from fed_dpsd.privacy.accounting import epsilon
+from fed_dpsd.privacy.events import ReplacedInSampleDpEvent
+from fed_dpsd.privacy.laws import discretised_delta
+from fed_dpsd.streams import Streams
+
+SMALL = {
+    "generator_steps": 60,
+    "classifier_steps": 40,
+    "batch_size": 16,
+    "latent_size": 4,
+    "generator_width": 4,
+    "generator_learning_rate": 0.02,
+    "learning_rate": 0.01,
+    "discriminators": 12,
+    "discriminator_width": 8,
+    "discriminator_learning_rate": 0.01,
+    "discriminator_batch_size": 8,
+    "discriminators_at_once": 4,
+    "discriminator_steps": 1,
+    "first_steps": 5,
+}
+SHORT = SMALL | {"generator_steps": 3, "classifier_steps": 1, "first_steps": 1}
+
+
+def halves(count, seed=0):
+    """(N, 1, 1, 8, 8) images that are bright on the left or on the right, with their labels."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(2, size=count)
+    images = np.zeros((count, 1, 1, 8, 8), np.float32)
+    for image, label in zip(images, labels, strict=True):
+        image[..., 4 * label : 4 * label + 4] = 0.8
+    return torch.from_numpy(images), torch.from_numpy(labels)
+
+
+def trained(mechanism, images, labels, seed=0):
+    teacher = initialise(lambda: CLASSIFIERS["cnn"]((1, 8, 8), 2, 4), Streams(0).torch("model"))
+    mechanism.train(teacher, images, labels, Streams(seed).numpy("training"))
+    return teacher
+
+
+def test_a_gradient_is_at_most_one_and_finite():
+    """The control is a gradient whose norm is not bounded."""
+    gradients = torch.randn((50, 3, 8, 8), generator=Streams(0).torch("test"))
+    gradients[0], gradients[1, 0, 0, 0], gradients[2] = math.nan, math.inf, 1e-3
+    bounded = clipped(gradients)
+    norms = bounded.flatten(1).norm(dim=1)
+    assert norms.isfinite().all()
+    assert norms.max() <= 1 < gradients[3].norm()
+    assert norms[0] == 0
+    assert torch.allclose(bounded[2].float(), gradients[2], rtol=1e-4)
+    assert torch.equal(clipped(gradients[7:8])[0], bounded[7])
+
+
+def test_a_record_changes_one_discriminator(monkeypatch):
+    """The control is an order of records that depends on all of them."""
+    images, labels = halves(60)
+    changed = images.clone()
+    changed[17] = 0.5
+    mechanism = GSWGAN(noise_multiplier=1.0, **SHORT)
+    groups = []
+    honest = Group.__init__
+
+    def spy(group, *args):
+        honest(group, *args)
+        groups.append(group)
+
+    monkeypatch.setattr(Group, "__init__", spy)
+    monkeypatch.setattr(gs_wgan, "noisy_sum", lambda values, *_: np.ones(values.shape[1:]))
+
+    def moved(images, labels, *others):
+        """Whether each of 12 discriminators differs from those of the 60 records."""
+        seen = []
+        for each in ((images, labels), *others):
+            groups.clear()
+            trained(mechanism, *each)
+            weights = [p.detach().flatten(1) for g in groups for p in g.parameters.values()]
+            assert len(groups) == 3
+            seen.append(torch.cat([torch.cat(weights[i : i + 4], 1) for i in (0, 4, 8)]))
+        return (seen[0] != seen[1]).any(1)
+
+    assert moved(images, labels, (changed, labels)).sum() == 1
+    assert moved(images, labels, (images[:-1], labels[:-1])).sum() == 1
+    rolled = images.roll(1, 0), labels.roll(1, 0)
+    assert moved(images, labels, rolled).sum() > 1
+
+
+def test_shards_are_disjoint_and_empty_ones_are_blank():
+    images, labels = halves(30)
+    one_hot = torch.nn.functional.one_hot(labels, 2)
+    marked = images[:, 0] * 0 + torch.arange(1, 31).view(-1, 1, 1, 1)
+    shards = Shards(marked, one_hot, 40, Streams(0).numpy("shards"))
+    places = (torch.arange(200) / 200).expand(40, -1)
+    taken, classes = shards.take(torch.arange(40), places)
+    found = [set(each[:, 0, 0, 0].int().tolist()) for each in taken]
+    held = [records for records in found if records != {0}]
+    assert sum(map(len, held)) == 30 == len(set().union(*held))
+    assert len(held) < 40
+    empty = torch.tensor([records == {0} for records in found])
+    assert classes[empty].sum() == 0
+
+
+def test_an_empty_shard_is_trained_on_like_any_other():
+    images, labels = halves(1)
+    trained(GSWGAN(noise_multiplier=1.0, **SHORT), images[:0], labels[:0])
+
+
+def test_a_release_loses_no_more_than_its_event():
+    """Other centres and the changed one anywhere, 2 apart at most: two dimensions, by integration.
+
+    The control is the event of centres that are half as far apart.
+    """
+    noise, others = 0.9, 2
+    axis = np.linspace(-6, 6, 121)
+    grid = np.stack(np.meshgrid(axis, axis), -1)
+    cell = (axis[1] - axis[0]) ** 2
+
+    def normal(centre):
+        squares = ((grid - np.asarray(centre)) ** 2).sum(-1)
+        return np.exp(-squares / (2 * noise**2)) / (2 * math.pi * noise**2) * cell
+
+    def charged(noise_multiplier, bound):
+        return discretised_delta([(ReplacedInSampleDpEvent(1 / 3, noise_multiplier), 1)], bound)
+
+    whole = {bound: charged(noise / 2, bound) for bound in (0.2, 1.5)}
+    angle = 2 * math.pi / 3
+    corner = (math.cos(angle), math.sin(angle))
+    for first, second, rest in (
+        ((1, 0), (-1, 0), [(-1, 0), (-1, 0)]),
+        ((1, 0), (-1, 0), [(0, 0), (0, 1)]),
+        ((1, 0), corner, [(corner[0], -corner[1])] * 2),
+        ((1, 0), (0, 0), [(-1, 0), (-1, 0)]),
+    ):
+        common = sum(normal(centre) for centre in rest) / (others + 1)
+        before, after = (common + normal(each) / (others + 1) for each in (first, second))
+        for bound, delta in whole.items():
+            lost = max(
+                np.maximum(p - math.exp(bound) * q, 0).sum()
+                for p, q in ((before, after), (after, before))
+            )
+            assert lost <= delta
+    both = (2 * normal((-1, 0)) + normal((1, 0))) / 3
+    assert charged(noise, 1.5) < np.maximum(both - math.exp(1.5) * normal((-1, 0)), 0).sum()
+
+
+@pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
+def test_its_epsilon_is_that_of_a_mixture_for_each_image(relation):
+    settings = SMALL | {"generator_steps": 50, "batch_size": 8, "discriminators": 100}
+    mechanism = GSWGAN(noise_multiplier=2.0, **settings)
+    proven = epsilon(mechanism.event("record", relation), 1e-5).epsilon
+    image = pld.from_gaussian_mechanism(
+        1.0, sampling_prob=0.01, neighboring_relation=NeighboringRelation.REPLACE_ONE
+    )
+    assert proven == pytest.approx(image.self_compose(400).get_epsilon_for_delta(1e-5), rel=1e-3)
+    accountant = RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_ONE)
+    accountant.compose(SampledWithoutReplacementDpEvent(100, 1, GaussianDpEvent(1.0)), 400)
+    assert proven < accountant.get_epsilon(1e-5)
+    for unit in ("patient", "client"):
+        assert isinstance(mechanism.event(unit, relation), NonPrivateDpEvent)
+
+
+def test_every_image_has_its_noise_and_half_of_it_is_found(monkeypatch):
+    """The control is a gradient with half the noise; p-values below 1e-6 fail."""
+    images, labels = halves(50)
+    mechanism = GSWGAN(noise_multiplier=2.0, **SHORT)
+    honest = gs_wgan.noisy_sum
+
+    def p_value(factor):
+        seen = []
+
+        def spy(values, scale, law, rng):
+            noisy = honest(values, factor * scale, law, rng)
+            seen.append((noisy - values.sum(0)) / 2.0)
+            return noisy
+
+        monkeypatch.setattr(gs_wgan, "noisy_sum", spy)
+        trained(mechanism, images, labels)
+        assert [noise.shape for noise in seen] == [(16, 1, 8, 8)] * 3
+        return stats.kstest(np.stack(seen).ravel(), "norm").pvalue
+
+    assert p_value(1.0) > 1e-6 > p_value(0.5)
+
+
+def test_each_image_has_its_own_discriminator(monkeypatch):
+    """Uniformly drawn: of 48 draws of 12, chance leaves out more than 4 with probability 1e-3."""
+    images, labels = halves(50)
+    picked, honest = [], Group.weights
+
+    def spy(group, index):
+        picked.append((id(group), index))
+        return honest(group, index)
+
+    monkeypatch.setattr(Group, "weights", spy)
+    trained(GSWGAN(noise_multiplier=1.0, **SHORT), images, labels)
+    assert len(picked) == 48
+    assert len(set(picked)) >= 8
+    assert len(set(picked[:16])) > 4
+
+
+def test_records_reach_the_teacher_only_through_noisy_gradients(monkeypatch):
+    """With equal gradients, other records give the same teacher; the control lets them differ."""
+    mechanism = GSWGAN(noise_multiplier=1.0, **SHORT)
+
+    def weights(seed):
+        teacher = trained(mechanism, *halves(30 + seed, seed))
+        return torch.cat([p.flatten() for p in teacher.parameters()])
+
+    assert not torch.equal(weights(0), weights(1))
+    monkeypatch.setattr(gs_wgan, "noisy_sum", lambda values, *_: np.ones(values.shape[1:]))
+    assert torch.equal(weights(0), weights(1))
+
+
+def test_a_teacher_learns_the_records_labels():
+    """The control is a teacher of records with the other label."""
+    images, labels = halves(200)
+    test, truth = halves(200, seed=1)
+    mechanism = GSWGAN(noise_multiplier=0.05, **SMALL)
+    for given, expected in ((labels, truth), (1 - labels, 1 - truth)):
+        teacher = trained(mechanism, images, given).eval()
+        assert (teacher(test[:, 0]).argmax(1) == expected).float().mean() > 0.95
+
+
+@pytest.mark.parametrize(
+    ("changed", "error"),
+    [
+        ({"discriminators": 1}, "discriminators=1 must be >= 2"),
+        ({"discriminators_at_once": 5}, "discriminators_at_once=5 must divide discriminators=12"),
+        ({"discriminators_at_once": 0}, "discriminators_at_once=0 must divide"),
+        ({"discriminator_width": 0}, "discriminator_width=0 must be >= 1"),
+        ({"first_steps": -1}, "first_steps=-1 must be >= 0"),
+        ({"discriminator_learning_rate": 0.0}, "discriminator_learning_rate=0.0 must be"),
+    ],
+)
+def test_settings_out_of_range_are_refused(changed, error):
+    with pytest.raises(ValueError, match=error):
+        GSWGAN(noise_multiplier=1.0, **SMALL | changed)
+
+
+def test_more_numbers_than_the_proof_covers_are_refused():
+    images, labels = halves(5)
+    mechanism = GSWGAN(noise_multiplier=1.0, **SMALL | {"generator_steps": 2**26})
+    with pytest.raises(ValueError, match=r"generator_steps=67,108,864 of 16 images draw more"):
+        trained(mechanism, images, labels)
+
+
+def test_another_training_is_refused(tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        one_run(["method=gs_wgan", "training=plain"], tmp_path)
+    assert any("use training=gs_wgan" in problem for problem in caught.value.problems)

@@ -32,7 +32,7 @@ from fed_dpsd.privacy.shuffled import OUTSIDE, window
 
 FINEST_RESOLUTION = 1e-4
 PROFILE_POINTS, SMALLEST_PROFILE = 20_000, 1e-13  # points of a discretised profile; its last delta
-LARGEST_PROFILE = 700.0  # largest epsilon of a profile; its exp is a float
+LARGEST_PROFILE = 700.0  # largest epsilon of a profile, and largest step; its exp is a float
 SMALL_LOSS = 1e-6  # of all releases of an event together; smaller losses count as pure
 MOST_LOSSES = 2**19  # discretised losses; limits memory to 1 GiB and time to seconds
 EXACT_TERMS = 3e7  # most terms of an exact law; they take about two seconds
@@ -211,9 +211,11 @@ def discretised_epsilon(parts: list[tuple[DpEvent, int]], delta: float) -> float
 
     Gaussian and Laplace events are always accounted as add-or-remove (our sensitivity is folded
     in), and responses always as replace-one. Counts are composed by `self_compose`, since an
-    accountant would drop the counts of responses.
+    accountant would drop the counts of responses. It is `inf` where the library's steps overflow.
     """
     parts, rest = _without_small(parts)
+    if _resolution(parts) > LARGEST_PROFILE:
+        return math.inf
     return float(_composed(parts).get_epsilon_for_delta(delta)) + rest
 
 

@@ -457,6 +457,13 @@ def test_trap_the_library_ignores_the_count_of_a_composed_response():
     assert laws.discretised_epsilon([(event, 1_000)], DELTA) > 400
 
 
+def test_losses_too_large_for_the_library_have_no_bound():
+    """Calibration tries such noise; the library's own steps overflow there."""
+    event = ReplacedInSampleDpEvent(1e-3, 1e-4)
+    assert laws.discretised_epsilon([(event, 32_000)], DELTA) == math.inf
+    assert laws.discretised_epsilon([(ReplacedInSampleDpEvent(1e-3, 1.0), 10)], DELTA) < 1
+
+
 def test_trap_the_library_doubles_the_shift_for_replace_one():
     event = GaussianDpEvent(5.0)
     accountant = dp_accounting.pld.PLDAccountant(REPLACE)

@@ -78,9 +78,13 @@ ANSWERED |= {"dp_dfd": [SELECTIVE, (*SELECTIVE, STUDENT_DRIVEN), ON_BOTH_AXES[0]
 GENERATED = ("training=dp_merf", "training.features=20", "training.generator_steps=3")
 GENERATED += ("training.classifier_steps=3", "answers=probabilities")
 ANSWERED |= {"dp_merf": [GENERATED]}
+TAUGHT = ("training.teachers=5", "training.generator_steps=3", "training.classifier_steps=3")
+VOTED = ("datalens", "g_pate", "pate_gan")
+ANSWERED |= {name: [(f"training={name}", *TAUGHT, "answers=probabilities")] for name in VOTED}
 ALONE = ("dpsd", "central", "direct", "paper_dpsd", "dpdfd", "dp_dfd", "dgd", "dgd_plus", "dp_merf")
+ALONE += VOTED
 NEEDS = dict.fromkeys(ALONE, ("num_clients=1",))
-ONE_ROUND = {"central", "direct", "ensemble", "dp_merf"}
+ONE_ROUND = {"central", "direct", "ensemble", "dp_merf", *VOTED}
 # One answer of each kind where the code is shared: refusals.
 KINDS = [ANSWERS[0], ANSWERS[2], ANSWERS[4], ("training=plain", *PLAIN[10]), PRIVATE, MAX]
 ASKING_MANY = [("fed_dpsd", answers) for answers in KINDS] + [("dpsd", ANSWERS[0])]

@@ -444,7 +444,7 @@ class TaughtGenerative(Generative, ABC):
         draws: torch.Generator,
     ) -> torch.Tensor:
         """Train the generator on the teachers' noisy votes; see `Generative`."""
-        generator.images.set_levels(1.0, -1.0)
+        generator.images.set_levels(1.0, -2.0)
         teachers = Teachers(images, labels, generator.num_classes, self, rng, draws)
         classes = torch.arange(generator.num_classes).repeat_interleave(self.images_per_class)
         losses = self.losses(generator, teachers, classes, rng, draws)

@@ -41,7 +41,7 @@ SMALL = {
     "learning_rate": 0.01,
     "batch_size": 16,
 }
-STUDENT = {"student_width": 8, "student_steps": 2, "student_learning_rate": 0.01, "rounds_kept": 3}
+STUDENT = {"student_width": 8, "student_steps": 5, "student_learning_rate": 0.01, "rounds_kept": 3}
 OF_BITS = {"step_size": 1.0, "threshold": 0.0}
 KINDS = {
     PATEGAN: STUDENT,

@@ -32,12 +32,19 @@ class Conditional(nn.Module):
         num_classes: K.
         latent_size: length of a latent vector, without the class.
         width: number of channels before the last convolution.
+        pooling: images are as smooth as if enlarged from a 1 / pooling of their size.
     """
 
     def __init__(
-        self, shape: tuple[int, ...], num_classes: int, latent_size: int, width: int
+        self,
+        shape: tuple[int, ...],
+        num_classes: int,
+        latent_size: int,
+        width: int,
+        pooling: int = 1,
     ) -> None:
         super().__init__()
+        self.pooling = pooling
         self.latent_size = latent_size
         self.num_classes = num_classes
         self.images = Generator(shape, latent_size + num_classes, width)
@@ -46,7 +53,11 @@ class Conditional(nn.Module):
         """Draw a (B, C, H, W) image in [0, 1] for each of (B,) labels."""
         latents = torch.randn((len(labels), self.latent_size), generator=rng)
         classes = functional.one_hot(labels, self.num_classes).to(latents)
-        return self.images(torch.cat([latents, classes], 1))
+        images = self.images(torch.cat([latents, classes], 1))
+        if self.pooling == 1:
+            return images
+        means = functional.avg_pool2d(images, self.pooling)
+        return functional.interpolate(means, images.shape[2:], mode="bilinear")
 
 
 @dataclass(frozen=True)
@@ -138,9 +149,7 @@ class Generative(TrainingMechanism, ABC):
         with torch.no_grad():
             num_classes = teacher(torch.zeros((1, *inputs.shape[2:]))).shape[1]
         shape = tuple(inputs.shape[2:])
-        generator = initialise(
-            lambda: Conditional(shape, num_classes, self.latent_size, self.generator_width), draws
-        )
+        generator = initialise(lambda: self.generator(shape, num_classes), draws)
         generator.images.start(draws)
         weights = self.train_generator(generator, inputs[:, 0], labels, rng, draws)
         optimiser = torch.optim.Adam(teacher.parameters(), self.learning_rate)
@@ -155,6 +164,10 @@ class Generative(TrainingMechanism, ABC):
 
         rates = {"training.learning_rate": self.learning_rate}
         descend(optimiser, losses(), f"the teacher of {self.name}'s images", rates)
+
+    def generator(self, shape: tuple[int, ...], num_classes: int) -> Conditional:
+        """Build a generator of (C, H, W) images of K classes."""
+        return Conditional(shape, num_classes, self.latent_size, self.generator_width)
 
     @abstractmethod
     def train_generator(

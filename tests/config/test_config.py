@@ -47,7 +47,7 @@ def test_every_yaml_composes_and_binds(tmp_path, paths):
             overrides.append("method=dpdfd")
         if path.stem in ("lp_2st", "lp_mst", "alibi", "label_pate"):
             overrides.append("method=central")
-        baselines = ("dp_gan", "dp_merf", "gep", "gs_wgan")
+        baselines = ("datalens", "dp_gan", "dp_merf", "g_pate", "gep", "gs_wgan", "pate_gan")
         if path.parent.name == "training" and path.stem in baselines:
             overrides.append("model=cnn")
         if path.stem == "resnet9":

@@ -85,10 +85,13 @@ GANS = ("training.generator_steps=3", "training.classifier_steps=3", "answers=pr
 ANSWERED |= {"dp_gan": [("training=dp_gan", *GANS)]}
 SHARDS = ("training.discriminators=20", "training.discriminators_at_once=10")
 ANSWERED |= {"gs_wgan": [("training=gs_wgan", *SHARDS, *GANS)]}
-ALONE = ("dpsd", "central", "direct", "paper_dpsd", "dpdfd", "dp_dfd")
-ALONE += ("dp_merf", "dp_gan", "gs_wgan", "gep")
+TAUGHT = ("training.teachers=5", "training.generator_steps=3", "training.classifier_steps=3")
+VOTED = ("datalens", "g_pate", "pate_gan")
+ANSWERED |= {name: [(f"training={name}", *TAUGHT, "answers=probabilities")] for name in VOTED}
+ONE_PLACE = ("central", "direct", "dp_merf", "dp_gan", "gs_wgan", "gep", *VOTED)
+ALONE = ("dpsd", "paper_dpsd", "dpdfd", "dp_dfd", *ONE_PLACE)
 NEEDS = dict.fromkeys(ALONE, ("num_clients=1",))
-ONE_ROUND = {"central", "direct", "ensemble", "dp_merf", "dp_gan", "gs_wgan", "gep"}
+ONE_ROUND = {"ensemble", *ONE_PLACE}
 # One answer of each kind where the code is shared: refusals.
 KINDS = [ANSWERS[0], ANSWERS[2], ANSWERS[4], ("training=plain", *PLAIN[10]), PRIVATE, MAX]
 ASKING_MANY = [("fed_dpsd", answers) for answers in KINDS] + [("dpsd", ANSWERS[0])]

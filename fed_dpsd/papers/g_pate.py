@@ -1,0 +1,89 @@
+"""G-PATE: a generator that follows noisy votes on random projections of its images' gradients.
+
+Long, Wang, Yang, Kailkhura, Zhang, Gunter, Li: "G-PATE: Scalable Differentially Private Data
+Generator via Private Aggregation of Teacher Discriminators", NeurIPS 2021, arXiv 1906.09338.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from fed_dpsd.methods.ensemble import WholeEnsemble
+from fed_dpsd.papers.taught_generative import TaughtByGradients, Teachers
+from fed_dpsd.privacy.noise import Rng
+
+CLIP = 1.5  # of projections, whose root mean square is 1
+
+
+@dataclass(frozen=True)
+class CentralGPATE(WholeEnsemble):
+    """G-PATE with all records in one place, as in the paper."""
+
+    trainings: ClassVar[tuple[str, ...] | None] = ("g_pate",)
+
+
+@dataclass(frozen=True)
+class GPATE(TaughtByGradients):
+    """Teachers vote for the bins of their projected gradients (Alg. 1 and 2).
+
+    A test for confident votes and the votes' maximum are both functions of one noisy histogram,
+    where the paper draws noise for each. A gradient has norm 1, where the paper clips it.
+
+    Guarantee: replacing a teacher moves one vote of each histogram, by sqrt(2), and the histograms
+    of B images with d projections each by at most sqrt(2 B d); see `TaughtGenerative`.
+
+    Args:
+        projections: d, random directions for each step, >= 1.
+        bins: of a histogram, >= 2.
+        threshold: part of the teachers that must agree, in [0, 1).
+
+    Raises:
+        ValueError: a parameter is out of its range.
+    """
+
+    name: ClassVar[str] = "g_pate"
+    projections: int
+    bins: int
+    threshold: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.projections < 1:
+            raise ValueError(f"projections={self.projections} must be >= 1")
+        if self.bins < 2:
+            raise ValueError(f"bins={self.bins} must be >= 2")
+        if not 0 <= self.threshold < 1:
+            raise ValueError(f"threshold={self.threshold} must be at least 0 and below 1")
+
+    def direction(
+        self,
+        teachers: Teachers,
+        seen: torch.Tensor,
+        classes: torch.Tensor,
+        rng: Rng,
+        draws: torch.Generator,
+    ) -> torch.Tensor:
+        """Release the bins that enough teachers vote for; see `TaughtByGradients`."""
+        size = seen.shape[1]
+        axes = torch.randn((size, self.projections), generator=draws)
+        total = torch.zeros((len(seen), self.projections, self.bins))
+        for gradients in teachers.gradients(seen, classes):
+            total += votes(gradients, axes, self.bins).sum(0)
+        noisy = self.release(total, math.sqrt(2 * len(seen) * self.projections), rng)
+        most, bins = noisy.max(2)
+        values = ((bins + 0.5) / self.bins * 2 - 1) * CLIP * (most > self.threshold * self.teachers)
+        return values @ axes.T / math.sqrt(self.projections)
+
+
+def votes(gradients: torch.Tensor, axes: torch.Tensor, bins: int) -> torch.Tensor:
+    """Return one-hot (T, B, d, bins) bins of (T, B, D) gradients, projected on (D, d) axes.
+
+    A gradient with NaN or infinity, or of norm 0, has no votes.
+    """
+    projected = gradients / gradients.norm(dim=2, keepdim=True) @ axes
+    valid = projected.isfinite()
+    places = (projected.where(valid, 0).clamp(-CLIP, CLIP) / CLIP + 1) / 2 * bins
+    one_hot = torch.nn.functional.one_hot(places.long().clamp_max(bins - 1), bins)
+    return one_hot * valid[..., None]

@@ -1,0 +1,120 @@
+"""PATE-GAN: a generator against a student that learns from noisy votes of teachers.
+
+Jordon, Yoon, van der Schaar: "PATE-GAN: Generating Synthetic Data with Differential Privacy
+Guarantees", ICLR 2019.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch.nn import functional
+
+from fed_dpsd.methods.ensemble import WholeEnsemble
+from fed_dpsd.papers.generative import Conditional
+from fed_dpsd.papers.taught_generative import (
+    Discriminators,
+    TaughtGenerative,
+    Teachers,
+    adam,
+)
+from fed_dpsd.privacy.noise import Rng
+
+
+@dataclass(frozen=True)
+class CentralPATEGAN(WholeEnsemble):
+    """PATE-GAN with all records in one place."""
+
+    trainings: ClassVar[tuple[str, ...] | None] = ("pate_gan",)
+
+
+@dataclass(frozen=True)
+class PATEGAN(TaughtGenerative):
+    """Teachers vote whether images are real; a student learns from noisy votes (Alg. 1).
+
+    A vote is 1 or -1 for an image that the teacher finds more or less real than its average for
+    images of this class: with the paper's fixed threshold, teachers soon call every generated image
+    fake, and votes say nothing. The student sees the images of the last `rounds_kept` releases. The
+    noise is Gaussian, which composes better than the paper's Laplace noise.
+
+    Guarantee: replacing a teacher moves each of B sums of votes by at most 2, and all of them by at
+    most 2 sqrt(B); see `TaughtGenerative`.
+
+    Args:
+        student_width: hidden units of the student discriminator, >= 1.
+        student_steps: its steps per step of the generator, >= 1.
+        student_learning_rate: its learning rate of Adam, > 0.
+        rounds_kept: releases that it learns from, >= 1.
+
+    Raises:
+        ValueError: a parameter is out of its range.
+    """
+
+    name: ClassVar[str] = "pate_gan"
+    student_width: int
+    student_steps: int
+    student_learning_rate: float
+    rounds_kept: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.images_per_class < 2:
+            raise ValueError(
+                f"images_per_class={self.images_per_class} must be >= 2: teachers compare images"
+            )
+        if not 0 < self.student_learning_rate < math.inf:
+            raise ValueError(
+                f"student_learning_rate={self.student_learning_rate} must be a finite number > 0"
+            )
+        for field in ("student_width", "student_steps", "rounds_kept"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field}={getattr(self, field)} must be >= 1")
+
+    @property
+    def steps(self) -> int:  # type: ignore[override]
+        """Return the number of steps of all networks."""
+        return super().steps + self.generator_steps * self.student_steps
+
+    def losses(
+        self,
+        generator: Conditional,
+        teachers: Teachers,
+        classes: torch.Tensor,
+        rng: Rng,
+        draws: torch.Generator,
+    ) -> Iterator[torch.Tensor]:
+        """Yield how unreal the student finds images, after it learnt from noisy votes."""
+        size = teachers.records.shape[1]
+        student = Discriminators(1, size, generator.num_classes, self.student_width, draws)
+        optimiser = adam(student, self.student_learning_rate)
+        rounds: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for _ in range(self.generator_steps):
+            teachers.learn(generator)
+            with torch.no_grad():
+                seen = teachers.view(generator(classes, draws))
+            total = votes(teachers.logits(seen, classes), self.images_per_class).sum(0)
+            noisy = self.release(total, 2 * math.sqrt(len(classes)), rng)
+            rounds = [*rounds, (seen, (noisy > 0).float())][-self.rounds_kept :]
+            for _ in range(self.student_steps):
+                places = torch.randint(len(rounds), (len(classes),), generator=draws)
+                images = torch.stack([rounds[place][0][n] for n, place in enumerate(places)])
+                real = torch.stack([rounds[place][1][n] for n, place in enumerate(places)])
+                optimiser.zero_grad()
+                logits = student(images, classes)[0]
+                functional.binary_cross_entropy_with_logits(logits, real).backward()
+                optimiser.step()
+            chosen = torch.randint(generator.num_classes, (self.batch_size,), generator=draws)
+            generated = teachers.view(generator(chosen, draws))
+            yield functional.softplus(-student(generated, chosen)).mean()
+
+
+def votes(logits: torch.Tensor, images_per_class: int) -> torch.Tensor:
+    """Return votes in {-1, 0, 1} of (T, B) logits, compared with their means over each class.
+
+    A logit whose mean is NaN or infinite gives no vote.
+    """
+    by_class = logits.unflatten(1, (-1, images_per_class))
+    away = (by_class - by_class.mean(2, keepdim=True)).flatten(1)
+    return away.sign().nan_to_num(0)

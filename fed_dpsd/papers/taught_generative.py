@@ -1,0 +1,369 @@
+"""Baselines whose generator learns from noisy votes of teachers on disjoint shards."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from dp_accounting import (
+    ComposedDpEvent,
+    DpEvent,
+    GaussianDpEvent,
+    NonPrivateDpEvent,
+    SelfComposedDpEvent,
+)
+from torch import nn
+from torch.nn import functional
+from torch.optim.swa_utils import AveragedModel
+
+from fed_dpsd.models.divergence import descend
+from fed_dpsd.papers.generative import Conditional, Generative
+from fed_dpsd.privacy.events import FinitePrecisionDpEvent
+from fed_dpsd.privacy.mechanism import Relation, Unit
+from fed_dpsd.privacy.noise import GAUSSIAN_LOSS, Rng, noisy_sum
+
+START = 0.1  # of the usual standard deviation of hidden weights: teachers agree by their records
+MOST_NUMBERS = 2**26  # of a training's votes
+MOST_STDDEV = 2.0**26  # beyond it, the noise's lattice is coarser than a vote
+TEACHERS_AT_ONCE = 250  # whose gradients are held
+
+
+class Discriminators(nn.Module):
+    """Class-conditional discriminators of one hidden layer, which share nothing but their start.
+
+    They compute as one batched network. A discriminator's outputs, gradients and steps of an
+    element-wise optimiser depend on its own weights and inputs alone, to the last bit (like
+    Theorem 14 of docs/privacy.md, this assumes that a kernel's order depends on shapes only).
+
+    Args:
+        count: T, number of discriminators.
+        size: D, number of an image's numbers.
+        num_classes: K.
+        width: W, number of hidden units of each.
+        rng: draws the weights, which are the same for all.
+    """
+
+    def __init__(
+        self, count: int, size: int, num_classes: int, width: int, rng: torch.Generator
+    ) -> None:
+        super().__init__()
+        hidden = torch.randn((width, size), generator=rng) * START * math.sqrt(2 / size)
+        output = torch.randn((num_classes, width), generator=rng) / math.sqrt(width)
+        self.hidden = nn.Parameter(hidden.repeat(count, 1, 1))
+        self.shift = nn.Parameter(torch.zeros((count, 1, width)))
+        self.output = nn.Parameter(output.repeat(count, 1, 1))
+        self.level = nn.Parameter(torch.zeros((count, num_classes)))
+
+    def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return (T, B) logits of being real, for (T, B, D) or shared (B, D) images."""
+        count, width, _ = self.hidden.shape
+        inputs = 2 * images - 1
+        if images.ndim == 2:
+            seen = inputs @ self.hidden.flatten(0, 1).T
+            seen = seen.unflatten(1, (count, width)).transpose(0, 1)
+        else:
+            seen = inputs @ self.hidden.transpose(1, 2)
+        units = functional.leaky_relu(seen + self.shift, 0.2)
+        return (units * self.output[:, labels]).sum(2) + self.level[:, labels]
+
+
+class Teachers:
+    """Discriminators that learn on disjoint shards of the records, against one generator.
+
+    A record is in the shard of one teacher, drawn independently of all other records. How many
+    records a shard has, and which, affects this teacher alone: each takes as many images in a step
+    as any other, of public classes. A teacher without records of a class ignores this class. So
+    adding, removing or replacing a record changes one teacher.
+
+    Args:
+        images: (N, C, H, W) private images in [0, 1].
+        labels: (N,) their classes.
+        num_classes: K.
+        settings: the training that they are part of.
+        rng: draws the shards; secret, as noise is.
+        draws: public; draws weights, classes, and places in shards.
+    """
+
+    def __init__(
+        self,
+        images: torch.Tensor,
+        labels: torch.Tensor,
+        num_classes: int,
+        settings: "TaughtGenerative",
+        rng: Rng,
+        draws: torch.Generator,
+    ) -> None:
+        count, self.settings, self.draws = settings.teachers, settings, draws
+        shards = np.minimum(rng.random(len(labels)) * count, count - 1).astype(np.int64)
+        parts = torch.from_numpy(shards) * num_classes + labels
+        seen = self.view(images)
+        empty = seen.new_zeros((1, seen.shape[1]))  # for a shard without the class
+        self.records = torch.cat([seen[parts.argsort(stable=True)], empty])
+        self.sizes = parts.bincount(minlength=count * num_classes).unflatten(0, (count, -1))
+        self.starts = (self.sizes.flatten().cumsum(0) - self.sizes.flatten()).view_as(self.sizes)
+        size, width = seen.shape[1], settings.teacher_width
+        self.networks = Discriminators(count, size, num_classes, width, draws)
+        rate = settings.teacher_learning_rate
+        self.optimiser = adam(self.networks, rate, settings.teacher_weight_decay)
+
+    def view(self, images: torch.Tensor) -> torch.Tensor:
+        """Return the (B, D) numbers that teachers see of (B, C, H, W) images."""
+        return functional.avg_pool2d(images, self.settings.pooling).flatten(1)
+
+    def learn(self, generator: Conditional) -> None:
+        """Take `teacher_steps` steps of each teacher, to tell its records from new images."""
+        count, num_classes = self.sizes.shape
+        batch = self.settings.teacher_batch_size
+        for _ in range(self.settings.teacher_steps):
+            labels = torch.randint(num_classes, (batch,), generator=self.draws)
+            places = torch.rand((count, batch), dtype=torch.float64, generator=self.draws)
+            sizes = self.sizes[:, labels]
+            chosen = self.starts[:, labels] + torch.minimum((places * sizes).long(), sizes - 1)
+            real = self.records[torch.where(sizes > 0, chosen, -1)]
+            with torch.no_grad():
+                generated = self.view(generator(labels, self.draws))
+            losses = functional.softplus(-self.networks(real, labels))
+            losses = losses + functional.softplus(self.networks(generated, labels))
+            self.optimiser.zero_grad()
+            (losses * (sizes > 0)).mean(1).sum().backward()
+            self.optimiser.step()
+
+    @torch.no_grad()
+    def logits(self, seen: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return (T, B) logits of (B, D) images of (B,) classes; NaN of a class without records."""
+        return self.networks(seen, labels).where(self.sizes[:, labels] > 0, torch.nan)
+
+    @torch.no_grad()
+    def gradients(self, seen: torch.Tensor, labels: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Yield (t, B, D) gradients of the logits with respect to images, for t teachers at a time.
+
+        Those of a class without records are NaN.
+        """
+        for start in range(0, len(self.sizes), TEACHERS_AT_ONCE):
+            some = slice(start, start + TEACHERS_AT_ONCE)
+            hidden = self.networks.hidden[some]
+            units = (2 * seen - 1) @ hidden.flatten(0, 1).T
+            units = units.unflatten(1, hidden.shape[:2]).transpose(0, 1)
+            units = units + self.networks.shift[some]
+            slopes = torch.where(units > 0, 1.0, 0.2) * self.networks.output[some][:, labels]
+            known = self.sizes[some][:, labels, None] > 0
+            yield (2 * slopes @ hidden).where(known, torch.nan)
+
+
+@dataclass(frozen=True)
+class TaughtGenerative(Generative, ABC):
+    """A generator that learns from noisy sums of the votes of teachers on disjoint shards.
+
+    Guarantee: a record is in one teacher's shard, through the whole run; everything else depends on
+    released sums and public draws alone. So a step is one Gaussian mechanism, whose sensitivity is
+    the most that one teacher's votes, whole numbers, can move when the teacher is replaced. Adding
+    or removing a record replaces its teacher too, so both relations have the same event.
+
+    Classes are public, and the generated images are equally many of each.
+
+    Args:
+        noise_multiplier: noise standard deviation over that sensitivity, > 0.
+        teachers: T, number of teacher discriminators, >= 1.
+        teacher_width: hidden units of each, >= 1.
+        teacher_steps: steps of each teacher per step of the generator, >= 1.
+        teacher_batch_size: real and generated images in each of them, >= 1.
+        teacher_learning_rate: learning rate of AdamW for teachers, > 0.
+        teacher_weight_decay: their weight decay, >= 0; it damps oscillation.
+        images_per_class: generated images of each class in a release, >= 1.
+        pooling: teachers see means of pooling x pooling pixels; divides the size of images.
+
+    Raises:
+        ValueError: a parameter is out of its range.
+    """
+
+    teachers: int
+    teacher_width: int
+    teacher_steps: int
+    teacher_batch_size: int
+    teacher_learning_rate: float
+    teacher_weight_decay: float
+    images_per_class: int
+    pooling: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.teacher_learning_rate < np.inf:
+            raise ValueError(
+                f"teacher_learning_rate={self.teacher_learning_rate} must be a finite number > 0"
+            )
+        if not 0 <= self.teacher_weight_decay * self.teacher_learning_rate < 1:
+            raise ValueError(
+                f"teacher_weight_decay={self.teacher_weight_decay} must be >= 0 and below "
+                f"1 / teacher_learning_rate={self.teacher_learning_rate}"
+            )
+        for field in (
+            *("teachers", "teacher_width", "teacher_steps", "teacher_batch_size"),
+            *("images_per_class", "pooling"),
+        ):
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field}={getattr(self, field)} must be >= 1")
+
+    @property
+    def steps(self) -> int:  # type: ignore[override]
+        """Return the number of steps of all networks."""
+        return self.generator_steps * (self.teacher_steps + 1) + self.classifier_steps
+
+    def check(self, config: Any, method: Any, partition: Any) -> list[str]:
+        """Return the problems with the training in an experiment."""
+        problems, size = super().check(config, method, partition), config.data.shape[-1]
+        if size % self.pooling:
+            problems.append(
+                f"training.pooling={self.pooling} does not divide the size of images, {size}; use "
+                "training.pooling=1"
+            )
+        return problems
+
+    def describe(self, trainings: int = 1) -> str:
+        """Describe how teachers are trained, `trainings` times."""
+        repeated = f"{trainings:,} training runs " if trainings > 1 else ""
+        return (
+            f"{self.name}: {repeated}on images of a generator that follows the votes of "
+            f"{self.teachers:,} discriminators in {self.generator_steps:,} steps, with noise of "
+            f"{self.noise_multiplier:.6g} times what one of them can change"
+        )
+
+    def event(self, unit: Unit, relation: Relation) -> DpEvent:
+        """Return one Gaussian mechanism for each of the generator's steps."""
+        if unit != "record":
+            return NonPrivateDpEvent()
+        step = SelfComposedDpEvent(GaussianDpEvent(self.noise_multiplier), self.generator_steps)
+        return ComposedDpEvent([step, FinitePrecisionDpEvent(MOST_NUMBERS * GAUSSIAN_LOSS)])
+
+    def generator(self, shape: tuple[int, ...], num_classes: int) -> Conditional:
+        """Build a generator of images as smooth as the teachers see them."""
+        width = self.generator_width
+        return Conditional(shape, num_classes, self.latent_size, width, self.pooling)
+
+    def release(self, votes: torch.Tensor, sensitivity: float, rng: Rng) -> torch.Tensor:
+        """Add noise to whole numbers of votes; to be called once per step of the generator.
+
+        Args:
+            votes: a tensor of any shape.
+            sensitivity: L2 bound of its change if one teacher is replaced.
+            rng: draws the noise.
+
+        Raises:
+            ValueError: the event does not cover so many numbers, or so much noise.
+        """
+        stddev = self.noise_multiplier * sensitivity
+        if self.generator_steps * votes.numel() > MOST_NUMBERS:
+            raise ValueError(
+                f"generator_steps={self.generator_steps:,} releases of {votes.numel():,} numbers "
+                f"are more than {MOST_NUMBERS:,}; use fewer steps or images_per_class"
+            )
+        if stddev > MOST_STDDEV:
+            raise ValueError(
+                f"noise_multiplier={self.noise_multiplier:g} draws noise of {stddev:g} votes, and "
+                f"at most {MOST_STDDEV:g} is proven; use less noise"
+            )
+        noisy = noisy_sum(votes.double().numpy()[None], stddev, "gaussian", rng)
+        return torch.from_numpy(noisy).float()
+
+    def train_generator(
+        self,
+        generator: Conditional,
+        images: torch.Tensor,
+        labels: torch.Tensor,
+        rng: Rng,
+        draws: torch.Generator,
+    ) -> torch.Tensor:
+        """Train the generator on the teachers' noisy votes; see `Generative`."""
+        generator.images.set_levels(1.0, -2.0)
+        teachers = Teachers(images, labels, generator.num_classes, self, rng, draws)
+        classes = torch.arange(generator.num_classes).repeat_interleave(self.images_per_class)
+        losses = self.losses(generator, teachers, classes, rng, draws)
+        rates = {"training.generator_learning_rate": self.generator_learning_rate}
+        optimiser = adam(generator, self.generator_learning_rate)
+        mean = AveragedModel(generator)
+
+        def averaged() -> Iterator[torch.Tensor]:
+            for step, loss in enumerate(losses):
+                if 2 * step > self.generator_steps:
+                    mean.update_parameters(generator)
+                yield loss
+
+        descend(optimiser, averaged(), f"{self.name}'s generator", rates)
+        mean.update_parameters(generator)
+        generator.load_state_dict(mean.module.state_dict())
+        return torch.ones(generator.num_classes)
+
+    @abstractmethod
+    def losses(
+        self,
+        generator: Conditional,
+        teachers: Teachers,
+        classes: torch.Tensor,
+        rng: Rng,
+        draws: torch.Generator,
+    ) -> Iterator[torch.Tensor]:
+        """Yield the generator's loss in each of `generator_steps` steps, with one release in each.
+
+        Args:
+            generator: the generator.
+            teachers: the teachers, which have not learnt yet.
+            classes: (B,) of the images of a release.
+            rng: draws noise.
+            draws: public.
+        """
+
+
+@dataclass(frozen=True)
+class TaughtByGradients(TaughtGenerative, ABC):
+    """A generator that follows the noisy directions in which teachers find images more real.
+
+    Args:
+        step_size: gamma, how far a pixel moves in a step, > 0.
+
+    Raises:
+        ValueError: a parameter is out of its range.
+    """
+
+    step_size: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.step_size < np.inf:
+            raise ValueError(f"step_size={self.step_size} must be a finite number > 0")
+
+    def losses(
+        self,
+        generator: Conditional,
+        teachers: Teachers,
+        classes: torch.Tensor,
+        rng: Rng,
+        draws: torch.Generator,
+    ) -> Iterator[torch.Tensor]:
+        """Yield the distance of images from those that the teachers' direction leads to."""
+        for _ in range(self.generator_steps):
+            teachers.learn(generator)
+            seen = teachers.view(generator(classes, draws))
+            direction = self.direction(teachers, seen.detach(), classes, rng, draws)
+            target = (seen.detach() + self.step_size * direction).clamp(0, 1)
+            yield (seen - target).square().sum() / (2 * len(classes))
+
+    @abstractmethod
+    def direction(
+        self,
+        teachers: Teachers,
+        seen: torch.Tensor,
+        classes: torch.Tensor,
+        rng: Rng,
+        draws: torch.Generator,
+    ) -> torch.Tensor:
+        """Release a (B, D) direction for (B, D) images, as the teachers see them."""
+
+
+def adam(
+    network: nn.Module, learning_rate: float, weight_decay: float = 0.0
+) -> torch.optim.Optimizer:
+    """Return AdamW as GANs use it."""
+    parameters, betas = network.parameters(), (0.5, 0.999)
+    return torch.optim.AdamW(parameters, learning_rate, betas, weight_decay=weight_decay)

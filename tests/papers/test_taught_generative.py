@@ -1,0 +1,229 @@
+"""Generators taught by votes of teachers: what a record changes, what leaves, with which noise."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from dp_accounting import NonPrivateDpEvent
+from scipy import stats
+
+from fed_dpsd.errors import ConfigError
+from fed_dpsd.experiment import one_run
+from fed_dpsd.models import initialise
+from fed_dpsd.models.classifiers import CLASSIFIERS
+from fed_dpsd.papers import taught_generative
+from fed_dpsd.papers.datalens import DataLens, signs
+from fed_dpsd.papers.g_pate import GPATE
+from fed_dpsd.papers.g_pate import votes as bins_of
+from fed_dpsd.papers.pate_gan import PATEGAN
+from fed_dpsd.papers.pate_gan import votes as preferences
+from fed_dpsd.papers.taught_generative import Teachers
+from fed_dpsd.privacy.accounting import epsilon
+from fed_dpsd.streams import Streams
+from tests.papers.test_dp_merf import delta_of, halves
+
+SMALL = {
+    "noise_multiplier": 1.0,
+    "teachers": 8,
+    "teacher_width": 2,
+    "teacher_steps": 1,
+    "teacher_batch_size": 4,
+    "teacher_learning_rate": 0.02,
+    "teacher_weight_decay": 5.0,
+    "images_per_class": 3,
+    "pooling": 1,
+    "generator_steps": 3,
+    "generator_learning_rate": 0.02,
+    "generator_width": 4,
+    "latent_size": 4,
+    "classifier_steps": 3,
+    "learning_rate": 0.01,
+    "batch_size": 16,
+}
+STUDENT = {"student_width": 8, "student_steps": 5, "student_learning_rate": 0.01, "rounds_kept": 3}
+OF_BITS = {"step_size": 1.0, "threshold": 0.0}
+KINDS = {
+    PATEGAN: STUDENT,
+    DataLens: OF_BITS | {"k": 4},
+    GPATE: OF_BITS | {"projections": 5, "bins": 4},
+}
+EACH = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+
+
+def made(kind, **settings):
+    return kind(**SMALL | KINDS[kind] | settings)
+
+
+def trained(mechanism, images, labels, seed=0):
+    teacher = initialise(lambda: CLASSIFIERS["cnn"]((1, 8, 8), 2, 4), Streams(0).torch("model"))
+    mechanism.train(teacher, images, labels, Streams(seed).numpy("training"))
+    return torch.cat([p.detach().flatten() for p in teacher.parameters()])
+
+
+def learnt(mechanism, images, labels, seed=0):
+    """Teachers after some steps, and images of a generator that no record affects."""
+    draws = Streams(seed).torch("draws")
+    generator = initialise(lambda: mechanism.generator((1, 8, 8), 2), draws)
+    teachers = Teachers(images[:, 0], labels, 2, mechanism, Streams(seed).numpy("x"), draws)
+    for _ in range(5):
+        teachers.learn(generator)
+    classes = torch.arange(2).repeat_interleave(mechanism.images_per_class)
+    with torch.no_grad():
+        return teachers, teachers.view(generator(classes, draws)), classes
+
+
+def neighbours():
+    """Records with the last one removed, and with one replaced by another of the other class.
+
+    The removed one is the last, so that every other record draws the same shard.
+    """
+    images, labels = halves(60)
+    images = images * torch.rand(images.shape, generator=Streams(0).torch("texture"))
+    yield (images, labels), (images[:-1], labels[:-1])
+    others, flipped = images.clone(), labels.clone()
+    others[7], flipped[7] = 1 - others[7], 1 - flipped[7]
+    yield (images, labels), (others, flipped)
+
+
+def test_a_record_changes_one_teacher_to_the_last_bit():
+    """The control, a class mean of all records, changes all."""
+    mechanism = made(DataLens, teacher_batch_size=32)
+    for one, other in neighbours():
+        seen = []
+        for images, labels in (one, other):
+            teachers, pictures, classes = learnt(mechanism, images, labels)
+            gradients = torch.cat(list(teachers.gradients(pictures, classes)))
+            seen.append((teachers.logits(pictures, classes), gradients))
+        for first, second in zip(*seen, strict=True):
+            different = (first.nan_to_num() != second.nan_to_num()).flatten(1).any(1)
+            assert different.sum() == 1
+    shared = [(images - images.mean(), labels) for images, labels in (one, other)]
+    first, second = (learnt(mechanism, *records)[0].networks.hidden for records in shared)
+    assert (first != second).flatten(1).any(1).all()
+
+
+def test_gradients_are_those_of_the_logits():
+    mechanism = made(DataLens)
+    teachers, pictures, classes = learnt(mechanism, *halves(60))
+    each = pictures.expand(8, -1, -1).clone().requires_grad_()
+    teachers.networks(each, classes).sum().backward()
+    gradients = torch.cat(list(teachers.gradients(pictures, classes)))
+    known = ~gradients.isnan()
+    assert known.float().mean() > 0.8
+    torch.testing.assert_close(gradients[known], each.grad[known])
+
+
+def test_a_teachers_votes_move_no_farther_than_is_charged_and_some_reach_it():
+    """Random, opposite, diverged and absent teachers; the bounds are attained."""
+    rng = Streams(0).torch("test")
+    logits, gradients = torch.randn((40, 6), generator=rng), torch.randn((40, 6, 9), generator=rng)
+    logits[1], gradients[1] = -logits[0], -gradients[0]
+    logits[2, 0], gradients[2, 0, 0] = torch.nan, torch.inf
+    logits[3], gradients[3] = torch.nan, 0
+    axes = torch.randn((9, 5), generator=rng)
+    for vectors, bound in (
+        (preferences(logits, 3), 2 * math.sqrt(6)),
+        (signs(gradients, 4), 2 * math.sqrt(4 * 6)),
+        (bins_of(gradients, axes, 4), math.sqrt(2 * 6 * 5)),
+    ):
+        flat = vectors.double().flatten(1)
+        assert torch.equal(flat, flat.round())
+        moved = torch.cdist(flat, flat)
+        assert 0.99 * bound < moved.max() <= bound * (1 + 1e-12)
+
+
+@EACH
+def test_what_is_released_is_the_votes_with_the_bounds_noise(kind, monkeypatch):
+    """The law of all noise; the control has half of it. p-values below 1e-6 fail."""
+    mechanism = made(kind, noise_multiplier=2.0, generator_steps=12, images_per_class=20)
+    honest = taught_generative.noisy_sum
+    bound = {PATEGAN: 2 * math.sqrt(40), DataLens: 2 * math.sqrt(160), GPATE: 20}[kind]
+
+    def p_value(factor):
+        noise = []
+
+        def spy(values, scale, law, rng):
+            noisy = honest(values, factor * scale, law, rng)
+            noise.append((noisy - values.sum(0)) / (2.0 * bound))
+            return noisy
+
+        monkeypatch.setattr(taught_generative, "noisy_sum", spy)
+        trained(mechanism, *halves(50))
+        assert len(noise) == 12  # one release in each step
+        return stats.kstest(np.ravel(noise), "norm").pvalue
+
+    assert p_value(1.0) > 1e-6 > p_value(0.5)
+
+
+@EACH
+def test_records_reach_the_student_only_through_noisy_votes(kind, monkeypatch):
+    """With the same sums, other records give the same weights; the control lets sums differ."""
+    mechanism = made(kind)
+    assert not torch.equal(*(trained(mechanism, *halves(30 + n, n)) for n in (0, 1)))
+    monkeypatch.setattr(
+        generative,
+        "noisy_sum",
+        lambda values, *_: np.arange(values.size, dtype=float).reshape(values.shape[1:]) - 5,
+    )
+    assert torch.equal(*(trained(mechanism, *halves(30 + n, n)) for n in (0, 1)))
+
+
+@EACH
+def test_an_empty_shard_is_trained_on_like_any_other(kind):
+    images, labels = halves(1)
+    assert trained(made(kind), images[:0], labels[:0]).isfinite().all()
+
+
+@EACH
+def test_its_epsilon_is_that_of_one_gaussian_mechanism_per_step(kind):
+    """Whichever the relation: adding or removing a record replaces its teacher's votes."""
+    mechanism = made(kind, noise_multiplier=60.0, generator_steps=300)
+    mu = math.sqrt(300) / 60
+    for relation in ("add_remove", "replace_one"):
+        proven = epsilon(mechanism.event("record", relation), 1e-5).epsilon
+        assert delta_of(mu, proven) <= 1e-5 < delta_of(mu, proven - 1e-3)
+        for unit in ("patient", "client"):
+            assert isinstance(mechanism.event(unit, relation), NonPrivateDpEvent)
+
+
+def test_what_is_not_covered_by_the_event_is_refused():
+    images, labels = halves(10)
+    with pytest.raises(ValueError, match="noise_multiplier=1e[+]09 draws noise of .* is proven"):
+        trained(made(DataLens, noise_multiplier=1e9), images, labels)
+    with pytest.raises(ValueError, match="generator_steps=1,000,000 releases of 384 numbers"):
+        trained(made(DataLens, generator_steps=1_000_000), images, labels)
+
+
+def test_bad_settings_are_refused(tmp_path, subtests):
+    for method, setting, error in (
+        ("pate_gan", "images_per_class=1", "images_per_class=1 must be >= 2"),
+        ("pate_gan", "student_steps=0", "student_steps=0 must be >= 1"),
+        ("pate_gan", "student_learning_rate=0", "student_learning_rate=0.0 must be a finite"),
+        ("datalens", "k=0", "k=0 must be >= 1"),
+        ("datalens", "threshold=1", "threshold=1.0 must be at least 0 and below 1"),
+        ("datalens", "teachers=0", "teachers=0 must be >= 1"),
+        ("datalens", "step_size=0", "step_size=0.0 must be a finite number > 0"),
+        ("g_pate", "bins=1", "bins=1 must be >= 2"),
+        ("g_pate", "projections=0", "projections=0 must be >= 1"),
+        ("g_pate", "teacher_learning_rate=0", "teacher_learning_rate=0.0 must be a finite"),
+        ("g_pate", "teacher_weight_decay=100", "teacher_weight_decay=100.0 must be >= 0 and below"),
+        ("g_pate", "pooling=3", "training.pooling=3 does not divide the size of images, 8"),
+    ):
+        with subtests.test(method, setting=setting), pytest.raises(ConfigError) as caught:
+            one_run([f"method={method}", f"training.{setting}"], tmp_path)
+        assert any(error in problem for problem in caught.value.problems), caught.value.problems
+
+
+@EACH
+def test_images_of_the_classes_are_learnt(kind):
+    """Without much noise; the control is a teacher of records with the other label."""
+    images, labels = halves(400)
+    test, truth = halves(100, seed=1)
+    mechanism = made(
+        kind, noise_multiplier=0.01, generator_steps=80, classifier_steps=40, batch_size=32
+    )
+    for given, expected in ((labels, truth), (1 - labels, 1 - truth)):
+        teacher = initialise(lambda: CLASSIFIERS["cnn"]((1, 8, 8), 2, 4), Streams(0).torch("m"))
+        mechanism.train(teacher, images, given, Streams(0).numpy("training"))
+        assert (teacher.eval()(test[:, 0]).argmax(1) == expected).float().mean() > 0.9

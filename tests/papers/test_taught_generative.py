@@ -162,7 +162,7 @@ def test_records_reach_the_student_only_through_noisy_votes(kind, monkeypatch):
     mechanism = made(kind)
     assert not torch.equal(*(trained(mechanism, *halves(30 + n, n)) for n in (0, 1)))
     monkeypatch.setattr(
-        generative,
+        taught_generative,
         "noisy_sum",
         lambda values, *_: np.arange(values.size, dtype=float).reshape(values.shape[1:]) - 5,
     )

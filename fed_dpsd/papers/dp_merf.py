@@ -59,6 +59,7 @@ class DPMERF(Generative):
     """
 
     name: ClassVar[str] = "dp_merf"
+    needs_many: ClassVar[bool] = False
     features: int
     length_scale: float
     count_fraction: float

@@ -81,6 +81,7 @@ class Generative(TrainingMechanism, ABC):
         ValueError: a parameter is out of its range.
     """
 
+    needs_many: ClassVar[bool] = True  # records
     calibrated_by: ClassVar[str] = "noise_multiplier"
     counts_classes: ClassVar[bool] = False  # type: ignore[assignment,misc]
     unit: ClassVar[Literal["record"]] = "record"  # type: ignore[misc]
@@ -128,6 +129,15 @@ class Generative(TrainingMechanism, ABC):
                 "these features are fixed; use model=cnn"
             )
         return problems
+
+    def warnings(self, config: Any) -> list[str]:
+        """Warn of data with too few records for the generator."""
+        if not self.needs_many or config.data.name != "digits":
+            return []
+        return [
+            f"training={self.name} needs tens of thousands of records, and data=digits has 1,437, "
+            "so expect a student near chance; use data=mnist data.path=FOLDER, or method=dp_merf"
+        ]
 
     def count_event(self, unit: Unit, relation: Relation) -> DpEvent:
         """Return the event of class counts, which are not released."""

@@ -114,7 +114,7 @@ class GEP(SampledGaussian):
 
         self._check_inputs(inputs, labels)
         size = sum(parameter.numel() for parameter in teacher.parameters())
-        self.check_size(size + self.basis_size)
+        self.check_size(size + self.basis_size, math.sqrt(2))
         if self.basis_size > size or self.anchors * size > GRADIENTS_AT_ONCE:
             raise ValueError(
                 f"anchors={self.anchors} and basis_size={self.basis_size} do not suit "
@@ -127,7 +127,8 @@ class GEP(SampledGaussian):
         model = GradSampleModule(teacher.train(), loss_reduction="sum")
         parameters = list(model.parameters())
         optimiser = torch.optim.Adam(parameters, self.learning_rate)
-        basis = torch.randn((size, self.basis_size), generator=draws)
+        # Of the memory layout of all later bases: `records_at_once` checks this layout's kernels.
+        basis = torch.linalg.qr(torch.randn((size, self.basis_size), generator=draws)).Q
 
         def form(*part: torch.Tensor) -> list[torch.Tensor]:
             return embedded(lattice.single_gradients(model, *part)[:-1], basis)

@@ -51,9 +51,10 @@ class GSWGAN(Generative):
     changes. Any two centres are at most 2 apart: the event is a `ReplacedInSampleDpEvent` at
     noise_multiplier / 2, whose proof (docs/proofs.md, Theorem 6) uses only that the centre is at
     most 2 away from all others and moves by at most 4. It holds for an added, removed or replaced
-    record. All `generator_steps` * `batch_size` releases compose, because these draws are the
-    only secret besides the noise: which discriminators train, when, and on which draws, is public.
-    So each discriminator is a function of its shard and of earlier releases alone.
+    record. All `generator_steps` * `batch_size` releases compose, because besides the noise and
+    the shards, on which we condition, these draws are the only secret: which discriminators train,
+    when, and on which draws, is public. So each discriminator is a function of its shard and of
+    earlier releases alone.
 
     In the paper a step draws one discriminator for all its images, and only this one trains. One
     draw for B images moves all of them, and training would depend on earlier draws; its accountant

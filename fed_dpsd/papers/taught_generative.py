@@ -28,6 +28,7 @@ from fed_dpsd.privacy.noise import GAUSSIAN_LOSS, Rng, noisy_sum
 START = 0.1  # of the usual standard deviation of hidden weights: teachers agree by their records
 MOST_NUMBERS = 2**26  # of a training's votes
 MOST_STDDEV = 2.0**26  # beyond it, the noise's lattice is coarser than a vote
+MOST_TEACHERS = 2**24  # whose votes add up exactly in float32
 TEACHERS_AT_ONCE = 250  # whose gradients are held
 
 
@@ -166,7 +167,7 @@ class TaughtGenerative(Generative, ABC):
 
     Args:
         noise_multiplier: noise standard deviation over that sensitivity, > 0.
-        teachers: T, number of teacher discriminators, >= 1.
+        teachers: T, number of teacher discriminators, 1 to 2^24.
         teacher_width: hidden units of each, >= 1.
         teacher_steps: steps of each teacher per step of the generator, >= 1.
         teacher_batch_size: real and generated images in each of them, >= 1.
@@ -190,6 +191,8 @@ class TaughtGenerative(Generative, ABC):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.teachers > MOST_TEACHERS:
+            raise ValueError(f"teachers={self.teachers:,} must be at most {MOST_TEACHERS:,}")
         if not 0 < self.teacher_learning_rate < np.inf:
             raise ValueError(
                 f"teacher_learning_rate={self.teacher_learning_rate} must be a finite number > 0"

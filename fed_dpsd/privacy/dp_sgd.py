@@ -266,14 +266,14 @@ class SampledGaussian(TrainingMechanism):
         if labels.shape != shape:
             raise ValueError(f"labels of shape {tuple(labels.shape)} instead of {tuple(shape)}")
 
-    def check_size(self, size: int) -> None:
-        """Raise ValueError if the event does not cover the noise of `size` parameters."""
+    def check_size(self, size: int, scale: float = 1.0) -> None:
+        """Raise ValueError if the event does not cover noise of `scale` times z on `size` numbers."""
         if self.steps * (size + 1_600) > MOST_DRAWS:
             raise ValueError(
                 f"{self.steps:,} steps of {size:,} parameters draw more than {MOST_DRAWS:,} "
                 "numbers; use fewer steps or a smaller teacher"
             )
-        if SPACING * self.noise_multiplier * math.sqrt(size) > 0.5:
+        if SPACING * scale * self.noise_multiplier * math.sqrt(size) >= 0.5:
             raise ValueError(
                 f"noise_multiplier={self.noise_multiplier:g} is too large for {size:,} parameters: "
                 "its lattice would truncate their sums; use less noise or a smaller teacher"

@@ -267,7 +267,7 @@ class SampledGaussian(TrainingMechanism):
             raise ValueError(f"labels of shape {tuple(labels.shape)} instead of {tuple(shape)}")
 
     def check_size(self, size: int, scale: float = 1.0) -> None:
-        """Raise ValueError if the event does not cover noise of `scale` times z on `size` numbers."""
+        """Raise ValueError if the event does not cover `size` numbers with noise of scale z."""
         if self.steps * (size + 1_600) > MOST_DRAWS:
             raise ValueError(
                 f"{self.steps:,} steps of {size:,} parameters draw more than {MOST_DRAWS:,} "

@@ -119,6 +119,26 @@ def test_the_noise_has_its_law_and_half_of_it_is_found(monkeypatch):
     assert p_value(1.0) > 1e-6 > p_value(0.5)
 
 
+def test_a_record_moves_the_released_sum_by_its_own_part_of_at_most_1(monkeypatch):
+    """To the last bit, so a replaced record moves it by at most 2."""
+    images, labels = halves(20)
+    mechanism = DPMERF(
+        noise_multiplier=1.0, **SMALL | {"generator_steps": 1, "classifier_steps": 1}
+    )
+    seen = []
+
+    def spy(values, *_):
+        seen.append(values.sum(0))
+        return np.ones(values.shape[1:])
+
+    monkeypatch.setattr(dp_merf, "noisy_sum", spy)
+    for some in (slice(None), slice(1, None), slice(1)):
+        trained(mechanism, images[some], labels[some])
+    whole, others, own = seen
+    assert np.array_equal(whole - others, own)
+    assert 0.999 < np.linalg.norm(own) <= 1
+
+
 def test_records_reach_the_teacher_only_through_the_noisy_sum(monkeypatch):
     """With the same sum, other records give the same teacher; the control lets the sums differ."""
     mechanism = DPMERF(

@@ -103,6 +103,19 @@ def test_a_patients_records_are_clipped_together(monkeypatch):
         trained(images, torch.tensor([0]))
 
 
+def test_a_step_samples_records_at_the_charged_rate(monkeypatch):
+    """Of 10 * 200 records, within 5 standard deviations of 0.3: chance fails with 6e-7."""
+    counts, honest = [], gep.lattice.padded
+
+    def spy(inputs, labels, size):
+        counts.append(len(labels))
+        return honest(inputs, labels, size)
+
+    monkeypatch.setattr(gep.lattice, "padded", spy)
+    trained(*halves(200), steps=10, sample_rate=0.3)
+    assert abs(sum(counts) - 600) < 5 * math.sqrt(2000 * 0.3 * 0.7)
+
+
 def test_both_noises_make_one_gaussian_mechanism_and_half_of_one_is_found(monkeypatch):
     """1 / s_1^2 + 1 / s_2^2 = 1 / z^2; p-values below 1e-6 fail. The control halves one noise."""
     images, labels = halves(20)

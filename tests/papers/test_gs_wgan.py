@@ -24,6 +24,7 @@ from fed_dpsd.papers.gs_wgan import GSWGAN, Group, Shards, clipped
 from fed_dpsd.privacy.accounting import epsilon
 from fed_dpsd.privacy.events import ReplacedInSampleDpEvent
 from fed_dpsd.privacy.laws import discretised_delta
+from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.streams import Streams
 
 SMALL = {
@@ -55,9 +56,9 @@ def halves(count, seed=0):
     return torch.from_numpy(images), torch.from_numpy(labels)
 
 
-def trained(mechanism, images, labels, seed=0):
+def trained(mechanism, images, labels, rng=None):
     teacher = initialise(lambda: CLASSIFIERS["cnn"]((1, 8, 8), 2, 4), Streams(0).torch("model"))
-    mechanism.train(teacher, images, labels, Streams(seed).numpy("training"))
+    mechanism.train(teacher, images, labels, rng or Streams(0).numpy("training"))
     return teacher
 
 
@@ -74,37 +75,59 @@ def test_a_gradient_is_at_most_one_and_finite():
     assert torch.equal(clipped(gradients[7:8])[0], bounded[7])
 
 
-def test_a_record_changes_one_discriminator(monkeypatch):
-    """The control is an order of records that depends on all of them."""
+class Coupled:
+    """Uniform draws that give the last records the same shards, however many come before them.
+
+    Args:
+        picks: a list of each step's draws that pick discriminators.
+    """
+
+    def __init__(self, picks=()):
+        self.picks = list(picks)
+        self.shards = np.random.default_rng(0).random(100)
+
+    def random(self, count):
+        if self.picks and count == len(self.picks[0]):
+            return self.picks.pop(0)
+        return self.shards[-count:]
+
+
+@pytest.fixture
+def groups(monkeypatch):
+    """The groups of discriminators of the last training, whose generator sees no record."""
+    made, honest = [], Group.__init__
+
+    def spy(group, *args):
+        honest(group, *args)
+        made.append(group)
+
+    monkeypatch.setattr(Group, "__init__", spy)
+    monkeypatch.setattr(gs_wgan, "noisy_sum", lambda values, *_: np.ones(values.shape[1:]))
+    return made
+
+
+def test_a_record_changes_one_discriminator_and_picks_change_none(groups):
+    """To the last bit; the control is an order of records that depends on all of them."""
     images, labels = halves(60)
     changed = images.clone()
     changed[17] = 0.5
     mechanism = GSWGAN(noise_multiplier=1.0, **SHORT)
-    groups = []
-    honest = Group.__init__
 
-    def spy(group, *args):
-        honest(group, *args)
-        groups.append(group)
+    def weights(images, labels, pick=0.0):
+        groups.clear()
+        trained(mechanism, images, labels, rng=Coupled([np.full(16, pick)] * 3))
+        assert len(groups) == 3
+        found = [p.detach().flatten(1) for g in groups for p in g.parameters.values()]
+        return torch.cat([torch.cat(found[i : i + 4], 1) for i in (0, 4, 8)])
 
-    monkeypatch.setattr(Group, "__init__", spy)
-    monkeypatch.setattr(gs_wgan, "noisy_sum", lambda values, *_: np.ones(values.shape[1:]))
-
-    def moved(images, labels, *others):
-        """Whether each of 12 discriminators differs from those of the 60 records."""
-        seen = []
-        for each in ((images, labels), *others):
-            groups.clear()
-            trained(mechanism, *each)
-            weights = [p.detach().flatten(1) for g in groups for p in g.parameters.values()]
-            assert len(groups) == 3
-            seen.append(torch.cat([torch.cat(weights[i : i + 4], 1) for i in (0, 4, 8)]))
-        return (seen[0] != seen[1]).any(1)
-
-    assert moved(images, labels, (changed, labels)).sum() == 1
-    assert moved(images, labels, (images[:-1], labels[:-1])).sum() == 1
-    rolled = images.roll(1, 0), labels.roll(1, 0)
-    assert moved(images, labels, rolled).sum() > 1
+    whole = weights(images, labels)
+    for other, moved in (
+        (weights(images, labels, 0.99), 0),
+        (weights(changed, labels), 1),
+        (weights(images[1:], labels[1:]), 1),  # all others move by a place
+    ):
+        assert (whole != other).any(1).sum() == moved
+    assert (whole != weights(images.roll(1, 0), labels.roll(1, 0))).any(1).sum() > 1
 
 
 def test_shards_are_disjoint_and_empty_ones_are_blank():
@@ -181,42 +204,48 @@ def test_its_epsilon_is_that_of_a_mixture_for_each_image(relation):
         assert isinstance(mechanism.event(unit, relation), NonPrivateDpEvent)
 
 
-def test_every_image_has_its_noise_and_half_of_it_is_found(monkeypatch):
-    """The control is a gradient with half the noise; p-values below 1e-6 fail."""
+def test_every_image_has_a_gradient_of_at_most_1_and_its_noise(monkeypatch):
+    """Seeded or secret; the control has half of it. p-values below 1e-6 fail."""
     images, labels = halves(50)
     mechanism = GSWGAN(noise_multiplier=2.0, **SHORT)
-    honest = gs_wgan.noisy_sum
+    honest, weights = gs_wgan.noisy_sum, Group.weights
 
-    def p_value(factor):
+    def large(group, index):
+        return {name: 1e3 * tensor for name, tensor in weights(group, index).items()}
+
+    monkeypatch.setattr(Group, "weights", large)
+
+    def p_value(factor, streams=None):
         seen = []
 
         def spy(values, scale, law, rng):
             noisy = honest(values, factor * scale, law, rng)
+            norms = np.linalg.norm(values.sum(0).reshape(16, -1), axis=1)
+            assert 0.999 < norms.max() <= 1
             seen.append((noisy - values.sum(0)) / 2.0)
             return noisy
 
         monkeypatch.setattr(gs_wgan, "noisy_sum", spy)
-        trained(mechanism, images, labels)
+        trained(mechanism, images, labels, streams and streams.numpy("training"))
         assert [noise.shape for noise in seen] == [(16, 1, 8, 8)] * 3
         return stats.kstest(np.stack(seen).ravel(), "norm").pvalue
 
-    assert p_value(1.0) > 1e-6 > p_value(0.5)
+    assert min(p_value(1.0), p_value(1.0, SecretStreams(bytes(32)))) > 1e-6 > p_value(0.5)
 
 
-def test_each_image_has_its_own_discriminator(monkeypatch):
-    """Uniformly drawn: of 48 draws of 12, chance leaves out more than 4 with probability 1e-3."""
-    images, labels = halves(50)
+def test_each_image_has_its_own_secret_uniform_pick(groups, monkeypatch):
+    """Draws at equal distances pick each of 12 discriminators equally often."""
     picked, honest = [], Group.weights
 
     def spy(group, index):
-        picked.append((id(group), index))
+        picked.append(4 * groups.index(group) + index)
         return honest(group, index)
 
     monkeypatch.setattr(Group, "weights", spy)
-    trained(GSWGAN(noise_multiplier=1.0, **SHORT), images, labels)
-    assert len(picked) == 48
-    assert len(set(picked)) >= 8
-    assert len(set(picked[:16])) > 4
+    places = (np.arange(24) + 0.5) / 24
+    mechanism = GSWGAN(noise_multiplier=1.0, **SHORT | {"batch_size": 8})
+    trained(mechanism, *halves(50), Coupled(places.reshape(3, 8)))
+    assert picked == np.repeat(np.arange(12), 2).tolist()
 
 
 def test_records_reach_the_teacher_only_through_noisy_gradients(monkeypatch):

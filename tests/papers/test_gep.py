@@ -103,6 +103,19 @@ def test_a_patients_records_are_clipped_together(monkeypatch):
         trained(images, torch.tensor([0]))
 
 
+def test_the_check_of_kernels_sees_the_layout_of_all_bases(monkeypatch):
+    """Another layout may use another kernel, whose results depend on a record's place."""
+    seen, honest = [], gep.embedded
+
+    def spy(gradients, basis):
+        seen.append(basis.stride())
+        return honest(gradients, basis)
+
+    monkeypatch.setattr(gep, "embedded", spy)
+    trained(*halves(20))
+    assert len(seen) > 2 and len(set(seen)) == 1
+
+
 def test_a_step_samples_records_at_the_charged_rate(monkeypatch):
     """Of 10 * 200 records, within 5 standard deviations of 0.3: chance fails with 6e-7."""
     counts, honest = [], gep.lattice.padded

@@ -13,6 +13,7 @@ import torch
 from torch.nn import functional
 
 from fed_dpsd.methods.ensemble import WholeEnsemble
+from fed_dpsd.models.divergence import descend
 from fed_dpsd.papers.generative import Conditional
 from fed_dpsd.papers.taught_generative import (
     Discriminators,
@@ -90,24 +91,35 @@ class PATEGAN(TaughtGenerative):
         student = Discriminators(1, size, generator.num_classes, self.student_width, draws)
         optimiser = adam(student, self.student_learning_rate)
         rounds: list[tuple[torch.Tensor, torch.Tensor]] = []
-        for _ in range(self.generator_steps):
+        name = "PATE-GAN's student"
+        rates = {"training.student_learning_rate": self.student_learning_rate}
+        for step in range(self.generator_steps):
             teachers.learn(generator)
             with torch.no_grad():
                 seen = teachers.view(generator(classes, draws))
             total = votes(teachers.logits(seen, classes), self.images_per_class).sum(0)
             noisy = self.release(total, 2 * math.sqrt(len(classes)), rng)
             rounds = [*rounds, (seen, (noisy > 0).float())][-self.rounds_kept :]
-            for _ in range(self.student_steps):
-                places = torch.randint(len(rounds), (len(classes),), generator=draws)
-                images = torch.stack([rounds[place][0][n] for n, place in enumerate(places)])
-                real = torch.stack([rounds[place][1][n] for n, place in enumerate(places)])
-                optimiser.zero_grad()
-                logits = student(images, classes)[0]
-                functional.binary_cross_entropy_with_logits(logits, real).backward()
-                optimiser.step()
+            done = step * self.student_steps
+            descend(optimiser, self.judged(student, rounds, classes, draws), name, rates, done)
             chosen = torch.randint(generator.num_classes, (self.batch_size,), generator=draws)
             generated = teachers.view(generator(chosen, draws))
             yield functional.softplus(-student(generated, chosen)).mean()
+
+    def judged(
+        self,
+        student: Discriminators,
+        rounds: list[tuple[torch.Tensor, torch.Tensor]],
+        classes: torch.Tensor,
+        draws: torch.Generator,
+    ) -> Iterator[torch.Tensor]:
+        """Yield the student's loss on images and noisy votes of the rounds kept."""
+        for _ in range(self.student_steps):
+            places = torch.randint(len(rounds), (len(classes),), generator=draws)
+            images = torch.stack([rounds[place][0][n] for n, place in enumerate(places)])
+            real = torch.stack([rounds[place][1][n] for n, place in enumerate(places)])
+            logits = student(images, classes)[0]
+            yield functional.binary_cross_entropy_with_logits(logits, real)
 
 
 def votes(logits: torch.Tensor, images_per_class: int) -> torch.Tensor:

@@ -113,7 +113,8 @@ def test_the_check_of_kernels_sees_the_layout_of_all_bases(monkeypatch):
 
     monkeypatch.setattr(gep, "embedded", spy)
     trained(*halves(20))
-    assert len(seen) > 2 and len(set(seen)) == 1
+    assert len(seen) > 2
+    assert len(set(seen)) == 1
 
 
 def test_a_step_samples_records_at_the_charged_rate(monkeypatch):

@@ -111,11 +111,8 @@ class DPGAN(Generative):
         draws: torch.Generator,
     ) -> torch.Tensor:
         """Train critic and generator in turn; see `Generative`."""
-        num_classes, shape, mechanism = (
-            generator.num_classes,
-            tuple(images.shape[1:]),
-            self.critic_training,
-        )
+        num_classes, shape = generator.num_classes, tuple(images.shape[1:])
+        mechanism = self.critic_training
         critic = initialise(lambda: cnn(shape, num_classes, self.critic_width), draws)
         critic.to(memory_format=torch.contiguous_format)  # that of its gradients
         parameters = dict(critic.named_parameters())

@@ -17,13 +17,11 @@ from scipy import stats
 
 from fed_dpsd.errors import ConfigError, Diverged
 from fed_dpsd.experiment import one_run
-from fed_dpsd.models import initialise
-from fed_dpsd.models.classifiers import CLASSIFIERS
 from fed_dpsd.papers.dp_gan import DPGAN
 from fed_dpsd.papers.generative import Conditional
 from fed_dpsd.privacy import dp_sgd, lattice
 from fed_dpsd.privacy.accounting import epsilon
-from fed_dpsd.streams import Streams
+from tests.papers.test_dp_merf import halves, trained
 
 SMALL = {
     "generator_steps": 40,
@@ -41,22 +39,6 @@ SMALL = {
     "weight_clip": 0.5,
 }
 SHORT = SMALL | {"generator_steps": 2, "classifier_steps": 1}
-
-
-def halves(count, seed=0):
-    """(N, 1, 1, 8, 8) images that are bright on the left or on the right, with their labels."""
-    rng = np.random.default_rng(seed)
-    labels = rng.integers(2, size=count)
-    images = np.zeros((count, 1, 1, 8, 8), np.float32)
-    for image, label in zip(images, labels, strict=True):
-        image[..., 4 * label : 4 * label + 4] = 0.8
-    return torch.from_numpy(images), torch.from_numpy(labels)
-
-
-def trained(mechanism, images, labels, seed=0):
-    teacher = initialise(lambda: CLASSIFIERS["cnn"]((1, 8, 8), 2, 4), Streams(0).torch("model"))
-    mechanism.train(teacher, images, labels, Streams(seed).numpy("training"))
-    return teacher
 
 
 def sums(patch, images, labels):

@@ -24,6 +24,7 @@ from fed_dpsd.papers.gep import GEP, embedded
 from fed_dpsd.privacy import dp_sgd
 from fed_dpsd.privacy.accounting import epsilon
 from fed_dpsd.streams import Streams
+from tests.papers.test_dp_merf import halves
 
 SMALL = {
     "noise_multiplier": 1.0,
@@ -36,15 +37,6 @@ SMALL = {
     "basis_size": 8,
     "power_iterations": 1,
 }
-
-
-def halves(count, seed=0):
-    """(N, 1, 1, 8, 8) images that are bright on the left or on the right, with their labels."""
-    labels = torch.from_numpy(np.random.default_rng(seed).integers(2, size=count))
-    images = torch.zeros((count, 1, 1, 8, 8))
-    for image, label in zip(images, labels, strict=True):
-        image[..., 4 * label : 4 * label + 4] = 0.8
-    return images, labels
 
 
 def trained(images, labels, seed=0, **settings):

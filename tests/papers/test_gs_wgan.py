@@ -26,6 +26,7 @@ from fed_dpsd.privacy.events import ReplacedInSampleDpEvent
 from fed_dpsd.privacy.laws import discretised_delta
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.streams import Streams
+from tests.papers.test_dp_merf import halves
 
 SMALL = {
     "generator_steps": 60,
@@ -44,16 +45,6 @@ SMALL = {
     "first_steps": 5,
 }
 SHORT = SMALL | {"generator_steps": 3, "classifier_steps": 1, "first_steps": 1}
-
-
-def halves(count, seed=0):
-    """(N, 1, 1, 8, 8) images that are bright on the left or on the right, with their labels."""
-    rng = np.random.default_rng(seed)
-    labels = rng.integers(2, size=count)
-    images = np.zeros((count, 1, 1, 8, 8), np.float32)
-    for image, label in zip(images, labels, strict=True):
-        image[..., 4 * label : 4 * label + 4] = 0.8
-    return torch.from_numpy(images), torch.from_numpy(labels)
 
 
 def trained(mechanism, images, labels, rng=None):

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import torch
 
+from fed_dpsd.config import require
 from fed_dpsd.methods.ensemble import WholeEnsemble
 from fed_dpsd.papers.taught_generative import TaughtByGradients, Teachers
 from fed_dpsd.privacy.noise import Rng
@@ -43,8 +44,7 @@ class DataLens(TaughtByGradients):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.k < 1:
-            raise ValueError(f"k={self.k} must be >= 1")
+        require(self, k=1)
         if not 0 <= self.threshold < 1:
             raise ValueError(f"threshold={self.threshold} must be at least 0 and below 1")
 

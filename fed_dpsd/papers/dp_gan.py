@@ -4,7 +4,6 @@ Xie, Lin, Wang, Wang, Zhou: "Differentially Private Generative Adversarial Netwo
 1802.06739, Algorithm 1.
 """
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,6 +13,7 @@ from dp_accounting import DpEvent
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
+from fed_dpsd.config import require, require_positive
 from fed_dpsd.methods.ensemble import WholeEnsemble
 from fed_dpsd.models import initialise
 from fed_dpsd.models.classifiers import cnn
@@ -67,12 +67,8 @@ class DPGAN(Generative):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for field in ("critic_steps", "critic_width"):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{field}={getattr(self, field)} must be >= 1")
-        for field in ("critic_learning_rate", "weight_clip"):
-            if not 0 < getattr(self, field) < math.inf:
-                raise ValueError(f"{field}={getattr(self, field)} must be a finite number > 0")
+        require(self, critic_steps=1, critic_width=1)
+        require_positive(self, "critic_learning_rate", "weight_clip")
         _ = self.critic_training  # checks the other fields
 
     @property

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import torch
 
+from fed_dpsd.config import require
 from fed_dpsd.methods.ensemble import WholeEnsemble
 from fed_dpsd.papers.taught_generative import TaughtByGradients, Teachers
 from fed_dpsd.privacy.noise import Rng
@@ -50,10 +51,7 @@ class GPATE(TaughtByGradients):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.projections < 1:
-            raise ValueError(f"projections={self.projections} must be >= 1")
-        if self.bins < 2:
-            raise ValueError(f"bins={self.bins} must be >= 2")
+        require(self, projections=1, bins=2)
         if not 0 <= self.threshold < 1:
             raise ValueError(f"threshold={self.threshold} must be at least 0 and below 1")
 

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from fed_dpsd.config import require, require_positive
 from fed_dpsd.models import initialise
 from fed_dpsd.models.classifiers import FIXED
 from fed_dpsd.models.divergence import descend
@@ -100,15 +101,9 @@ class Generative(TrainingMechanism, ABC):
     learning_rate: float
 
     def __post_init__(self) -> None:
-        for field in ("noise_multiplier", "generator_learning_rate", "learning_rate"):
-            if not 0 < getattr(self, field) < np.inf:
-                raise ValueError(f"{field}={getattr(self, field)} must be a finite number > 0")
-        for field in (
-            *("generator_steps", "classifier_steps", "batch_size"),
-            *("latent_size", "generator_width"),
-        ):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{field}={getattr(self, field)} must be >= 1")
+        require_positive(self, "noise_multiplier", "generator_learning_rate", "learning_rate")
+        require(self, generator_steps=1, classifier_steps=1, batch_size=1)
+        require(self, latent_size=1, generator_width=1)
 
     @property
     def steps(self) -> int:  # type: ignore[override]

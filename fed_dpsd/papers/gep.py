@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from fed_dpsd.config import require
 from fed_dpsd.methods.ensemble import WholeEnsemble
 from fed_dpsd.models import procedural
 from fed_dpsd.models.classifiers import FIXED
@@ -72,9 +73,7 @@ class GEP(SampledGaussian):
                 f"max_residual_norm={self.max_residual_norm} must be between 1e-6 and 1e6: float32 "
                 "gradients are inexact outside this range"
             )
-        for name in ("anchors", "basis_size", "power_iterations"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be >= 1")
+        require(self, anchors=1, basis_size=1, power_iterations=1)
         if self.basis_size > self.anchors:
             raise ValueError(
                 f"basis_size={self.basis_size} must be at most anchors={self.anchors}: so many "

@@ -16,6 +16,7 @@ from torch import nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn import functional
 
+from fed_dpsd.config import require, require_positive
 from fed_dpsd.methods.ensemble import WholeEnsemble
 from fed_dpsd.models import initialise
 from fed_dpsd.papers.generative import Conditional, Generative, descend_averaged
@@ -85,23 +86,13 @@ class GSWGAN(Generative):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.discriminators < 2:
-            raise ValueError(f"discriminators={self.discriminators} must be >= 2")
-        for field in ("width", "batch_size", "steps"):
-            if getattr(self, f"discriminator_{field}") < 1:
-                value = getattr(self, f"discriminator_{field}")
-                raise ValueError(f"discriminator_{field}={value} must be >= 1")
-        if self.first_steps < 0:
-            raise ValueError(f"first_steps={self.first_steps} must be >= 0")
+        require(self, discriminators=2, discriminator_width=1, discriminator_batch_size=1)
+        require(self, discriminator_steps=1, first_steps=0)
+        require_positive(self, "discriminator_learning_rate")
         if self.discriminators_at_once < 1 or self.discriminators % self.discriminators_at_once:
             raise ValueError(
                 f"discriminators_at_once={self.discriminators_at_once} must divide "
                 f"discriminators={self.discriminators}"
-            )
-        if not 0 < self.discriminator_learning_rate < math.inf:
-            raise ValueError(
-                f"discriminator_learning_rate={self.discriminator_learning_rate} must be a finite "
-                "number > 0"
             )
 
     def describe(self, trainings: int = 1) -> str:

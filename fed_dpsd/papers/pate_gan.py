@@ -12,6 +12,7 @@ from typing import ClassVar
 import torch
 from torch.nn import functional
 
+from fed_dpsd.config import require, require_positive
 from fed_dpsd.methods.ensemble import WholeEnsemble
 from fed_dpsd.models.divergence import descend
 from fed_dpsd.papers.generative import Conditional
@@ -65,13 +66,8 @@ class PATEGAN(TaughtGenerative):
             raise ValueError(
                 f"images_per_class={self.images_per_class} must be >= 2: teachers compare images"
             )
-        if not 0 < self.student_learning_rate < math.inf:
-            raise ValueError(
-                f"student_learning_rate={self.student_learning_rate} must be a finite number > 0"
-            )
-        for field in ("student_width", "student_steps", "rounds_kept"):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{field}={getattr(self, field)} must be >= 1")
+        require_positive(self, "student_learning_rate")
+        require(self, student_width=1, student_steps=1, rounds_kept=1)
 
     @property
     def steps(self) -> int:  # type: ignore[override]

@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel
 
+from fed_dpsd.config import require, require_positive
 from fed_dpsd.models.divergence import descend
 from fed_dpsd.papers.generative import Conditional, Generative
 from fed_dpsd.privacy.events import FinitePrecisionDpEvent
@@ -193,21 +194,14 @@ class TaughtGenerative(Generative, ABC):
         super().__post_init__()
         if self.teachers > MOST_TEACHERS:
             raise ValueError(f"teachers={self.teachers:,} must be at most {MOST_TEACHERS:,}")
-        if not 0 < self.teacher_learning_rate < np.inf:
-            raise ValueError(
-                f"teacher_learning_rate={self.teacher_learning_rate} must be a finite number > 0"
-            )
+        require_positive(self, "teacher_learning_rate")
         if not 0 <= self.teacher_weight_decay * self.teacher_learning_rate < 1:
             raise ValueError(
                 f"teacher_weight_decay={self.teacher_weight_decay} must be >= 0 and below "
                 f"1 / teacher_learning_rate={self.teacher_learning_rate}"
             )
-        for field in (
-            *("teachers", "teacher_width", "teacher_steps", "teacher_batch_size"),
-            *("images_per_class", "pooling"),
-        ):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{field}={getattr(self, field)} must be >= 1")
+        require(self, teachers=1, teacher_width=1, teacher_steps=1, teacher_batch_size=1)
+        require(self, images_per_class=1, pooling=1)
 
     @property
     def steps(self) -> int:  # type: ignore[override]
@@ -333,8 +327,7 @@ class TaughtByGradients(TaughtGenerative, ABC):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.step_size < np.inf:
-            raise ValueError(f"step_size={self.step_size} must be a finite number > 0")
+        require_positive(self, "step_size")
 
     def losses(
         self,

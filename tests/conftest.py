@@ -9,6 +9,7 @@ import gc
 import os
 import shutil
 import subprocess
+from types import SimpleNamespace
 
 import pytest
 
@@ -172,8 +173,22 @@ def small(tmp_path):
 
 
 @pytest.fixture
-def deployed(small, monkeypatch):
-    """Sets up an experiment over hospitals, in what says it is a Flower process."""
+def clock(monkeypatch):
+    """The coordinator's time in seconds, in a list of one; only its sleeps move it."""
+    from fed_dpsd.engines.flower import grid
+
+    now = [0.0]
+
+    def sleep(seconds):
+        now[0] += seconds
+
+    monkeypatch.setattr(grid, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    return now
+
+
+@pytest.fixture
+def deployed(small, monkeypatch, clock):
+    """Sets up an experiment over hospitals, in what says it is a Flower process, at `clock`."""
     from flwr.supercore.task_identity import TaskIdentity
 
     for name in ("task_id", "run_id", "node_id"):  # otherwise no message can be made

@@ -9,6 +9,7 @@ import gc
 import os
 import shutil
 import subprocess
+from types import SimpleNamespace
 
 import pytest
 
@@ -49,6 +50,7 @@ def contents(folder):
 
 
 PARTS = 60  # of the slow tests; every run of .ci/run takes the part of its day
+SECONDS = 6  # of a slow test, unless its mark has its own `seconds`
 # Files that take longest come first: the two processes then end together.
 LONGEST = ("test_simulation.py", "test_mutations.py", "test_method_contract.py")
 LONGEST += ("test_accounting.py", "test_charges.py", "test_run.py", "test_membership.py")
@@ -69,6 +71,20 @@ def pytest_report_header(config):
     return [] if part is None else f"slow tests: part {part} of 0 to {PARTS - 1}"
 
 
+def parts_of(slow):
+    """Deal slow tests to parts of about the same expected seconds: the longest tests come first."""
+
+    def seconds(item):
+        return item.get_closest_marker("slow").kwargs.get("seconds", SECONDS)
+
+    parts, times = [[] for _ in range(PARTS)], [0.0] * PARTS
+    for item in sorted(slow, key=seconds, reverse=True):
+        shortest = times.index(min(times))
+        parts[shortest].append(item)
+        times[shortest] += seconds(item)
+    return parts
+
+
 def pytest_collection_modifyitems(config, items):
     """Choose a part of the slow tests; count lines in one case of four of the other files' tests.
 
@@ -76,9 +92,9 @@ def pytest_collection_modifyitems(config, items):
     """
     if (part := config.getoption("slow_part")) is not None:
         slow = [item for item in items if "slow" in item.keywords and "ci" not in item.keywords]
-        left_out = [item for number, item in enumerate(slow) if number % PARTS != part]
-        items[:] = [item for item in items if item not in set(left_out)]
-        config.hook.pytest_deselected(items=left_out)
+        left_out = set(slow) - set(parts_of(slow)[part])
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=[*left_out])
     order = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
     cases = collections.Counter()
@@ -90,8 +106,9 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    """Leave the libraries' many objects out of garbage collections, which some tests run."""
+    """Leave the libraries' many objects out of garbage collections, and have fewer of them."""
     gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
 
 
 @pytest.fixture
@@ -172,8 +189,22 @@ def small(tmp_path):
 
 
 @pytest.fixture
-def deployed(small, monkeypatch):
-    """Sets up an experiment over hospitals, in what says it is a Flower process."""
+def clock(monkeypatch):
+    """The coordinator's time in seconds, in a list of one; only its sleeps move it."""
+    from fed_dpsd.engines.flower import grid
+
+    now = [0.0]
+
+    def sleep(seconds):
+        now[0] += seconds
+
+    monkeypatch.setattr(grid, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    return now
+
+
+@pytest.fixture
+def deployed(small, monkeypatch, clock):
+    """Sets up an experiment over hospitals, in what says it is a Flower process, at `clock`."""
     from flwr.supercore.task_identity import TaskIdentity
 
     for name in ("task_id", "run_id", "node_id"):  # otherwise no message can be made

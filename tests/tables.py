@@ -2,15 +2,12 @@
 
 import re
 
-import yaml
-
-from fed_dpsd.report.literature import FOLDER
+from fed_dpsd.report import literature
 
 
 def read_files():
     """Each paper's file, by the paper's name; all values are text."""
-    papers = [yaml.load(path.read_text(), yaml.BaseLoader) for path in FOLDER.glob("*.yaml")]
-    return {paper["name"]: paper for paper in papers}
+    return {paper["name"]: paper for paper in literature._files()}
 
 
 def cells_of(table):

@@ -73,8 +73,7 @@ def test_a_proven_epsilon_has_its_unit_and_relation():
 
 
 def grid_of(words, folder):
-    """The configurations of what is named: one for each choice of groups, as a tenth of a second
-    each takes; the keys of the other cells are looked up in it."""
+    """A configuration for each choice of groups; the other cells' keys are looked up in it."""
     composed = {}
     for _, cell in expand([*words.split(), f"data.path={folder}"]):
         chosen = tuple((k, v) for k, v in cell.items() if (conf_folder() / k).is_dir())

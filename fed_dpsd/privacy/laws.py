@@ -4,6 +4,7 @@ Every function is exact, or an upper bound in exact arithmetic. Solver errors an
 truncated tails are added. delta is in (0, 1), N >= 1 the number of adaptive releases.
 """
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -311,6 +312,7 @@ def _sampled_concentration(probability: float, noise_multiplier: float) -> float
     return min(probability**2 * math.expm1(min(whole, 500)), whole) / 2
 
 
+@functools.lru_cache(maxsize=8)  # of about 1 MB each; one event often comes in many counts
 def _loss_distribution(event: DpEvent, step: float) -> pld.PrivacyLossDistribution:
     if isinstance(event, GaussianDpEvent):
         return pld.from_gaussian_mechanism(

@@ -29,8 +29,8 @@ class Published:
 
 
 def _files() -> list[dict[str, Any]]:
-    paths = sorted(FOLDER.glob("*.yaml"))
-    return [yaml.load(path.read_text(), Loader=yaml.BaseLoader) for path in paths]
+    paths, loader = sorted(FOLDER.glob("*.yaml")), getattr(yaml, "CBaseLoader", yaml.BaseLoader)
+    return [yaml.load(path.read_text(), Loader=loader) for path in paths]
 
 
 def read_papers() -> dict[str, dict[str, dict[str, str]]]:

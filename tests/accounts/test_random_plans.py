@@ -125,11 +125,11 @@ def random(number):
     )
 
 
-MANY = pytest.mark.parametrize("number", [1, pytest.param(20, marks=pytest.mark.slow)])
+MANY = pytest.mark.parametrize("number", [1, pytest.param(20, marks=pytest.mark.slow(seconds=60))])
 BUDGETS = st.sampled_from([0.5, 5.0, 50.0])
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=60)
 @pytest.mark.parametrize("number", [20])
 def test_ledgers_hold_what_was_planned(small, tmp_path_factory, number):
     """Also if the process ends between rounds and the run is resumed."""

@@ -58,7 +58,7 @@ def judge():
     return Judge(classifier, DIGITS.images[chosen], DIGITS.images[others], Streams(0))
 
 
-@pytest.mark.slow  # an attack of thousands of steps
+@pytest.mark.slow(seconds=30)  # an attack of thousands of steps
 @every("attack", ATTACKS)
 def test_a_classifier_that_memorises_its_records_is_broken(attack, judge):
     """Its pictures lie nearer to its ten records than to ten others of the same classes.
@@ -76,7 +76,7 @@ def test_a_classifier_that_memorises_its_records_is_broken(attack, judge):
     assert score.nearest_member > 0.8
 
 
-@pytest.mark.slow  # its control
+@pytest.mark.slow(seconds=30)  # its control
 @every("attack", ATTACKS)
 def test_a_classifier_that_has_learned_nothing_gives_nothing_away(attack, judge):
     """Guessing recognises a tenth: of ten classes' pictures, more than half do so once in 700."""

@@ -3,12 +3,15 @@
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+import hydra
 import pytest
 import yaml
+from hydra.core.global_hydra import GlobalHydra
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fed_dpsd.config import BUNDLED, keys
+from fed_dpsd.config import compose as typed
 from fed_dpsd.config.bind import bound
 from fed_dpsd.config.compose import compose, split_overrides
 from fed_dpsd.errors import ConfigError
@@ -18,15 +21,6 @@ from fed_dpsd.storage import conf_folder
 from tests.shapes import write_shapes
 
 YAMLS = sorted(conf_folder().glob("*/*.yaml"))
-EXPERIMENTS = [path for path in YAMLS if path.parent.name == "experiment"]
-# Hydra takes a tenth of a second for each.
-PATHS = pytest.mark.parametrize(
-    "paths",
-    [
-        pytest.param([path for path in YAMLS if path not in EXPERIMENTS], id="groups"),
-        pytest.param(EXPERIMENTS, id="experiments", marks=[pytest.mark.slow, pytest.mark.ci]),
-    ],
-)
 
 
 def problems(tmp_path, *overrides):
@@ -35,9 +29,19 @@ def problems(tmp_path, *overrides):
     return "\n".join(caught.value.problems)
 
 
-@PATHS
-def test_every_yaml_composes_and_binds(tmp_path, paths):
-    for path in paths:
+@pytest.mark.parametrize("one_in", [8, pytest.param(1, marks=pytest.mark.slow)])
+def test_files_are_composed_as_by_hydras_own_function(one_in):
+    """Which merges its settings, too, and reads all files again."""
+    for path in YAMLS[::one_in]:
+        choice = f"{path.parent.name}={path.stem}"
+        GlobalHydra.instance().clear()
+        with hydra.initialize_config_dir(str(conf_folder()), version_base="1.3"):
+            expected = hydra.compose("config", overrides=[choice])
+        assert typed._composed((choice,), (conf_folder(),)) == expected, choice
+
+
+def test_every_yaml_composes_and_binds(tmp_path):
+    for path in YAMLS:
         overrides = [f"{path.parent.name}={path.stem}"]
         if path.parent.name == "experiment" and compose(overrides)["data"]["name"] != BUNDLED:
             overrides.append(f"data.path={tmp_path}")
@@ -66,9 +70,8 @@ def values(tree, prefix=""):
     return found
 
 
-@PATHS
-def test_the_files_read_as_text_say_what_hydra_composes(paths):
-    for path in paths:
+def test_the_files_read_as_text_say_what_hydra_composes():
+    for path in YAMLS:
         group, choice = path.parent.name, path.stem
         expected = values(compose([f"{group}={choice}"]))
         known = {key.name: key for key in keys.all_keys({group: choice}) if key.name != "device"}

@@ -16,7 +16,7 @@ from fed_dpsd.report.pages import run_page
 from fed_dpsd.sweep.reported import facts_of
 from tests.report.runs import check_structure
 
-pytestmark = pytest.mark.slow  # minutes: every round starts processes at every hospital
+pytestmark = pytest.mark.slow(seconds=60)  # every round starts processes at every hospital
 
 SMALL = (
     *("data=digits", "num_clients=2", "queries_per_round=64", "training.steps=5"),

@@ -20,7 +20,7 @@ from fed_dpsd.rehearsal.rehearsal import PORT, Rehearsal, can_make_hosts
 from fed_dpsd.storage import app_folder
 from tests.proofs import spent
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(seconds=30)
 
 SMALL = (
     *("data=digits", "num_clients=3", "rounds=2", "queries_per_round=128"),

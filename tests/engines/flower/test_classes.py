@@ -3,7 +3,6 @@
 import csv
 import json
 import logging
-import time
 import unicodedata
 
 import numpy as np
@@ -80,15 +79,14 @@ def warned(caplog):
 
 
 def test_two_orders_of_one_list_are_refused_by_both_sides_before_anything(
-    deployed, tmp_path, caplog
+    deployed, tmp_path, caplog, clock
 ):
     files = two_hospitals(tmp_path)
     experiment = experiment_of(deployed, tmp_path, "federation.node_timeout_seconds=300")
     assert experiment.config.data.class_names == ("covid", "normal")
-    began = time.monotonic()
     with pytest.raises(UserError) as caught:
         federate(experiment, Hospitals(files))
-    assert time.monotonic() - began < 60  # it does not wait
+    assert clock[0] == 0  # it does not wait
     assert f"client 0: {BOTH}; client 1: {BOTH}. Agree on one list" in str(caught.value)
     assert warned(caplog).count(f"refused: {BOTH}") == 2  # in each hospital's log
     assert untouched(files)
@@ -145,15 +143,14 @@ def test_names_decide_what_a_student_calls_a_picture(deployed, tmp_path):
 
 
 def test_a_hospital_with_other_classes_is_left_out_where_the_others_are_enough(
-    deployed, tmp_path, caplog
+    deployed, tmp_path, caplog, clock
 ):
     files = two_hospitals(tmp_path, NAMES, [*NAMES, "flu"])
     experiment = experiment_of(
         deployed, tmp_path, "data.classes=[normal,covid]", "federation.node_timeout_seconds=300"
     )
-    began = time.monotonic()
     federation = federate(experiment, Hospitals(files))
-    assert time.monotonic() - began < 60
+    assert clock[0] == 0
     (said,) = (line for line in warned(caplog) if line.startswith("client 1 is refused: "))
     assert said.endswith("; only the hospital has 'flu'")
     total = federation.total(ask_of_two())

@@ -2,14 +2,12 @@
 
 import json
 import logging
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Error, Message, Metadata
 
 from fed_dpsd.client import hospital as hospitals
-from fed_dpsd.engines.flower import grid as grids
 from fed_dpsd.engines.flower import server
 from fed_dpsd.engines.flower.grid import ATTEMPTS, GridFederation
 from fed_dpsd.errors import UserError
@@ -38,19 +36,6 @@ def spoiling(node, kind, spoil):
         return spoil(reply) if (sender, reply.metadata.message_type) == (node, kind) else reply
 
     return break_reply
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    """The server's time, in a list of one; only its sleeps move it."""
-    now = [0.0]
-
-    def sleep(seconds):
-        now[0] += seconds
-
-    fake = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
-    monkeypatch.setattr(grids, "time", fake)
-    return now
 
 
 def test_a_round_continues_without_a_hospital_that_is_away(deployed, tmp_path, clock):
@@ -206,9 +191,7 @@ def test_a_hospital_that_is_back_has_the_whole_time_again(deployed, tmp_path, cl
     assert round(clock[0] - before) == 60
 
 
-def test_too_few_hospitals_end_the_run_and_the_round_can_be_asked_again(
-    deployed, tmp_path, monkeypatch, clock
-):
+def test_too_few_hospitals_end_the_run_and_the_round_can_be_asked_again(deployed, tmp_path, clock):
     files = site_files(tmp_path)
     grid = Hospitals(files)
     federation = federate(deployed(*PLAIN, BOTH_NEEDED, *PATIENT), grid)
@@ -230,7 +213,7 @@ def test_too_few_hospitals_end_the_run_and_the_round_can_be_asked_again(
 
 
 def test_a_node_that_fails_once_is_asked_again_and_one_that_keeps_failing_is_left_out(
-    deployed, tmp_path, clock
+    deployed, tmp_path
 ):
     failures, most = [], 1
 
@@ -344,7 +327,7 @@ def test_the_cause_of_a_hospitals_failure_stays_there(deployed, tmp_path, caplog
     assert (total.count, total.refused) == (1, {1: "client 1 failed: see its log"})
 
 
-def test_a_hospitals_bad_reply_is_its_own_refusal(deployed, tmp_path, clock):
+def test_a_hospitals_bad_reply_is_its_own_refusal(deployed, tmp_path):
     files = site_files(tmp_path)
     for number, changes in enumerate(({"code": "0"}, {"error": "x" * 10_000}, None)):
 
@@ -360,7 +343,7 @@ def test_a_hospitals_bad_reply_is_its_own_refusal(deployed, tmp_path, clock):
         assert 0 < len(total.refused[1]) <= 200, changes
 
 
-def test_a_hospitals_words_do_not_make_it_one_that_never_connected(deployed, tmp_path, clock):
+def test_a_hospitals_words_do_not_make_it_one_that_never_connected(deployed, tmp_path):
     def lie(reply):
         reply.content["meta"]["error"] = "had not connected"
         return reply

@@ -279,9 +279,7 @@ class Site:
         """
         digest, covering = self._digest(mechanism, request), self._covering(mechanism, request)
         if isinstance(mechanism, ClassCounts) and not self.account.is_paid(self._teachers.identity):
-            raise ValueError(
-                "the training that reserves budget for class counts has not been paid for"
-            )
+            raise ValueError("the training that reserves the class counts has not been paid for")
         self.account.pay(mechanism, digest, request.kind, request, covering)
 
     def diagnose(self) -> NDArray[np.float32]:

@@ -147,8 +147,8 @@ def reconcile(rehearsal: Rehearsal, run_folder: Path) -> list[str]:
             charged = Counter(entry.request for entry in ledger.entries() if entry.request)
         name = f"hospital {number}"
         unpaid, lost = received - set(charged), set(charged) - received
-        differences += [f"{name}: {request:.12} was answered, not charged" for request in unpaid]
-        differences += [f"{name}: {request:.12} was charged, not received" for request in lost]
+        differences += [f"{name}: {request:.12} was answered but not charged" for request in unpaid]
+        differences += [f"{name}: {request:.12} was charged but not received" for request in lost]
         repeated = {request: count for request, count in charged.items() if count > 1}
         differences += [
             f"{name}: {request:.12} was charged {n} times" for request, n in repeated.items()

@@ -1,6 +1,6 @@
 """Checks that an experiment's choices fit together; messages say what to use instead.
 
-Methods, training, mechanisms and partitions, including those of plug-ins, check themselves. `check`
+Methods, training, mechanisms and partitions, including plug-ins' own, check themselves. `check`
 calls these checks, then checks the remaining keys.
 """
 

@@ -63,7 +63,7 @@ class Ledger(ABC):
 
     @abstractmethod
     def noted(self, name: str) -> bytes | None:
-        """Return a note by name; notes hold what a client must remember besides its charges."""
+        """Return a note by name; notes hold what a client must remember, apart from its charges."""
 
     @abstractmethod
     def note(self, name: str, content: bytes) -> None:

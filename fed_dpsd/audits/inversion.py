@@ -278,8 +278,8 @@ class Judge:
     def of(cls, run: ShadowRun, victim: Victim, classifier: Classifier) -> "Judge":
         """Return the judge of a run, with equally many members and non-members of each class.
 
-        A class with more members has better pictures, of which more are near a member in any case.
-        A teacher's records are the ones that its client holds or would hold.
+        A class with more members has better pictures, and more of them are near a member in any
+        case. A teacher's records are the ones that its client holds or would hold.
         """
         records, included = run.data.train, run.included
         streams = Streams(run.experiment.config.seed)

@@ -1,6 +1,6 @@
 """The ensemble of all clients' teachers, which FedDF, FedDAFL, FedADI and DENSE distil.
 
-This ensemble averages logits. A run's `ensemble` score is that of a different ensemble, which
+This ensemble averages logits. A run's `ensemble` score is for a different ensemble, which
 averages probabilities. `weighted_ensemble` weights the probabilities by class counts and may be
 better.
 """

@@ -45,7 +45,7 @@ class Classifier(nn.Module):
 
     @property
     def features_key(self) -> tuple[object, ...]:
-        """Return the settings that fixed features depend on, besides the images and the device.
+        """Return the settings that fixed features depend on (apart from images and device).
 
         A different number of threads may change the last bits.
         """

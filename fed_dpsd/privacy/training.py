@@ -212,7 +212,7 @@ Training = Plain | TrainingMechanism
 
 @dataclass(frozen=True)
 class BaselineWeights(Clear):
-    """The weights of one classifier trained on all of a client's records, besides its teachers.
+    """The weights of one classifier of all a client's records, in addition to its teachers.
 
     All noise is drawn during the classifier's training. It does not cover the teachers' answers,
     which are charged separately.

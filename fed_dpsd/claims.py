@@ -69,7 +69,7 @@ def proofs(charges: Sequence[Charge], delta: float) -> list[Proof]:
     - "answers": all releases, each by its own noise. It holds for any teachers.
     - "training": all private training runs, and the releases that none of them covers.
     - "contraction": one training run and its teachers' answers together, and all other releases. It
-      exists only if it proves more than both others.
+      exists only if it proves more than the other two.
 
     If a teacher's training is not among the charges, its releases admit only the first proof.
     """

@@ -30,7 +30,7 @@ def text_of(value: Any) -> str:
 
 
 def in_order(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the distinct names in order: numbers by value, then other texts."""
+    """Return the distinct names in order: numbers by value, then other names."""
 
     def place(name: str) -> tuple[bool, float, str]:
         number = bool(NUMBER.fullmatch(name))

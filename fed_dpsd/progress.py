@@ -206,7 +206,7 @@ def reported(
     """Yield the items; each is reported as done when the next one is requested.
 
     Args:
-        name: the items, such as "teachers".
+        name: the kind of items, such as "teachers".
         items: the items.
         done: number of items that earlier loops of the same name and total have yielded.
         total: total number of items; None if `items` is all of them.

@@ -205,7 +205,7 @@ def _host() -> str:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Delay Ctrl-C and SIGTERM until the block, which should be short, ends.
+    """Delay Ctrl-C and SIGTERM until the end of the block, which should be short.
 
     Otherwise a signal could raise an exception between any two steps of Python, even in a
     `finally`, and a lock that was just taken or is about to be released would be kept. Signals

@@ -51,7 +51,7 @@ COUNTS_NOTE = "class counts reveal roughly how many records of each class a clie
 DELTA_NOTE = "delta should be below 1 / (records of each client)"
 TEST_NOTE = "test images are taken as public"
 SHARED_NOTE = (
-    "patients may be in both train and test (data.shared_patients=allow): scores are too good, and "
+    "patients may be in both train and test (data.shared_patients=allow): scores are inflated, and "
     "the test records of a patient are not protected"
 )
 PARTITION_NOTE = "the partition among simulated clients is taken as given"

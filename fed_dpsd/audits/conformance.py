@@ -134,7 +134,7 @@ def audited_parts(experiment: Experiment) -> tuple[bool, bool]:
     if randomised and answered and not isinstance(experiment.answers, Audited):
         raise UserError(
             f"privacy audit: answers={experiment.answers.name} draws noise that no attack knows; "
-            "give the mechanism `additive` and `worst_case`, or audit "
+            "define `additive` and `worst_case` in the mechanism, or audit "
             "answers=gradient, votes, noisy_max or label"
         )
     return private, randomised and answered

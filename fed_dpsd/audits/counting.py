@@ -87,6 +87,6 @@ def independence(what: str, drawn: NDArray[np.float64], law: Law) -> Check:
 
 
 def dependence(what: str, one: NDArray[np.float64], other: NDArray[np.float64]) -> Check:
-    """Check that noise from two secrets, of the same shape, is independent."""
+    """Check that two secrets' noise arrays of the same shape are independent."""
     agreeing = Count("signs that agree", ones((one > 0) == (other > 0)), one.size, 0.5)
     return counted("sampler", f"{what}: another secret gives different noise", [agreeing])

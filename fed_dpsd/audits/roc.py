@@ -69,7 +69,7 @@ class Point:
         return float(rates.high(allowed, self.non_members, FAILURE / 2))
 
     def exceeds(self, claims: Sequence[Claim]) -> bool:
-        """Return whether the interval is above the cap of proven claims: a proof is wrong."""
+        """Return whether the interval is above the cap of proven claims, which refutes a proof."""
         return self.tpr_low > cap(self.fpr_high, claims)
 
 

@@ -1,4 +1,4 @@
-"""Sampler tests: the laws of a client's draws, in answers, in training and on their own.
+"""Sampler tests, which check the laws of a client's draws in answers, in training and alone.
 
 Every count is compared with the law stated in docs/privacy.md, which is computed here and not by
 the code under test. A Gaussian truncated at up to 4.5 standard deviations is detected in the

@@ -74,7 +74,7 @@ def load(config: DataConfig, cache: Path) -> Dataset:
     if copies := int(np.isin(loaded["test"].digests, loaded["train"].digests).sum()):
         _say_once(
             f"data={config.name} ({config.path or config.hub}): {copies:,} of {len(data.test):,} "
-            "test images are training images too, pixel for pixel: scores are too good"
+            "test images are training images too, pixel for pixel, which inflates scores"
         )
     return data
 
@@ -104,9 +104,9 @@ def _check_shared_patients(config: DataConfig, data: Dataset) -> None:
     if config.shared_patients == "refuse":
         raise UserError(
             f"{said}; keep all records of a patient in one of them, or set "
-            "data.shared_patients=allow, which makes scores too good"
+            "data.shared_patients=allow, which inflates scores"
         )
-    _say_once(f"{said}: scores are too good, and the test records of a patient are not protected")
+    _say_once(f"{said}: scores are inflated, and the test records of a patient are not protected")
 
 
 @functools.cache

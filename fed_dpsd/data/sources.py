@@ -179,10 +179,10 @@ def _place_of(path: Path, columns: Columns, split: str, splits: Mapping[str, Pat
     tables = (name for name in names if Path(name).suffix.lower() in TABLES)
     if not splits and (table := next(tables, "")):
         raise UserError(
-            f"data.path={path} has no folder of a class; for a table, give data.path={path / table}"
+            f"data.path={path} has no class folder; for a table, give data.path={path / table}"
         )
     there = some(names)
-    lacking = f"{split} split" if splits else "folder of a class"
+    lacking = f"{split} split" if splits else "class folder"
     remedy = f"give {LAYOUT}"
     if split == "test" and "validation" in splits:
         remedy = f"rename {splits['validation'].name} to test in order to test on it, or {remedy}"
@@ -220,7 +220,8 @@ def _class_names(path: Path, columns: Columns, number: int | None) -> tuple[str,
     """Return the class names in the files at `data.path`, in order.
 
     A table may declare its classes. Otherwise, they are its labels, or the folder names, in the
-    order of `classes.in_order`. If the number of classes is known, only the training split is read.
+    order of `classes.in_order`. If the number of classes is known, only the training split
+    determines them.
     """
     splits = _splits_in(path, columns)
     if not splits and path.is_dir() and not (path / METADATA).is_file():

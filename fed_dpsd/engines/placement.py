@@ -220,7 +220,7 @@ def _need(experiment: Experiment, client: int) -> Need:
 
 
 def _server_need(config: Config) -> int:
-    """Estimate the server's bytes, for training its student and an allowance for the rest.
+    """Estimate the server's bytes: its student's training, plus an allowance for the rest.
 
     A linear student of fixed features is small, so the allowance covers it.
     """

@@ -163,7 +163,7 @@ def lenet(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
 
 
 def cnn_datalens(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
-    """Build the classifier of DataLens' evaluation (width 32 there), without its dropout.
+    """Build the classifier of DataLens' evaluation without dropout; DataLens uses width 32.
 
     Wang et al.: "DataLens: Scalable Privacy Preserving Training via Gradient Compression and
     Aggregation", CCS 2021; evaluation/train-classifier-mnist.py of github.com/AI-secure/DataLens.

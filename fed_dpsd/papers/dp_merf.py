@@ -78,8 +78,9 @@ class DPMERF(Generative):
         problems = super().check(config, method, partition)
         if self.noise_multiplier > MOST_NOISE:
             problems.append(
-                f"training.noise_multiplier={self.noise_multiplier:g}: training=dp_merf rounds "
-                f"coarser than proven beyond {MOST_NOISE:g}; use at most that, or a larger epsilon"
+                f"training.noise_multiplier={self.noise_multiplier:g}: beyond "
+                f"{MOST_NOISE:g}, training=dp_merf rounds more coarsely than the proof allows; use "
+                "at most that, or a larger epsilon"
             )
         return problems
 

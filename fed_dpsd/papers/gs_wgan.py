@@ -49,9 +49,9 @@ class GSWGAN(Generative):
     Guarantee: a record's shard is drawn independently of everything else, so any change of the
     record changes one discriminator. Every image has its own discriminator, drawn uniformly and
     kept secret, so a release is a mixture of Gaussians, in which the centre with weight 1/K
-    changes. Any two centres are at most 2 apart: the event is a `ReplacedInSampleDpEvent` at
-    noise_multiplier / 2, whose proof (docs/proofs.md, Theorem 6) uses only that the centre is at
-    most 2 away from all others and moves by at most 4. It holds for an added, removed or replaced
+    changes. Any two centres are at most 2 apart, so the event is a `ReplacedInSampleDpEvent` at
+    noise_multiplier / 2. Its proof (docs/proofs.md, Theorem 6) uses only that the centre is at most
+    2 away from all others and moves by at most 4. It applies to an added, removed or replaced
     record. All `generator_steps` * `batch_size` releases compose, because apart from the noise and
     the shards, on which we condition, these draws are the only secret. It is public which
     discriminators train, when, and on which draws. So each discriminator is a function of its shard

@@ -89,8 +89,8 @@ class OutputGradient(CustomTraining):
         if move >= LEAST_MOVE and self.noise_multiplier <= MOST_NOISE:
             return []
         return [
-            f"training=output_gradient moves a target by {move:.2g}, and its noise by "
-            f"{self.noise_multiplier * move:.2g}, so expect teachers near chance; use "
+            f"training=output_gradient moves a target by {move:.2g}, and its noise "
+            f"moves it by {self.noise_multiplier * move:.2g}, so expect teachers near chance; use "
             f"training=dp_sgd, or training.label_step={LEAST_MOVE / self.bound:g} "
             f"training.noise_multiplier={MOST_NOISE:g}"
         ]

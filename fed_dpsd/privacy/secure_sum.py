@@ -252,7 +252,7 @@ class Party:
         )
 
     def _open(self, sender: int, tag: bytes, sealed: bytes) -> list[bytes]:
-        """Open the box that `sender` sealed for this party: a secret share of each of its keys."""
+        """Open the box with secret shares of its keys that `sender` sealed for this party."""
         try:
             box = self._box(sender, self.number, tag)
             content = box.decrypt(sealed[:_NONCE], sealed[_NONCE:], None)

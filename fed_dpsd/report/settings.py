@@ -218,5 +218,5 @@ def _rows(path: Path, needed: Sequence[str], numbers: Sequence[str]) -> list[Row
                 float(text)
             except ValueError:
                 cell = f"{path}: {column}={text!r} of {row['key']}"
-                raise UserError(f"{cell} is not a number; write the table again") from None
+                raise UserError(f"{cell} is not a number; recreate the table") from None
     return rows

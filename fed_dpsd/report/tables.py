@@ -43,7 +43,7 @@ LEAST_PAIRS = 3  # of an interval: two pairs make one of about 9 deviations to e
 DIFFERENCES = (
     "Differences between students, in points: the mean and standard deviation over pairs of runs "
     "with equal seeds and equal values of all other varied keys, and the "
-    f"{CONFIDENCE:.0%} interval of a paired t-test, from {LEAST_PAIRS} pairs on."
+    f"{CONFIDENCE:.0%} interval of a paired t-test if there are at least {LEAST_PAIRS} pairs."
 )
 
 
@@ -116,7 +116,7 @@ def pipes(lines: Sequence[Sequence[str]]) -> str:
 
 
 def summary(settings: Sequence[Setting]) -> str:
-    """Return the rows as CSV, unrounded, with separate means and deviations, and scores in %."""
+    """Return the unrounded rows as CSV, with separate means and deviations, and scores in %."""
     values = dict.fromkeys(key for setting in settings for key in setting.values)
     lines = []
     for setting in settings:
@@ -381,7 +381,7 @@ def _latex_score(mean: float, deviation: float, best: bool) -> str:
 
 
 def _latex(text: str) -> str:
-    """Return plain text for LaTeX."""
+    """Return plain text with LaTeX's special characters escaped."""
     special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
     special |= {letter: f"\\{letter}" for letter in "&%$#_{}"}
     return "".join(special.get(letter, letter) for letter in text)

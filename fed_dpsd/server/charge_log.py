@@ -139,7 +139,7 @@ class ChargeLog:
         return True
 
     def _most(self, name: str) -> int:
-        """Return the maximum releases of a mechanism that the accounting covers; 0 if unplanned."""
+        """Return how many releases of a mechanism the accounting covers at most; 0 if unplanned."""
         return TIMES_PLANNED * self._planned.get(name, 0)
 
     def _content(self) -> bytes:

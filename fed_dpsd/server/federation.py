@@ -164,8 +164,8 @@ class HostedFederation(ABC):
     def _receive(self, request: Request, client: int, response: Response) -> Response | Refusal:
         """Return an answer with zeros in bad rows, or in all rows if the whole answer is bad.
 
-        Bad weights become a refusal. The number of teachers is unchanged, so a bad answer cannot
-        change the weight of other answers. The problem is reported in the server's log.
+        Bad weights are turned into a refusal. The number of teachers is unchanged, so a bad answer
+        cannot change the weight of other answers. The problem is reported in the server's log.
 
         Raises:
             ProtocolError: weights are bad in a simulation, where clients are honest.

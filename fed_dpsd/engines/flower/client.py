@@ -73,7 +73,7 @@ def answer(message: Message, context: Context) -> Message:
             if message.metadata.message_type == HELLO:
                 about["classes"] = list(hospital.classes)
                 _compare_classes(message, hospital)
-                logger.info("a coordinator asked who is here: hospital %d", client)
+                logger.info("a coordinator asked this node to identify itself: hospital %d", client)
             else:
                 replies[client] = _hospital_reply(message, hospital)
         elif {"partition-id", "simulation"} & set(context.node_config):

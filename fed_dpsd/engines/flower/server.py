@@ -36,7 +36,7 @@ def main(grid: Grid, context: Context) -> None:
 
 @contextlib.contextmanager
 def _printing_utf8() -> Iterator[None]:
-    """Print only valid UTF-8, because Flower stops uploading its log at anything else."""
+    """Print only valid UTF-8, because any other output stops Flower from uploading its log."""
     print_any_text()
     streams = (sys.stdout, sys.stderr)
     former = [stream.write for stream in streams]

@@ -60,7 +60,7 @@ def check(
 def _strangers(
     method: Method | None, training: Training | None, answers: Mechanism | None
 ) -> Iterator[str]:
-    """Yield the choices whose class does not derive from the base of its kind."""
+    """Yield the choices with a class that does not derive from the base of its kind."""
     for key, choice, bases in (
         ("method", method, (Method,)),
         ("training", training, get_args(Training)),
@@ -79,7 +79,7 @@ def _teachers_keys(config: Config) -> dict[str, str]:
 
 
 def unknown_networks(config: Config) -> list[str]:
-    """Return the architectures that are unknown or whose public weights are missing."""
+    """Return the architectures that are unknown or lack their public weights."""
     model, known = config.model, ", ".join(CLASSIFIERS)
     named = _teachers_keys(config) | {
         "model.teacher": model.teacher,

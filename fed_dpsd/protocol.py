@@ -256,8 +256,8 @@ class SumStep:
     """The second or, with `proofs`, the third message of a secure sum to a client.
 
     Args:
-        request: digest of the request whose answers are summed.
-        named: clients whose masked answers arrived.
+        request: digest of the request with the answers to be summed.
+        named: clients with masked answers that arrived.
         proofs: for each client, a proof to the recipient of the names that the client confirmed.
         sealed: for each client, the secret shares that it sealed for the recipient.
     """

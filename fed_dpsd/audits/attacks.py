@@ -38,7 +38,7 @@ def answer_attacks(
     """Attack answers at settings where audit and proof are close, then at the run's own settings.
 
     Args:
-        experiment: the experiment whose claims about answers are tested.
+        experiment: the experiment with the claims about answers to test.
         broken: how much of the attacked hospital's noise to keep: half, or almost none; None keeps
             all of it.
         say: called with each line of progress.

@@ -218,7 +218,7 @@ def enumerate_response(mechanism: TopKRandomizedResponse) -> float:
     """Return the largest log-ratio of any answer's probabilities under any two teachers.
 
     The laws come from `constrain_sensitivity`: for a class inside the student's set, outside it,
-    and for no class (NaN). Students find 1 to K classes probable, so that a threshold gives sets of
+    and for no class (NaN). Students find 1 to K classes probable, so a threshold gives sets of
     every size.
     """
     num_classes = mechanism.num_classes

@@ -149,7 +149,7 @@ def of_network(count: int, num_classes: int, bound: float = 1.0) -> Canaries:
 
 @dataclass(frozen=True)
 class Watched(DPSGD):
-    """DP-SGD whose noisy sums of gradients are recorded.
+    """DP-SGD that records its noisy sums of gradients.
 
     Attributes:
         seen: the sum of each step and parameter, in step order.

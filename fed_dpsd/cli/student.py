@@ -92,7 +92,7 @@ def predict(
         list[Path], typer.Argument(help="Image files, or folders of images.", metavar="IMAGE...")
     ],
     every_class: Annotated[
-        bool, typer.Option("--all", help="Print the probability of every class, in a column each.")
+        bool, typer.Option("--all", help="Print the probability of every class, one column each.")
     ] = False,
     out: Annotated[Path | None, typer.Option(help="FILE.csv to write instead of stdout.")] = None,
     about: Annotated[

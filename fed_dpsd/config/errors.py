@@ -27,7 +27,7 @@ def quoted(text: str) -> str:
 
 
 def in_quotes(override: str) -> str:
-    """Return the remedy for an override whose value needs quotes, as typed in a shell."""
+    """Return the remedy for an override with a value that needs quotes, as typed in a shell."""
     key, _, value = override.partition("=")
     return QUOTES + shlex.quote(f"{key}={quoted(os.path.expanduser(value))}")
 

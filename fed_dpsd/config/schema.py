@@ -248,8 +248,8 @@ class Config:
     )
     pictures: str = Field(
         "",
-        description="Public pictures whose crops are sent instead of procedural images: "
-        'scikit-learn (two photographs) | a folder. "" is none, so that queries are free of data.',
+        description="Public pictures; crops of them are sent instead of procedural images: "
+        'scikit-learn (two photographs) | a folder. "" uses none, so queries depend on no data.',
     )
     plugins: tuple[str, ...] = Field(
         (),

@@ -52,8 +52,8 @@ class Arrays:
             raise
         except Exception as error:  # zipfile and zlib raise any type of error on broken bytes
             raise UserError(
-                f"{self._path} cannot be read ({type(error).__name__}); give an npz whose "
-                "arrays hold no objects"
+                f"{self._path} cannot be read ({type(error).__name__}); give an npz file without "
+                "object arrays"
             ) from None
 
     def items(self) -> Iterator[Item]:

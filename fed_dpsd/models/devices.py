@@ -37,7 +37,7 @@ def gpus() -> tuple[Device, ...]:
     """List the GPUs. This creates a CUDA context on each, which takes some of its free memory.
 
     Raises:
-        UserError: a GPU cannot be used, for example without memory for a context.
+        UserError: a GPU cannot be used, for example because it has no memory for a context.
     """
     devices = []
     for number in range(number_of_gpus()):

@@ -72,5 +72,5 @@ class GradientReading(NormalizedGradient):
         return f"{self._gradients}, with a reading of the paper's noise that proves nothing"
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
-        """Return the non-private event, whose epsilon is infinite."""
+        """Return the non-private event, which has an infinite epsilon."""
         return NonPrivateDpEvent()

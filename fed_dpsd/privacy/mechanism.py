@@ -300,7 +300,7 @@ class Clear(Mechanism):
         return requests * max(queries, 1)
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
-        """Return the non-private event, whose epsilon is infinite."""
+        """Return the non-private event, which has an infinite epsilon."""
         return NonPrivateDpEvent()
 
 

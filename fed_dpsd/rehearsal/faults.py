@@ -84,7 +84,7 @@ def endure(
         gap: longest time between two faults, in seconds.
 
     Raises:
-        UserError: the run failed for another reason than a fault, or does not end.
+        UserError: the run failed for a reason other than a fault, or does not end.
     """
     rng, started = np.random.default_rng(seed), time.monotonic()
     rehearsal.forget()

@@ -1,4 +1,4 @@
-"""Reading of sweeps' tables; runs that differ only in the seed form one setting."""
+"""Reading of sweep tables; runs that differ only in the seed form one setting."""
 
 import csv
 import math

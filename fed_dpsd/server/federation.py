@@ -236,7 +236,7 @@ class HostedFederation(ABC):
         return Aggregate(replies.request, total, teachers, replies.refused)
 
     def _noisy_total(self, replies: Replies) -> Aggregate:
-        """Return the sum with the server's noise, drawn once per request of a run and kept.
+        """Return the sum with the server's noise, which is drawn once per request and stored.
 
         After a run is killed and resumed, other clients may be connected. A second sum with
         different noise would be a second release of answers that were charged only once.

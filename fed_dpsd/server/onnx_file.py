@@ -68,7 +68,7 @@ class OnnxModel:
 
 
 class _Probabilities(nn.Module):
-    """A classifier whose outputs are probabilities."""
+    """A classifier that outputs probabilities."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

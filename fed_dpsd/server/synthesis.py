@@ -228,7 +228,7 @@ def _of_the_bank(run: CompletedRun, number: int, streams: Streams) -> NDArray[np
 def table_of(
     images: NDArray[np.uint8], scores: NDArray[np.float32] | None, classes: tuple[str, ...]
 ) -> pyarrow.Table:
-    """Return a table whose schema describes its columns in the hub's format.
+    """Return a table with a schema that describes its columns in the hub's format.
 
     Args:
         images: (N, C, S, S).

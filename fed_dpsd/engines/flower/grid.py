@@ -139,7 +139,7 @@ class GridFederation(HostedFederation):
             limit = f"within federation.node_timeout_seconds={timeout:g}"
             if self._settings.simulation:
                 raise UserError(f"no node connected {limit}; start the simulation and try again")
-            fewer = f", or set federation.min_clients={len(self._clients)} to run without"
+            fewer = f", or set federation.min_clients={len(self._clients)} to run without them"
             raise UserError(
                 f"{self._connected()} {limit}. Check that `fed-dpsd site serve` runs there, and "
                 f"try again{fewer if self._clients else ''}"
@@ -266,7 +266,7 @@ class GridFederation(HostedFederation):
             self._hosts.setdefault(nodes[client % len(nodes)], []).append(client)
 
     def _partitions_of(self, nodes: list[int]) -> dict[int, tuple[int, int]]:
-        """Return `partition-id` and `num-partitions` of the nodes whose configuration has both."""
+        """Return `partition-id` and `num-partitions` of the nodes that configure both."""
         found = {}
         nothing = {node: RecordDict() for node in nodes}
         for node, reply in self._send(HELLO, 0, nothing, PATIENCE, {}).items():

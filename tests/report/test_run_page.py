@@ -550,7 +550,7 @@ def test_h9_what_is_unknown_is_left_out_and_delta_is_explained_once(shown, tmp_p
     note = "delta should be below 1 / (records of each client)"
     facts = with_card(run(tmp_path), proven=epsilon_of_all(2.0, notes=[note]))
     for text in (page(facts), officer(facts)):
-        assert text.text_of("main").lower().count("below one over") == 1
+        assert text.text_of("main").lower().count("below 1 / (") == 1
 
 
 # --- deployments ---

@@ -8,8 +8,8 @@
 5,120.1 (record, replace_one, trust nobody, delta 0, pure)
 
 `run` trains, `resume` continues after a crash, `load_student` reads an exported student, `sweep`
-runs a grid, and `report` writes a page. Heavy libraries are imported only when one of them is first
-used.
+runs a grid, and `report` writes a page. Heavy libraries are imported when one of these functions is
+first used.
 """
 
 import os
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 
 class _Package(ModuleType):
-    """This package, in which `sweep` and `report` are functions, not the rooms of that name."""
+    """The package's module type: `sweep` and `report` remain functions, not subpackages."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         # Importing a room sets its name, after which __getattr__ would not be called.
@@ -63,7 +63,7 @@ sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:
-    """Import the public names when they are first used: torch takes seconds."""
+    """Import a public name when it is first used, because importing torch takes seconds."""
     if name not in __all__:
         raise AttributeError(f"module 'fed_dpsd' has no attribute {name!r}")
     from fed_dpsd import api

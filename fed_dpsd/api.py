@@ -53,7 +53,7 @@ P, R = ParamSpec("P"), TypeVar("R")
 
 
 def _settings_as_text(function: Callable[P, R]) -> Callable[P, R]:
-    """Make a function refuse a setting that is given as a keyword, such as rounds=1."""
+    """Make a function reject settings given as keywords, such as rounds=1."""
     name, known = function.__name__, inspect.signature(function).parameters
 
     @functools.wraps(function)
@@ -81,7 +81,7 @@ class Run:
 
     @functools.cached_property
     def summary(self) -> dict[str, Any]:
-        """The content of summary.json: accuracies as fractions of 1, queries, seconds, privacy."""
+        """The content of summary.json: accuracies in [0, 1], queries, seconds, privacy."""
         return read_summary(self.folder)
 
     @functools.cached_property
@@ -122,14 +122,14 @@ class Run:
         Args:
             number: how many images to draw, >= 1.
             path: the file to write, FILE.parquet, in a separate folder.
-            labels: whether the student labels them, in the columns `label` and `probabilities`.
-            source: "generator" for the run's generator, the default if there is one; "queries"
-                for images like those that the run sent to its clients.
+            labels: whether to add the student's labels, in the columns `label` and `probabilities`.
+            source: "generator" for the run's generator (the default, if there is one) or "queries"
+                for images like the ones that the run sent to its clients.
             seed: the same seed gives the same file.
 
         Raises:
-            UserError: the run is not completed or keeps no such images, or a file exists or cannot
-                be written.
+            UserError: the run is not completed or has no such images, or a file exists or cannot be
+                written.
         """
         place = Path(path).absolute()
         return synthesize(self.folder, number, place, labels, source, seed).path
@@ -214,7 +214,7 @@ class Job:
         experiment: the experiment of the run.
         folder: the run folder.
         work: a function that runs it with a progress callback, and returns its summary.
-        completed: whether the run is completed, and there is nothing left to do.
+        completed: whether the run is already completed.
         warnings: warnings to show before a new run, one sentence each (see `ready` and `unused`).
     """
 
@@ -265,19 +265,19 @@ def run(
     Args:
         overrides: Hydra overrides of conf/, such as "rounds=10" and "data=mnist"; relative paths
             start from the working directory.
-        teacher: a function or a class that makes a network for every client's teachers, instead of
-            `model.teacher`. It takes nothing, or an image's shape (C, S, S) and the number of
+        teacher: a function or class that makes the network of every client's teachers, in place of
+            `model.teacher`. It takes no arguments, or the image shape (C, S, S) and the number of
             classes. The network takes float images (B, C, S, S) in [-1, 1], and returns the logits
             of its last `torch.nn.Linear`. All its weights are drawn from the seed.
         student: as `teacher`, for the student. Only engine="local" takes functions.
         engine: "local", in this process, or "flower", in a separate Flower simulation.
         nodes: simulated Flower nodes, >= 1; by default one for each client.
-        progress: whether to show a bar on a terminal, and lines elsewhere, as in a notebook; or a
-            function that is called with each line of rounds.jsonl.
+        progress: whether to show progress, as a bar on a terminal and as lines elsewhere; or a
+            function to call with each line of rounds.jsonl.
 
     Raises:
-        UserError: an override is wrong or the run failed; the message names the remedy. All files
-            of the run stay, for `resume`.
+        UserError: an override is wrong or the run failed; the message names the remedy. The run's
+            files are kept for `resume`.
     """
     named = add_functions({"teacher": teacher, "student": student})
     if named and engine != "local":
@@ -305,7 +305,7 @@ def resume(
     True
 
     Args:
-        folder: a run folder, whatever engine the run started on.
+        folder: a run folder, from any engine.
         teacher: the function that `run` was given, if any.
         student: the function that `run` was given, if any.
         progress: as for `run`.
@@ -352,7 +352,7 @@ def run_cells(
         The error of each cell that failed.
 
     Raises:
-        UserError: a cell cannot run; none has.
+        UserError: a cell cannot run; no cell has been started.
     """
     checked = sweeps.check(cells, ready)
     for line in dict.fromkeys(line for _, warnings in checked for line in warnings):
@@ -374,7 +374,7 @@ def report(
     Args:
         runs: runs, sweeps, or paths of run folders, of sweeps' folders and of their tables.
         out: folder to write to; by default the folder of the first table.
-        against: entry to compare the others with, for equal seeds and varied keys.
+        against: entry to compare the others with, at equal seeds and varied keys.
 
     Raises:
         UserError: there is nothing to report, or a run is not finished.
@@ -489,9 +489,9 @@ def local_job(experiment: Experiment, folder: Path) -> Job:
 
 @contextlib.contextmanager
 def shown_progress(experiment: Experiment, console: Console) -> Iterator[Progress]:
-    """Show rounds as they end, and work within them: bars on a terminal, plain lines elsewhere.
+    """Show finished rounds, and the work within a round: bars on a terminal, plain lines elsewhere.
 
-    Below the bars are the accuracy, the agreement with the answers and the budget spent.
+    The accuracy, the agreement with the answers and the budget spent appear below the bars.
     """
     steps = getattr(experiment.method, "student_steps", 0)
     more = getattr(experiment.method, "final_student_steps", steps) - steps  # in the last round
@@ -512,7 +512,7 @@ def shown_progress(experiment: Experiment, console: Console) -> Iterator[Progres
 
 
 def composed(overrides: Sequence[str]) -> Experiment:
-    """Return the one experiment of overrides, with relative paths from the working directory.
+    """Return the single experiment of overrides; relative paths start from the working directory.
 
     Raises:
         UserError: an override is wrong, or the overrides declare a grid of experiments.

@@ -1,7 +1,7 @@
-"""Checks of combinations in an experiment; messages say what to use instead.
+"""Checks that an experiment's choices fit together; messages say what to use instead.
 
-Methods, training, mechanisms and partitions, also from plug-ins, check themselves.
-`check` calls these checks and checks the configuration's other keys.
+Methods, training, mechanisms and partitions, including plug-ins' own, check themselves. `check`
+calls these checks, then checks the remaining keys.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,7 +35,7 @@ def check(
 ) -> list[str]:
     """Return a sentence on each incompatible pair of choices.
 
-    A choice that could not be made, because of its own problems, is None.
+    A choice with problems of its own is passed as None.
     """
     if strangers := [*_strangers(method, training, answers)]:
         return strangers
@@ -60,7 +60,7 @@ def check(
 def _strangers(
     method: Method | None, training: Training | None, answers: Mechanism | None
 ) -> Iterator[str]:
-    """Yield the choices whose class does not derive from the base of its kind."""
+    """Yield the choices with a class that does not derive from the base of its kind."""
     for key, choice, bases in (
         ("method", method, (Method,)),
         ("training", training, get_args(Training)),
@@ -79,7 +79,7 @@ def _teachers_keys(config: Config) -> dict[str, str]:
 
 
 def unknown_networks(config: Config) -> list[str]:
-    """Return the architectures that are unknown or whose public weights are missing."""
+    """Return the architectures that are unknown or lack their public weights."""
     model, known = config.model, ", ".join(CLASSIFIERS)
     named = _teachers_keys(config) | {
         "model.teacher": model.teacher,
@@ -116,22 +116,22 @@ def own_networks(config: Config, training: Training | None) -> list[str]:
 
 
 def mixing_networks(config: Config, training: Training | None) -> list[str]:
-    """Return the networks that cannot be trained privately, since their layers mix records."""
+    """Return the networks that cannot be trained privately because their layers mix records."""
     if training is None or not training.private:
         return []
     fitting = ", ".join(name for name in CLASSIFIERS if name not in NO_DP_SGD)
     forms = {"resnet9": "resnet9_gn", **GROUP_FORMS}
     return [
-        f"{key}={name}: training={training.name} bounds each record's part, which is impossible in "
-        f"this network, whose layers mix records; use {forms.get(name, 'cnn')}, or another "
-        f"of: {fitting}"
+        f"{key}={name}: training={training.name} bounds each record's contribution, but the layers "
+        f"of this network mix records; use {forms.get(name, 'cnn')}, or another of: "
+        f"{fitting}"
         for key, name in list(_teachers_keys(config).items())[: config.num_clients]
         if name in NO_DP_SGD
     ]
 
 
 def augmented_features(config: Config, training: Training | None) -> list[str]:
-    """Return the settings that move images, for teachers whose features are computed once."""
+    """Return the settings that move images, for teachers on features that are computed once."""
     if hasattr(training, "learning_rate"):
         return []  # this training reads no teacher.* key
     moves = {"shift": config.teacher.shift, "flip": config.teacher.flip}
@@ -149,15 +149,15 @@ def augmented_features(config: Config, training: Training | None) -> list[str]:
 def _data(config: Config) -> list[str]:
     """Return the settings that this data set, or a deployment, does not allow.
 
-    In a rehearsal, hospitals have their own records under the name of the bundled digits.
+    In a rehearsal, the hospitals' own records are named like the bundled digits.
     """
     data = config.data
     if not config.federation.simulation:
         if data.records_per_patient is None:
             return []
         return [
-            f"data.records_per_patient={data.records_per_patient} makes up patients, which is for "
-            "simulations only; use null, and files.patient_column in each hospital's site.yaml"
+            f"data.records_per_patient={data.records_per_patient} makes up patients, which only "
+            "simulations may do; use null, and files.patient_column in each hospital's site.yaml"
         ]
     if data.name != BUNDLED:
         return []
@@ -179,7 +179,7 @@ def _data(config: Config) -> list[str]:
 
 
 def unread(training: Training, overrides: Sequence[str]) -> list[str]:
-    """Return overrides of plain teachers' keys that are ignored by training with its own keys."""
+    """Return overrides of plain training's keys that the chosen training ignores."""
     if not hasattr(training, "learning_rate"):
         return []
     names = ("epochs", "min_steps", "batch_size", "learning_rate", "momentum", "weight_decay")

@@ -1,7 +1,7 @@
-"""Claims: the epsilons that charges prove together. Every printed epsilon comes from here.
+"""Claims: the epsilons that charges prove together. Every printed epsilon comes from this module.
 
-A plan and a ledger hold the same charges, so both become `Charge`s first. `proofs` then finds which
-proofs are admissible, and what each one proves (docs/privacy.md, "Two axes").
+Plans and ledgers are first converted to `Charge`s. `proofs` then finds the admissible proofs and
+what each one proves (docs/privacy.md, "Two axes").
 """
 
 import dataclasses
@@ -35,10 +35,11 @@ class Charge:
     """A charge for one unit and relation.
 
     Args:
-        event: what it costs by its own noise.
+        event: its cost by its own noise.
         trust: the parties that must be honest for this cost.
-        teachers: name of the private training run charged, or whose teachers answered; "" for
-            anything else, such as class counts, or answers of teachers trained without noise.
+        teachers: name of the private training run that was charged or that trained the answering
+            teachers; "" for anything else, such as class counts or answers of teachers trained
+            without noise.
         trainings: number of training runs; 0 for a release.
     """
 
@@ -67,8 +68,8 @@ def proofs(charges: Sequence[Charge], delta: float) -> list[Proof]:
 
     - "answers": all releases, each by its own noise. It holds for any teachers.
     - "training": all private training runs, and the releases that none of them covers.
-    - "contraction": one training run and its teachers' answers together, and all other releases.
-      It exists only where it proves more than both others.
+    - "contraction": one training run and its teachers' answers together, and all other releases. It
+      exists only if it proves more than the other two.
 
     If a teacher's training is not among the charges, its releases admit only the first proof.
     """
@@ -92,7 +93,7 @@ def proofs(charges: Sequence[Charge], delta: float) -> list[Proof]:
 
 
 def on(basis: Basis, found: Sequence[Proof]) -> Proof:
-    """Return the proof on a basis; without one, the smallest of all, which also holds."""
+    """Return the proof on a basis; if there is none, the proof with the smallest epsilon."""
     return next((proof for proof in found if proof.basis == basis), found[0])
 
 
@@ -151,7 +152,7 @@ def smallest_claim(
 ) -> Epsilon:
     """Return the smallest epsilon that is proven for a client's charges in a run so far.
 
-    Charges that the plan does not cover make it infinite.
+    It is infinite if the plan does not cover a charge.
 
     Args:
         plan: the planned charges of a client.
@@ -169,8 +170,8 @@ def smallest_claim(
 def cost(plan: Plan, delta: float, unit: Unit, together: bool) -> float:
     """Return the epsilon of a plan for an added or removed unit; noise is calibrated to it.
 
-    It is the epsilon that a budget with fixed settings counts. With `together` it is smaller if the
-    training and the answers prove a smaller epsilon together.
+    A budget with fixed settings counts this epsilon. With `together`, it may be smaller, because
+    the training and the answers may prove a smaller epsilon together.
     """
     paid = ComposedDpEvent([stage.event(unit, "add_remove") for stage in plan.paid])
     budgeted = unchanged_epsilon(paid, delta)

@@ -1,4 +1,4 @@
-"""Classes: their ordered names. Only this module turns the text of a label into a number."""
+"""Classes and their order. Only this module turns the text of a label into a number."""
 
 import re
 import unicodedata
@@ -10,7 +10,7 @@ TRUTH = ("false", "true")
 
 
 def text_of(value: Any) -> str:
-    """Return the text of a label or an id; "" if a cell holds none (None, NaN or spaces).
+    """Return the text of a label or an id; "" if the cell is empty (None, NaN or spaces).
 
     Formats store one value as a number, a boolean, bytes or text. The text is the same for
     all of them: 1.0 is "1", True is "true", and letters with accents have one spelling (NFC).
@@ -30,7 +30,7 @@ def text_of(value: Any) -> str:
 
 
 def in_order(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the distinct names in order: numbers by value, then other texts."""
+    """Return the distinct names in order: numbers by value, then other names."""
 
     def place(name: str) -> tuple[bool, float, str]:
         number = bool(NUMBER.fullmatch(name))
@@ -53,11 +53,11 @@ def numbering(
 
     Args:
         classes: the names of the classes, in their order.
-        labels: the class name of each label; no other text is then a label. None means that
-            the names are the labels. Labels may then also be positions, if no name is a number, and
-            booleans, if there are two classes.
-        declared: names that a table declares in its own order. If `classes` are only numbers, these
-            are their labels.
+        labels: the class name of each label; all other texts are rejected. With None, the names are
+            the labels; positions are accepted too if no name is a number, and booleans if there are
+            two classes.
+        declared: names that a table declares, in its own order. They are the labels if `classes`
+            are only numbers.
     """
     numbers = {text_of(name): number for number, name in enumerate(classes)}
     if labels is not None:

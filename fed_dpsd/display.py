@@ -34,7 +34,7 @@ class Display(Listener):
 
 @contextlib.contextmanager
 def shown(console: Console, clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
-    """Show the progress of this block, unless an outer display already does."""
+    """Show the progress of this block, unless an outer display already shows it."""
     if listened():
         yield
     elif console.is_jupyter or not console.is_terminal:  # widgets may be missing
@@ -49,16 +49,16 @@ def shown(console: Console, clock: Callable[[], float] = time.monotonic) -> Iter
 
 
 class Bars(Display):
-    """A bar for each task, the outermost at the top; below, the current results of a run."""
+    """A bar for each task, with the outermost at the top, above the current results of a run."""
 
     def end(self, task: Task) -> None:
-        """Remove the bar; the last text of a task stays, if anything was done."""
+        """Remove the bar; keep the task's last text if any work was done."""
         super().end(task)
         if task.text and task.done:
             self._say(task.text)
 
     def __rich__(self) -> Group:
-        """Return the current bars, and below them the current results."""
+        """Return the current bars and results."""
         table, below = Table.grid(padding=(0, 1)), Table.grid(padding=(0, 1))
         below.add_column(style="dim", no_wrap=True)
         for task in self.under_way.copy():
@@ -80,7 +80,7 @@ class Lines(Display):
         self._printed: WeakKeyDictionary[Task, float] = WeakKeyDictionary()
 
     def changed(self, task: Task) -> None:
-        """Print the task's text, and the time left unless a recent line has it.
+        """Print the task's text, and the time left unless a recent line shows it.
 
         A task without a text is printed only if no outer task knows its time left, or if nothing
         has been printed for a while, as in a run's last round.

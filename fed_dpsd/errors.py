@@ -26,7 +26,7 @@ class Diverged(UserError):
     """Training diverged: the message names the network, the step, and the keys to lower.
 
     Args:
-        problem: what is not finite, as a sentence without the final period.
+        problem: a sentence on what is not finite, without a final period.
         rates: the keys that may be too large, with their current values; {} if unknown.
     """
 
@@ -42,14 +42,14 @@ class ProtocolError(RuntimeError):
 def one_line(error: BaseException) -> str:
     """Return an error as one line: a UserError unchanged, any other error with its type.
 
-    If a signal stopped this process, the line names it. The line is valid UTF-8, so it may be sent.
+    If a signal stopped this process, the line names it. The line is valid UTF-8 and can be sent.
     """
     if isinstance(error, KeyboardInterrupt):
         return "stopped by Ctrl-C"
     if isinstance(error, SystemExit) and error.code == 128 + signal.SIGTERM:
         return "stopped by SIGTERM"
     if isinstance(error, SystemExit) and error.code == UNREAD:
-        return "stopped since nobody reads its output any more"
+        return "stopped because nothing reads its output any more"
     text = printable(" ".join(str(error).split()))
     if isinstance(error, UserError):
         return text
@@ -68,17 +68,17 @@ def one_line(error: BaseException) -> str:
 
 
 def printable(text: str) -> str:
-    """Return text with escapes for what UTF-8 cannot encode: bytes in file names."""
+    """Return text in which bytes that UTF-8 cannot encode, as in file names, are escaped."""
     return text.encode(errors="backslashreplace").decode()
 
 
 def is_full(error: BaseException) -> bool:
-    """Return whether an error means a full disk or quota."""
+    """Return whether an error is due to a full disk or quota."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def reason_of(error: Exception) -> str:
-    """Return why a file cannot be read or written, as part of a sentence."""
+    """Return the reason why a file cannot be read or written, as part of a sentence."""
     return " ".join((getattr(error, "strerror", None) or str(error)).split())
 
 

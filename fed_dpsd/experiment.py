@@ -1,4 +1,4 @@
-"""Experiments: the objects of a composed configuration; one error reports all problems."""
+"""Experiments: the objects of a composed configuration, with all problems in one error."""
 
 import dataclasses
 import functools
@@ -37,8 +37,8 @@ from fed_dpsd.storage import home
 logger = logging.getLogger("fed_dpsd")
 
 PLUGINS_RUN = (
-    "plug-ins run with all rights of this process, and nothing is proven about what they do until "
-    "somebody has reviewed their code and their proofs"
+    "plug-ins run with all rights of this process, and nothing is proven about them until their "
+    "code and proofs have been reviewed"
 )
 # For each field that calibrates a mechanism: the values that spend the least and the most.
 CALIBRATED_BETWEEN = {
@@ -49,7 +49,7 @@ CALIBRATED_BETWEEN = {
 
 @dataclass(frozen=True)
 class Experiment:
-    """A configuration, and the method, training, answers and partition that it names."""
+    """A configuration with the method, training, answers and partition that it names."""
 
     config: Config
     method: Method
@@ -59,7 +59,7 @@ class Experiment:
 
     @property
     def seeded(self) -> bool:
-        """Return whether noise follows the public seeds; in a deployment it never does."""
+        """Return whether noise is drawn from the public seeds; in a deployment it never is."""
         return self.config.noise == "seeded" and self.config.federation.simulation
 
     @property
@@ -69,7 +69,7 @@ class Experiment:
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings before a run whose student will not learn, one sentence each."""
+        """Warnings before a run with a student that will not learn, one sentence each."""
         plan = self.method.plan(PublicContext.of(self.config, self.training, self.answers))
         found = warnings(self.config, self.method, self.training, self.answers, plan)
         found = [*self.training.warnings(self.config), *found]
@@ -88,7 +88,8 @@ def from_overrides(
     Args:
         overrides: Hydra overrides, such as "rounds=10".
         base: as for `set_up`.
-        calibrate: whether to calibrate, which may take seconds; otherwise call `calibrated`.
+        calibrate: whether to calibrate the noise, which may take seconds; if false, call
+            `calibrated` later.
 
     Raises:
         ConfigError: the overrides or the values have problems. No data was read.
@@ -116,7 +117,7 @@ def _of_composition(
     experiment = _bound(composition.values, base, False, binder)
     name = experiment.training.name
     for setting in unread(experiment.training, overrides):
-        _warn(f"{setting} has no effect: training={name} has keys of its own, training.*")
+        _warn(f"{setting} has no effect: training={name} has its own keys, training.*")
     return experiment
 
 
@@ -134,8 +135,8 @@ def set_up(
 
     Args:
         raw: the composed configuration.
-        base: folder that relative paths start from; None where the working directory is not the
-            user's, and relative paths are errors.
+        base: folder that relative paths start from; None makes relative paths errors, where the
+            working directory is not the user's.
         written: whether an experiment wrote `raw`, so that its noise is already calibrated.
 
     Raises:
@@ -146,7 +147,7 @@ def set_up(
 
 
 def _bound(raw: Mapping[str, Any], base: Path | None, written: bool, binder: Binder) -> Experiment:
-    """Bind a configuration without calibrating; `binder` knows what was typed."""
+    """Bind a configuration without calibrating; `binder` knows the typed settings."""
     names = raw.get("plugins", [])
     if isinstance(names, list) and all(isinstance(name, str) for name in names):
         add_networks(plugins := find(names))
@@ -206,7 +207,7 @@ def _shards(facts: Mapping[str, Any], training: Training | None) -> dict[str, An
 def _with_noise(
     binder: Binder, answers: Mapping[str, Any], training: Training | None
 ) -> Mapping[str, Any]:
-    """Return the keys of `answers`, with the noise that suits the training in place of null."""
+    """Return the keys of `answers`; replace null with the noise that suits the training."""
     cls = binder.locate("fed_dpsd.privacy", answers.get("_target_"), "answers._target_")
     field = getattr(cls, "calibrated_by", None)
     if cls is None or field is None or Mechanism not in cls.__mro__:  # `check` reports strangers
@@ -217,14 +218,14 @@ def _with_noise(
 
 
 def calibrated_axis(experiment: Experiment) -> Literal["training", "answers"]:
-    """Return the axis whose noise carries a record's guarantee, and is calibrated."""
+    """Return the axis with the noise that carries a record's guarantee and is calibrated."""
     return "training" if isinstance(experiment.training, TrainingMechanism) else "answers"
 
 
 def calibrated(experiment: Experiment) -> Experiment:
-    """Calibrate an axis's noise so that the planned run spends target_epsilon, if set, on a record.
+    """Calibrate an axis's noise so that the planned run spends target_epsilon, if set, per record.
 
-    Private training whose unit is the patient spends it on a patient.
+    With training.unit=patient, the epsilon is per patient.
 
     Raises:
         ConfigError: there is no noise to set, or no noise spends this epsilon.
@@ -285,7 +286,7 @@ def test_split(experiment: Experiment) -> Split | None:
 
 
 def evaluated_on(experiment: Experiment, test: Split | None) -> str:
-    """Describe the images that accuracies are measured on: in a deployment, the coordinator's."""
+    """Describe the images that accuracies are measured on (in a deployment, the coordinator's)."""
     if test is None:
         return "nothing: there are no test images"
     simulation = experiment.config.federation.simulation
@@ -305,7 +306,7 @@ def _bind_class(
 ) -> Any:
     """Return an instance of the class that `_target_` names, from its keys and public facts.
 
-    `method` is the chosen one, whose file may set keys that the class lacks.
+    `method` is the chosen method; its file may set keys that the class lacks.
     """
     cls = binder.locate(package, values.get("_target_"), f"{where}._target_")
     if cls is None:
@@ -337,7 +338,7 @@ def _bind_partition(binder: Binder, values: Mapping[str, Any]) -> Any:
 
 
 def _resolve_paths(binder: Binder, config: Config, base: Path | None, written: bool) -> Config:
-    """Return the configuration with absolute and default paths; check the paths to be read."""
+    """Return the configuration with absolute and default paths; check the paths of input files."""
 
     def absolute(key: str, value: str) -> str:
         return paths.absolute(key, value, base, binder.problems)
@@ -390,16 +391,16 @@ def _partitions(
 
 
 def partitions(experiment: Experiment) -> list[NDArray[np.int64]]:
-    """Return every simulated client's indices into the training split, computed once per process.
+    """Return each simulated client's indices into the training split, computed once per process.
 
-    If patients are known, all records of a patient are at one client.
+    If patients are known, all records of a patient go to one client.
     """
     config = experiment.config
     return _partitions(config.data, config.cache, experiment.partition, config.num_clients)
 
 
 def unused(experiment: Experiment) -> str:
-    """Report how many training records of a simulation no client has, and why; "" if none.
+    """Report how many training records of a simulation are at no client, and why; "" if none.
 
     The numbers are exact: only the owner of a simulation may see them.
     """

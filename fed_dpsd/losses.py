@@ -31,9 +31,9 @@ def decoupled_kd(
 ) -> torch.Tensor:
     """Return Eq. 2: target-class divergence plus `balance` times non-target-class divergence.
 
-    As printed, the paper divides the j-th non-target probability by 1 - p_j. Decoupled distillation
-    (its reference [88]) divides by 1 - p_r, where r is the teacher's class. Only this gives a
-    divergence between distributions, so it is used here.
+    The paper prints a division of the j-th non-target probability by 1 - p_j. Decoupled
+    distillation (its reference [88]) divides by 1 - p_r, where r is the teacher's class. Only the
+    latter gives a divergence between distributions, so it is used here.
 
     Args:
         teacher: (B, K) float, teacher probabilities.
@@ -63,15 +63,15 @@ def decoupled_kd_gradient(
 ) -> NDArray[np.float64]:
     """Return the gradient of Eq. 2 in the student's *probabilities*, in closed form.
 
-    The K probabilities are independent coordinates here (no softmax Jacobian). Alg. 2 normalises
-    and releases this gradient.
+    The K probabilities are treated as independent coordinates (no softmax Jacobian). Alg. 2
+    normalises and releases this gradient.
 
     Args:
         teacher: (B, K) float, teacher probabilities.
         student: (B, K) float, student probabilities.
         balance: lambda in Eq. 2, >= 0.
-        divisor: what the j-th non-target probability is divided by: "target" is 1 - p_r, as in
-            `decoupled_kd`; "own" is 1 - p_j, as the paper prints it.
+        divisor: the divisor of the j-th non-target probability: "target" for 1 - p_r, as in
+            `decoupled_kd`; "own" for 1 - p_j, as the paper prints it.
 
     Returns:
         (B, K) float64.
@@ -127,7 +127,7 @@ def kd_gradients(
 def in_logits(gradients: NDArray[np.float64], student: NDArray[np.floating]) -> NDArray[np.float64]:
     """Return gradients in the student's logits, from gradients in its probabilities.
 
-    It is the chain rule through the softmax: p_j (g_j - sum of p_i g_i).
+    By the chain rule through the softmax, they are p_j (g_j - sum of p_i g_i).
 
     Args:
         gradients: (..., B, K) gradients in the probabilities.
@@ -149,9 +149,9 @@ def noisy_label(
 ) -> NDArray[np.float64]:
     """Return the label of Eq. 3: a step down the gradient from the student's prediction.
 
-    A gradient of norm `bound` moves a label by `step`; in the paper by step * bound, which is
-    0.1 * 0.001 for an epsilon up to 1. A label may leave the simplex. A projection would bias it,
-    and the noise would no longer average out over the buffer.
+    A gradient of norm `bound` moves a label by `step`. (The paper moves it by step * bound, which
+    is 0.1 * 0.001 for an epsilon up to 1.) A label may leave the simplex: a projection would bias
+    it, and the noise would no longer average out over the buffer.
 
     Args:
         predictions: (B, K), the student's probabilities.
@@ -170,9 +170,9 @@ def student_loss(
 ) -> torch.Tensor:
     """Return Eq. 7: mean cross-entropy of (B, K) student `logits` and (B, K) soft `labels`.
 
-    Hinton, Vinyals, Dean (arXiv 1503.02531): at a temperature T > 1, both sides are softened, and
-    the loss is multiplied by T^2. Small probabilities then weigh more: they say which classes the
-    teachers confuse.
+    At a temperature T > 1, both sides are softened and the loss is multiplied by T^2 (Hinton,
+    Vinyals, Dean, arXiv 1503.02531). This gives more weight to small probabilities, which show the
+    classes that the teachers confuse.
 
     Args:
         logits: (B, K) float.
@@ -188,9 +188,9 @@ def student_loss(
 def squared_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Return Eq. 7 for labels with additive noise: mean squared error of the probabilities.
 
-    For Gaussian noise on all classes it is the negative log-likelihood. Zero-mean noise, however
-    large and of any distribution, does not move the minimum of its expectation. A cross-entropy has
-    no minimum if a label is negative.
+    For Gaussian noise on all classes, this is the negative log-likelihood. Zero-mean noise of any
+    size and distribution does not move the minimum of its expectation. A cross-entropy has no
+    minimum if a label is negative.
 
     Args:
         logits: (B, K) float.
@@ -204,11 +204,12 @@ def response_loss(
 ) -> torch.Tensor:
     """Return Eq. 7 for randomised responses: mean negative log-likelihood of the votes.
 
-    The distribution of the responses is public, so the student implies a probability for each vote.
-    Let p be the student's probabilities and P_I their sum over the k members of I. Let a and b be
-    the probabilities of the truth and of one lie. A vote for v in I then has probability
-    a p_v + b (P_I - p_v) + (1 - P_I) / k. This is free post-processing. If a teacher's class is
-    outside I, the student learns that I is wrong; a cross-entropy against votes cannot teach this.
+    The distribution of the responses is public, so the student's probabilities imply the
+    probability of each vote. Let p be the student's probabilities and P_I their sum over the k
+    members of I. Let a and b be the probabilities of the truth and of one lie. A vote for v in I
+    then has probability a p_v + b (P_I - p_v) + (1 - P_I) / k. This is free post-processing. If a
+    teacher's class is outside I, the student learns that I is wrong; a cross-entropy against votes
+    cannot teach this.
 
     Args:
         logits: (B, K) float.
@@ -233,7 +234,7 @@ def entropy_loss(logits: torch.Tensor) -> torch.Tensor:
     """Return the second term of Eq. 8: negative entropy of the mean prediction, for balance.
 
     The paper prints a sum over samples, which would undo the first term. Its text (class balance)
-    and its reference [11] mean the entropy of the mean over the batch.
+    and its reference [11] imply the entropy of the mean over the batch.
     """
     mean = logits.softmax(1).mean(0)
     return (mean * mean.clamp_min(SMALLEST_PROBABILITY).log()).sum()
@@ -246,10 +247,11 @@ def sample_entropy_loss(logits: torch.Tensor) -> torch.Tensor:
 
 
 def activation_loss(features: torch.Tensor) -> torch.Tensor:
-    """Return the third term of Eq. 8: minus the mean norm of the student's (B, F) features.
+    """Return the third term of Eq. 8: the negative mean norm of the student's (B, F) features.
 
-    The paper prints a plus. Its reference [11] has a minus; its text says only that real images
-    activate more. The norm is divided by sqrt(F), so its weight does not depend on the network.
+    The paper prints a plus, but its reference [11] has a minus, and its text says only that real
+    images activate more. The norm is divided by sqrt(F), so its weight does not depend on the
+    network.
     """
     return -features.norm(dim=1).mean() / features.shape[1] ** 0.5
 

@@ -1,4 +1,4 @@
-"""The plan of a run: its cost to a client and its duration here, as `privacy plan` prints them."""
+"""The plan of a run: its cost to a client and its duration, as `privacy plan` prints them."""
 
 from dataclasses import dataclass
 

@@ -26,7 +26,7 @@ def seconds_left(
 ) -> float | None:
     """Estimate the seconds until all parts are done, at the pace of the recent ones.
 
-    The first parts are often slower than the others, and later ones may cost more.
+    The first parts are often slower than the others, and later parts may take longer again.
 
     Args:
         samples: (seconds, parts done), both ascending, the first at the start.
@@ -34,10 +34,10 @@ def seconds_left(
         waited: seconds since the last sample.
         inside: minimum seconds that the current part still takes.
         after: additional seconds of the last part.
-        recent: fraction of the parts done whose pace counts, in (0, 1].
+        recent: fraction of the completed parts that determine the pace, in (0, 1].
 
     Returns:
-        Seconds >= 0; None before anything is done, and while only the first of many parts is done.
+        Seconds >= 0; None before anything is done, or if only the first of many parts is done.
     """
     (_, first), (now, done) = samples[0], samples[-1]
     left = total - done
@@ -58,7 +58,7 @@ class Task:
     Args:
         name: what the parts are, such as "cells".
         total: number of parts.
-        done: number of parts that are already done.
+        done: number of parts already done.
         recent: as for `seconds_left`.
         text: what to show instead of the number of parts done; "" shows the number.
         listener: the listener to report to.
@@ -206,7 +206,7 @@ def reported(
     """Yield the items; each is reported as done when the next one is requested.
 
     Args:
-        name: the items, such as "teachers".
+        name: the kind of items, such as "teachers".
         items: the items.
         done: number of items that earlier loops of the same name and total have yielded.
         total: total number of items; None if `items` is all of them.

@@ -1,4 +1,4 @@
-"""The protocol between server and clients: frozen dataclasses over NumPy arrays, no Flower.
+"""The protocol between server and clients: frozen dataclasses of NumPy arrays, without Flower.
 
 B is the number of queries in a request, K the number of classes, (C, H, W) the image shape.
 """
@@ -41,7 +41,7 @@ LONGEST_LISTS, LONGEST_SHOWN, MOST_SHOWN = 160, 30, 5
 
 
 def are_classes(names: Any) -> bool:
-    """Return whether a value is a list of class names: two or more, different, and printable."""
+    """Return whether a value is a list of two or more different, printable class names."""
     return (
         isinstance(names, list | tuple)
         and 2 <= len(names) <= MOST_CLASSES
@@ -52,11 +52,10 @@ def are_classes(names: Any) -> bool:
 
 
 def compare_classes(hospital: Any, experiment: Any) -> None:
-    """Compare a hospital's list of class names with an experiment's; one comes from a peer.
+    """Compare a hospital's list of class names with an experiment's list; one comes from a peer.
 
-    A label is an index into this list. If the lists differed in order, teachers and student would
-    use the same numbers for different classes, so both ends of a deployment compare the whole
-    lists.
+    A label is an index into this list. If the orders differed, teachers and student would use the
+    same numbers for different classes, so both ends of a deployment compare the whole lists.
 
     Raises:
         ProtocolError: a list is malformed, or they differ. The message has both lists or, if they
@@ -100,17 +99,17 @@ class Request:
         images: (B, C, H, W) uint8, so that both sides see the same pixels.
         predictions: (B, K) float32 probabilities of the student on `images`.
         kind: "answers"; "counts" for class counts; "weights" for the teachers' parameters,
-            "baseline" for the parameters of one classifier trained on all of the client's
-            records, or "train" for the parameters after more local training that starts at
-            `weights`. Only "answers" carries images. A client answers the other kinds only if the
-            method in its own configuration does. Parameters leave at epsilon = inf unless private
-            training was charged.
-        weights: (P,) float32 of a model for "train", perhaps followed by other public numbers;
-            empty otherwise.
+            "baseline" for the parameters of one classifier trained on all of the client's records,
+            or "train" for the parameters after more local training that starts from `weights`. Only
+            "answers" carries images. A client answers the other kinds only if the method in its own
+            configuration does. Parameters are released at epsilon = inf unless private training was
+            charged.
+        weights: (P,) float32 weights of a model for "train", optionally followed by other public
+            numbers; empty otherwise.
         acknowledged: releases by mechanism that the coordinator's card counts in addition to its
             plan. They travel with the message and are not part of the digest.
-        heard: for each client, the releases that the run has charged to it, as the client states;
-            also not part of the digest.
+        heard: for each client, the releases that the run has charged to it, by the client's own
+            statement; also not part of the digest.
     """
 
     query_id: int
@@ -201,17 +200,17 @@ class Request:
 class Statement:
     """A client's own account of a run.
 
-    In a run that goes as planned, its numbers follow from the plan, so they reveal nothing about
-    the records.
+    If a run goes as planned, these numbers follow from the plan and reveal nothing about the
+    records.
 
     Args:
         charged: releases by mechanism that this run has cost the client so far. A charge of an
             earlier run counts if this run reuses it.
-        forgotten: the charged releases that its ledger has lost, because its state was rolled back.
+        forgotten: the charged releases that its ledger has lost because its state was rolled back.
             The client learns of them from the request's field `heard`.
         changed: how many times the client's records have changed since it joined the run.
         wanted: the releases that the coordinator must acknowledge before the client answers a
-            request that it refused as unplanned; empty otherwise.
+            request that it has refused as unplanned; empty otherwise.
     """
 
     charged: Releases = field(default_factory=dict)
@@ -235,7 +234,7 @@ class Response:
         values: (B, K), summable over clients: noisy gradients or votes (float64), counts of votes
             (uint8, uint16) or probabilities (float32); (1, K) counts or (P, 1) weights, float32.
         teachers: number of local teachers summed in `values`, a public constant >= 1.
-        sealed: sealed secret shares for each client in a secure sum, whose `values` are masked
+        sealed: in a secure sum, sealed secret shares for each client, and `values` are masked
             (uint64); empty otherwise.
         statement: the client's account of the run; None if it makes no statement.
     """
@@ -257,9 +256,9 @@ class SumStep:
     """The second or, with `proofs`, the third message of a secure sum to a client.
 
     Args:
-        request: digest of the request whose answers are summed.
-        named: clients whose masked answers arrived.
-        proofs: for each client, a proof for the recipient of the names that the client confirmed.
+        request: digest of the request with the answers to be summed.
+        named: clients with masked answers that arrived.
+        proofs: for each client, a proof to the recipient of the names that the client confirmed.
         sealed: for each client, the secret shares that it sealed for the recipient.
     """
 
@@ -288,11 +287,11 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Aggregate:
-    """The sum of the answers to one request.
+    """The sum of all answers to one request.
 
     Args:
-        request: the request that clients answered. A resumed run repeats its earlier request, so a
-            server learns from this one.
+        request: the request that the clients answered. A resumed run repeats its earlier request,
+            so a server must learn from this request.
         sum: (B, K) float64.
         count: number of teachers in the sum.
         refused: the reason of each client that refused.
@@ -305,7 +304,7 @@ class Aggregate:
 
 
 class Replies(dict[int, Response | Refusal]):
-    """Each client's own reply to `request`, the request that was actually sent, by client."""
+    """The clients' replies to `request`, the request that was actually sent, by client."""
 
     def __init__(self, request: Request, replies: Mapping[int, Response | Refusal]) -> None:
         super().__init__(replies)

@@ -1,4 +1,4 @@
-"""Storage: file paths, and atomic writes, so that a crash leaves the old or the new file.
+"""Storage: file paths, and atomic writes that leave the old or the new file after a crash.
 
 A full disk or an unwritable folder is reported in one line with the remedy, and leaves no partial
 file.
@@ -71,13 +71,13 @@ def templates_folder(module: str) -> Path:
     """Return the folder `templates` next to a module's file.
 
     Raises:
-        UserError: there is none, because Flower's bundles cannot carry such files.
+        UserError: the folder does not exist, because a Flower bundle cannot contain it.
     """
     folder = Path(module).with_name("templates")
     if not folder.is_dir():
         raise UserError(
-            f"{folder} does not exist: a Flower bundle has no templates of pages and cards; run "
-            "this command where FedDPSD is installed from its wheel or repository"
+            f"{folder} does not exist: a Flower bundle has no page templates; run this command "
+            "where FedDPSD is installed from its wheel or repository"
         )
     return folder
 
@@ -88,16 +88,16 @@ def client_name(client: int) -> str:
 
 
 def run_name(folder: Path) -> str:
-    """Return the name under which a run charges clients: its folder's original name.
+    """Return the name under which a run charges clients, which is its folder's original name.
 
-    A renamed or copied folder holds the same run, which is not charged again.
+    A renamed or copied folder is the same run and is not charged again.
     """
     name = folder / RUN_NAME  # an engine may use a folder without it
     return os.fsdecode(name.read_bytes()) if name.exists() else folder.name
 
 
 def npz_of(arrays: Mapping[str, Any]) -> bytes:
-    """Return an npz of named arrays or numbers."""
+    """Return an npz file of named arrays or numbers."""
     content = io.BytesIO()
     np.savez(content, **arrays)
     return content.getvalue()
@@ -105,7 +105,7 @@ def npz_of(arrays: Mapping[str, Any]) -> bytes:
 
 @contextmanager
 def writing(path: Path, size: int = 0) -> Iterator[None]:
-    """Report errors of writing a file or folder in this block in one line with the remedy.
+    """Report write errors of a file or folder in this block, in one line with the remedy.
 
     Args:
         path: the file or folder.
@@ -136,10 +136,10 @@ def writing(path: Path, size: int = 0) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: Path, size: int = 0) -> Iterator[Path]:
-    """Yield the path of a file to write, which durably replaces `path` when the block ends.
+    """Yield the path of a file to write; the file durably replaces `path` when the block ends.
 
     If the block raises an error, `path` is unchanged and no other file remains. The folder is
-    created if it does not exist. Temporary files that killed processes left in it are removed.
+    created if it does not exist. Temporary files left there by killed processes are removed.
 
     Args:
         path: the file.
@@ -155,7 +155,7 @@ def replacing(path: Path, size: int = 0) -> Iterator[Path]:
 
 @contextmanager
 def _renamed(path: Path, size: int) -> Iterator[Path]:
-    """Yield the path of a file to write durably, as `replacing` does."""
+    """Yield the path of a file to write durably (see `replacing`)."""
     with writing(path, size):
         if not path.parent.exists():
             path.parent.mkdir(parents=True, exist_ok=True)  # another process may have just made it
@@ -173,7 +173,7 @@ def _renamed(path: Path, size: int) -> Iterator[Path]:
 
 @functools.lru_cache(maxsize=1_000)  # scans once: a folder may hold thousands of files
 def _remove_leftovers(folder: Path) -> None:
-    """Remove temporary files that dead processes of this machine left in a folder."""
+    """Remove temporary files left in a folder by dead processes of this machine."""
     with suppress(OSError):  # they do no harm
         for path in folder.glob(f"*.{_host()}.*.tmp"):
             number = path.name.split(".")[-2]
@@ -205,11 +205,11 @@ def _host() -> str:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Delay Ctrl-C and SIGTERM until the block ends; for short blocks.
+    """Delay Ctrl-C and SIGTERM until the end of the block, which should be short.
 
-    Otherwise a signal's exception may be raised between any two steps of Python, even in a
+    Otherwise a signal could raise an exception between any two steps of Python, even in a
     `finally`, and a lock that was just taken or is about to be released would be kept. Signals
-    interrupt only the main thread, so other threads have nothing to delay.
+    interrupt only the main thread, so other threads need no delay.
     """
     waiting: list[int] = []
     former = {}
@@ -228,7 +228,7 @@ def uninterrupted() -> Iterator[None]:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace `path` with `content`, or leave it unchanged; durable on return.
+    """Replace `path` with `content`, durably, or leave it unchanged.
 
     Raises:
         Unwritable: as for `replacing`.
@@ -237,9 +237,10 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def write_together(contents: Mapping[Path, bytes | NDArray[Any]]) -> None:
-    """Replace files, arrays as .npy, once there is room for all; an earlier error changes nothing.
+    """Replace files (arrays as .npy) once there is room for all; an earlier error changes nothing.
 
-    They are renamed in the given order, so the last one implies all others; durable on return.
+    They are renamed in the given order, so if the last file exists, all others do; durable on
+    return.
 
     Raises:
         Unwritable: as for `replacing`.
@@ -275,12 +276,12 @@ def append_line(path: Path, line: str) -> None:
 
 
 def encoded(text: str) -> bytes:
-    """Return text as UTF-8, with escapes for what it cannot encode: bytes in file names."""
+    """Return text as UTF-8; bytes that it cannot encode, as in file names, are escaped."""
     return text.encode(errors="backslashreplace")
 
 
 def _any_text(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Encode characters that an encoding lacks: in UTF-8, bytes of file names; others as escapes.
+    """Encode characters that an encoding lacks: UTF-8 keeps bytes of file names, others escape.
 
     Escapes keep names distinct; question marks would not.
     """
@@ -296,7 +297,7 @@ codecs.register_error(ANY_TEXT, _any_text)
 
 
 def print_any_text() -> None:
-    """Let stdout and stderr accept any text, whatever their encoding."""
+    """Let stdout and stderr accept any text in any encoding."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a notebook's streams accept any text
             stream.reconfigure(errors=ANY_TEXT)
@@ -313,7 +314,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def remove(path: Path) -> None:
-    """Delete a file if it exists; it stays deleted after a loss of power.
+    """Delete a file if it exists; the deletion survives power loss.
 
     Raises:
         Unwritable: its folder is not writable.
@@ -324,7 +325,7 @@ def remove(path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Make a file's content, or the names in a folder, durable."""
+    """Make a file's content, or a folder's list of names, durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

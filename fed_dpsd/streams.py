@@ -1,7 +1,7 @@
 """Keyed random streams: every draw has its own generator, which is never shared or reused.
 
-A stream depends only on (seed, purpose, client, query_id), so a run's results are bit-identical on
-any engine, in any order of the clients' answers, and after a resume.
+A stream depends only on (seed, purpose, client, query_id), so results are bit-identical on any
+engine, in any order of the clients' answers, and after a resume.
 """
 
 import zlib
@@ -13,7 +13,7 @@ import torch
 
 @dataclass(frozen=True)
 class Streams:
-    """Random streams of a run, from its public `seed`."""
+    """Random streams of a run, derived from its public `seed`."""
 
     seed: int
 

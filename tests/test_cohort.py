@@ -120,6 +120,6 @@ def test_cohorts_that_cannot_be_are_one_error(small):
         ("clients_per_round=0", r"clients_per_round=0 must be between 1"),
         ("clients_per_round=1 federation=deployment federation.min_clients=2", r"between 2 "),
         ("clients_per_round=1 method=dense", r"method=dense sends each request to all clients; us"),
-        (f"clients_per_round=1 {secure}", r"clients_per_round=1: a secure sum is over all clients"),
+        (f"clients_per_round=1 {secure}", r"clients_per_round=1: a secure sum needs all clients"),
     )
     assert not not_refused(small, table)

@@ -127,7 +127,7 @@ def test_r11_networks_that_cannot_be_used_are_refused_with_the_reason(forgotten)
     expected = {
         softmax: "without a softmax",
         five_classes: r"last layer is torch.nn.Linear\(..., 10\)",
-        own_weights: "no rule draws the weights",
+        own_weights: "there is no rule for the weights",
         own_buffer: "its buffer backbone.mean would not be set",
         crashing: "KeyError: 'weights'",
         batch_norm: "depends on the other images of a batch",
@@ -147,7 +147,7 @@ def test_r11_networks_that_cannot_be_used_are_refused_with_the_reason(forgotten)
     [
         ({"teacher": lambda: make_net()}, "has no name to record"),
         ({"student": 5}, "has no name to record"),
-        ({"teacher": nn.Conv2d}, "must take no arguments, or an image's shape"),
+        ({"teacher": nn.Conv2d}, "must take no arguments, or an image shape"),
         ({"teacher": make_net, "engine": "flower"}, "needs engine=local"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A client's account of one run: a charge must fit the budget and the coordinator's record."""
+"""A client's account of one run: every charge must fit the budget and the coordinator's record."""
 
 import hashlib
 import json
@@ -52,9 +52,9 @@ class Joined:
 
     Args:
         records: keyed digest of the client's records; "" before it joined.
-        changed: how often the records have changed since.
+        changed: how often the records have changed since then.
         forgotten: releases by mechanism that the coordinator has recorded and the ledger has lost.
-        reused: digests of entries of other runs that this run also uses.
+        reused: digests of other runs' entries that this run reuses.
     """
 
     records: str = ""
@@ -71,12 +71,12 @@ class Account:
     Args:
         ledger: the ledger of the data set, over all runs.
         settings: budget and delta.
-        plan: the charges that the run is expected to make.
+        plan: the expected charges of the run.
         run: the coordinator's name for the run.
-        most_queries: the maximum number of answered images that the ledger may ever hold. A charge
-            without images, such as for training, counts as one.
-        when_records_change: whether the client continues a run during which its records change.
-        plugins: whether the run has plug-ins; then its charges are marked as not reviewed.
+        most_queries: the lifetime limit of answered images in the ledger. A charge without images,
+            such as for training, counts as one.
+        when_records_change: whether the client continues a run if its records change.
+        plugins: whether the run has plug-ins; if so, its charges are marked as not reviewed.
 
     Attributes:
         charged: the entries that this object has charged.
@@ -107,10 +107,10 @@ class Account:
         }
 
     def hear(self, request: Request, client: int) -> None:
-        """Start answering a request; compare the ledger with the coordinator's record in it.
+        """Start answering a request; compare the ledger with the request's record of charges.
 
-        If the record holds more than the ledger does for the run, an older state of the ledger was
-        restored. The forgotten releases count as charged from now on, so charging them again is
+        If the record holds more charges of the run than the ledger, an older state of the ledger
+        was restored. The forgotten releases count as charged from now on, so charging them again is
         unplanned.
         """
         self._acknowledged = request.acknowledged
@@ -123,7 +123,7 @@ class Account:
                 self._keep(replace(joined, forgotten=dict(Counter(joined.forgotten) + lost)))
 
     def join(self, records: str) -> None:
-        """Take part in the run with records of this digest.
+        """Take part in the run with the records that have this digest.
 
         Raises:
             RecordsChanged: the records have changed, and the client's policy is to refuse.
@@ -140,7 +140,7 @@ class Account:
             self._keep(replace(joined, records=records))
 
     def state(self, wanted: Releases | None = None) -> Statement:
-        """Return the statement sent to the coordinator with every reply."""
+        """Return the statement that accompanies every reply to the coordinator."""
         with self.ledger.transaction():
             joined = self._joined()
             return Statement(self._charged(), joined.forgotten, joined.changed, wanted or {})
@@ -153,14 +153,14 @@ class Account:
         request: Request | None = None,
         training: str = "",
     ) -> None:
-        """Charge the run for a digest unless it is charged; a charge of another run is reused.
+        """Charge the run for a digest unless already charged; a charge of another run is reused.
 
         Raises:
             BudgetSpent: the charge would exceed the budget or the plan; nothing was charged.
             ValueError: the private training run that covers the charge has not been charged.
         """
         if training and not self.is_paid(training):
-            raise ValueError(f"the training {training} is not paid for")
+            raise ValueError(f"the training {training} has not been paid for")
         due = self.due(mechanism, digest, kind, request, training)
         if due is None:
             return
@@ -186,9 +186,9 @@ class Account:
             mechanism: the mechanism that releases the values.
             digest: idempotency key of the charge.
             kind: the kind of content that leaves.
-            request: the request that leads to the charge; None if there is none.
+            request: the request that leads to the charge; None for no request.
             training: digest of the private training run that covers it; "" if there is none.
-            reserved: number of queries that must still fit in addition to the request's.
+            reserved: number of queries that must still fit after this request's.
 
         Raises:
             BudgetSpent: the charge would exceed the budget, the client's number of queries, or
@@ -211,15 +211,15 @@ class Account:
 
     @property
     def keeps_teachers(self) -> bool:
-        """Return whether the teachers themselves are the result of the planned run."""
+        """Return whether the result of the planned run is the teachers themselves."""
         return self._plan.ends_with_teachers
 
     def lacking(self, paid: Collection[str]) -> Literal["", "budget", "queries"]:
-        """Return the limit that the planned run would exceed; "" if none.
+        """Return the name of the limit that the planned run would exceed; "" if none.
 
         Args:
             paid: names of the mechanisms with one release already paid: the teachers' first
-                training, and class counts.
+                training and class counts.
         """
         unpaid = [
             replace(stage, requests=stage.requests - (stage.mechanism.name in paid))
@@ -236,7 +236,7 @@ class Account:
     def _budget_admits(self, *more: Entry | Stage) -> bool:
         """Return whether the budget admits `more`, for each relation that it bounds.
 
-        Its proof is based on private training, which is charged; what its teachers release is not.
+        A budget charges private training, but not the releases of privately trained teachers.
         """
         settings = self._settings
         charges = [*self.ledger.charges().alike(), *((charge, 1) for charge in more)]
@@ -281,7 +281,7 @@ class Account:
         return entry
 
     def _charged(self) -> Counter[str]:
-        """Count the releases of each mechanism that the run has cost."""
+        """Count the releases of each mechanism that the run was charged for."""
         joined, charges = self._joined(), self.ledger.charges()
         reused = [entry for entry in map(charges.find, joined.reused) if entry]
         others = [(entry.mechanism, entry.releases) for entry in reused if entry.run != self.run]
@@ -299,16 +299,16 @@ class Account:
             fields["reused"] = tuple(fields["reused"])
             return Joined(**fields)
         except (ValueError, KeyError, TypeError) as error:
-            raise LedgerError(f"the note of run {self.run} is damaged ({error})") from None
+            raise LedgerError(f"the note on run {self.run} is damaged ({error})") from None
 
     def _keep(self, joined: Joined) -> None:
         self.ledger.note(self._note, json.dumps(vars(joined)).encode())
 
 
 def needed_budget(settings: PrivacyConfig, plan: Plan) -> float:
-    """Return the smallest `privacy.budget` of a new ledger that pays for a plan; `inf` if none.
+    """Return the smallest `privacy.budget` that lets a new ledger pay for a plan; `inf` if none.
 
-    It slightly exceeds the plan's epsilon: a budget also holds if settings change later.
+    It slightly exceeds the plan's epsilon, because a budget also holds if settings change later.
     """
     return max(
         smallest_budget(_costs(plan.paid, relation), settings.delta)
@@ -317,7 +317,7 @@ def needed_budget(settings: PrivacyConfig, plan: Plan) -> float:
 
 
 def shortfall(settings: PrivacyConfig, plan: Plan) -> str:
-    """Return a sentence if a budget ends a run early; "" if it admits the whole plan.
+    """Return a warning if a budget ends a run early; "" if it admits the whole plan.
 
     Nothing has been charged yet.
 
@@ -343,7 +343,7 @@ def shortfall(settings: PrivacyConfig, plan: Plan) -> str:
 
 
 def budget_text(settings: PrivacyConfig, needed: float) -> str:
-    """Describe which `privacy.budget` pays for a whole plan, given `needed_budget`."""
+    """Describe the `privacy.budget` that pays for a whole plan, given `needed_budget`."""
     if math.isinf(needed):
         return "no privacy.budget admits this run"
     short = settings.budget is not None and settings.budget < needed
@@ -367,7 +367,7 @@ def rounded_up(value: float, digits: int = 4) -> str:
 
 
 def _bounded(settings: PrivacyConfig) -> tuple[Relation, ...]:
-    """Return the relations that a budget bounds."""
+    """Return the relations for which a budget bounds epsilon."""
     both: tuple[Relation, ...] = ("add_remove", "replace_one")
     return both if settings.budget_relation == "replace_one" else both[:1]
 

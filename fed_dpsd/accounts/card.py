@@ -1,6 +1,6 @@
 """The privacy card: every epsilon of a run, a plan or a ledger, with its meaning.
 
-The card also shows the epsilons of published formulas, which never steer a run.
+The card also shows the epsilons of published formulas, which never affect a run.
 """
 
 import dataclasses
@@ -36,29 +36,29 @@ from fed_dpsd.privacy.published import published_epsilon, published_of_training
 from fed_dpsd.privacy.training import TrainingMechanism
 from fed_dpsd.protocol import Releases
 
-NO_SECRET_NOTE = "no secret lies there: a simulation's seeded noise carries no guarantee"
+NO_SECRET_NOTE = "no secret is stored there: a simulation's seeded noise carries no guarantee"
 SEEDED_NOTE, RUN_NOTE = "seeded noise", "per run"
 SAME_IMAGE_NOTE = "replaced by one of the same image or patient, so in the same shard"
 SAME_PATIENT_NOTE = "replaced by a record of the same patient"
 PATIENT_NOTE = "a patient known at one client only"
 MADE_UP_NOTE = "patients are made up: {} records of one class each"
 QUORUM_NOTE = "against the coordinator and {} of the other clients together"
-TEACHER_NOTE = "teachers from a file: proven only if each saw its own client's records alone"
+TEACHER_NOTE = "teachers from a file: proven only if each saw only its own client's records"
 TUNING_NOTE = "tuning not covered"
 NOTHING_NOTE = "nothing is released"
 TIME_NOTE = "a client's response time reveals roughly how many records it has"
 COUNTS_NOTE = "class counts reveal roughly how many records of each class a client has"
-DELTA_NOTE = "delta should be below one over the records of each client"
+DELTA_NOTE = "delta should be below 1 / (records of each client)"
 TEST_NOTE = "test images are taken as public"
 SHARED_NOTE = (
-    "patients may be in both train and test (data.shared_patients=allow): scores are too good, and "
+    "patients may be in both train and test (data.shared_patients=allow): scores are inflated, and "
     "the test records of a patient are not protected"
 )
 PARTITION_NOTE = "the partition among simulated clients is taken as given"
 PUBLIC_NOTE = "public pictures that are sent, and the training data of features, are not covered"
 MORE_NOTE = "more was charged than planned"
 UNCOVERED = (
-    "a client was charged for something not in this run's plan, or that it cannot account for"
+    "a client was charged for something that this run's plan does not include or cannot account for"
 )
 _LEDGERS = "a client_*.sqlite, its folder, or a run folder"
 BY: dict[Basis, str] = {
@@ -71,7 +71,7 @@ TOO_LITTLE_NOISE = "the noise is too small to compute a finite epsilon"
 
 @dataclass(frozen=True)
 class PrivacyCard:
-    """The `privacy` object of summary.json, for people and scripts.
+    """The `privacy` object of summary.json, for readers and scripts.
 
     Args:
         content: as `privacy_card` returns it.
@@ -93,13 +93,13 @@ class PrivacyCard:
 
     @property
     def label(self) -> Epsilon | None:
-        """Return the proven epsilon of a label, not of a record; None if there is none."""
+        """Return the proven epsilon of a label, as opposed to a record; None if there is none."""
         row = self.content["label"]
         return Epsilon.from_json(row) if row else None
 
     @property
     def claims(self) -> tuple[str, ...]:
-        """Return a line on each proven epsilon, with the other proofs."""
+        """Return a line for each proven epsilon, with its other proofs."""
         lines = []
         for row in self.content["proven"]:
             claim, others = Epsilon.from_json(row), row["beside"]
@@ -116,7 +116,7 @@ class PrivacyCard:
 
     @property
     def unit(self) -> Unit:
-        """Return the unit that the run was asked to protect; it comes first everywhere."""
+        """Return the unit that the run was asked to protect; it is always listed first."""
         unit: Unit = self.content["unit"]
         return unit
 
@@ -136,7 +136,7 @@ class PrivacyCard:
         return all(NOTHING_NOTE in epsilon.notes for epsilon in self.proven)
 
     def __str__(self) -> str:
-        """Return a line on the published epsilon, and a line on each proven one."""
+        """Return a line for the published epsilon and a line for each proven one."""
         reason = self.content["reason"]
         name = mechanism_of(self.content)
         published = "nothing published" if math.isinf(self.published) else "epsilon published"
@@ -149,7 +149,7 @@ class PrivacyCard:
 
 
 def mechanism_of(card: Mapping[str, Any]) -> str:
-    """Return the names of a run's training and answers, without "plain"."""
+    """Return the names of a run's training and answers, omitting "plain"."""
     names = [card["training"], card["answers"]]
     return " ".join(name for name in names if name != "plain")
 
@@ -171,21 +171,21 @@ def privacy_card(
 ) -> dict[str, Any]:
     """Return the `privacy` object of summary.json and of `fed-dpsd privacy plan`.
 
-    The proven epsilons cover the whole plan, even if only a part of it was used, and everything
-    charged in addition. If the teachers were trained privately, there are several proofs of each:
-    by the training, by what leaves, and perhaps by both together. All hold. The smallest number is
-    the claim; the others are listed with it (docs/privacy.md, "Two axes"). No number here depends
-    on records: cards are public.
+    The proven epsilons cover the whole plan, even if only part of it was used, and everything
+    charged in addition. If the teachers were trained privately, each epsilon has several valid
+    proofs: by the training, by the released answers, and sometimes by both together. The smallest
+    number is the claim; the others are listed with it (docs/privacy.md, "Two axes"). No number
+    depends on records, because cards are public.
 
     Args:
         experiment: the experiment with the mechanisms and delta.
         plan: what a client will be charged.
         ledgers: the clients' charges for this run. `spent` is the largest amount spent by any
             client. Empty before a run, and if hospitals keep their ledgers.
-        charged: releases by mechanism that a client was or may be charged for.
+        charged: releases by mechanism that a client was, or may have been, charged for.
         notes: further facts about the run.
-        stated: releases by mechanism that the run has cost each client by its own statement, with
-            reused charges of other runs; empty if hospitals keep their ledgers.
+        stated: releases by mechanism that each client states to be charged for in this run,
+            including reused charges of other runs; empty if hospitals keep their ledgers.
     """
     settings, answers = experiment.config.privacy, experiment.answers
     uncovered = not covers(plan, charged)
@@ -246,7 +246,7 @@ def privacy_card(
 
 
 def _label(experiment: Experiment, plan: Plan) -> dict[str, Any] | None:
-    """Return the epsilon of a label if training keeps only labels private."""
+    """Return the epsilon of a label if training protects only labels."""
     if not isinstance(experiment.training, LabelPrivate):
         return None
     notes = (SEEDED_NOTE,) if experiment.seeded else ()
@@ -255,7 +255,7 @@ def _label(experiment: Experiment, plan: Plan) -> dict[str, Any] | None:
 
 
 def plugins_note(experiment: Experiment) -> tuple[str, ...]:
-    """Return the note on plug-ins and functions whose code takes part; none without them."""
+    """Return the note on plug-ins and functions that take part in the run, if any."""
     names = " and ".join(experiment.config.not_reviewed)
     return (NOT_REVIEWED_NOTE.format(names),) if names else ()
 
@@ -332,7 +332,7 @@ def proven(
 
 
 def _deals_patients(config: Config) -> bool:
-    """Return whether a simulation knows its patients and therefore gives each to one client."""
+    """Return whether a simulation knows its patients, so that each belongs to one client."""
     data = config.data
     known = data.patient_column is not None or data.records_per_patient is not None
     return known and config.federation.simulation
@@ -362,7 +362,7 @@ def ledger_files(path: Path) -> list[Path]:
     A run folder in which nothing was charged has none.
 
     Raises:
-        UserError: `path` holds no ledger, or its run keeps ledgers elsewhere.
+        UserError: `path` contains no ledger, or its run keeps ledgers elsewhere.
     """
     if path.is_file():
         if not is_database(path):
@@ -376,7 +376,7 @@ def ledger_files(path: Path) -> list[Path]:
     try:
         run = read_yaml(path / "config.yaml")
     except ValueError:
-        raise UserError(f"{path} holds no ledger; give {_LEDGERS}") from None
+        raise UserError(f"{path} contains no ledger; give {_LEDGERS}") from None
     if not run.get("federation", {}).get("simulation", True):
         raise UserError(f"{path}: the clients of this run are hospitals, which keep their ledgers")
     if run.get("ledger"):

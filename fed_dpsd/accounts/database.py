@@ -1,7 +1,7 @@
 """The database in a ledger's file: tables, checksums, locking and errors.
 
-FOLDER/client_003.sqlite holds all charges, answers and notes of a client. Without
-FOLDER/client_003.created, a client whose database was deleted would start an empty account.
+FOLDER/client_003.sqlite holds all charges, answers and notes of a client. FOLDER/client_003.created
+prevents a client from starting an empty account after its database was deleted.
 """
 
 import hashlib
@@ -36,12 +36,12 @@ SCHEMA = (
 
 @dataclass
 class Content:
-    """The verified content of a ledger's file, without the content of answers and notes.
+    """The verified content of a ledger's file, except for the content of answers and notes.
 
     Args:
-        header: format, data and client; empty if nothing was written yet.
+        header: format, data and client; empty if nothing has been written yet.
         head: a hash over the header and all charges, in order.
-        kept: the bitwise xor of hashes over the name and seal of each answer and note.
+        kept: the bitwise xor of the hashes of each answer's and note's name and seal.
         charges: all charges.
         seals: a checksum of each answer and note, by table and name.
     """
@@ -63,7 +63,7 @@ class Content:
 
     @property
     def state(self) -> tuple[bytes, bytes]:
-        """The hashes of all charges, and of all answers and notes."""
+        """The hash of all charges, and the hash of all answers and notes."""
         return self.head, self.kept.to_bytes(32)
 
     def keep(self, table: str, name: str, seal: bytes) -> None:
@@ -104,7 +104,7 @@ def load(connection: sqlite3.Connection, path: Path) -> Content:
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Return a connection with exclusive use of the file, also between transactions."""
+    """Return a connection with exclusive use of the file, even between transactions."""
     connection = opened(path, "rw")
     try:
         for setting in _SETTINGS:
@@ -125,9 +125,9 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def let_go(connection: sqlite3.Connection) -> None:
-    """Let others use the file and delete its journal, which is empty after a commit.
+    """Release the file to others and delete its journal, which is empty after a commit.
 
-    After a failed write the journal repairs the file: then only close the connection.
+    After a failed write, only close the connection: the journal is needed to repair the file.
     """
     with suppress(sqlite3.Error):
         connection.execute("PRAGMA locking_mode = NORMAL")
@@ -146,12 +146,12 @@ def journal(path: Path) -> Path:
 
 
 def holds_anything(path: Path) -> bool:
-    """Return whether anything was ever written to a file, which may not exist."""
+    """Return whether anything was ever written to a file; the file need not exist."""
     return path.exists() and path.stat().st_size > 0
 
 
 def identity(path: Path) -> tuple[int, ...]:
-    """Return values that change whenever the file does; empty if there is none."""
+    """Return values that change whenever the file does; empty if there is no file."""
     with suppress(OSError):
         found = path.stat()
         return found.st_ino, found.st_size, found.st_mtime_ns
@@ -195,7 +195,7 @@ def check_not_lost(path: Path) -> None:
 
 
 def ledgers_in(folder: Path) -> dict[str, Path]:
-    """Return the ledger of each client by its name, including lost ones; reading a lost one fails.
+    """Return each client's ledger by the client's name, including lost ledgers (unreadable).
 
     Raises:
         LedgerError: the folder cannot be read.
@@ -218,7 +218,7 @@ def header(path: Path) -> Mapping[str, Any]:
 def read(path: Path) -> Sequence[Entry]:
     """Return all charges of the ledger at `path`, oldest first.
 
-    Nothing is written, and no other process is locked out.
+    This writes nothing and locks out no other process.
 
     Raises:
         LedgerError: the file is missing, corrupt or in a different format.
@@ -256,7 +256,7 @@ def usable(path: Path) -> Iterator[None]:
     """Turn errors that the block raises about the file at `path` into a LedgerError with a remedy.
 
     Raises:
-        LedgerError: the disk or the file's content is at fault.
+        LedgerError: the disk or the file's content has a problem.
     """
     try:
         yield
@@ -279,7 +279,7 @@ def usable(path: Path) -> Iterator[None]:
             ) from error
         raise LedgerError(
             f"the ledger {path} cannot be read or written ({error}); free disk space, fix its "
-            "permissions, or end the process that holds it; until then this client answers no "
+            "permissions, or end the process that uses it; until then this client answers no "
             "requests"
         ) from error
     except (sqlite3.Error, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -294,8 +294,8 @@ def _corrupt(path: Path, error: Exception) -> LedgerError:
 
 
 def other_format(path: Path, found: object, known: int) -> LedgerError:
-    """Return the error of a ledger whose format this version does not know."""
+    """Return the error for a ledger in a format that this version does not support."""
     return LedgerError(
-        f"the ledger {path} has format {found}, this version of FedDPSD knows only {known}; use "
-        "the version that wrote it"
+        f"the ledger {path} has format {found}, but this version of FedDPSD supports only {known}; "
+        "use the version that wrote it"
     )

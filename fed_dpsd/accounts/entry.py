@@ -1,4 +1,4 @@
-"""Entries of a ledger: each is one charge, with what left the client and what it cost."""
+"""Entries of a ledger. Each is one charge: what left the client and what it cost."""
 
 import functools
 import json
@@ -34,11 +34,11 @@ _EVENTS: dict[str, type[DpEvent]] = {
 
 
 def described(mechanism: object, plugins: bool = False) -> str:
-    """Return a mechanism's text in a ledger, marked if the code of a plug-in took part.
+    """Return the text that describes a mechanism in a ledger, marked if a plug-in's code took part.
 
     Args:
         mechanism: the mechanism.
-        plugins: whether its run has plug-ins, which may train teachers or choose what is released.
+        plugins: whether the run has plug-ins, which may train teachers or choose what is released.
     """
     return f"{mechanism}{MARK}" if plugins or not is_own(mechanism) else str(mechanism)
 
@@ -51,16 +51,16 @@ class Entry:
         digest: idempotency key, a digest of the whole request, the mechanism and the teachers.
         kind: the kind of content that left.
         query_id: the id of the request.
-        queries: number of synthetic queries answered; 0 for training.
-        releases: how often each event of `costs` counts.
-        mechanism: text that describes the mechanism to people.
+        queries: number of answered synthetic queries; 0 for training.
+        releases: how many times each event in `costs` counts.
+        mechanism: human-readable description of the mechanism.
         trust: the parties that must be honest.
         costs: the event of a single release for each of UNITS_AND_RELATIONS.
-        at: time of the charge, an ISO 8601 second in UTC.
+        at: time of the charge in UTC, in ISO 8601 format, to the second.
         request: digest of the request that led to the charge; "" if there was none.
         run: the coordinator's name for the run that was charged; "" outside a run.
-        training: digest of the private training run whose teachers produced what left; "" if there
-            is none, or if the release does not pass through teachers, such as class counts.
+        training: digest of the training run if privately trained teachers produced the release; ""
+            otherwise, as for class counts, which do not pass through teachers.
 
     Raises:
         ValueError: a count is negative, or the cost for a unit and relation is missing.
@@ -87,17 +87,17 @@ class Entry:
 
     @classmethod
     def now(cls, **fields: Any) -> "Entry":
-        """Return an entry with the current time, to the second."""
+        """Return an entry stamped with the current time, to the second."""
         return cls(**fields, at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
-        """Return the event of the whole charge; nothing is proven for a charge without releases."""
+        """Return the event of the whole charge; a charge without releases proves nothing."""
         if not self.releases:
             return NonPrivateDpEvent()
         return SelfComposedDpEvent(self.costs[unit, relation], self.releases)
 
     def to_json(self) -> str:
-        """Return one readable line that lists each distinct event once, by unit and relation.
+        """Return a readable line that lists each distinct event once, by unit and relation.
 
         Raises:
             TypeError: an event is not of a type that a ledger may hold.
@@ -113,7 +113,7 @@ class Entry:
     def from_json(cls, line: str) -> "Entry":
         """Build an entry from a line that `to_json` wrote; its events must be of known types.
 
-        Entries with identical costs share one object: a client's account has many entries and few
+        Entries with identical costs share one object, since an account has many entries but few
         distinct costs.
 
         Raises:
@@ -146,10 +146,10 @@ def _unpack(values: dict[str, Any]) -> Any:
 
 
 class Charges:
-    """The charges of a client, indexed so that lookups stay fast as charges accumulate.
+    """A client's charges, indexed so that lookups stay fast as charges accumulate.
 
     Attributes:
-        queries: number of queries answered; a charge without queries, such as for training, counts
+        queries: number of answered queries; a charge without queries, such as for training, counts
             as one.
     """
 
@@ -194,13 +194,13 @@ class Charges:
         return tuple(self._by_digest.values())
 
     def released(self, run: str) -> Counter[str]:
-        """Count the releases of each mechanism that were charged for a run."""
+        """Count the releases of each mechanism that a run was charged for."""
         return self._released.get(run, Counter())
 
     def alike(self) -> list[tuple[Entry, int]]:
-        """Return one charge per cost, in order of first appearance, and how many cost the same.
+        """Return one charge per cost, in order of first appearance, and its number of charges.
 
-        Charges cost the same if a proof based on private training, such as a budget's, counts them
+        Charges have the same cost if a proof by private training, such as a budget's, counts them
         equally. Equal costs may appear more than once.
         """
         return [(group[0], len(group)) for group in self._alike.values()]
@@ -220,7 +220,7 @@ def of_entries(entries: Iterable[Entry], unit: Unit, relation: Relation) -> list
 
 
 def of_run(entries: Sequence[Entry], run: str) -> list[Entry]:
-    """Return a run's entries, and the training entries of other runs whose teachers it used."""
+    """Return a run's entries, and the training entries of other runs if it used their teachers."""
     own = [entry for entry in entries if entry.run == run]
     used = {entry.training for entry in own}
     return [entry for entry in entries if entry.run == run or entry.digest in used]

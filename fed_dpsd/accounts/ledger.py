@@ -1,4 +1,4 @@
-"""A client's ledger: everything ever released about one data set, charged before noise is drawn."""
+"""A client's ledger: everything ever released about one data set, charged before drawing noise."""
 
 import io
 import sqlite3
@@ -39,7 +39,7 @@ class Ledger(ABC):
 
     @abstractmethod
     def transaction(self) -> AbstractContextManager[None]:
-        """Lock out all other processes and threads; transactions cannot be nested."""
+        """Lock out all other processes and threads; transactions must not be nested."""
 
     @abstractmethod
     def charges(self) -> Charges:
@@ -51,7 +51,7 @@ class Ledger(ABC):
 
     @abstractmethod
     def charge(self, entry: Entry) -> None:
-        """Write a charge; it is durable when this returns, and only then may noise be drawn."""
+        """Write a charge, durably; noise may be drawn only after this returns."""
 
     @abstractmethod
     def stored(self, digest: str) -> NDArray[Any] | None:
@@ -59,15 +59,15 @@ class Ledger(ABC):
 
     @abstractmethod
     def store(self, digest: str, values: NDArray[Any]) -> None:
-        """Keep a charge's answer; it is durable when this returns, and only then may it leave."""
+        """Store a charge's answer, durably; the answer may leave only after this returns."""
 
     @abstractmethod
     def noted(self, name: str) -> bytes | None:
-        """Return a note by name: what a client must remember in addition to its charges."""
+        """Return a note by name; notes hold what a client must remember, apart from its charges."""
 
     @abstractmethod
     def note(self, name: str, content: bytes) -> None:
-        """Store a note permanently; it is durable when this returns."""
+        """Store a note, durably."""
 
 
 class MemoryLedger(Ledger):
@@ -113,14 +113,14 @@ class MemoryLedger(Ledger):
 class FileLedger(Ledger):
     """A ledger in a file, which survives crashes and power loss.
 
-    Verified content is remembered and trusted as long as the file is unchanged. A process must not
-    open the file by other means while one of its ledgers holds it: closing it would release the
-    lock, which belongs to the process and not to an open file.
+    Verified content is kept and trusted as long as the file is unchanged. A process must not open
+    the file by other means while one of its ledgers uses it: closing it would release the lock,
+    which belongs to the process and not to the open file.
 
     Args:
         folder: the folder of all clients' ledgers.
         client: the client's number.
-        data: the data set's name: a budget is per data set, over all runs.
+        data: the data set's name. A budget covers one data set over all runs.
 
     Raises:
         LedgerError: in the constructor and in every method, with the path and the remedy.
@@ -138,9 +138,9 @@ class FileLedger(Ledger):
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Lock out other processes and threads; the kernel releases the locks of dead processes.
+        """Lock out other processes and threads; the kernel releases a dead process's lock.
 
-        A damaged ledger is refused even for reading. Ctrl-C takes effect only at the end.
+        A damaged ledger cannot even be read. Ctrl-C takes effect only at the end.
         """
         with uninterrupted():
             with usable(self._path):
@@ -222,7 +222,7 @@ class FileLedger(Ledger):
 
     @contextmanager
     def _written(self) -> Iterator[Content]:
-        """Durably commit everything that the block writes, or nothing."""
+        """Durably commit either everything that the block writes or nothing."""
         account = self._account()
         with usable(self._path):
             try:
@@ -245,7 +245,7 @@ class FileLedger(Ledger):
                 raise
 
     def _sync_folders(self) -> None:
-        """Sync the folders of a new file: they may be new too."""
+        """Sync the folders of a new file, which may be new too."""
         for folder in self._path.parents:
             with suppress(PermissionError):  # we did not create folders that we may not read
                 sync(folder)
@@ -261,7 +261,7 @@ class FileLedger(Ledger):
         return self._remembered
 
     def _verify(self) -> None:
-        """Read and verify the whole account, unless unchanged since this object last used it."""
+        """Read and verify the whole account, unless it is unchanged since its last use here."""
         known, connection = self._remembered, self._connection
         assert connection is not None, "use a ledger only inside a transaction"
         as_left = known and known.header and self._left == identity(self._path)

@@ -14,14 +14,14 @@ from fed_dpsd.privacy.noise import KEY_BYTES, SecretStreams
 
 
 def ledger_folder(experiment: Experiment, run_folder: Path) -> Path:
-    """Return the folder of simulated clients' ledgers: the key `ledger`, or in the run folder."""
+    """Return the folder of simulated clients' ledgers: `ledger`, by default in the run folder."""
     return Path(experiment.config.ledger or run_folder / "ledger")
 
 
 def noise_of(experiment: Experiment, run_folder: Path, name: str) -> SecretStreams | None:
-    """Return the noise source of a simulated client or any server; None for seeded noise.
+    """Return the noise source of a simulated client or of a server; None for seeded noise.
 
-    Its secret is in the folder of the ledgers.
+    Its secret is stored in the ledgers' folder.
     """
     if experiment.seeded:
         return None
@@ -37,7 +37,7 @@ def has_secret(ledger: Path) -> bool:
 
 
 def secret_of(path: Path) -> bytes:
-    """Return the secret at `path`; if there is none, draw it from the operating system.
+    """Return the secret at `path`; if there is none, draw one from the operating system.
 
     Raises:
         UserError: the file cannot be read or written, or others may read it.
@@ -57,14 +57,14 @@ def secret_of(path: Path) -> bytes:
             finally:
                 temporary.unlink(missing_ok=True)
         if path.stat().st_mode & 0o077:
-            raise UserError(f"{path} can be read by others; do `chmod 600 {path}`")
+            raise UserError(f"{path} can be read by others; run `chmod 600 {path}`")
         return path.read_bytes()
     except OSError as error:
         if is_full(error):
             raise UserError(one_line(error)) from None
         raise UserError(
             f"the secret {path} cannot be read or written ({error}); give the service's user "
-            "permission to do both"
+            "permission for both"
         ) from None
 
 

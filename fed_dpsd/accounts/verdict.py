@@ -1,4 +1,4 @@
-"""A privacy card in plain words: the verdict, and how teachers are trained and answer."""
+"""A privacy card in plain words: the verdict, and how teachers are trained and queried."""
 
 import math
 from collections.abc import Iterator
@@ -13,8 +13,8 @@ from fed_dpsd.privacy.mechanism import Unit, quorum_of, weakest
 MEANINGFUL_EPSILON = 10.0  # above it, an attacker may be sure of a record: docs/privacy.md
 MEANINGFUL_DELTA = 0.01  # above it, some of a hundred records may be published outright
 SEEDED_VERDICT = (
-    "the noise of this simulation is seeded: what it releases carries no guarantee, and the "
-    "numbers hold for the same run with noise=secure"
+    "this simulation's noise is seeded, so its releases carry no guarantee; the numbers apply to "
+    "the same run with noise=secure"
 )
 CHANGES: dict[Unit, tuple[str, str, str]] = {
     "record": ("a record", "a record added or removed", "one replaced"),
@@ -24,12 +24,12 @@ CHANGES: dict[Unit, tuple[str, str, str]] = {
 
 
 def is_meaningful(epsilon: Epsilon) -> bool:
-    """Return whether a bound is meaningful: both of its numbers must be small."""
+    """Return whether a bound is meaningful, so both of its numbers are small."""
     return epsilon.value <= MEANINGFUL_EPSILON and epsilon.delta <= MEANINGFUL_DELTA
 
 
 def verdict(experiment: Experiment, card: PrivacyCard) -> Iterator[str]:
-    """Yield sentences on what a card proves: for the unit asked for, larger units, then caveats."""
+    """Yield sentences on what a card proves: the requested unit, larger units, then caveats."""
     if card.covers_nothing:
         yield f"{NOTHING_NOTE}: there is nothing to prove"
         return
@@ -71,7 +71,7 @@ def _of_records(experiment: Experiment, card: PrivacyCard) -> str:
 
 
 def _of_more(experiment: Experiment, card: PrivacyCard, unit: Unit) -> str:
-    """Describe what is proven for a patient or a client, whose numbers are rarely small."""
+    """Describe what is proven for a patient or a client; these numbers are rarely small."""
     added, replaced = card.epsilon(unit, "add_remove"), card.epsilon(unit, "replace_one")
     whole, one, other = CHANGES[unit]
     if math.isinf(added.value) and math.isinf(replaced.value):
@@ -100,7 +100,7 @@ def _deltas(first: Epsilon, second: Epsilon) -> str:
 
 
 def _against(experiment: Experiment, *epsilons: Epsilon) -> str:
-    """Describe the observers against whom the numbers hold, given the largest trust needed."""
+    """Describe the observers that the numbers protect against, given the largest trust needed."""
     colluding = getattr(quorum_of(experiment.answers), "colluding", 0)
     trust = weakest(epsilon.trust for epsilon in epsilons)
     if trust == "server":
@@ -112,7 +112,7 @@ def _against(experiment: Experiment, *epsilons: Epsilon) -> str:
 
 
 def how_trained(experiment: Experiment) -> str:
-    """Describe how the teachers are trained and what the training protects by itself."""
+    """Describe how the teachers are trained and what their training alone protects."""
     if experiment.config.teacher.path is not None:
         return "none here: teachers are read from files"
     return experiment.training.describe(plan_of(experiment).trainings)
@@ -125,7 +125,7 @@ def how_answered(experiment: Experiment) -> str:
 
 
 def published_line(card: PrivacyCard) -> str:
-    """Return the line on the papers' epsilon, which is not a guarantee, or on its absence."""
+    """Return the line on the papers' epsilon, which is not a guarantee, or on the lack of one."""
     if math.isinf(card.published):
         return "nothing published: the papers' formulas give no finite epsilon for this"
     return f"epsilon published (no guarantee): {card.published:.6g}"

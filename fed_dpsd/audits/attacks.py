@@ -1,7 +1,7 @@
 """Attacks on answers: the site, its sampler and its messages (for training: trainings.py).
 
-The attacked hospital may be broken on purpose; the claim never is. The secrets of an audit are
-derived from the run's seed, so an audit can be repeated; they protect nothing.
+The attacked hospital may be broken on purpose; the claim never is. An audit's secrets are derived
+from the run's seed, so that it can be repeated; they protect nothing.
 """
 
 import math
@@ -35,11 +35,11 @@ CLAIM_RUNS, CLAIM_FAILURE = 300, 1e-6
 def answer_attacks(
     experiment: Experiment, broken: victims.Broken | None, say: Say
 ) -> Iterator[Attack]:
-    """Attack answers where audit and proof are close, then at the run's own settings.
+    """Attack answers at settings where audit and proof are close, then at the run's own settings.
 
     Args:
-        experiment: the experiment whose claims about answers are tested.
-        broken: what to leave of the attacked hospital's noise: half, or almost none; None leaves
+        experiment: the experiment with the claims about answers to test.
+        broken: how much of the attacked hospital's noise to keep: half, or almost none; None keeps
             all of it.
         say: called with each line of progress.
     """
@@ -95,8 +95,8 @@ def _also_released(experiment: Experiment, plan: Plan) -> str:
         return ""
     card = PrivacyCard(privacy_card(experiment, plan), "planned")
     return (
-        f"this is about the answers alone; the run releases {' and '.join(sorted(others))} too, "
-        f"and its card says {card.epsilon('record', 'replace_one')}"
+        f"this covers the answers alone; the run also releases {' and '.join(sorted(others))}, and "
+        f"its card states {card.epsilon('record', 'replace_one')}"
     )
 
 

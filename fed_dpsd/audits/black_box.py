@@ -1,8 +1,8 @@
 """Lower bounds on what a mechanism leaks, measured on released answers.
 
 A proof bounds epsilon from above, an audit from below: a proven number below an audited one means a
-bug. The adversary knows every answer except one teacher's and guesses which of two worlds, one
-record apart, an answer came from; its accuracy bounds epsilon (docs/audits.md, "Audits").
+bug. The adversary knows every answer except one teacher's, and guesses which of two worlds, which
+differ in one record, an answer came from. Its accuracy bounds epsilon (docs/audits.md, "Audits").
 """
 
 import math
@@ -42,12 +42,12 @@ class Audit:
     """A lower bound on what one changed record or patient reveals; it prints with its meaning.
 
     Args:
-        lower_bound: no epsilon below it holds at `delta`.
-        mu_lower_bound: no Gaussian differential privacy with a smaller mu holds. It is reported as
-            a mu: converting it to an epsilon would assume a Gaussian trade-off. None if it was not
+        lower_bound: no epsilon below this bound is valid at `delta`.
+        mu_lower_bound: the mechanism has no Gaussian differential privacy with a smaller mu. It is
+            not converted to an epsilon, which would assume a Gaussian trade-off. None if it was not
             computed.
         failure_probability: the probability that any bound fails, over the audit's own randomness.
-        delta: the delta at which `lower_bound` holds.
+        delta: the delta of `lower_bound`.
         method: "sampling" of two worlds, "enumeration" of an answer's laws, or guesses at
             "canaries".
         assumption: the premise of the worlds, in words.
@@ -55,8 +55,8 @@ class Audit:
         queries: answers in a run.
         audited: the audited randomness, in words.
         relation: how the record changes.
-        advantage_lower_bound: no smaller total variation distance between the worlds holds. None if
-            it was not computed.
+        advantage_lower_bound: the total variation distance between the worlds is no smaller. None
+            if it was not computed.
         canaries: the number of canaries in a run; None for two worlds.
         unit: the unit that changes.
     """
@@ -92,8 +92,8 @@ class Audit:
     def refutes(self, epsilon: float, delta: float, queries: int) -> bool:
         """Return whether (epsilon, delta) is refuted as a bound for `queries` answers.
 
-        A claim covers the audited runs only if its delta is no larger and it covers all the queries
-        of a run.
+        A claim covers the audited runs only if its delta is no larger than theirs and it covers all
+        queries of a run.
         """
         covered = delta <= self.delta and self.queries <= queries
         return covered and self.lower_bound > epsilon + ROUNDING
@@ -145,19 +145,20 @@ def audit(
 ) -> Audit:
     """Audit a mechanism by sampling answers of a client that claims to use it.
 
-    Both worlds of `worst_case` are simulated `runs` times each. A run counts as the first world if
-    its log-likelihood ratio, summed over the queries, reaches a threshold fixed on a pilot with
-    separate draws. True and false positives then get Clopper-Pearson bounds, and epsilon >=
-    log((true_low - delta) / false_high). Compare with the proof of `Stage(mechanism, queries, 1)`.
+    Both worlds of `worst_case` are simulated `runs` times. A run is assigned to the first world if
+    its log-likelihood ratio, summed over the queries, reaches a threshold, which is fixed on a
+    pilot with separate draws. True and false positives then get Clopper-Pearson bounds, and epsilon
+    >= log((true_low - delta) / false_high). Compare with the proof of `Stage(mechanism, queries,
+    1)`.
 
-    A run of two or more queries is spread over two or more requests. The worlds alternate from row
-    to row of a request and from request to request: shared noise cancels in the sum, which then
+    A run of two or more queries is spread over two or more requests. The worlds alternate between
+    the rows of a request and between requests: shared noise cancels in the sum, which then
     distinguishes the worlds. Each run rolls the classes of the worst case by a different
-    shift, and uses a different kind of prediction of the student (`public_rows`).
+    shift, and uses a different kind of student prediction (`public_rows`).
 
     Runs share requests, unless the rows of a request are not separate releases. The failure
     probability assumes that the rows of a request are independent draws. Independence is part of
-    the claim: the audit should find code that breaks it.
+    the claim, so the audit should detect code that violates it.
 
     Args:
         mechanism: the claim, which defines the worlds and the likelihoods.
@@ -165,8 +166,8 @@ def audit(
         queries: the number of queries in a run, >= 1.
         runs: the number of runs in each world, >= 1.
         delta: in [0, 1).
-        failure_probability: in (0, 1), for everything reported together: split evenly between
-            two rates, or four with `report_mu`.
+        failure_probability: in (0, 1), for all reported bounds together; split evenly between two
+            rates, or four with `report_mu`.
         report_mu: whether to bound mu too, at a second threshold, the pilot's median.
 
     Raises:
@@ -238,10 +239,11 @@ def verdict(audit: Audit, proof: Proof, published: float, published_delta: float
     """Describe in sentences what the audit refutes and what it does not.
 
     Args:
-        audit: the audit of the answers or training that all numbers refer to.
+        audit: the audit of the answers or training; all numbers refer to it.
         proof: the proven numbers.
-        published: the paper's number for the same number of queries; `inf` if it claims nothing.
-        published_delta: the delta that it claims.
+        published: the paper's epsilon for the same number of queries; `inf` if the paper claims
+            none.
+        published_delta: the delta that the paper claims.
     """
     odds = f"(failure probability {audit.failure_probability:g})"
     proven = proof.epsilon
@@ -257,7 +259,7 @@ def verdict(audit: Audit, proof: Proof, published: float, published_delta: float
         ]
     elif audit.lower_bound > proven.value + ROUNDING:
         sentences = [
-            f"says nothing about the proven epsilon {proven}, which promises less: {audit}"
+            f"says nothing about the proven epsilon {proven}, which is a weaker promise: {audit}"
         ]
     else:
         sentences = [f"consistent with the proven epsilon {proven}{numbers}: {audit}"]
@@ -287,7 +289,7 @@ def verdict(audit: Audit, proof: Proof, published: float, published_delta: float
 def public_rows(num_classes: int) -> NDArray[np.float32]:
     """Make (8, K) predictions that all find the classes of the worst case most probable.
 
-    Two give no other class any probability, three are sure of one class, and three are random.
+    Two give all other classes probability zero, three are sure of one class, and three are random.
     """
     rows = np.zeros((8, num_classes))
     rows[:2, :2] = 0.5
@@ -299,18 +301,18 @@ def public_rows(num_classes: int) -> NDArray[np.float32]:
 
 
 def _public(num_classes: int) -> NDArray[np.float32]:
-    """Return the rows of all kinds, each rolled by every shift; (8 K, K)."""
+    """Return (8 K, K) rows of all kinds, each rolled by every shift."""
     return np.concatenate([_shifted(row) for row in public_rows(num_classes)])
 
 
 def _worlds(mechanism: Audited) -> Values:
-    """Return the teachers' values in both worlds for each row of `_public`; (2, 8 K, n, K)."""
+    """Return the teachers' (2, 8 K, n, K) values in both worlds for each row of `_public`."""
     worlds = np.stack([_shifted(world[:, 0]) for world in mechanism.worst_case()])
     return np.tile(worlds, (1, KINDS, 1, 1))
 
 
 def _shifted(values: Values) -> Values:
-    """Roll the classes of (..., K) values by every shift; (K, ..., K)."""
+    """Roll the classes of (..., K) values by every shift; return (K, ..., K) values."""
     return np.stack([np.roll(values, shift, axis=-1) for shift in range(values.shape[-1])])
 
 
@@ -350,8 +352,8 @@ def _statistic(
 ) -> Callable[[Values, NDArray[np.int64]], NDArray[np.float64]]:
     """Return the function from (B, K) answers and (B,) places to (B,) log-likelihood ratios.
 
-    A place is the number of the prediction's row in `_public`. Ratios omit constants. For a
-    noisy maximum only the classes that gain or lose a vote count, which is a valid test.
+    A place is the index of the prediction's row in `_public`. Ratios omit constants. For a noisy
+    maximum, only the classes that gain or lose a vote count; the test remains valid.
     """
     public = _public(mechanism.num_classes)
     worlds = [
@@ -378,7 +380,7 @@ def _statistic(
 
 
 def _encoded(mechanism: Audited, teachers: Values, row: NDArray[np.float32]) -> Values:
-    """Encode each of (n, K) values separately, given a (K,) prediction; most teachers are equal."""
+    """Encode each of the (n, K) values, given a (K,) prediction; equal values are encoded once."""
     distinct = {each.tobytes(): each for each in teachers}
     known = {
         key: mechanism.constrain_sensitivity(each[None], row[None])[0]
@@ -388,7 +390,7 @@ def _encoded(mechanism: Audited, teachers: Values, row: NDArray[np.float32]) -> 
 
 
 def _dot(left: Values, right: Values) -> NDArray[np.float64]:
-    """Multiply (B, K) values row by row; (B,)."""
+    """Return the (B,) dot products of (B, K) values, row by row."""
     return np.asarray(np.einsum("bk,bk->b", left, right))
 
 

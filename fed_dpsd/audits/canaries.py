@@ -1,9 +1,9 @@
-"""Training on canaries: records whose gradients an adversary can distinguish from all others.
+"""Training on canaries: records with gradients that an adversary can distinguish from all others.
 
-If patients are the unit of training, a canary is a patient with all their records.
+If the unit of training is the patient, a canary is a patient with all of their records.
 
-The adversary is the one in the proof of DP-SGD: it chose the records and sees the noisy sum of
-every step. It does not know which records the coins included.
+As in the proof of DP-SGD, the adversary chose the records and sees the noisy sum of every step. It
+does not know which records the coins included.
 """
 
 import dataclasses
@@ -35,16 +35,16 @@ SUMS = 1e-30  # added to differences of sums before taking logarithms
 
 @dataclass(frozen=True)
 class Canaries:
-    """Canaries of one kind, with the teacher they are made for.
+    """Canaries of one kind, and the teacher that they are made for.
 
     Args:
-        teacher: makes the untrained teacher, whose gradients have these directions.
+        teacher: makes the untrained teacher that has gradients along `directions`.
         inputs: (m, D) float32 features.
         labels: (m,) int64 classes.
         directions: (m, P) float64 unit vectors along the canaries' gradients with respect to the
             parameters, in the parameters' order. They are computed by torch, independently of the
             audited code.
-        kinds: (m,) int64 kind of each gradient.
+        kinds: (m,) int64, the kind of each gradient.
     """
 
     teacher: Callable[[], nn.Module]
@@ -86,8 +86,8 @@ class Canaries:
 def of_weights(count: int, num_classes: int) -> Canaries:
     """Make canaries for a linear layer, each with its own strong feature.
 
-    Weights are zero, so the teacher considers all classes equally probable. Gradients are
-    orthogonal except for the bias, which has a hundredth of their squared length.
+    Weights are zero, so the teacher gives all classes equal probability. Gradients are orthogonal
+    except for the bias, which has a hundredth of their squared length.
     """
 
     def teacher() -> nn.Module:
@@ -103,7 +103,7 @@ def of_weights(count: int, num_classes: int) -> Canaries:
 def of_bias(num_classes: int) -> Canaries:
     """Make canaries for a linear layer's bias: they have no features.
 
-    The teacher is sure of class 0, and each canary has another class. So its gradient has length
+    The teacher is sure of class 0, and each canary has another class, so its gradient has length
     sqrt(2) and lies only in the bias.
     """
 
@@ -120,10 +120,10 @@ def of_bias(num_classes: int) -> Canaries:
 def of_network(count: int, num_classes: int, bound: float = 1.0) -> Canaries:
     """Make canaries for a network of three layers, each with its own hidden units.
 
-    A canary activates only its two units, which makes the network sure of a wrong class. So its
-    gradient lies in its own coordinates, except for the last bias, which has at most a hundredth of
-    its squared length. Gradients of one kind are spread evenly over three layers; the others lie
-    mostly in the first bias. All have at least 50 times the length `bound`, and at least 50.
+    A canary activates only its own two units, which makes the network sure of a wrong class. Its
+    gradient therefore lies in its own coordinates, except for the last bias, which has at most a
+    hundredth of its squared length. Gradients of one kind are spread evenly over three layers; the
+    others lie mostly in the first bias. All lengths are at least 50 and at least 50 times `bound`.
     """
     number, loud = torch.arange(count), LOUD * max(bound, 1.0)
     spread, labels = number % 2 == 0, number // 2 % num_classes
@@ -149,17 +149,17 @@ def of_network(count: int, num_classes: int, bound: float = 1.0) -> Canaries:
 
 @dataclass(frozen=True)
 class Watched(DPSGD):
-    """DP-SGD whose noisy sums of gradients are recorded.
+    """DP-SGD that records its noisy sums of gradients.
 
     Attributes:
-        seen: the sum of each step and parameter, in the order of steps.
+        seen: the sum of each step and parameter, in step order.
     """
 
     seen: list[NDArray[np.float64]] = field(default_factory=list, repr=False, compare=False)
 
     @classmethod
     def like(cls, mechanism: DPSGD, **changed: object) -> "Watched":
-        """Return a mechanism like `mechanism`, but without class counts and with recorded sums."""
+        """Return a copy of `mechanism` that releases no class counts and records its sums."""
         fields = {f.name: getattr(mechanism, f.name) for f in dataclasses.fields(DPSGD)}
         return cls(**(fields | {"count_fraction": None} | changed))
 
@@ -179,9 +179,10 @@ class Watched(DPSGD):
 def watch(
     mechanism: DPSGD, canaries: Canaries, included: NDArray[np.bool_], rng: Rng
 ) -> NDArray[np.float64]:
-    """Train on the included canaries; return (T, m) parts of the sums along all gradients.
+    """Train on the included canaries; return the (T, m) components of the sums along all gradients.
 
-    A canary that takes part in a step adds 1 to its own part if its gradient is clipped correctly.
+    A canary that takes part in a step adds 1 to its own component if its gradient is clipped
+    correctly.
     """
     watched = Watched.like(mechanism, learning_rate=STILL)
     chosen = torch.from_numpy(included)
@@ -200,15 +201,16 @@ def guess_steps(
     streams: Iterator[SecretStreams],
     runs: int,
 ) -> tuple[Guesses, Guesses]:
-    """Train on canaries, `runs` times, and guess each from the noisy sums of all steps, twice.
+    """Train on canaries `runs` times, and guess each twice from the noisy sums of all steps.
 
-    A canary's first score is the log-likelihood ratio of its parts of the sums, (1 - q) N(0, z^2) +
-    q N(1, z^2) against N(0, z^2). Its second is the length of the differences between consecutive
-    steps: noise shared by steps cancels there and leaves the steps that a canary took part in.
+    A canary's first score is the log-likelihood ratio of its components of the sums, (1 - q) N(0,
+    z^2) + q N(1, z^2) against N(0, z^2). Its second score is the length of the differences between
+    consecutive steps: noise shared by steps cancels, which reveals the steps that a canary took
+    part in.
 
     Args:
-        mechanism: the mechanism whose `train` runs; its class counts are ignored.
-        claimed: the mechanism whose rate and noise the adversary assumes.
+        mechanism: the mechanism that trains; its class counts are ignored.
+        claimed: the mechanism with the rate and noise that the adversary assumes.
         canaries: canaries with orthogonal or nearly orthogonal gradients.
         streams: secrets of the runs.
         runs: R, the number of independent runs.
@@ -228,15 +230,15 @@ def guess_steps(
 def guess_clipping(
     mechanism: DPSGD, canaries: Canaries, streams: Iterator[SecretStreams], runs: int
 ) -> Guesses:
-    """Train at rate 1 on canaries, `runs` times after a pilot, and guess each from its own parts.
+    """Train on canaries at rate 1, `runs` times after a pilot; guess each from its own components.
 
-    Thresholds are the pilot's medians, so canaries may share coordinates.
+    Thresholds are the pilot's medians, so that canaries may share coordinates.
 
     Args:
         mechanism: a mechanism of rate 1; its class counts are ignored.
         canaries: canaries of any kind.
         streams: secrets of the runs and the pilot.
-        runs: R independent runs, in addition to the pilot.
+        runs: R, the number of independent runs in addition to the pilot.
     """
 
     def score(included: NDArray[np.bool_], secret: SecretStreams) -> NDArray[np.float64]:
@@ -251,10 +253,10 @@ def guess_clipping(
 def samples(
     mechanism: DPSGD, steps: int, count: int, linear: bool, secret: SecretStreams
 ) -> NDArray[np.bool_]:
-    """Train on canaries with hardly any noise; return (steps, count) whether each was in each step.
+    """Train on canaries with hardly any noise; return the (steps, count) mask of participation.
 
     Args:
-        mechanism: the mechanism whose sampler is used.
+        mechanism: the mechanism that provides the sampler.
         steps: T, the number of training steps.
         count: m, the number of canaries.
         linear: whether a linear layer is trained; otherwise a network.
@@ -269,10 +271,10 @@ def samples(
 def guess_counts(
     mechanism: DPSGD, canaries: int, streams: Iterator[SecretStreams], runs: int
 ) -> Guesses:
-    """Release class counts, `runs` times, with one canary per class.
+    """Release class counts `runs` times, with one canary per class.
 
     Args:
-        mechanism: the mechanism whose `count` runs.
+        mechanism: the mechanism that counts.
         canaries: m, the number of canaries in a run.
         streams: secrets of the runs.
         runs: R, the number of independent runs.
@@ -293,9 +295,9 @@ def _run(
     streams: Iterator[SecretStreams],
     runs: int,
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-    """Include each canary by a fair coin and score all, in runs with separate secrets.
+    """Include each canary by a fair coin and score all canaries, in runs with separate secrets.
 
-    Coins are seeded by a digest of the secret: they are the auditor's own and independent of the
+    The coins are seeded with a digest of the secret. They are the auditor's own, independent of the
     audited generator.
     """
     included, scores = [], []
@@ -312,7 +314,7 @@ def coins(secret: SecretStreams, count: int) -> NDArray[np.bool_]:
 
 
 def steps_advantage(mechanism: DPSGD) -> float:
-    """Bound the total variation distance of the steps of training, one added unit apart.
+    """Bound the total variation distance of the training's steps with and without one unit.
 
     The distance is delta at epsilon 0. At rate 1 it is the distance of one Gaussian mechanism.
     """

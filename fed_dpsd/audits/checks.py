@@ -1,8 +1,8 @@
-"""Checks: properties of correct code, and what was observed.
+"""Checks of properties of correct code, with the observations.
 
 A counting check compares hits with an exactly known probability. Its failure probability bounds how
-often correct code fails it, by the binomial law and a union bound over all counts. A check that
-only compares never fails for correct code, or does so with a stated probability.
+often correct code fails, by the binomial law and a union bound over all counts. Correct code never
+fails a check that only compares, or fails it with a stated probability.
 """
 
 import traceback
@@ -18,14 +18,14 @@ CHECK_FAILURE = 1e-5  # of each counting check
 
 @dataclass(frozen=True)
 class Count:
-    """Hits among independent trials of one known probability.
+    """Hits among independent trials with one known probability.
 
     Args:
         what: the event, in words.
         hits: how often it occurred.
         trials: number of trials, >= 0.
-        probability: the probability of a hit if the code is correct; if it is 0 or 1, correct code
-            never fails.
+        probability: the probability of a hit for correct code; with 0 or 1, correct code never
+            fails.
     """
 
     what: str
@@ -35,7 +35,7 @@ class Count:
 
     @property
     def chance(self) -> float:
-        """Return the probability of this few or this many hits, whichever is smaller."""
+        """Return the probability of at most, or at least, this many hits, whichever is smaller."""
         below = binom.cdf(self.hits, self.trials, self.probability)
         above = binom.sf(self.hits - 1, self.trials, self.probability)
         return float(min(below, above))
@@ -47,12 +47,12 @@ class Count:
 
 @dataclass(frozen=True)
 class Check:
-    """A property of a client's code.
+    """A check of a property of a client's code.
 
     Args:
-        part: the part of the audit that it belongs to.
+        part: the part of the audit that the check belongs to.
         title: the property, in words.
-        contradiction: what was observed instead; "" if it holds.
+        contradiction: what was observed instead; "" if the property is satisfied.
         evidence: what was examined, in words.
         failure_probability: an upper bound on how often correct code fails it.
     """
@@ -65,7 +65,7 @@ class Check:
 
     @property
     def contradicts(self) -> bool:
-        """Return whether the property does not hold."""
+        """Return whether the property is violated."""
         return bool(self.contradiction)
 
     def __str__(self) -> str:
@@ -82,7 +82,7 @@ class Check:
 def counted(
     part: Part, title: str, counts: Iterable[Count], failure: float = CHECK_FAILURE
 ) -> Check:
-    """Check that no count is too improbable; all tails of all counts share `failure` equally."""
+    """Check that no count is too improbable; the tails of all counts share `failure` equally."""
     every = list(counts)
     rarest = min(every, key=lambda count: count.chance)
     likely = rarest.chance >= failure / (2 * len(every))
@@ -93,7 +93,7 @@ def counted(
 
 
 def running(part: Part, title: str, checks: Callable[[], Iterable[Check]]) -> Iterator[Check]:
-    """Yield checks; if the code under test raises an error, yield a failed check.
+    """Yield the block's checks; if the code under test raises an error, yield a failed check.
 
     Correct code raises no error here, so any exception is a contradiction.
     """

@@ -1,4 +1,4 @@
-"""Attacks with the claims they test, at settings where attack and claim are close."""
+"""Attacks and the claims that they test, at settings where attack and claim are close."""
 
 import dataclasses
 import hashlib
@@ -29,15 +29,15 @@ ATTACK_FAILURE = 1e-4
 
 @dataclass(frozen=True)
 class Attack:
-    """An audit with the numbers it tests.
+    """An audit and the numbers that it tests.
 
     Args:
         key: its name in `--json`.
         title: the attacked part, in words.
         mechanism: the mechanism as claimed.
         audit: lower bounds on the leak.
-        proof: upper bounds on the leak if the claim is true.
-        published: the paper's number for the same number of answers; `inf` if none is tested.
+        proof: upper bounds on the leak, valid if the claim is true.
+        published: the paper's epsilon for the same number of answers; `inf` if none is tested.
         tests_code: whether a broken implementation must be detected at these settings.
         also: a sentence on what else the run releases; "" if nothing.
     """
@@ -65,7 +65,7 @@ class Attack:
 
     @property
     def _published_delta(self) -> float:
-        """Return 0 for Theorem 2, which claims a pure bound, and the proof's delta otherwise."""
+        """Return 0 for Theorem 2, which claims pure DP, and the proof's delta otherwise."""
         pure = isinstance(self.mechanism, TopKRandomizedResponse)
         return 0.0 if pure else self.proof.epsilon.delta
 
@@ -89,7 +89,7 @@ class Attack:
 
 
 def close_to(mechanism: Any, spend: Callable[[Any], Epsilon]) -> Any:
-    """Calibrate the mechanism's noise so that it spends CLOSE_EPSILON."""
+    """Calibrate the mechanism's noise to spend CLOSE_EPSILON."""
     field = mechanism.calibrated_by
 
     def value_at(setting: float) -> float:
@@ -100,7 +100,7 @@ def close_to(mechanism: Any, spend: Callable[[Any], Epsilon]) -> Any:
 
 
 def own_epsilon(mechanism: Charged, queries: int, delta: float, relation: Relation) -> Epsilon:
-    """Prove an epsilon for `queries` requests of one query each; a training run is one release.
+    """Prove an epsilon for `queries` requests with one query each; a training run is one release.
 
     The epsilon is for a record, or for the unit of training.
     """
@@ -110,7 +110,7 @@ def own_epsilon(mechanism: Charged, queries: int, delta: float, relation: Relati
 
 
 def secrets_of(config: Config, purpose: str) -> Iterator[SecretStreams]:
-    """Yield secrets derived from the run's seed, so an audit can be repeated."""
+    """Yield secrets derived from the run's seed, so that an audit can be repeated."""
     for number in itertools.count():
         name = f"audit of {purpose} {config.seed} {number}".encode()
         yield SecretStreams(hashlib.sha256(name).digest())

@@ -1,9 +1,10 @@
 """The audit of a client: statistical attacks, sampler tests and protocol tests.
 
-Correct code is contradicted at most once in 1,000 audits. Each attack has failure probability 1e-4
-(the three on clipping share it, and the attack on answers at the run's settings has 1e-6): at most
-eight for private training and its answers. Each counting check has 1e-5: at most 19. Protocol
-tests never contradict correct code unless 64 noisy rows are equal by chance (below 1e-9).
+Correct code is contradicted at most once in 1,000 audits. There are at most eight attacks on
+private training and its answers, each with failure probability 1e-4; the three on clipping share
+it, and the attack on answers at the run's settings has 1e-6. There are at most 19 counting checks,
+each with 1e-5. Protocol tests contradict correct code only if 64 noisy rows are equal by chance
+(below 1e-9).
 """
 
 from collections.abc import Iterator
@@ -38,10 +39,11 @@ class Conformance:
     """The result of a client's audit.
 
     Args:
-        attacks: bounds on what is released, compared with proofs; the run's own settings come last.
+        attacks: bounds on the leak of releases, compared with proofs; the run's own settings come
+            last.
         checks: properties of correct code, for all parts.
         broken: how the attacked hospital's noise was weakened.
-        untested: the setting whose noise no attack knows; "" if there is none.
+        untested: the setting with noise that no attack knows; "" if there is none.
     """
 
     attacks: tuple[Attack, ...]
@@ -60,18 +62,18 @@ class Conformance:
 
     @property
     def refuted(self) -> bool:
-        """Return whether every attack that tests the code succeeds."""
+        """Return whether all attacks that test the code succeed."""
         attacks = [attack.contradicts for attack in self.attacks if attack.tests_code]
         return bool(attacks) and all(attacks)
 
     @property
     def as_expected(self) -> bool:
-        """Return whether nothing is contradicted or, for a broken hospital, something is."""
+        """Return whether nothing is contradicted; for a broken hospital, whether something is."""
         return self.refuted if self.broken else not any(map(self.contradicts, TITLES))
 
     @property
     def failure_probability(self) -> float:
-        """Bound how often correct code is contradicted, by the sum over all parts."""
+        """Bound the probability that correct code is contradicted, by the sum over all parts."""
         attacks = sum(attack.audit.failure_probability for attack in self.attacks)
         return attacks + sum(check.failure_probability for check in self.checks)
 
@@ -79,7 +81,7 @@ class Conformance:
 def audit_client(experiment: Experiment, broken: Broken | None, say: Say) -> Conformance:
     """Audit the code that hospitals run; arguments are as for `answer_attacks`.
 
-    The protocol does not depend on noise, so it is not tested if noise is broken.
+    The protocol does not depend on noise, so it is not tested for a broken hospital.
 
     Raises:
         UserError: nothing released is randomised.
@@ -109,7 +111,7 @@ def audit_client(experiment: Experiment, broken: Broken | None, say: Say) -> Con
 
 
 def audited_parts(experiment: Experiment) -> tuple[bool, bool]:
-    """Return whether the training is audited, and whether the answers are.
+    """Return whether the training and the answers are audited.
 
     Raises:
         UserError: neither is audited, or no attack knows the mechanism of the answers.
@@ -132,7 +134,7 @@ def audited_parts(experiment: Experiment) -> tuple[bool, bool]:
     if randomised and answered and not isinstance(experiment.answers, Audited):
         raise UserError(
             f"privacy audit: answers={experiment.answers.name} draws noise that no attack knows; "
-            "give the mechanism `additive` and `worst_case`, or audit "
+            "define `additive` and `worst_case` in the mechanism, or audit "
             "answers=gradient, votes, noisy_max or label"
         )
     return private, randomised and answered

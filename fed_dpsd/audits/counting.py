@@ -1,4 +1,4 @@
-"""Counts of drawn numbers: tails, low bits, residues, and agreement of signs."""
+"""Counts over drawn numbers: tails, low bits, residues, and agreement of signs."""
 
 import itertools
 
@@ -19,7 +19,7 @@ def ones(values: NDArray[np.generic]) -> int:
 
 
 def tails(drawn: NDArray[np.float64], law: Law, beyond: tuple[float, ...]) -> list[Count]:
-    """Count draws of unit scale beyond each distance, on either side."""
+    """Count draws of unit scale beyond each distance, on both sides."""
     counts = []
     for distance in beyond:
         chance = ndtr(-distance) if law == "gaussian" else np.exp(-distance) / 2
@@ -32,8 +32,8 @@ def tails(drawn: NDArray[np.float64], law: Law, beyond: tuple[float, ...]) -> li
 def low_bits(what: str, released: NDArray[np.float64], spacing: float) -> Check:
     """Check that low bits of (R, C) numbers are fair and independent.
 
-    A column holds one value with noise. So a function of the value in a low bit, or in the
-    difference of two low bits, would be constant in the column.
+    A column holds one value with noise. If a low bit, or the difference of two low bits, were a
+    function of the value, it would be constant in the column.
     """
     steps = np.rint(released / spacing)
     away = int((np.abs(released / spacing - steps) > 1e-3).sum())
@@ -68,7 +68,8 @@ def residues(
 def independence(what: str, drawn: NDArray[np.float64], law: Law) -> Check:
     """Check that (R, C) draws of unit scale are independent, by agreement of signs and sizes.
 
-    It compares each row with the next, the two halves of all rows, and each column with the next.
+    This compares each row with the next, the first half of all rows with the second, and each
+    column with the next.
     """
     half = len(drawn) // 2
     pairs = {
@@ -86,6 +87,6 @@ def independence(what: str, drawn: NDArray[np.float64], law: Law) -> Check:
 
 
 def dependence(what: str, one: NDArray[np.float64], other: NDArray[np.float64]) -> Check:
-    """Check that noise of the same shape from two secrets is independent."""
+    """Check that two secrets' noise arrays of the same shape are independent."""
     agreeing = Count("signs that agree", ones((one > 0) == (other > 0)), one.size, 0.5)
-    return counted("sampler", f"{what}: another secret gives other noise", [agreeing])
+    return counted("sampler", f"{what}: another secret gives different noise", [agreeing])

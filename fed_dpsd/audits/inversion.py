@@ -1,7 +1,7 @@
-"""Model inversion on the runs of a sweep: pictures of a class, extracted from a classifier.
+"""Model inversion on a sweep's runs: extract pictures of each class from a classifier.
 
 Fredrikson, Jha, Ristenpart: "Model Inversion Attacks that Exploit Confidence Information and Basic
-Countermeasures", CCS 2015; and a generator that is trained against the classifier, as in Fig. 8 of
+Countermeasures", CCS 2015; and a generator trained against the classifier, as in Fig. 8 of
 arXiv 2601.19090. A failed attack proves nothing.
 """
 
@@ -47,16 +47,17 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Score:
-    """Quality of an attack's pictures, by a classifier of the data set and by its records.
+    """Quality of an attack's pictures, judged by a classifier of the data set and by its records.
 
     Args:
-        inception: Inception score of the classifier, from 1 to the number of classes (Salimans et
+        inception: Inception score by the classifier, from 1 to the number of classes (Salimans et
             al., arXiv 1606.03498).
         recognised: fraction of the pictures that the classifier assigns to the attacked class.
-        nearest_member: fraction whose nearest record, among equally many members and others of each
-            class, is a member; one half if pictures reveal nothing about membership.
-        reached: fraction that the attacked model assigns to the class; if it is small, the attack
-            has not converged and is inconclusive. NaN for pictures of a control.
+        nearest_member: fraction of the pictures with a member as the nearest record, among equally
+            many members and non-members of each class; 0.5 if pictures reveal nothing about
+            membership.
+        reached: fraction that the attacked model assigns to the class; if small, the attack has not
+            converged and is inconclusive. NaN for pictures of a control.
     """
 
     inception: float
@@ -67,15 +68,15 @@ class Score:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of an attack on one model from each run of a setting.
+    """The outcome of an attack on one model of each run of a setting.
 
     Args:
         setting: the name of the setting, or of a control.
         victim: the attacked model; "" for pictures of a control.
         attack: the attack; "" for pictures of a control.
         scores: one for each run.
-        pictures: (K, C, H, W) a picture of each class, from the first run.
-        row: the setting; for a control, the setting whose data it shares.
+        pictures: (K, C, H, W), a picture of each class from the first run.
+        row: the setting; for a control, the setting with the same data.
     """
 
     setting: str
@@ -100,7 +101,7 @@ class Outcome:
 
 
 def attack(path: Path, say: Say) -> Iterator[Outcome]:
-    """Attack the student and a teacher of each run in a sweep's folder or table, after controls.
+    """Attack a student and a teacher of each run in a sweep's folder or table, after controls.
 
     The controls are pictures of the test split, random pixels, and the attacks on an untrained
     teacher.
@@ -114,7 +115,7 @@ def attack(path: Path, say: Say) -> Iterator[Outcome]:
         for number, row in enumerate(rows_of(path)):
             data = row.runs[0].experiment.config.data
             if data not in recognisers:
-                say(f"the classifier of {data.name} that judges pictures")
+                say(f"the classifier that judges pictures of {data.name}")
                 recognisers[data] = recogniser(row.runs[0])
             victims = row.runs[0].victims
             if number == 0:
@@ -145,7 +146,7 @@ def _outcome(row: Row, victim: Victim, name: Attack, recognising: Classifier) ->
 
 
 def _controls(row: Row, recognising: Classifier) -> Iterator[Outcome]:
-    """Score pictures that no attack has made: the test split and random pixels."""
+    """Score pictures that no attack made: the test split and random pixels."""
     test = row.runs[0].data.test
     classes = np.unique(test.labels)
     chosen = [np.flatnonzero(test.labels == label)[:PER_CLASS] for label in classes]
@@ -179,7 +180,7 @@ def _model(run: ShadowRun, victim: Victim) -> Classifier:
 def invert(
     name: Attack, model: nn.Module, shape: tuple[int, ...], streams: Streams
 ) -> tuple[Images, NDArray[np.int64]]:
-    """Extract (K * PER_CLASS, C, H, W) pictures from a classifier; return them and their classes.
+    """Extract (K * PER_CLASS, C, H, W) pictures from a classifier; return them with their classes.
 
     Args:
         name: the attack.
@@ -203,8 +204,8 @@ def fredrikson(
 ) -> torch.Tensor:
     """Descend on pixels until the model is sure of the label; return (B, C, H, W) in [0, 1].
 
-    The paper descends on 1 - p from a black image. Here it starts from dim random pixels, to get
-    many pictures of a class, and descends on -log p, whose gradient does not vanish.
+    The paper starts from a black image and descends on 1 - p. Here it starts from dim random
+    pixels, to get many pictures of a class, and descends on -log p, whose gradient does not vanish.
     """
     pixels = 0.2 * torch.rand((len(labels), *shape), generator=rng)
     pixels.requires_grad_(True)
@@ -224,10 +225,10 @@ def generative(
 ) -> torch.Tensor:
     """Train a generator of all classes against the model; return (B, C, H, W) pictures in [0, 1].
 
-    Its input is a latent vector and the class. Its loss rewards images whose class the model
+    Its inputs are a latent vector and a class. Its loss rewards images with a class that the model
     recognises, and different pictures for different latent vectors (mode seeking: Mao et al., arXiv
     1903.05628). The attack of Fig. 8 (Zhang et al., CVPR 2020) also uses public pictures of the
-    same kind. Any model's pictures would then resemble them, so they are not used here.
+    same kind. Pictures from any model would then resemble them, so they are not used here.
     """
     num_classes = int(labels.max()) + 1
     generator = initialise(lambda: Generator(shape, LATENT_SIZE + num_classes, 32), rng)
@@ -264,8 +265,8 @@ class Judge:
     Args:
         classifier: network from (B, C, H, W) images in [0, 1] to (B, K) logits.
         members: (M, C, H, W) records that the attacked model was trained on.
-        others: (M, C, H, W) records that it was not trained on, equally many per class.
-        streams: the randomness of an attack on one run.
+        others: (M, C, H, W) records that it was not trained on, the same number per class.
+        streams: random streams of an attack on one run.
     """
 
     classifier: Classifier
@@ -275,10 +276,10 @@ class Judge:
 
     @classmethod
     def of(cls, run: ShadowRun, victim: Victim, classifier: Classifier) -> "Judge":
-        """Return the judge of a run, with equally many members and others of each class.
+        """Return the judge of a run, with equally many members and non-members of each class.
 
         A class with more members has better pictures, and more of them are near a member in any
-        case. A teacher's records are the ones its client holds or would hold.
+        case. A teacher's records are the ones that its client holds or would hold.
         """
         records, included = run.data.train, run.included
         streams = Streams(run.experiment.config.seed)
@@ -314,14 +315,14 @@ def _rows(images: Images) -> torch.Tensor:
 
 
 def inception_score(probabilities: NDArray[np.floating]) -> float:
-    """Return exp of the mean divergence of (B, K) probabilities from their mean; in [1, K]."""
+    """Return exp(mean divergence of (B, K) probabilities from their mean), in [1, K]."""
     rows = np.maximum(probabilities.astype(np.float64), 1e-12)
     divergence = (rows * (np.log(rows) - np.log(rows.mean(0)))).sum(1)
     return float(np.exp(divergence.mean()))
 
 
 def recogniser(run: ShadowRun) -> Classifier:
-    """Return a classifier trained on the whole training split, members or not."""
+    """Return a classifier trained on the whole training split, members and non-members."""
     config = run.experiment.config
     shape, num_classes = config.data.shape, config.data.num_classes
     build = CLASSIFIERS[RECOGNISER]

@@ -1,8 +1,7 @@
 """LiRA: scores that distinguish members of the training data, by shadow runs.
 
 Carlini et al.: "Membership Inference Attacks From First Principles", arXiv 2112.03570. The logit is
-a monotone function of the loss, so a threshold on it is the attack of Yeom et al., arXiv
-1709.01604.
+a monotone function of the loss, so thresholding it is the attack of Yeom et al., arXiv 1709.01604.
 """
 
 import numpy as np
@@ -17,9 +16,9 @@ Members = NDArray[np.bool_]
 
 
 def logits(probabilities: NDArray[np.floating], labels: NDArray[np.int64]) -> Scores:
-    """Return log(p / (1 - p)) of each record's class; (N,) from (N, K) and (N,).
+    """Return (N,) values log(p / (1 - p)) of each record's class, from (N, K) and (N,) arrays.
 
-    It is 0 where a model's answer is not a number, so one such run does not spoil attacks on
+    The value is 0 where a model's answer is NaN, so that one such run does not spoil attacks on
     others.
     """
     sensitive = np.nan_to_num(probabilities.astype(np.float64))
@@ -29,15 +28,15 @@ def logits(probabilities: NDArray[np.floating], labels: NDArray[np.int64]) -> Sc
 
 
 def lira(shadows: Scores, included: Members, targets: Scores) -> Scores:
-    """Return log-likelihood ratios of membership: the online attack of LiRA.
+    """Return log-likelihood ratios of membership, by LiRA's online attack.
 
-    A record's scores in shadow runs with and without it are modelled as two normal laws. A record
-    in all shadow runs or in none has ratio 0.
+    A record's scores in shadow runs with and without it are modelled as two normal distributions. A
+    record in all shadow runs, or in none, has ratio 0.
 
     Args:
         shadows: (S, N) `logits` of N records in S shadow runs.
-        included: (S, N) whether a record was in the data of a shadow run.
-        targets: (T, N) `logits` in the runs under attack; no shadow run is among them.
+        included: (S, N) mask of the records in each shadow run's data.
+        targets: (T, N) `logits` in the runs under attack, which are not shadow runs.
     """
     parts = []
     for chosen in (included, ~included):

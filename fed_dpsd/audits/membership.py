@@ -37,8 +37,8 @@ class Outcome:
         row: the setting.
         victim: the attacked model of each run.
         attack: LiRA, or a threshold on the loss.
-        scores: (T, N) how much each record of each target run looks like a member.
-        included: (T, N) whether it is one.
+        scores: (T, N) scores; the higher, the more a record of a target run looks like a member.
+        included: (T, N) mask of members.
         shadows: number of shadow runs.
         claims: the claims proven for the victim (see `ShadowRun.claims`).
     """
@@ -53,7 +53,7 @@ class Outcome:
 
     @functools.cached_property
     def points(self) -> tuple[Point, ...]:
-        """Return the points at 1 % and 0.1 % of false positives, over all target runs together."""
+        """Return the points at 1 % and 0.1 % false positives, over all target runs together."""
         return tuple(point(self.scores, self.included, wanted) for wanted in WANTED)
 
     @property
@@ -63,7 +63,7 @@ class Outcome:
 
     @functools.cached_property
     def refuted(self) -> bool:
-        """Return whether Theorem 12 refutes the proof; a few sure guesses can suffice."""
+        """Return whether Theorem 12 refutes the proof; a few confident guesses may suffice."""
         claim = profile(self.claims)
         return bool(claim and self._fair and refuted(claim, self._guesses, ALARM))
 
@@ -74,7 +74,7 @@ class Outcome:
 
     @property
     def curve(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-        """Return false positive rates, true positive rates and their caps, for a figure."""
+        """Return false positive rates, true positive rates and the latter's caps, for a figure."""
         others = np.sort(self.scores[~self.included])[::-1]
         members = np.sort(self.scores[self.included])
         places = np.minimum((CURVE * len(others)).astype(int), len(others) - 1)
@@ -128,9 +128,9 @@ class Outcome:
 def attack(path: Path, say: Say) -> Iterator[Outcome]:
     """Attack the students and teachers of a sweep's folder or table, after the negative control.
 
-    Two thirds of the runs of a setting are shadows, whose coins the attacker knows. The others are
-    targets. Teachers are queried with the records that their client holds or would hold. Untrained
-    teachers, which do not depend on coins, are the control.
+    Two thirds of a setting's runs are shadow runs, and the attacker knows their coins. The other
+    runs are targets. Teachers are queried with the records that their client holds or would hold.
+    Untrained teachers, which do not depend on coins, are the control.
 
     Raises:
         UserError: there are too few runs, or they have no coins.
@@ -155,7 +155,7 @@ def attack(path: Path, say: Say) -> Iterator[Outcome]:
 
 
 def _check(row: Row, path: Path) -> None:
-    """Refuse settings whose shadow runs reveal nothing about targets, or reveal their members.
+    """Reject settings with shadow runs that reveal nothing about targets, or reveal their members.
 
     Raises:
         UserError: there are too few runs, or their coins or holders are unsuitable.
@@ -169,13 +169,13 @@ def _check(row: Row, path: Path) -> None:
     partitions = [run.experiment.partition for run in row.runs]
     if len({partition.coins for partition in partitions}) < number:
         raise UserError(
-            f"{path}: {row.name} has runs with the same partition.coins, so its shadow runs "
-            "reveal the targets' coins; do not set partition.coins, so that it follows the seed"
+            f"{path}: {row.name} has runs with the same partition.coins, so its shadow runs reveal "
+            "the targets' coins; leave out partition.coins, which then follows the seed"
         )
     if len({partition.seed for partition in partitions}) > 1:
         raise UserError(
-            f"{path}: {row.name} has runs with several values of partition.seed, so not only "
-            "coins decide who holds a record; use one value"
+            f"{path}: {row.name} has runs with several values of partition.seed, so coins alone do "
+            "not decide who holds a record; use one value"
         )
 
 
@@ -206,7 +206,7 @@ def _scores(row: Row, victim: Victim) -> Scores:
 
 
 def _answers(run: ShadowRun, victim: Victim, client: int, images: Images) -> NDArray[np.floating]:
-    """Return the (N, K) probabilities that a victim answers with."""
+    """Return a victim's (N, K) answers as probabilities."""
     if victim == "student":
         return images.predict(run.student())
     if victim == "untrained teachers":

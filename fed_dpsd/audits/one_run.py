@@ -1,6 +1,6 @@
-"""Lower bounds from canaries: records that fair coins add to a data set, and guesses about them.
+"""Lower bounds from guesses about canaries, which are records added to a data set by fair coins.
 
-Every bound here holds whatever the audited algorithm does with the canaries, even if they affect
+Every bound is valid for any treatment of the canaries by the audited algorithm, even if they affect
 each other (docs/audits.md, Theorems 12 and 13).
 """
 
@@ -26,12 +26,13 @@ STAKES = np.linspace(0.05, 0.95, 19)  # fractions of the capital at stake
 
 @dataclass(frozen=True)
 class Guesses:
-    """Guesses about canaries, and the truth.
+    """Guesses about canaries, with the truth.
 
     Args:
-        included: (R, m) whether a canary was in the data set, by fair coins, in R independent runs.
-        scores: (R, m) log-likelihood ratios, or any numbers whose sign is the guess (positive:
-            included) and whose size is the confidence.
+        included: (R, m) mask of the canaries that fair coins put into the data set, in R
+            independent runs.
+        scores: (R, m) log-likelihood ratios, or any numbers with the guess as their sign (positive:
+            included) and the confidence as their size.
     """
 
     included: NDArray[np.bool_]
@@ -39,23 +40,23 @@ class Guesses:
 
     @property
     def right(self) -> NDArray[np.bool_]:
-        """Return (R, m) whether each guess is right."""
+        """Return the (R, m) mask of correct guesses."""
         return np.asarray((self.scores > 0) == self.included)
 
 
 def gaussian(mu: float) -> Claim:
-    """Claim mu-Gaussian differential privacy (arXiv 1905.02383v3, Definition 2.6)."""
+    """Return the claim of mu-Gaussian differential privacy (arXiv 1905.02383v3, Definition 2.6)."""
     return lambda likely: float(ndtr(ndtri(likely) - mu))
 
 
 def approximate(epsilon: float, delta: float) -> Claim:
-    """Claim (epsilon, delta) differential privacy, in both directions."""
+    """Return the claim of (epsilon, delta) differential privacy, in both directions."""
     ratio = math.exp(epsilon)
     return lambda likely: max(0.0, (likely - delta) / ratio, 1 - delta - ratio * (1 - likely))
 
 
 def profile(claims: Sequence[tuple[float, float]]) -> Claim | None:
-    """Claim pairs of epsilon and delta that are proven together; None if none is finite."""
+    """Return the joint claim of proven pairs of epsilon and delta; None if none is finite."""
     # Above 700 the exponential overflows double precision.
     parts = [approximate(epsilon, delta) for epsilon, delta in claims if epsilon <= 700]
     return (lambda likely: max(part(likely) for part in parts)) if parts else None
@@ -64,16 +65,16 @@ def profile(claims: Sequence[tuple[float, float]]) -> Claim | None:
 def refutes(claim: Claim, canaries: int, made: int, right: int, failure: float) -> bool:
     """Return whether this number of correct guesses refutes a claim.
 
-    If the claim holds for a canary that is added or removed, and this returns true, then at least
-    `right` of `made` guesses are right with a probability below `failure` (Theorem 12; the
+    If this returns true and the claim is valid for a canary that is added or removed, then at least
+    `right` of `made` guesses are correct with a probability below `failure` (Theorem 12; the
     recursion is by Mahloujifar, Melis, Chaudhuri: "Auditing f-Differential Privacy in One
     Run", arXiv 2410.22235v1).
 
     Args:
         claim: symmetric, increasing and convex.
-        canaries: m, each included by its own fair coin.
-        made: guesses, 1..m; the adversary may choose which canaries to guess.
-        right: correct guesses, 0..made.
+        canaries: m, the number of canaries, each included by its own fair coin.
+        made: number of guesses, 1..m; the adversary may choose which canaries to guess.
+        right: number of correct guesses, 0..made.
         failure: the failure probability, in (0, 1).
     """
     # Probabilities, over a uniformly drawn canary, that it is guessed, rightly or wrongly, and that
@@ -93,9 +94,9 @@ def refutes(claim: Claim, canaries: int, made: int, right: int, failure: float) 
 def strongest(
     family: Callable[[float], Claim], guesses: Guesses, failure: float, tolerance: float = 1e-4
 ) -> float:
-    """Find the largest parameter whose claim the guesses refute, in a family of weakening claims.
+    """Find the largest parameter with a refuted claim, in a family of weakening claims.
 
-    The surest guesses are tested first, at several fractions of the canaries. The tests share the
+    The most confident guesses are tested, at several fractions of the canaries. The tests share the
     failure probability equally.
 
     Args:
@@ -138,8 +139,8 @@ def _counts(guesses: Guesses, failure: float) -> Iterator[tuple[int, int, int, f
 def advantage_at_least(guesses: Guesses, failure: float) -> float:
     """Return a lower bound on the total variation distance of two worlds one canary apart.
 
-    A guess about a fair coin is correct with probability at most (1 + distance) / 2, so the mean
-    fraction of correct guesses in a run is no larger either (Theorem 13). All canaries are guessed.
+    A guess about a fair coin is correct with probability at most (1 + distance) / 2. This also
+    bounds the expected fraction of correct guesses in a run (Theorem 13). All canaries are guessed.
 
     Args:
         guesses: the guesses of R runs.
@@ -151,7 +152,8 @@ def advantage_at_least(guesses: Guesses, failure: float) -> float:
 def epsilon_at_least(guesses: Guesses, delta: float, failure: float) -> float:
     """Bound epsilon at `delta` from below, using the most confident guess of each run.
 
-    Right guesses are no more frequent than (e^epsilon + m delta) / (1 + e^epsilon) (Theorem 13).
+    The frequency of correct guesses is at most (e^epsilon + m delta) / (1 + e^epsilon) (Theorem
+    13).
 
     Args:
         guesses: the guesses of R runs.
@@ -168,7 +170,7 @@ def epsilon_at_least(guesses: Guesses, delta: float, failure: float) -> float:
 def _mean_at_least(values: NDArray[np.float64], failure: float) -> float:
     """Bound the mean of R independent variables in [0, 1] from below, if it is at least 1/2.
 
-    It is bounded by betting on it (Waudby-Smith, Ramdas, arXiv 2010.09686, Section 4).
+    The bound is by betting (Waudby-Smith, Ramdas, arXiv 2010.09686, Section 4).
     """
     low, high = 0.5, 1.0
     for _ in range(40):
@@ -189,21 +191,21 @@ def conclude(
     unit: Unit = "record",
     groups: Sequence[NDArray[np.bool_]] = (),
 ) -> Audit:
-    """Bound from below what a canary that is added or removed reveals.
+    """Bound from below what adding or removing a canary reveals.
 
-    Epsilon gets half of the failure probability; the advantage, with the mu that implies it, gets
-    the other half: by Theorem 13, or for a single run by Theorem 12. The advantage is the largest
+    Epsilon gets half of the failure probability. The advantage, with the mu that implies it, gets
+    the other half: by Theorem 13, or by Theorem 12 for a single run. The advantage is the largest
     over all canaries together and over each group, which share its half.
 
     Args:
         guesses: the guesses of R runs.
         delta: the delta at which epsilon is bounded, in [0, 1).
         failure: the failure probability of all bounds together, in (0, 1).
-        queries: answers that the adversary saw in a run; 0 if it saw the training itself.
+        queries: number of answers that the adversary saw in a run; 0 if it saw the training itself.
         assumption: the adversary's view and powers, in words.
-        audited: the randomness, in words.
+        audited: the audited randomness, in words.
         unit: the unit of a canary.
-        groups: (m,) masks, each of canaries of one kind, such as a class.
+        groups: (m,) masks of canaries of one kind, such as one class.
     """
     runs, canaries = guesses.scores.shape
     advantage = None

@@ -1,8 +1,8 @@
-"""Protocol tests: what a real site with a ledger answers, refuses and charges.
+"""Protocol tests of what a real site with a ledger answers, refuses and charges.
 
 They use only a site's public behaviour: releases, payments, answers to requests, and the charges in
-its ledger. Each test gets a new site. Correct code fails a test only if two draws of hundreds of
-noisy numbers are equal by chance.
+its ledger. Each test starts with a new site. Correct code fails a test only if two draws of
+hundreds of noisy numbers are equal by chance.
 """
 
 import copy
@@ -41,26 +41,26 @@ SAME = 1 - 1e-9  # tolerated ratio of an epsilon that is computed twice
 
 
 class _Listed(SecretStreams):
-    """A secret that lists the purposes for which it draws."""
+    """A secret that records the purposes of its draws."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "purposes", [])
 
     def numpy(self, purpose: str, client: int = 0, query_id: int = 0) -> Rng:
-        """Return a generator, and list its purpose."""
+        """Return a generator, and record its purpose."""
         self.purposes.append(purpose)  # type: ignore[attr-defined]
         return super().numpy(purpose, client, query_id)
 
 
 @dataclasses.dataclass
 class _Case:
-    """A site under test, with everything its releases need.
+    """A site under test, with everything that its releases need.
 
     Args:
         experiment: the experiment.
         mechanism: the mechanism of answers, noisy enough for two draws of QUERIES rows to differ.
-        training: the run's training, with few steps; Plain if it is not private.
+        training: the run's training, shortened to a few steps; Plain if it is not private.
         memory: the ledger, which starts empty; None for one in a file.
         secret: the source of the site's noise.
         folder: the folder of its teachers and its ledger.
@@ -104,7 +104,7 @@ class _Case:
         )
 
     def request(self, number: int = 1, pixel: int = 0, row: int = 0) -> Request:
-        """Return a request of QUERIES images with this number, pixel and prediction."""
+        """Return a request of QUERIES images with this query id, pixel and prediction."""
         shape, num_classes = self.experiment.config.data.shape, self.num_classes
         images = np.zeros((QUERIES, *shape), np.uint8)
         images[0, 0, 0, 0] = pixel
@@ -128,7 +128,7 @@ class _Case:
         return SelfComposedDpEvent(event, self.mechanism.releases(1, QUERIES))
 
     def answers(self, request: Request, site: Site) -> bool:
-        """Return whether a site answers a request instead of refusing it in any way."""
+        """Return whether a site answers a request, rather than refusing it in any way."""
         try:
             return not isinstance(answer(self.experiment.method, request, site), Refusal)
         except ProtocolError:
@@ -136,7 +136,7 @@ class _Case:
 
 
 def protocol_tests(experiment: Experiment, say: Say) -> Iterator[Check]:
-    """Test a site of an experiment on a ledger in memory, and on one in a file."""
+    """Test an experiment's site with a ledger in memory, and with one in a file."""
     tests = [_charges_releases, _repeats, _changes, _refuses_beyond_budget, _refuses_unknown]
     if isinstance(experiment.training, DPSGD):
         tests += [_charges_training, _refuses_training_beyond_budget]
@@ -154,7 +154,7 @@ def protocol_tests(experiment: Experiment, say: Say) -> Iterator[Check]:
 
 
 def _failures(test: Callable[[_Case], Iterator[str]], case: _Case) -> list[str]:
-    """Return the failures that a test found, including errors of the site."""
+    """Return the failures that a test finds, including errors raised by the site."""
     found = []
     try:
         with listening(None):  # the audit reports
@@ -168,7 +168,7 @@ def _failures(test: Callable[[_Case], Iterator[str]], case: _Case) -> list[str]:
 
 
 def _charges_releases(case: _Case) -> Iterator[str]:
-    """Every release is charged what its mechanism costs."""
+    """Every release is charged its mechanism's cost."""
     site = case.site(Plain())
     for number in (1, 2, 3):
         before = _entries(site)
@@ -177,7 +177,7 @@ def _charges_releases(case: _Case) -> Iterator[str]:
 
 
 def _charges_training(case: _Case) -> Iterator[str]:
-    """Private training is charged once, before it starts; so is each answer of its teacher."""
+    """Private training is charged once, before it starts, and its teacher's answers are charged."""
     training, site = case.training, case.site()
     assert isinstance(training, DPSGD)
     site.pay_for_training()
@@ -204,7 +204,7 @@ def _charges_training(case: _Case) -> Iterator[str]:
 
 
 def _repeats(case: _Case) -> Iterator[str]:
-    """A repeated request gets the stored answer without a second charge, whatever the records."""
+    """A repeated request gets the stored answer at no second charge, even if records change."""
     site = case.site(Plain())
     first = site.release(case.mechanism, case.values(), case.request()).values
     before = len(_entries(site))
@@ -215,13 +215,13 @@ def _repeats(case: _Case) -> Iterator[str]:
     ):
         values = again.release(case.mechanism, case.values(world), case.request()).values
         if not np.array_equal(values, first):
-            yield f"{what} gives another answer to the same request"
+            yield f"{what} gives a different answer to the same request"
         if len(_entries(again)) != before:
             yield f"{what} was charged again for the same request"
 
 
 def _changes(case: _Case) -> Iterator[str]:
-    """A changed request with the same number gets different noise and a separate charge."""
+    """A changed request with the same id gets different noise and a separate charge."""
     site = case.site(Plain())
     mechanism, values = case.mechanism, case.values()
     seen = [site.release(mechanism, values, case.request()).values]
@@ -306,7 +306,7 @@ def _refuses_unknown(case: _Case) -> Iterator[str]:
 
 
 def _noisy(mechanism: Mechanism) -> Any:
-    """Return a mechanism whose noise on QUERIES rows hardly ever repeats."""
+    """Return a mechanism with noise that hardly ever repeats on QUERIES rows."""
     if isinstance(mechanism, TopKRandomizedResponse):
         return dataclasses.replace(
             mechanism, epsilon_per_answer=1.0, quorum=None, noise_at="client"
@@ -332,7 +332,7 @@ def _undercharged(
     cost: DpEvent,
     unit: Unit = "record",
 ) -> Iterator[str]:
-    """Yield a failure if the ledger has not grown by the cost of a release for an added unit."""
+    """Yield a failure unless the ledger has grown by the cost of a release for an added unit."""
     new = after[len(before) :]
     grown = ComposedDpEvent(
         [SelfComposedDpEvent(e.costs[unit, "add_remove"], e.releases) for e in new]
@@ -355,7 +355,7 @@ def _drawn(case: _Case, purposes: set[str]) -> Iterator[str]:
 
 
 def _forged(request: Request, **fields: object) -> Request:
-    """Return a copy of a request with fields that its constructor would reject."""
+    """Return a copy of a request with fields that the constructor would reject."""
     forged = copy.copy(request)
     for name, value in fields.items():
         object.__setattr__(forged, name, value)

@@ -1,4 +1,4 @@
-"""Bounds on rates, and on the epsilon they imply, from counted hits of a test.
+"""Bounds on rates, and on the epsilon that they imply, from a test's counted hits.
 
 Clopper and Pearson: "The Use of Confidence or Fiducial Limits Illustrated in the Case of the
 Binomial", Biometrika 26, 1934.
@@ -15,18 +15,18 @@ CANDIDATES = 100  # thresholds tried on the pilot
 
 
 def low(hits: ArrayLike, runs: int, failure: float) -> NDArray[np.float64]:
-    """Bound a rate from below, wrong with probability at most `failure` (Clopper-Pearson)."""
+    """Bound a rate from below, with failure probability at most `failure` (Clopper-Pearson)."""
     bound = beta.ppf(failure, hits, runs - np.asarray(hits) + 1)
     return np.where(np.asarray(hits) > 0, bound, 0.0)
 
 
 def high(hits: ArrayLike, runs: int, failure: float) -> NDArray[np.float64]:
-    """Bound a rate from above, wrong with probability at most `failure`."""
+    """Bound a rate from above, with failure probability at most `failure`."""
     return 1 - low(runs - np.asarray(hits), runs, failure)
 
 
 def log_odds(hits: NDArray[Any], runs: int, failure: float, delta: float) -> NDArray[np.float64]:
-    """Bound epsilon from below by (2, ...) true and false positives; `-inf` without a bound."""
+    """Bound epsilon from below by (2, ...) true and false positives; `-inf` for no bound."""
     above = np.maximum(low(hits[0], runs, failure) - delta, 0)
     with np.errstate(divide="ignore"):
         bound: NDArray[np.float64] = np.log(above) - np.log(high(hits[1], runs, failure))
@@ -34,7 +34,7 @@ def log_odds(hits: NDArray[Any], runs: int, failure: float, delta: float) -> NDA
 
 
 def best_threshold(pilot: NDArray[np.float64], failure: float, delta: float) -> float:
-    """Choose the threshold with the largest bound on a pilot, whose rates are smoothed."""
+    """Choose the threshold with the largest bound on a pilot, after smoothing its rates."""
     runs = pilot.shape[1]
     width = np.maximum(pilot.std(axis=1, keepdims=True) * runs ** (-1 / 3), np.finfo(float).tiny)
     candidates = np.linspace(pilot.min(), pilot.max(), CANDIDATES)

@@ -1,4 +1,4 @@
-"""An attack's curve: true and false positive rates, their intervals, and the caps of proofs."""
+"""An attack's curve: true and false positive rates, their intervals, and the proofs' caps."""
 
 import math
 from collections.abc import Sequence
@@ -17,9 +17,9 @@ Claim = tuple[float, float]  # epsilon and delta that are proven together
 
 @dataclass(frozen=True)
 class Point:
-    """A point of an attack's curve: its rates at a threshold, with intervals.
+    """A point of an attack's curve: the rates at a threshold, with intervals.
 
-    The threshold is a non-member's score, the lowest that leaves at most a fraction `wanted` of the
+    The threshold is the lowest score of a non-member with at most a fraction `wanted` of the
     non-members above it. So `fpr_high` bounds the rate above an order statistic, which is Clopper
     and Pearson's bound for the wanted number. Intervals treat guesses as independent, which is not
     quite true within one run.
@@ -62,14 +62,14 @@ class Point:
     def fpr_high(self) -> float:
         """Return an upper bound on the false positive rate.
 
-        With equal scores, fewer non-members than wanted may be above the threshold. Since the count
-        then depends on the threshold, the bound uses the wanted number.
+        With tied scores, fewer non-members than wanted may be above the threshold. The count then
+        depends on the threshold, so the bound uses the wanted number.
         """
         allowed = math.floor(self.wanted * self.non_members)
         return float(rates.high(allowed, self.non_members, FAILURE / 2))
 
     def exceeds(self, claims: Sequence[Claim]) -> bool:
-        """Return whether the interval is above the cap of proven claims, so a proof is wrong."""
+        """Return whether the interval is above the cap of proven claims, which refutes a proof."""
         return self.tpr_low > cap(self.fpr_high, claims)
 
 
@@ -78,7 +78,7 @@ def point(scores: Scores, included: Members, wanted: float) -> Point:
 
     Args:
         scores: scores of guesses, of any shape; larger means a member.
-        included: whether each guess is about a member, of the same shape.
+        included: mask of the guesses about members, of the same shape.
         wanted: the rate, in (0, 1).
     """
     members, others = scores[included], np.sort(scores[~included])[::-1]
@@ -102,16 +102,16 @@ def auc(scores: Scores, included: Members) -> float:
 def cap(fpr: float, claims: Sequence[Claim]) -> float:
     """Return the largest true positive rate that proven claims allow at a false positive rate.
 
-    Guarantee: let (epsilon, delta) be proven for a record that is added or removed. A guess "in" is
-    at most e^epsilon times as likely when right as when wrong, plus delta. The same holds for a
-    guess "out", with the worlds exchanged. Both bounds hold for a mean over records and over the
-    other records' coins, since they are linear in the rates. (Kairouz, Oh, Viswanath: arXiv
-    1311.0776, Theorem 2.1.)
+    Guarantee: let (epsilon, delta) be proven for a record that is added or removed. The probability
+    of guessing "in" for a member is at most e^epsilon times the probability for a non-member, plus
+    delta. The same holds for guessing "out", with the worlds exchanged. Both bounds are linear in
+    the rates, so they also hold for a mean over records and over the other records' coins.
+    (Kairouz, Oh, Viswanath: arXiv 1311.0776, Theorem 2.1.)
 
     Args:
         fpr: the false positive rate, in [0, 1].
-        claims: pairs of epsilon, which may be infinite, and delta, which all hold; if there are
-            none, nothing is proven.
+        claims: proven pairs of epsilon, which may be infinite, and delta; if empty, nothing is
+            proven.
     """
     bound = 1.0
     for epsilon, delta in claims:

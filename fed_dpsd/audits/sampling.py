@@ -1,8 +1,8 @@
-"""Sampler tests: the laws of a client's draws, in answers, in training and on their own.
+"""Sampler tests, which check the laws of a client's draws in answers, in training and alone.
 
-Every count is compared with the law that docs/privacy.md states, computed here and not by the code
-under test. A Gaussian truncated at up to 4.5 standard deviations is detected in the sampler itself,
-and at up to 4.05 in answers and steps.
+Every count is compared with the law stated in docs/privacy.md, which is computed here and not by
+the code under test. A Gaussian truncated at up to 4.5 standard deviations is detected in the
+sampler itself, and at up to 4.05 in answers and steps.
 """
 
 import dataclasses
@@ -49,7 +49,7 @@ FEWEST_STEPS, MOST_STEPS = 2, 1_000  # of a watched training
 
 
 class _Alike(SecretStreams):
-    """A secret with the same identity as others, so only its draws differ."""
+    """A secret with the same identity as all others, so that only its draws differ."""
 
     @property
     def identity(self) -> str:
@@ -87,7 +87,7 @@ def sampler_tests(
 
 
 def _generator(secrets: Sequence[SecretStreams]) -> Iterator[Check]:
-    """Test a secret's streams: uniform draws, both laws of noise, and independence of streams."""
+    """Test a secret's streams: uniform draws, both noise laws, and independence of streams."""
     one, other, _ = secrets
     words = (one.numpy("answer", 0, 1).random(DRAWS) * 2.0**WORD_BITS).astype(np.int64)
     bits = [Count(f"bit {b} set", ones(words >> b), DRAWS, 0.5) for b in range(WORD_BITS)]
@@ -121,7 +121,7 @@ def _generator(secrets: Sequence[SecretStreams]) -> Iterator[Check]:
 
 
 def _tails(what: str, drawn: NDArray[np.float64], law: Law) -> Check:
-    """Check the tails of draws of unit scale; with few draws, leave out the farthest."""
+    """Check the tails of draws of unit scale; with few draws, omit the farthest tails."""
     beyond = TAILS[law] if drawn.size > DRAWS // 2 else TAILS[law][:4]
     return counted("sampler", f"{what}: tails to {beyond[-1]:g} scales", tails(drawn, law, beyond))
 
@@ -138,7 +138,7 @@ def _repeated(title: str, drawn: NDArray[Any], again: NDArray[Any]) -> Check:
 def _additive(
     experiment: Experiment, claimed: Any, attacked: Any, secrets: Sequence[SecretStreams]
 ) -> Iterator[Check]:
-    """Test the noise of released answers: added to constant values first, then to random ones."""
+    """Test the noise of released answers, first on constant values, then on random ones."""
     quorum = getattr(claimed, "quorum", None)
     scale = getattr(claimed, "scale", claimed.noise_multiplier)  # of a site's own noise
     spacing, law = lattice_spacing(scale), claimed.noise_law
@@ -165,9 +165,9 @@ def _noise(
     spacing: float,
     constant: bool,
 ) -> tuple[Values, Values]:
-    """Release answers; return (R, C) noise and the values it was added to, on its lattice.
+    """Release answers; return (R, C) noise and the values that it was added to, on its lattice.
 
-    Columns outside a public mask have no noise and are omitted.
+    Columns outside a public mask carry no noise and are omitted.
     """
     rng = np.random.default_rng(int(constant))
     first, _ = claimed.worst_case()
@@ -216,7 +216,7 @@ def _responses(
 
 
 def _law_of_response(claimed: TopKRandomizedResponse) -> NDArray[np.float64]:
-    """Return the law of a response whose class is the first of k candidates, (K,)."""
+    """Return the (K,) law of a response when the class is the first of k candidates."""
     size = 2 if claimed.threshold is not None else (claimed.k or claimed.num_classes)
     law = np.zeros(claimed.num_classes)
     law[:size] = 1 / (math.exp(claimed.epsilon_per_answer) + size - 1)
@@ -225,7 +225,7 @@ def _law_of_response(claimed: TopKRandomizedResponse) -> NDArray[np.float64]:
 
 
 def _law_of_most_votes(claimed: NoisyMax) -> NDArray[np.float64]:
-    """Return the law of the class with the most noisy votes in the worst case, (K,)."""
+    """Return the (K,) law of the class with the most noisy votes, in the worst case."""
     votes = claimed.worst_case()[0][:, 0].sum(axis=0) / claimed.noise_multiplier
     points = np.linspace(-45, 45 + votes.max(), 400_001)
     if claimed.noise_law == "gaussian":
@@ -251,9 +251,9 @@ def _labels(
     pairs: Sequence[tuple[Any, NDArray[np.float64], int]],
     secrets: Sequence[SecretStreams],
 ) -> Iterator[Check]:
-    """Compare released classes, by their position after a row's first class, with claimed laws.
+    """Compare released classes, by position after a row's first class, with the claimed laws.
 
-    Each of `pairs` has a mechanism to attack, its claimed law and a number of rows.
+    Each element of `pairs` is a mechanism to attack, its claimed law and a number of rows.
     """
     counts: list[Count] = []
     for attacked, law, draws in pairs:
@@ -263,7 +263,7 @@ def _labels(
         for place, (hits, chance) in enumerate(zip(answers.sum(axis=0), law, strict=True)):
             text = f"class at position {place} (probability {chance:.3g})"
             counts.append(Count(text, int(hits), votes, float(chance)))
-    yield counted("sampler", "answers: each class as often as claimed, even if rare", counts)
+    yield counted("sampler", "answers: each class occurs as often as claimed, even if rare", counts)
 
     attacked, law, draws = pairs[-1]
     if len(attacked.worst_case()[0]) > 1 and not isinstance(attacked, NoisyMax):
@@ -274,7 +274,7 @@ def _labels(
     alike, half = float(np.square(law).sum()), len(first) // 2
     for title, what, same in (
         ("draws are independent", "equal neighbours", first[: 2 * half : 2] == first[1::2][:half]),
-        ("another secret gives other draws", "equal rows", first == other),
+        ("another secret gives different draws", "equal rows", first == other),
     ):
         yield counted("sampler", f"answers: {title}", [Count(what, ones(same), same.size, alike)])
 
@@ -307,7 +307,7 @@ def _training(
     broken: victims.Broken | None,
     secrets: Sequence[SecretStreams],
 ) -> Iterator[Check]:
-    """Test the noise of a site's training on no records, and of class counts."""
+    """Test the noise of a site's training without records, and of class counts."""
     first, other, _ = secrets
     attacked = victims.break_noise(claimed, broken)
     few = [_steps(experiment, attacked, FEWEST_STEPS, secret) for secret in (first, other, first)]
@@ -324,7 +324,7 @@ def _training(
 def _steps(
     experiment: Experiment, attacked: DPSGD, steps: int, secret: SecretStreams
 ) -> NDArray[np.float64]:
-    """Return the (T, P) noisy sums of training on no records, in units of the bound."""
+    """Return the (T, P) noisy sums of training without records, in units of the bound."""
     watched = Watched.like(attacked, steps=steps)
     with tempfile.TemporaryDirectory() as cache, listening(None):  # the audit reports
         site = victims.training_site(experiment.config, watched, cache, secret)
@@ -334,7 +334,7 @@ def _steps(
 
 
 def _class_counts(claimed: DPSGD, attacked: DPSGD, secret: SecretStreams) -> Iterator[Check]:
-    """Test the noise of class counts, for classes with zero, one and two units in turn."""
+    """Test the noise of class counts, with zero, one and two units of each class in turn."""
     num_classes = AT_ONCE // 3 * 3
     labels = np.arange(num_classes).repeat(np.arange(num_classes) % 3)
     if claimed.unit == "patient":

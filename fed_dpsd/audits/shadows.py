@@ -1,7 +1,7 @@
-"""Runs under attack: the folders of a sweep, with each run's models and coins.
+"""Runs under attack: a sweep's run folders, with each run's models and coins.
 
-An attacked run has `partition=coins`, so a coin decided whether each record of the data set was
-used. The attacker knows the coins of shadow runs and guesses the coins of the other runs.
+An attacked run has `partition=coins`: a coin decided whether each record of the data set was used.
+The attacker knows the coins of the shadow runs and guesses the coins of the other runs.
 """
 
 import dataclasses
@@ -67,25 +67,25 @@ class ShadowRun:
 
     @functools.cached_property
     def versions(self) -> dict[str, Any]:
-        """The content of versions.json: the commit and the machine, among others."""
+        """The content of versions.json, such as the commit and the machine."""
         return dict(json.loads((self.folder / "versions.json").read_text()))
 
     @property
     def included(self) -> NDArray[np.bool_]:
-        """Return (N,) whether each record of the training split was held by a client."""
+        """Return the (N,) mask of the training records that a client held."""
         included = np.zeros(len(self.data.train), bool)
         included[np.concatenate(partitions(self.experiment))] = True
         return included
 
     @property
     def victims(self) -> tuple[Victim, ...]:
-        """Return which trained models exist: no student if teachers are the result."""
+        """Return the kinds of trained models, without "student" if teachers are the result."""
         alone = plan_of(self.experiment).ends_with_teachers
         return ("teachers",) if alone else ("teachers", "student")
 
     @property
     def holders(self) -> list[NDArray[np.int64]]:
-        """Return the numbers of the records that each client would hold, whatever their coins."""
+        """Return the indices of the records that each client would hold without the coins."""
         everything = dataclasses.replace(self.experiment.partition, fraction=1.0, coins=0)
         return partitions(dataclasses.replace(self.experiment, partition=everything))
 
@@ -102,14 +102,14 @@ class ShadowRun:
         return Teachers(config, self.experiment.training, client, records, records.ids, secret)
 
     def untrained(self, client: int) -> Classifier:
-        """Return a client's first teacher before training, when it has seen no record."""
+        """Return a client's first teacher before training, which has seen no record."""
         return make_teacher(self.experiment.config, client, 0)
 
     def proven(self, victim: Victim) -> Epsilon:
         """Return the proven epsilon of a victim, for a record that is added or removed.
 
-        A student has the epsilon of the run's card. Teachers have the epsilon of their training:
-        the noise of answers does not cover the teachers themselves.
+        A student's epsilon is the one on the run's card. A teacher's epsilon is the one of its
+        training: the noise of answers does not cover the teacher itself.
         """
         if victim == "student":
             return PrivacyCard(self.summary["privacy"]).epsilon("record", "add_remove")
@@ -118,7 +118,7 @@ class ShadowRun:
     def claims(self, victim: Victim) -> list[Claim]:
         """Return pairs of epsilon and delta that are proven together; the first is `proven`.
 
-        The others are the same proof at other deltas. Together they allow less than any one of
+        The others are the same proof at other deltas. Together they are stricter than any one of
         them.
         """
         first, stages = self.proven(victim), self._stages(victim)
@@ -136,7 +136,7 @@ class ShadowRun:
         return [plan.stages, *trained] if victim == "student" else trained
 
     def _smallest(self, proofs: Sequence[tuple[Stage, ...]], delta: float) -> Epsilon:
-        """Return the smallest epsilon of several proofs; infinity if there is none."""
+        """Return the smallest epsilon of several proofs; `inf` if there are none."""
         notes = plugins_note(self.experiment)
         found = [prove(stages, delta, "record", "add_remove", notes) for stages in proofs]
         nothing = Epsilon(math.inf, delta, "record", "add_remove", "nobody", "none", 0)
@@ -156,12 +156,12 @@ class Row:
     runs: Sequence[ShadowRun]
 
     def least_proven(self, victim: Victim) -> ShadowRun:
-        """Return the run with the weakest proof, such as one that was charged more than planned."""
+        """Return the run with the weakest proof, for example a run charged more than planned."""
         return max(self.runs, key=lambda run: run.proven(victim).value)
 
     @property
     def seeds(self) -> str:
-        """Return the seeds: the first and the last, or all if some between them are missing."""
+        """Return the seeds as a range, or list them all if some in between are missing."""
         seeds = [run.experiment.config.seed for run in self.runs]
         whole = seeds == list(range(seeds[0], seeds[-1] + 1))
         return f"{seeds[0]}-{seeds[-1]}" if whole else ", ".join(map(str, seeds))
@@ -172,7 +172,7 @@ class Row:
         return ", ".join(dict.fromkeys(value for value in values if value))
 
     def accuracy(self, victim: Victim) -> tuple[float, float]:
-        """Return mean and sample standard deviation of the test accuracy; NaN if unknown."""
+        """Return the mean and sample standard deviation of the test accuracy; NaN if unknown."""
         scores = [scores_of(run.summary, "accuracy") for run in self.runs]
         if victim == "student":
             known = [score["student"] for score in scores]
@@ -184,7 +184,7 @@ class Row:
 
 
 def facts(row: Row, victim: Victim) -> dict[str, Any]:
-    """Return a table's facts: what is claimed for a setting's victim, and where it was measured."""
+    """Return a table's facts: the claims on a setting's victim, and where it was measured."""
     first, proven = row.runs[0], row.least_proven(victim).proven(victim)
     published = first.summary["privacy"]["epsilon_published"] if victim == "student" else "inf"
     accuracy, deviation = row.accuracy(victim)
@@ -205,7 +205,7 @@ def facts(row: Row, victim: Victim) -> dict[str, Any]:
 
 
 def rows_of(path: Path) -> list[Row]:
-    """Return the settings of a sweep's folder, or of a table next to its run folders.
+    """Return the settings in a sweep's folder, or in a table next to its run folders.
 
     Raises:
         UserError: there is no table, a run folder is missing, or a run has no coins.
@@ -244,7 +244,6 @@ def _opened(folder: Path) -> ShadowRun:
     if size is not None:
         raise UserError(
             f"{folder}: data.records_per_patient={size} makes up patients from existing records, "
-            "so a coin moves other records too; leave it out, or use a data set whose records name "
-            "their patients"
+            "so a coin moves other records too; leave it out, or use a data set with known patients"
         )
     return ShadowRun(folder, experiment)

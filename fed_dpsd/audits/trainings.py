@@ -47,7 +47,7 @@ BLACK_BOX = "the adversary chooses the records and sees only the released probab
 def training_attacks(
     experiment: Experiment, broken: victims.Broken | None, say: Say
 ) -> Iterator[Attack]:
-    """Attack training: steps, clipping, class counts and teachers, last at the run's settings.
+    """Attack training: steps, clipping, class counts, and teachers (last at the run's settings).
 
     Arguments are as for `answer_attacks`.
     """
@@ -114,7 +114,7 @@ def _clipping(
     secrets: Iterator[SecretStreams],
     say: Say,
 ) -> Iterator[Attack]:
-    """Attack clipping at rate 1, whatever the run's rate: by class, in a bias and across layers."""
+    """Attack clipping at rate 1, not the run's rate: by class, in a bias and across layers."""
     delta = experiment.config.privacy.delta
     num_classes = min(experiment.config.data.num_classes, canaries.MOST_CLASSES)
     whole = dataclasses.replace(few, sample_rate=1.0, steps=CLIPPED_STEPS)
@@ -164,12 +164,12 @@ def _counts(
 
 
 def sample_counts(experiment: Experiment, say: Say) -> Check:
-    """Check who takes part in each step, using sums with hardly any noise.
+    """Check which canaries take part in each step, using sums with hardly any noise.
 
     Each of many canaries should take part in each step at the run's rate q, independently of other
-    canaries and steps. This counts the steps with the expected number of canaries and with many
-    more; canaries that take part exactly once in about 1 / q steps; canaries in two consecutive
-    steps; and pairs of consecutive canaries in one step.
+    canaries and steps. The check counts the steps with the expected number of canaries and with
+    many more, the canaries that take part exactly once in about 1 / q steps, the canaries in two
+    consecutive steps, and the pairs of consecutive canaries in one step.
     """
     mechanism = experiment.training
     assert isinstance(mechanism, DPSGD)
@@ -205,7 +205,7 @@ def _answers(
     secrets: Iterator[SecretStreams],
     say: Say,
 ) -> Iterator[Attack]:
-    """Attack the probabilities of trained teachers, at close settings and at the run's settings."""
+    """Attack the probabilities of trained teachers, at close settings and at the run's own."""
     config, own = experiment.config, experiment.training
     assert isinstance(own, DPSGD)
     # If steps are sampled, one image moves the final weights little.
@@ -234,7 +234,7 @@ def _proof(mechanism: DPSGD, queries: int, delta: float, advantage: float | None
 
 
 def _reported(secrets: Iterator[SecretStreams], steps: Sequence[int]) -> Iterator[SecretStreams]:
-    """Yield a secret for each training run, and report its steps when the next one starts."""
+    """Yield a secret for each training run, and report its steps when the next run starts."""
     with reporting("training steps", sum(steps)) as task:
         for count, secret in zip(steps, secrets, strict=False):
             yield secret

@@ -1,7 +1,7 @@
-"""Hospitals to attack: they release answers with the code of a deployment.
+"""Hospitals to attack, which release answers with the code of a deployment.
 
-They use the sites, sampler, ledgers and messages of a deployment; a victim may get less noise than
-it claims.
+They use a deployment's sites, sampler, ledgers and messages. A victim may add less noise than it
+claims.
 """
 
 import dataclasses
@@ -43,7 +43,8 @@ PILOT = 40  # training runs that set thresholds
 def break_noise(mechanism: Any, broken: Broken | None) -> Any:
     """Halve a mechanism's noise, or keep a thousandth of it; None leaves it unchanged.
 
-    A randomised response gets twice its epsilon, or one at which about two in a billion are lies.
+    A randomised response gets twice its epsilon, or an epsilon at which about two responses in a
+    billion are lies.
     """
     if broken is None:
         return mechanism
@@ -59,12 +60,12 @@ def break_noise(mechanism: Any, broken: Broken | None) -> Any:
 def hospital(
     config: Config, mechanism: Mechanism, secrets: Iterator[SecretStreams], seeded: bool
 ) -> Client:
-    """Make a client for `audit` from sites that use a mechanism.
+    """Return a client for `audit`, made of sites that use a mechanism.
 
-    Answers go through `Site.release` and through the bytes of Flower's messages. Every call uses
-    new sites, with new ledgers and noise; with `seeded` they draw from seeds, as in a simulation.
-    With a quorum the adversary sees the sum over honest sites, since masks cancel; the other sites'
-    teachers have no preference. The server's noise is added here.
+    Answers pass through `Site.release` and the bytes of Flower's messages. Every call uses new
+    sites with new ledgers and noise; with `seeded`, they draw from seeds, as in a simulation. With
+    a quorum, the adversary sees the sum over honest sites, because masks cancel, and the other
+    sites' teachers have no preference. The server's noise is added here.
     """
     quorum = quorum_of(mechanism)
     tiny = dataclasses.replace(config.data, shape=(1, 8, 8))
@@ -99,10 +100,10 @@ def hospital(
 def guess_answers(
     config: Config, training: DPSGD, secrets: Iterator[SecretStreams], runs: int
 ) -> Guesses:
-    """Train on canaries, query a site with them, and guess which were included, `runs` times.
+    """Train on canaries, query a site with them and guess which were included, `runs` times.
 
-    A canary's score is the answer's logarithm for its label minus the mean of the other classes'
-    logarithms, minus the median over a pilot. Its own clipped gradients raise that logarithm.
+    A canary's score is the logarithm of the answer for its label, minus the mean logarithm of the
+    other classes, minus the median over a pilot. Its own clipped gradients raise this logarithm.
     """
     images, labels = _canaries(config)
     pilot = [_ask_about(config, training, images, labels, next(secrets)) for _ in range(PILOT)]
@@ -113,7 +114,7 @@ def guess_answers(
 
 
 def _canaries(config: Config) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Choose images whose features are as far from parallel as possible, and a label for each."""
+    """Choose images with features as far from parallel as possible, and a label for each."""
     rng = np.random.Generator(np.random.PCG64(0))
     candidates = procedural.areas(CANDIDATES, config.data.shape, rng)
     with torch.inference_mode():
@@ -135,7 +136,7 @@ def _ask_about(
     labels: NDArray[np.int64],
     secret: SecretStreams,
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-    """Train on the canaries included by coins; return the coins and the answers' scores."""
+    """Train on the canaries that coins include; return the coins and the answers' scores."""
     included = secret.numpy("coins").random(CANARIES) < 0.5
     with tempfile.TemporaryDirectory() as cache, listening(None):  # the audit reports
         records = Split(images[included], labels[included], np.flatnonzero(included))
@@ -152,7 +153,7 @@ def _ask_about(
 
 
 def training_site(config: Config, training: DPSGD, cache: str, secret: SecretStreams) -> Site:
-    """Make a site without records and with one teacher, stored in the folder `cache`."""
+    """Return a site without records; its one teacher is stored in the folder `cache`."""
     own = dataclasses.replace(config, cache=cache, teachers_per_client=1)
     return _site(own, training, Probabilities(), secret)
 
@@ -165,9 +166,9 @@ def _site(
     client: int = 0,
     records: Split | None = None,
 ) -> Site:
-    """Make a site with these records, or none, whose account pays for everything an audit needs.
+    """Return a site with these records, or none, and an account that pays for a whole audit.
 
-    Its teachers are trained, not read from a file.
+    Its teachers are trained here, not read from a file.
     """
     if records is None:
         nobody = np.zeros(0, np.int64)

@@ -40,9 +40,9 @@ PANELS = TRY, KNOW, CLAIM, MEASURE, DEPLOY = (
 
 
 class _Commands(TyperGroup):
-    """The commands, in the order in which a newcomer needs them.
+    """The commands, in the order in which newcomers need them.
 
-    A configuration key that is typed as an option gets its own error message.
+    A configuration key typed as an option gets its own error message.
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -59,7 +59,7 @@ class _Commands(TyperGroup):
 
 
 def _explained(error: click.NoSuchOption) -> click.UsageError:
-    """Return an error that explains a key typed as an option; return any other error unchanged."""
+    """Explain an error due to a key typed as an option; return any other error unchanged."""
     from fed_dpsd.config import keys
 
     option = error.option_name
@@ -106,9 +106,9 @@ def _add(
     codes: str = "",
     extra: bool = False,
 ) -> None:
-    """Add a command, whose help ends with examples, exit codes and a page of the documentation.
+    """Add a command; its help ends with examples, exit codes and a documentation page.
 
-    With `extra`, the command itself reports extra arguments.
+    With `extra`, the command reports extra arguments itself.
     """
     shown = [f"{'Example' if number == 0 else 'Or'}: {e}" for number, e in enumerate(examples)]
     epilog = "\n\n".join([*shown, EXIT_CODES + codes, f"Read on: {docs}"])

@@ -1,4 +1,4 @@
-"""The command `fed-dpsd bench`: times, memory and traffic of whole runs, compared."""
+"""The command `fed-dpsd bench`: compare times, memory and traffic of whole runs."""
 
 import json
 import sys
@@ -28,7 +28,7 @@ def bench(
     clients: Annotated[
         str,
         typer.Option(
-            help="Numbers of clients, such as 10,100,1000; every row runs with every number."
+            help="Numbers of clients, such as 10,100,1000; each row runs once with each number."
         ),
     ] = "",
     repeat: Annotated[int, typer.Option(help="Number of runs of each row.")] = 3,
@@ -36,7 +36,7 @@ def bench(
     as_json: AsJson = False,
     table: Annotated[
         Path | None,
-        typer.Option(help="Run nothing; print the tables of a file that --out wrote, as Markdown."),
+        typer.Option(help="Run nothing; print the tables of a file written by --out, as Markdown."),
     ] = None,
 ) -> None:
     """Measure whole runs side by side, each in its own process and from an empty cache."""
@@ -69,4 +69,4 @@ def _numbers(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")] if text else []
     except ValueError:
-        raise UserError(f"--clients {text} must be whole numbers, as in 10,100,1000") from None
+        raise UserError(f"--clients {text} must be whole numbers, such as 10,100,1000") from None

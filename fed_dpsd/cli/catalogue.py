@@ -37,12 +37,12 @@ def show(
         list[str] | None,
         typer.Argument(
             help="After keys: overrides of the run to list. Default: the default run. "
-            "After any kind: plugins=NAME lists the built-in choices and this plug-in's.",
+            "After any kind: plugins=NAME also lists the plug-in's choices.",
             autocompletion=override,
         ),
     ] = None,
 ) -> None:
-    """List the choices, one per line, or every key with its default and meaning."""
+    """List choices, one per line, or every key with its default and meaning."""
     from fed_dpsd.config import keys
     from fed_dpsd.config.plugins import find, installed, named_in, searching
 
@@ -74,7 +74,7 @@ def _of_plugins(group: str, plugins: Iterable["Plugin"]) -> dict[str, str]:
     """Return the choices of plug-ins, each with its description and the plug-in's name.
 
     Raises:
-        ConfigError: a file has the name of a built-in one.
+        ConfigError: a file has the name of a built-in choice.
     """
     from fed_dpsd.config import keys
     from fed_dpsd.config.plugins import searching
@@ -89,7 +89,7 @@ def _of_plugins(group: str, plugins: Iterable["Plugin"]) -> dict[str, str]:
 
 
 def _show_architectures(plugins: Sequence["Plugin"]) -> None:
-    """Print the names of networks, built-in and of named plug-ins. This imports torch."""
+    """Print the names of built-in networks and of named plug-ins' networks. This imports torch."""
     from fed_dpsd.models.classifiers import CLASSIFIERS, NO_DP_SGD
 
     print("architectures (model.teacher=..., model.student=..., model.teachers=[...]):")
@@ -101,7 +101,7 @@ def _show_architectures(plugins: Sequence["Plugin"]) -> None:
 
 
 def _show_keys(overrides: list[str]) -> None:
-    """Print each key of the run that overrides describe, with its value and its meaning."""
+    """Print each key of the run that overrides describe, with its value and meaning."""
     from fed_dpsd.config import keys
 
     typed = dict(override.split("=", 1) for override in overrides if "=" in override)

@@ -1,6 +1,6 @@
 """Completion of commands, options and overrides (KEY=VALUE) in bash, zsh and fish.
 
-Only completion of architectures imports torch, because a shell calls this at each TAB.
+A shell calls this at each TAB, so only the completion of architectures imports torch.
 """
 
 import os
@@ -67,7 +67,7 @@ class Bash(BashComplete):
         return args, incomplete
 
     def format_completion(self, item: CompletionItem) -> str:
-        """Return the text that replaces the word that bash sees."""
+        """Return the replacement for the word that bash sees."""
         return str(item.value).rpartition("=")[2] if self._split else str(item.value)
 
 
@@ -98,8 +98,8 @@ def switch_on() -> None:
 def override(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     """Return the completions of an override, each with a description.
 
-    A group or a key ends with "=", a section of keys with ".". After a comma, as in a sweep, the
-    next value is completed.
+    Groups and keys end with "=", sections of keys with ".". After a comma, as in a sweep, the next
+    value is completed.
     """
     typed = dict(word.split("=", 1) for word in ctx.params.get("overrides") or () if "=" in word)
     key, equals, value = incomplete.partition("=")
@@ -126,7 +126,7 @@ def _values(name: str, typed: dict[str, str]) -> dict[str, str]:
 
 
 def _names(begun: str, typed: dict[str, str]) -> dict[str, str]:
-    """Return groups, keys and sections; a section's keys only after its name is typed."""
+    """Return groups, keys and sections; a section's keys appear only after its name is typed."""
     from fed_dpsd.config import keys
 
     section = begun[: begun.rfind(".") + 1]

@@ -12,10 +12,10 @@ from fed_dpsd.errors import UNREAD
 
 
 class _Stderr(Console):
-    """stderr, which ends the process quietly if nobody reads it any more: `2>&1 | head`."""
+    """stderr that ends the process quietly once nothing reads it, as with `2>&1 | head`."""
 
     def on_broken_pipe(self) -> None:
-        """Write nothing more, and stop with the exit code of other commands."""
+        """Write nothing more, and exit with the same code as other commands."""
         self.quiet = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
         raise SystemExit(UNREAD)
@@ -25,7 +25,7 @@ console = _Stderr(stderr=True, highlight=False)
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        help="Settings as KEY=VALUE, such as rounds=10 data=mnist; `fed-dpsd list` has them all.",
+        help="Settings as KEY=VALUE, such as rounds=10 data=mnist; `fed-dpsd list` shows them all.",
         autocompletion=override,
     ),
 ]

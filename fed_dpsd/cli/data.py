@@ -25,11 +25,11 @@ def data(
         Path | None, typer.Option(help="PNG file for a picture of the partition.")
     ] = None,
 ) -> None:
-    """Show split sizes, and each simulated client's number of records by class."""
+    """Show the sizes of the splits, and each simulated client's number of records by class."""
     import numpy as np
 
     if out is not None and (out.suffix.lower() != ".png" or out.is_dir()):
-        raise UserError(f"--out {out} is not a PNG file; give one, such as partition.png")
+        raise UserError(f"--out {out} must end in .png, as in partition.png")
     from fed_dpsd.api import composed
     from fed_dpsd.experiment import load_data, partitions, unused
 
@@ -64,7 +64,7 @@ def data(
 
 
 def _size(split: "Split") -> str:
-    """Return a split's number of records and, where known, of patients."""
+    """Return a split's number of records and, if known, number of patients."""
     patients = split.num_patients
     if patients is None:
         return f"{len(split):,}"
@@ -72,12 +72,12 @@ def _size(split: "Split") -> str:
 
 
 def _cell(count: int, largest: int, shades: str) -> str:
-    """Return a class count, shaded by its size relative to the client's largest class."""
+    """Return a class count, shaded by its ratio to the client's largest class."""
     return f"{shades[min(4, math.ceil(4 * count / largest))]}{count}"
 
 
 def _shows(text: str) -> bool:
-    """Return whether stdout can encode a text."""
+    """Return whether stdout can encode a string."""
     try:
         text.encode(sys.stdout.encoding)
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""The commands `fed-dpsd privacy`: planned costs, costs so far, and attacks on the claims."""
+"""The commands `fed-dpsd privacy`: planned costs, actual costs, and attacks on the claims."""
 
 import json
 import math
@@ -54,17 +54,16 @@ def audit(
     overrides: Overrides = None,
     broken: Annotated[
         Literal["half", "none"] | None,
-        typer.Option(
-            help="Attack a hospital that adds half of the noise that it claims, or almost none."
-        ),
+        typer.Option(help="Attack a hospital that adds half of the claimed noise, or almost none."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Test a client's code: attack its releases, test its sampler and its protocol.
+    """Test a client's code: attack its releases, and test its sampler and its protocol.
 
-    Attacks run at settings where they come close to the proof, to test the code, and at the run's
-    own settings. Sampler tests count draws. Protocol tests send requests to a site with a
-    ledger. With --broken the attacks must succeed: an audit that misses a broken hospital is blind.
+    To test the code, attacks run at settings where they come close to the proof; they also run at
+    the run's own settings. Sampler tests count draws. Protocol tests send requests to a site with a
+    ledger. With --broken, the attacks must succeed: an audit that misses a broken hospital is
+    blind.
     """
     from fed_dpsd.api import composed
     from fed_dpsd.audits.conformance import TITLES, audit_client
@@ -120,9 +119,9 @@ def attack(
 ) -> None:
     """Attack the trained models of a sweep, and print the paths of the tables and the figure.
 
-    Run `fed-dpsd sweep experiment=attack_membership`, or attack_inversion, first. A membership
-    attack that succeeds beyond the cap of a proven epsilon refutes the proof. One that fails proves
-    nothing.
+    First run `fed-dpsd sweep experiment=attack_membership`, or attack_inversion. A membership
+    attack that succeeds beyond the cap of a proven epsilon refutes the proof. A failed attack
+    proves nothing.
     """
     from fed_dpsd.audits import inversion, membership
     from fed_dpsd.report import figures, plots, tables
@@ -172,16 +171,16 @@ def attack(
 
 
 def ledger(
-    path: Annotated[Path, typer.Argument(help="A ledger file, a folder of them, or a run folder.")],
+    path: Annotated[Path, typer.Argument(help="A ledger, a folder of ledgers, or a run folder.")],
     delta: Annotated[
-        float, typer.Option(help="Failure probability, delta, at which epsilons are printed.")
+        float, typer.Option(help="Failure probability (delta) of the printed epsilons.")
     ] = 1e-5,
     charges: Annotated[
-        bool, typer.Option("--charges", help="Also print every charge, and each unit and relation.")
+        bool, typer.Option("--charges", help="Also print every charge, unit and relation.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print each client's charges so far, and the epsilons that they prove. Nothing is written."""
+    """Print each client's charges and the epsilons that they prove. Nothing is written."""
     from fed_dpsd.accounts.card import NO_SECRET_NOTE, account, ledger_files
     from fed_dpsd.accounts.database import read
     from fed_dpsd.accounts.secret import has_secret
@@ -220,7 +219,7 @@ def ledger(
 def _print_charges(
     out: Console, file: Path, entries: Sequence["Entry"], totals: Iterable["Proofs"], delta: float
 ) -> None:
-    """Print every charge of a ledger, and the epsilons that they prove together."""
+    """Print all charges of a ledger, and the epsilons that they prove together."""
     from fed_dpsd.accounts.card import account
 
     out.print(str(file), markup=False, soft_wrap=True)
@@ -241,7 +240,7 @@ def _print_charges(
 def _spent_table(
     accounts: Mapping[Path, Sequence["Entry"]], totals: Mapping[Path, Mapping["Pair", "Proofs"]]
 ) -> Table:
-    """Return a row for each client: the epsilons of a record and of meaningful larger units."""
+    """Return a row per client, with the epsilons of a record and of meaningful larger units."""
     from fed_dpsd.accounts.verdict import is_meaningful
     from fed_dpsd.privacy.epsilon import NOT_REVIEWED
     from fed_dpsd.privacy.mechanism import weakest
@@ -282,15 +281,15 @@ def _meanings(totals: Mapping[Path, Mapping["Pair", "Proofs"]], delta: float) ->
     bases = {next(iter(proofs)) for proofs in records if len(proofs) > 1}
     if "training" in bases:
         yield (
-            "The training of the teachers has paid: the answers of privately trained teachers are "
-            "post-processing of it, so they cost nothing more."
+            "The training of the teachers covers their answers: they are post-processing of "
+            "private training and cost nothing more."
         )
     if bases - {"training"}:
         yield "A budget counts private training but not the teachers' answers: more of it is spent."
 
 
 def _json(proofs: "Proofs") -> dict[str, Any]:
-    """Return the smallest proven epsilon in the format of a card, with the others."""
+    """Return the smallest proven epsilon in the format of a card, with all others."""
     (basis, claim), *others = proofs.items()
     kept = ("trust", "epsilon")
     rows = [{"basis": name} | {key: other.to_json()[key] for key in kept} for name, other in others]
@@ -298,7 +297,7 @@ def _json(proofs: "Proofs") -> dict[str, Any]:
 
 
 def _text(proofs: "Proofs") -> str:
-    """Return the smallest proven epsilon with the basis of its proof, and the others."""
+    """Return the smallest proven epsilon with the basis of its proof, and all others."""
     from fed_dpsd.accounts.card import BY
 
     (basis, claim), *others = proofs.items()

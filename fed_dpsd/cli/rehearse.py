@@ -46,11 +46,11 @@ def rehearse(
         ),
     ] = False,
 ) -> None:
-    """Rehearse a deployment on this machine: coordinator and hospitals, their keys, TLS, processes.
+    """Rehearse a deployment on this machine: coordinator, hospitals, keys, TLS and processes.
 
     Hosts are network namespaces where permitted (Linux, root); otherwise all share this
     machine's namespace.
-    With --kills, stdout has a line of CSV per fault. Otherwise its last line is the run folder.
+    With --kills, stdout has a CSV line per fault; otherwise, its last line is the run folder.
     """
     from fed_dpsd.rehearsal.rehearsal import Rehearsal, can_make_hosts
     from fed_dpsd.server.words import next_steps
@@ -75,7 +75,7 @@ def rehearse(
 
 
 def _run(rehearsal: "Rehearsal") -> "Run":
-    """Run the experiment in the folder `run`, and show its rounds as they end."""
+    """Run the experiment in the folder `run`, and show each round when it ends."""
     from fed_dpsd.api import Run, shown_progress
     from fed_dpsd.rehearsal.faults import COMPLETED
     from fed_dpsd.server.run_folder import read_log
@@ -101,7 +101,7 @@ def _run(rehearsal: "Rehearsal") -> "Run":
 
 
 def _endure(rehearsal: "Rehearsal", kills: int, seed: int) -> None:
-    """Run with faults until there are `kills`, and repeat each run without faults."""
+    """Run with faults until `kills` faults have occurred, and repeat each run without faults."""
     from fed_dpsd.rehearsal.faults import Fault, endure
 
     writer = csv.writer(sys.stdout)

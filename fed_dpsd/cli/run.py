@@ -31,8 +31,8 @@ def run(
 ) -> None:
     """Run one experiment. The last line of stdout is its folder.
 
-    Without settings: FedDPSD on scikit-learn's digits, with 5 simulated clients whose teachers are
-    trained with DP-SGD, at epsilon 3 for a record that is added or removed.
+    Without settings, it runs FedDPSD on scikit-learn's digits with 5 simulated clients. Teachers
+    are trained with DP-SGD, at epsilon 3 for a record that is added or removed.
     """
     from fed_dpsd import api
 
@@ -40,7 +40,7 @@ def run(
         print_config(overrides or [])
         return
     if nodes is not None and engine == "local":
-        raise UserError(f"--nodes {nodes} needs --engine flower; add it, or omit --nodes")
+        raise UserError(f"--nodes {nodes} needs --engine flower; add that option, or omit --nodes")
     job = api.new_job(tuple(overrides or ()), engine, nodes)
     for line in job.warnings:
         say(f"warning: {line}")
@@ -51,13 +51,13 @@ def resume(
     context: typer.Context,
     run_folder: Annotated[
         Path,
-        typer.Argument(help="Folder of the run, the last line that it printed.", metavar="RUN"),
+        typer.Argument(help="Folder of the run (its last line of output).", metavar="RUN"),
     ],
 ) -> None:
-    """Continue a stopped run from its last checkpoint, in this process, bit for bit."""
+    """Continue a stopped run from its last checkpoint in this process, with identical results."""
     if context.args:
         context.fail(
-            f"{context.args[0]}: resume takes no settings; a longer run is a new run "
+            f"{context.args[0]}: resume takes no settings; for a longer run, start a new one "
             "(fed-dpsd run KEY=VALUE...)"
         )
     from fed_dpsd import api
@@ -88,7 +88,7 @@ def _finish(job: "Job") -> None:
 
 
 def doctor(overrides: Overrides = None) -> None:
-    """Check this machine for a run with these settings, and print a remedy for each problem.
+    """Check whether this machine can run these settings, and print a remedy for each problem.
 
     The run's data is read; nothing is trained or charged.
     """

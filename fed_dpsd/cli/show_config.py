@@ -1,4 +1,4 @@
-"""The whole configuration of a run as YAML; a comment on each value gives its origin."""
+"""The whole configuration of a run as YAML, with the origin of each value as a comment."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,11 +37,11 @@ def print_config(overrides: Sequence[str]) -> None:
 def annotated(overrides: Sequence[str], experiment: "Experiment") -> str:
     """Return the configuration that overrides describe, one line per key.
 
-    A comment names the origin: typed, a file of conf/ with the choice that selected it, the key
-    whose value was copied, calibrated, or default.
+    A comment gives each value's origin: typed, a file of conf/ and the choice that selected it, the
+    key that the value was copied from, calibrated, or default.
 
     Args:
-        overrides: as they were typed.
+        overrides: the overrides as typed.
         experiment: the experiment that `set_up` returned for them.
     """
     from fed_dpsd.config import keys
@@ -93,7 +93,7 @@ def annotated(overrides: Sequence[str], experiment: "Experiment") -> str:
 def _lines(
     tree: Mapping[str, Any], origin: Callable[[str], str], prefix: str = ""
 ) -> Iterator[str]:
-    """Yield YAML of a mapping, scalars and lists before sections."""
+    """Yield the YAML lines of a mapping, with scalars and lists before sections."""
     margin = "  " * prefix.count(".")
     for key, value in tree.items():
         if isinstance(value, dict) and value:

@@ -19,14 +19,14 @@ app = typer.Typer(
 )
 File = Annotated[
     Path,
-    typer.Argument(help="The hospital's file, which `fed-dpsd site init` writes.", metavar="FILE"),
+    typer.Argument(help="The hospital's file, as written by `fed-dpsd site init`.", metavar="FILE"),
 ]
 
 
 def init(file: File) -> None:
     """Write a template of a hospital's file, with a comment on each key.
 
-    Its state folder has the file's name, so that several hospitals may have files in one folder.
+    Its state folder is named after the file, so one folder may hold several hospitals' files.
     """
     from fed_dpsd.storage import conf_folder, encoded, write_atomically
 
@@ -57,7 +57,7 @@ def check(
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
-            help="The coordinator's settings, KEY=VALUE. Default: the first choices in the file.",
+            help="The coordinator's settings (KEY=VALUE). Default: the first choices in the file.",
             autocompletion=override,
         ),
     ] = None,
@@ -78,7 +78,7 @@ def serve(
     file: File,
     superlink: Annotated[str, typer.Option(help="The coordinator's SuperLink, HOST:PORT.")],
     certificate: Annotated[Path, typer.Option(help="Certificate of the coordinator's CA.")],
-    node_key: Annotated[Path, typer.Option(help="This node's private key, OpenSSH format.")],
+    node_key: Annotated[Path, typer.Option(help="This node's private key, in OpenSSH format.")],
     port: Annotated[
         int | None,
         typer.Option(
@@ -86,16 +86,16 @@ def serve(
         ),
     ] = None,
 ) -> None:
-    """Connect to the coordinator, and answer only with the code that is installed here.
+    """Connect to the coordinator, and answer only with the code installed here.
 
-    Each request is a line on this console: what was asked for, charged or refused, and the budget
-    left. A node that ends with an error is restarted. After a crash, the SuperLink takes up to a
-    minute to notice that the old node is gone, and refuses a new one until then.
+    The console shows a line for each request: what was requested, charged or refused, and the
+    budget left. A node that ends with an error is restarted. After a crash, the SuperLink takes up
+    to a minute to notice that the old node is gone, and refuses a new one until then.
     """
     from fed_dpsd.client.hospital import open_file
     from fed_dpsd.engines.flower.supernode import serve
 
     for path in (certificate, node_key):
         if not path.is_file():
-            raise UserError(f"{path} does not exist; the coordinator's guide is docs/deployment.md")
+            raise UserError(f"{path} does not exist; see docs/deployment.md")
     serve(file, open_file(file).folder, superlink, certificate, node_key, port)

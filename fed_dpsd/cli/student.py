@@ -24,7 +24,7 @@ SHOWN = 20  # rows of a table on a terminal
 
 Run = Annotated[
     Path,
-    typer.Argument(help="Folder of a completed run, the last line that it printed.", metavar="RUN"),
+    typer.Argument(help="Folder of a completed run (its last line of output).", metavar="RUN"),
 ]
 
 
@@ -38,10 +38,10 @@ def export(
         ),
     ] = "safetensors",
 ) -> None:
-    """Write a run's student, with its privacy card, and print the file's path.
+    """Write a run's student with its privacy card, and print the file's path.
 
     PRIVACY.md, privacy_card.json, README.md (a model card for the Hugging Face hub) and config.json
-    are written next to it. An ONNX file is compared with torch on the run's test images first.
+    are written next to it. An ONNX file is first compared with torch on the run's test images.
     """
     from fed_dpsd.server.export import export as write_student
 
@@ -56,22 +56,23 @@ def synthesize(
     number: Annotated[int, typer.Option("--num", min=1, help="How many images to draw.")],
     out: Annotated[Path, typer.Option(help="FILE.parquet to write, in a separate folder.")],
     labels: Annotated[
-        bool, typer.Option("--labels", help="Add the student's labels, in two more columns.")
+        bool, typer.Option("--labels", help="Add the student's labels in two more columns.")
     ] = False,
     source: Annotated[
         Literal["generator", "queries"] | None,
         typer.Option(
             "--from",
-            help="generator: the run's, the default if there is one; queries: images like the "
+            help="generator: the run's own, by default if there is one; queries: images like the "
             "ones that the run sent.",
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same file.")] = 0,
 ) -> None:
-    """Write synthetic images of a run as parquet, with its privacy card, and print the path.
+    """Write synthetic images of a run as parquet with a privacy card, and print the path.
 
-    `datasets.load_dataset("parquet", data_files=FILE)` reads it, and so does data.path. PRIVACY.md,
-    privacy_card.json and README.md (a dataset card for the Hugging Face hub) are next to it.
+    Read the file with `datasets.load_dataset("parquet", data_files=FILE)` or data.path. PRIVACY.md,
+    privacy_card.json and README.md (a dataset card for the Hugging Face hub) are written next to
+    it.
     """
     from fed_dpsd.server.synthesis import synthesize as write_images
 
@@ -84,11 +85,11 @@ def predict(
     model: Annotated[
         Path,
         typer.Argument(
-            help="File that `fed-dpsd export` wrote, .safetensors or .onnx.", metavar="MODEL"
+            help="File written by `fed-dpsd export`, .safetensors or .onnx.", metavar="MODEL"
         ),
     ],
     paths: Annotated[
-        list[Path], typer.Argument(help="Image files, and folders of them.", metavar="IMAGE...")
+        list[Path], typer.Argument(help="Image files, or folders of images.", metavar="IMAGE...")
     ],
     every_class: Annotated[
         bool, typer.Option("--all", help="Print the probability of every class, one column each.")
@@ -96,16 +97,14 @@ def predict(
     out: Annotated[Path | None, typer.Option(help="FILE.csv to write instead of stdout.")] = None,
     about: Annotated[
         bool,
-        typer.Option(
-            "--about", help="First print the accuracy and the privacy of the model's run."
-        ),
+        typer.Option("--about", help="First print the accuracy and privacy of the model's run."),
     ] = False,
 ) -> None:
     """Print a CSV line for each image: the file, its class and the class's probability.
 
     On a terminal, without --all, it prints a table of the first images instead. Images are
-    converted to grey or RGB and scaled like a hospital's records. Nothing is sent anywhere. A file
-    that cannot be read is reported on stderr and makes the exit code 1.
+    converted to grey or RGB and scaled like a hospital's records. Nothing is sent anywhere.
+    Unreadable files are reported on stderr, and the exit code is then 1.
     """
     from fed_dpsd.api import load_student
     from fed_dpsd.display import shown
@@ -143,7 +142,7 @@ def predict(
 def _predicted(
     student: "Student", files: Sequence[Path], every_class: bool, bad: list[Path]
 ) -> Iterator[list[str]]:
-    """Yield the cells of each readable image; report all others, and add them to `bad`."""
+    """Yield the cells of each readable image; report unreadable images and add them to `bad`."""
     import numpy as np
 
     from fed_dpsd.data.images import open_image, scaled
@@ -193,7 +192,7 @@ def _print_table(file: TextIO, header: Sequence[str], rows: Sequence[Sequence[st
 
 
 def _files(paths: Sequence[Path]) -> list[Path]:
-    """Return the files, with each folder replaced by its files at any depth but hidden ones.
+    """Return the files, replacing each folder by all files below it except hidden ones.
 
     Raises:
         UserError: a folder contains no file, or cannot be read.

@@ -21,8 +21,8 @@ def sweep(
 ) -> None:
     """Run a grid of experiments; the last line of stdout is the path of its table.
 
-    Separate values by commas, as in seed=0,1,2, or give your own grid, as in my_grid.yaml. To
-    resume a sweep, repeat the command.
+    Separate values with commas, as in seed=0,1,2, or give the file of your own grid, such as
+    my_grid.yaml. To resume a sweep, repeat the command.
     """
     from fed_dpsd import api
     from fed_dpsd.sweep import sweep as sweeps
@@ -42,7 +42,7 @@ def report(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            help="Run folders, sweeps' folders or tables, or a rehearsal's folder.",
+            help="Run folders, sweep folders or tables, or a rehearsal's folder.",
             metavar="PATH...",
         ),
     ],
@@ -52,25 +52,24 @@ def report(
     ] = None,
     against: Annotated[
         str | None,
-        typer.Option(help="Entry to compare the others with, for equal seeds and varied keys."),
+        typer.Option(help="Entry to compare the others with, at equal seeds and varied keys."),
     ] = None,
     title: Annotated[str, typer.Option(help="Title of the page, such as the study's name.")] = "",
     threshold: Annotated[
         float | None,
         typer.Option(
-            help="Probability of the second of two classes from which on an image counts as it, "
-            "chosen on other images. Default: chosen on half of the test images."
+            help="Least probability at which an image counts as the second of two classes, chosen "
+            "on other images. Default: chosen on half of the test images."
         ),
     ] = None,
 ) -> None:
-    """Write a page, tables and figures, and print their paths; the HTML page comes last.
+    """Write a page, tables and figures, and print their paths, with the HTML page last.
 
-    The page of a run or a deployment shows its result, what is protected, and how it was obtained;
-    a second page is for a privacy officer.
-    The page of a sweep compares settings by means over seeds. A page is a single file that works
-    offline. Figures, as PDF, SVG and PNG, show accuracy against the proven epsilon, queries,
-    seconds and partition.alpha, and which classes are confused. A table for LaTeX has a column for
-    each alpha.
+    The page of a run or a deployment shows its result, how it was obtained and what is protected. A
+    second page is for a privacy officer. The page of a sweep compares settings by their means over
+    seeds. A page is a single file that works offline. Figures (PDF, SVG and PNG) show accuracy
+    against the proven epsilon, queries, seconds and partition.alpha, and which classes are
+    confused. A LaTeX table has a column for each alpha.
     """
     from fed_dpsd.report import pages
     from fed_dpsd.sweep.reported import facts_of, run_in, tables_of, unfinished_nearby

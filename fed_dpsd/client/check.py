@@ -38,14 +38,14 @@ HELD_OUT = 5  # every fifth image or patient is held out from training
 
 
 def check(hospital: Hospital, overrides: list[str]) -> Iterator[str | Table]:
-    """Read and count the data, train and test a teacher, rehearse an answer; report each result.
+    """Read and count the data, train and test a teacher, and rehearse an answer, with reports.
 
     Args:
         hospital: the hospital, from its own file.
         overrides: the coordinator's overrides; without any, the first choices of the file.
 
     Raises:
-        UserError: the file does not allow such a run, its training diverges, or an answer would be
+        UserError: the file does not allow such a run, training diverges, or an answer would be
             refused.
     """
     content = hospital.read()
@@ -101,9 +101,10 @@ def _counts(hospital: Hospital, content: HospitalRecords) -> Table:
 
 
 def _more_for_training(settings: PrivacyConfig, plan: Plan, charged: bool) -> str:
-    """Say what a site refuses whose budget does not pay for a plan's training, and the remedies.
+    """Describe what a site refuses if its budget does not cover a plan's training, with remedies.
 
-    A budget holds only if it is never raised after the first charge (docs/privacy.md, Theorem 7).
+    A budget is valid only if it is never raised after the first charge (docs/privacy.md, Theorem
+    7).
     """
     what = "to train" if plan.trainings == 1 else "before the last training"
     remedy = f"{what}; agree on more noise (privacy.target_epsilon)"
@@ -159,7 +160,7 @@ def _train(
     ids = content.ids if content.records.patients is None else content.records.patients
     distinct, place = np.unique(ids, return_inverse=True)
     if len(distinct) == 1:
-        return "one image or patient is too few to hold any out"
+        return "one image or patient is too few for a hold-out"
     held_out = place % HELD_OUT == 0
     seen, unseen = np.flatnonzero(~held_out), np.flatnonzero(held_out)
     secret = SecretStreams(secret_of(folder / "rehearsal"))
@@ -175,7 +176,7 @@ def _train(
 
 
 def _rehearse(hospital: Hospital, experiment: Experiment, folder: Path) -> str:
-    """Answer a request about random images, charged to a temporary ledger; describe the outcome."""
+    """Answer a request for random images, charged to a temporary ledger; describe the outcome."""
     secret = hospital.folder / "secret"
     secret_of(secret)  # draws the secret if there is none yet
     shutil.copy(secret, folder / "secret")

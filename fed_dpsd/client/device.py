@@ -1,4 +1,4 @@
-"""The device of a client's teachers, and how much memory a process may use for them."""
+"""The device of a client's teachers, and the memory that a process may use for them."""
 
 import functools
 import os
@@ -21,13 +21,13 @@ PROCESSOR_BYTES = 2**28
 
 
 def named_device(config: Config, client: int) -> str:
-    """Return the name of the device on which a client's teachers answer and plain teachers learn.
+    """Return the name of the device that a client's teachers answer on and plain teachers learn on.
 
     The proof of noisy answers requires each teacher to be a function of its own shard, to the last
-    bit. On a GPU, kernels may depend on the memory that other teachers leave free. So if the noise
-    is secret, a teacher is on a GPU only if no other teacher of the run can be there.
+    bit. On a GPU, the choice of kernels may depend on the memory that other teachers leave free. So
+    with secret noise, a teacher is on a GPU only if no other teacher of the run can be there.
 
-    With fixed features `auto` is the CPU, which computes them once for all clients.
+    With fixed features, `auto` is the CPU, which computes the features once for all clients.
     """
     shared = config.federation.simulation or config.teachers_per_client > 1
     if config.noise == "secure" and shared:
@@ -41,7 +41,7 @@ def device_of(config: Config, client: int) -> torch.device:
     """Return the device on which a client's teachers answer, in this process's numbering.
 
     Raises:
-        UserError: this process cannot use it.
+        UserError: this process cannot use the device.
     """
     name = named_device(config, client)
     require_device("client_device", name, number_of_gpus())
@@ -49,7 +49,7 @@ def device_of(config: Config, client: int) -> torch.device:
 
 
 def learns_there(training: Training) -> bool:
-    """Return whether teachers learn on that device; all but plain ones learn on the CPU.
+    """Return whether teachers learn on that device; all except plain teachers learn on the CPU.
 
     Exact sums of clipped gradients (privacy/lattice.py) are proven for CPU arithmetic.
     """
@@ -60,18 +60,18 @@ class Owner(Protocol):
     """An owner of teachers on a device."""
 
     def drop(self) -> None:
-        """Release its teachers; they are read again when needed."""
+        """Release the owner's teachers, which are read again when needed."""
 
 
 class Held:
-    """The last used teachers on a device, up to a limit in bytes that one owner may exceed."""
+    """The last-used teachers on a device, up to a limit in bytes that one owner may exceed."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._sizes: WeakKeyDictionary[Owner, int] = WeakKeyDictionary()  # the oldest use first
 
     def use(self, owner: Owner, size: int) -> None:
-        """Mark an owner's teachers, of `size` bytes, as used; drop older ones beyond the limit."""
+        """Mark an owner's teachers (`size` bytes) as used; drop older teachers beyond the limit."""
         self._sizes.pop(owner, None)
         held = sum(self._sizes.values()) + size
         while held > self._limit and (oldest := next(iter(self._sizes), None)) is not None:
@@ -82,7 +82,7 @@ class Held:
 
 @functools.cache
 def held_on(device: torch.device) -> Held:
-    """Return what this process holds on a device."""
+    """Return the teachers that this process holds on a device."""
     if device.type == "cpu":
         return Held(PROCESSOR_BYTES)
     given = os.environ.get(TEACHER_BYTES)

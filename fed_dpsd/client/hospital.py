@@ -1,6 +1,6 @@
-"""A hospital: its own file, never a message, controls what, how and how much it answers.
+"""A hospital, which answers only as its own file allows; no message can change that.
 
-The file is YAML with the keys of `Terms`; `fed-dpsd site init` writes one with a comment on each.
+The file is YAML with the keys of `Terms`; `fed-dpsd site init` writes one with comments.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ _REMEDY = "`fed-dpsd site init` writes one"
 
 @dataclass(frozen=True)
 class Hospital(Terms):
-    """A hospital's side of a federation: it reads, checks and answers under its file's terms."""
+    """A hospital's side of a federation, which reads, checks and answers under its file's terms."""
 
     @property
     def folder(self) -> Path:
@@ -48,7 +48,7 @@ class Hospital(Terms):
 
     @property
     def ledger(self) -> FileLedger:
-        """Return the ledger of this data set.
+        """Return this data set's ledger.
 
         Raises:
             UserError: the folder holds another client's ledger.
@@ -65,18 +65,18 @@ class Hospital(Terms):
         return FileLedger(folder, self.client, self.name)
 
     def read(self) -> HospitalRecords:
-        """Read its records. Raises: UserError: the records do not match `files`."""
+        """Read the records. Raises UserError if they do not match `files`."""
         return read(self.files, self.shape, self.classes)
 
     def experiment(self, text: str, images: int) -> Experiment:
-        """Return a coordinator's experiment, with budget, data and paths from this file instead.
+        """Return a coordinator's experiment with this file's budget, data and paths.
 
         Args:
             text: `Experiment.to_json` of the coordinator.
             images: number of images in the coordinator's current request.
 
         Raises:
-            NotAllowed: the file does not allow the experiment, or it is malformed.
+            NotAllowed: the file does not allow the experiment, or the experiment is malformed.
         """
         with reading():
             raw = json.loads(text)
@@ -94,7 +94,7 @@ class Hospital(Terms):
         return experiment
 
     def _with_own_settings(self, raw: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the experiment with all settings that only this site decides."""
+        """Return the experiment with the settings that only this site decides."""
         own = {"patient_column": self.files.patient_column, "path": None, "hub": None}
         own["records_per_patient"] = None
         own_budget = ("budget", "delta", "budget_relation")
@@ -117,11 +117,11 @@ class Hospital(Terms):
         """Read the records again, and return the site that answers for this hospital.
 
         Args:
-            experiment: an experiment that the method `experiment` returned.
+            experiment: an experiment returned by the method `experiment`.
             run: the coordinator's name for the run.
 
         Raises:
-            NotAllowed: its secure sums withstand too few colluding clients.
+            NotAllowed: the secure sums withstand too few colluding clients.
             UserError: the records or the secret cannot be read, the keys are wrong, or the device
                 does not exist.
         """
@@ -151,14 +151,14 @@ class Hospital(Terms):
         )
 
     def _prune(self, most: int) -> None:
-        """Delete all but the `most` teachers used last: messages may request any number."""
+        """Keep only the `most` last-used teachers, because messages may request any number."""
         paths = (self.folder / "cache" / "teachers").glob("*")
         with contextlib.suppress(FileNotFoundError):  # another process may be deleting them too
             for path in sorted(paths, key=lambda path: -path.stat().st_mtime)[most:]:
                 path.unlink(missing_ok=True)
 
     def _party(self, experiment: Experiment, secret: bytes) -> Party | None:
-        """Return its part in secure sums; None if the mechanism uses none."""
+        """Return the hospital's part in secure sums; None if the mechanism uses none."""
         quorum = quorum_of(experiment.answers)
         if quorum is None:
             return None
@@ -174,7 +174,7 @@ class Hospital(Terms):
 
 
 def open_file(path: Path) -> Hospital:
-    """Return the hospital that a site file describes; relative paths start from the file's folder.
+    """Return the hospital described by a site file; relative paths start from the file's folder.
 
     Raises:
         UserError: the file cannot be read, or does not fit `Hospital`.
@@ -187,8 +187,8 @@ def open_file(path: Path) -> Hospital:
     if isinstance(files, Mapping) and "classes" in files:
         raise UserError(
             f"{path}: files.classes is not a key. Name the federation's classes in order at the "
-            "top, such as `classes: [normal, pneumonia]`; if your labels have other names, map "
-            "them under files, such as `labels: {NORMAL: normal}`"
+            "top level, as in `classes: [normal, pneumonia]`; if your labels have other names, map "
+            "them under files, as in `labels: {NORMAL: normal}`"
         )
     return _with_absolute_paths(bound(Hospital, raw, "site."), path.parent.absolute())
 

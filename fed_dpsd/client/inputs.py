@@ -1,4 +1,4 @@
-"""The inputs and labels that training reads from a shard, and a digest of every bit."""
+"""The inputs and labels that training reads from a shard, and a digest of all their bits."""
 
 import hashlib
 
@@ -24,13 +24,13 @@ _safe_batches: dict[tuple[object, ...], int] = {}
 def read_shard(
     teacher: Classifier, records: Split, training: TrainingMechanism | None
 ) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
-    """Return the part of a teacher that learns, and the inputs and labels that it reads.
+    """Return the trainable part of a teacher, and the inputs and labels that it reads.
 
     Args:
         teacher: an untrained teacher, on the CPU.
         records: the records of its shard.
-        training: the training mechanism, which may read copies of images, or patients; None
-            without one.
+        training: the training mechanism, which may read copies of images, or patients; None for
+            plain training.
     """
     images, labels = records.images, torch.from_numpy(records.labels)
     if not training:
@@ -53,10 +53,10 @@ def read_shard(
 def digest_of_shard(
     key: str, teacher: Classifier, records: Split, training: TrainingMechanism | None
 ) -> str:
-    """Return a digest of a key, the initial weights, the inputs and the labels, in this order.
+    """Return a digest of a key, the initial weights, the inputs and the labels, in that order.
 
-    Fixed features are the inputs themselves. Otherwise the network computes more, so its gradients
-    on the first records are part of the digest: other kernels would round them differently.
+    With fixed features, the features are the inputs. Otherwise, the network computes more, so its
+    gradients on the first records are part of the digest: different kernels round them differently.
     """
     model, inputs, labels = read_shard(teacher, records, training)
     digest = hashlib.sha256(f"{key} {tuple(inputs.shape)}".encode())
@@ -78,9 +78,9 @@ def places_of_patients(records: Split, training: TrainingMechanism) -> NDArray[n
 
 
 def safe_batch(teacher: Classifier, images: NDArray[np.uint8]) -> int:
-    """Return a batch size at which each image's features depend on it alone, to the last bit.
+    """Return a batch size at which an image's features depend only on that image, to the last bit.
 
-    It is found on random images, once per process and kind of features.
+    It is determined with random images, once per process and kind of features.
     """
 
     def features(pixels: torch.Tensor, _: torch.Tensor) -> list[torch.Tensor]:

@@ -40,15 +40,15 @@ def train(
     rng: torch.Generator,
     device: torch.device = CPU,
 ) -> list[torch.Tensor]:
-    """Train a teacher on one shard's records, with Adam or, given a momentum, with SGD.
+    """Train a teacher on one shard's records, with Adam or, if a momentum is given, with SGD.
 
-    Afterwards it is on `device`.
+    Afterwards, the teacher is on `device`.
 
-    Batches are cut from a fresh permutation each epoch; a shard with fewer records than a batch
-    takes them all in each step. Any number of records and classes works.
+    Batches are taken from a new permutation in each epoch. If a shard has fewer records than a
+    batch, each step uses all of them. Any number of records and classes works.
 
     Returns:
-        The loss of each step, on `device`: private values.
+        The loss of each step, on `device`; these values are private.
     """
     learner = PublicImages(teacher, records.images, config, lambda _: rng, device)
     learner.fit(np.arange(len(records)), fixed(records.labels))
@@ -73,10 +73,10 @@ def train_privately(
 
 @contextlib.contextmanager
 def pulled_back(teacher: nn.Module, weight: float) -> Iterator[None]:
-    """Pull a teacher back to its current parameters, w_0, during all training in the block.
+    """Pull a teacher towards its current parameters w_0 during all training in the block.
 
-    The gradient of weight / 2 ||w - w_0||^2, which depends on no record, is added to the gradient
-    of each optimiser step, after any noise of private training.
+    The gradient of weight / 2 ||w - w_0||^2, which depends on no record, is added to each optimiser
+    step's gradient, after any noise of private training.
     """
     if not weight:
         yield
@@ -99,10 +99,10 @@ def pulled_back(teacher: nn.Module, weight: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def regularised(head: nn.Linear, loss: HeadLoss | None) -> Iterator[None]:
-    """Add a loss of the last layer, which depends on no record, during training in the block.
+    """Add a loss of the last layer that depends on no record, during all training in the block.
 
-    Its gradient is added to that of each optimiser step, after any noise of private training. It is
-    computed on copies, since Opacus watches the layer itself.
+    Its gradient is added to each optimiser step's gradient, after any noise of private training. It
+    is computed on copies, because Opacus has hooks on the layer itself.
     """
     if loss is None:
         yield
@@ -129,11 +129,11 @@ class PublicImages:
     """A teacher that learns from images; it implements `privacy.label_dp.Learner`.
 
     Args:
-        teacher: the teacher; each `fit` starts from its weights.
+        teacher: the teacher; each `fit` starts from its initial weights.
         images: (N, C, H, W) images of a shard, N >= 1.
-        config: the site's configuration; `config.teacher` says how it learns.
-        draw: returns the random generator of a purpose, for the batches of a `fit`.
-        device: where it learns; the images stay on the CPU, except for a batch.
+        config: the site's configuration; `config.teacher` sets how the teacher learns.
+        draw: returns the random generator for a purpose, such as the batches of a `fit`.
+        device: the device to learn on; only one batch of images at a time leaves the CPU.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class PublicImages:
         self.losses: list[torch.Tensor] = []
 
     def fit(self, records: NDArray[np.int64], targets: Targets) -> None:
-        """Train on these records, n >= 1, starting from the first weights.
+        """Train on n >= 1 records, starting from the initial weights.
 
         `losses` then holds the loss of each step, a private value.
         """
@@ -218,10 +218,10 @@ def _one_cycle(
 
 
 class Watch:
-    """A check that training a client's teachers, or its "baseline", does not diverge.
+    """A check for divergence in the training of a client's teachers or its "baseline".
 
-    At a hospital, divergence is only reported in its own log and in `diverged`: an error
-    would reveal a fact about records that no noise covers (docs/privacy.md, "Sharp edges").
+    At a hospital, divergence is reported only in its own log and in `diverged`: an error would
+    reveal a fact about records that no noise covers (docs/privacy.md, "Sharp edges").
     """
 
     def __init__(self, config: Config, training: Training, client: int, role: Role) -> None:
@@ -236,7 +236,7 @@ class Watch:
             self._rates["method.proximal_weight"] = pull
 
     def check_losses(self, losses: Sequence[torch.Tensor], shard: int) -> None:
-        """Check the losses of plain training, in simulations only: they depend exactly on records.
+        """Check the losses of plain training, in simulations only: they are exact and private.
 
         Raises:
             Diverged: in a simulation, a loss is NaN or infinite.
@@ -245,7 +245,7 @@ class Watch:
             check_losses(losses, self._named(shard), self._rates)
 
     def check(self, teacher: Classifier, shard: int) -> None:
-        """Check a trained teacher by its weights alone.
+        """Check a trained teacher, using its weights alone.
 
         Raises:
             Diverged: in a simulation, weights or predictions are not finite.

@@ -1,4 +1,4 @@
-"""The text of a method's settings in the digests of charges."""
+"""The text that represents a method's settings in the digests of charges."""
 
 import json
 import re
@@ -41,8 +41,8 @@ _WORDS = "name", "needs"  # which do not change what a client does
 def method_text(method: Mapping[str, Any]) -> str:
     """Return a method's settings as text; different settings have different texts.
 
-    A client's noise is keyed by digests of this text. Any change to it, even of a name, changes
-    the noise and so the student of every seeded run. So the text uses its own names.
+    A client's noise is keyed by digests of this text. Any change to it, even of a name, changes the
+    noise and therefore the student of every seeded run, so the text uses names of its own.
 
     Args:
         method: the values of the group `method`, with `_target_`.

@@ -1,6 +1,6 @@
 """A hospital's own files: a folder of classes, CSV, npz or parquet.
 
-Errors and counts of this module name local files and labels. They go to the hospital's own screen
+Errors and counts in this module name local files and labels. They go to the hospital's own screen
 and log, never into a message.
 """
 
@@ -33,7 +33,7 @@ class HospitalFiles:
             the same teacher of the client.
         skip_unreadable: whether unreadable images are skipped; otherwise they are an error. Records
             without a label are always skipped.
-        labels: the federation's class of each local label; {} if labels are the classes' names.
+        labels: the federation's class for each local label; {} if the labels are the class names.
         label_columns: columns of booleans, one for each class, in place of `label_column`.
         pixel_bits: how many bits 16-bit images use.
     """
@@ -82,7 +82,7 @@ class HospitalFiles:
 
 @dataclass(frozen=True)
 class HospitalRecords:
-    """The content of a hospital's files.
+    """The records read from a hospital's files.
 
     Args:
         records: the records, in the federation's shape and classes.
@@ -99,7 +99,7 @@ class HospitalRecords:
 
 
 def read(files: HospitalFiles, shape: tuple[int, ...], classes: Sequence[str]) -> HospitalRecords:
-    """Read every record; images become grey or RGB, and are scaled to the federation's size.
+    """Read every record; images are converted to grey or RGB and scaled to the federation's size.
 
     Args:
         files: the location and format of the records.
@@ -107,8 +107,8 @@ def read(files: HospitalFiles, shape: tuple[int, ...], classes: Sequence[str]) -
         classes: the names of the federation's classes, in their order.
 
     Raises:
-        UserError: files, columns or labels do not match `files`, or images cannot be read and must
-            not be skipped.
+        UserError: files, columns or labels do not match `files`, or unreadable images must not be
+            skipped.
     """
     path = Path(files.path)
     columns = Columns(

@@ -1,6 +1,6 @@
-"""What a hospital logs about a request: who asked for what, its charge, and the budget left.
+"""A hospital's log of requests: who requested what, the charge, and the budget left.
 
-The lines are exact and private: they stay in the hospital's own log.
+The lines are exact and private, and stay in the hospital's own log.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ _CHARGED = {
 
 
 def asked_for(request: Request | SumStep | None) -> str:
-    """Return what a request asks for, in words; "" for one that was not read."""
+    """Describe what was requested; return "" for a request that was not read."""
     if request is None:
         return ""
     if isinstance(request, SumStep):
@@ -35,11 +35,11 @@ def asked_for(request: Request | SumStep | None) -> str:
 
 
 def charged(hospital: Hospital, site: Site | None) -> str:
-    """Return what a request was charged, and what is left of the hospital's budget.
+    """Describe a request's charge and what is left of the hospital's budget.
 
     Args:
         hospital: the hospital.
-        site: the site that took the request; None if the request was refused before.
+        site: the site that handled the request; None if the request was refused before that.
     """
     if site is None:
         return "nothing was charged"
@@ -54,7 +54,7 @@ def charged(hospital: Hospital, site: Site | None) -> str:
 
 
 def _words(entries: Sequence[Entry]) -> str:
-    """Return what was charged, such as "class counts and answers to 256 images"."""
+    """Describe what was charged, as in "class counts and answers to 256 images"."""
     parts = []
     for entry in entries:
         answers = f"answers to {entry.queries:,} images"
@@ -64,7 +64,7 @@ def _words(entries: Sequence[Entry]) -> str:
 
 
 def _budget(hospital: Hospital, entries: Sequence[Entry]) -> str:
-    """Return how much of the budget the ledger's charges have spent, and what is left."""
+    """Describe how much of the budget the ledger's charges have spent and what is left."""
     proofs = cards.account(entries, hospital.delta, "record", hospital.budget_relation)
     spent = proofs.get("training", proofs["answers"])  # what a budget counts
     left = max(hospital.budget - spent.value, 0.0)

@@ -1,8 +1,8 @@
 """The client's half of a secure sum, in which a client takes part at most once.
 
-The arithmetic is privacy/secure_sum.py; the server's half is server/secure_sum.py. A client keeps
-its masked answer and the names that it has confirmed with its charges, so after a crash it
-continues with the same ones.
+The arithmetic is in privacy/secure_sum.py; the server's half is server/secure_sum.py. A client
+stores its masked answer and its confirmed names with its charges, so it continues with the same
+ones after a crash.
 """
 
 import hashlib
@@ -24,18 +24,17 @@ class Summing:
     Args:
         party: the client's keys.
         mechanism: the mechanism of its answers; each answer holds a noise share.
-        ledger: the ledger that keeps masked answers and confirmed names.
-        run: the coordinator's name for the run; sums of other runs have other masks and other
-            noise.
+        ledger: the ledger that stores masked answers and confirmed names.
+        run: the coordinator's name for the run; masks and noise differ between runs.
     """
 
     def __init__(self, party: Party, mechanism: Shared, ledger: Ledger, run: str) -> None:
         self._party, self._mechanism, self._ledger, self._run = party, mechanism, ledger, run
 
     def masked(self, response: Response, request: Request) -> Response:
-        """Mask a released answer, which holds a noise share, so that it may leave.
+        """Mask a released answer, which contains a noise share, so that it may leave.
 
-        A request of a run always has the same mask: a repeated request gets the bytes that left
+        A request of a run always gets the same mask: a repeated request gets the same bytes as
         before.
         """
         tag = self.tag(request.digest())
@@ -52,8 +51,8 @@ class Summing:
     def step(self, step: SumStep) -> dict[str, bytes]:
         """Return the client's second or third message: proofs, or opened secret shares.
 
-        Proofs are keyed by the client that the server passes them on to. Opened shares are keyed
-        by a client, or by two clients "A B".
+        Proofs are keyed by their recipient, to which the server forwards them. Opened shares are
+        keyed by a client, or by two clients "A B".
 
         Raises:
             ProtocolError: the client does not take part in the sum, or confirmed other names.
@@ -73,10 +72,10 @@ class Summing:
         return self._party.unmask(tag.encode(), step.named, step.proofs, step.sealed).to_named()
 
     def tag(self, request: str) -> str:
-        """Return the tag of the sum of the answers to a request, the same at every client.
+        """Return the tag of the sum of all answers to a request, which is the same at every client.
 
-        It does not depend on whether shards are by record or by patient, so answers of clients that
-        differ in this may be summed.
+        It does not depend on whether shards are by record or by patient, so answers of clients of
+        both kinds may be summed.
         """
         shards = replace(self._mechanism.shards, by="record")
         mechanism = replace(self._mechanism, shards=shards)  # type: ignore[type-var]

@@ -39,17 +39,17 @@ class Site:
     """A client's data, teachers and ledger.
 
     Args:
-        config: the site's own configuration: budget, trust and limits are read from it, never from
-            a message.
+        config: the site's own configuration; budget, trust and limits come from here, never from a
+            message.
         training: how this site's teachers are trained.
-        answers: the mechanism that this site answers with.
+        answers: the mechanism of this site's answers.
         client: the client's number.
         records: the client's private records.
-        shard_ids: (len(records),) each record's permanent id, or its patient's; it decides the
-            record's shard.
+        shard_ids: (len(records),) permanent id of each record or of its patient, which determines
+            the record's shard.
         test: the public test images, for diagnostics; None without diagnostics.
         account: the client's account of the run that it answers in.
-        secret: source of the noise; None for the seeds of `config`.
+        secret: source of the noise; None to use the seeds in `config`.
         summing: the client's part in secure sums; None without secure sums.
     """
 
@@ -81,12 +81,13 @@ class Site:
         self.summing = summing
 
     def pay_for_training(self) -> None:
-        """Charge the teachers' private training, unless this process knows that it is paid for.
+        """Charge the teachers' private training, unless this process knows that it has been paid.
 
-        Teachers trained without noise cost nothing here.
+        Teachers trained without noise are free here.
 
         Raises:
-            BudgetSpent: the training is not paid for, and would exceed the budget or the plan.
+            BudgetSpent: the training has not been paid for, and would exceed the budget or the
+                plan.
         """
         if not isinstance(self.training, TrainingMechanism) or self._paid:
             return
@@ -109,7 +110,7 @@ class Site:
         self.account.join(keyed.tobytes().hex())
 
     def lacking(self) -> Literal["", "budget", "queries"]:
-        """Name the limit that the planned run would exceed, after all charges so far; "" if none.
+        """Name the limit that the planned run would exceed after all charges so far; "" if none.
 
         The teachers' first training costs nothing if it was charged before.
         """
@@ -119,7 +120,7 @@ class Site:
             return self.account.lacking(paid)
 
     def check(self, request: Request) -> None:
-        """Check a request before anything private is read: errors depend on public facts.
+        """Check a request before reading anything private, so that errors depend on public facts.
 
         Raises:
             ProtocolError: images or predictions are not of this client's shape.
@@ -137,7 +138,7 @@ class Site:
             )
 
     def admit(self, request: Request) -> None:
-        """Refuse a request that `release` would refuse, before training teachers for it in vain.
+        """Refuse a request that `release` would refuse, before training teachers in vain.
 
         Raises:
             BudgetSpent: the request was not charged before, and would exceed the budget or the
@@ -173,12 +174,11 @@ class Site:
     ) -> NDArray[np.float32]:
         """Charge the release, then train a classifier on all records; return (1, P, 1) weights.
 
-        They are private until `release`, which finds its charge paid.
+        The weights are private until `release`, for which they are already charged.
 
         Raises:
             BudgetSpent: the charge would exceed the budget or the plan; nothing was trained.
-            ProtocolError: this site is not part of a simulation, so its own file would have to
-                allow the training.
+            ProtocolError: this site is not part of a simulation, which alone allows such training.
         """
         if not self.config.federation.simulation:
             raise ProtocolError("a classifier is trained on all records only in a simulation")
@@ -188,7 +188,7 @@ class Site:
         return self._baseline(mechanism.training).sensitive_weights()
 
     def class_counts(self, request: Request) -> NDArray[np.float64]:
-        """Charge and draw noisy class counts, (n, 1, K), for `release`; all calls return the same.
+        """Charge and draw (n, 1, K) noisy class counts for `release`; all calls return the same.
 
         Raises:
             BudgetSpent: the charge would exceed the budget or the plan; nothing was drawn.
@@ -207,11 +207,11 @@ class Site:
     def retrain(
         self, request: Request, epochs: int, regulariser: Regulariser | None = None
     ) -> NDArray[np.float32]:
-        """Train the teachers from the request's weights; private training is charged again first.
+        """Train the teachers from the request's weights, after charging private training again.
 
-        A method with a `proximal_weight` (FedProx) pulls them back to the request's weights. A
-        `regulariser` (FedGen) adds a loss that depends on the request and the weights alone, so
-        private training covers it as post-processing.
+        A method with a `proximal_weight` (FedProx) pulls the teachers towards the request's
+        weights. A `regulariser` (FedGen) adds a loss that depends on the request and the weights
+        alone, so private training covers it as post-processing.
 
         Returns:
             The teachers' (1, n * P, 1) weights, private until released.
@@ -237,19 +237,19 @@ class Site:
     ) -> Response:
         """Release (n, B, K) private values: bound each, charge the ledger (fsync), draw the noise.
 
-        A repeated request returns the stored answer and charges nothing, even if the records
-        changed. Otherwise the two answers would reveal whether they changed. Nothing is drawn over
+        A repeated request returns the stored answer and charges nothing, even if the records have
+        changed. Otherwise, the two answers would reveal whether they changed. Nothing is drawn over
         budget.
 
-        The noise follows the whole request and every setting, so the same id with other content
-        gets other noise and its own charge. Where answers are summed, the noise follows the sum's
-        tag too. Otherwise two sums of the same answers, over different sets of clients, would show
-        their difference.
+        The noise depends on the whole request and every setting, so the same id with different
+        content gets different noise and a separate charge. If answers are summed, the noise also
+        depends on the sum's tag. Otherwise, two sums of the same answers over different sets of
+        clients would reveal their difference.
 
         Raises:
             BudgetSpent: the charge would exceed the budget or the plan; nothing was drawn.
             LedgerError: the ledger cannot be read or written; nothing was drawn.
-            ValueError: the teachers' private training is not paid for; nothing was drawn.
+            ValueError: the teachers' private training has not been paid for; nothing was drawn.
         """
         self.check(request)
         digest = self._digest(mechanism, request)
@@ -271,26 +271,26 @@ class Site:
         return Response(request.query_id, values, self.config.teachers_per_client)
 
     def _pay(self, mechanism: Mechanism, request: Request) -> None:
-        """Charge a release, unless it is paid.
+        """Charge a release, unless it is already paid.
 
         Raises:
             BudgetSpent: the charge would exceed the budget or the plan; nothing was charged.
-            ValueError: the training that covers it, or that its budget comes from, is not paid for.
+            ValueError: the training that covers it, or reserves its budget, has not been paid for.
         """
         digest, covering = self._digest(mechanism, request), self._covering(mechanism, request)
         if isinstance(mechanism, ClassCounts) and not self.account.is_paid(self._teachers.identity):
-            raise ValueError("the training whose budget holds the class counts is not paid for")
+            raise ValueError("the training that reserves the class counts has not been paid for")
         self.account.pay(mechanism, digest, request.kind, request, covering)
 
     def diagnose(self) -> NDArray[np.float32]:
         """Return the teachers' exact (n, N, K) probabilities on the test split; NaN over budget.
 
-        Exact functions of private data are for simulations only. The probabilities of teachers
-        that were trained with DP are post-processing.
+        Exact functions of private data are for simulations only. For teachers trained with DP, the
+        probabilities are post-processing.
 
         Raises:
-            ProtocolError: there is no test split, or this site is not part of a simulation and
-                the teachers were not trained with DP.
+            ProtocolError: there is no test split, or the teachers were trained without DP outside a
+                simulation.
         """
         private = isinstance(self.training, TrainingMechanism)
         if self._test is None or not (self.config.federation.simulation or private):
@@ -302,12 +302,12 @@ class Site:
             return np.full(shape, np.nan, np.float32)
 
     def _paid_teachers(self) -> Teachers:
-        """Return the teachers after charging private training; they are trained at first use."""
+        """Charge private training and return the teachers, which are trained at first use."""
         self.pay_for_training()
         return self._teachers
 
     def _covering(self, mechanism: Mechanism, request: Request) -> str:
-        """Return the digest of the private training run covering an answer; "" if there is none."""
+        """Return the digest of the private training that covers an answer; "" if there is none."""
         private = isinstance(self.training, TrainingMechanism)
         if not private or not passes_through_teachers(mechanism):
             return ""
@@ -319,7 +319,7 @@ class Site:
         return hashlib.sha256(f"class counts {self._teachers.identity}".encode()).hexdigest()
 
     def _digest(self, mechanism: Mechanism, request: Request) -> str:
-        """Return the key under which an answer is stored and charged; it also seeds the noise."""
+        """Return the key that an answer is stored and charged under; it also seeds the noise."""
         if isinstance(mechanism, ClassCounts):
             return self._counts
         method = method_text(self.config.method)
@@ -336,7 +336,7 @@ class Site:
 
     @property
     def _pull(self) -> float:
-        """Return the weight of the pull back to a request's weights, from the method's own keys."""
+        """Return the weight of the pull towards a request's weights, from the method's own keys."""
         return float(self.config.method.get("proximal_weight", 0.0))
 
     def _retraining(self, request: Request) -> str:
@@ -351,8 +351,8 @@ class Site:
 def answer(method: Method, request: Request, site: Site) -> Response | Refusal:
     """Answer a request; refuse if the budget is spent, or if the ledger cannot be read or written.
 
-    A refusal reveals nothing about the ledger except what the run has cost. The cause of a ledger's
-    failure goes to the client's own log.
+    A refusal reveals nothing about the ledger except the run's cost so far. The cause of a ledger
+    failure goes only to the client's own log.
 
     Raises:
         ProtocolError: the request does not fit this client or its mechanism.

@@ -12,13 +12,13 @@ PIXELS = "backbone.mean", "backbone.std"  # not in the state dict of torchvision
 
 
 def read_teacher(teacher: Classifier, config: Config, client: int) -> Classifier:
-    """Read the weights in teacher.path into a teacher, and return it.
+    """Load the weights in teacher.path into a teacher, and return it.
 
-    {client} in the path stands for the client's number. A state dict of a torchvision network is
-    read unchanged; the file's metadata say how pixels were normalised.
+    {client} in the path stands for the client's number. A torchvision network's state dict is read
+    unchanged; the file's metadata state how pixels were normalised.
 
     Raises:
-        UserError: the file is missing, is not a safetensors file, or holds another architecture.
+        UserError: the file is missing, is not a safetensors file, or contains another architecture.
     """
     path = str(config.teacher.path).replace("{client}", str(client))
     try:

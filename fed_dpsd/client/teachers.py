@@ -1,8 +1,8 @@
-"""A client's teachers, each trained on its own shard of the client's records, and cached.
+"""A client's teachers, which are each trained on a shard of the client's records and cached.
 
 A changed record affects one shard, so it changes one teacher. Shards share no random streams,
-hold-outs or statistics. With a training mechanism, teachers see records only through it; the site
-charges their cost.
+hold-outs or statistics. With a training mechanism, teachers see records only through this
+mechanism; the site charges its cost.
 """
 
 import contextlib
@@ -54,9 +54,9 @@ INPUT = "input"  # in the metadata of a cached teacher: the digest of what it wa
 
 
 def assign_shards(shard_ids: NDArray[np.int64], shards: int, key: int) -> NDArray[np.int64]:
-    """Return each record's shard, 0..shards-1: a keyed hash of only its own or its patient's id.
+    """Return each record's shard in 0..shards-1, a keyed hash of only its own or its patient's id.
 
-    So adding, removing or changing a record leaves every other record in its shard.
+    Adding, removing or changing a record therefore leaves every other record in its shard.
     """
     secret = key.to_bytes(16, "little")
 
@@ -76,14 +76,14 @@ class Teachers:
         training: how these teachers are trained.
         client: the client's number.
         records: the client's private records.
-        shard_ids: (len(records),) each record's permanent id, or its patient's. Private training
-            whose unit is the patient uses `records.patients` instead.
-        secret: source of a training mechanism's noise; None for `teacher.seed`.
+        shard_ids: (len(records),) permanent id of each record or of its patient. Private training
+            with patients as the unit uses `records.patients` instead.
+        secret: source of a training mechanism's noise; None to use `teacher.seed`.
         role: as for `Watch`.
 
     Raises:
-        UserError: teacher.path does not hold weights of this client's architecture, private
-            training protects patients but the records name none, or the device does not exist.
+        UserError: teacher.path has no weights of this client's architecture, private training
+            protects patients but the records name none, or the device does not exist.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class Teachers:
 
     @functools.cached_property
     def keys(self) -> list[str]:
-        """Return each teacher's name in the cache: a digest of its records and every setting."""
+        """Return each teacher's name in the cache: a digest of its records and all settings."""
         keys = []
         for shard, records in enumerate(self._shards):
             digest = hashlib.sha256(f"{self.settings} {shard}".encode())
@@ -160,9 +160,9 @@ class Teachers:
     def digests(self) -> list[str]:
         """Return a digest of each teacher's training input. The digests stay at the client.
 
-        Noise and charges depend on it. Private training is identified by its actual input, to the
-        last bit, since processors and libraries compute different features of the same records. A
-        teacher in the cache was charged under the digest that is stored with its weights.
+        Noise and charges depend on the digests. Private training is identified by its actual input,
+        to the last bit, because processors and libraries may compute different features of the same
+        records. A cached teacher was charged under the digest stored with its weights.
         """
         if not self._noisy:
             return self.keys
@@ -170,13 +170,13 @@ class Teachers:
 
     @functools.cached_property
     def input_digest(self) -> str:
-        """Return a digest of what training would read here and now, regardless of the cache."""
+        """Return a digest of the input that training would read now, regardless of the cache."""
         inputs = map(self._input, self._numbers) if self._noisy else self.keys
         return hashlib.sha256("".join(inputs).encode()).hexdigest()
 
     @functools.cached_property
     def records_digest(self) -> str:
-        """Return a digest of only the records, in their shards."""
+        """Return a digest of the records alone, in their shards."""
         digest = hashlib.sha256()
         for records in self._shards:
             self._digest_records(records, digest.update)
@@ -184,7 +184,7 @@ class Teachers:
 
     @property
     def identity(self) -> str:
-        """Return a digest of all teachers, under which their training is charged."""
+        """Return a digest of all teachers; their training is charged under it."""
         return hashlib.sha256("".join(self.digests).encode()).hexdigest()
 
     @property
@@ -201,7 +201,7 @@ class Teachers:
     def models(self) -> list[Classifier | None]:
         """Return the trained teachers, on the device where they answer; None for an empty shard.
 
-        A training mechanism trains on an empty shard too; otherwise the missing teacher would
+        A training mechanism trains on an empty shard too; otherwise, the missing teacher would
         reveal that the shard is empty.
         """
         models = self._models
@@ -230,9 +230,9 @@ class Teachers:
 
     @property
     def class_counts(self) -> NDArray[np.float64]:
-        """Return (n, 1, K) noisy class counts of the shards, the same at every call.
+        """Return (n, 1, K) noisy class counts of the shards; every call returns the same counts.
 
-        Their noise depends on the records and every setting, like the noise of training.
+        Like the noise of training, their noise depends on the records and every setting.
         """
         assert self._training
         num_classes = self._config.data.num_classes
@@ -284,7 +284,7 @@ class Teachers:
         weights: NDArray[np.float32],
         regulariser: Regulariser | None,
     ) -> HeadLoss | None:
-        """Load the weights; return the regulariser's loss, from the numbers that follow them."""
+        """Load the weights; return the regulariser's loss, set by the numbers after the weights."""
         if not regulariser:
             load_vector(teacher, torch.from_numpy(weights))
             return None
@@ -306,9 +306,10 @@ class Teachers:
                 `check_weights`), followed by the regulariser's numbers.
             digest: hexadecimal digest of the teachers and the whole request; all randomness
                 derives from it.
-            epochs: passes over a shard, unless a training mechanism sets how it trains.
+            epochs: passes over a shard; a training mechanism uses its own number of steps instead.
             proximal_weight: the weight of the pull back to `weights`, >= 0 (see `pulled_back`).
-            regulariser: adds a loss that depends on no record (see `regularised`); None for none.
+            regulariser: adds a loss that depends on no record (see `regularised`); None adds no
+                loss.
         """
         settings = dataclasses.replace(self._config.teacher, epochs=epochs, min_steps=1)
         config = dataclasses.replace(self._config, teacher=settings)
@@ -333,7 +334,7 @@ class Teachers:
         ]
 
     def _load_or_train(self, shard: int) -> Classifier:
-        """Return a shard's teacher, on the CPU, from the cache or trained now."""
+        """Return a shard's teacher, on the CPU, read from the cache or newly trained."""
         config, path = self._config, self._cached(shard)
         teacher = make_teacher(config, self._client, shard)
         if path.exists():
@@ -351,8 +352,8 @@ class Teachers:
         digest = self.digests[shard]
         if self._noisy and self._input(shard) != digest:
             raise UserError(
-                f"{path} is missing, and this machine would not train the same teacher as the one "
-                "that was paid for; restart, and a new one is trained and charged"
+                f"{path} is missing, and this machine would not train the teacher that was paid "
+                "for; restart to train and charge a new one"
             )
         noisy = "private training", int(digest, 16)
         purpose = noisy if self._noisy else ("teacher batches", shard)
@@ -384,7 +385,7 @@ class Teachers:
     def _train(
         self, teacher: Classifier, shard: int, config: Config, purpose: str, number: int
     ) -> None:
-        """Train on one shard, with the training's own steps if it has any."""
+        """Train on one shard, with the training mechanism's own steps if it has any."""
         records = self._shards[shard]
         streams = Streams(config.teacher.seed)
         if not self._noisy:
@@ -416,7 +417,7 @@ class Teachers:
         return self._inputs[shard]
 
     def _digest_records(self, records: Split, update: Callable[[bytes], None]) -> None:
-        """Add a shard's images and labels to a digest, and its patients if teachers see them."""
+        """Add a shard's images and labels to a digest, and its patients if teachers use them."""
         update(f"{records.images.shape}".encode())
         update(np.ascontiguousarray(records.images).tobytes())
         update(records.labels.tobytes())

@@ -1,6 +1,6 @@
 """The terms of a hospital: the contents of its own file and the experiments that it allows.
 
-A refusal names the value that is not allowed. It is public and depends only on the file.
+A refusal names the rejected value. It is public and depends only on the file.
 """
 
 import contextlib
@@ -38,12 +38,12 @@ LIMITS = {
 
 
 class NotAllowed(ProtocolError):
-    """A message requests something that this hospital does not do; the reason is public."""
+    """A message requests something that this hospital does not allow; the reason is public."""
 
 
 @contextlib.contextmanager
 def reading() -> Iterator[None]:
-    """Reject a malformed experiment, which a peer wrote.
+    """Reject a malformed experiment from a peer.
 
     Raises:
         NotAllowed: the experiment is malformed.
@@ -62,35 +62,36 @@ class Terms:
 
     Args:
         name: name of this data set and its ledger. A budget covers the data set's lifetime.
-        client: its number among the federation's `num_clients`, from 0.
+        client: number of the hospital among the federation's `num_clients`, from 0.
         num_clients: number of clients of the federation.
-        state: folder of the ledger, the teachers and the secret that noise is drawn from.
+        state: folder of the ledger, the teachers and the noise secret.
         files: its records.
         shape: (C, size, size) of the federation's images.
-        classes: the names of the federation's classes, in the order agreed by all: the same list as
-            the experiment's.
-        budget: epsilon (record, add_remove) that may ever be spent on this data, at `delta`.
+        classes: the names of the federation's classes, in the agreed order; the same list as the
+            experiment's.
+        budget: lifetime limit on the epsilon (record, add_remove) spent on this data, at `delta`.
         budget_relation: "replace_one" if the budget bounds replaced records too.
-        units: the units that private training may protect: "record", "patient" or both. The
-            budget bounds a record under either, so both are allowed unless the file says otherwise.
+        units: the units that private training may protect: "record", "patient" or both. The budget
+            bounds a record with either unit, so both are allowed by default.
         delta: failure probability of the budget, between 0 and 1.
-        queries: total number of synthetic images that may ever be answered. A charge without
-            images, such as for training, counts as one.
+        queries: lifetime limit on the number of answered synthetic images. A charge without images,
+            such as for training, counts as one.
         threads: CPU threads for its teachers.
-        device: where its teachers answer and plain teachers learn: auto, cpu, cuda or cuda:N.
+        device: device that teachers answer on and plain teachers learn on: auto, cpu, cuda or
+            cuda:N.
         methods, training, answers, models: the allowed names of conf/method, conf/training and
             conf/answers, and architectures.
-        trust: the parties that it trusts: "nobody"; "threshold", with `keys` and `colluding`, for
-            secure sums; "server", which then sees answers without noise.
-        keys: public keys for secure sums, of all hospitals in their order, each from the
-            hospital's own `fed-dpsd site key`.
+        trust: the trusted parties: "nobody"; "threshold", with `keys` and `colluding`, for secure
+            sums; or "server", which then sees answers without noise.
+        keys: public keys of all hospitals for secure sums, in the hospitals' order, each printed by
+            the hospital's own `fed-dpsd site key`.
         colluding: number of hospitals that may collude with the coordinator in secure sums, or see
-            their results. A secure sum that withstands fewer is refused.
-        limits: limits on a message that override LIMITS.
-        plugins: plug-ins whose code may run here; methods, training, answers and models must allow
-            their parts too. Nothing is proven about them until they have been reviewed.
+            their results. Secure sums that withstand fewer are refused.
+        limits: limits on a message, which override LIMITS.
+        plugins: plug-ins that may run here; methods, training, answers and models must allow their
+            parts too. Nothing is proven about plug-ins until they have been reviewed.
         when_records_change: policy if records change during a run: "refuse" further requests, or
-            "retrain", which is charged.
+            "retrain" at an additional charge.
 
     Raises:
         ValueError: a value is out of its range, or a name is unknown.
@@ -215,9 +216,9 @@ class Terms:
             raise NotAllowed("this site trains its own teachers: teacher.path must be null")
 
     def _allows(self, group: str, own: Mapping[str, Any], names: Collection[str]) -> bool:
-        """Return whether a choice is one of the names: of its class and, for a method, its needs.
+        """Return whether a choice matches one of the names by class and, for a method, by needs.
 
-        Methods that are settings of others share a class, and a message states name and needs.
+        Methods that differ only in settings share a class; a message states their name and needs.
         """
         if own["_target_"] not in [choices(group, self.plugins)[name] for name in names]:
             return False
@@ -229,11 +230,11 @@ class Terms:
         return all(allowed.get(key) == own.get(key) for key in ("_target_", "needs"))
 
     def check_unit(self, unit: TrainedUnit) -> None:
-        """Refuse private training whose unit the file does not allow or name."""
+        """Refuse private training if the file does not allow its unit or has no column for it."""
         if unit not in self.units:
             raise NotAllowed(
                 f"training.unit={unit}: this site trains only by "
-                f"{' or '.join(self.units) or 'none'}; its file would allow it with "
+                f"{' or '.join(self.units) or 'none'}; its file can allow it with "
                 f"`units: [{', '.join((*self.units, unit))}]`"
             )
         if unit == "patient" and self.files.patient_column is None:
@@ -243,7 +244,7 @@ class Terms:
             )
 
     def check_classes(self, text: str) -> None:
-        """Compare the classes of a coordinator's experiment with the file's classes.
+        """Compare the classes in a coordinator's experiment with the file's classes.
 
         Args:
             text: `Experiment.to_json` of the coordinator.
@@ -266,7 +267,7 @@ class Terms:
 
 @functools.cache
 def choices(group: str, plugins: tuple[str, ...] = ()) -> dict[str, str]:
-    """Return the names of a group of conf/ and of plug-ins, with the class of each."""
+    """Return the names in a group of conf/ and plug-ins, with the class of each."""
     with searching(find(plugins)):
         files = {name: read_yaml(path) for name, path in files_of(group).items()}
     # A method's file may also set keys of other groups; its own keys are then below `method`.
@@ -275,13 +276,13 @@ def choices(group: str, plugins: tuple[str, ...] = ()) -> dict[str, str]:
 
 @functools.cache
 def _method(name: str, plugins: tuple[str, ...]) -> dict[str, Any]:
-    """Return the method of a name as this site's own files compose it."""
+    """Return a method by name, composed from this site's own files."""
     method: dict[str, Any] = compose([f"method={name}", f"plugins=[{','.join(plugins)}]"])["method"]
     return method
 
 
 def _value_at(tree: Mapping[str, Any], key: str, default: Any = None) -> Any:
-    """Return the value of a dotted key, or the default where its last part is missing."""
+    """Return the value of a dotted key, or the default if its last part is missing."""
     *groups, last = key.split(".")
     for group in groups:
         tree = tree[group]

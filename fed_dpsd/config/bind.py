@@ -1,4 +1,4 @@
-"""Binds mappings to frozen dataclasses with pydantic, and reports every problem at once."""
+"""Binding of mappings to frozen dataclasses with pydantic; all problems are reported at once."""
 
 import copy
 import dataclasses
@@ -42,15 +42,15 @@ _BOUNDS = {
 class Binder:
     """A binder of mappings to frozen dataclasses that collects every problem.
 
-    If `defaults` are known, a default replaces a value that has a problem, so that one problem does
-    not hide others. Call `finish` before using an instance.
+    If `defaults` are known, a default replaces each invalid value, so that one problem does not
+    hide others. Call `finish` before using an instance.
 
     Args:
         defaults: valid values, as a tree of keys.
-        sources: for a key, the key whose value it takes; problems name that key.
+        sources: for a key, the key that its value is copied from; problems name that key.
 
     Attributes:
-        packages: packages of plug-ins whose classes may also be named.
+        packages: packages of plug-ins, whose classes may also be named.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Binder:
     def bind(self, cls: type[T], values: Mapping[str, Any], where: str = "") -> T | None:
         """Return an instance of dataclass `cls`, or None after recording problems.
 
-        Keys must be `cls`'s fields, and types must fit the annotations: an int is accepted as a
+        Keys must be fields of `cls`, and types must match the annotations: an int is accepted as a
         float and a list as a tuple; nothing else is converted. `cls` may raise ValueError for a
         value out of range, with a message that names the field.
         """
@@ -80,7 +80,7 @@ class Binder:
         replaced: set[str] = set()
 
         def stand_in(name: str) -> bool:
-            """Replace a value with its default; return whether this changes anything."""
+            """Replace a value with its default; return whether this changed anything."""
             before, after = given.get(name), self._default(hints[name], f"{where}{name}")
             if name in replaced or after is dataclasses.MISSING or before == after:
                 return False
@@ -122,7 +122,7 @@ class Binder:
         return any(re.search(rf"(?<![\w.]){re.escape(path)}\b", problem) for path in self._wrong)
 
     def set_default(self, path: str, value: Any) -> None:
-        """Set the default of a key whose default in the files, null, depends on other keys."""
+        """Set the default of a key that is null in the files because it depends on other keys."""
         self._computed[path] = value
 
     def _default(self, hint: Any, path: str) -> Any:
@@ -151,8 +151,8 @@ class Binder:
     def locate(self, package: str, path: Any, where: str) -> type | None:
         """Return the class PACKAGE.MODULE.CLASS, or None after recording a problem.
 
-        Only `package`, fed_dpsd.papers and named plug-ins are ever imported, whatever a file or a
-        message names.
+        Only `package`, fed_dpsd.papers and named plug-ins are ever imported, regardless of what a
+        file or a message names.
         """
         known = (package, "fed_dpsd.papers", *self.packages)
         forms = " or ".join(f"{each}.MODULE.CLASS" for each in known)
@@ -175,12 +175,12 @@ class Binder:
         return None
 
     def finish(self) -> None:
-        """Raise ConfigError with every recorded problem once, if there is one."""
+        """Raise ConfigError if there are problems, with each recorded problem once."""
         if self.problems:
             raise ConfigError(list(dict.fromkeys(map(self._as_typed, self.problems))))
 
     def _as_typed(self, problem: str) -> str:
-        """Return a problem with the name of the key whose value was taken."""
+        """Return a problem with the name of the key that the value was copied from."""
         key, equals, rest = problem.partition("=")
         return f"{self._sources.get(key, key)}{equals}{rest}"
 
@@ -209,7 +209,7 @@ def _checked(cls: type) -> Callable[..., Any]:
 
 
 def _kinds(hint: Any) -> tuple[Any, ...]:
-    """Return the members of a union, or the one type."""
+    """Return the members of a union, or a single type."""
     union = typing.get_origin(hint) in (types.UnionType, typing.Union)
     return typing.get_args(hint) if union else (hint,)
 
@@ -256,7 +256,7 @@ class _UniqueKeys(yaml.SafeLoader):  # type: ignore[misc]
 
 
 def read_run(folder: Path) -> dict[str, Any]:
-    """Read the configuration of a run folder, whose values are not checked.
+    """Read a run folder's configuration without checking its values.
 
     Raises:
         UserError: `folder` is not a run folder, or its configuration cannot be read.
@@ -273,10 +273,10 @@ def read_run(folder: Path) -> dict[str, Any]:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Read the mapping that a YAML file holds.
+    """Read a mapping from a YAML file.
 
     Raises:
-        ValueError: the file cannot be read, holds no mapping, or has a key twice.
+        ValueError: the file cannot be read, contains no mapping, or has a key twice.
     """
     try:
         raw = yaml.load(path.read_bytes(), _UniqueKeys)

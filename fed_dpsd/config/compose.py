@@ -1,7 +1,7 @@
 """Overrides: settings typed as KEY=VALUE, composed with conf/ by Hydra.
 
-No other file imports Hydra. It composes the chosen files; each setting is then applied separately,
-so that every problem is reported, with a message from errors.py.
+No other file imports Hydra. Hydra composes the chosen files; each setting is then applied
+separately, so that every problem is reported, with a message from errors.py.
 """
 
 import copy
@@ -48,11 +48,11 @@ class Composition:
     """The configuration that overrides describe, and all their problems.
 
     Args:
-        values: plain dictionaries, composed without the overrides that have a problem.
+        values: plain dictionaries, composed without the invalid overrides.
         defaults: the values of the chosen files alone.
-        sources: for a key, the key whose value it takes, such as "teacher.seed": "seed".
-        problems: a line for each override that was left out.
-        plugins: the plug-ins whose files may also be chosen.
+        sources: for a key, the key that its value is copied from, as in "teacher.seed": "seed".
+        problems: a line for each omitted override.
+        plugins: the plug-ins, whose files may also be chosen.
         sweep: the grid of runs that a chosen experiment declares; {} for none.
     """
 
@@ -67,10 +67,11 @@ class Composition:
 def compose(overrides: Sequence[str]) -> dict[str, Any]:
     """Compose conf/ with Hydra `overrides` into plain dictionaries.
 
-    The result omits `sweep`, and `device`, which sets two other keys.
+    The result omits `sweep` and `device`, which sets two other keys.
 
     Raises:
-        ConfigError: overrides cannot be read, or name unknown keys or choices; one per line.
+        ConfigError: overrides cannot be read, or name unknown keys or choices; one problem per
+            line.
     """
     composition = read(overrides)
     if composition.problems:
@@ -79,7 +80,7 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def read(overrides: Sequence[str]) -> Composition:
-    """Compose conf/ with the valid overrides, and report the problems of all others."""
+    """Compose conf/ with the valid overrides, and report the problems of the others."""
     names, others = named_in(overrides)
     plugins = find(names)
     with searching(plugins):
@@ -142,7 +143,7 @@ def declared_sweep(experiment: str) -> Any:
 
 
 def choices(override: str) -> tuple[str, list[str]]:
-    """Return the key of an override in Hydra's sweep syntax, and its choices, at least one.
+    """Return the key of an override in Hydra's sweep syntax, and its one or more choices.
 
     Raises:
         ConfigError: the syntax is wrong, or the choices cannot be listed.
@@ -163,7 +164,7 @@ def choices(override: str) -> tuple[str, list[str]]:
 
 
 def split_overrides(text: str) -> list[str]:
-    """Split a string of overrides at spaces outside Hydra's quotes and brackets, which are kept.
+    """Split a string of overrides at spaces outside Hydra's quotes and brackets; keep both.
 
     The text after an unclosed quote or bracket is one override, which cannot be read.
 
@@ -237,7 +238,7 @@ def _run_values(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _composable(choices: Sequence[Override]) -> tuple[tuple[str, ...], list[str]]:
-    """Return the choices that can be composed, and a problem for each other choice."""
+    """Return the choices that can be composed, and a problem for each of the others."""
     files, problems = tuple[str, ...](), []
     for choice in choices:
         value, text = choice.value(), str(choice.input_line).lstrip("+")
@@ -265,7 +266,7 @@ def _composable(choices: Sequence[Override]) -> tuple[tuple[str, ...], list[str]
 
 
 def _parse(overrides: Sequence[str]) -> tuple[list[Override], list[str]]:
-    """Return the overrides that can be parsed, and a problem for each other override."""
+    """Return the overrides that can be parsed, and a problem for each of the others."""
     parsed, problems = list[Override](), list[str]()
     for words in _settings(overrides):
         if problem := split_by_shell(words):
@@ -305,7 +306,7 @@ def _settings(words: Sequence[str]) -> list[list[str]]:
 
 
 def _not_one_value(parsed: Override, override: str) -> str:
-    """Return the problem of an override that deletes a key, or has several values."""
+    """Return the problem with an override that deletes a key or has several values."""
     if parsed.type == OverrideType.DEL:
         return f"{override}: a setting cannot be deleted; write KEY=VALUE"
     if parsed.is_sweep_override():

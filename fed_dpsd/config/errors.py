@@ -1,4 +1,4 @@
-"""Messages for invalid overrides: Hydra's own errors name its grammar and internals."""
+"""Messages for invalid overrides, because Hydra's own errors expose its grammar and internals."""
 
 import difflib
 import os
@@ -27,7 +27,7 @@ def quoted(text: str) -> str:
 
 
 def in_quotes(override: str) -> str:
-    """Return the remedy for an override whose value needs quotes, as typed in a shell."""
+    """Return the remedy for an override with a value that needs quotes, as typed in a shell."""
     key, _, value = override.partition("=")
     return QUOTES + shlex.quote(f"{key}={quoted(os.path.expanduser(value))}")
 
@@ -73,7 +73,7 @@ def unreadable(word: str) -> str:
 
 
 def split_by_shell(words: list[str]) -> str:
-    """Return the problem with a setting that spaces split into words; "" if there is none."""
+    """Return the problem with a setting that spaces split into words; "" if there is no problem."""
     typed, value = " ".join(words), words[0].partition("=")[2]
     if match := re.fullmatch(r"-*([\w.@]+)(?: = | =|= |: ?)([^\s=:]+)", typed):
         return f"{typed}: write {match[1]}={match[2]}"
@@ -117,7 +117,7 @@ def unknown_key(key: str, tree: Mapping[str, Any]) -> str:
 
 
 def uncomposable(choice: str, error: Exception, tree: Mapping[str, Any]) -> str:
-    """Describe a choice that Hydra cannot compose with the earlier ones."""
+    """Describe a choice that Hydra cannot compose with the earlier choices."""
     key = choice.partition("=")[0]
     if unknown := re.search(r"Could not override '([^']+)'", str(error)):
         if unknown[1] != key:
@@ -129,7 +129,7 @@ def uncomposable(choice: str, error: Exception, tree: Mapping[str, Any]) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of a Hydra or OmegaConf error; its other lines are internals."""
+    """Return the first line of a Hydra or OmegaConf error; the other lines describe internals."""
     return str(error).strip().splitlines()[0]
 
 

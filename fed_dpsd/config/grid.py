@@ -21,7 +21,7 @@ OF_ONE_RUN = ("out", "run_folder")  # a sweep names its run folders itself
 
 
 class Point(NamedTuple):
-    """A point of a grid: the grid's name, "" if there is only one, and the overrides.
+    """A point of a grid: the grid's name ("" if there is only one grid) and the overrides.
 
     `experiment` is the first override. The last key varies fastest.
     """
@@ -32,9 +32,9 @@ class Point(NamedTuple):
 
 @contextlib.contextmanager
 def own_grid(overrides: Sequence[str], base: Path) -> Iterator[list[str]]:
-    """Yield overrides in which a user's YAML file is replaced by the experiment that it declares.
+    """Yield the overrides, with a user's YAML file replaced by the experiment that it declares.
 
-    The file has the language of conf/experiment/*.yaml. Inside the block, the experiment is named
+    The file has the format of conf/experiment/*.yaml. Inside the block, the experiment is named
     after the file, and every error names the file.
 
     Args:
@@ -51,7 +51,7 @@ def own_grid(overrides: Sequence[str], base: Path) -> Iterator[list[str]]:
         return
     file = files[0]
     if also := [*files[1:], *(each for each in others if each.startswith("experiment="))]:
-        raise ConfigError([f"{also[0]}: {file} is the grid already; give one of the two"])
+        raise ConfigError([f"{also[0]}: {file} already gives the grid; use only one of the two"])
     name, text = re.sub(r"\W", "_", Path(file).stem), _read_grid(base / file, file)
     if name in files_of("experiment"):
         raise ConfigError([f"{file}: experiment={name} comes with FedDPSD; rename the file"])
@@ -67,7 +67,7 @@ def own_grid(overrides: Sequence[str], base: Path) -> Iterator[list[str]]:
 
 
 def _read_grid(path: Path, file: str) -> str:
-    """Return the text of a YAML file with a grid; errors call it `file`."""
+    """Return the text of a YAML file with a grid; errors refer to it as `file`."""
     try:
         text = path.read_text()
         content = yaml.safe_load(text)
@@ -84,14 +84,14 @@ def _read_grid(path: Path, file: str) -> str:
 
 
 def expand(overrides: Sequence[str], only: Sequence[str] = ()) -> list[Point]:
-    """List every point of the grid of the overrides, or of the grids that experiments declare.
+    """List every point of the overrides' grid, or of the grids that experiments declare.
 
     An experiment's `sweep` maps keys to choices. A key that maps to further keys is a separate
-    grid, which also has all keys that map to choices. `overrides` replace keys of the file, except
-    for `experiment` itself, which names the file with the grids.
+    grid, which also includes all keys that map to choices. `overrides` replace keys of the file,
+    except for `experiment` itself, which names the file with the grids.
 
     A group of conf/, such as `privacy`, determines which other keys exist. For a group, the
-    `overrides` select among the separate grids: a grid with none of the choices is omitted.
+    `overrides` select among the separate grids; a grid without any of the choices is omitted.
 
     Args:
         overrides: in Hydra's sweep syntax, such as "seed=0,1,2".
@@ -124,10 +124,10 @@ def expand(overrides: Sequence[str], only: Sequence[str] = ()) -> list[Point]:
 
 
 def _named(only: Sequence[str], known: Sequence[str]) -> set[str]:
-    """Return the grids that `only` names, separated by commas, which a name may contain too.
+    """Return the grids that `only` names, separated by commas, which names may also contain.
 
     Raises:
-        ConfigError: some of it is not the name of a grid.
+        ConfigError: part of `only` is not the name of a grid.
     """
     words, found = [word for text in only for word in text.split(",")], set()
     while words:
@@ -144,10 +144,10 @@ def _named(only: Sequence[str], known: Sequence[str]) -> set[str]:
 
 
 def require_one_run(overrides: Sequence[str], composition: Composition) -> None:
-    """Check that an experiment is one run: its file has no grid, or all keys of the grid are given.
+    """Check that an experiment is one run: its file has no grid, or all grid keys are given.
 
     Raises:
-        ConfigError: it is a grid; the error names the number of runs and a command for them.
+        ConfigError: it is a grid; the error gives the number of runs and the command to run them.
     """
     typed = dict(override.lstrip("+").partition("=")[::2] for override in overrides)
     name = typed.get("experiment", "null")
@@ -166,7 +166,7 @@ def _runs(count: int) -> str:
 
 
 def _selected(experiment: str, typed: Grid) -> list[tuple[str, Grid]]:
-    """Return the named grids of an experiment's file, with the given choices instead of theirs."""
+    """Return the named grids of an experiment's file, with the given choices in place of theirs."""
     shared, separate = _grids(experiment, declared_sweep(experiment))
     groups = [key for key in typed if (conf_folder() / key).is_dir()]
     grids = []
@@ -181,7 +181,7 @@ def _selected(experiment: str, typed: Grid) -> list[tuple[str, Grid]]:
 
 
 def _grids(experiment: str, declared: Any) -> tuple[Grid, dict[str, Grid]]:
-    """Return the keys that an experiment's grids share, and each separate grid, by name."""
+    """Return the keys that an experiment's grids share, and each separate grid by name."""
     if not isinstance(declared, Mapping):
         problem = f"experiment={experiment}: sweep={shown(declared)} must map keys to choices"
         raise ConfigError([problem])
@@ -195,14 +195,14 @@ def _grids(experiment: str, declared: Any) -> tuple[Grid, dict[str, Grid]]:
 
 
 def _listed(value: Any) -> str:
-    """Return the choices of a key as in an override: text as it is, a list separated by commas."""
+    """Return the choices of a key as in an override: text unchanged, a list separated by commas."""
     if isinstance(value, str):
         return value
     return ",".join(map(shown, value)) if isinstance(value, list) else shown(value)
 
 
 def names(points: Sequence[Point]) -> list[str]:
-    """Name each point by its grid, and by the overrides that differ within that grid."""
+    """Name each point by its grid and the overrides that differ within that grid."""
     shared: dict[str, set[tuple[str, str]]] = {}
     for grid, overrides in points:
         shared[grid] = shared.get(grid, set(overrides.items())) & overrides.items()

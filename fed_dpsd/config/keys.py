@@ -1,8 +1,8 @@
 """Choices and keys of conf/, read from its files without Hydra.
 
-This is faster than Hydra, which composes the runs. It also records which file a value comes from.
-A test compares both. The schema describes its own keys. Comments in conf/ describe the keys of
-chosen classes, and what a value in that file is for.
+This is faster than Hydra, which composes the runs, and records the file that a value comes from. A
+test compares both. The schema describes its own keys. Comments in conf/ describe the keys of chosen
+classes, and the purpose of the file's values.
 """
 
 import re
@@ -53,9 +53,9 @@ def choices(group: str) -> dict[str, str]:
 
 
 def chosen(typed: Mapping[str, str]) -> dict[str, str]:
-    """Return the choice of each group, given the typed choices; files may override others.
+    """Return the choice of each group, given the typed choices; files may override other files.
 
-    Typed choices win, then an experiment's, then a method's.
+    Typed choices take precedence, then an experiment's, then a method's.
     """
     found = dict(typed)
 
@@ -77,7 +77,7 @@ def chosen(typed: Mapping[str, str]) -> dict[str, str]:
 
 
 def all_keys(typed: Mapping[str, str] | None = None) -> list[Key]:
-    """Return each key of a run, given the typed choices of groups, in the order of the files."""
+    """Return all keys of a run, given the typed choices of groups, in the order of the files."""
     choice_of = chosen(typed or {})
     found = {key.name: key for key in _of_file(MAIN, "", choice_of)}
     for group, choice in choice_of.items():
@@ -91,7 +91,7 @@ def all_keys(typed: Mapping[str, str] | None = None) -> list[Key]:
 
 
 def alternatives(key: Key) -> list[str]:
-    """Return the values that a key's type or description names, as in "client | server"."""
+    """Return the values named by a key's type or description, as in "client | server"."""
     field = field_of(key.name)
     if field and typing.get_origin(field.annotation) is typing.Literal:
         return list(typing.get_args(field.annotation))
@@ -107,7 +107,7 @@ def alternatives(key: Key) -> list[str]:
 
 
 def homes(key: str) -> str:
-    """Return the choices whose files have a key, as text; "" if none has."""
+    """Describe the choices with files that have a key; "" if there are none."""
     group = key.partition(".")[0]
     found = [
         ("method", c) for c in files_of("method") if "@" in key and key in chosen({"method": c})
@@ -123,7 +123,7 @@ def homes(key: str) -> str:
 
 
 def method_sets(method: str, key: str) -> bool:
-    """Return whether a method's file sets a key, which may be of another group."""
+    """Return whether a method's file sets a key, which may belong to another group."""
     if method not in files_of("method"):
         return False
     return key in {known.name for known in _of_file(f"method/{method}", "method", {})}
@@ -149,13 +149,13 @@ def flat_keys(tree: Mapping[str, Any], prefix: str = "") -> list[str]:
 
 
 def _text(name: str) -> str:
-    """Return the text of a file of conf/, ours or a plug-in's."""
+    """Return the text of a file in our conf/ or a plug-in's."""
     paths = (folder / f"{name}.yaml" for folder in conf_folders())
     return next(filter(Path.exists, paths)).read_text()
 
 
 def _defaults(name: str) -> list[tuple[str, str]]:
-    """Return the entries of a file's defaults list with their choices; "" for the same group."""
+    """Return the entries of a file's defaults list with their choices; "" is the file's group."""
     found = list[tuple[str, str]]()
     for entry in (yaml.load(_text(name), _LOADER) or {}).get("defaults", []):
         pairs = entry.items() if isinstance(entry, Mapping) else [(entry, "")]
@@ -164,7 +164,7 @@ def _defaults(name: str) -> list[tuple[str, str]]:
 
 
 def _of_file(name: str, package: str, choice_of: Mapping[str, str]) -> Iterator[Key]:
-    """Yield the keys of a file and of the files it builds on; the last of equal keys counts."""
+    """Yield the keys of a file and of the files that it builds on; the last equal key counts."""
     text = _text(name)
     if text.startswith("# @package _global_\n"):
         package = package if "@" in package else ""
@@ -188,7 +188,7 @@ def _of_file(name: str, package: str, choice_of: Mapping[str, str]) -> Iterator[
 
 
 def _keys(text: str) -> Iterator[tuple[str, str, str]]:
-    """Yield the keys of a file's text that have a value, each with its value and its comments."""
+    """Yield the keys with a value in a file's text, each with its value and comments."""
     lines = text.splitlines()
 
     def comment(key: yaml.Node, value: yaml.Node) -> str:

@@ -30,7 +30,7 @@ class Plugin:
     Args:
         name: the name that its distribution declares.
         version: the version of the distribution.
-        package: the package that classes may come from, in addition to our own.
+        package: the package that may provide classes, in addition to our own package.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Plugin:
 
     @property
     def conf(self) -> Path | None:
-        """Return its folder of YAML files, laid out like ours; None if it has none.
+        """Return the plug-in's folder of YAML files, laid out like ours; None if there is none.
 
         This does not import the package.
         """
@@ -53,10 +53,10 @@ class Plugin:
         return next(filter(Path.is_dir, folders), None)
 
     def load(self) -> ModuleType:
-        """Import the package.
+        """Import the plug-in's package.
 
         Raises:
-            ConfigError: the package cannot be imported; the message says why.
+            ConfigError: the package cannot be imported; the message gives the reason.
         """
         try:
             return importlib.import_module(self.package)
@@ -79,7 +79,7 @@ def find(names: Sequence[str]) -> tuple[Plugin, ...]:
     """Return the installed plug-ins with the given names, each NAME or NAME==VERSION.
 
     Raises:
-        ConfigError: some are not installed, or have another version; the message names each.
+        ConfigError: some are not installed or have another version; the message names each of them.
     """
     if not names:
         return ()
@@ -105,7 +105,7 @@ def find(names: Sequence[str]) -> tuple[Plugin, ...]:
 
 
 def named_in(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split overrides into the names of plug-ins and all other overrides.
+    """Split overrides into the names of plug-ins and the remaining overrides.
 
     >>> named_in(["rounds=2", "plugins=[retina,lungs==1.0]"])
     (['retina', 'lungs==1.0'], ['rounds=2'])
@@ -118,11 +118,11 @@ def named_in(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
 
 @contextlib.contextmanager
 def searching(plugins: Sequence[Plugin]) -> Iterator[None]:
-    """Also search the files of plug-ins inside the block.
+    """Inside the block, also search the files of plug-ins.
 
     Raises:
-        ConfigError: a plug-in's file has the name of a file of FedDPSD or of another plug-in, so a
-            choice would be ambiguous.
+        ConfigError: a plug-in's file has the same name as a file of FedDPSD or of another plug-in,
+            so that a choice would be ambiguous.
     """
     folders, problems = [conf_folder()], []
     for plugin in plugins:
@@ -130,7 +130,7 @@ def searching(plugins: Sequence[Plugin]) -> Iterator[None]:
             continue
         files = [path.relative_to(conf) for path in sorted(conf.glob("*/*.yaml"))]
         problems += [
-            f"plugins={plugin.name}: its conf/{file} has the name of another file; rename it"
+            f"plugins={plugin.name}: its conf/{file} has the same name as another file; rename it"
             for file in files
             if any((folder / file).exists() for folder in folders)
         ]
@@ -146,7 +146,7 @@ def searching(plugins: Sequence[Plugin]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def including(text: str, name: str) -> Iterator[None]:
-    """Make `text` the file of an experiment with this name inside the block."""
+    """Inside the block, make `text` the file of an experiment with this name."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "experiment" / f"{name}.yaml"
         file.parent.mkdir()
@@ -159,7 +159,7 @@ def including(text: str, name: str) -> Iterator[None]:
 
 
 def conf_folders() -> tuple[Path, ...]:
-    """Return our folder of YAML files, a user's, and those of the plug-ins being searched."""
+    """Return our folder of YAML files, the user's, and the folders of the searched plug-ins."""
     return conf_folder(), *_own.get(), *_searched.get()
 
 

@@ -1,8 +1,8 @@
-"""The schema of an experiment: every key that does not belong to a chosen class, with its meaning.
+"""The schema of an experiment: the keys that do not belong to a chosen class, and their meanings.
 
-`fed-dpsd list keys` prints the descriptions. Methods, training, mechanisms and partitions are
-plain frozen dataclasses, so that plug-ins need not know pydantic. Comments in their conf/ files
-explain their keys: reading descriptions from the classes would import torch at every TAB in a
+`fed-dpsd list keys` prints the descriptions. Methods, training, mechanisms and partitions are plain
+frozen dataclasses, so that plug-ins need not use pydantic. Comments in their conf/ files describe
+their keys, because reading descriptions from the classes would import torch at every TAB in a
 shell.
 """
 
@@ -38,10 +38,11 @@ Device = Annotated[str, AfterValidator(_device_name)]
 class DataConfig:
     """The source of the images. `path`, a folder, takes precedence over `hub`.
 
-    Without `resize`, images of a size other than `shape` are an error. Records with no true label
-    column, or several, are skipped. With `patient_column`, all records of a patient go to the same
-    teacher of one client. `set_up` reads `classes`, and a `num_classes` of null, from the data's
-    folders or labels; readers, hospitals, predictions and reports all use this order.
+    Without `resize`, images with a size other than `shape` are an error. With label columns,
+    records with no true column, or several, are skipped. With `patient_column`, all records of a
+    patient go to the same teacher of one client. `set_up` reads `classes`, and `num_classes` if it
+    is null, from the data's folders or labels; readers, hospitals, predictions and reports all use
+    this order.
     """
 
     name: str = Field(description="name of the data set")
@@ -49,19 +50,21 @@ class DataConfig:
     path: str | None = Field(description="folder or table with the images (docs/howto/own_data.md)")
     image_column: str = Field(description="column of images")
     label_column: str | None = Field(description="column of labels; null with label_columns")
-    patient_column: str | None = Field(description="column of patients; null if they are unknown")
+    patient_column: str | None = Field(description="column of patients; null if unknown")
     shape: tuple[int, ...] = Field(description="channels (1 or 3), height and width of images")
     num_classes: int = Field(ge=2, description="number of classes; null takes it from the data")
     shared_patients: Literal["refuse", "allow"] = Field(
-        "refuse", description="refuse makes a patient in two given splits an error"
+        "refuse", description="refuse makes it an error if two given splits share a patient"
     )
     records_per_patient: int | None = Field(
-        None, ge=1, description="simulations: N makes up patients of N records of one class"
+        None, ge=1, description="in simulations, N makes up patients of N records of one class"
     )
-    resize: bool = Field(False, description="true scales the middle square of images to shape")
+    resize: bool = Field(False, description="true scales the central square of each image to shape")
     label_columns: tuple[str, ...] = Field((), description="a column of booleans per class")
-    classes: tuple[str, ...] = Field((), description="class names in order; [] reads the data's")
-    pixel_bits: int = Field(16, ge=8, le=16, description="bits that 16-bit images use")
+    classes: tuple[str, ...] = Field(
+        (), description="class names in order; [] reads them from the data"
+    )
+    pixel_bits: int = Field(16, ge=8, le=16, description="number of bits that 16-bit images use")
 
     def __post_init__(self) -> None:
         if self.records_per_patient is not None and self.patient_column is not None:
@@ -93,7 +96,7 @@ class DataConfig:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Return the names of the classes in order: "0", "1", ... where none are known."""
+        """Return the names of the classes in order: "0", "1", ... if unknown."""
         return self.classes or self.label_columns or positions(self.num_classes)
 
 
@@ -102,7 +105,9 @@ class ModelConfig:
     """Architectures (models/classifiers.py), and the number of channels of their first layer."""
 
     teacher: str = Field(description="architecture; `fed-dpsd list models` names all")
-    teachers: tuple[str, ...] = Field(description="the clients', in turn; [] uses model.teacher")
+    teachers: tuple[str, ...] = Field(
+        description="architectures for the clients in turn; [] uses model.teacher"
+    )
     teacher_width: int = Field(ge=1, description="channels of the first layer")
     student: str = Field(description="architecture; `fed-dpsd list models` names all")
     student_width: int = Field(ge=1, description="channels of the first layer")
@@ -111,29 +116,31 @@ class ModelConfig:
 
 @dataclass(frozen=True, config=STRICT)
 class TeacherConfig:
-    """The settings that train a client's teachers, or the file to read a teacher from."""
+    """The settings for training a client's teachers, or the file to read a teacher from."""
 
     path: str | None = Field(
-        description="safetensors file of a teacher; {client} is a client's number"
+        description="safetensors file of a teacher; {client} stands for a client's number"
     )
-    arch: str | None = Field(description="architecture of that teacher, required with path")
+    arch: str | None = Field(description="architecture of that teacher; required with path")
     seed: int = Field(ge=0, description="seed of the training")
     epochs: int = Field(ge=0, description="epochs over a teacher's records")
-    min_steps: int = Field(ge=1, description="fewest steps, even for a client with few records")
-    batch_size: int = Field(ge=1, description="records in a step")
+    min_steps: int = Field(
+        ge=1, description="minimum number of steps, even for a client with few records"
+    )
+    batch_size: int = Field(ge=1, description="records per step")
     learning_rate: Positive = Field(description="learning rate")
     momentum: float | None = Field(ge=0, lt=1, description="momentum of SGD; null selects Adam")
     weight_decay: float = Field(ge=0, description="weight decay")
     one_cycle: bool = Field(
         description="true raises the learning rate to its value in the first fifth of the steps, "
-        "and lowers it to 0 after that"
+        "then lowers it to 0"
     )
     shift: int = Field(
         ge=0, le=LARGEST_SHIFT, description="largest shift of a record's image in a step, in pixels"
     )
-    flip: bool = Field(description="true mirrors about half the images in each step")
+    flip: bool = Field(description="true mirrors about half of the images in each step")
     same_start: bool = Field(
-        description="true starts all teachers from the same weights, as FedAVG needs"
+        description="true starts all teachers from the same weights, as FedAVG requires"
     )
 
     def __post_init__(self) -> None:
@@ -151,7 +158,7 @@ class TeacherConfig:
 
 @dataclass(frozen=True, config=STRICT)
 class PrivacyConfig:
-    """The keys of `privacy`, which apply to every training and every mechanism of answers.
+    """The keys of `privacy`, which apply to every training and every mechanism for answers.
 
     A budget limits a client's whole ledger (docs/privacy.md). `target_epsilon` applies to a patient
     if `training.unit="patient"`.
@@ -160,11 +167,11 @@ class PrivacyConfig:
     delta: float = Field(gt=0, lt=1, description="delta of every guarantee")
     epsilon_stated: float | None = Field(description="epsilon that a paper states for its result")
     budget: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
-        description="largest epsilon of a client's ledger (record, add_remove); null is no limit"
+        description="largest epsilon of a client's ledger (record, add_remove); null sets no limit"
     )
     target_epsilon: Positive | None = Field(
-        description="Calibrates the noise so that a run spends this (record, add_remove): the "
-        "training's noise, or the answers' where training=plain."
+        description="Calibrates the noise so that a run spends this epsilon (record, add_remove): "
+        "the noise of training, or of answers if training=plain."
     )
     budget_relation: Literal["add_remove", "replace_one"] = Field(
         "add_remove", description="replace_one also bounds replaced records"
@@ -173,16 +180,18 @@ class PrivacyConfig:
 
 @dataclass(frozen=True, config=STRICT)
 class FederationConfig:
-    """Deadlines, and the smallest number of clients in a round."""
+    """Deadlines, and the minimum number of clients in a round."""
 
     simulation: bool = Field(description="whether this machine simulates all clients")
     min_clients: int | None = Field(
         ge=1,
-        description="fewest hospitals to start with, and fewest replies to a round; null is all",
+        description="minimum hospitals at the start, and replies to a round; null requires all",
     )
     node_timeout_seconds: Positive = Field(description="time for all clients to connect")
     round_timeout_seconds: Positive = Field(description="time for a round")
-    retry_seconds: Positive = Field(description="time until a silent client gets the request again")
+    retry_seconds: Positive = Field(
+        description="time until a request is sent again to a silent client"
+    )
 
     def __post_init__(self) -> None:
         if self.min_clients is not None and self.simulation:
@@ -196,19 +205,25 @@ class FederationConfig:
 class Config:
     """A whole experiment; experiment.py binds `method`, `partition`, `training` and `answers`."""
 
-    num_clients: int = Field(ge=1, description="clients of the federation")
-    teachers_per_client: int = Field(ge=1, description="teachers, each with a shard of the records")
+    num_clients: int = Field(ge=1, description="number of clients in the federation")
+    teachers_per_client: int = Field(
+        ge=1, description="teachers of each client, each with a shard of its records"
+    )
     seed: int = Field(ge=0, description="public seed")
     rounds: int = Field(ge=1, description="rounds of queries and answers")
-    queries_per_round: int = Field(ge=1, description="synthetic images in a round")
+    queries_per_round: int = Field(ge=1, description="synthetic images per round")
     client_device: Device = Field(description="device for teachers' answers and plain training")
-    server_device: Device = Field(description="device that trains the student and generators")
-    threads_client: int = Field(ge=1, description="fixed: it affects the last bits of results")
+    server_device: Device = Field(description="device for training the student and generators")
+    threads_client: int = Field(
+        ge=1, description="fixed, because it affects the last bits of results"
+    )
     threads_server: int = Field(ge=1, description="as threads_client")
     out: str = Field(description='parent of the run folder; "" is ./runs (flwr: in FED_DPSD_HOME)')
     cache: str = Field(description='folder of the cache; "" is FED_DPSD_HOME/cache')
     run_folder: str = Field(description='run folder; "" makes a new one below out')
-    ledger: str = Field(description='folder of ledgers that runs share; "" is in the run folder')
+    ledger: str = Field(
+        description='folder of ledgers shared by runs; "" keeps them in the run folder'
+    )
     noise: Literal["seeded", "secure"] = Field(
         description="Source of the noise in answers and private training: seeded (reproducible, "
         "for experiments) | secure (from a secret next to each client's ledger)."
@@ -224,26 +239,29 @@ class Config:
     partition: Mapping[str, Any]
     clients_per_round: int | None = Field(
         None,
-        description="Clients that answer in a round, drawn from the public seed; null takes all. "
-        "A client pays for the rounds in which it answers, and no amplification is claimed.",
+        description="Number of clients that answer in a round, drawn from the public seed; null "
+        "uses all. A client pays for the rounds in which it answers, and no amplification is "
+        "claimed.",
     )
-    evaluate_every: int = Field(1, ge=1, description="rounds between scores; the last is scored")
+    evaluate_every: int = Field(
+        1, ge=1, description="rounds between scores; the last round is always scored"
+    )
     pictures: str = Field(
         "",
-        description="Public pictures whose crops are sent instead of procedural images: "
-        'scikit-learn (two photographs) | a folder. "" is none, so that queries are free of data.',
+        description="Public pictures; crops of them are sent instead of procedural images: "
+        'scikit-learn (two photographs) | a folder. "" uses none, so queries depend on no data.',
     )
     plugins: tuple[str, ...] = Field(
         (),
-        description="Installed packages whose conf/, classes and networks can be chosen too "
-        "(docs/extending.md): plugins=NAME or plugins=[NAME,NAME]. Nothing is proven about what "
-        "they do until it is reviewed.",
+        description="Installed packages that provide further conf/ files, classes and networks "
+        "(docs/extending.md): plugins=NAME or plugins=[NAME,NAME]. Nothing is proven about them "
+        "until they are reviewed.",
     )
     tracker: Literal["none", "tensorboard", "wandb", "mlflow"] = Field(
         "none",
         description="Where a run's numbers go, in addition to its folder: none | tensorboard | "
-        "wandb | mlflow. Each is an extra, as in pip install 'fed-dpsd[wandb]', and has its own "
-        "settings, such as WANDB_MODE=offline.",
+        "wandb | mlflow. Each is an extra, installed as in pip install 'fed-dpsd[wandb]', with its "
+        "own settings, such as WANDB_MODE=offline.",
     )
 
     def __post_init__(self) -> None:
@@ -263,9 +281,9 @@ class Config:
 
     @property
     def not_reviewed(self) -> tuple[str, ...]:
-        """Return the plug-ins, and the functions of teachers, whose code nobody has reviewed.
+        """Return the plug-ins and the functions of teachers, which have not been reviewed.
 
-        What a student computes is post-processing of answers, whatever its network is.
+        A student's computations are post-processing of answers, regardless of its network.
         """
         used = {self.architecture(client): None for client in range(self.num_clients)}
         return *self.plugins, *(name for name in used if is_function(name))
@@ -289,7 +307,7 @@ SECTIONS: Mapping[str, Any] = {
 
 
 def is_function(architecture: str) -> bool:
-    """Return whether an architecture is the name of a Python function (models/functions.py)."""
+    """Return whether an architecture is named after a Python function (models/functions.py)."""
     return architecture.endswith("()")
 
 
@@ -332,9 +350,9 @@ def require_device(key: str, name: str, count: int) -> None:
 
 
 def to_json(config: Config) -> str:
-    """Return the whole configuration as JSON in the layout of conf/, to be bound again.
+    """Return the whole configuration as JSON in the layout of conf/, which can be bound again.
 
-    Without plug-ins, it has no `plugins` key. A sweep identifies its cells by this text.
+    Without plug-ins, the text has no `plugins` key. A sweep identifies its cells by it.
     """
     values = dataclasses.asdict(config)
     if not config.plugins:

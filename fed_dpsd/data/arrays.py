@@ -1,4 +1,4 @@
-"""The reader of an npz of images, labels and patients."""
+"""The reader of npz files with images, labels and patients."""
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,9 +16,9 @@ ARRAYS = ".npz"
 
 
 class Arrays:
-    """An npz of images, labels and patients, as in MedMNIST.
+    """An npz file with images, labels and patients, as in MedMNIST.
 
-    The arrays of a split, if there are splits, have names such as train_images.
+    If there are splits, their arrays have names such as train_images.
     """
 
     unit = "images"
@@ -38,7 +38,7 @@ class Arrays:
             )
         if columns.labels:
             raise UserError(
-                f"{path}: {columns.keys}label_columns is for tables; name an npz's array of labels "
+                f"{path}: {columns.keys}label_columns is for tables; name the npz array of labels "
                 f"in {columns.keys}label_column"
             )
         self._names = list(names.values())
@@ -52,8 +52,8 @@ class Arrays:
             raise
         except Exception as error:  # zipfile and zlib raise any type of error on broken bytes
             raise UserError(
-                f"{self._path} cannot be read ({type(error).__name__}); give an npz whose "
-                "arrays hold no objects"
+                f"{self._path} cannot be read ({type(error).__name__}); give an npz file without "
+                "object arrays"
             ) from None
 
     def items(self) -> Iterator[Item]:
@@ -71,7 +71,7 @@ class Arrays:
             if len(array) != len(images):
                 raise UserError(
                     f"{self._path}: {len(images)} images but {len(array)} values in {name}; give "
-                    "one value for each image"
+                    "one value per image"
                 )
         labels, patients = others if len(others) > 1 else (others[0], [None] * len(images))
         for index, image in enumerate(images):
@@ -92,7 +92,7 @@ class Arrays:
 
 
 def splits_of(names: Iterable[str], image: str) -> dict[str, str]:
-    """Return the name of each split's array of images, such as test_images."""
+    """Return the name of each split's image array, such as test_images."""
     ending = f"_{image}"
     found = {split_of(name.removesuffix(ending)): name for name in names if name.endswith(ending)}
     return {split: name for split, name in found.items() if split}

@@ -1,7 +1,7 @@
-"""A loader for scikit-learn's digits, folders of classes, tables and Hugging Face data sets.
+"""A loader for scikit-learn's digits, class folders, tables and Hugging Face data sets.
 
-Decoded images are cached. How a record is handled depends on that record alone
-(docs/privacy.md, "From files to records").
+Decoded images are cached. The handling of a record depends on that record alone (docs/privacy.md,
+"From files to records").
 """
 
 import functools
@@ -37,8 +37,8 @@ logger = logging.getLogger("fed_dpsd")
 class Dataset:
     """A training split, which is divided among the clients, and a public test split.
 
-    `counts` reports how many files or rows of each split were found, used and skipped, and why. The
-    numbers are exact, so they go only to the console and a simulation's diagnostics.
+    `counts` gives the number of files or rows found, used and skipped in each split, with reasons.
+    The numbers are exact, so they go only to the console and to a simulation's diagnostics.
     """
 
     train: Split
@@ -47,7 +47,7 @@ class Dataset:
 
 
 class Loaded(NamedTuple):
-    """A split, its numbers of files or rows as a sentence, and its `Split.digests`."""
+    """A split, a sentence on its numbers of files or rows, and its `Split.digests`."""
 
     records: Split
     count: str
@@ -58,11 +58,11 @@ def load(config: DataConfig, cache: Path) -> Dataset:
     """Load a data set.
 
     Args:
-        config: the data set to load; shape and number of classes are checked against the data.
-        cache: folder for decoded images, so that a second process need not decode them again.
+        config: the data set to load; its shape and number of classes are checked against the data.
+        cache: folder for decoded images, so that other processes need not decode them again.
 
     Raises:
-        UserError: the folder is missing, there is no network, the data contradicts `config`, or
+        UserError: the folder is missing, there is no network, the data does not match `config`, or
             the given splits share a patient.
     """
     if config.name == BUNDLED:
@@ -74,18 +74,18 @@ def load(config: DataConfig, cache: Path) -> Dataset:
     if copies := int(np.isin(loaded["test"].digests, loaded["train"].digests).sum()):
         _say_once(
             f"data={config.name} ({config.path or config.hub}): {copies:,} of {len(data.test):,} "
-            "test images are training images too, pixel for pixel: scores are too good"
+            "test images are training images too, pixel for pixel, which inflates scores"
         )
     return data
 
 
 def load_test(config: DataConfig, cache: Path) -> Split:
-    """Load the test split alone; see `load`."""
+    """Load only the test split; see `load`."""
     return _digits().test if config.name == BUNDLED else _load_split(config, "test", cache).records
 
 
 def test_count(config: DataConfig, cache: Path) -> str:
-    """Return the counts of the test split's files or rows; "" if it has no image."""
+    """Return the counts of the test split's files or rows; "" if it has no images."""
     if config.name == BUNDLED:
         return _digits().counts[0]
     loaded = _load_split(config, "test", cache)
@@ -93,7 +93,7 @@ def test_count(config: DataConfig, cache: Path) -> str:
 
 
 def _check_shared_patients(config: DataConfig, data: Dataset) -> None:
-    """Reject patients in both splits, or warn about them if `config` allows them."""
+    """Reject patients that are in both splits, or warn about them if `config` allows them."""
     if data.train.patients is None or data.test.patients is None:
         return
     shared = len(np.intersect1d(data.train.patients, data.test.patients))
@@ -104,14 +104,14 @@ def _check_shared_patients(config: DataConfig, data: Dataset) -> None:
     if config.shared_patients == "refuse":
         raise UserError(
             f"{said}; keep all records of a patient in one of them, or set "
-            "data.shared_patients=allow, which makes scores too good"
+            "data.shared_patients=allow, which inflates scores"
         )
-    _say_once(f"{said}: scores are too good, and the test records of a patient are not protected")
+    _say_once(f"{said}: scores are inflated, and the test records of a patient are not protected")
 
 
 @functools.cache
 def _digits() -> Dataset:
-    """Return scikit-learn's digits as uint8, with a fixed random split; read once per process."""
+    """Return scikit-learn's digits as uint8, with a fixed random split, read once per process."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
@@ -123,10 +123,10 @@ def _digits() -> Dataset:
 
 
 def _load_split(config: DataConfig, split: str, cache: Path) -> Loaded:
-    """Load a split, from the cache if it was read before; `divide` makes the splits if needed.
+    """Load a split, from the cache if it was read before; call `divide` to make splits if needed.
 
-    Skipped records and classes without images are warnings, once per process: an error would reveal
-    them.
+    Skipped records and classes without images cause warnings, once per process; an error would
+    reveal them.
     """
     source = sources.Source(config, split)
     files = source.fingerprint()
@@ -199,10 +199,10 @@ def _read(
 
 
 def _cached(config: DataConfig, files: str, split: str, cache: Path) -> Callable[[str], Path]:
-    """Return a function from the names of a split's files to their paths in the cache.
+    """Return a function that maps the names of a split's files to their paths in the cache.
 
-    `files` is the fingerprint taken before reading: files that have changed since are
-    read again.
+    `files` is the fingerprint taken before reading, so that files changed since then are read
+    again.
     """
     text = f"{files} {split} {config} {SPLIT_KEY!r}"
     key = hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:24]
@@ -224,8 +224,8 @@ def divide(records: Split) -> tuple[Split, Split]:
     """Divide records into a training and a test split, about one in TEST_PART for testing.
 
     A keyed hash of a record's id (`Split.ids`) decides: the patient if known, otherwise the pixels.
-    Its label, its location and other records do not matter. So data sets that differ in one record,
-    patient or label have training splits that differ in no other.
+    The label, the location and other records do not matter. So if data sets differ in one record,
+    patient or label, their training splits differ in no other.
     """
 
     def in_test(record: int) -> bool:
@@ -238,7 +238,7 @@ def divide(records: Split) -> tuple[Split, Split]:
 
 
 def _save(splits: Mapping[Callable[[str], Path], Split], about: dict[str, Any]) -> None:
-    """Write all splits or none; functions name their files."""
+    """Write all splits or none; a split's key is a function that returns a file's path."""
     files: dict[Path, Any] = {}
     for place, split in splits.items():
         arrays = {"images": split.images, "patients": split.patients, "digests": split.digests}

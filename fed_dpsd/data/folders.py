@@ -1,4 +1,4 @@
-"""The reader of a folder whose subfolders are the classes."""
+"""The reader of a folder with a subfolder for each class."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,7 +11,7 @@ from fed_dpsd.errors import UserError
 
 
 class Folder:
-    """A folder whose subfolders are the classes; images lie in them at any depth."""
+    """A folder with a subfolder for each class, which contains images at any depth."""
 
     unit = "files"
     declared: Sequence[str] = ()
@@ -33,21 +33,21 @@ class Folder:
 
     @property
     def ignored(self) -> str:
-        """Return a folder named like a split inside a class folder; its images are used."""
+        """Return a folder inside a class folder that is named like a split; its images are used."""
         inside = (
             (each, part) for each in self._labels for part in class_folders(self._path / each)
         )
         return next((f"folder {each}/{part}" for each, part in inside if split_of(part)), "")
 
     def items(self) -> Iterator[Item]:
-        """Yield every file in the order of paths."""
+        """Yield every file, ordered by path."""
         with readable(self._path):
             for file, folder in sorted(walk_classes(self._path), key=lambda found: found[0]):
                 label, skipped = ("", NO_CLASS) if folder is None else (self._labels[folder], "")
                 yield Item(str(file.relative_to(self._path)), file, label, skipped=skipped)
 
     def labels(self) -> dict[str, str]:
-        """Return the names of the subfolders; one may be empty."""
+        """Return the names of the subfolders, which may be empty."""
         return {text: f"{self._path.name}/{folder}" for folder, text in self._labels.items()}
 
     def files(self) -> Iterable[Path]:
@@ -67,14 +67,14 @@ def class_folders(folder: Path) -> list[str]:
 
 
 def _shown(path: Path) -> bool:
-    """Return whether a file or folder is neither hidden nor one that macOS adds to archives."""
+    """Return whether a file or folder is neither hidden nor added to archives by macOS."""
     return not path.name.startswith(".") and path.name != "__MACOSX"
 
 
 def walk_classes(path: Path) -> Iterator[tuple[Path, str | None]]:
     """Yield every file at any depth, with its class: the subfolder of `path` that contains it.
 
-    A file next to the subfolders has class None. Hidden files and folders are skipped.
+    Files next to the subfolders have class None. Hidden files and folders are skipped.
 
     Raises:
         OSError: a folder cannot be read.

@@ -1,4 +1,4 @@
-"""Image files as arrays of pixels, for data sets and hospitals alike."""
+"""Image files as arrays of pixels, for both data sets and hospitals."""
 
 import io
 import warnings
@@ -20,12 +20,12 @@ def open_image(
     Args:
         image: a file, its bytes, or (H, W) or (H, W, 3) pixels.
         channels: 1 for grey, 3 for RGB.
-        bits: how many bits a 16-bit image uses, 8 to 16. The result's `info["bits"]` is the number
-            of bits of its largest value.
+        bits: number of bits that a 16-bit image uses, 8 to 16. The result's `info["bits"]` is the
+            number of bits of its largest value.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: the file is not an image, has several pages, or the range of its pixels is
+        ValueError: the file is not an image or has several pages, or the range of its pixels is
             unknown or exceeded.
     """
     if isinstance(image, np.ndarray):
@@ -73,7 +73,7 @@ def _converted(image: Image.Image, channels: int, bits: int, inverted: bool = Fa
 
 
 def scaled(image: Image.Image, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """Return (C, size, size) pixels of `shape`: the middle square, scaled with antialiasing."""
+    """Return (C, size, size) pixels of `shape`: the central square, scaled with antialiasing."""
     size = shape[2], shape[1]
     if image.size != size:
         image = ImageOps.fit(image, size, Image.Resampling.BILINEAR)

@@ -1,6 +1,6 @@
-"""From files and rows to records: decode images, number labels, and count what is used.
+"""Conversion of files and rows to records: decode images, number labels and count usage.
 
-How a record is handled depends on that record alone (docs/privacy.md, "From files to records").
+The handling of a record depends on that record alone (docs/privacy.md, "From files to records").
 """
 
 import functools
@@ -25,8 +25,8 @@ DARK = 14  # bits: 16-bit images that use no more are nearly black
 class Item(NamedTuple):
     """A record before its image is decoded.
 
-    `image` is a file, its bytes, or (H, W) or (H, W, 3) pixels; `name` is its file or row, and
-    `skipped` is the reason why it cannot be a record; both are for messages.
+    `image` is a file, its bytes, or (H, W) or (H, W, 3) pixels. `name` is its file or row, and
+    `skipped` the reason why it cannot be a record; both are used in messages.
     """
 
     name: str
@@ -37,14 +37,14 @@ class Item(NamedTuple):
 
 
 def some(lines: Sequence[str]) -> str:
-    """Return the first few lines, shortened if long, and dots for the rest."""
+    """Return the first few lines, shortened if they are long, with dots for the rest."""
     more = ", ..." if len(lines) > NAMED_AT_MOST else ""
     return ", ".join(line[:LONGEST_NAME] for line in lines[:NAMED_AT_MOST]) + more
 
 
 @dataclass
 class Count:
-    """The number of files or rows found, and the reasons why some did not become records.
+    """The number of files or rows found, and why some did not become records.
 
     Args:
         unit: "files", "rows" or "images"; `found` is how many were found.
@@ -61,11 +61,11 @@ class Count:
 
     @property
     def used(self) -> int:
-        """Return how many became records."""
+        """Return the number of items that became records."""
         return self.found - sum(map(len, self.skipped.values()))
 
     def __str__(self) -> str:
-        """Return the count with the first names of each reason."""
+        """Return the count with the first few names for each reason."""
         return self._text(lambda lines: f" ({some(lines)})")
 
     @property
@@ -95,21 +95,21 @@ class Split:
 
     @property
     def ids(self) -> NDArray[np.int64]:
-        """Return each record's (N,) id: its patient or, if unknown, the digest of its pixels.
+        """Return the (N,) ids of records: their patients or, if unknown, digests of their pixels.
 
-        It does not depend on the record's label or location, nor on other records.
+        An id does not depend on the record's label or location, nor on other records.
         """
         return self.digests if self.patients is None else self.patients
 
     @functools.cached_property
     def digests(self) -> NDArray[np.int64]:
-        """Return (N,) hashes of pixels, equal for copies of an image in other files or formats."""
+        """Return (N,) hashes of pixels; copies of an image in other files or formats are equal."""
         hashes = (_hash64(np.ascontiguousarray(image)) for image in self.images)
         return np.fromiter(hashes, np.int64, len(self))
 
     @property
     def num_patients(self) -> int | None:
-        """Return the number of patients; None if they are not known."""
+        """Return the number of patients; None if unknown."""
         return None if self.patients is None else len(np.unique(self.patients))
 
     def take(self, indices: NDArray[np.int64]) -> "Split":
@@ -120,8 +120,8 @@ class Split:
     def in_order(self) -> "Split":
         """Return the records in the order of their digests, then patients, then labels.
 
-        Equal sets of records become equal splits; adding or removing a record keeps the order of
-        the others.
+        Equal sets of records give equal splits; adding or removing a record keeps the order of the
+        other records.
         """
         patients = self.labels if self.patients is None else self.patients
         return self.take(np.lexsort((self.labels, patients, self.digests)))
@@ -129,7 +129,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Taken:
-    """The records, in the order of their items, the count of items, and notes for the user.
+    """The records, in item order, the count of items, and notes for the user.
 
     `lasting` is False if an image could not be read for a temporary reason.
     """
@@ -161,7 +161,7 @@ def take(
     patients: bool = False,
     remedy: str = "",
 ) -> Taken:
-    """Turn items into records: grey or RGB images of `shape`, and the numbers of their classes.
+    """Turn items into records: grey or RGB images of `shape` with the numbers of their classes.
 
     Args:
         items: the items, in any order.
@@ -170,9 +170,9 @@ def take(
         numbers: the class number of each label.
         shape: (C, S, S) of the images.
         resize: whether images of a different size are scaled; otherwise they are errors.
-        bits: how many bits 16-bit images use.
+        bits: number of bits that 16-bit images use.
         patients: whether items have patients.
-        remedy: what to do about labels that are not in `numbers`, for the error.
+        remedy: the error's remedy for labels that are not in `numbers`.
 
     Raises:
         UserError: a label is unknown, a file is named twice, a size is wrong, or no item becomes a
@@ -236,8 +236,8 @@ def _once(items: Iterable[Item], where: str) -> Iterator[Item]:
             file = (status.st_dev, status.st_ino) if status.st_ino else item.image.resolve()
             if file in seen:
                 raise UserError(
-                    f"{where}: {item.name} is named twice, by a row or a link; an image must be "
-                    "one record: remove one of the two"
+                    f"{where}: {item.name} is named twice, by rows or links; an image must be one "
+                    "record: remove one of the two"
                 )
             seen.add(file)
         yield item

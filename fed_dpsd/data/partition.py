@@ -1,6 +1,6 @@
 """Partitions of a data set among simulated clients, by flwr-datasets' partitioners.
 
-No other file imports flwr_datasets, because the import takes seconds.
+No other file imports flwr_datasets, because importing it takes seconds.
 """
 
 import hashlib
@@ -32,8 +32,8 @@ CONNECT_SECONDS = 5.0
 class Partition(Protocol):
     """A rule that splits records among clients, by their labels and a seed.
 
-    If patients are known, it splits patients, each labelled with their most frequent class, and
-    their records follow.
+    If patients are known, it splits patients, each with their most frequent class as label, and
+    keeps a patient's records together.
     """
 
     name: ClassVar[str]
@@ -43,7 +43,7 @@ class Partition(Protocol):
         """Return the library's partitioner for `num_clients`."""
 
     def check(self, config: Config) -> list[str]:
-        """Return the rule's problems in an experiment, each with key, value and remedy."""
+        """Return the problems with the rule in an experiment, each with key, value and remedy."""
         return []
 
     def without(self, classes: int, num_clients: int) -> str:
@@ -53,7 +53,7 @@ class Partition(Protocol):
 
 @dataclass(frozen=True)
 class Dirichlet(Partition):
-    """A split of each class by Dirichlet(alpha) proportions; a small alpha is far from IID."""
+    """A split of each class in Dirichlet(alpha) proportions; a small alpha is far from IID."""
 
     name: ClassVar[str] = "dirichlet"
     seed: int
@@ -90,7 +90,7 @@ class IID(Partition):
         require(self, seed=0)
 
     def partitioner(self, num_clients: int) -> "Partitioner":
-        """Return flwr-datasets' IidPartitioner, which does not shuffle; `split` does."""
+        """Return flwr-datasets' IidPartitioner; `split` shuffles the records, which it does not."""
         from flwr_datasets.partitioner import IidPartitioner
 
         return IidPartitioner(num_partitions=num_clients)
@@ -118,11 +118,11 @@ class ByClass(Partition):
         ]
 
     def without(self, classes: int, num_clients: int) -> str:
-        """Return why some records have no client; client j has the classes from number j on."""
+        """Return why some records have no client; client j has the classes starting at number j."""
         each = self.classes_per_client
         left = classes - (num_clients + each - 1)
         return (
-            f"since {left} of {classes} classes have no client with "
+            f"because {left} of {classes} classes have no client with "
             f"partition.classes_per_client={each} and num_clients={num_clients}; raise the first "
             f"to {each + left}, or the second to {num_clients + left}"
         )
@@ -144,8 +144,8 @@ class ByClass(Partition):
 class Coins(IID):
     """IID partition; each record is kept with probability `fraction`.
 
-    A record's client does not depend on the coins, so two splits that differ in one coin differ in
-    one record. Attacks guess the coins.
+    A record's client does not depend on the coins, so splits that differ in one coin differ in one
+    record. Attacks guess the coins.
     """
 
     name: ClassVar[str] = "coins"
@@ -177,7 +177,7 @@ def load_or_split(
     cache: Path,
     patients: NDArray[np.int64] | None = None,
 ) -> list[NDArray[np.int64]]:
-    """Return the result of `split`, from the cache if these records were split this way before."""
+    """Return the result of `split`, cached if the same records were split the same way before."""
     rule = f"{partition} {num_clients} flwr-datasets {version('flwr-datasets')}"
     records = labels.tobytes() + (b"" if patients is None else b"patients" + patients.tobytes())
     key = hashlib.sha256(rule.encode() + records).hexdigest()[:24]
@@ -196,9 +196,9 @@ def split(
     num_clients: int,
     patients: NDArray[np.int64] | None = None,
 ) -> list[NDArray[np.int64]]:
-    """Return the indices of each client's records: disjoint, and not empty.
+    """Return the indices of each client's records, which are disjoint and not empty.
 
-    A single client holds all records, whatever their labels and number.
+    A single client gets all records, regardless of their labels and number.
 
     Args:
         partition: the rule.
@@ -255,9 +255,9 @@ def unused(
 
 
 def made_up_patients(labels: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    """Return a made-up patient for each record of a client: `size` records of one class, in order.
+    """Return a made-up patient for each record of a client: `size` ordered records of one class.
 
-    The last patient of a class may have fewer.
+    The last patient of a class may have fewer records.
     """
     patients = np.empty_like(labels)
     for label in np.unique(labels):
@@ -269,9 +269,9 @@ def made_up_patients(labels: NDArray[np.int64], size: int) -> NDArray[np.int64]:
 def _dealt(
     labels: NDArray[np.int64], patients: NDArray[np.int64] | None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return labels of records, or of patients in order of ids, and each record's index in them.
+    """Return the labels of records, or of patients by id, and each record's index among these.
 
-    A patient's label is the most frequent label of their records, in a tie the smallest.
+    A patient's label is the most frequent label of their records, or the smallest in a tie.
     """
     if patients is None:
         return labels, np.arange(len(labels))
@@ -305,7 +305,7 @@ def _try_split(
 
 
 def _kept(partition: Partition, number: int) -> NDArray[np.bool_]:
-    """Return a (number,) mask of the records that no coin leaves out."""
+    """Return a (number,) mask of the records that coins do not leave out."""
     return partition.kept(number) if isinstance(partition, Coins) else np.ones(number, bool)
 
 
@@ -313,7 +313,7 @@ def _kept(partition: Partition, number: int) -> NDArray[np.bool_]:
 
 
 def read_hub(config: DataConfig, split_name: str) -> "pyarrow.Table":
-    """Download a split of a Hugging Face data set, as an Arrow table with encoded images.
+    """Download a split of a Hugging Face data set as an Arrow table with encoded images.
 
     `config.hub` is OWNER/NAME or OWNER/NAME/SUBSET. Without a network, an earlier download is used.
 

@@ -1,4 +1,4 @@
-"""Paths of a configuration: made absolute, and checked before anything is read."""
+"""Paths in a configuration, made absolute and checked before anything is read."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,18 +10,18 @@ FOLDERS = ("out", "cache", "run_folder", "ledger")
 
 
 def absolute(key: str, value: str, base: Path | None, problems: list[str]) -> str:
-    """Return a path as absolute; add a problem if it is relative and there is no `base`."""
+    """Return an absolute path; add a problem if the path is relative and there is no `base`."""
     path = Path(value).expanduser()
     if not path.is_absolute() and base is None:
         problems.append(
-            f"{key}={value} must be an absolute path under `flwr run`, "
-            "whose working directory is not yours"
+            f"{key}={value} must be an absolute path, since `flwr run` has another working "
+            "directory"
         )
     return str(path if base is None else base / path)
 
 
 def data_path(value: str, base: Path | None, problems: list[str]) -> str:
-    """Return `data.path` as absolute; add a problem if it cannot hold a data set."""
+    """Return `data.path` as an absolute path; add a problem if it cannot hold a data set."""
     path = absolute("data.path", value, base, problems)
     if not is_place(Path(path)):
         there = Path(path).exists()
@@ -33,7 +33,7 @@ def data_path(value: str, base: Path | None, problems: list[str]) -> str:
 def path_problems(values: Mapping[str, Any]) -> list[str]:
     """Return the problems of the paths in a composed configuration, under `flwr run`.
 
-    Binding reports values of other types.
+    Values of wrong types are reported when the configuration is bound.
     """
     problems: list[str] = []
     for key in FOLDERS:

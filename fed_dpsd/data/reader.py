@@ -1,7 +1,7 @@
-"""What all readers share: columns and errors.
+"""Columns and errors, which all readers share.
 
-A reader knows one layout, a folder of classes, a table or arrays. Data sets and hospitals use the
-same readers. Readers do not look at the content of images.
+A reader reads one layout: class folders, a table or arrays. Data sets and hospitals use the same
+readers. Readers do not decode images.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ NOBODY = ("", "none", "nan", "nat", "null", "<na>")  # spellings of an unknown p
 
 
 class Columns(NamedTuple):
-    """The columns of a table, or arrays of an npz, and the prefix of the keys that name them.
+    """The columns of a table or arrays of an npz, and the prefix of the keys that name them.
 
     `labels` are columns of booleans, one for each class, in place of `label`.
     """
@@ -48,8 +48,8 @@ class Reader(Protocol):
     """A source of images and labels.
 
     Attributes:
-        unit: what its items are: files, rows or images.
-        declared: the names of the classes that it declares, in its own order.
+        unit: the kind of its items: files, rows or images.
+        declared: the class names that it declares, in its own order.
         ignored: what looks like a split but is not used as one; "" for nothing.
     """
 
@@ -61,7 +61,7 @@ class Reader(Protocol):
         """Yield every file or row."""
 
     def labels(self) -> dict[str, str]:
-        """Return each label text, with the name of an item that has it."""
+        """Return the text of each label, with the name of an item that has it."""
 
     def files(self) -> Iterable[Path]:
         """Return the files that determine what `items` yields."""
@@ -86,10 +86,10 @@ def listed(names: Iterable[str]) -> str:
 def id_of(value: Any, columns: Columns, where: str) -> str:
     """Return the text of a patient's id; "" if no column has ids.
 
-    Numbers have no leading zeros: 019 in a CSV file is 19, as in a column of integers.
+    Leading zeros of numbers are dropped: 019 in a CSV file is 19, as in a column of integers.
 
     Raises:
-        UserError: the cell is empty; all such records would belong to one patient.
+        UserError: the cell is empty; otherwise, all such records would belong to one patient.
     """
     if columns.patient is None:
         return ""
@@ -103,11 +103,11 @@ def id_of(value: Any, columns: Columns, where: str) -> str:
 
 @contextlib.contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Report an error of the operating system as a UserError."""
+    """Report an operating system error in the block as a UserError."""
     try:
         yield
     except OSError as error:
         raise UserError(
             f"{error.filename or path} cannot be read ({reason_of(error)}); check that it exists "
-            "and that you, or the user of the service, may read it"
+            "and that you, or the service's user, may read it"
         ) from None

@@ -1,4 +1,4 @@
-"""Sources of data sets: `data.path` or the hub, their splits and the classes that they name."""
+"""Sources of data sets: `data.path` or the hub, with the splits and classes that they name."""
 
 import hashlib
 import re
@@ -26,7 +26,7 @@ LAYOUT = (
 
 
 class Source:
-    """The source of a split, at `data.path` or the Hugging Face hub; it holds no open file.
+    """The source of a split, at `data.path` or the Hugging Face hub; it keeps no file open.
 
     Attributes:
         divided: whether the data set has its own train or test split.
@@ -66,10 +66,10 @@ class Source:
         return reader_of(self._place, self._columns, self._split if self.divided else "")
 
     def fingerprint(self) -> str:
-        """Return a text that changes whenever the split's files do: names, sizes and times.
+        """Return a text that changes whenever the split's files do, from names, sizes and times.
 
-        The time of a file's last change of any kind (`ctime`) cannot be set back, so a file whose
-        content or permissions have changed counts as another file.
+        The time of a file's last change of any kind (`ctime`) cannot be set back, so a file with
+        changed content or permissions counts as a different file.
 
         Raises:
             UserError: the split cannot be read.
@@ -101,7 +101,7 @@ class Source:
 
     @property
     def keeps_rows(self) -> bool:
-        """Return whether records stay in the order of their table, which holds only this split.
+        """Return whether records keep the order of their table, which holds only this split.
 
         The order of rows does not depend on labels, unlike the order of files in class folders.
         With patients, records are sorted, since a patient's first records represent all of theirs
@@ -115,12 +115,12 @@ class Source:
 
 
 def is_place(path: Path) -> bool:
-    """Return whether a path may be `data.path`: a folder, a table or an npz."""
+    """Return whether a path is valid as `data.path`: a folder, a table or an npz."""
     return path.is_dir() or (path.is_file() and path.suffix.lower() in (*TABLES, ARRAYS))
 
 
 def _arrays(path: Path, columns: Columns) -> dict[str, str]:
-    """Return the array of images of each split in an npz; empty if one array holds all images."""
+    """Return the image array of each split in an npz; empty if one array holds all images."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
             names = arrays.files
@@ -179,13 +179,13 @@ def _place_of(path: Path, columns: Columns, split: str, splits: Mapping[str, Pat
     tables = (name for name in names if Path(name).suffix.lower() in TABLES)
     if not splits and (table := next(tables, "")):
         raise UserError(
-            f"data.path={path} has no folder of a class; for a table, give data.path={path / table}"
+            f"data.path={path} has no class folder; for a table, give data.path={path / table}"
         )
     there = some(names)
-    lacking = f"{split} split" if splits else "folder of a class"
+    lacking = f"{split} split" if splits else "class folder"
     remedy = f"give {LAYOUT}"
     if split == "test" and "validation" in splits:
-        remedy = f"rename {splits['validation'].name} to test to test on it, or {remedy}"
+        remedy = f"rename {splits['validation'].name} to test in order to test on it, or {remedy}"
     raise UserError(f"data.path={path} has no {lacking}; it holds {there or 'nothing'}: {remedy}")
 
 
@@ -217,10 +217,11 @@ def reader_of(path: Path, columns: Columns, split: str = "") -> Reader:
 
 
 def _class_names(path: Path, columns: Columns, number: int | None) -> tuple[str, ...]:
-    """Return the classes that the files at `data.path` name, in their order.
+    """Return the class names in the files at `data.path`, in order.
 
-    A table may declare them. Otherwise they are its labels, or the names of folders, in the order
-    of `classes.in_order`. If the number of classes is known, only the training split names them.
+    A table may declare its classes. Otherwise, they are its labels, or the folder names, in the
+    order of `classes.in_order`. If the number of classes is known, only the training split
+    determines them.
     """
     splits = _splits_in(path, columns)
     if not splits and path.is_dir() and not (path / METADATA).is_file():
@@ -257,7 +258,7 @@ def _class_names(path: Path, columns: Columns, number: int | None) -> tuple[str,
 
 
 def _check_folders(path: Path) -> None:
-    """Reject folders that may be either splits or classes."""
+    """Reject folders that could be either splits or classes."""
     folders = class_folders(path)
     like = {m[1]: name for name in folders if (m := LIKE_SPLITS.search(name.casefold()))}
     if "train" in like and len(like) > 1 and not any(map(split_of, folders)):
@@ -275,14 +276,14 @@ def _check_folders(path: Path) -> None:
 
 
 def with_classes(data: Mapping[str, Any], base: Path | None, problems: list[str]) -> dict[str, Any]:
-    """Return the keys of `data` with the names of its classes, and their number if it is null.
+    """Return the keys of `data`, adding the names of the classes and, if null, their number.
 
-    The names are `classes` or, by default, the names of folders, the labels of a table, or the
-    columns of labels; no image is read. Names that are just numbers from 0 are omitted.
+    The names are `classes` or, by default, the folder names, a table's labels, or its columns of
+    labels; no image is read. Names that are just numbers from 0 are omitted.
 
     Args:
         data: the composed keys of `data`.
-        base: the folder that a relative path starts from; None if it must be absolute.
+        base: the folder that a relative path starts from; None if the path must be absolute.
         problems: the list that problems are added to.
     """
     number, given = data.get("num_classes"), data.get("classes") or []

@@ -1,4 +1,4 @@
-"""The reader of tables: CSV and parquet files, including tables of the Hugging Face hub."""
+"""The reader of tables: CSV and parquet files, including tables from the Hugging Face hub."""
 
 import contextlib
 import csv
@@ -27,10 +27,10 @@ AT_ONCE = 256  # rows of a parquet file
 
 
 class Table:
-    """A CSV or parquet file, or a table of the Hugging Face hub.
+    """A CSV or parquet file, or a table from the Hugging Face hub.
 
-    An image is a path from the table's folder or, in parquet, an encoded image. If the table
-    declares names of classes, its numbers are indices into them.
+    An image is a path relative to the table's folder or, in parquet, an encoded image. If the table
+    declares class names, its numbers are indices into them.
     """
 
     unit = "rows"
@@ -62,7 +62,7 @@ class Table:
         if headless := [name for name in names if Path(name).suffix.lower() in IMAGES]:
             raise UserError(
                 f"{self._path} begins with a row of {', '.join(headless)}; its first line must "
-                f"name its columns, such as {','.join(named.values())}"
+                f"name its columns, as in {','.join(named.values())}"
             )
         likely = self._likely()
         remedies = (f"{key}={likely.get(key, 'COLUMN')}" for key in missing)
@@ -77,7 +77,7 @@ class Table:
         )
 
     def _likely(self) -> dict[str, str]:
-        """Return the columns that may hold images and labels, by the keys to name them."""
+        """Return likely columns of images and labels, by the keys that name them."""
         fields = [each for each in self._schema if self._schema.names.count(each.name) == 1]
         images = [field.name for field in fields if _encoded(field.type)]
         first = next(self._rows([f.name for f in fields if f.name not in images]), {})
@@ -116,7 +116,7 @@ class Table:
             yield Item(name, self._image(cell, where), label, patient, skipped)
 
     def _image(self, cell: Any, where: str) -> Path | bytes:
-        """Return the image that a cell holds, without reading it; no bytes if the cell is empty."""
+        """Return the image in a cell without reading it; no bytes if the cell is empty."""
         image = cell.get("bytes") if isinstance(cell, Mapping) else cell
         if isinstance(image, str) and image:
             return _file(image, self._path.parent)
@@ -128,7 +128,7 @@ class Table:
         return image or b""
 
     def _label(self, row: Mapping[str, Any], where: str) -> tuple[str, str]:
-        """Return the text of a row's label, and the reason if it has none."""
+        """Return the text of a row's label, and the reason if the row has none."""
         columns = self._columns
         if columns.label is not None:
             value = row[columns.label]
@@ -148,7 +148,7 @@ class Table:
         return "", SEVERAL_LABELS if chosen else NO_LABEL
 
     def labels(self) -> dict[str, str]:
-        """Return the labels of all rows; with several columns, the columns' names."""
+        """Return the labels of all rows, or the names of the columns if there are several."""
         columns = self._columns
         if columns.label is None or self.declared:
             return {text_of(name): self._path.name for name in self.declared}
@@ -167,7 +167,7 @@ class Table:
         return found
 
     def files(self) -> Iterable[Path]:
-        """Return the table, and the images that it names."""
+        """Return the table and the images that it names."""
         yield self._path
         if not _encoded(self._schema.field(self._columns.image).type):
             for row in self._rows([self._columns.image]):
@@ -184,10 +184,10 @@ def _is_true(value: Any, column: str, where: str) -> bool:
 
 
 def read_csv(path: Path) -> pyarrow.Table:
-    """Return a CSV file in UTF-8, whose columns are text.
+    """Return a CSV file in UTF-8 as columns of text.
 
-    Its first line shows whether commas, semicolons or tabs separate the columns. Excel may write a
-    line "sep=;" before it.
+    The first line determines whether commas, semicolons or tabs separate the columns. Excel may
+    write a line "sep=;" before it.
 
     Raises:
         UserError: the file cannot be read or is empty, or a row is longer than the first line.
@@ -234,7 +234,7 @@ def _parquet(path: Path) -> Iterator[None]:
 
 
 def _file(name: str, folder: Path) -> Path:
-    """Return the file that a table names, possibly by a Windows path."""
+    """Return the file that a table names, possibly with a Windows path."""
     file = folder / name
     with contextlib.suppress(OSError, ValueError):
         if "\\" in name and not file.exists():
@@ -248,7 +248,7 @@ def _encoded(kind: pyarrow.DataType) -> bool:
 
 
 def _declared(schema: pyarrow.Schema, column: str | None) -> list[str]:
-    """Return the class names that a table of the Hugging Face hub declares for a column."""
+    """Return the class names that a table from the Hugging Face hub declares for a column."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
         names = features[column]["names"]

@@ -1,4 +1,4 @@
-"""Simulated clients: their records are partitions of a public data set."""
+"""Simulated clients; their records are partitions of a public data set."""
 
 import functools
 from dataclasses import replace
@@ -30,14 +30,14 @@ def ledger_of(experiment: Experiment, client: int, run_folder: Path) -> FileLedg
 
 
 def data_of(experiment: Experiment, client: int) -> str:
-    """Return the name of a simulated client's records in its ledger."""
+    """Return the name by which a ledger knows a simulated client's records."""
     config = experiment.config
     dealt = f"{experiment.partition}" + (" of patients" if config.data.patient_column else "")
     return f"{config.data.name}, client {client} of {config.num_clients} by {dealt}"
 
 
 def with_patients(records: Split, size: int | None) -> Split:
-    """Return a client's records with made-up patients of `size` records; None adds no patients."""
+    """Return a client's records with made-up patients of `size` records each; None adds none."""
     if size is None:
         return records
     return replace(records, patients=made_up_patients(records.labels, size))
@@ -69,14 +69,14 @@ def open_site(experiment: Experiment, client: int, run_folder: Path) -> Site:
 
 @functools.lru_cache(maxsize=2)
 def _test_images(config: DataConfig, cache: str) -> Images:
-    """Return the test images, which all clients of a process share with their features."""
+    """Return the test images, which all clients of a process share, including their features."""
     return Images(load_data(config, cache).test.images)
 
 
 def simulated_party(experiment: Experiment, client: int, run_folder: Path) -> Party | None:
     """Return a simulated client's part in secure sums; None without secure sums.
 
-    The clients' keys follow from the secrets next to the ledgers.
+    The clients' keys are derived from the secrets next to the ledgers.
     """
     quorum = quorum_of(experiment.answers)
     if quorum is None:

@@ -1,4 +1,4 @@
-"""Checks of a machine, alone and for a run, each with its remedy."""
+"""Checks of a machine, in general or for a run, each with its remedy."""
 
 import importlib
 import math
@@ -42,7 +42,7 @@ class Check:
 
 
 def examine() -> list[Check]:
-    """Return every check of the machine, good or bad."""
+    """Return all checks of the machine, passed or failed."""
     return [
         *(_flower(), _app(), _torchvision(), *_folders(), *_superlinks(), _ports()),
         *(_processors(), *_gpus(gpus(), os.cpu_count() or 1)),
@@ -50,7 +50,7 @@ def examine() -> list[Check]:
 
 
 def examine_run(experiment: Experiment) -> list[Check]:
-    """Return the checks for a run on this machine: data is read, nothing is trained or charged."""
+    """Return the checks for a run on this machine, which read data but train and charge nothing."""
     config, data = experiment.config, _checked("data", lambda: _data(experiment))
     return [
         data,
@@ -62,7 +62,7 @@ def examine_run(experiment: Experiment) -> list[Check]:
 
 
 def _checked(name: str, found: Callable[[], str]) -> Check:
-    """Return the check with the state found, or with the error that names its remedy."""
+    """Return the check with the state that was found, or with an error that names the remedy."""
     try:
         return Check(name, True, found())
     except UserError as error:
@@ -78,7 +78,7 @@ def _data(experiment: Experiment) -> str:
 
 
 def _room(key: str, folder: Path, experiment: Experiment) -> Check:
-    """Check that a folder is writable, and that the cache has room for the teachers."""
+    """Check that a folder is writable and that the cache has room for the teachers."""
     try:
         require_writable(key, folder)
     except UserError as error:
@@ -92,7 +92,7 @@ def _room(key: str, folder: Path, experiment: Experiment) -> Check:
 
 
 def _memory(experiment: Experiment) -> Check:
-    """Check that records and teachers fit in the free memory; a round needs some more."""
+    """Check that records and teachers fit into free memory; a round needs some more."""
     pixels = math.prod(experiment.config.data.shape)
     needed = sum(map(len, partitions(experiment))) * pixels
     needed += min(_bytes_of_teachers(experiment), PROCESSOR_BYTES)
@@ -102,7 +102,7 @@ def _memory(experiment: Experiment) -> Check:
 
 
 def _bytes_of_teachers(experiment: Experiment) -> int:
-    """Return the bytes of all clients' weights, as if each had the largest architecture."""
+    """Return the bytes of all clients' weights if each had the largest architecture."""
     config = experiment.config
     largest = max(
         weight_bytes(on_meta(config, architecture, config.model.teacher_width))
@@ -150,14 +150,14 @@ def _folders() -> list[Check]:
 
 
 def _superlinks() -> list[Check]:
-    """List running SuperLinks: `flwr run` uses them, with their code and folder."""
+    """List running SuperLinks; `flwr run` uses them with their code and folder."""
     states = []
     for process in psutil.process_iter(["cmdline", "pid", "cwd"]):
         if any("flower-superlink" in part for part in process.info["cmdline"] or []):
             states.append(f"process {process.info['pid']} in {process.info['cwd']}")
     if not states:
         return [Check("SuperLink", True, "none is running")]
-    remedy = "a bare `flwr run` uses the one on the local ports: kill it first if it is stale"
+    remedy = "a plain `flwr run` uses the one on the local ports; stop it first if it is outdated"
     return [Check("SuperLink", True, state, remedy) for state in states]
 
 
@@ -184,9 +184,9 @@ def _processors() -> Check:
 
 
 def _gpus(devices: Sequence[Device], processors: int) -> list[Check]:
-    """List the GPUs, and each one's share of five clients that train without privacy."""
+    """List the GPUs and how each is shared by five clients that train without privacy."""
     if not devices:
-        return [Check("GPU", True, "none, everything runs on the CPU")]
+        return [Check("GPU", True, "none; everything runs on the CPU")]
     checks = [Check("GPU", True, str(device)) for device in devices]
     experiment = from_overrides([*EXAMPLE, f"num_clients={CLIENTS}"], Path.cwd())
     name = f"{CLIENTS} clients, {' '.join(EXAMPLE)}"
@@ -196,5 +196,5 @@ def _gpus(devices: Sequence[Device], processors: int) -> list[Check]:
     except UserError as error:
         return [
             *checks,
-            Check(name, False, str(error), "stop the processes that fill the GPU: see nvidia-smi"),
+            Check(name, False, str(error), "stop the processes that fill the GPU (see nvidia-smi)"),
         ]

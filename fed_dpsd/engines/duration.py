@@ -1,7 +1,7 @@
 """The expected duration of a run on this machine, found without reading data.
 
-Earlier runs with the same settings give the best estimate. Otherwise the default run's seconds are
-scaled, for runs that differ from it only in rounds, queries and clients.
+Earlier runs with the same settings give the best estimate. Otherwise, the default run's seconds are
+scaled if the run differs from it only in rounds, queries and clients.
 """
 
 import json
@@ -73,7 +73,7 @@ def expected(experiment: Experiment) -> Duration | None:
 
 
 def words(experiment: Experiment, duration: Duration | None) -> str:
-    """Return a plan's text about the time of a run, given the result of `expected`."""
+    """Return a plan's text about a run's duration, given the result of `expected`."""
     config = experiment.config
     if duration is not None:
         return str(duration)
@@ -91,7 +91,7 @@ def words(experiment: Experiment, duration: Duration | None) -> str:
 
 
 def rounded(seconds: float) -> str:
-    """Return seconds in a usual unit: 40 s, 3 minutes, 5 hours."""
+    """Return seconds in a suitable unit: 40 s, 3 minutes, 5 hours."""
     for unit, size in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
         if seconds >= 2 * size:
             return f"{round(seconds / size)} {unit}"
@@ -123,7 +123,7 @@ def _seconds_of_runs(experiment: Experiment) -> Iterator[float]:
 
 
 def timed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that affect a run's seconds, by key."""
+    """Return the settings that affect a run's duration, by key."""
     return {
         key: value
         for key, value in leaves(settings)

@@ -1,4 +1,4 @@
-"""The local engine, which needs no Flower: all clients live in this process."""
+"""The local engine, which hosts all clients in this process and does not need Flower."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,7 +15,7 @@ from fed_dpsd.server.federation import HostedFederation
 
 
 class LocalFederation(HostedFederation):
-    """A federation in this process, where clients answer in turn: for tests, sweeps, benchmarks."""
+    """A federation in this process with clients that answer in turn."""
 
     engine = "local"
 

@@ -1,4 +1,4 @@
-"""Placement of a simulation's clients: the GPUs, the number of processes, and the share of each.
+"""Placement of a simulation's clients: GPUs, number of processes, and the share of each process.
 
 Everything is computed from a table of devices, so a plan can be made for any machine.
 """
@@ -37,9 +37,9 @@ class Placement:
     Args:
         devices: the GPUs' names.
         processes: number of processes on all GPUs together.
-        fraction: part of a GPU that Ray assigns to each process.
+        fraction: fraction of a GPU that Ray assigns to each process.
         share: bytes of a GPU for each process.
-        teachers: number of these bytes that a process may fill with teachers.
+        teachers: number of these bytes that a process may use for teachers.
         pinned: whether the configuration names the GPU; otherwise Ray chooses one.
     """
 
@@ -54,8 +54,8 @@ class Placement:
     def backend(self) -> dict[str, dict[str, float]]:
         """Return the configuration of Flower's Ray backend for this placement.
 
-        Flower starts as many processes as Ray's resources allow, so with GPUs Ray gets as many
-        processors as processes. A running cluster accepts no resources.
+        Flower starts as many processes as Ray's resources allow, so with GPUs, Ray gets as many
+        processors as processes. A running cluster does not accept resources.
         """
         resources = {"num_cpus": 1, "num_gpus": self.fraction}
         if not self.devices or joins_cluster():
@@ -93,17 +93,18 @@ def place(
 ) -> Placement:
     """Place the clients of a simulation on devices, before reading anything.
 
-    Ray gives each process the same part of a GPU, so all shared GPUs host the same number of
-    processes, as many as fit on the GPU with the least room. `client_device=cuda:N` excludes it.
+    Ray gives each process the same fraction of a GPU, so all shared GPUs host the same number of
+    processes: as many as fit on the GPU with the least room. `client_device=cuda:N` selects another
+    GPU.
 
     Args:
         experiment: the simulation.
-        nodes: Flower's nodes, >= 1; one answers at a time in a process.
+        nodes: number of Flower's nodes, >= 1; a process runs one at a time.
         devices: the GPUs of this machine.
         processors: the number of its processors; each process takes one.
 
     Raises:
-        UserError: a device that the configuration names does not exist, or a teacher does not fit.
+        UserError: a configured device does not exist, or a teacher does not fit.
     """
     config = experiment.config
     _require_devices(config, len(devices))
@@ -142,7 +143,7 @@ def place(
 
 
 def placed(experiment: Experiment, nodes: int) -> Placement:
-    """Place the clients of a simulation on this machine's devices; the local engine is one node.
+    """Place a simulation's clients on this machine's devices; the local engine is one node.
 
     Raises:
         UserError: a device does not exist or is too small; nothing was read.
@@ -154,7 +155,7 @@ def placed(experiment: Experiment, nodes: int) -> Placement:
 
 
 def _require_devices(config: Config, count: int) -> None:
-    """Check that the devices of both sides are among those of a machine with `count` GPUs."""
+    """Check that the devices of both sides exist on a machine with `count` GPUs."""
     sides = {"client_device": config.client_device, "server_device": config.server_device}
     if config.client_device == config.server_device:
         sides = {"device": config.client_device}  # sets both
@@ -168,9 +169,10 @@ def joins_cluster() -> bool:
 
 
 def fraction(processes: int) -> float:
-    """Return the largest share of a GPU that each process can have, in Ray and in Flower.
+    """Return the largest share of a GPU that each process can have in both Ray and Flower.
 
-    Ray rounds a share to a ten-thousandth, and `flwr run` to 32 bits, which may make it larger.
+    Ray rounds a share to a ten-thousandth and `flwr run` rounds it to 32 bits, which may make it
+    larger.
     """
     units = UNITS // processes
     while processes * float(np.float32(units / UNITS)) > 1:
@@ -186,8 +188,8 @@ class Need:
     """The bytes that a client's process needs on a GPU.
 
     Args:
-        held: its teachers.
-        work: everything else: its context, and tensors while it answers or learns.
+        held: bytes of its teachers.
+        work: bytes of everything else: its context, and tensors while it answers or learns.
     """
 
     held: int
@@ -195,20 +197,20 @@ class Need:
 
 
 def _on_gpus(config: Config) -> dict[str, int]:
-    """Return a client of each architecture whose teachers are on a GPU, if any."""
+    """Return a client of each architecture that has teachers on a GPU."""
     clients = range(config.num_clients)
     return {config.architecture(c): c for c in clients if named_device(config, c) != "cpu"}
 
 
 def _server_gpu(config: Config) -> str:
-    """Return the GPU of the server, if any: the first, unless the configuration names another."""
+    """Return the server's GPU, if any: the first, unless the configuration names another."""
     return {"cpu": "", "auto": "cuda:0", "cuda": "cuda:0"}.get(
         config.server_device, config.server_device
     )
 
 
 def _need(experiment: Experiment, client: int) -> Need:
-    """Measure a client's teachers by passes on the meta device, which computes nothing."""
+    """Measure a client's teachers by passes on the meta device, which does no computation."""
     config = experiment.config
     teacher = on_meta(config, config.architecture(client), config.model.teacher_width)
     work = _answering(teacher, config)
@@ -218,7 +220,7 @@ def _need(experiment: Experiment, client: int) -> Need:
 
 
 def _server_need(config: Config) -> int:
-    """Estimate the bytes of the server: its student learning, and an allowance for the rest.
+    """Estimate the server's bytes: its student's training, plus an allowance for the rest.
 
     A linear student of fixed features is small, so the allowance covers it.
     """
@@ -245,7 +247,7 @@ def _answering(teacher: Classifier, config: Config) -> int:
 
 
 def _learning(classifier: Classifier, config: Config) -> int:
-    """Return the peak bytes of tensors during two training steps, so that Adam's state counts."""
+    """Return the peak bytes of tensors during two training steps, which include Adam's state."""
     size = config.teacher.batch_size
     images = np.zeros((size, *config.data.shape), np.uint8)
     settings = dataclasses.replace(config.teacher, epochs=0, min_steps=2)

@@ -19,16 +19,15 @@ from fed_dpsd.storage import app_folder
 def ready(
     experiment: Experiment, overrides: Sequence[str], nodes: int = 1
 ) -> tuple[Placement, list[str]]:
-    """Check what a new run needs, before making its folder, and place its clients.
+    """Check that a new run has what it needs, before making its folder, and place its clients.
 
     Returns:
         The placement, and the `cautions` and `weak_delta`.
 
     Raises:
-        UserError: a Python function is missing, its clients are hospitals, a device does not
-            exist, its budget is less than it needs, a folder cannot be written, a ledger belongs to
-            other records, the data does not allow so many clients, or pictures or teachers cannot
-            be read.
+        UserError: a Python function is missing, the clients are hospitals, a device does not exist,
+            the budget is too small, a folder cannot be written, a ledger belongs to other records,
+            the data does not allow so many clients, or pictures or teachers cannot be read.
     """
     text = " ".join(overrides)
     require_functions(experiment.config)
@@ -58,7 +57,7 @@ def _require_own_ledgers(experiment: Experiment, folder: Path) -> None:
         if path.exists() and (found := header(path).get("data", own)) != own:
             raise UserError(
                 f"ledger={folder}: {path.name} belongs to other records ({found}); this run's are "
-                f"{own}. A budget is for one data set and client: choose another folder"
+                f"{own}. A budget is for one data set and client; choose another folder"
             )
 
 
@@ -66,11 +65,11 @@ def check_simulated(experiment: Experiment, run_config: str) -> None:
     """Check that the clients of a run are simulated.
 
     Raises:
-        UserError: the clients are hospitals; the message says how to reach them.
+        UserError: the clients are hospitals; the message explains how to reach them.
     """
     if not experiment.config.federation.simulation:
         raise UserError(
-            "federation=deployment: the clients of this run are hospitals, which only Flower "
-            f"reaches: flwr run {app_folder()} FEDERATION --run-config '{run_config}', with the "
-            "federation of docs/deployment.md; `fed-dpsd rehearse` tries it on this machine"
+            "federation=deployment: the clients of this run are hospitals, which only Flower can "
+            f"reach: flwr run {app_folder()} FEDERATION --run-config '{run_config}', with the "
+            "federation of docs/deployment.md; `fed-dpsd rehearse` rehearses it on this machine"
         )

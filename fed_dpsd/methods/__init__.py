@@ -1,1 +1,1 @@
-"""Distillation methods: one paper, one file, server and client halves together."""
+"""Distillation methods: one file per paper, with server and client halves together."""

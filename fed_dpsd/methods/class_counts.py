@@ -1,4 +1,4 @@
-"""Class counts, and the resulting weight of each client for each class."""
+"""Class counts, and the weights of clients for each class that follow from them."""
 
 from collections.abc import Collection, Mapping
 
@@ -18,13 +18,13 @@ RIDGE = 0.01  # times the mean weight; keeps classes that no two clients share c
 
 
 def counts_stage(context: PublicContext, clear: bool) -> tuple[Stage, ...]:
-    """Return the stage that releases class counts; empty if a method must not request them.
+    """Return the stage that releases class counts; empty if they must not be requested.
 
-    Private training sets their noise. Without it they are exact, if everything else is too.
+    Private training sets their noise. Without it, they are exact, if everything else is too.
 
     Args:
         context: the public side of the experiment.
-        clear: whether everything else leaves without noise of its own.
+        clear: whether everything else is released without noise of its own.
     """
     counted: Charged | None = ExactCounts() if clear else None
     if isinstance(context.training, TrainingMechanism):
@@ -33,7 +33,7 @@ def counts_stage(context: PublicContext, clear: bool) -> tuple[Stage, ...]:
 
 
 def release_class_counts(request: Request, site: Site, clear: bool) -> Response:
-    """Release a client's class counts, noisy or, if nothing has noise, exact.
+    """Release a client's class counts, which are noisy or, if nothing has noise, exact.
 
     Raises:
         ProtocolError: the client releases no class counts.
@@ -51,8 +51,8 @@ def fetch_class_weights(
 ) -> dict[int, NDArray[np.float64]]:
     """Request class counts; return each client's (K,) shares of the records of each class.
 
-    Shares are in [0, 1]. The plan must include the counts. A class without records counts as split
-    equally among the clients. The result is empty if no client answers.
+    Shares are in [0, 1]. The plan must include the counts. For a class without records, all clients
+    have equal shares. The result is empty if no client answers.
     """
     answers = federation.each(context.request("counts")).answers
     counts = {
@@ -65,9 +65,9 @@ def fetch_class_weights(
 def among(
     counts: Mapping[int, NDArray[np.float64]], clients: Collection[int]
 ) -> dict[int, NDArray[np.float64]]:
-    """Return each client's (K,) shares of the clients' total counts, or weights, by class.
+    """Return each client's (K,) shares of the total counts, or weights, of each class.
 
-    A class without records counts as split equally among them.
+    For a class without records, all clients have equal shares.
     """
     total = sum(counts[client] for client in clients)
     divisor = np.where(total > 0, total, 1)
@@ -84,22 +84,22 @@ def weigh(
 ) -> NDArray[np.float64]:
     """Average the clients' (B, K) answers, weighted for each class by `class_weights`.
 
-    A client with few records of a class wrongly gives its probability to other classes, so its
-    weight for that class is low.
+    A client with few records of a class wrongly assigns it low probabilities, so the client's
+    weight for this class is low.
 
     Args:
-        answers: for each client the mean, or sum, over its teachers: probabilities, responses,
-            noisy votes, or normalised gradients.
+        answers: for each client, the mean or sum over its teachers: probabilities, responses, noisy
+            votes, or normalised gradients.
         class_weights: each client's (K,) weights, which sum to 1 over the clients.
-        signed: whether entries may be negative, as in gradients and noisy votes. Then rows are not
-            scaled. Otherwise they are scaled to sum to 1; a row without any mass becomes uniform.
+        signed: whether entries may be negative, as in gradients and noisy votes. If so, rows are
+            not scaled. Otherwise, rows are scaled to sum to 1, and a row of zeros becomes uniform.
     """
     total = np.asarray(sum(class_weights[client] * own for client, own in answers.items()))
     return total if signed else normalised(total)
 
 
 def normalised(total: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Scale the (B, K) rows to sum to 1; a row without any mass becomes uniform."""
+    """Scale (B, K) rows to sum to 1; a row of zeros becomes uniform."""
     mass = np.sum(total, axis=1, keepdims=True)
     return np.where(mass > 0, total / np.where(mass > 0, mass, 1), 1 / total.shape[1])
 
@@ -107,18 +107,18 @@ def normalised(total: NDArray[np.float64]) -> NDArray[np.float64]:
 def pool(
     answers: Mapping[int, NDArray[np.floating]], class_weights: Mapping[int, NDArray[np.float64]]
 ) -> NDArray[np.float64]:
-    """Return the (B, K) probabilities whose odds agree best with each client's odds.
+    """Return the (B, K) probabilities with odds that agree best with each client's odds.
 
     By Bayes' rule, a client's probability of a class, divided by its share of the class, is the
     probability under the class frequencies of all records, up to a factor per image and client. So
-    a client determines only the odds of classes that it knows. (An average would trust a client
+    a client determines only the odds of the classes that it knows. (An average would trust a client
     that assigns every image to one of its own classes.) The factors and probabilities solve a
     least-squares problem in logarithms, weighted by the square roots of the shares.
 
     Args:
-        answers: for each client the (B, K) mean, or sum, of its teachers' probabilities.
-        class_weights: each client's (K,) weights; a class with weight 0 at every client gets no
-            mass.
+        answers: for each client, the (B, K) mean or sum of its teachers' probabilities.
+        class_weights: each client's (K,) weights; a class with weight 0 at every client gets
+            probability 0.
     """
     parts = np.stack([class_weights[client] for client in answers])
     logs = np.stack([np.log(np.clip(own, SMALLEST_PROBABILITY, None)) for own in answers.values()])

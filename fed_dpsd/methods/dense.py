@@ -3,15 +3,15 @@
 Zhang et al.: "DENSE: Data-Free One-Shot Federated Learning", NeurIPS 2022, arXiv 2112.12371,
 Algorithm 1. Where the paper is silent, this follows its code base zj-jayzhang/DENSE.
 
-Each round starts a new generator and trains it together with its latent vectors. The ensemble
+Each round creates a new generator and trains it together with its latent vectors. The ensemble
 should be confident about the images, the student should be wrong about them, and they should match
-the statistics of the teachers' BatchNorm layers. The best batch is added to the buffer, and the
-student trains for an epoch on the buffer.
+the statistics of the teachers' BatchNorm layers. The best batch is added to the buffer, on which
+the student then trains for an epoch.
 
 Differences from the code base:
 - The buffer is in memory and holds the images of one run.
-- The ensemble answers an image once, and the answer is stored; so the student sees no flipped
-  image.
+- The ensemble answers an image once, and the answer is stored, so the student sees no flipped
+  images.
 - Each round's SGD starts without momentum.
 - Networks start from Xavier initialisation, and the generator normalises before its sigmoid
   (fed_dpsd/models/generators.py).

@@ -1,9 +1,9 @@
 """DPSD: differentially private synthetic distillation from one teacher.
 
 Liu, Ge, Wang, Li, Liu: "Privacy-Preserving Model Transcription with Differentially Private
-Synthetic Distillation", arXiv 2601.19090. It is `fed_dpsd` with one client: each image has its own
-answer, and the student learns from all answers so far. The paper's own loop, Algorithm 1, is
-conf/method/paper_dpsd.yaml.
+Synthetic Distillation", arXiv 2601.19090. This is `fed_dpsd` with one client: each image has its
+own answer, and the student learns from all answers so far. conf/method/paper_dpsd.yaml is the
+paper's own loop, Algorithm 1.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from fed_dpsd.methods.white_box import Discriminating
 
 @dataclass(frozen=True)
 class DPSD(Discriminating, FedDPSD):
-    """DPSD with one teacher; with the teacher as discriminator it is the paper's DPSD-T.
+    """DPSD with one teacher; with the teacher as discriminator, the paper's DPSD-T.
 
     conf/method/dpsd.yaml explains the fields.
     """
@@ -23,6 +23,6 @@ class DPSD(Discriminating, FedDPSD):
         super().__post_init__()
         if self.discriminator == "teacher" and self.generator_steps == 0:
             raise ValueError(
-                "discriminator='teacher' sends the teacher's weights but does not use them with "
-                "generator_steps=0; give generator_steps >= 1"
+                "discriminator='teacher' sends the teacher's weights but does not use them if "
+                "generator_steps=0; use generator_steps >= 1"
             )

@@ -1,7 +1,8 @@
 """The ensemble of all clients' teachers, which FedDF, FedDAFL, FedADI and DENSE distil.
 
-This ensemble averages logits. A run's `ensemble` score is for a different ensemble, which averages
-probabilities. `weighted_ensemble` weights the probabilities by class counts and may be better.
+This ensemble averages logits. A run's `ensemble` score is for a different ensemble, which
+averages probabilities. `weighted_ensemble` weights the probabilities by class counts and may be
+better.
 """
 
 from collections.abc import Iterator
@@ -15,9 +16,9 @@ from fed_dpsd.streams import Streams
 
 @dataclass(frozen=True)
 class WholeEnsemble(WhiteBox):
-    """A method of one round whose student is the mean of the teachers' logits.
+    """A method of one round, in which the student is the mean of the teachers' logits.
 
-    With one client that holds all records, it is centralised training, which no federation can do
+    With one client that holds all records, this is centralised training, which no federation can do
     (conf/method/central.yaml and direct.yaml).
     """
 

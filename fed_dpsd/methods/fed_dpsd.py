@@ -3,14 +3,15 @@
 Liu, Ge, Wang, Li, Liu: "Privacy-Preserving Model Transcription with Differentially Private
 Synthetic Distillation", arXiv 2601.19090, Algorithm 2 (Appendix D).
 
-The server owns generators and a student. Each round it sends synthetic images with the student's
+The server has generators and a student. In each round, it sends synthetic images with the student's
 predictions. Each client's teachers answer with normalised gradients, randomised-response labels,
 votes or probabilities. The server trains the student on all answers so far. New generators are made
-for every few images and trained against the student before the images are sent. So a generator
+for every few images, and are trained against the student before the images are sent, so a generator
 depends on private data only through released answers.
 
-The messages are the paper's, but the server learns more from them. The paper's own loop, with one
-generator and one step per round, is fed_dpsd/papers/paper_fed_dpsd.py.
+The messages are as in the paper, but the server learns more from them.
+fed_dpsd/papers/paper_fed_dpsd.py is the paper's own loop, with one generator and one step per
+round.
 """
 
 import time
@@ -68,7 +69,7 @@ StudentLoss = Callable[[torch.Tensor, torch.Tensor, NDArray[np.int64]], torch.Te
 class FedDPSD(Queries, Method):
     """FedDPSD, Algorithm 2; conf/method/fed_dpsd.yaml explains the fields.
 
-    methods/queries.py has the fields for the sent images and the generators.
+    methods/queries.py defines the fields for the sent images and the generators.
     """
 
     asks_pictures: ClassVar[bool] = True
@@ -124,12 +125,12 @@ class FedDPSD(Queries, Method):
         return problems
 
     def plan(self, context: PublicContext) -> Plan:
-        """Return a stage with one answer per synthetic query, after the class counts, if any."""
+        """Return a stage with one answer per synthetic query, after any class counts."""
         answers = Stage(context.answers, context.asked_rounds, context.queries_per_round)
         return Plan(context.training, (*self.counts(context), answers))
 
     def counts(self, context: PublicContext) -> tuple[Stage, ...]:
-        """Return the stage of class counts; they weight answers that the server sees apart."""
+        """Return the stage of class counts, which weight the answers if the server sees each."""
         seen = context.answers.noise_at == "client"
         clear = isinstance(context.answers, Probabilities)
         return counts_stage(context, clear) if self.class_counts and seen else ()
@@ -228,10 +229,10 @@ class FedDPSD(Queries, Method):
     def predictions(
         self, student: nn.Module, images: NDArray[np.uint8], context: PublicContext
     ) -> NDArray[np.float32]:
-        """Return the (Q, K) predictions to send; for gradients, they are nearly uniform.
+        """Return the (Q, K) predictions to send, which are nearly uniform for gradients.
 
         If the student agrees with the teacher, normalisation amplifies an uninformative gradient.
-        Near the uniform prediction the gradient points to the teacher's class.
+        Near the uniform prediction, the gradient points to the teacher's class.
         """
         predictions = predict(student, images, context.device)
         if not isinstance(context.answers, NormalizedGradient):
@@ -240,7 +241,7 @@ class FedDPSD(Queries, Method):
         return uniform + np.float32(self.prediction_weight) * (predictions - uniform)
 
     def noisy_labels(self, context: PublicContext, total: Aggregate) -> NDArray[np.float64]:
-        """Return the (B, K) labels of Eq. 6 from the sum of the answers: free post-processing."""
+        """Return the (B, K) labels of Eq. 6 from the sum of the answers (free post-processing)."""
         predictions = total.request.predictions
         mean = total.sum / total.count
         if isinstance(context.answers, NormalizedGradient):  # Eq. 3
@@ -257,7 +258,7 @@ class FedDPSD(Queries, Method):
         number: int,
         last: bool,
     ) -> dict[str, float]:
-        """Train by Eq. 7 on batches from the whole buffer, with Adam.
+        """Train the student by Eq. 7 on batches from the whole buffer, with Adam.
 
         Returns:
             The last loss, and the wall-clock seconds of all steps, as metrics of the round.
@@ -294,7 +295,7 @@ class FedDPSD(Queries, Method):
 
         Args:
             context: the public facts.
-            predictions: (N, K) predictions that were sent with the images of the buffer.
+            predictions: (N, K) predictions that were sent with the buffer's images.
         """
         mechanism = context.answers
         if isinstance(mechanism, TopKRandomizedResponse) and mechanism.lies == "candidates":

@@ -1,4 +1,4 @@
-"""FedADI: images optimised pixel by pixel against the ensemble, then distilled.
+"""FedADI: images optimised pixel by pixel against the ensemble, and distilled.
 
 Yin et al.: "Dreaming to Distill: Data-free Knowledge Transfer via DeepInversion", CVPR 2020, arXiv
 1912.08795: Adaptive DeepInversion, applied to the clients' ensemble as in DENSE's Table 1. Where
@@ -6,7 +6,7 @@ the paper is silent, this follows its code base NVlabs/DeepInversion.
 
 Differences from the code base:
 - Images start around grey and stay in [0, 1].
-- The images of the last step are kept (as bytes), not the images with the smallest loss.
+- The images of the last step are kept (as bytes), not those with the smallest loss.
 - The first BatchNorm layer has the same weight as the others.
 """
 
@@ -57,7 +57,7 @@ class FedADI(Distilling):
         streams: Streams,
         number: int,
     ) -> NDArray[np.uint8]:
-        """Draw noise and let Adam move it towards random classes."""
+        """Draw noise and move it towards random classes with Adam."""
         rng = streams.torch("synthesis", query_id=number)
         shape = (context.queries_per_round, *context.image_shape)
         targets = torch.randint(context.num_classes, shape[:1], generator=rng).to(context.device)

@@ -4,8 +4,9 @@ McMahan, Moore, Ramage, Hampson, Agueera y Arcas: "Communication-Efficient Learn
 from Decentralized Data", AISTATS 2017, arXiv 1602.05629, Algorithm 1, with all clients in each
 round.
 
-The first round's models are the teachers themselves, so with rounds=1 this is one-shot FedAVG.
-`teacher.same_start=true` gives them a common start, and all must have the same architecture.
+The first round's models are the teachers themselves, so rounds=1 is one-shot FedAVG.
+`teacher.same_start=true` gives the teachers a common start, and all must have the same
+architecture.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,8 +35,8 @@ class FedAVG(WhiteBox):
     """FedAVG, Algorithm 1; conf/method/fedavg.yaml explains the fields.
 
     Args:
-        weighted: whether clients are weighted by their numbers of records, as in the paper;
-            otherwise equally.
+        weighted: whether clients are weighted by their numbers of records, as in the paper, or
+            equally.
         local_epochs: E, epochs over a client's records in each round after the first, >= 1;
             private training uses its own number of steps instead.
     """
@@ -49,7 +50,7 @@ class FedAVG(WhiteBox):
         require(self, local_epochs=1)
 
     def warnings(self, config: Config, training: Training) -> list[str]:
-        """Also warn of an epsilon that grows with the rounds."""
+        """Also warn about an epsilon that grows with the rounds."""
         found = super().warnings(config, training)
         if training.private and config.rounds > 1 and config.privacy.target_epsilon is None:
             found.append(
@@ -123,12 +124,12 @@ class FedAVG(WhiteBox):
 
 @dataclass(frozen=True)
 class DPFedAVG(FedAVG):
-    """DP-FedAVG: FedAVG whose clients train with DP-SGD; each round is charged.
+    """DP-FedAVG: FedAVG with clients that train with DP-SGD; each round is charged.
 
     McMahan, Ramage, Talwar, Zhang: "Learning Differentially Private Recurrent Language Models",
     ICLR 2018, arXiv 1710.06963, except that each record's gradient is clipped, not each client's
-    update: a few hospitals cannot hide a whole client. A record is protected from everyone,
-    including the server. It is a separate class because hospitals allow methods by class.
+    update, because a whole client cannot hide among a few hospitals. A record is protected from
+    everyone, including the server. The class is separate because hospitals allow methods by class.
     """
 
     trainings: ClassVar[tuple[str, ...] | None] = ("dp_sgd",)
@@ -153,7 +154,7 @@ def sizes_of(replies: Replies, counts: Mapping[int, NDArray[Any]]) -> list[float
 
 
 def average(vectors: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
-    """Return the weighted (P,) mean of (P,) vectors; the plain mean if all weights are 0.
+    """Return the weighted (P,) mean of (P,) vectors, or the plain mean if all weights are 0.
 
     The weights may have any sum.
 

@@ -1,8 +1,8 @@
-"""FedDAFL: a generator trained against the ensemble, and a student that learns from its images.
+"""FedDAFL: a generator trained against the ensemble, and a student trained on its images.
 
 Chen et al.: "Data-Free Learning of Student Networks", ICCV 2019, arXiv 1904.01186, Algorithm 1,
-applied to the clients' ensemble as in DENSE's Table 1. The student is trained with Adam, as for
-MNIST in its code base.
+applied to the clients' ensemble as in DENSE's Table 1. The student is trained with Adam, as its
+code base does for MNIST.
 
 Differences from the code base:
 - The generator is fed_dpsd/models/generators.py, with pixels in [0, 1].
@@ -29,7 +29,7 @@ from fed_dpsd.streams import Streams
 class FedDAFL(WhiteBox):
     """FedDAFL, Algorithm 1; conf/method/feddafl.yaml explains the fields.
 
-    A round is `steps_per_round` steps on batches of queries_per_round images. The optimisers
+    A round has `steps_per_round` steps on batches of queries_per_round images. The optimisers
     restart in each round, so a run can be resumed from the weights alone.
     """
 

@@ -3,8 +3,9 @@
 Lin, Kong, Stich, Jaggi: "Ensemble Distillation for Robust Model Fusion in Federated Learning",
 NeurIPS 2020, arXiv 2006.07242, Algorithm 1, with one round of communication.
 
-The paper distils on other data sets or on noise. Here the distillation set is procedural areas,
-lines and noise (fed_dpsd/models/procedural.py) or, with `pictures`, crops of public pictures.
+The paper distils on other data sets or on noise. Here, the distillation set consists of procedural
+areas, lines and noise (fed_dpsd/models/procedural.py) or, with `pictures`, of crops of public
+pictures.
 """
 
 from dataclasses import dataclass
@@ -41,8 +42,8 @@ class FedDF(Distilling):
     def start(self, ensemble: Ensemble, context: PublicContext, streams: Streams) -> Classifier:
         """Return the average of the teachers if all have the student's architecture.
 
-        Otherwise the student starts from random weights. The average is useful only if the teachers
-        also had a common start (teacher.same_start).
+        Otherwise, the student starts from random weights. The average is useful only if the
+        teachers also had a common start (teacher.same_start).
         """
         student = super().start(ensemble, context, streams)
         vectors = [to_vector(teacher) for teacher in ensemble.teachers]

@@ -1,4 +1,4 @@
-"""FedProx: FedAVG whose clients are pulled back to the model that they started from.
+"""FedProx: FedAVG with a penalty that pulls clients towards the model that they started from.
 
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: "Federated Optimization in Heterogeneous Networks",
 MLSys 2020, arXiv 1812.06127, Algorithm 2, with all clients in each round and the same number of
@@ -15,8 +15,8 @@ class FedProx(FedAVG):
     """FedAVG with the proximal term of Equation 2 in the clients' training.
 
     Args:
-        proximal_weight: mu >= 0. `Site.retrain` adds mu / 2 ||w - w_t||^2 to a client's loss; 0 is
-            FedAVG. DP-SGD adds the term's gradient to its noisy sum of clipped gradients.
+        proximal_weight: mu >= 0. `Site.retrain` adds mu / 2 ||w - w_t||^2 to a client's loss; 0
+            gives FedAVG. DP-SGD adds the term's gradient to its noisy sum of clipped gradients.
     """
 
     proximal_weight: float

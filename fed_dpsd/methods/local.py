@@ -1,7 +1,7 @@
-"""Local training: clients train teachers on their own records; the summary has their scores.
+"""Local training: clients train teachers on their own records; the summary has the scores.
 
-Teachers receive no requests, so nothing private leaves a client, and there is no student. Teachers
-trained with DP keep their guarantee against anyone with access to them.
+Teachers receive no requests, so nothing private leaves a client, and there is no student. The
+guarantee of teachers trained with DP holds against anyone with access to them.
 """
 
 from collections.abc import Iterator

@@ -30,7 +30,7 @@ from fed_dpsd.streams import Streams
 
 @dataclass(frozen=True)
 class PublicContext:
-    """Public facts: shapes, sizes, the mechanism's parameters, and perhaps a test split.
+    """Public facts: shapes, sizes, the mechanism's parameters and, if there is one, a test split.
 
     A client receives requests in at most `asked_rounds` rounds.
     """
@@ -100,7 +100,7 @@ class PublicContext:
 def draw_public(
     counts: Mapping[str, int], context: PublicContext, streams: Streams, number: int
 ) -> list[NDArray[np.uint8]]:
-    """Draw a round's procedural images by kind or, with pictures, the same number of crops."""
+    """Draw a round's procedural images by kind or, if pictures are given, as many crops."""
     if not context.pictures:
         return procedural.draw(counts, context.image_shape, streams, number)
     loaded = pictures.load(context.pictures, context.image_shape[1])
@@ -110,7 +110,7 @@ def draw_public(
 
 @dataclass(frozen=True)
 class ReplayBuffer:
-    """Answered samples of one round, all of them public.
+    """The answered samples of one round, which are all public.
 
     Args:
         images: (B, C, H, W) uint8, as sent.
@@ -140,7 +140,7 @@ class ReplayBuffer:
 
 @dataclass(frozen=True)
 class State:
-    """A server's state after `round`: named tensors and, if any, the samples of each round."""
+    """A server's state after `round`: named tensors and any samples of each round."""
 
     round: int
     tensors: dict[str, torch.Tensor]
@@ -163,12 +163,12 @@ class Round:
     """The result of one round, which a server yields.
 
     Args:
-        state: the state to resume from; `student.NAME` are the student's tensors.
+        state: the state to resume from; the student's tensors are named `student.NAME`.
         student: network from (B, C, H, W) images in [0, 1] to (B, K) logits.
         metrics: numbers to log.
         refused: the reason of each client that refused.
-        forward_answers: images times teachers that answered in this round.
-        backward_answers: how many of these had a gradient through the teacher.
+        forward_answers: number of images times teachers that answered in this round.
+        backward_answers: number of these that had a gradient through the teacher.
     """
 
     state: State
@@ -180,10 +180,10 @@ class Round:
 
 
 class Federation(Protocol):
-    """The clients, whatever engine hosts them.
+    """The clients, independent of the engine that hosts them.
 
-    A resumed run repeats earlier requests under the same id and kind, since clients were charged
-    for them. A method must learn from the `request` that is returned, not from the one it passed.
+    A resumed run repeats earlier requests under the same id and kind, because clients were charged
+    for them. A method must learn from the returned `request`, not from the one that it passed.
     """
 
     def each(self, request: Request) -> Replies:
@@ -212,7 +212,7 @@ class Site(Protocol):
         """Return the mechanism of the client's answers."""
 
     def pay_for_training(self) -> None:
-        """Charge the teachers' private training, if any, once."""
+        """Charge the teachers' private training, if any; it is charged only once."""
 
     def sensitive_probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
         """Return the n teachers' (n, B, K) probabilities, which leave only through `release`."""
@@ -231,7 +231,8 @@ class Site(Protocol):
         """Train from the request's weights; return the weights, private until released.
 
         With the method's key `proximal_weight`, they are pulled towards the request's weights. A
-        `regulariser`, which reads the numbers after them, adds its loss to that of the records.
+        `regulariser`, which reads the numbers after these weights, adds its loss to the records'
+        loss.
         """
 
     def class_counts(self, request: Request) -> NDArray[np.float64]:
@@ -258,12 +259,12 @@ class Method(ABC):
         needs: required values of other keys, as in {num_clients: 1}.
 
     Attributes:
-        trainings: values of `training` that the method can use, or None for any.
+        trainings: values of `training` that the method supports; None for any.
         averages: whether the method averages the teachers' weights, which requires a single
             architecture and a common start.
         asks_pictures: whether the method can send crops of public pictures.
         asks_cohorts: whether the method can send requests to different clients in each round.
-        uses_teachers_alone: whether it uses records only by training the teachers once.
+        uses_teachers_alone: whether the method uses records only to train the teachers, once.
     """
 
     trainings: ClassVar[tuple[str, ...] | None] = None
@@ -317,7 +318,7 @@ class Method(ABC):
         return problems
 
     def warnings(self, config: Config, training: Training) -> list[str]:
-        """Return a sentence on each setting with which the method is not worth running.
+        """Return a sentence for each setting that makes the method not worth running.
 
         Each sentence names the method and the key to change.
         """
@@ -361,7 +362,7 @@ class Method(ABC):
 
 
 def unmet(needs: Mapping[str, Any], config: Any, method: str, where: str = "") -> Iterator[str]:
-    """Yield a sentence on each configuration value that differs from the required one."""
+    """Yield a sentence for each configuration value that differs from the required one."""
     for key, value in needs.items():
         found = getattr(config, key, None)
         found = list(found) if isinstance(found, tuple) else found
@@ -374,12 +375,12 @@ def unmet(needs: Mapping[str, Any], config: Any, method: str, where: str = "") -
 
 
 def nobody_answers(refused: Mapping[int, str]) -> UserError:
-    """Return the error for a request that no client has answered, with the clients' reasons."""
+    """Return the error for a request that no client answered, with the clients' reasons."""
     return UserError(f"no client answers: {'; '.join(sorted(set(refused.values()))) or 'no reply'}")
 
 
 def tensors_below(**modules: nn.Module) -> dict[str, torch.Tensor]:
-    """Return copies of modules' tensors, named MODULE.NAME; `below` strips the module's name."""
+    """Return copies of modules' tensors, named MODULE.NAME; `below` removes the module's name."""
     return {
         f"{prefix}.{name}": tensor.clone()
         for prefix, module in modules.items()

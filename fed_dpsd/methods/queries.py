@@ -26,7 +26,7 @@ from fed_dpsd.streams import Streams
 
 @dataclass(frozen=True)
 class Generators:
-    """New generators for every few images; conf/method/fed_dpsd.yaml explains the fields."""
+    """Generators, new ones for every few images; conf/method/fed_dpsd.yaml explains the fields."""
 
     images_per_generator: int
     latent_size: int
@@ -94,8 +94,8 @@ class Queries(Generators):
             )
         if fractions["recombined"] == sum(fractions.values()) > 0:
             raise ValueError(
-                f"recombined_fraction={self.recombined_fraction} needs procedural images to begin "
-                "with; give areas_fraction > 0, for example"
+                f"recombined_fraction={self.recombined_fraction} needs procedural images to start "
+                "from; set areas_fraction > 0, for example"
             )
 
     @property
@@ -123,10 +123,10 @@ class Queries(Generators):
         number: int,
         buffer: Sequence[ReplayBuffer] = (),
     ) -> NDArray[np.uint8]:
-        """Return (Q, C, H, W) uint8 images, which the student and the clients both see.
+        """Return (Q, C, H, W) uint8 images, seen by both the student and the clients.
 
-        Procedural images or crops of public pictures come first. Then come images recombined from
-        the buffer (in the first round, from the images before them), and the generators' images.
+        Procedural images or crops of public pictures come first, followed by images recombined from
+        the buffer (in the first round, from the preceding images) and the generators' images.
         """
         counts = self.mixture(context.queries_per_round)
         recombined, left = counts.pop("recombined"), counts.pop("generated")

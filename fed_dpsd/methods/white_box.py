@@ -1,8 +1,8 @@
-"""Shared parts of white-box methods, whose server holds the clients' teachers and distils them.
+"""Shared parts of white-box methods, in which the server receives and distils the teachers.
 
 The weights leave the clients, so nothing is proven (epsilon inf) unless the teachers were trained
-with DP. The key `answers` has no effect. At the server, an image that a teacher sees counts as a
-forward answer. An image with a gradient through a teacher counts as a backward answer.
+with DP. The key `answers` has no effect. At the server, each image passed through a teacher counts
+as a forward answer, and each gradient through a teacher as a backward answer.
 """
 
 from abc import abstractmethod
@@ -49,7 +49,7 @@ def release_weights(request: Request, site: Site) -> Response:
 
 
 def fetch_teachers(federation: Federation, context: PublicContext) -> dict[int, list[Classifier]]:
-    """Return the teachers of every client that answers, from the weights it releases.
+    """Return the teachers of every client that answers, from the released weights.
 
     Raises:
         UserError: no client answers.
@@ -78,7 +78,7 @@ class Ensemble(nn.Module):
     """The mean of many teachers' logits.
 
     Attributes:
-        forward_answers: images times teachers since the ensemble was made.
+        forward_answers: number of images times teachers since the ensemble was made.
         backward_answers: how many of these had a gradient through the teacher.
     """
 
@@ -123,7 +123,7 @@ class Ensemble(nn.Module):
 
 
 def fetch_ensemble(federation: Federation, context: PublicContext) -> Ensemble:
-    """Return the ensemble of all teachers of all clients; raises as `fetch_teachers` does."""
+    """Return the ensemble of all teachers of all clients; raise the errors of `fetch_teachers`."""
     teachers = fetch_teachers(federation, context)
     return Ensemble([teacher for own in teachers.values() for teacher in own])
 
@@ -131,8 +131,8 @@ def fetch_ensemble(federation: Federation, context: PublicContext) -> Ensemble:
 class BatchStatistics:
     """Distance of a batch's statistics from the statistics in the teachers' BatchNorm layers.
 
-    It is the feature regulariser of Yin et al.: "Dreaming to Distill", arXiv 1912.08795, summed
-    over all BatchNorm layers of all teachers; 0 if there is none.
+    This is the feature regulariser of Yin et al.: "Dreaming to Distill", arXiv 1912.08795, summed
+    over all BatchNorm layers of all teachers; 0 if there are none.
     """
 
     def __init__(self, ensemble: Ensemble) -> None:
@@ -165,22 +165,23 @@ class BatchStatistics:
 
 @dataclass(frozen=True)
 class WhiteBox(Method):
-    """A method whose clients send their teachers' weights once.
+    """A method in which clients send their teachers' weights once.
 
     Attributes:
-        follows_gradients: whether it makes images by following gradients through the teachers.
+        follows_gradients: whether the method makes images by following gradients through the
+            teachers.
     """
 
     follows_gradients: ClassVar[bool] = False
 
     def warnings(self, config: Config, training: Training) -> list[str]:
-        """Also warn of teachers whose gradients show nothing: linear ones on fixed features."""
+        """Also warn about teachers with useless gradients: linear models on fixed features."""
         found = super().warnings(config, training)
         names = {config.architecture(client) for client in range(config.num_clients)}
         if self.follows_gradients and (fixed := sorted(names & set(FIXED))):
             found.append(
                 f"method={self.name} with model.teacher={fixed[0]}: it makes images by following "
-                "gradients through the teachers, which lead nowhere for a linear model on fixed "
+                "gradients through the teachers, which is useless for a linear model on fixed "
                 "features, so expect a student near chance; use training=plain model=cnn "
                 "model.teacher=cnn_bn model.student=cnn_bn"
             )
@@ -199,11 +200,11 @@ class WhiteBox(Method):
 
 @dataclass(frozen=True)
 class Discriminating(Method):
-    """A method whose generators are trained against the student or the teacher.
+    """A method with generators that are trained against the student or the teacher.
 
     Args:
-        discriminator: with "teacher" the weights leave the client, so nothing is proven unless the
-            teacher was trained with DP.
+        discriminator: "student" or "teacher"; with "teacher", the weights leave the client, so
+            nothing is proven unless the teacher was trained with DP.
     """
 
     discriminator: Literal["student", "teacher"]
@@ -214,7 +215,7 @@ class Discriminating(Method):
         return replace(plan, stages=(*first, *plan.stages))
 
     def client(self, request: Request, site: Site) -> Response | Refusal:
-        """Answer as the method does; release weights only if the teacher is the discriminator."""
+        """Answer like the method; release weights only if the teacher is the discriminator."""
         if request.kind == "weights" and self.discriminator == "teacher":
             return release_weights(request, site)
         return super().client(request, site)
@@ -231,11 +232,11 @@ class Discriminating(Method):
 
 @dataclass(frozen=True)
 class Distilling(WhiteBox):
-    """A method that adds a batch of new images each round, then distils on all images so far.
+    """A method that adds a batch of new images in each round, then distils on all images so far.
 
-    Subclasses define where the images come from. The optimiser restarts in each round, so a run can
-    be resumed from the student's weights and the buffer. The ensemble answers each image once, and
-    the answer is stored; the papers' code bases query it again whenever the student sees the image.
+    Subclasses define how the images are made. The optimiser restarts in each round, so a run can be
+    resumed from the student's weights and the buffer. The ensemble answers each image once, and the
+    answer is stored; the papers' code bases query it again whenever the student sees the image.
 
     Args:
         student_learning_rate: learning rate of SGD with momentum 0.9, > 0.
@@ -265,13 +266,13 @@ class Distilling(WhiteBox):
         """Return (Q, C, H, W) new images."""
 
     def start(self, ensemble: Ensemble, context: PublicContext, streams: Streams) -> Classifier:
-        """Return the student that the first round begins with."""
+        """Return the student that the first round starts with."""
         return context.make_student(streams.torch("student"))
 
     def server(
         self, federation: Federation, context: PublicContext, streams: Streams, resume: State | None
     ) -> Iterator[Round]:
-        """Synthesise images, put them into the buffer with their answers, and distil the buffer."""
+        """Synthesise images, add them to the buffer with their answers, and distil the buffer."""
         ensemble = fetch_ensemble(federation, context)
         student = self.start(ensemble, context, streams)
         buffer = resume.load(student=student) if resume else []
@@ -328,12 +329,12 @@ def best_batch(
 
     Args:
         student: the student, which is not trained here.
-        context: what is public.
-        rng: random stream of the generator and its latent vectors.
+        context: the public facts.
+        rng: random stream for the generator and its latent vectors.
         loss_of: maps a (Q, C, H, W) batch in [0, 1] to its loss.
         latent_size: size of a latent vector, >= 1.
         steps: number of steps, >= 1.
-        learning_rate: Adam's, `method.generator_learning_rate`.
+        learning_rate: learning rate of Adam, `method.generator_learning_rate`.
 
     Returns:
         (Q, C, H, W) uint8.

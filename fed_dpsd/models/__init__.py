@@ -21,10 +21,10 @@ def initialise(build: Callable[[], Module], generator: torch.Generator) -> Modul
     """Build a module and draw its weights (Xavier, zero bias) only from `generator`.
 
     The module is built on the meta device, so no layer draws from torch's global generator.
-    Convolutions get the channels-last layout, which is about twice as fast on CPUs.
+    Convolutions use the channels-last layout, which is about twice as fast on CPUs.
 
     Raises:
-        TypeError: a layer has weights that no rule here covers.
+        TypeError: there is no rule for the weights of a layer.
     """
     with torch.device("meta"):
         module = build()
@@ -48,7 +48,9 @@ def initialise(build: Callable[[], Module], generator: torch.Generator) -> Modul
             else:
                 for name, weights in layer.named_parameters(recurse=False):
                     if name not in POSITIONS:
-                        raise TypeError(f"no rule draws the weights of {type(layer).__name__}")
+                        raise TypeError(
+                            f"there is no rule for the weights of {type(layer).__name__}"
+                        )
                     nn.init.normal_(weights, std=0.02, generator=generator)
     return module.to(memory_format=torch.channels_last)
 
@@ -97,7 +99,7 @@ def read_weights(path: Path) -> dict[str, torch.Tensor]:
 
 
 def read_file(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Return the tensors and metadata of a safetensors file, consistent even if the file changes.
+    """Return the tensors and metadata of a safetensors file, which match even if it changes.
 
     Raises:
         ValueError: the file is missing or is not a safetensors file.
@@ -119,7 +121,7 @@ def read_facts(path: Path) -> dict[str, str]:
 
 
 def misfit(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> str:
-    """Return why `weights` do not fit `module`, in one line; "" if they fit."""
+    """Return in one line why `weights` do not fit `module`; "" if they fit."""
     expected = {name: list(tensor.shape) for name, tensor in module.state_dict().items()}
     shapes = {name: list(tensor.shape) for name, tensor in weights.items()}
     if missing := sorted(set(expected) - set(shapes)):
@@ -134,7 +136,7 @@ def misfit(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> str:
 
 @contextlib.contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """Use `count` torch threads inside the block, and restore the previous number after it."""
+    """Use `count` torch threads inside the block, and restore the previous number afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

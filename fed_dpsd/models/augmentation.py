@@ -1,4 +1,4 @@
-"""Shifts and mirrors of images in a training batch."""
+"""Shifting and mirroring of images in a training batch."""
 
 from typing import Literal
 
@@ -13,7 +13,7 @@ def augment(
     rng: torch.Generator,
     margin: Literal["constant", "reflect"] = "reflect",
 ) -> torch.Tensor:
-    """Move each of (B, C, H, W) images by up to `shift` pixels; with `flip`, mirror about half.
+    """Move each of (B, C, H, W) images by up to `shift` pixels; mirror about half with `flip`.
 
     Margins are filled by reflection, or by zeros with `margin="constant"`.
     """

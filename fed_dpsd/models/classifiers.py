@@ -1,8 +1,8 @@
 """Classifiers for teachers and students. Input: (B, C, S, S) float in [0, 1].
 
-Each has a backbone and a linear classifier; the generator's losses use the backbone's `features`.
-S must be a multiple of 4, >= 8. Only cnn_bn, resnet9 and torchvision's own networks keep statistics
-of the data. The others use GroupNorm if they need a normalisation, so they can train on a single
+Each has a backbone and a linear classifier; the generator's losses use the backbone's `features`. S
+must be a multiple of 4, >= 8. Only cnn_bn, resnet9 and torchvision's own networks keep statistics
+of the data. The others use GroupNorm if they need normalisation, so they can train on a single
 record or class. `width` is the number of channels of the first layer; torchvision's architectures
 ignore it.
 """
@@ -40,12 +40,12 @@ class Classifier(nn.Module):
 
     @property
     def fixed(self) -> bool:
-        """Return whether only the linear classifier learns."""
+        """Return whether only the linear classifier is trained."""
         return next(self.backbone.parameters(), None) is None
 
     @property
     def features_key(self) -> tuple[object, ...]:
-        """Return what fixed features depend on, in addition to the images and the device.
+        """Return the settings that fixed features depend on (apart from images and device).
 
         A different number of threads may change the last bits.
         """
@@ -64,7 +64,7 @@ Build = Callable[[tuple[int, ...], int, int], Classifier]
 
 
 def _two_convolutions(shape: tuple[int, ...], width: int, kernel: int) -> list[nn.Module]:
-    """Build two convolutions, each halving the image, with 2 * width * (S / 4)^2 features."""
+    """Build two convolutions that each halve the image, with 2 * width * (S / 4)^2 features."""
     layers: list[nn.Module] = []
     for inputs, outputs in ((shape[0], width), (width, 2 * width)):
         layers.append(nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2))
@@ -79,7 +79,7 @@ def cnn(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
 
 
 def cnn_tanh(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
-    """Build a network of large strides and bounded activations, which suits DP-SGD's clipping.
+    """Build a network with large strides and bounded activations, which suits DP-SGD's clipping.
 
     The design follows Papernot et al.: "Tempered Sigmoid Activations for Deep Learning with
     Differential Privacy", arXiv 2007.14191.
@@ -115,7 +115,7 @@ class TemperedSigmoid(nn.Module):
 
 
 def cnn_tempered(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
-    """Build the MNIST network of arXiv 2007.14191, which has width 16.
+    """Build the MNIST network of arXiv 2007.14191, where it has width 16.
 
     Smaller images are enlarged to 16 pixels, the smallest size that it accepts.
     """
@@ -163,7 +163,7 @@ def lenet(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
 
 
 def cnn_datalens(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
-    """Build the classifier of DataLens' evaluation, which has width 32, but without dropout.
+    """Build the classifier of DataLens' evaluation without dropout; DataLens uses width 32.
 
     Wang et al.: "DataLens: Scalable Privacy Preserving Training via Gradient Compression and
     Aggregation", CCS 2021; evaluation/train-classifier-mnist.py of github.com/AI-secure/DataLens.
@@ -196,13 +196,13 @@ def patches(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
 
 
 def pretrained(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
-    """Build a linear classifier on public features, and at most 16 * width fixed ones."""
+    """Build a linear classifier on public features and at most 16 * width fixed features."""
     backbone = Pretrained(shape, 16 * width)
     return Classifier(backbone, backbone.num_features, num_classes)
 
 
 def resnet9(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
-    """Build a ResNet-9 with BatchNorm, which learns CIFAR10 in minutes; width 64 is DAWNBench's."""
+    """Build a ResNet-9 with BatchNorm, which learns CIFAR10 in minutes; DAWNBench uses width 64."""
     return Classifier(ResNet9(shape[0], width), 8 * width, num_classes)
 
 
@@ -217,14 +217,14 @@ def _large(name: str, shape: tuple[int, ...], num_classes: int, width: int) -> C
 
 
 def _torchvision() -> Any:
-    """Import torchvision's models, which few runs need; the import takes seconds."""
+    """Import torchvision's models late: the import takes seconds, and few runs need it."""
     from torchvision import models
 
     return models
 
 
 def resnet18(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
-    """Build torchvision's ResNet-18 for small images: a 3x3 stem of stride 1, no pooling."""
+    """Build torchvision's ResNet-18 for small images: a 3x3 stem of stride 1 without pooling."""
     backbone = _torchvision().resnet18(norm_layer=_group_norm)
     backbone.conv1 = nn.Conv2d(shape[0], 64, 3, padding=1, bias=False)
     backbone.maxpool = nn.Identity()
@@ -233,7 +233,7 @@ def resnet18(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier
 
 
 def mobilenet(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
-    """Build torchvision's MobileNetV3-small for small images: first convolution of stride 1."""
+    """Build torchvision's MobileNetV3-small for small images: stride 1 in the first convolution."""
     whole = _torchvision().mobilenet_v3_small(norm_layer=_group_norm)
     whole.features[0][0] = nn.Conv2d(shape[0], 16, 3, padding=1, bias=False)
     backbone = nn.Sequential(whole.features, whole.avgpool, nn.Flatten())
@@ -241,7 +241,7 @@ def mobilenet(shape: tuple[int, ...], num_classes: int, width: int) -> Classifie
 
 
 def squeezenet(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
-    """Build torchvision's SqueezeNet 1.1 for small images: first convolution of stride 1."""
+    """Build torchvision's SqueezeNet 1.1 for small images: stride 1 in the first convolution."""
     whole = _torchvision().squeezenet1_1()
     whole.features[0] = nn.Conv2d(shape[0], 64, 3, padding=1)
     backbone = nn.Sequential(whole.features, nn.AdaptiveAvgPool2d(1), nn.Flatten())
@@ -267,10 +267,10 @@ CLASSIFIERS: dict[str, Build] = {
 
 
 def add_networks(plugins: Sequence[Plugin]) -> None:
-    """Import plug-ins, and add the networks in their packages' CLASSIFIERS to ours.
+    """Import plug-ins and add the networks in their packages' CLASSIFIERS to ours.
 
     Raises:
-        ConfigError: a plug-in cannot be imported, or the name of a network is taken.
+        ConfigError: a plug-in cannot be imported, or a network's name is already taken.
     """
     for plugin in plugins:
         for name, build in getattr(plugin.load(), "CLASSIFIERS", {}).items():

@@ -1,4 +1,4 @@
-"""The devices of this machine: its GPUs, and the device that a configured name denotes."""
+"""This machine's devices: its GPUs, and the device that a configured name denotes."""
 
 from dataclasses import dataclass
 
@@ -13,9 +13,9 @@ class Device:
 
     Args:
         name: "cuda:N".
-        model: the maker's name for it.
-        total: bytes of its memory.
-        free: bytes that no process holds.
+        model: the manufacturer's model name.
+        total: total memory in bytes.
+        free: free memory in bytes.
     """
 
     name: str
@@ -34,10 +34,10 @@ def gib(count: int) -> str:
 
 
 def gpus() -> tuple[Device, ...]:
-    """List the GPUs. This creates a CUDA context on each, whose memory is then no longer free.
+    """List the GPUs. This creates a CUDA context on each, which takes some of its free memory.
 
     Raises:
-        UserError: a GPU cannot be used, such as one without memory for a context.
+        UserError: a GPU cannot be used, for example because it has no memory for a context.
     """
     devices = []
     for number in range(number_of_gpus()):
@@ -60,9 +60,10 @@ def number_of_gpus() -> int:
 
 
 def choose(name: str) -> torch.device:
-    """Return the device that a configured name denotes: auto is a GPU if there is one.
+    """Return the device that a configured name denotes; auto is a GPU if there is one.
 
-    Without a number, it is the process's first GPU. Ray shows each client process only its own GPU.
+    Without a number, this is the process's first GPU. Ray shows each client process only its own
+    GPU.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"

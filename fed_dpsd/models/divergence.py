@@ -1,4 +1,4 @@
-"""Diverging training: losses, weights and predictions that are NaN or infinite."""
+"""Detection of divergence: losses, weights and predictions that are NaN or infinite."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -15,7 +15,7 @@ PROBED = 2  # images of random pixels
 
 
 def rates_of(method: object, *names: str) -> dict[str, float]:
-    """Return a method's learning rates by their keys, for `Diverged`."""
+    """Return a method's learning rates by key, for `Diverged`."""
     return {f"method.{name}": getattr(method, name) for name in names}
 
 
@@ -46,7 +46,7 @@ def descend(
     rates: Mapping[str, float],
     done: int = 0,
 ) -> torch.Tensor:
-    """Take a gradient step for each loss, computed after the previous step; return the last loss.
+    """Take a step for each loss, which is computed after the previous step; return the last loss.
 
     Args:
         optimiser: the optimiser of the network.
@@ -72,7 +72,7 @@ def descend(
 
 
 def is_finite(model: nn.Module, shape: tuple[int, ...]) -> bool:
-    """Return whether a network's weights, and its predictions of random pixels, are finite.
+    """Return whether a network's weights, and its predictions for random pixels, are finite.
 
     It depends only on the weights, so it is post-processing if the weights are released.
 

@@ -1,8 +1,8 @@
 """Public features: the frozen layers of EfficientNet-Lite0, trained on ImageNet.
 
-Public features determine what a small privacy budget can achieve (Tramer and Boneh, arXiv
-2011.11660). The architecture is Tan and Le's (arXiv 1905.11946) without squeeze-and-excitation. The
-weights come with a package. Nothing is downloaded at run time.
+With a small privacy budget, public features determine what can be achieved (Tramer and Boneh, arXiv
+2011.11660). The architecture is Tan and Le's (arXiv 1905.11946) without squeeze-and-excitation. A
+package contains the weights, so nothing is downloaded at run time.
 """
 
 import functools
@@ -38,7 +38,7 @@ class Convolution:
     activated: bool
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        """Convolve so that a stride of s divides the size by s, rounded up."""
+        """Convolve such that a stride of s divides the size by s, rounded up."""
         kernel, size = self.weight.shape[-1], images.shape[-1]
         padding = max(0, (-(-size // self.stride) - 1) * self.stride + kernel - size)
         if padding % 2:  # then one pixel more is added at the end
@@ -55,7 +55,7 @@ def features(images: torch.Tensor) -> torch.Tensor:
     """Map (B, C, S, S) floats in [-1, 1], C = 1 or 3, to (B, 1280) features.
 
     Raises:
-        UserError: the package with the weights is missing, or holds other weights.
+        UserError: the package with the weights is missing or contains other weights.
     """
     images = images.expand(-1, 3, -1, -1)
     scaled = functional.interpolate(images, (SIDE, SIDE), mode="bilinear", align_corners=False)
@@ -120,12 +120,12 @@ def require_weights() -> Path:
 
 
 def _weights() -> dict[str, torch.Tensor]:
-    """Return the installed weights; their file is checked before it is opened."""
+    """Return the installed weights, after checking their file."""
     path = require_weights()
     content = path.read_bytes()
     if hashlib.sha256(content).hexdigest() != SHA256:
         raise UserError(
-            f"{path} does not hold the weights of version {VERSION} of {PACKAGE}; reinstall it"
+            f"{path} does not contain the weights of version {VERSION} of {PACKAGE}; reinstall it"
         )
     weights: dict[str, torch.Tensor] = torch.load(BytesIO(content), weights_only=True)
     return weights

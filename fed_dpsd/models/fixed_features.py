@@ -1,9 +1,9 @@
-"""Fixed features: coefficients of an image, whitened with procedural images; nothing is learned.
+"""Fixed features: an image's coefficients, whitened with procedural images; nothing is learned.
 
-With little data or a small privacy budget, a linear classifier on such features does best: it has
-few parameters and does not need to learn what images look like. Tramer and Boneh: "Differentially
-Private Learning Needs Better Features (or Much More Data)", arXiv 2011.11660. Nothing is fitted to
-private data.
+With little data or a small privacy budget, a linear classifier on such features performs best: it
+has few parameters and does not need to learn what images look like (Tramer and Boneh:
+"Differentially Private Learning Needs Better Features (or Much More Data)", arXiv 2011.11660).
+Nothing is fitted to private data.
 """
 
 import contextlib
@@ -30,10 +30,10 @@ _remembering: ContextVar[Remembering] = ContextVar("remembering", default="asked
 
 @contextlib.contextmanager
 def remembering(images: Remembering) -> Iterator[None]:
-    """Use the cache for `images` in this block; "nothing" turns caching off.
+    """Use the cache for `images` in this block; "nothing" disables caching.
 
-    Features of records and of requested images are cached separately: the time of a response must
-    not reveal whether a requested image is a record.
+    Features of records and of requested images are cached separately, because the time of a
+    response must not reveal whether a requested image is a record.
     """
     token = _remembering.set(images)
     try:
@@ -43,16 +43,16 @@ def remembering(images: Remembering) -> Iterator[None]:
 
 
 def memory_for(images: torch.Tensor) -> Remembering:
-    """Return the cache to use for `images`: "nothing" with gradients or off the CPU."""
+    """Return the cache to use for `images`: "nothing" if gradients are needed or off the CPU."""
     forgotten = images.requires_grad or images.device.type != "cpu"
     return "nothing" if forgotten or torch.compiler.is_compiling() else _remembering.get()
 
 
 class FixedFeatures(nn.Module):
-    """Module from (B, C, S, S) to (B, F), F = min(num_features, the number of coefficients).
+    """Module from (B, C, S, S) to (B, F), with F = min(num_features, number of coefficients).
 
-    The principal components of *procedural* images make the coefficients nearly uncorrelated. A row
-    has root mean square 1, so the gradient of one record has a known length. There are no
+    The principal components of *procedural* images make the coefficients nearly uncorrelated. Each
+    row has root mean square 1, so the gradient of one record has a known length. There are no
     parameters.
 
     Args:
@@ -72,7 +72,7 @@ class FixedFeatures(nn.Module):
 
     @staticmethod
     def coefficients(images: torch.Tensor) -> torch.Tensor:
-        """Map (B, C, S, S) floats to (B, P) coefficients, rows of length 1."""
+        """Map (B, C, S, S) floats to (B, P) coefficients, with rows of length 1."""
         raise NotImplementedError
 
     @staticmethod
@@ -114,8 +114,8 @@ def whitening(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return mean (P,) and scaled principal components (P, F) of procedural images, in float64.
 
-    A sign convention makes machines agree up to rounding. A single thread makes all processes of a
-    machine agree to the last bit.
+    A sign convention makes machines agree up to rounding. Using a single thread makes all processes
+    of a machine agree to the last bit.
     """
     with torch_threads(1), torch.inference_mode(False), torch.no_grad():
         images = torch.from_numpy(kind.examples(shape))
@@ -138,5 +138,5 @@ def to_pixels(images: torch.Tensor) -> torch.Tensor:
 def _remembered(
     kind: type[FixedFeatures], shape: tuple[int, ...], num_features: int, memory: Remembering
 ) -> OrderedDict[tuple[object, ...], torch.Tensor]:
-    """Return the cache of the last batches' features, by the hash of their pixels."""
+    """Return the cache of the last batches' features, by hashes of their pixels."""
     return OrderedDict()

@@ -1,4 +1,4 @@
-"""The memory that a computation needs, measured on torch's meta device without running it."""
+"""The memory needs of a computation, measured on torch's meta device without running it."""
 
 import weakref
 from collections.abc import Callable, Mapping
@@ -18,8 +18,8 @@ def weight_bytes(module: nn.Module) -> int:
 def peak_bytes(module: nn.Module, work: Callable[[], object]) -> int:
     """Return the peak bytes of tensors on the meta device while `work` runs.
 
-    The tensors of `module`, on the meta device, count from the beginning. A GPU needs more: kernels
-    have workspaces, and its allocator rounds up.
+    The tensors of `module`, on the meta device, count from the start. A GPU needs more memory:
+    kernels have workspaces, and its allocator rounds up.
     """
     storages = _Storages()
     for tensor in module.state_dict().values():
@@ -30,7 +30,7 @@ def peak_bytes(module: nn.Module, work: Callable[[], object]) -> int:
 
 
 class _Storages(TorchDispatchMode):
-    """Counts the live storages on the meta device."""
+    """Count the live storages on the meta device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class _Storages(TorchDispatchMode):
         self._known: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
 
     def count(self, tensor: torch.Tensor) -> None:
-        """Count a tensor's storage until it is freed; views share one."""
+        """Count a tensor's storage until it is freed; views share a storage."""
         storage = tensor.untyped_storage()
         if tensor.device.type != "meta" or storage in self._known:
             return
@@ -57,7 +57,7 @@ class _Storages(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Perform an operation, and count its results."""
+        """Perform an operation and count its results."""
         returned = operation(*args, **(kwargs or {}))
         for each in tree_leaves(returned):
             if isinstance(each, torch.Tensor):

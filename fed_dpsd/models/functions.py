@@ -1,7 +1,7 @@
 """Networks from Python functions: `fed_dpsd.run(teacher=make_net)`.
 
-A run folder holds the name of a function, such as "my_models.make_net()", and not the function.
-Where the network is needed again, the function must be given again.
+A run folder holds the name of a function, such as "my_models.make_net()", but not the function.
+Whenever the network is needed again, the function must be given again.
 """
 
 import functools
@@ -27,10 +27,11 @@ def add_functions(given: Mapping[str, MakeNetwork | None]) -> dict[str, str]:
     """Add the networks of functions to CLASSIFIERS; return their names.
 
     Args:
-        given: functions by the role of their network, "teacher" or "student"; None is left out.
+        given: functions by the role of their network, "teacher" or "student"; None is omitted.
 
     Raises:
-        UserError: a function has no name or the wrong arguments, or two have the same name.
+        UserError: a function has no name or the wrong arguments, or two functions have the same
+            name.
     """
     made = {role: make for role, make in given.items() if make is not None}
     names = {role: _name(role, make) for role, make in made.items()}
@@ -53,7 +54,7 @@ def _name(role: str, make: MakeNetwork) -> str:
         )
     if _takes(make) not in (0, 2):
         raise UserError(
-            f"{role}={name} must take no arguments, or an image's shape and the number of classes"
+            f"{role}={name} must take no arguments, or an image shape and the number of classes"
         )
     return f"{make.__module__}.{name}()"
 
@@ -68,10 +69,10 @@ def _takes(make: MakeNetwork) -> int:
 
 
 def _whole(make: MakeNetwork, shape: tuple[int, ...], num_classes: int) -> tuple[nn.Module, str]:
-    """Return a function's network and the path of the linear layer that it uses last.
+    """Return a function's network and the path of its last linear layer.
 
     Raises:
-        UserError: the network ends without a linear layer for `num_classes` classes.
+        UserError: the network does not end with a linear layer for `num_classes` classes.
     """
     network = make(shape, num_classes) if _takes(make) else make()
     used: list[nn.Module] = []
@@ -102,10 +103,10 @@ def _build(make: MakeNetwork, shape: tuple[int, ...], num_classes: int, width: i
 
 
 def require_functions(config: Config) -> None:
-    """Check that this process has the functions that a run's networks come from.
+    """Check that this process has the functions that make a run's networks.
 
     Raises:
-        UserError: a function was not given; the message names it.
+        UserError: a function was not given; the message gives its name.
     """
     named = {config.architecture(client): "teacher" for client in range(config.num_clients)}
     for name, role in (named | {config.model.student: "student"}).items():
@@ -114,7 +115,7 @@ def require_functions(config: Config) -> None:
 
 
 def missing_function(role: str, name: str) -> str:
-    """Return how to give a function that this process does not have; "" if there is none."""
+    """Explain how to give a function that this process does not have; "" if it has all."""
     if not is_function(name) or name in CLASSIFIERS:
         return ""
     given = f"{role}={name.removesuffix('()').rpartition('.')[2]}"
@@ -126,13 +127,13 @@ def missing_function(role: str, name: str) -> str:
 
 
 def problem_of(name: str, shape: tuple[int, ...], num_classes: int, private: bool) -> str:
-    """Return why a function's network cannot be used; "" if it can.
+    """Return why a function's network cannot be used; "" if it can be used.
 
     Args:
         name: the function's name, as `add_functions` returned it.
         shape: (C, S, S) of the images.
         num_classes: number of classes.
-        private: whether a private training trains it, so that records must not mix.
+        private: whether the network is trained privately, so that it must not mix records.
     """
     try:
         network = _drawn(name, shape, num_classes)
@@ -146,11 +147,11 @@ def problem_of(name: str, shape: tuple[int, ...], num_classes: int, private: boo
                 return f"it returns {tuple(logits.shape)} for 4 images, not (4, {num_classes})"
             given = _as_given(name, shape, network)(2 * images - 1)
             if not torch.allclose(logits, given, rtol=1e-4, atol=1e-5):
-                return "its output must be that of its last linear layer, without a softmax"
+                return "its output must be the output of its last linear layer, without a softmax"
             if private and (_mixes(network, images) or _mixes(network, many)):
                 return (
-                    "its output for an image depends on the other images of a batch, as with "
-                    "batch normalisation, so DP-SGD cannot bound a record's part; use GroupNorm"
+                    "its output for an image depends on the other images of a batch, as in batch "
+                    "normalisation, so DP-SGD cannot bound a record's contribution; use GroupNorm"
                 )
     except UserError as error:
         return str(error)
@@ -160,7 +161,7 @@ def problem_of(name: str, shape: tuple[int, ...], num_classes: int, private: boo
 
 
 def _as_given(name: str, shape: tuple[int, ...], classifier: Classifier) -> nn.Module:
-    """Return the network as the function makes it, with the weights of its classifier."""
+    """Return the network as made by the function, with the weights of its classifier."""
     head = classifier.classifier
     network, path = _whole(_MADE[name], shape, head.out_features)
     network.to_empty(device="cpu")
@@ -175,7 +176,7 @@ def _as_given(name: str, shape: tuple[int, ...], classifier: Classifier) -> nn.M
 
 
 def _mixes(network: nn.Module, images: torch.Tensor) -> bool:
-    """Return whether the first image's output in training depends on the other images."""
+    """Return whether, during training, the first image's output depends on the other images."""
     outputs, state = [], torch.get_rng_state()
     for batch in (images, torch.cat([images[:1], 1 - images[1:]])):
         torch.set_rng_state(state)  # dropout draws from torch's own generator
@@ -201,7 +202,7 @@ def _drawn(name: str, shape: tuple[int, ...], num_classes: int) -> Classifier:
 def digest_of(name: str, shape: tuple[int, ...], num_classes: int) -> str:
     """Return a digest of a function's network: its layers, and its output for random pixels.
 
-    A cached teacher of a different function with the same name has a different digest.
+    Cached teachers of different functions with the same name have different digests.
     """
     network = _drawn(name, shape, num_classes).eval()
     images = torch.rand(4, *shape, generator=torch.Generator().manual_seed(0))

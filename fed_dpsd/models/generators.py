@@ -12,7 +12,7 @@ class UpConvolution(nn.Conv2d):
     """A 3x3 convolution without bias, applied to images that are first doubled in size.
 
     Each pixel is repeated four times, so neighbours share products. A single transposed convolution
-    of the small images therefore computes the same with 16 products instead of 36.
+    of the small images therefore computes the same result with 16 products instead of 36.
     """
 
     def __init__(self, inputs: int, outputs: int) -> None:
@@ -28,9 +28,9 @@ class UpConvolution(nn.Conv2d):
 
 
 class Generator(nn.Module):
-    """Up-sampling generator of data-free distillation (as in Fast-Datafree and DENSE).
+    """Up-sampling generator for data-free distillation (as in Fast-Datafree and DENSE).
 
-    The normalisation before the sigmoid gives contrast; without it, an untrained generator makes
+    The normalisation before the sigmoid provides contrast; without it, an untrained generator makes
     only grey images.
 
     Args:

@@ -33,7 +33,7 @@ def to_bytes(
 
     Args:
         images: the pixels, of any shape.
-        rates: the learning rates, by key, of the training that made them.
+        rates: the learning rates of the training that made the images, by key.
 
     Raises:
         Diverged: a pixel is NaN or infinite.
@@ -62,9 +62,9 @@ def learner(
 ) -> tuple[nn.Module, Callable[[Any], torch.Tensor]]:
     """Return the trainable part of a classifier, and a function from indices to its inputs.
 
-    The indices point into (N, C, H, W) `images`. If the features are fixed, they are computed once,
-    and only the last layer is trained on them. Rounding depends on the shape of a batch, so every
-    batch has `at_once` images, and an image's features do not depend on the number of images.
+    The indices point into (N, C, H, W) `images`. Fixed features are computed once, and only the
+    last layer is trained on them. Rounding depends on the shape of a batch, so every batch has
+    `at_once` images, and an image's features do not depend on the number of images.
     """
     if not model.fixed:
         return model, lambda chosen: to_unit(images[chosen], device)
@@ -81,7 +81,7 @@ def learner(
 
 
 class Images:
-    """Images for many classifiers, such as a test split: fixed features are computed once.
+    """Images for many classifiers, such as a test split, with fixed features computed once.
 
     Args:
         images: (N, C, H, W) uint8.
@@ -118,7 +118,7 @@ class Images:
         return np.concatenate([np.stack(part) for part in parts], axis=1)
 
     def _fixed_features(self, model: Classifier, device: torch.device) -> list[torch.Tensor]:
-        """Return the features of each batch, computed at the first call for such features."""
+        """Return the fixed features of each batch, which are computed at the first call."""
         key = (*model.features_key, device)
         if key not in self._features:
             computed = [model.features(batch) for batch in batches(self._images, device)]

@@ -1,8 +1,8 @@
 """Patch features: how often an image's patches look like each of 128 whitened patterns.
 
-The patterns come from dead leaves or, for grey images, from areas and lines; no data are used.
-Coates and Ng: "Learning Feature Representations with K-means", 2012, cluster patches of the data.
-Here procedural patches and their negatives are clustered on the sphere.
+The patterns come from dead leaves or, for grey images, from areas and lines; no data is used.
+Coates and Ng ("Learning Feature Representations with K-means", 2012) cluster patches of the data.
+Here, procedural patches and their negatives are clustered on the sphere.
 """
 
 import functools
@@ -29,10 +29,10 @@ AT_ONCE = 32 * 32**2  # pixels in a batch, which must fit into a processor's cac
 
 
 class Patches(FixedFeatures):
-    """Responses of 128 patterns and their negatives in nine parts of an image: 2,304 coefficients.
+    """Responses to 128 patterns and their negatives in nine parts of an image: 2,304 coefficients.
 
-    A patch is centred and divided by its standard deviation, so a response depends on form, not on
-    brightness and contrast.
+    A patch is centred and divided by its standard deviation, so a response depends on form, but not
+    on brightness and contrast.
     """
 
     @staticmethod
@@ -42,13 +42,13 @@ class Patches(FixedFeatures):
 
     @staticmethod
     def coefficients(images: torch.Tensor) -> torch.Tensor:
-        """Map (B, C, S, S) floats in [-1, 1] to (B, 2304) coefficients, rows of length 1."""
+        """Map (B, C, S, S) floats in [-1, 1] to (B, 2304) coefficients, with rows of length 1."""
         count = min(32, max(1, AT_ONCE // images.shape[-1] ** 2))
         return torch.cat([_coefficients(part) for part in images.split(count)])
 
     @staticmethod
     def examples(shape: tuple[int, ...]) -> NDArray[np.uint8]:
-        """Draw 2,000 images: dead leaves for colour images, otherwise half areas, half lines."""
+        """Draw 2,000 images: dead leaves for colour images, otherwise half areas and half lines."""
         kinds = [procedural.areas, procedural.lines] if shape[0] == 1 else [procedural.leaves]
         return np.concatenate(
             [
@@ -79,9 +79,9 @@ def patterns(shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
 
     A kernel is a whitened pattern in terms of pixels, with its mean subtracted. The inner product
     of a pattern and a whitened patch is the kernel's response to the patch, divided by the patch's
-    standard deviation, minus the offset. A single thread makes all processes of a machine agree to
-    the last bit. Processors with different instructions may find different patterns, since rounding
-    can change clusters.
+    standard deviation, minus the offset. Using a single thread makes all processes of a machine
+    agree to the last bit. Processors with different instructions may find different patterns,
+    because rounding can change clusters.
     """
     with torch_threads(1), torch.inference_mode(False), torch.no_grad():
         rng = Streams(0).numpy("patches")

@@ -1,8 +1,8 @@
 """Queries made from public pictures: random crops with changed colours.
 
-Crops of a single picture teach a network much of what photographs teach it (Asano and Saeed: The
-Augmented Image Prior, arXiv 2112.00725). Users who name pictures declare them public:
-nothing here protects them.
+Crops of a single picture teach a network much of what photographs teach (Asano and Saeed: The
+Augmented Image Prior, arXiv 2112.00725). By naming pictures, users declare them public; nothing
+here protects them.
 """
 
 import functools
@@ -34,12 +34,13 @@ COLUMNS = "image", "img"  # names of the column of pictures in a parquet file
 
 @dataclass(frozen=True)
 class Pictures:
-    """Public pictures, each with the smaller copies that crops come from.
+    """Public pictures, each with the smaller copies that crops are taken from.
 
     Attributes:
         source: the name of a package, or a folder.
-        levels: for each picture its (1, 3, H, W) floats in [0, 1], each half as large as the last.
-        digest: SHA-256 of all pixels, the first 16 hexadecimal digits.
+        levels: for each picture, (1, 3, H, W) floats in [0, 1], each half as large as the previous
+            one.
+        digest: first 16 hexadecimal digits of the SHA-256 of all pixels.
     """
 
     source: str
@@ -60,12 +61,12 @@ def load(source: str, size: int) -> Pictures:
     """Read the pictures of a package or of a folder, for crops of `size` pixels.
 
     Args:
-        source: "scikit-learn", or a folder with picture files, or with parquet files that have them
-            in a column "image" or "img".
+        source: "scikit-learn", or a folder with picture files or with parquet files that contain
+            pictures in a column "image" or "img".
         size: height and width of the crops.
 
     Raises:
-        UserError: the folder has no picture, or one cannot be read.
+        UserError: the folder has no pictures, or a picture cannot be read.
     """
     content = hashlib.sha256()
     levels = []
@@ -85,8 +86,8 @@ def crops(
 ) -> NDArray[np.uint8]:
     """Draw (count, C, S, S) crops, rotated, mirrored and stretched, with changed colours.
 
-    Half of them have their channels shuffled; all have their saturation, contrast and brightness
-    changed. A grey image is the mean of its channels.
+    Half of the crops have shuffled channels; all have changed saturation, contrast and brightness.
+    A grey image is the mean of its channels.
     """
     images = np.empty((count, *shape), np.uint8)
     group = max(4, GROUP // len(pictures.levels))
@@ -141,7 +142,7 @@ def _coloured(crops: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
 
 
 def _halved(pixels: NDArray[np.uint8], size: int) -> tuple[torch.Tensor, ...]:
-    """Return (H, W, 3) pixels as floats, and halved until a side is shorter than 2 * `size`."""
+    """Return (H, W, 3) pixels as floats, and smaller copies until a side is below 2 * `size`."""
     levels = [torch.from_numpy(pixels.transpose(2, 0, 1)[None] / np.float32(255))]
     while min(levels[-1].shape[-2:]) >= 2 * size:
         levels.append(functional.avg_pool2d(levels[-1], 2))

@@ -1,7 +1,7 @@
 """Public features from EfficientNet-Lite0, trained on ImageNet, and the fixed patch features.
 
 With a small privacy budget, features matter most (Tramer and Boneh, arXiv 2011.11660), and public
-features are richer. ImageNet is assumed to be public: no epsilon here covers it.
+features are richer. ImageNet is assumed to be public; no epsilon covers it.
 """
 
 import contextlib
@@ -33,10 +33,10 @@ NOTE = "features are EfficientNet-Lite0's, trained on ImageNet, which is public 
 
 
 class Pretrained(nn.Module):
-    """Module from (B, C, S, S) in [-1, 1] to (B, F): two kinds of features, of equal norm.
+    """Module from (B, C, S, S) in [-1, 1] to (B, F): two kinds of features with equal norms.
 
-    There are no parameters. On a processor each image's row is cached by the hash of its pixels,
-    and also in `folder`, if given, for other processes, 1,024 rows at a time.
+    There are no parameters. On a CPU, each image's row is cached by the hash of its pixels and, if
+    `folder` is given, also stored there for other processes, 1,024 rows at a time.
 
     Args:
         shape: (C, S, S) of the images, C = 1 or 3.
@@ -67,9 +67,9 @@ class Pretrained(nn.Module):
 
 
 class Memory:
-    """A cache of images' rows of features, by the hash of their pixels.
+    """A cache of feature rows, by the hash of an image's pixels.
 
-    A folder holds pairs of files, hashes and rows, each written once. Other processes read them
+    A folder holds pairs of files (hashes and rows), each written once. Other processes read them
     when they start.
     """
 
@@ -87,7 +87,7 @@ class Memory:
                 _rows_file(path).unlink(missing_ok=True)
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        """Return the (B, 1280) features of (B, C, S, S) images; only new ones are computed."""
+        """Return the (B, 1280) features of (B, C, S, S) images; compute only missing rows."""
         keys = [
             hashlib.blake2b(image.tobytes(), digest_size=16).digest()
             for image in images.contiguous().numpy()
@@ -131,7 +131,7 @@ def _rows_file(path: Path) -> Path:
 
 
 def _age(path: Path) -> float:
-    """Return the negative time of a file's last change, so that the newest come first."""
+    """Return the negative time of a file's last change, which sorts the newest files first."""
     with contextlib.suppress(OSError):  # another process may have removed it
         return -path.stat().st_mtime
     return 0
@@ -150,9 +150,9 @@ def _read(path: Path) -> dict[bytes, NDArray[np.float32]]:
 def _memory(
     shape: tuple[int, ...], folder: Path | None, memory: Remembering, threads: int
 ) -> Memory:
-    """Return the process's cache for images of a shape, separate if rounding may differ.
+    """Return the process's cache for images of a shape; caches are separate if rounding may differ.
 
-    Records and requested images have separate folders: see `remembering`.
+    Records and requested images have separate folders (see `remembering`).
     """
     version = [efficientnet.SHA256[:8], torch.__version__, torch.backends.cpu.get_cpu_capability()]
     name = "-".join([*version, str(threads), "x".join(map(str, shape))])

@@ -1,9 +1,9 @@
-"""Procedural images: public, free of charge, and more varied than a trained generator's.
+"""Procedural images, which are public, free, and more varied than a trained generator's images.
 
 Each function draws (count, C, S, S) uint8 images from one random stream. The procedures use no
-data, only two facts: pictures consist of areas and lines, and objects hide one another.
-Such images teach a network almost as well as photographs (Baradad et al.: Learning to See by
-Looking at Noise, arXiv 2106.05963).
+data, only two facts: pictures consist of areas and lines, and objects occlude one another. Such
+images train a network almost as well as photographs (Baradad et al.: Learning to See by Looking at
+Noise, arXiv 2106.05963).
 """
 
 import math
@@ -30,7 +30,7 @@ def noise(count: int, shape: tuple[int, ...], rng: np.random.Generator) -> NDArr
 
 
 def areas(count: int, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.uint8]:
-    """Draw smooth random fields, passed through a sigmoid of random threshold and sharpness."""
+    """Draw smooth random fields, passed through a sigmoid with random threshold and sharpness."""
     size = shape[1]
 
     def draw(count: int) -> torch.Tensor:
@@ -66,11 +66,11 @@ def lines(count: int, shape: tuple[int, ...], rng: np.random.Generator) -> NDArr
 
 
 def leaves(count: int, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.uint8]:
-    """Draw dead leaves: discs, squares and triangles that hide one another.
+    """Draw dead leaves: discs, squares and triangles that occlude one another.
 
-    Their radii have the density r^-2: as in photographs, small things are frequent. An image has
-    few colours. Each leaf has one of two textures with a random spectrum, shading, and an edge from
-    soft to crisp.
+    Their radii have the density r^-2, because small things are frequent in photographs. An image
+    has few colours. Each leaf has one of two textures with a random spectrum, shading, and an edge
+    that is between soft and crisp.
     """
     return _drawn(_dead_leaves, count, shape, rng)
 
@@ -78,9 +78,9 @@ def leaves(count: int, shape: tuple[int, ...], rng: np.random.Generator) -> NDAr
 def objects(count: int, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.uint8]:
     """Draw a lit body with limbs and a shadow in front of a background.
 
-    Photographs mostly show one thing that is larger than those around it. A body has 2 to 6 parts,
-    ellipses and rounded boxes of two colours, and is shaded by its height. The background is
-    ground and sky with a texture, or dead leaves in 3 of 10 images.
+    Photographs mostly show one thing that is larger than the things around it. A body has 2 to 6
+    parts (ellipses and rounded boxes of two colours) and is shaded by its height. The background is
+    textured ground and sky, or dead leaves in 3 of 10 images.
     """
     return _drawn(_objects, count, shape, rng)
 
@@ -92,7 +92,7 @@ STREAMS = {"noise": "noise images", "areas": "area images", "lines": "line image
 def draw(
     counts: Mapping[str, int], shape: tuple[int, ...], streams: Streams, number: int
 ) -> list[NDArray[np.uint8]]:
-    """Draw images by some of the `PROCEDURES`, `counts` of each, for round `number`."""
+    """Draw `counts` images by each of some `PROCEDURES`, for round `number`."""
     return [
         PROCEDURES[name](count, shape, streams.numpy(STREAMS.get(name, name), query_id=number))
         for name, count in counts.items()
@@ -102,8 +102,8 @@ def draw(
 def apply_polarity(images: NDArray[np.uint8], polarity: Polarity) -> NDArray[np.uint8]:
     """Return (B, C, H, W) `images`; images of the other polarity are inverted.
 
-    Drawings are mostly light on dark or dark on light. Teachers know only one of the two; for the
-    other, their answers hardly depend on the image.
+    Drawings are mostly light on dark or dark on light. Teachers know only one of the two
+    polarities; with the other, their answers hardly depend on the image.
     """
     if polarity == "both":
         return images
@@ -114,8 +114,8 @@ def apply_polarity(images: NDArray[np.uint8], polarity: Polarity) -> NDArray[np.
 def varied_polarity(answered: NDArray[np.uint8], labels: NDArray[np.floating]) -> Polarity:
     """Return the polarity with the more varied answers so far.
 
-    Noise in the answers adds equally to both variances on average. If it dominates the answers,
-    chance decides. With fewer than two images of a polarity, it is "both".
+    On average, noise in the answers adds equally to both variances. If noise dominates the answers,
+    chance decides. With fewer than two images of a polarity, the result is "both".
 
     Args:
         answered: (Q, C, H, W) images that were answered.
@@ -128,14 +128,14 @@ def varied_polarity(answered: NDArray[np.uint8], labels: NDArray[np.floating]) -
 
 
 def _dark(images: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Return whether each image is darker than medium grey, (B,)."""
+    """Return the (B,) mask of the images that are darker than medium grey."""
     return images.mean((1, 2, 3)) < 127.5
 
 
 def _fields(
     count: int, coarse: int, size: int, mode: str, rng: np.random.Generator
 ) -> torch.Tensor:
-    """Draw (count, 1, size, size) fields, mean 0, variance 1, smooth over size / coarse pixels."""
+    """Draw (count, 1, size, size) fields: mean 0, variance 1, smooth over size / coarse pixels."""
     knots = torch.from_numpy(rng.standard_normal((count, 1, coarse, coarse), np.float32))
     fields = functional.interpolate(knots, (size, size), mode=mode, align_corners=True)
     fields = fields - fields.mean((1, 2, 3), keepdim=True)
@@ -153,7 +153,7 @@ def _coloured(
     shape: tuple[int, ...],
     rng: np.random.Generator,
 ) -> NDArray[np.uint8]:
-    """Colour masks in [0, 1], which `draw` returns one group at a time.
+    """Colour masks in [0, 1]; `draw` returns them one group at a time.
 
     Grey images are light on dark or dark on light; colour images have a random colour on another.
     """
@@ -193,7 +193,7 @@ def _palettes(count: int, channels: int, rng: np.random.Generator) -> torch.Tens
 
 
 def _textured(count: int, channels: int, size: int, rng: np.random.Generator) -> torch.Tensor:
-    """Draw (count, C, S, S) mostly grey textures, with mean 0 and random strength."""
+    """Draw (count, C, S, S) mostly grey textures with mean 0 and random strength."""
     strength, grey = _uniform(count, 0, 0.25, rng), _uniform(count, 0.6, 1, rng)
     fields = _textures(count * (channels + 1), size, rng).view(count, channels + 1, size, size)
     return strength * (grey * fields[:, :1] + (1 - grey) * fields[:, 1:])
@@ -310,7 +310,7 @@ def _leaf_mask(count: int, size: int, rng: np.random.Generator) -> torch.Tensor:
 
 
 def _textures(count: int, size: int, rng: np.random.Generator) -> torch.Tensor:
-    """Draw (count, S, S) fields, mean 0, variance 1, with spectra f^-a, random a and direction."""
+    """Draw (count, S, S) fields: mean 0, variance 1, spectra f^-a with random a and direction."""
     rows, columns = torch.fft.fftfreq(size)[:, None], torch.fft.rfftfreq(size)
     angle = _uniform(count, 0, math.pi, rng)[:, 0]
     stretch = _uniform(count, 0, 1.2, rng)[:, 0].exp()

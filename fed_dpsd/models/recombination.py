@@ -1,4 +1,4 @@
-"""Images made from answered ones: free post-processing, since images and labels are released."""
+"""Images made from answered images, at no cost: images and labels are already released."""
 
 import numpy as np
 import torch
@@ -19,12 +19,12 @@ def recombine(
     count: int,
     rng: np.random.Generator,
 ) -> NDArray[np.uint8]:
-    """Draw answered images, rotated, scaled and shifted; into half of them, paste a second one.
+    """Draw rotated, scaled and shifted answered images; paste a second one into half of them.
 
     Teachers assign some classes to few procedural images. An image is drawn with a probability
     proportional to 1 / (1 + the number of images with a label of the same class), so that rare
-    classes are queried more. The second image is drawn in the same way, but not moved; it shows
-    through a random area.
+    classes are queried more often. The second image is drawn in the same way, but not moved; it
+    appears in a random area.
 
     Args:
         answered: (Q, C, S, S) images that were answered.

@@ -1,9 +1,9 @@
 """ResNet-9 for small images: eight convolutions, two residual blocks and a linear classifier.
 
-The network of DAWNBench's fastest entries on CIFAR10 (github.com/davidcpage/cifar10-fast), without
-its constant factor on the logits. It computes in bfloat16 if the device supports it: on a
-processor, this takes about 0.6 times as long. The form with GroupNorm computes in float32 and keeps
-no statistics of the data, so DP-SGD can train it.
+This is the network of DAWNBench's fastest entries on CIFAR10 (github.com/davidcpage/cifar10-fast),
+without its constant factor on the logits. It computes in bfloat16 if the device supports it; on a
+CPU, this takes about 0.6 times as long. The form with GroupNorm computes in float32 and keeps no
+statistics of the data, so DP-SGD can train it.
 """
 
 import torch
@@ -18,7 +18,7 @@ class ResNet9(nn.Sequential):
     Args:
         channels: number of channels of the images.
         width: number of channels of the first layer, >= 1.
-        group_norm: use GroupNorm instead of BatchNorm.
+        group_norm: whether to use GroupNorm instead of BatchNorm.
     """
 
     def __init__(self, channels: int, width: int, group_norm: bool = False) -> None:
@@ -45,7 +45,7 @@ class ResNet9(nn.Sequential):
         )
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Return the features, float32."""
+        """Return the float32 features."""
         if self.group_norm or not has_bfloat16(images.device):
             return super().forward(images)
         with torch.autocast(images.device.type, torch.bfloat16):
@@ -53,15 +53,15 @@ class ResNet9(nn.Sequential):
 
 
 class Residual(nn.Sequential):
-    """Layers whose input is added to their output."""
+    """Layers with a residual connection: the input is added to the output."""
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return (B, C, H, W) values plus the layers' output for them."""
+        """Return (B, C, H, W) values plus the layers' output."""
         return values + super().forward(values)
 
 
 def has_bfloat16(device: torch.device) -> bool:
-    """Return whether the device computes in bfloat16 without emulation."""
+    """Return whether the device supports bfloat16 without emulation."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     supported = getattr(torch.cpu, "_is_avx512_bf16_supported", None)  # no public function exists

@@ -1,4 +1,4 @@
-"""Scattering features: averaged energies of edges and bars, by orientation and scale.
+"""Scattering features: mean energies of edges and bars, by orientation and scale.
 
 Tramer and Boneh use two orders and no whitening: "Differentially Private Learning Needs Better
 Features (or Much More Data)", arXiv 2011.11660.
@@ -52,7 +52,7 @@ class Scattering(FixedFeatures):
 
     @staticmethod
     def examples(shape: tuple[int, ...]) -> NDArray[np.uint8]:
-        """Draw 4,000 images, half areas, half lines."""
+        """Draw 4,000 images: half areas and half lines."""
         return np.concatenate(
             [
                 draw(EXAMPLES // 2, shape, Streams(0).numpy(f"scattering {draw.__name__}"))
@@ -69,7 +69,7 @@ def _filter(planes: torch.Tensor, kernels: torch.Tensor, stride: int) -> torch.T
 
 @functools.cache
 def wavelets(scale: int) -> torch.Tensor:
-    """Return Morlet wavelets of eight orientations, (16, 1, k, k): real, then imaginary parts."""
+    """Return (16, 1, k, k) Morlet wavelets of eight orientations: real parts, then imaginary."""
     deviation, frequency, slant = 0.8 * 2**scale, 0.75 * math.pi / 2**scale, 4 / ORIENTATIONS
     reach = (3, 5)[scale]
     steps = torch.arange(-reach, reach + 1, dtype=torch.float64)
@@ -87,7 +87,7 @@ def wavelets(scale: int) -> torch.Tensor:
 
 @functools.cache
 def low_pass() -> torch.Tensor:
-    """Return the Gaussian of the coarsest scale, (1, 1, k, k), with sum 1."""
+    """Return the (1, 1, k, k) Gaussian of the coarsest scale, with sum 1."""
     steps = torch.arange(-6, 7, dtype=torch.float64)
     bell = torch.exp(-(steps**2) / (2 * (0.8 * 2 ** (SCALES - 1)) ** 2))
     return (bell[:, None] * bell / bell.sum() ** 2)[None, None]

@@ -1,9 +1,9 @@
 """The papers' teachers: torchvision's networks, for images of any size and one or three channels.
 
-Each is torchvision's network, with BatchNorm, so models trained elsewhere can be loaded: see
-`own_names` and `Adapted.normalise`. Images that are too small for a network are enlarged. Dropout
-is off, since its draws would not follow a run's seeds. For DP-SGD each has a form with GroupNorm,
-whose name ends with _gn.
+Each is torchvision's network with BatchNorm, so models trained elsewhere can be loaded (see
+`own_names` and `Adapted.normalise`). Images that are too small for a network are enlarged. Dropout
+is off, because its draws would not follow a run's seeds. For DP-SGD, each network has a form with
+GroupNorm and a name that ends with _gn.
 """
 
 import json
@@ -36,7 +36,7 @@ PATCHES = 16, 8, 4, 2  # sides of ViT's patches, at least 7 along an image's sid
 
 
 class Adapted(nn.Module):
-    """A network whose images are normalised, and enlarged to `least` pixels a side.
+    """A network that normalises its images and enlarges them to `least` pixels per side.
 
     The `mean` and `std` of pixels in [0, 1] are part of its state, so they are saved with it.
 
@@ -62,10 +62,10 @@ class Adapted(nn.Module):
         self.std.fill_(0.5)
 
     def normalise(self, facts: Mapping[str, str]) -> None:
-        """Set the normalisation of pixels in [0, 1] from a file's "mean" and "std", JSON lists.
+        """Set the normalisation of pixels in [0, 1] from a file's JSON lists "mean" and "std".
 
         Raises:
-            ValueError: one is missing, or is not a list with a number for each channel.
+            ValueError: a list is missing, or is not a list with a number for each channel.
         """
         channels = len(self.mean)
         for name in ("mean", "std"):
@@ -97,7 +97,7 @@ def backbone(name: str, shape: tuple[int, ...]) -> tuple[nn.Module, int]:
     """Build a network without its last layer; return it and the number of its features.
 
     Args:
-        name: one of `NETWORKS`, or of the forms in `GROUP_FORMS`.
+        name: a network in `NETWORKS` or a form in `GROUP_FORMS`.
         shape: (C, S, S) of the images.
     """
     kind = {form: network for network, form in GROUP_FORMS.items()}.get(name, name)
@@ -124,10 +124,10 @@ def backbone(name: str, shape: tuple[int, ...]) -> tuple[nn.Module, int]:
 def own_names(architecture: str, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Rename weights from torchvision's names to ours; return others unchanged.
 
-    A torchvision state dict does not say how pixels were normalised: see `Adapted.normalise`.
+    A torchvision state dict does not record how pixels were normalised (see `Adapted.normalise`).
 
     Args:
-        architecture: a name of `NETWORKS`, or any other, whose weights are returned unchanged.
+        architecture: a name in `NETWORKS`; for any other name, weights are returned unchanged.
         weights: tensors by name, such as the `state_dict` of torchvision's own network.
     """
     if architecture not in NETWORKS or any(name.startswith("backbone.") for name in weights):
@@ -162,7 +162,7 @@ def _vit(size: int) -> nn.Module:
 class Copy(nn.Module):
     """A layer that copies its input, so that torchvision may modify it in place.
 
-    Opacus keeps the outputs of layers with weights for its gradients.
+    For its gradients, Opacus keeps the outputs of layers that have weights.
     """
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
@@ -171,7 +171,7 @@ class Copy(nn.Module):
 
 
 def _norm_groups(network: nn.Module) -> None:
-    """Replace each BatchNorm by GroupNorm with a single group, followed by a copy of its output."""
+    """Replace each BatchNorm with a single-group GroupNorm, followed by a copy of its output."""
     for path, layer in list(network.named_modules()):
         if isinstance(layer, nn.BatchNorm2d):
             normed = nn.Sequential(nn.GroupNorm(1, layer.num_features), Copy())

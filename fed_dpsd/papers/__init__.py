@@ -1,1 +1,1 @@
-"""The papers' algorithms as printed, and code only they use; the core never imports this room."""
+"""The papers' algorithms as printed, with code that only they use; the core never imports it."""

@@ -1,4 +1,4 @@
-"""ALIBI: one-hot labels with Laplace noise, and Bayesian inference of the label from them.
+"""ALIBI: one-hot labels with Laplace noise, and Bayesian inference of the labels.
 
 Malek, Mironov, Prasad, Shilov, Tramèr: "Antipodes of Label Differential Privacy: PATE and ALIBI",
 arXiv 2106.03408.
@@ -20,10 +20,10 @@ from fed_dpsd.privacy.votes import NoisyVotes
 
 @dataclass(frozen=True)
 class ALIBI(LabelPrivate):
-    """Training on posteriors of noisy labels, with the network itself as prior.
+    """Training on posteriors of noisy labels, with the network itself as the prior.
 
-    Guarantee: a label's one-hot vector gets Laplace noise of scale 2 / epsilon once. A different
-    label changes two of its entries by 1 each, an L1 distance of 2. The rest of the training is
+    Guarantee: Laplace noise of scale 2 / epsilon is added once to a label's one-hot vector. A
+    different label changes two entries by 1 each, an L1 distance of 2. The rest of the training is
     post-processing of the noisy vector. So a label is epsilon-private at delta 0 (docs/privacy.md,
     Theorem 19).
 
@@ -46,13 +46,13 @@ class ALIBI(LabelPrivate):
 
     @property
     def votes(self) -> NoisyVotes:
-        """Return the mechanism of one label: a single vote with noise on each class."""
+        """Return the mechanism for one label: a single vote with noise on each class."""
         return NoisyVotes(self.num_classes, 2 / self.epsilon, "laplace")
 
     def train(self, learner: Learner, labels: NDArray[np.int64], rng: Rng) -> None:
-        """Draw each label's noisy vector once, and fit the learner to the labels' posteriors.
+        """Draw each label's noisy vector once, and fit the learner to the posteriors of the labels.
 
-        Records are fitted in random order, since a folder's records are sorted by class.
+        Records are fitted in random order, because records in folders are sorted by class.
         """
         order = np.argsort(rng.random(len(labels)), kind="stable")
         one_hot = np.eye(self.num_classes)[labels]

@@ -1,11 +1,12 @@
-"""Co-Boosting: one-shot federated learning whose images and ensemble improve each other.
+"""Co-Boosting: one-shot federated learning in which images and ensemble improve each other.
 
 Dai, Zhang, Li, Liu, Yang, Han: "Enhancing One-Shot Federated Learning Through Data and Ensemble
 Co-Boosting", ICLR 2024, arXiv 2402.15070. Where the paper is silent, this follows its code base
 rong-dai/Co-Boosting.
 
 The server holds teachers f_1, ..., f_n. Their ensemble has weights w >= 0 with sum 1 and the logits
-A_w(x) = sum_k w_k f_k(x); p_w is its softmax. All weights start equal. A round has four steps:
+A_w(x) = sum_k w_k f_k(x); p_w is its softmax. All weights are equal at the start. A round has four
+steps:
 
 1. Images. A new generator and its latent vectors make a batch x for random target classes y. They
    minimise the cross-entropy of *hard samples*, which the ensemble is unsure about, and reward
@@ -21,15 +22,15 @@ A_w(x) = sum_k w_k f_k(x); p_w is its softmax. All weights start equal. A round 
 4. Student. It learns from A_w on the diversified images, at temperature T on both sides.
 
 Differences from the code base:
-- The new batch moves the weights in its own round. In the code base it does so one round later, so
+- A new batch moves the weights in its own round. In the code base, it does so one round later, so
   the first round moves no weights.
 - The weights are divided by their sum after each step. The code base keeps them in [0, 1] and
   divides only where it mixes logits, so its steps shrink as the sum grows.
-- Diversified images stay in [0, 1], and epsilon is in grey levels of 255; the code base adds 8/255
-  to normalised pixels.
+- Diversified images stay in [0, 1], and epsilon is in units of 1/255; the code base adds 8/255 to
+  normalised pixels.
 - The buffer is in memory and holds the images of one run. They are neither shifted nor mirrored by
   default; the code base applies the training transforms of the data set.
-- Each round's SGD starts without momentum. Its learning rate is constant (in the code base it
+- Each round's SGD starts without momentum. The learning rate is constant (in the code base, it
   follows a cosine), and there is no weight decay or gradient clipping.
 - A client with several teachers has a weight for each.
 - There is no loss on BatchNorm statistics; its weight in the code base is 0.
@@ -70,7 +71,7 @@ class WeightedEnsemble(Ensemble):
     """The weighted mean of many teachers' logits.
 
     Attributes:
-        weights: (n,) float32, >= 0 with sum 1; equal at first.
+        weights: (n,) float32, >= 0 with sum 1; equal at the start.
     """
 
     weights: torch.Tensor
@@ -89,7 +90,7 @@ class CoBoosting(WhiteBox):
     """Co-Boosting; conf/method/co_boosting.yaml explains the fields.
 
     The optimisers restart in each round, so a run can be resumed from the student, the ensemble's
-    weights and the buffer, whose labels are the (B, K) one-hot target classes.
+    weights and the buffer. The buffer's labels are the (B, K) one-hot target classes.
     """
 
     follows_gradients: ClassVar[bool] = True
@@ -242,7 +243,7 @@ class CoBoosting(WhiteBox):
 def hard_sample_weights(
     logits: torch.Tensor, targets: torch.Tensor, hardness: float
 ) -> torch.Tensor:
-    """Return (B,) weights in [0, 1], constant in any gradient: (1 - p)^hardness.
+    """Return the (B,) weights (1 - p)^hardness in [0, 1], which are constant in any gradient.
 
     p is the probability of the target class, from (B, K) logits and (B,) classes.
     """
@@ -260,11 +261,11 @@ def moved_weights(
 ) -> torch.Tensor:
     """Return (n,) weights after a step against the sign of the cross-entropy's gradient.
 
-    The loss depends only on the ratios of the weights. So a step never increases all weights alike,
-    which the division by the sum would undo.
+    The loss depends only on the ratios of the weights. So a step never increases all weights
+    equally, which the division by the sum would undo.
 
     Args:
-        weights: (n,), >= 0 with sum 1, as are the returned weights.
+        weights: (n,), >= 0 with sum 1, like the returned weights.
         logits: (n, B, K) logits of the n teachers.
         targets: (B,) classes.
         step: distance that each weight moves before the division by the sum, >= 0.

@@ -27,12 +27,12 @@ class CentralDataLens(WholeEnsemble):
 class DataLens(TaughtByGradients):
     """Teachers vote for the signs of the k largest numbers of each image's gradient (Alg. 1 to 3).
 
-    Guarantee: a teacher's votes on B images are in {-1, 0, 1}, at most k B of them are not 0, so
-    replacing the teacher moves their sum by at most 2 sqrt(k B); see `TaughtGenerative`.
+    Guarantee: a teacher's votes on B images are in {-1, 0, 1}, and at most k B of them are not 0,
+    so replacing the teacher moves their sum by at most 2 sqrt(k B); see `TaughtGenerative`.
 
     Args:
-        k: votes of a teacher on an image, >= 1; at most all its numbers.
-        threshold: beta, part of the teachers that must agree, in [0, 1).
+        k: number of a teacher's votes on an image, >= 1, at most the number of its values.
+        threshold: beta, fraction of the teachers that must agree, in [0, 1).
 
     Raises:
         ValueError: a parameter is out of its range.

@@ -3,20 +3,20 @@
 Ge, Liu, Wang, Li, Zeng: "Learning Privacy-Preserving Student Networks via Discriminative-Generative
 Distillation", IEEE Transactions on Image Processing 32 (2023).
 
-A client trains a baseline, one classifier of all its records, and an ensemble of teachers on
+A client trains a baseline (one classifier of all its records) and an ensemble of teachers on
 disjoint shards. The server trains a generator against the baseline, and a variational autoencoder
 on the generator's images. It sends a few of these images to the ensemble. The student learns from
-the resulting labels, and from the autoencoder's versions of all other images. With
-`answers=noisy_max` the labels are the paper's.
+the resulting labels and from the autoencoder's versions of all other images. With
+`answers=noisy_max`, the labels are as in the paper.
 
 The guarantee has two parts that add up: the baseline's training and the votes. The paper counts
-only the votes. Without noise in the baseline's training (`training@method.baseline=plain`) nothing
-is proven. With `generator_steps=0` no baseline is needed: none is trained or released, and only the
-votes count.
+only the votes. Without noise in the baseline's training (`training@method.baseline=plain`), nothing
+is proven. With `generator_steps=0`, no baseline is needed: none is trained or released, and only
+the votes count.
 
-Several clients are the paper's distributed deployment (Sec. III-E): what they release is summed, so
-with `answers=votes` all their teachers vote together, and each client has a baseline of its own.
-Each client's guarantee is that of its own releases.
+Several clients correspond to the paper's distributed deployment (Sec. III-E). Their releases are
+summed, so with `answers=votes`, all their teachers vote together. Each client has its own baseline
+and the guarantee of its own releases.
 """
 
 from collections.abc import Iterator, Sequence
@@ -108,8 +108,8 @@ class DGD(Method):
         problems += mixing_networks(config, self.baseline)
         if config.teacher.path is not None:
             problems.append(
-                f"teacher.path={config.teacher.path}: the baseline of method={self.name} is "
-                "trained here, by its own training; use teacher.path=null"
+                f"teacher.path={config.teacher.path}: method={self.name} trains its baseline "
+                "itself, with its own training; use teacher.path=null"
             )
         if isinstance(self.baseline, TrainingMechanism) and self.baseline.unit != "record":
             problems.append(
@@ -124,7 +124,7 @@ class DGD(Method):
         return problems
 
     def plan(self, context: PublicContext) -> Plan:
-        """Return one client's stages: its baseline, once, if needed; an answer per query."""
+        """Return one client's stages: one baseline, if needed, and an answer per query."""
         before = (Stage(BaselineWeights(self.baseline), 1, 1),) if self.generator_steps else ()
         plan = super().plan(context)
         return replace(plan, stages=(*before, *plan.stages))
@@ -143,7 +143,7 @@ class DGD(Method):
     def server(
         self, federation: Federation, context: PublicContext, streams: Streams, resume: State | None
     ) -> Iterator[Round]:
-        """Run the two streams; a round sends the next synthetic images."""
+        """Run the two streams; each round sends the next synthetic images."""
         generator = context.make_generator(self.latent_size, streams.torch("generator"))
         vae = self.make_vae(context, streams)
         student = context.make_student(streams.torch("student"))
@@ -185,7 +185,7 @@ class DGD(Method):
         context: PublicContext,
         streams: Streams,
     ) -> None:
-        """Train the generator on the mean of Eq. 2 over its fixed discriminators, the baselines.
+        """Train the generator on Eq. 2, averaged over its fixed discriminators, the baselines.
 
         These are the five steps of Sec. III-B.
         """
@@ -265,7 +265,7 @@ class DGD(Method):
         streams: Streams,
         number: int,
     ) -> float:
-        """Train with labelled and unlabelled images (Eq. 1); return the last loss."""
+        """Train on labelled and unlabelled images (Eq. 1); return the last loss."""
         whole = ReplayBuffer.joined(buffer)
         labelled, labels = whole.images, torch.from_numpy(whole.labels)
         rng = streams.torch("replay", query_id=number)
@@ -296,8 +296,8 @@ class DGD(Method):
         """Return Eq. 6: changes of features along tangents and normals, and entropies.
 
         Standard normal codes lie near a sphere. A tangent is orthogonal to a code, and the normal
-        is the direction of the code (Eq. 4). The paper prints the negative entropy, whose minimum
-        is an undecided student; its text requires a decided one.
+        is the direction of the code (Eq. 4). The paper prints the negative entropy, which is
+        smallest for an undecided student, but its text requires a decided one.
         """
         with torch.no_grad():
             codes = self.noisy_codes(vae.encode(images, rng), rng)
@@ -314,13 +314,13 @@ class DGD(Method):
         return moved - losses.sample_entropy_loss(student.classifier(features)) / len(probabilities)
 
     def noisy_codes(self, codes: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
-        """Return codes with the Laplace noise of epsilon_1, scaled back to their sphere.
+        """Return codes with the Laplace noise for epsilon_1, scaled back to their sphere.
 
         Without epsilon_1, return them unchanged.
 
         Codes are divided by their largest entry, so any two codes are at most 2c apart in L1.
         Noise of scale 2c / epsilon_1 hides which synthetic image a code belongs to (Theorem 1). It
-        protects no record: all synthetic images are public.
+        protects no record, because all synthetic images are public.
         """
         if self.epsilon_1 is None:
             return codes
@@ -332,7 +332,7 @@ class DGD(Method):
 
 
 def to_zero(optimiser: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.LRScheduler:
-    """Let the learning rate fall linearly, to 0 after `steps` steps."""
+    """Decrease the learning rate linearly, to 0 after `steps` steps."""
     return torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.0, steps)
 
 

@@ -3,13 +3,13 @@
 Liu, Lu, Wang, Zhang, Zeng, Qian, Ge: "Privacy-Preserving Student Learning with Differentially
 Private Data-Free Distillation", arXiv 2409.12384, Algorithm 1.
 
-The teacher is the fixed discriminator of the generator, so its weights leave the client. Then
-nothing is proven for the images, or for anything trained on them, however the labels are
-randomised. With `discriminator="student"` the same stages depend on private data only through the
-responses, and their epsilon is finite.
+The teacher is the generator's fixed discriminator, so its weights leave the client. Nothing is then
+proven for the images, or for anything trained on them, regardless of how labels are randomised.
+With `discriminator="student"`, the same stages depend on private data only through the responses,
+and their epsilon is finite.
 
-Only the paper's description of the algorithm was available, not the algorithm box. So comments
-number the steps of the description, and docs/paper_map.md lists what it leaves open.
+Only the paper's description of the algorithm was available, not the algorithm box. Comments
+therefore number the steps of the description, and docs/paper_map.md lists what it leaves open.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -42,7 +42,7 @@ from fed_dpsd.streams import Streams
 class DPDataFreeDistillation(Discriminating):
     """DP-DFD, Algorithm 1, one stage per round; conf/method/dp_dfd.yaml explains the fields.
 
-    Every optimiser restarts in each stage, so a run can be resumed from the weights and the buffer.
+    All optimisers restart in each stage, so a run can be resumed from the weights and the buffer.
     """
 
     latent_size: int
@@ -64,8 +64,8 @@ class DPDataFreeDistillation(Discriminating):
         require_positive(self, "contrast", "generator_learning_rate", "student_learning_rate")
         if self.discriminator == "teacher" and not self.pretraining_steps + self.generator_steps:
             raise ValueError(
-                "discriminator='teacher' sends the teacher's weights but does not use them with "
-                "pretraining_steps=0 and generator_steps=0; give one of them >= 1"
+                "discriminator='teacher' sends the teacher's weights but does not use them if "
+                "pretraining_steps=0 and generator_steps=0; set one of them >= 1"
             )
 
     def server(
@@ -159,7 +159,7 @@ class DPDataFreeDistillation(Discriminating):
         streams: Streams,
         number: int,
     ) -> float:
-        """Train on batches of all pairs so far, with Adam; return the last loss.
+        """Train with Adam on batches of all pairs so far; return the last loss.
 
         The learning rate decays linearly to nearly 0 in the last stage.
         """

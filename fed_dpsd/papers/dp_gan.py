@@ -1,4 +1,4 @@
-"""DP-GAN: a Wasserstein GAN whose critic learns by DP-SGD.
+"""DP-GAN: a Wasserstein GAN with a critic trained by DP-SGD.
 
 Xie, Lin, Wang, Wang, Zhou: "Differentially Private Generative Adversarial Network", arXiv
 1802.06739, Algorithm 1.
@@ -33,20 +33,20 @@ class CentralDPGAN(WholeEnsemble):
 
 @dataclass(frozen=True)
 class DPGAN(Generative):
-    """A critic's steps of DP-SGD, between steps of a generator that sees the critic alone.
+    """DP-SGD steps of a critic, alternating with steps of a generator that sees only the critic.
 
-    The critic has a score for each class, so the game is conditional. A record's gradient is that
-    of the mean score of a batch of generated images, of uniform classes, minus that of the record's
-    score; the paper pairs each record with one generated image. Weights are clipped after each
-    step (WGAN).
+    The critic has a score for each class, so the game is conditional. A record's gradient is the
+    gradient of the mean score of a batch of generated images with uniform classes, minus the
+    gradient of the record's score; the paper pairs each record with one generated image. Weights
+    are clipped after each step (WGAN).
 
     Guarantee: the critic's training has the event of DP-SGD with `generator_steps` *
-    `critic_steps` steps: generated images are post-processing of earlier steps and of public
-    draws, so a record's clipped gradient depends on this record alone and the critic's released
-    weights. The generator and the teacher are post-processing.
+    `critic_steps` steps: generated images are post-processing of earlier steps and of public draws,
+    so a record's clipped gradient depends only on this record and the critic's released weights.
+    The generator and the teacher are post-processing.
 
     Args:
-        critic_steps: the critic's steps before each step of the generator, >= 1.
+        critic_steps: steps of the critic before each step of the generator, >= 1.
         sample_rate: q, expected fraction of the records in a critic's step, in (0, 1].
         max_grad_norm: bound of a record's gradient, > 0.
         critic_width: channels of the critic's first convolution, >= 1.

@@ -37,12 +37,12 @@ class CentralDPMERF(WholeEnsemble):
 
 @dataclass(frozen=True)
 class DPMERF(Generative):
-    """One release of a sum over records, which the generator's images then match.
+    """One release of a sum over records, which the generator's images are then trained to match.
 
     A record's part is the outer product of its one-hot label with its D random Fourier features
-    (Sec. 3, Eq. 5) and one constant, whose sums are the class counts. The paper divides the sum by
-    a public number of records and draws labels uniformly; here both follow from the noisy counts,
-    so the number of records stays private and classes may be of unequal sizes.
+    (Sec. 3, Eq. 5) and one constant; the constants sum to the class counts. The paper divides the
+    sum by a public number of records and draws labels uniformly. Here, both follow from the noisy
+    counts, so the number of records stays private and classes may differ in size.
 
     Guarantee: a record's part has L2 norm at most 1 and depends on this record alone, to the last
     bit: angles are whole numbers, and cosines come from a table. N(0, noise_multiplier^2) is added
@@ -51,8 +51,8 @@ class DPMERF(Generative):
 
     Args:
         features: D, number of random features, even and >= 2.
-        length_scale: of the Gaussian kernel, for pixels in [0, 1], > 0.
-        count_fraction: part of a record's squared norm that counts classes, in (0, 1).
+        length_scale: length scale of the Gaussian kernel, for pixels in [0, 1], > 0.
+        count_fraction: fraction of a record's squared norm that counts classes, in (0, 1).
 
     Raises:
         ValueError: a parameter is out of its range.
@@ -78,8 +78,9 @@ class DPMERF(Generative):
         problems = super().check(config, method, partition)
         if self.noise_multiplier > MOST_NOISE:
             problems.append(
-                f"training.noise_multiplier={self.noise_multiplier:g}: training=dp_merf rounds "
-                f"coarser than proven beyond {MOST_NOISE:g}; use at most that, or a larger epsilon"
+                f"training.noise_multiplier={self.noise_multiplier:g}: beyond "
+                f"{MOST_NOISE:g}, training=dp_merf rounds more coarsely than the proof allows; use "
+                "at most that, or a larger epsilon"
             )
         return problems
 
@@ -92,7 +93,7 @@ class DPMERF(Generative):
         )
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
-        """Return one Gaussian mechanism, whose noise counts up to `MOST_NOISE`."""
+        """Return one Gaussian mechanism, with noise counted up to `MOST_NOISE`."""
         if unit != "record":
             return NonPrivateDpEvent()
         moved = 2 if relation == "replace_one" else 1
@@ -164,6 +165,6 @@ class DPMERF(Generative):
 
 
 def fourier(images: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
-    """Map (B, C, H, W) images to (B, D) random Fourier features, of norm 1 but for rounding."""
+    """Map (B, C, H, W) images to (B, D) random Fourier features with norm 1, up to rounding."""
     angles = images.flatten(1) @ (frequencies * (2 * math.pi * 255 / TURN)).to(images)
     return torch.cat([angles.cos(), angles.sin()], 1) / math.sqrt(frequencies.shape[1])

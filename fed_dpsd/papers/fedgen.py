@@ -1,11 +1,12 @@
-"""FedGen: FedAVG whose clients also learn from a generator of features.
+"""FedGen: FedAVG with clients that also learn from a generator of features.
 
 Zhu, Hong, Zhou: "Data-Free Knowledge Distillation for Heterogeneous Federated Learning", ICML 2021,
 arXiv 2105.10056, Algorithm 1, with all clients in each round. As in FedAVG here, the first round's
-models are the teachers themselves, which know no generator.
+models are the teachers themselves, trained without a generator.
 
-The generator's loss weights a client's classifier by its part of a class's records and rewards
-diverse features, as the code base zhuangdizhu/FedGen does; Equation 4 averages the clients' logits.
+As in the code base zhuangdizhu/FedGen, the generator's loss weights a client's classifier by the
+client's fraction of a class's records and rewards diverse features; Equation 4 averages the
+clients' logits.
 """
 
 import functools
@@ -38,7 +39,7 @@ from fed_dpsd.streams import Streams
 
 
 class FeatureGenerator(nn.Module):
-    """A generator of features of given classes, with one hidden layer.
+    """A generator of features for given classes, with one hidden layer.
 
     Args:
         num_classes: K.
@@ -70,9 +71,9 @@ class FeatureGenerator(nn.Module):
 class FedGen(FedAVG):
     """FedGen, Algorithm 1; conf/method/fedgen.yaml explains the fields.
 
-    The generator learns from released weights and class counts alone, and the clients' additional
-    loss (Equation 5) depends on the message and their weights alone. So everything that leaves a
-    client is what FedAVG releases: with DP-SGD its gradient is added after the noise, and class
+    The generator learns only from released weights and class counts, and the clients' additional
+    loss (Equation 5) depends only on the message and their weights. So a client releases exactly
+    what it releases in FedAVG: with DP-SGD, the loss's gradient is added after the noise, and class
     counts are noisy and charged, or not released.
 
     Args:
@@ -104,7 +105,7 @@ class FedGen(FedAVG):
     # --- client ------------------------------------------------------------------------------
 
     def client(self, request: Request, site: Site) -> Response | Refusal:
-        """Release the weights after local training with the generator, or what FedAVG does."""
+        """Release the weights after local training with the generator, or what FedAVG releases."""
         if request.kind == "train" and self.generator_weight:
             loss = functools.partial(self.generated_loss, request)
             return site.release(Weights(), site.retrain(request, self.local_epochs, loss), request)
@@ -121,7 +122,7 @@ class FedGen(FedAVG):
             numbers: the generator's weights, then the (K,) frequencies of the classes.
 
         Raises:
-            ValueError: the numbers do not fit.
+            ValueError: the numbers do not fit the generator and the classes.
         """
         generator = self.generator(head, torch.Generator())
         weights, frequencies = np.split(numbers, [max(len(numbers) - head.out_features, 0)])
@@ -145,7 +146,7 @@ class FedGen(FedAVG):
     def server(
         self, federation: Federation, context: PublicContext, streams: Streams, resume: State | None
     ) -> Iterator[Round]:
-        """Average the weights as FedAVG, train the generator on them, and send both."""
+        """Average the weights as in FedAVG, train the generator on them, and send both."""
         if not self.generator_weight:
             yield from super().server(federation, context, streams, resume)
             return
@@ -238,7 +239,7 @@ class FedGen(FedAVG):
 def class_frequencies(
     counts: Mapping[int, NDArray[np.floating]], num_classes: int
 ) -> NDArray[np.float32]:
-    """Return the (K,) frequencies of the classes at all clients; equal ones if unknown."""
+    """Return the (K,) frequencies of the classes at all clients; they are equal if unknown."""
     total = sum(counts.values(), np.zeros(num_classes))
     known = total if total.any() else np.ones(num_classes)
     return (known / known.sum()).astype(np.float32)
@@ -247,11 +248,11 @@ def class_frequencies(
 def class_shares(
     teachers: Mapping[int, int], counts: Mapping[int, NDArray[np.floating]], num_classes: int
 ) -> NDArray[np.float64]:
-    """Return the (n, K) weight of each teacher for each class, which add up to 1 for each class.
+    """Return the (n, K) weights of each teacher for each class, which sum to 1 for each class.
 
     Args:
         teachers: the number of teachers of each client that answered.
-        counts: class counts by client; a client whose counts are unknown has one of each class.
+        counts: class counts by client; a client with unknown counts has one of each class.
         num_classes: K.
     """
     known = {client: counts.get(client, np.ones(num_classes)) for client in teachers}
@@ -260,9 +261,9 @@ def class_shares(
 
 
 def similarity(latents: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
-    """Return how similar the (B, F) features of different (B, Z) latent vectors are, in (0, 1].
+    """Return the similarity in (0, 1] of (B, F) features for different (B, Z) latent vectors.
 
-    It is the diversity loss of the code base (mode seeking: Mao et al., arXiv 1903.05628).
+    This is the code base's diversity loss (mode seeking: Mao et al., arXiv 1903.05628).
     """
     between_latents = torch.cdist(latents, latents).square() / latents.shape[1]
     between_features = torch.cdist(features, features, 1) / features.shape[1]

@@ -29,16 +29,16 @@ class CentralGPATE(WholeEnsemble):
 class GPATE(TaughtByGradients):
     """Teachers vote for the bins of their projected gradients (Alg. 1 and 2).
 
-    A test for confident votes and the votes' maximum are both functions of one noisy histogram,
-    where the paper draws noise for each. A gradient has norm 1, where the paper clips it.
+    The test for confident votes and the votes' maximum are both functions of one noisy histogram;
+    the paper draws noise for each. Gradients are scaled to norm 1; the paper clips them.
 
     Guarantee: replacing a teacher moves one vote of each histogram, by sqrt(2), and the histograms
     of B images with d projections each by at most sqrt(2 B d); see `TaughtGenerative`.
 
     Args:
-        projections: d, random directions for each step, >= 1.
-        bins: of a histogram, >= 2.
-        threshold: part of the teachers that must agree, in [0, 1).
+        projections: d, number of random directions in each step, >= 1.
+        bins: number of bins of a histogram, >= 2.
+        threshold: fraction of the teachers that must agree, in [0, 1).
 
     Raises:
         ValueError: a parameter is out of its range.

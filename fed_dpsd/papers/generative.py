@@ -1,4 +1,4 @@
-"""Baselines whose teacher learns only from the images of a private generator."""
+"""Baselines with teachers that learn only from the images of a private generator."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ class Conditional(nn.Module):
         num_classes: K.
         latent_size: length of a latent vector, without the class.
         width: number of channels before the last convolution.
-        pooling: images are as smooth as if enlarged from a 1 / pooling of their size.
+        pooling: images are as smooth as if enlarged from 1 / pooling of their size.
     """
 
     def __init__(
@@ -63,13 +63,14 @@ class Conditional(nn.Module):
 
 @dataclass(frozen=True)
 class Generative(TrainingMechanism, ABC):
-    """A training that releases a generator, and trains the teacher on its images alone.
+    """A training that releases a generator and trains the teacher only on its images.
 
-    Guarantee: the generator's, for a record; the teacher is post-processing. Nothing is proven for
-    a patient or a client, who may have any number of records. It runs in simulations only.
+    Guarantee: the generator's guarantee, for a record; the teacher is post-processing. Nothing is
+    proven for a patient or a client, who may have any number of records. This training runs only in
+    simulations.
 
     Args:
-        noise_multiplier: noise standard deviation over the bound of a record's part, > 0.
+        noise_multiplier: noise standard deviation divided by the bound of a record's part, > 0.
         generator_steps: number of the generator's steps, >= 1.
         classifier_steps: number of the teacher's steps, >= 1.
         batch_size: images in a step, >= 1.
@@ -126,7 +127,7 @@ class Generative(TrainingMechanism, ABC):
         return problems
 
     def warnings(self, config: Any) -> list[str]:
-        """Warn of data with too few records for the generator."""
+        """Warn about data with too few records for the generator."""
         if not self.needs_many or config.data.name != "digits":
             return []
         return [
@@ -185,7 +186,8 @@ class Generative(TrainingMechanism, ABC):
     ) -> torch.Tensor:
         """Train the generator on (N, C, H, W) private images in [0, 1], with (N,) labels.
 
-        All that depends on a record goes through noise drawn from `rng`; `draws` is public.
+        Everything that depends on a record passes through noise drawn from `rng`; `draws` is
+        public.
 
         Returns:
             The (K,) weights of the classes, for the teacher's images.
@@ -195,7 +197,7 @@ class Generative(TrainingMechanism, ABC):
 def descend_averaged(
     generator: Conditional, losses: Iterator[torch.Tensor], learning_rate: float, network: str
 ) -> None:
-    """Take a step of Adam for each loss; the generator then has its weights' moving average."""
+    """Take a step of Adam for each loss; then set the generator to its weights' moving average."""
     averaged = AveragedModel(generator, multi_avg_fn=get_ema_multi_avg_fn(DECAY))
 
     def followed() -> Iterator[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""GEP: DP-SGD that adds most noise outside the subspace of public images' gradients.
+"""GEP: DP-SGD that adds most of its noise outside the subspace of public images' gradients.
 
 Yu, Zhang, Chen, Liu: "Do not let privacy overbill utility: Gradient embedding perturbation for
 private learning", ICLR 2021, arXiv 2102.12677, Algorithm 1.
@@ -37,15 +37,16 @@ class CentralGEP(WholeEnsemble):
 
 @dataclass(frozen=True, repr=False)
 class GEP(SampledGaussian):
-    """Gradients in two parts, each with its own bound and noise: embedding and residual.
+    """Gradients in two parts with their own bounds and noise: embedding and residual.
 
     In each step, a record's gradient g has the embedding B g in the basis B of the public images'
     gradients, and the residual g - B^T B g.
 
-    Guarantee: that of `SampledGaussian`. A record's vector is the pair of its embedding, clipped to
-    L2 norm `max_grad_norm`, and its residual, clipped to `max_residual_norm`, both divided by their
-    bounds and by sqrt(2), so that its norm is at most 1 for any basis. The basis depends on public
-    images and on the weights, that is on earlier sums. A number that is not finite counts as zero.
+    Guarantee: the guarantee of `SampledGaussian`. A record's vector is the pair of its embedding,
+    clipped to L2 norm `max_grad_norm`, and its residual, clipped to `max_residual_norm`, both
+    divided by their bounds and by sqrt(2), so that its norm is at most 1 for any basis. The basis
+    depends on public images and on the weights, and so on earlier sums. A number that is not finite
+    counts as zero.
 
     Args:
         max_grad_norm: S_1, the bound of one record's, or one patient's, embedding, > 0.
@@ -76,8 +77,8 @@ class GEP(SampledGaussian):
         require(self, anchors=1, basis_size=1, power_iterations=1)
         if self.basis_size > self.anchors:
             raise ValueError(
-                f"basis_size={self.basis_size} must be at most anchors={self.anchors}: so many "
-                "gradients span the subspace"
+                f"basis_size={self.basis_size} must be at most anchors={self.anchors}, the number "
+                "of gradients that span the subspace"
             )
 
     def check(self, config: Any, method: Any, partition: Any) -> list[str]:
@@ -178,7 +179,7 @@ class GEP(SampledGaussian):
         classes: torch.Tensor,
         draws: torch.Generator,
     ) -> torch.Tensor:
-        """Return B^T, (P, k): about the k main directions of the public gradients, orthonormal."""
+        """Return the (P, k) B^T: about the k main directions of public gradients, orthonormal."""
         parts = []
         for part in torch.arange(len(images)).split(128):
             gradients = lattice.single_gradients(model, images[part], classes[part])[:-1]
@@ -191,7 +192,7 @@ class GEP(SampledGaussian):
 
 
 def embedded(gradients: list[torch.Tensor], basis: torch.Tensor) -> list[torch.Tensor]:
-    """Split gradients of records into their embeddings in a basis, and the rest.
+    """Split gradients of records into their embeddings in a basis and the residuals.
 
     Args:
         gradients: a (B, ...) array for each parameter.

@@ -1,6 +1,6 @@
 """Readings of the paper's gradient noise that prove nothing (arXiv 2601.19090, Eq. 3).
 
-They show what the printed accuracies would require: conf/experiment/data_sensitive_readings.yaml.
+They show what the printed accuracies would require (conf/experiment/data_sensitive_readings.yaml).
 """
 
 from dataclasses import dataclass
@@ -22,13 +22,13 @@ REASONS = {
 
 @dataclass(frozen=True, repr=False)
 class GradientReading(NormalizedGradient):
-    """Normalised gradients whose noise does not hide them: a reading of Eq. 3.
+    """Normalised gradients with noise that does not hide them: a reading of Eq. 3.
 
     Guarantee: none, for any unit and relation.
 
     Args:
         draws: "one_draw" adds the same draw of noise to all B images of a request. Neither paper
-            prints that: Eq. 3 has noise in each summand, and Eq. 4 of DPDFD (IJCAI 2023) has one
+            prints this: Eq. 3 has noise in each summand, and Eq. 4 of DPDFD (IJCAI 2023) has one
             draw for a batch's sum. "inside_mask" adds noise only to the coordinates that the
             teacher's mask keeps.
 
@@ -59,7 +59,7 @@ class GradientReading(NormalizedGradient):
         return REASONS[self.draws]
 
     def add_noise(self, value: Values, predictions: Values, rng: Rng) -> NDArray[np.float64]:
-        """Sum (n, B, K) `value` over n, and add noise as `draws` says."""
+        """Sum (n, B, K) `value` over n, and add noise according to `draws`."""
         exact = np.asarray(value.sum(0), np.float64)
         if self.draws == "inside_mask":
             noise = noisy_sum(np.zeros_like(value[:1]), self.scale, self.noise_law, rng)
@@ -72,5 +72,5 @@ class GradientReading(NormalizedGradient):
         return f"{self._gradients}, with a reading of the paper's noise that proves nothing"
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
-        """Return the non-private event, whose epsilon is infinite."""
+        """Return the non-private event, which has an infinite epsilon."""
         return NonPrivateDpEvent()

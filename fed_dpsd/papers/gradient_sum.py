@@ -18,11 +18,11 @@ class GradientSum(NormalizedGradient):
     """The sum of a request's normalised gradients plus one Gaussian draw, in its first row.
 
     Guarantee: a changed teacher changes all B gradients of a request together, so their sum moves
-    by 2 * bound * B, or by 2 * bound * sqrt(B) if the whole batch has norm below `bound`. That
-    is one Gaussian mechanism of noise multiplier noise_multiplier / (2 B), or
-    noise_multiplier / (2 sqrt(B)). It costs as much as B^2 mechanisms, or B, of noise multiplier
-    noise_multiplier / 2 (docs/privacy.md, Theorem 17). A request is charged as that many releases.
-    DPDFD's Theorem 3 counts B.
+    by 2 * bound * B, or by 2 * bound * sqrt(B) if the whole batch has norm below `bound`. This is
+    one Gaussian mechanism with noise multiplier noise_multiplier / (2 B), or noise_multiplier / (2
+    sqrt(B)). It costs as much as B^2, or B, mechanisms with noise multiplier noise_multiplier / 2
+    (docs/privacy.md, Theorem 17). A request is charged as that many releases. DPDFD's Theorem 3
+    counts B.
 
     The mean over the B rows is the noisy mean gradient of Eq. 4; the other rows are zero.
 
@@ -43,7 +43,7 @@ class GradientSum(NormalizedGradient):
 
     @property
     def most_numbers(self) -> int:
-        """Return the number of classes: a request has one noisy row."""
+        """Return the number of classes, since a request has one noisy row."""
         return self.num_classes
 
     def constrain_sensitivity(
@@ -84,7 +84,7 @@ class GradientSum(NormalizedGradient):
         if method and getattr(method, "mean_over", None) != "batch":
             problems.append(
                 "answers=gradient_sum releases one gradient for all images of a round; use "
-                "method=dpdfd, or another with method.mean_over=batch"
+                "method=dpdfd, or another method with method.mean_over=batch"
             )
         return problems
 

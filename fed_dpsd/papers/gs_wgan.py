@@ -1,4 +1,4 @@
-"""GS-WGAN: a Wasserstein GAN whose generator sees only noisy gradients of its images.
+"""GS-WGAN: a Wasserstein GAN with a generator that sees only noisy gradients of its images.
 
 Chen, Orekondy, Fritz: "GS-WGAN: A Gradient-Sanitized Approach for Learning Differentially Private
 Generators", NeurIPS 2020, arXiv 2006.08265, Algorithm 1.
@@ -46,30 +46,30 @@ class GSWGAN(Generative):
     N(0, noise_multiplier^2) on each number. Discriminators have a score for each class, and classes
     of generated images are uniform.
 
-    Guarantee: a record's shard is drawn independently of all else, so a change of the record
-    changes one discriminator, whichever way. Every image has its own discriminator, drawn uniformly
-    and kept secret, so a release is a mixture of Gaussians, in which the centre of weight 1/K
-    changes. Any two centres are at most 2 apart: the event is a `ReplacedInSampleDpEvent` at
-    noise_multiplier / 2, whose proof (docs/proofs.md, Theorem 6) uses only that the centre is at
-    most 2 away from all others and moves by at most 4. It holds for an added, removed or replaced
-    record. All `generator_steps` * `batch_size` releases compose, because besides the noise and
-    the shards, on which we condition, these draws are the only secret: which discriminators train,
-    when, and on which draws, is public. So each discriminator is a function of its shard and of
-    earlier releases alone.
+    Guarantee: a record's shard is drawn independently of everything else, so any change of the
+    record changes one discriminator. Every image has its own discriminator, drawn uniformly and
+    kept secret, so a release is a mixture of Gaussians, in which the centre with weight 1/K
+    changes. Any two centres are at most 2 apart, so the event is a `ReplacedInSampleDpEvent` at
+    noise_multiplier / 2. Its proof (docs/proofs.md, Theorem 6) uses only that the centre is at most
+    2 away from all others and moves by at most 4. It applies to an added, removed or replaced
+    record. All `generator_steps` * `batch_size` releases compose, because apart from the noise and
+    the shards, on which we condition, these draws are the only secret. It is public which
+    discriminators train, when, and on which draws. So each discriminator is a function of its shard
+    and of earlier releases alone.
 
-    In the paper a step draws one discriminator for all its images, and only this one trains. One
-    draw for B images moves all of them, and training would depend on earlier draws; its accountant
-    covers neither.
+    In the paper, a step draws one discriminator for all its images, and only this discriminator
+    trains. One draw for B images moves all of them, and training would depend on earlier draws; the
+    paper's accountant covers neither.
 
     Args:
-        discriminators: K >= 2.
+        discriminators: K, number of discriminators, >= 2.
         discriminator_width: hidden units of a discriminator, >= 1.
         discriminator_learning_rate: learning rate of Adam for a discriminator, > 0.
         discriminator_batch_size: records in a discriminator's step, >= 1.
         discriminators_at_once: number of discriminators that train before a generator's step, a
             divisor of K.
         discriminator_steps: steps of these discriminators, >= 1.
-        first_steps: steps of every discriminator before the generator's first, >= 0.
+        first_steps: steps of every discriminator before the generator's first step, >= 0.
 
     Raises:
         ValueError: a parameter is out of its range.
@@ -193,7 +193,7 @@ class GSWGAN(Generative):
 
 
 class Shards:
-    """Records divided over K shards, each by a draw of its own."""
+    """Records divided into K shards, each record by its own draw."""
 
     def __init__(self, images: torch.Tensor, one_hot: torch.Tensor, shards: int, rng: Rng) -> None:
         shard = torch.from_numpy((rng.random(len(images)) * shards).astype(int))
@@ -214,7 +214,7 @@ class Shards:
 
         Args:
             shards: (n,) numbers of the shards.
-            chosen: (n, b) places in the shards, from 0 to 1.
+            chosen: (n, b) positions in the shards, from 0 to 1.
         """
         places = (chosen * self.sizes[shards, None]).long()
         places = places.minimum((self.sizes[shards, None] - 1).clamp_min(0))
@@ -223,7 +223,7 @@ class Shards:
 
 
 class Group:
-    """Discriminators that train together, each by its own steps of Adam."""
+    """Discriminators that train together, each with its own Adam steps."""
 
     def __init__(self, network: nn.Module, models: list[nn.Module], rate: float) -> None:
         self.parameters, _ = stack_module_state(models)
@@ -235,7 +235,7 @@ class Group:
         return {name: tensor.detach()[index] for name, tensor in self.parameters.items()}
 
     def step(self, *batch: torch.Tensor) -> None:
-        """Take one step of all discriminators; the arguments are those of `loss`."""
+        """Take one step of all discriminators; the arguments are the same as for `loss`."""
         weights = {name: tensor.detach() for name, tensor in self.parameters.items()}
         for name, gradient in self.gradients(weights, *batch).items():
             self.parameters[name].grad = gradient.nan_to_num_(0.0, 0.0, 0.0)
@@ -274,7 +274,7 @@ def loss(
 
 
 def clipped(gradients: torch.Tensor) -> torch.Tensor:
-    """Clip each image's gradient to norm 1, in float64; one that is not finite becomes zero."""
+    """Clip each image's gradient to norm 1, in float64; non-finite gradients become zero."""
     finite = gradients.flatten(1).double().nan_to_num(0.0, 0.0, 0.0)
     norms = torch.linalg.vector_norm(finite, dim=1, keepdim=True)
     return (finite * (ROOM / norms.clamp_min(1.0))).view_as(gradients)

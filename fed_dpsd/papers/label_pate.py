@@ -1,4 +1,4 @@
-"""PATE for labels: teachers with disjoint labels cast noisy votes on public images for a student.
+"""PATE for labels: teachers with disjoint labels cast noisy votes on a student's public images.
 
 Malek et al.: "Antipodes of Label Differential Privacy: PATE and ALIBI", arXiv 2106.03408, in
 its simple form, without semi-supervised learning.
@@ -24,19 +24,19 @@ from fed_dpsd.privacy.votes import NoisyVotes
 class LabelPATE(LabelPrivate):
     """Training on the most frequent noisy votes of teachers with disjoint labels.
 
-    Guarantee: a label is seen by one teacher, so a different label changes at most that teacher's
-    vote on each of the `queries` images. Each image's counts get Gaussian noise once, and the
-    student learns from the images and from these counts alone. So the training is `queries`
-    Gaussian mechanisms of sensitivity sqrt(2) for a label (docs/privacy.md, Theorem 20). Teachers
-    see true labels, so the party that trains them must be trusted.
+    Guarantee: only one teacher sees a label, so a different label changes at most that teacher's
+    vote on each of the `queries` images. Gaussian noise is added once to each image's counts, and
+    the student learns only from the images and these counts. So the training is `queries` Gaussian
+    mechanisms of sensitivity sqrt(2) for a label (docs/privacy.md, Theorem 20). Teachers see true
+    labels, so the party that trains them must be trusted.
 
     Args:
         num_classes: K, >= 2.
         epsilon: epsilon of all training at `delta`, in 0.01..20; it sets the noise.
         delta: failure probability, at least 1e-90 and below 1.
-        teachers: n in 1..5,000, on equal parts of the records in random order.
-        queries: Q in 1..1,000,000, the largest number of records that the teachers label for the
-            student.
+        teachers: n, number of teachers, in 1..5,000, on equal parts of the records in random order.
+        queries: Q, largest number of records that the teachers label for the student, in
+            1..1,000,000.
 
     Raises:
         ValueError: a parameter is out of its range.
@@ -66,7 +66,7 @@ class LabelPATE(LabelPrivate):
 
     @functools.cached_property
     def votes(self) -> NoisyVotes:
-        """Return the mechanism of one image's votes, with the least noise that proves epsilon."""
+        """Return the mechanism for one image's votes, with the least noise that proves epsilon."""
 
         def spend(noise_multiplier: float) -> float:
             return epsilon(self._event(self._votes(noise_multiplier)), self.delta).epsilon

@@ -1,7 +1,7 @@
-"""LP-MST: labels randomised in stages, each with the model of the previous stages as prior.
+"""LP-MST: labels randomised in stages, each with the model so far as the prior.
 
 Ghazi, Golowich, Kumar, Manurangsi, Zhang: "Deep Learning with Label Differential Privacy",
-arXiv 2102.06062. With two stages it is LP-2ST; with one, plain randomised response.
+arXiv 2102.06062. With two stages, it is LP-2ST; with one, it is plain randomised response.
 """
 
 import functools
@@ -95,7 +95,7 @@ class LPMST(LabelPrivate):
         return law
 
     def candidates(self, prior: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Return the (n,) k that make a true response most probable, from the priors alone.
+        """Return the (n,) values of k that make a true response most probable, from priors alone.
 
         A label drawn from the prior p is answered truthfully with probability e^epsilon /
         (e^epsilon + k - 1) times the sum of the k largest p: Algorithm 2, w_k.
@@ -107,11 +107,11 @@ class LPMST(LabelPrivate):
 
     @functools.cached_property
     def ideal_epsilon(self) -> float:
-        """Return the epsilon of ideal responses; the small rest covers finite-precision draws."""
+        """Return the epsilon of ideal responses; the remainder covers finite-precision draws."""
         return 2 * self.epsilon - pure(self._event(self.epsilon)).epsilon
 
     def event(self) -> DpEvent:
-        """Return the event of one response; one between two candidates dominates all others."""
+        """Return the event of one response; two candidates are the worst case."""
         return self._event(self.ideal_epsilon)
 
     def _event(self, epsilon: float) -> DpEvent:
@@ -121,6 +121,6 @@ class LPMST(LabelPrivate):
 
 @dataclass(frozen=True)
 class LP2ST(LPMST):
-    """`LPMST` under the name of lp_2st.yaml, which has two stages."""
+    """`LPMST` under the name of lp_2st.yaml, which sets two stages."""
 
     name: ClassVar[str] = "lp_2st"

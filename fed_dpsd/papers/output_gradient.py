@@ -1,4 +1,4 @@
-"""Training on private records with noise only on the gradient of the outputs: nothing is proven.
+"""Training on private records with noise only on the outputs' gradients: nothing is proven.
 
 Liu, Wang, Li, Zeng, Ge: "Model Conversion via Differentially Private Data-Free Distillation",
 IJCAI 2023, Sec. 4.4 and Algorithm 3.
@@ -25,20 +25,20 @@ LEAST_MOVE, MOST_NOISE = 0.1, 0.01
 
 @dataclass(frozen=True)
 class OutputGradient(CustomTraining):
-    """DPDFD's direct training: normalised, noisy output gradients, backpropagated to weights.
+    """DPDFD's direct training, which backpropagates normalised, noisy output gradients to weights.
 
     The noise is added to the loss's gradient with respect to the probabilities of a batch. In
-    backpropagation it is multiplied by derivatives at private images. The contribution of one
+    backpropagation, it is multiplied by derivatives at private images. The contribution of one
     record's derivatives is unbounded. If the derivatives of all other records are zero, only this
-    record's contribution remains. So nothing is proven, whatever the noise (docs/privacy.md), and
-    it runs only in a simulation.
+    record's contribution remains. So nothing is proven for any noise (docs/privacy.md), and this
+    training runs only in simulations.
 
     Args:
         noise_multiplier: sigma, noise standard deviation divided by `bound`, > 0.
         bound: C, norm of a record's gradient, > 0.
         stability: e, added to each norm, > 0.
         label_step: gamma, step from a prediction to its new target, > 0.
-        learning_rate: gamma_s, for plain gradient steps, > 0.
+        learning_rate: gamma_s, learning rate of plain gradient steps, > 0.
         batch_size: B, mean number of records in a step, >= 1.
         steps: T, >= 1.
         mean_over: "batch" for one noisy mean gradient per batch, as the sum in line 8 suggests;
@@ -84,13 +84,13 @@ class OutputGradient(CustomTraining):
         return problems
 
     def warnings(self, config: Any) -> list[str]:
-        """Warn of steps that teach nothing, as with the defaults, which are the paper's."""
+        """Warn about steps that teach nothing, as the paper's settings (the defaults) do."""
         move = self.label_step * self.bound
         if move >= LEAST_MOVE and self.noise_multiplier <= MOST_NOISE:
             return []
         return [
-            f"training=output_gradient moves a target by {move:.2g}, and its noise by "
-            f"{self.noise_multiplier * move:.2g}, so expect teachers near chance; use "
+            f"training=output_gradient moves a target by {move:.2g}, and its noise "
+            f"moves it by {self.noise_multiplier * move:.2g}, so expect teachers near chance; use "
             f"training=dp_sgd, or training.label_step={LEAST_MOVE / self.bound:g} "
             f"training.noise_multiplier={MOST_NOISE:g}"
         ]
@@ -102,7 +102,7 @@ class OutputGradient(CustomTraining):
     def published(self, trainings: int, num_classes: int, delta: float) -> float:
         """Return the epsilon of DPDFD's Theorem 3 for the steps of all training runs.
 
-        The paper says only that Algorithm 3 runs the same procedures.
+        The paper states only that Algorithm 3 runs the same procedures.
         """
         queries = trainings * self.steps * self.batch_size
         return theorem_1(self.bound, self.noise_multiplier, num_classes, queries, delta)

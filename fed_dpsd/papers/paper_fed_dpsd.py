@@ -3,10 +3,10 @@
 Liu, Ge, Wang, Li, Liu: "Privacy-Preserving Model Transcription with Differentially Private
 Synthetic Distillation", arXiv 2601.19090, Algorithm 2 (Appendix D).
 
-One generator lives for the whole run. In each of T rounds, which the paper calls iterations, it
-makes b images, the clients answer them once, the student takes one step on the answers, and the
-generator takes one step against the student. Answers are not stored and reused: that, and all other
-improvements, are in fed_dpsd/methods/fed_dpsd.py.
+One generator is used for the whole run. In each of T rounds (the paper's iterations), it makes b
+images, the clients answer them once, the student takes one step on the answers, and the generator
+takes one step against the student. Answers are not stored and reused; fed_dpsd/methods/fed_dpsd.py
+adds this and all other improvements.
 
 Where the printed algorithm contradicts itself, the text or its references, a key chooses the
 reading (conf/method/paper_fed_dpsd.yaml, docs/paper_map.md).
@@ -80,9 +80,9 @@ class PaperFedDPSD(Method):
     # --- the server: Alg. 2, lines 1 to 20 ---------------------------------------------------
 
     def warnings(self, config: Config, training: Training) -> list[str]:
-        """Also warn of gradients, from which the loop as printed learns nothing.
+        """Also warn about gradients, from which the printed loop learns nothing.
 
-        It learns from them with the settings of conf/experiment/low_noise_controls.yaml.
+        With the settings of conf/experiment/low_noise_controls.yaml, it learns from them.
         """
         found = super().warnings(config, training)
         changed = self.mean_over == "clients" and self.balance == self.generator_learning_rate == 0
@@ -161,7 +161,7 @@ class PaperFedDPSD(Method):
     def optimisers(
         self, student: nn.Module, generator: nn.Module, latents: torch.Tensor
     ) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
-        """Return the student's optimiser, and one for the generator and learnt latents."""
+        """Return the student's optimiser, and the optimiser of the generator and learnt latents."""
         make = OPTIMISERS[self.optimiser]
         learnt = [latents] if self.latents == "kept" else []
         return (
@@ -177,7 +177,7 @@ class PaperFedDPSD(Method):
     def noisy_labels(self, context: PublicContext, total: Aggregate) -> NDArray[np.float64]:
         """Return the (B, K) labels of Eq. 6, or of Alg. 2 line 14, from the clients' sum.
 
-        For responses and probabilities they are the clients' mean.
+        For responses and probabilities, the labels are the clients' mean.
         """
         mean = total.sum / total.count
         if not isinstance(context.answers, NormalizedGradient):
@@ -201,7 +201,7 @@ class PaperFedDPSD(Method):
     ) -> torch.Tensor:
         """Return L_s + L_g of Eq. 8 for the generator's images, with the updated student.
 
-        A generator that competes with the student uses minus L_s.
+        A generator that competes with the student uses -L_s.
         """
         features = student.features(images)
         logits = student.classifier(features)
@@ -261,7 +261,7 @@ def tensors_of(learners: dict[str, Learner], latents: torch.Tensor) -> dict[str,
 def restore(
     learners: dict[str, Learner], latents: torch.Tensor, state: State
 ) -> list[ReplayBuffer]:
-    """Load the tensors of `tensors_of` in place; return the buffer."""
+    """Load the tensors of `tensors_of` in place, and return the buffer."""
     with torch.no_grad():
         latents.copy_(state.tensors["latents"])
     for name, learner in learners.items():

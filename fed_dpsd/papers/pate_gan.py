@@ -1,4 +1,4 @@
-"""PATE-GAN: a generator against a student that learns from noisy votes of teachers.
+"""PATE-GAN: a generator trained against a student that learns from teachers' noisy votes.
 
 Jordon, Yoon, van der Schaar: "PATE-GAN: Generating Synthetic Data with Differential Privacy
 Guarantees", ICLR 2019.
@@ -34,21 +34,21 @@ class CentralPATEGAN(WholeEnsemble):
 
 @dataclass(frozen=True)
 class PATEGAN(TaughtGenerative):
-    """Teachers vote whether images are real; a student learns from noisy votes (Alg. 1).
+    """Teachers vote on whether images are real; a student learns from noisy votes (Alg. 1).
 
-    A vote is 1 or -1 for an image that the teacher finds more or less real than its average for
-    images of this class: with the paper's fixed threshold, teachers soon call every generated image
-    fake, and votes say nothing. The student sees the images of the last `rounds_kept` releases. The
-    noise is Gaussian, which composes better than the paper's Laplace noise.
+    A vote is 1 or -1 for an image that the teacher finds more or less real than images of this
+    class on average. With the paper's fixed threshold, teachers soon call every generated image
+    fake, and votes are uninformative. The student sees the images of the last `rounds_kept`
+    releases. The noise is Gaussian, which composes better than the paper's Laplace noise.
 
     Guarantee: replacing a teacher moves each of B sums of votes by at most 2, and all of them by at
     most 2 sqrt(B); see `TaughtGenerative`.
 
     Args:
         student_width: hidden units of the student discriminator, >= 1.
-        student_steps: its steps per step of the generator, >= 1.
-        student_learning_rate: its learning rate of Adam, > 0.
-        rounds_kept: releases that it learns from, >= 1.
+        student_steps: steps of the student per step of the generator, >= 1.
+        student_learning_rate: learning rate of Adam for the student, > 0.
+        rounds_kept: number of releases that the student learns from, >= 1.
 
     Raises:
         ValueError: a parameter is out of its range.
@@ -82,7 +82,7 @@ class PATEGAN(TaughtGenerative):
         rng: Rng,
         draws: torch.Generator,
     ) -> Iterator[torch.Tensor]:
-        """Yield how unreal the student finds images, after it learnt from noisy votes."""
+        """Yield how unreal the student finds images, after it has learnt from noisy votes."""
         size = teachers.records.shape[1]
         student = Discriminators(1, size, generator.num_classes, self.student_width, draws)
         optimiser = adam(student, self.student_learning_rate)
@@ -109,7 +109,7 @@ class PATEGAN(TaughtGenerative):
         classes: torch.Tensor,
         draws: torch.Generator,
     ) -> Iterator[torch.Tensor]:
-        """Yield the student's loss on images and noisy votes of the rounds kept."""
+        """Yield the student's loss on images and noisy votes of the stored rounds."""
         for _ in range(self.student_steps):
             places = torch.randint(len(rounds), (len(classes),), generator=draws)
             images = torch.stack([rounds[place][0][n] for n, place in enumerate(places)])
@@ -121,7 +121,7 @@ class PATEGAN(TaughtGenerative):
 def votes(logits: torch.Tensor, images_per_class: int) -> torch.Tensor:
     """Return votes in {-1, 0, 1} of (T, B) logits, compared with their means over each class.
 
-    A logit whose mean is NaN or infinite gives no vote.
+    A logit with a NaN or infinite mean gives no vote.
     """
     by_class = logits.unflatten(1, (-1, images_per_class))
     away = (by_class - by_class.mean(2, keepdim=True)).flatten(1)

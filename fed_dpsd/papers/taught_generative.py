@@ -1,4 +1,4 @@
-"""Baselines whose generator learns from noisy votes of teachers on disjoint shards."""
+"""Baselines with a generator that learns from noisy votes of teachers on disjoint shards."""
 
 import math
 from abc import ABC, abstractmethod
@@ -34,15 +34,15 @@ TEACHERS_AT_ONCE = 250  # whose gradients are held
 
 
 class Discriminators(nn.Module):
-    """Class-conditional discriminators of one hidden layer, which share nothing but their start.
+    """Class-conditional discriminators with one hidden layer, sharing only their initial weights.
 
-    They compute as one batched network. A discriminator's outputs, gradients and steps of an
-    element-wise optimiser depend on its own weights and inputs alone, to the last bit (like
-    Theorem 14 of docs/privacy.md, this assumes that a kernel's order depends on shapes only).
+    They are computed as one batched network. A discriminator's outputs, gradients and steps of an
+    element-wise optimiser depend only on its own weights and inputs, to the last bit (like Theorem
+    14 of docs/privacy.md, this assumes that a kernel's order depends only on shapes).
 
     Args:
         count: T, number of discriminators.
-        size: D, number of an image's numbers.
+        size: D, number of values of an image.
         num_classes: K.
         width: W, number of hidden units of each.
         rng: draws the weights, which are the same for all.
@@ -75,9 +75,9 @@ class Discriminators(nn.Module):
 class Teachers:
     """Discriminators that learn on disjoint shards of the records, against one generator.
 
-    A record is in the shard of one teacher, drawn independently of all other records. How many
-    records a shard has, and which, affects this teacher alone: each takes as many images in a step
-    as any other, of public classes. A teacher without records of a class ignores this class. So
+    A record is in the shard of one teacher, drawn independently of all other records. The number
+    and choice of a shard's records affect only this teacher: all teachers take equally many images
+    in a step, of public classes. A teacher without records of a class ignores this class. So
     adding, removing or replacing a record changes one teacher.
 
     Args:
@@ -86,7 +86,7 @@ class Teachers:
         num_classes: K.
         settings: the training that they are part of.
         rng: draws the shards; secret, as noise is.
-        draws: public; draws weights, classes, and places in shards.
+        draws: public; draws weights, classes, and positions in shards.
     """
 
     def __init__(
@@ -112,11 +112,11 @@ class Teachers:
         self.optimiser = adam(self.networks, rate, settings.teacher_weight_decay)
 
     def view(self, images: torch.Tensor) -> torch.Tensor:
-        """Return the (B, D) numbers that teachers see of (B, C, H, W) images."""
+        """Return the (B, D) values of (B, C, H, W) images that teachers see."""
         return functional.avg_pool2d(images, self.settings.pooling).flatten(1)
 
     def learn(self, generator: Conditional) -> None:
-        """Take `teacher_steps` steps of each teacher, to tell its records from new images."""
+        """Take `teacher_steps` steps of each teacher to distinguish its records from new images."""
         count, num_classes = self.sizes.shape
         batch = self.settings.teacher_batch_size
         for _ in range(self.settings.teacher_steps):
@@ -135,14 +135,14 @@ class Teachers:
 
     @torch.no_grad()
     def logits(self, seen: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return (T, B) logits of (B, D) images of (B,) classes; NaN of a class without records."""
+        """Return (T, B) logits of (B, D) images of (B,) classes; NaN if a class has no records."""
         return self.networks(seen, labels).where(self.sizes[:, labels] > 0, torch.nan)
 
     @torch.no_grad()
     def gradients(self, seen: torch.Tensor, labels: torch.Tensor) -> Iterator[torch.Tensor]:
         """Yield (t, B, D) gradients of the logits with respect to images, for t teachers at a time.
 
-        Those of a class without records are NaN.
+        Gradients for a class without records are NaN.
         """
         for start in range(0, len(self.sizes), TEACHERS_AT_ONCE):
             some = slice(start, start + TEACHERS_AT_ONCE)
@@ -159,23 +159,23 @@ class Teachers:
 class TaughtGenerative(Generative, ABC):
     """A generator that learns from noisy sums of the votes of teachers on disjoint shards.
 
-    Guarantee: a record is in one teacher's shard, through the whole run; everything else depends on
-    released sums and public draws alone. So a step is one Gaussian mechanism, whose sensitivity is
-    the most that one teacher's votes, whole numbers, can move when the teacher is replaced. Adding
+    Guarantee: a record is in one teacher's shard for the whole run; everything else depends only on
+    released sums and public draws. So a step is one Gaussian mechanism. Its sensitivity is the most
+    that one teacher's votes, which are whole numbers, can move when the teacher is replaced. Adding
     or removing a record replaces its teacher too, so both relations have the same event.
 
-    Classes are public, and the generated images are equally many of each.
+    Classes are public, and each has the same number of generated images.
 
     Args:
-        noise_multiplier: noise standard deviation over that sensitivity, > 0.
+        noise_multiplier: noise standard deviation divided by that sensitivity, > 0.
         teachers: T, number of teacher discriminators, 1 to 2^24.
         teacher_width: hidden units of each, >= 1.
         teacher_steps: steps of each teacher per step of the generator, >= 1.
-        teacher_batch_size: real and generated images in each of them, >= 1.
+        teacher_batch_size: real and generated images in each of these steps, >= 1.
         teacher_learning_rate: learning rate of AdamW for teachers, > 0.
-        teacher_weight_decay: their weight decay, >= 0; it damps oscillation.
+        teacher_weight_decay: weight decay of teachers, >= 0; it dampens oscillation.
         images_per_class: generated images of each class in a release, >= 1.
-        pooling: teachers see means of pooling x pooling pixels; divides the size of images.
+        pooling: teachers see means of pooling x pooling pixels; must divide the image size.
 
     Raises:
         ValueError: a parameter is out of its range.
@@ -213,7 +213,7 @@ class TaughtGenerative(Generative, ABC):
         problems, size = super().check(config, method, partition), config.data.shape[-1]
         if size % self.pooling:
             problems.append(
-                f"training.pooling={self.pooling} does not divide the size of images, {size}; use "
+                f"training.pooling={self.pooling} does not divide the image size, {size}; use "
                 "training.pooling=1"
             )
         return problems
@@ -235,20 +235,20 @@ class TaughtGenerative(Generative, ABC):
         return ComposedDpEvent([step, FinitePrecisionDpEvent(MOST_NUMBERS * GAUSSIAN_LOSS)])
 
     def generator(self, shape: tuple[int, ...], num_classes: int) -> Conditional:
-        """Build a generator of images as smooth as the teachers see them."""
+        """Build a generator of images that are as smooth as the teachers see them."""
         width = self.generator_width
         return Conditional(shape, num_classes, self.latent_size, width, self.pooling)
 
     def release(self, votes: torch.Tensor, sensitivity: float, rng: Rng) -> torch.Tensor:
-        """Add noise to whole numbers of votes; to be called once per step of the generator.
+        """Add noise to whole numbers of votes; call this once per step of the generator.
 
         Args:
             votes: a tensor of any shape.
-            sensitivity: L2 bound of its change if one teacher is replaced.
+            sensitivity: L2 bound of the votes' change if one teacher is replaced.
             rng: draws the noise.
 
         Raises:
-            ValueError: the event does not cover so many numbers, or so much noise.
+            ValueError: there are more numbers, or there is more noise, than the event covers.
         """
         stddev = self.noise_multiplier * sensitivity
         if self.generator_steps * votes.numel() > MOST_NUMBERS:
@@ -305,8 +305,8 @@ class TaughtGenerative(Generative, ABC):
 
         Args:
             generator: the generator.
-            teachers: the teachers, which have not learnt yet.
-            classes: (B,) of the images of a release.
+            teachers: the teachers, still untrained.
+            classes: (B,) classes of the images of a release.
             rng: draws noise.
             draws: public.
         """
@@ -337,7 +337,7 @@ class TaughtByGradients(TaughtGenerative, ABC):
         rng: Rng,
         draws: torch.Generator,
     ) -> Iterator[torch.Tensor]:
-        """Yield the distance of images from those that the teachers' direction leads to."""
+        """Yield the distance between images and those that the teachers' direction leads to."""
         for _ in range(self.generator_steps):
             teachers.learn(generator)
             seen = teachers.view(generator(classes, draws))

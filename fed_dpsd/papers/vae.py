@@ -45,13 +45,13 @@ class VAE(nn.Module):
         )
 
     def encode(self, images: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
-        """Draw a code for each of (B, C, H, W) images in [0, 1]; (B, latent_size)."""
+        """Draw (B, latent_size) codes for (B, C, H, W) images in [0, 1]."""
         return self._codes(images, rng)[0]
 
     def _codes(
         self, images: torch.Tensor, rng: torch.Generator
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return drawn codes, and the means and log-variances of their distributions."""
+        """Return drawn codes with the means and log-variances of their distributions."""
         mean, log_variance = self.encoder(2 * images - 1).chunk(2, dim=1)
         noise = torch.randn(mean.shape, generator=rng).to(mean)
         return mean + (log_variance / 2).exp() * noise, mean, log_variance
@@ -63,8 +63,8 @@ class VAE(nn.Module):
     def loss(self, images: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
         """Return the negative evidence lower bound, averaged over the images (Eq. 10).
 
-        It is NaN if a decoded pixel is NaN. The library's cross-entropy raises an error for such a
-        pixel; on a GPU the error cannot be caught.
+        It is NaN if a decoded pixel is NaN. For such a pixel, the library's cross-entropy raises an
+        error, which cannot be caught on a GPU.
         """
         codes, mean, log_variance = self._codes(images, rng)
         decoded = self.decode(codes)

@@ -1,8 +1,8 @@
-"""Proofs: events in, proven epsilons out; no other module of this project computes one.
+"""Proofs, which turn events into proven epsilons; no other module of this project computes one.
 
 Sensitivity and relation are folded into an event's parameters, so the accounting library's
-relations are never mixed with ours. Depending on the accountant, the library doubles a Gaussian's
-shift or not. Its PLD accountant ignores the count of a composed RandomizedResponseDpEvent.
+relations are never mixed with ours. (Only some of the library's accountants double a Gaussian's
+shift, and its PLD accountant ignores the count of a composed RandomizedResponseDpEvent.)
 """
 
 import functools
@@ -60,7 +60,7 @@ CHANGED_SETTINGS_FRACTION = 0.05
 
 
 class UnsupportedEventError(ValueError):
-    """An event that no proof covers; the message names the part that is not covered."""
+    """An event that no proof covers; the message names the uncovered part."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,8 @@ def prove(
         notes: caveats stored with the epsilon.
         covered: number of queries that the epsilon covers; by default all queries of the stages.
 
-    Guarantee: for every such pair of neighbouring data sets the answers are (epsilon, delta)
-        indistinguishable to anyone except the parties named by the most trusting mechanism.
+    Guarantee: for every such pair of neighbouring data sets, the answers are (epsilon,
+        delta)-indistinguishable to anyone except the parties named by the most trusting mechanism.
 
     Raises:
         UnsupportedEventError: no proof here covers a stage.
@@ -112,10 +112,10 @@ def prove(
 
 @dataclass(frozen=True)
 class Bound:
-    """An intermediate result of a proof, which becomes an `Epsilon` and is never printed.
+    """An intermediate result of a proof, which is never printed and becomes an `Epsilon`.
 
     Args:
-        epsilon: proven, >= 0.
+        epsilon: proven epsilon, >= 0.
         delta: the delta that the bound needs; 0 if a pure bound is just as good.
         accountant: the name of the proof.
     """
@@ -150,8 +150,8 @@ def contraction(training: DpEvent, answers: DpEvent, others: DpEvent, delta: flo
         delta: in (0, 1).
 
     Returns:
-        None if the bound is no smaller than that of the training alone or of the answers alone, or
-        cannot be computed because `others` are not Gaussian.
+        None if the bound is no smaller than the bound of the training alone or of the answers
+        alone, or cannot be computed because `others` are not Gaussian.
     """
     counts = [_leaves(event) for event in (training, answers, others)]
     (trained, _), (answered, _), (rest, _) = counts
@@ -220,7 +220,7 @@ def unchanged_epsilon(event: DpEvent, delta: float) -> float:
 
 
 def _for_ideal_noise(delta: float) -> float:
-    """Return the part of a budget's delta for data sets whose settings never change."""
+    """Return the part of a budget's delta for data sets with settings that never change."""
     return (1 - CHANGED_SETTINGS_FRACTION) * delta * math.exp(-PRECISION_MOST)
 
 
@@ -230,8 +230,8 @@ def within_budget(
     """Return whether a data set's charges stay within (budget, delta).
 
     Each charge may be chosen after seeing the answers to earlier ones. While all charges have one
-    setting (one event, or Gaussians of any multipliers) the composition is exact: the budget fixes
-    the number of releases, or the sum of 1 / z^2, in advance. Once settings differ, Renyi
+    setting (one event, or Gaussians with any multipliers), the composition is exact: the budget
+    fixes the number of releases, or the sum of 1 / z^2, in advance. Once settings differ, Renyi
     divergences of one order, fixed by the budget, add up. Only one of the two cases occurs in a
     data set's lifetime, and their deltas add up to `delta` (docs/privacy.md, Theorem 7). A part of
     the budget, also fixed in advance, is reserved for the noise's finite precision.
@@ -241,7 +241,7 @@ def within_budget(
             relation.
         budget: epsilon >= 0, fixed before the first charge.
         delta: in (0, 1), fixed before the first charge.
-        times: how often each charge was made; None for once each.
+        times: how many times each charge was made; None for once each.
 
     Raises:
         UnsupportedEventError: no proof here covers a charge.

@@ -21,7 +21,7 @@ ROUNDING = 1e-12  # upper bound on all rounding errors of a profile
 
 
 def block(loss_range: float) -> int:
-    """Return the most releases of a profile, whose likelihood ratios then stay below e^300."""
+    """Return the most releases of a profile that keep its likelihood ratios below e^300."""
     return max(1, min(MOST_RELEASES, math.floor(4 * MOST_RELEASES / loss_range**2)))
 
 
@@ -30,7 +30,7 @@ def losses(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
     """Return losses that dominate adaptive mechanisms of range `loss_range`, in both directions.
 
-    delta(eps) <= certain + sum of probability * (1 - exp(eps - loss))+ at every eps. So they
+    delta(eps) <= certain + sum of probability * (1 - exp(eps - loss))+ at every eps, so they
     compose with the losses of any other mechanism.
 
     Args:
@@ -57,7 +57,7 @@ def _profiles(loss_range: float, releases: int) -> tuple[NDArray[np.float64], ND
 
     This is the recursion of Theorem 5b. Between adjacent grid points, the bound is the line in
     e^eps through both, which lies above a convex function; beyond the grid, it is constant or the
-    mirror image. For two such lines the largest value over all intervals has a closed form.
+    mirror image. For two such lines, the largest value over all intervals has a closed form.
     """
     step = loss_range / PIECES
     spread = releases * loss_range**2 / 8 + DEVIATIONS * math.sqrt(releases) * loss_range / 2

@@ -1,4 +1,4 @@
-"""Calibration: find the noise that spends a given epsilon."""
+"""Calibration, which finds the noise that spends a given epsilon."""
 
 import math
 from collections.abc import Callable
@@ -12,13 +12,13 @@ def calibrate(
     """Find the parameter at which `spend` comes closest to `target` without exceeding it.
 
     Args:
-        spend: epsilon as a function of the parameter, monotone between the ends.
+        spend: epsilon as a function of the parameter; monotone between the ends.
         target: epsilon to spend, > 0.
-        private: the end that spends least, > 0: a large noise or a small epsilon.
+        private: the end that spends least, > 0: large noise or a small epsilon.
         open_end: the end that spends most, > 0.
 
     Raises:
-        ValueError: the target is below or above what both ends spend.
+        ValueError: the target is smaller, or larger, than both ends' epsilons.
     """
     ends = math.log(private), math.log(open_end)
     stride = math.copysign(1.0, ends[1] - ends[0])

@@ -1,8 +1,8 @@
-"""Records -> teachers -> answers: both kinds of noise together prove more than each alone.
+"""Records -> teachers -> answers: both kinds of noise together prove more than either alone.
 
 A changed record moves the law of its teacher by the training's privacy profile, and the answers
-shrink that distance further (docs/privacy.md, Theorem 22). A profile is delta as a function of
-epsilon >= 0, an upper bound in both directions.
+shrink this distance further (docs/privacy.md, Theorem 22). A profile is delta as a function of
+epsilon >= 0, and an upper bound in both directions.
 """
 
 import math
@@ -23,8 +23,8 @@ FARTHEST = 12.0  # standard deviations of a Gaussian loss; the mass beyond is be
 def contracted(training: Profile, answers: Profile) -> Profile:
     """Return the profile of answers that depend on records only through a trained teacher.
 
-    With a = training(epsilon) it is a * answers(log(1 + (exp(epsilon) - 1) / a)). An upper bound on
-    a gives an upper bound on the result (docs/proofs.md, Theorem 22; the split follows Balle,
+    With a = training(epsilon), it is a * answers(log(1 + (exp(epsilon) - 1) / a)). An upper bound
+    on a gives an upper bound on the result (docs/proofs.md, Theorem 22; the split follows Balle,
     Barthe, Gaboardi, arXiv 1807.01647, Theorem 2).
 
     Args:
@@ -43,12 +43,12 @@ def contracted(training: Profile, answers: Profile) -> Profile:
 
 
 def with_gaussian(profile: Profile, mu: float) -> Profile:
-    """Return the profile of a mechanism composed with a Gaussian one of noise multiplier 1 / mu.
+    """Return the profile of a mechanism composed with a Gaussian with noise multiplier 1 / mu.
 
-    The Gaussian release may come at any time. delta(epsilon) is the mean of H(epsilon - L), with L
-    the loss of the Gaussian, N(mu^2 / 2, mu^2), and H(x) the profile for x >= 0, extended by
+    The Gaussian release may occur at any time. delta(epsilon) is the mean of H(epsilon - L), where
+    L is the Gaussian's loss, N(mu^2 / 2, mu^2), and H(x) is the profile for x >= 0, extended by
     H(-x) = 1 - exp(-x) + exp(-x) H(x). H is convex in exp(x), so the chord between two grid points
-    lies above it, and the mean of a chord has a closed form: the result is an upper bound.
+    lies above it. The mean of a chord has a closed form, and the result is an upper bound.
     """
     if mu == 0:
         return profile
@@ -76,7 +76,7 @@ def with_gaussian(profile: Profile, mu: float) -> Profile:
 
 
 def _masses(points: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the standard normal masses between ascending points, each to full precision."""
+    """Return the standard normal masses between ascending points, to full precision."""
     below = np.diff(norm.cdf(np.minimum(points, 0.0)))
     return np.asarray(below - np.diff(norm.sf(np.maximum(points, 0.0))))
 

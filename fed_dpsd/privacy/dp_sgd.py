@@ -1,4 +1,4 @@
-"""Teachers trained with DP-SGD; their answers then cost nothing.
+"""Training of teachers with DP-SGD; their answers then cost nothing.
 
 Abadi et al.: "Deep Learning with Differential Privacy", arXiv 1607.00133, Algorithm 1.
 """
@@ -47,25 +47,26 @@ MOST_PLACES = 64
 
 @dataclass(frozen=True)
 class SampledGaussian(TrainingMechanism):
-    """Training on noisy sums of bounded vectors, each of a random part of the records.
+    """Training on noisy sums of bounded vectors, with a random part of the records in each sum.
 
     Guarantee: a record adds a vector of L2 norm at most 1 to the sum of each step, in units in
     which N(0, noise_multiplier^2) is added to each coordinate. A record takes part in a step with
     probability `sample_rate`, independently of all others. So training is `steps` Poisson-sampled
-    Gaussian mechanisms; at rate 1 they are not sampled. Class counts, if a method requests them,
+    Gaussian mechanisms; at rate 1, they are not sampled. Class counts, if a method requests them,
     are one more Gaussian mechanism, charged separately: adding or removing a record moves one count
-    by 1, replacing one moves two. Rate and steps are fixed by the configuration (steps without
-    records are taken too). A record lies in one shard, so only one teacher is trained on it.
-    Nothing is proven for a patient or a client, who may have any number of records.
+    by 1, and replacing a record moves two. The configuration fixes rate and steps (steps without
+    records are taken too). A record is in one shard, so only one teacher is trained on it. Nothing
+    is proven for a patient or a client, who may have any number of records.
 
-    With `unit="patient"` patients replace records: a patient adds one such vector, and contributes
-    to the class counts the mean of the one-hot labels of their `records_per_patient` records. So a
+    With `unit="patient"`, patients replace records: a patient adds one such vector, and contributes
+    the mean of the one-hot labels of their `records_per_patient` records to the class counts. So a
     patient has the events that a record has with `unit="record"`. Changing, adding or removing a
     record changes its patient's contribution, so it has the event of a replaced patient. Nothing is
     proven for a client.
 
     Args:
-        noise_multiplier: sigma, noise standard deviation over the bound of a record's vector, > 0.
+        noise_multiplier: sigma, noise standard deviation divided by the bound of a record's vector,
+            > 0.
         sample_rate: q, in (0, 1].
         steps: number of training steps, >= 1.
         max_grad_norm: bound of one record's, or one patient's, gradient, > 0.
@@ -74,9 +75,9 @@ class SampledGaussian(TrainingMechanism):
             (De et al., arXiv 2204.13650).
         count_fraction: mu^2 of the class counts as a fraction of mu^2 of the steps (exact at rate
             1), > 0; None releases no counts.
-        unit: "record" or "patient": the unit that is sampled and whose gradient is clipped.
-        records_per_patient: R >= 1, the most records used per patient (`places_of`); R times
-            `copies` is at most 64. With `unit="record"` it is 1.
+        unit: "record" or "patient", the unit that is sampled and has its gradient clipped.
+        records_per_patient: R >= 1, the largest number of records used per patient (`places_of`); R
+            times `copies` is at most 64. With `unit="record"`, it is 1.
 
     Raises:
         ValueError: a parameter is out of its range.
@@ -127,9 +128,9 @@ class SampledGaussian(TrainingMechanism):
             )
 
     def __repr__(self) -> str:
-        """Return the text for ledgers and digests, which key the noise: changing it changes runs.
+        """Return the text for ledgers and for digests that key the noise; changing it changes runs.
 
-        It includes the settings of patients only if patients are the unit.
+        It includes settings of patients only if patients are the unit.
         """
         left_out = ("unit", "records_per_patient") if self.unit == "record" else ()
         names = {"count_fraction": "count_share"}
@@ -159,7 +160,7 @@ class SampledGaussian(TrainingMechanism):
 
     @property
     def places(self) -> int:
-        """Return the number of images whose gradients are clipped together."""
+        """Return the number of images that have their gradients clipped together."""
         return self.copies * self.records_per_patient
 
     @property
@@ -169,10 +170,10 @@ class SampledGaussian(TrainingMechanism):
 
     @property
     def count_noise(self) -> float:
-        """Return the noise standard deviation of each class count; inf without counts.
+        """Return the noise standard deviation of each class count; `inf` without counts.
 
-        The unit is records or, if patients are the unit, patients. It grows with the noise of the
-        steps, so any epsilon can be reached.
+        It is measured in records or, if patients are the unit, in patients. It grows with the noise
+        of the steps, so any epsilon can be reached.
         """
         if self.count_fraction is None:
             return math.inf
@@ -183,8 +184,8 @@ class SampledGaussian(TrainingMechanism):
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
         """Return `steps` sampled Gaussian mechanisms.
 
-        They hold for the training's unit. A record that is added, removed or changed within a
-        patient replaces the patient. Nothing is proven for a unit larger than the training's.
+        They hold for the training's unit. Adding, removing or changing a record of a patient
+        replaces the patient. Nothing is proven for a unit larger than the training's.
         """
         if not self._bounds(unit):
             return NonPrivateDpEvent()
@@ -213,8 +214,8 @@ class SampledGaussian(TrainingMechanism):
     def _reserves(self) -> bool:
         """Return whether a budget pays for class counts together with the training.
 
-        Otherwise sampled steps and counts would count as different settings. Gaussians always
-        compose exactly.
+        Otherwise, sampled steps and counts would be different settings. Gaussians always compose
+        exactly.
         """
         return self.counts_classes and self.sample_rate < 1
 
@@ -226,7 +227,7 @@ class SampledGaussian(TrainingMechanism):
         return unit != "client" and not (unit == "patient" and self.unit == "record")
 
     def _replaces(self, unit: Unit, relation: Relation) -> bool:
-        """Return whether a change replaces a unit of the training, as a patient's record does.
+        """Return whether a change replaces a unit of the training, as for a patient's record.
 
         A patient whose only record is removed is replaced by a gradient of zero.
         """
@@ -241,8 +242,8 @@ class SampledGaussian(TrainingMechanism):
     def count(self, labels: NDArray[np.int64], num_classes: int, rng: Rng) -> NDArray[np.float64]:
         """Count labels by class, (K,), and add noise.
 
-        If patients are the unit, each label of (P, R) counts 1 / R. Noise is added to integers
-        of such parts, whose sums are exact.
+        If patients are the unit, each of (P, R) labels counts 1 / R. Noise is added to integer
+        multiples of 1 / R, so the sums are exact.
 
         Raises:
             ValueError: no counts are released, or there are not R labels for each patient.
@@ -287,7 +288,7 @@ class SampledGaussian(TrainingMechanism):
     def records_at_once(
         self, form: Callable[..., Sequence[torch.Tensor]], inputs: torch.Tensor, size: int
     ) -> int:
-        """Return how many records' vectors of `size` numbers to form at once: 1 if places differ.
+        """Return how many records' vectors (`size` numbers) to compute at once; 1 if places differ.
 
         `form` maps padded inputs and labels to numbers for each record.
 
@@ -323,11 +324,12 @@ class SampledGaussian(TrainingMechanism):
 class DPSGD(SampledGaussian):
     """DP-SGD with Poisson sampling: clipped gradients of a random part of the records, plus noise.
 
-    Guarantee: that of `SampledGaussian`. A record's vector is its gradient, the clipped mean over
-    its copies, of L2 norm at most `max_grad_norm`; N(0, noise_multiplier^2 max_grad_norm^2) is
-    added to each coordinate of the sum. A patient's gradient is the clipped mean over at most
-    `records_per_patient` of their records. The sum is not divided by a count (Adam is insensitive
-    to scale), and there is no hold-out, no early stopping and no batch normalisation.
+    Guarantee: the guarantee of `SampledGaussian`. A record's vector is its gradient, which is the
+    clipped mean over its copies with L2 norm at most `max_grad_norm`; N(0, noise_multiplier^2
+    max_grad_norm^2) is added to each coordinate of the sum. A patient's gradient is the clipped
+    mean over at most `records_per_patient` of their records. The sum is not divided by a count
+    (Adam is insensitive to scale), and there is no hold-out, no early stopping and no batch
+    normalisation.
     """
 
     name: ClassVar[str] = "dp_sgd"
@@ -339,7 +341,7 @@ class DPSGD(SampledGaussian):
         labels: torch.Tensor,
         rng: Rng,
     ) -> None:
-        """Take `steps` steps of Adam on noisy sums; sampling and noise follow `rng`.
+        """Take `steps` steps of Adam on noisy sums; draw samples and noise from `rng`.
 
         A record or patient with a non-finite gradient counts as zero in the sum.
 
@@ -387,7 +389,7 @@ class DPSGD(SampledGaussian):
         labels: torch.Tensor,
         rng: Rng,
     ) -> None:
-        """Train on the gradient of each record, or patient, which Opacus computes."""
+        """Train on the gradient of each record or patient, as computed by Opacus."""
         from opacus import GradSampleModule  # takes seconds to import, and few runs need it
 
         # Opacus assumes that the weights of a convolution are contiguous.
@@ -417,7 +419,7 @@ class DPSGD(SampledGaussian):
 
         Args:
             form: computes the gradients of `records` records and their norms, as
-                `lattice.single_gradients` does; each record's depend on it alone.
+                `lattice.single_gradients` does; a record's gradients depend on that record alone.
             inputs: (N, A, ...).
             labels: (N,), or (N, A) if copies have their own labels.
             records: the result of `records_at_once`.
@@ -435,7 +437,7 @@ class DPSGD(SampledGaussian):
 def with_noise(
     total: torch.Tensor, noise_multiplier: float, size: int, rng: Rng
 ) -> NDArray[np.float64]:
-    """Add noise to a part of a sum of `size` numbers, to which a record adds a norm of at most 1.
+    """Add noise to a part of a sum of `size` numbers; a record adds a norm of at most 1 to the sum.
 
     The noise is float64: torch's float32 normals end at 5.77 sigma.
     """

@@ -16,14 +16,14 @@ class Epsilon:
     """A proven privacy loss, which cannot be printed without its meaning.
 
     Args:
-        value: epsilon, >= 0, `inf` if nothing is proven.
+        value: epsilon, >= 0; `inf` if nothing is proven.
         delta: failure probability fixed in advance, in [0, 1); 0 for a pure guarantee.
-        unit: the part of the private data that one change may touch.
+        unit: the part of the private data that one change may affect.
         relation: how the unit may change.
         trust: the parties that must be honest.
         accountant: the name of the proof.
-        queries: number of answers that it covers.
-        notes: caveats that travel with the number.
+        queries: number of covered answers.
+        notes: caveats that accompany the number.
     """
 
     value: float
@@ -81,7 +81,7 @@ class Epsilon:
 
 
 def reviewed(notes: tuple[str, ...], *mechanisms: object) -> tuple[str, ...]:
-    """Return notes, adding one if a mechanism is a plug-in's and no note says so."""
+    """Return notes, adding one if a mechanism is from a plug-in and no note states this."""
     if all(map(is_own, mechanisms)) or any(note.startswith(NOT_REVIEWED) for note in notes):
         return notes
     return (*notes, NOT_REVIEWED_NOTE.format("a plug-in"))

@@ -28,7 +28,7 @@ class ReplacedInSampleDpEvent(DpEvent):
 class FinitePrecisionDpEvent(DpEvent):
     """The loss due to a sampler's finite precision, in addition to the event of its ideal noise.
 
-    In both worlds every outcome is at most exp(loss / 2) times as likely as with ideal noise, and
+    In both worlds, every outcome is at most exp(loss / 2) times as likely as with ideal noise, and
     vice versa. So epsilon grows by `loss`, and delta by a factor of exp(loss / 2).
 
     Attributes:
@@ -40,7 +40,7 @@ class FinitePrecisionDpEvent(DpEvent):
 
 @attrs.frozen
 class BoundedRangeDpEvent(DpEvent):
-    """A release whose losses lie in an interval of a known length.
+    """A release with losses in an interval of known length.
 
     Between two neighbours, the logarithms of the likelihood ratios of all outcomes lie in an
     interval of length `loss_range`. The interval may depend on the neighbours and on everything
@@ -55,14 +55,14 @@ class BoundedRangeDpEvent(DpEvent):
 
 @attrs.frozen
 class ShuffledResponseDpEvent(DpEvent):
-    """The counts of `responses` k-ary randomised responses; one of them changes.
+    """The counts of `responses` k-ary randomised responses, one of which changes.
 
     The responders answer the same public query independently; only the counts of the k classes
     are seen. The other responses are arbitrary.
 
     Attributes:
         epsilon_per_answer: eps0 of one response, > 0.
-        k: classes that a response may name, >= 2.
+        k: number of classes that a response may name, >= 2.
         responses: M >= 1, the number of honest responses, including the one that changes.
     """
 
@@ -73,10 +73,10 @@ class ShuffledResponseDpEvent(DpEvent):
 
 @attrs.frozen
 class ReservingDpEvent(DpEvent):
-    """A release and a second one that may follow once; a budget pays for both at once.
+    """A release and a second release that may follow once; a budget pays for both at once.
 
     A lifetime budget can be spent in full if all charges have one setting, but not if settings
-    differ (docs/privacy.md, Theorem 7). Both releases together are one setting.
+    differ (docs/privacy.md, Theorem 7). The two releases together count as one setting.
 
     Attributes:
         event: the event of the release itself; a claim counts only this one.

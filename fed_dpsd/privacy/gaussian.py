@@ -36,18 +36,18 @@ class NormalizedGradient(Mechanism):
     """Top-k masked gradients of norm below beta plus Gaussian noise.
 
     Guarantee: a teacher may be any function of its own shard of its client's data. One changed
-    record replaces one teacher's bounded answer, so a sum moves by at most 2 * bound in L2 norm.
-    N adaptive releases are N Gaussian mechanisms of noise multiplier noise_multiplier / 2. The
+    record replaces one teacher's bounded answer, so a sum moves by at most 2 * bound in L2 norm. N
+    adaptive releases are N Gaussian mechanisms with noise multiplier noise_multiplier / 2; the
     bound cancels. A client's n teachers change together, so its sum moves by n * bound (the client
     answers zero) or 2 * n * bound (it answers anything). The papers' sensitivity of 2 * bound *
     sqrt(K) is loose. Norms are computed in float64 with room for rounding. Sums are exact: each
-    value is truncated towards zero to the lattice of the noise, and n values add up to less than
-    2^53 lattice steps.
+    value is truncated towards zero to the noise's lattice, and n values add up to less than 2^53
+    lattice steps.
 
     A release is a query (`normalise="sample"`: every row has norm below `bound`) or a whole request
-    (`normalise="batch"`: all its rows together have norm below `bound`). The papers do not say
-    which norm they mean. When normalised by batch, a row has about 1 / sqrt(B) of the length, and a
-    request costs the same as one query.
+    (`normalise="batch"`: all its rows together have norm below `bound`). The papers do not state
+    which norm they mean. With normalisation by batch, a row has about 1 / sqrt(B) of the length,
+    and a request costs the same as one query.
 
     | input row                     | encoded row                            |
     | ----------------------------- | -------------------------------------- |
@@ -57,23 +57,23 @@ class NormalizedGradient(Mechanism):
 
     Args:
         num_classes: K, >= 2.
-        noise_multiplier: sigma, noise standard deviation divided by `bound`, > 0; 0 for no
-            noise: nothing is proven.
+        noise_multiplier: sigma, noise standard deviation divided by `bound`, > 0; 0 adds no noise,
+            and nothing is proven.
         bound: beta, > 0.
         stability: h, added to the norm before dividing, > 0.
         k: number of coordinates to keep; None keeps all.
-        mask: "public" keeps the coordinates of the student's k largest predictions, and only they
-            get noise; "private" keeps a teacher's own k entries of largest magnitude, and "signed"
-            its k largest with their signs (M_k in the paper's text). Both reveal something about
-            the teacher, so all K coordinates get noise.
+        mask: "public" keeps the coordinates of the student's k largest predictions and adds noise
+            only to these; "private" keeps a teacher's own k entries of largest magnitude, and
+            "signed" its k largest with their signs (M_k in the paper's text). Both reveal something
+            about the teacher, so noise is added to all K coordinates.
         normalise: "sample" or "batch".
-        noise_at: "client" (each client adds its own noise) or "server" (once, on the sum; the
-            server then sees answers without noise and must be trusted).
+        noise_at: "client" (each client adds its own noise) or "server" (noise is added once, to the
+            sum; the server sees answers without noise and must be trusted).
         quorum: the quorum of the secure sum; only with noise_at="distributed", where each client
             adds a noise share.
         shards: the client's teachers.
-        scaling: "normalise" (each gradient gets norm `bound`, except for `stability`) or "clip"
-            (only longer gradients are shortened to `bound`, as in DP-SGD).
+        scaling: "normalise" (each gradient is scaled to norm `bound`, except for `stability`) or
+            "clip" (only longer gradients are shortened to `bound`, as in DP-SGD).
 
     Raises:
         ValueError: a parameter is out of its range.
@@ -113,14 +113,14 @@ class NormalizedGradient(Mechanism):
             raise ValueError(f"scaling={self.scaling!r} must be 'normalise' or 'clip'")
 
     def __repr__(self) -> str:
-        """Return the text that ledgers hold; it includes `scaling` only if not the default."""
+        """Return the text for ledgers; it includes `scaling` only if that is not the default."""
         shown = [f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.repr]
         more = [] if self.scaling == "normalise" else [f"scaling={self.scaling!r}"]
         return f"{type(self).__name__}({', '.join([*shown, *more])})"
 
     @property
     def scale(self) -> float:
-        """Return the standard deviation of the noise, noise_multiplier * bound, or of its share."""
+        """Return the noise's standard deviation, noise_multiplier * bound, or a noise share's."""
         honest = self.quorum.honest if self.quorum else 1
         return self.noise_multiplier * self.bound / math.sqrt(honest)
 
@@ -164,10 +164,10 @@ class NormalizedGradient(Mechanism):
         return clipped
 
     def add_noise(self, value: Values, predictions: Values, rng: Rng) -> NDArray[np.float64]:
-        """Sum (n, B, K) `value` over n and add the noise of `scale`, once per query.
+        """Sum (n, B, K) `value` over n and add noise of `scale`, once per query.
 
         Raises:
-            ValueError: a request that is normalised as a whole exceeds the size its event covers.
+            ValueError: a request that is normalised as a whole is larger than its event covers.
         """
         if self.normalise == "batch" and value[0].size > MOST_NUMBERS:
             raise ValueError(
@@ -182,7 +182,7 @@ class NormalizedGradient(Mechanism):
         return np.where(self._kept(predictions), noisy, 0.0)
 
     def _kept(self, predictions: Values) -> NDArray[np.bool_]:
-        """Mark the (B, K) entries inside a public mask; all entries if there is none."""
+        """Mark the (B, K) entries inside a public mask, or all entries if there is none."""
         if self.k is None or self.mask != "public":
             return np.ones(predictions.shape, bool)
         return top_k(predictions, self.k)
@@ -207,12 +207,12 @@ class NormalizedGradient(Mechanism):
         return requests * (queries if self.normalise == "sample" else 1)
 
     def sensitivity(self, unit: Unit, relation: Relation) -> float:
-        """Return the L2 change of a sum: 2 * bound per replaced teacher, bound per removed one."""
+        """Return the L2 change of a sum: 2 * bound per replaced, or bound per removed, teacher."""
         bounds = 1 if self.shards.vanish(unit, relation) else 2
         return self.shards.changed(unit) * self.bound * bounds
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
-        """Return one Gaussian mechanism, its noise divided by the sensitivity (bound cancels)."""
+        """Return one Gaussian mechanism: the noise divided by the sensitivity (bound cancels)."""
         if self.noise_multiplier == 0:
             return NonPrivateDpEvent()
         stddev = self.noise_multiplier * self.bound
@@ -243,7 +243,7 @@ class NormalizedGradient(Mechanism):
         return additive_clarity(self.noise_multiplier, self.noise_at, clients, teachers)
 
     def worst_case(self) -> tuple[Values, Values]:
-        """Return (n, 1, K) gradients of two worlds, one record apart, that differ the most."""
+        """Return the (n, 1, K) gradients of two worlds, one record apart, that differ most."""
         first = np.zeros((self.shards.teachers, 1, self.num_classes))
         second = first.copy()
         unit = self.stability if self.scaling == "normalise" else self.bound

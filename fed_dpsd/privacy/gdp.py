@@ -14,8 +14,8 @@ from fed_dpsd.privacy.events import FinitePrecisionDpEvent
 def gaussian_mu(event: DpEvent) -> float | None:
     """Return the exact mu of composed Gaussian mechanisms; None if there is any other event.
 
-    mu^2 = sum of 1 / z^2 (arXiv 1905.02383v3, Corollary 3.3). It is the mu of ideal noise, without
-    the loss due to a sampler's finite precision.
+    mu^2 = sum of 1 / z^2 (arXiv 1905.02383v3, Corollary 3.3). This is the mu for ideal noise,
+    without the loss due to a sampler's finite precision.
     """
     if isinstance(event, FinitePrecisionDpEvent):
         return 0.0

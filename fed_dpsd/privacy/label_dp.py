@@ -1,7 +1,7 @@
-"""Training that keeps only labels private: everything else in the records is treated as public.
+"""Training that protects only labels; everything else in the records is treated as public.
 
 Label differential privacy compares data sets that differ in the label of one record. For records,
-patients and clients such training counts as plain: nothing is proven.
+patients and clients, such training counts as plain: nothing is proven.
 """
 
 from abc import ABC, abstractmethod
@@ -42,16 +42,17 @@ class Learner(Protocol):
 
 
 class LabelPrivate(Plain, ABC):
-    """Plain training that sees the labels of a shard only through a mechanism.
+    """Plain training that reads the labels of a shard only through a mechanism.
 
     Guarantee: `event`, for one replaced label, with the images and all other labels unchanged. A
-    record's number may depend on its label, as with one folder per class, so training draws its
-    own random order of records. Nothing is proven beyond a label, and no ledger records this
-    training: it is for simulations with one teacher.
+    record's number may depend on its label, for example if each class has a folder, so training
+    draws its own random order of records. Nothing is proven beyond a label, and no ledger records
+    this training, which is for simulations with one teacher.
 
     Attributes:
-        trust: who must be honest in addition to the owners of the labels: "nobody" if each label
-            could be randomised at its source, "server" if the party that trains sees the labels.
+        trust: the parties that must be honest in addition to the owners of the labels: "nobody" if
+            each label could be randomised at its source, "server" if the party that trains sees the
+            labels.
     """
 
     reason: ClassVar[str] = "the training protects labels alone"
@@ -59,7 +60,7 @@ class LabelPrivate(Plain, ABC):
     epsilon: float
 
     def check(self, config: Any, method: Any, partition: Any) -> list[str]:
-        """Return the problems with training that keeps only labels private."""
+        """Return the problems with training that protects only labels."""
         problems, named = no_files(self.name, config), f"training={self.name}"
         if not config.federation.simulation:
             problems.append(
@@ -100,7 +101,7 @@ class LabelPrivate(Plain, ABC):
 
     @property
     def failure(self) -> float:
-        """Return delta, the failure probability of the guarantee; 0 if it is pure."""
+        """Return delta, the failure probability of the guarantee; 0 for a pure guarantee."""
         return 0.0
 
     @abstractmethod
@@ -109,15 +110,15 @@ class LabelPrivate(Plain, ABC):
 
     @abstractmethod
     def train(self, learner: Learner, labels: NDArray[np.int64], rng: Rng) -> None:
-        """Train the learner on one shard's (N,) labels, N >= 1; the last fit makes the teacher."""
+        """Train the learner on one shard's (N,) labels, N >= 1; the last fit gives the teacher."""
 
 
 def prove_label(training: LabelPrivate, notes: tuple[str, ...], queries: int) -> Epsilon:
-    """Prove the epsilon of a label, whatever the teachers release and however often.
+    """Prove the epsilon of a label, for any number and kind of the teachers' releases.
 
     Args:
         training: the training.
-        notes: caveats that the epsilon carries.
+        notes: caveats that accompany the epsilon.
         queries: number of released answers, all of them post-processing.
     """
     event, delta = training.event(), training.failure

@@ -1,13 +1,13 @@
-"""Clipped per-record gradients as integers, whose sum is exact.
+"""Clipped per-record gradients as integers with exact sums.
 
-A sum of floats depends on the order of its additions. One more record may change how all later
-additions are rounded, so it may move the sum by more than the bound on its own gradient
+A sum of floats depends on the order of additions. One more record may change the rounding of all
+later additions, so it may move the sum by more than the bound on its own gradient
 (Casacuberta, Shoemate, Vadhan, Wagaman: "Widespread Underestimation of Sensitivity in
-Differentially Private Libraries and How to Fix It", arXiv 2207.10635). Here every product and every
-sum over a row or over records uses integers that their type represents exactly. Everything
-else is computed element by element in correctly rounded IEEE operations. So a record's contribution
-depends only on that record and the weights, and the sum of all contributions is exact, independent
-of order, number of threads and batch size.
+Differentially Private Libraries and How to Fix It", arXiv 2207.10635). Here, every product and
+every sum over a row or over records uses integers that their type represents exactly. Everything
+else is computed element by element with correctly rounded IEEE operations. So a record's
+contribution depends only on that record and the weights, and the sum of all contributions is exact,
+independent of order, number of threads and batch size.
 """
 
 import functools
@@ -44,13 +44,13 @@ _STEPS = 2**10  # entries of the table of exponentials for each unit of a logit
 
 @dataclass(frozen=True)
 class Records:
-    """Records as integers for a linear layer; none depends on another record.
+    """Records as integers for a linear layer; no record depends on another.
 
     Args:
-        inputs: (N, A, D) float32 integers of at most 127, in units of 1/16: larger inputs are
-            clamped to +-7.94.
+        inputs: (N, A, D) float32 integers of magnitude at most 127, in units of 1/16; larger inputs
+            are clamped to +-7.94.
         inner: (N, A, A) float64, the exact inner products of a record's copies, bias included.
-            If an input is not finite, they are so large that the record counts as zero.
+            If an input is not finite, the products are so large that the record counts as zero.
         labels: (N,), or (N, A) if copies have their own labels.
     """
 
@@ -79,7 +79,7 @@ class Records:
         return cls(whole, inner, labels)
 
     def take(self, chosen: torch.Tensor) -> "Records":
-        """Return the records with the chosen numbers, in their order."""
+        """Return the records with the chosen numbers, in the given order."""
         if len(chosen) == len(self.labels):
             return self
         return Records(*(part[chosen] for part in vars(self).values()))
@@ -98,10 +98,10 @@ def linear_sum(layer: nn.Linear, records: Records, bound: float) -> tuple[torch.
     """Sum clipped gradients of a linear layer under cross-entropy exactly, divided by `bound`.
 
     A record's part is the mean of its A copies' gradients, clipped to L2 norm `bound`. A gradient
-    is residuals times inputs, so the norm is known before the part is computed.
+    is the product of residuals and inputs, so the norm is known before computing the part.
 
-    Guarantee: each record's part is a function of it and of the layer alone, of norm at most 1; the
-        sum, (K, D) and (K,) float64 multiples of UNIT for weights and bias, is exact.
+    Guarantee: each record's part is a function of that record and the layer alone, with norm at
+        most 1; the sum, (K, D) and (K,) float64 multiples of UNIT for weights and bias, is exact.
     """
     copies, features = records.inputs.shape[1:]
     rows = records.inputs.flatten(0, 1)
@@ -121,19 +121,19 @@ def linear_sum(layer: nn.Linear, records: Records, bound: float) -> tuple[torch.
 
 
 def _labels(labels: torch.Tensor, copies: int) -> torch.Tensor:
-    """Return the (N * A,) labels of all copies, from (N,) labels of records or (N, A) of copies."""
+    """Return the (N * A,) labels of all copies, from (N,) record labels or (N, A) copy labels."""
     return _each(labels, copies) if labels.ndim == 1 else labels.flatten()
 
 
 def _each(values: torch.Tensor, copies: int) -> torch.Tensor:
-    """Repeat each of (N,) values for its copies; return (N * A,)."""
+    """Repeat (N,) values for all copies; return (N * A,) values."""
     return values.repeat_interleave(copies) if copies > 1 else values
 
 
 def _logits(layer: nn.Linear, rows: torch.Tensor) -> torch.Tensor:
-    """Compute (K, R) float32 logits: exact products of each row with rounded weights.
+    """Compute (K, R) float32 logits as exact products of each row with rounded weights.
 
-    Each column depends on its row alone. The unit of the weights depends on the largest row of
+    Each column depends only on its row. The unit of the weights depends on the largest row of
     weights, which is public.
     """
     most, size = _HELD // 2**7, rows.shape[1]
@@ -144,9 +144,9 @@ def _logits(layer: nn.Linear, rows: torch.Tensor) -> torch.Tensor:
 
 
 def _residuals(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Subtract one-hot labels from probabilities: (K, R) integers up to 2^20, unit 2^-20.
+    """Subtract one-hot labels from probabilities; return (K, R) integers up to 2^20, unit 2^-20.
 
-    Exponentials come from a table of integers, so their sum is exact.
+    Exponentials are read from a table of integers, so their sum is exact.
     """
     table = _exponentials()
     logits -= logits.amax(0)
@@ -160,7 +160,7 @@ def _residuals(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 @functools.cache
 def _exponentials() -> torch.Tensor:
-    """Tabulate 2^20 exp(-(i + 1/2) / 1024), rounded, for i from 0 until it rounds to zero."""
+    """Tabulate rounded 2^20 exp(-(i + 1/2) / 1024), for i from 0 until it rounds to zero."""
     places = torch.arange(15 * _STEPS, dtype=torch.float64) + 0.5
     return (torch.exp(-places / _STEPS) / _RESIDUAL).round().float()
 
@@ -170,8 +170,8 @@ def _scale(residuals: torch.Tensor, inner: torch.Tensor, bound: float) -> torch.
 
     A factor depends on the norm of the mean of a record's copies. If copies cancel each other by
     more than CANCELLATION, it uses their mean length divided by CANCELLATION instead. Truncating
-    residuals towards zero makes no single copy's gradient longer. The sum of several copies may
-    grow by one unit per copy, so it gets less room.
+    residuals towards zero does not lengthen a single copy's gradient. The sum of several copies may
+    grow by one unit per copy, so its bound is reduced.
     """
     copies, classes = inner.shape[1], len(residuals)
     unit = _RESIDUAL * _INPUT
@@ -193,7 +193,7 @@ def _scale(residuals: torch.Tensor, inner: torch.Tensor, bound: float) -> torch.
 
 
 def _root(values: torch.Tensor) -> torch.Tensor:
-    """Take correctly rounded square roots; torch may use MKL, whose roots are not."""
+    """Take correctly rounded square roots; torch may use MKL, which does not round correctly."""
     return torch.from_numpy(np.sqrt(values.numpy()))
 
 
@@ -203,17 +203,18 @@ def _root(values: torch.Tensor) -> torch.Tensor:
 def single_gradients(
     model: "GradSampleModule", inputs: torch.Tensor, labels: torch.Tensor
 ) -> list[torch.Tensor]:
-    """Compute each record's cross-entropy gradient, the mean over its copies, and its norm.
+    """Compute each record's cross-entropy gradient (the mean over its copies) and its norm.
 
     A number that is not finite counts as zero.
 
     Args:
-        model: the model whose gradients Opacus computes, record by record.
+        model: the model; Opacus computes its gradients for each record.
         inputs: (B, A, ...).
         labels: (B,), or (B, A) if copies have their own labels.
 
     Returns:
-        A (B, ...) float32 array per parameter, then the (B,) float64 L2 norms over all parameters.
+        A (B, ...) float32 array per parameter, followed by the (B,) float64 L2 norms over all
+        parameters.
     """
     count, copies = inputs.shape[:2]
     logits = model(inputs.flatten(0, 1))
@@ -240,8 +241,8 @@ def clipped(gradients: list[torch.Tensor], bound: float) -> list[torch.Tensor]:
     """Clip gradients of `single_gradients` to L2 norm `bound` and truncate them towards zero.
 
     Returns:
-        (B, ...) float32 integers for each parameter, in units of UNIT * `bound`; the numbers
-        of a record have norm at most 1 / UNIT.
+        (B, ...) float32 integers for each parameter, in units of UNIT * `bound`; a record's numbers
+        have norm at most 1 / UNIT.
     """
     *parts, norm = gradients
     scale = (ROOM / UNIT / norm.clamp_min(bound)).float()
@@ -251,9 +252,9 @@ def clipped(gradients: list[torch.Tensor], bound: float) -> list[torch.Tensor]:
 def padded(
     inputs: torch.Tensor, labels: torch.Tensor, size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pad a part of a batch with zeros after its records, up to `size` rows.
+    """Pad a part of a batch with zeros after its records, to `size` rows.
 
-    Kernels choose the order of additions by the batch's shape, so all parts have the same shape.
+    The order of additions in kernels depends on the batch's shape, so all parts get the same shape.
     """
     missing = size - len(labels)
     return (
@@ -267,16 +268,16 @@ def places_agree(
     inputs: torch.Tensor,
     size: int,
 ) -> bool:
-    """Return whether a record's result has the same bits in every position of `size` records.
+    """Return whether a record's result has the same bits at every position among `size` records.
 
-    The order of a kernel's operations depends on shapes and positions, not values. So random
-    records, none of them a client's, are shifted by one position and compared. An all-zero result
-    shows nothing, so it counts as a disagreement.
+    The order of a kernel's operations depends on shapes and positions, not on values. So random
+    records, and no client's records, are shifted by one position and compared. An all-zero result
+    is inconclusive and counts as a disagreement.
 
     Args:
-        part_of: function from records and labels to (B, ...) unrounded results; each should depend
-            only on its record.
-        inputs: an example of the records' shapes; their number may differ.
+        part_of: function from records and labels to (B, ...) unrounded results, each of which
+            should depend only on its record.
+        inputs: example with the records' shapes; the number of records may differ.
         size: B.
     """
     rng = torch.Generator().manual_seed(0)

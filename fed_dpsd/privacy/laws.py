@@ -1,7 +1,7 @@
 """Privacy losses of single events: exact laws, Renyi divergences, discretised losses.
 
 Every function is exact, or an upper bound in exact arithmetic. Solver errors and the mass of
-truncated tails are added. delta is in (0, 1), N >= 1 the number of adaptive releases.
+truncated tails are added. delta is in (0, 1), and N >= 1 is the number of adaptive releases.
 """
 
 import functools
@@ -59,9 +59,9 @@ def exact_terms(response: RandomizedResponseDpEvent, releases: int) -> int:
 def response_epsilon(response: RandomizedResponseDpEvent, releases: int, delta: float) -> float:
     """Compute the exact epsilon of N k-ary randomised responses.
 
-    It is `inf` if only the pure bound N * eps0 holds. The loss of one response is +eps0, 0 or
-    -eps0 with probabilities a (the truth), 1 - a - b and b (one lie). With S the sum of N such
-    signs, delta(eps) = sum over s of P(S = s) max(0, 1 - exp(eps - eps0 s)).
+    It is `inf` if only the pure bound N * eps0 holds. The loss of one response is +eps0, 0 or -eps0
+    with probabilities a (the truth), 1 - a - b and b (one lie). If S is the sum of N such signs,
+    then delta(eps) = sum over s of P(S = s) max(0, 1 - exp(eps - eps0 s)).
     """
     truth, lie = truth_and_lie(response)
     per_answer = math.log(truth / lie)
@@ -87,7 +87,7 @@ def response_epsilon(response: RandomizedResponseDpEvent, releases: int, delta: 
 def response_delta(
     response: RandomizedResponseDpEvent, releases: int, epsilons: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Compute the exact delta of N k-ary randomised responses, like `response_epsilon`."""
+    """Compute the exact delta of N k-ary randomised responses (see `response_epsilon`)."""
     truth, lie = truth_and_lie(response)
     law, missing = _sign_sum_law(releases, truth, lie)
     per_answer = math.log(truth / lie)
@@ -105,8 +105,8 @@ def response_delta(
 def _sign_sum_law(releases: int, truth: float, lie: float) -> tuple[NDArray[np.float64], float]:
     """Return P(S = s) for s = -N..N and the omitted mass.
 
-    S = A - B, with (A, B, rest) multinomial. A and B run over windows; the mass outside them counts
-    as failure.
+    S = A - B, where (A, B, rest) is multinomial. A and B run over windows; the mass outside them
+    counts as failure.
     """
     log_factorial = gammaln(np.arange(releases + 1) + 1.0)
 
@@ -195,7 +195,7 @@ def best_order(epsilon: float, delta: float) -> float:
 
 
 def renyi_epsilon(parts: list[tuple[DpEvent, int]], delta: float) -> float:
-    """Add up Renyi divergences and convert at the best of ORDERS; `inf` for sampled events."""
+    """Add up Renyi divergences and convert them at the best of ORDERS; `inf` for sampled events."""
     if any(isinstance(event, PoissonSampledDpEvent) for event, _ in parts):
         return math.inf  # discretised losses are tighter and faster
     return min(
@@ -211,8 +211,9 @@ def discretised_epsilon(parts: list[tuple[DpEvent, int]], delta: float) -> float
     """Bound the epsilon of composed events by the library's pessimistic discretisation.
 
     Gaussian and Laplace events are always accounted as add-or-remove (our sensitivity is folded
-    in), and responses always as replace-one. Counts are composed by `self_compose`, since an
-    accountant would drop the counts of responses. It is `inf` where the library's steps overflow.
+    in), and responses always as replace-one. Counts are composed by `self_compose`, because an
+    accountant would drop the counts of responses. The result is `inf` if the library's steps
+    overflow.
     """
     parts, rest = _without_small(parts)
     if _resolution(parts) > LARGEST_PROFILE:
@@ -223,7 +224,7 @@ def discretised_epsilon(parts: list[tuple[DpEvent, int]], delta: float) -> float
 def discretised_delta(parts: list[tuple[DpEvent, int]], epsilon: float) -> float:
     """Bound the delta of composed events at an epsilon >= 0, in both directions, by discretisation.
 
-    At epsilon 0 it bounds the total variation distance.
+    At epsilon 0, this bounds the total variation distance.
     """
     return float(_composed(parts).get_delta_for_epsilon(epsilon))
 
@@ -270,9 +271,9 @@ def _composed(parts: list[tuple[DpEvent, int]]) -> pld.PrivacyLossDistribution:
 
 
 def _resolution(parts: list[tuple[DpEvent, int]]) -> float:
-    """Choose a fine resolution within MOST_LOSSES; it divides the losses of responses and ranges.
+    """Choose a fine resolution within MOST_LOSSES that divides the losses of responses and ranges.
 
-    Losses that are multiples of it need no rounding up, which would cost up to a step each.
+    Multiples of the resolution need no rounding up, which would cost up to a step for each loss.
     """
     spread = sum(n * _concentration(event) for event, n in parts)
     reach = spread + 2 * math.sqrt(spread * math.log(1e15))  # except for about 1e-15 of the mass
@@ -291,7 +292,7 @@ def _resolution(parts: list[tuple[DpEvent, int]]) -> float:
 
 
 def _concentration(event: DpEvent) -> float:
-    """Estimate the mean of the loss (half its variance), only to set the resolution."""
+    """Estimate the mean of the loss (half its variance); used only to set the resolution."""
     if isinstance(event, GaussianDpEvent):
         return 1 / (2 * float(event.noise_multiplier) ** 2)
     if isinstance(event, PoissonSampledDpEvent):
@@ -373,7 +374,8 @@ def _on_grid(
     """Split each probability between the two grid points, -farthest..farthest, next to its loss.
 
     An outcome keeps its probability in both worlds, so merging the two points again is
-    post-processing: the result dominates the losses. Its error falls with the square of the step.
+    post-processing, and the result dominates the losses. Its error falls with the square of the
+    step.
     """
     below = np.floor(losses / step)
     above = np.expm1(below * step - losses) / math.expm1(-step)

@@ -1,6 +1,6 @@
 """The contracts of privacy mechanisms.
 
-One frozen object holds the noise and the event derived from it, so they cannot drift apart.
+One frozen object defines both the noise and the event derived from it, so they always match.
 """
 
 import math
@@ -43,9 +43,9 @@ class Shards:
 
     Args:
         teachers: n >= 1, a public constant.
-        by: the id whose keyed hash determines the shard. By "record" a patient's records may lie in
-            all n shards; by "patient" they lie in one.
-        silent: whether a teacher without records answers zero. A teacher that was trained privately
+        by: the id that determines the shard, by a keyed hash. With "record", a patient's records
+            may be in all n shards; with "patient", they are in one.
+        silent: whether a teacher without records answers zero. A teacher that was privately trained
             on no records, or read from a file, does not.
 
     Raises:
@@ -63,12 +63,12 @@ class Shards:
             raise ValueError(f"by={self.by!r} must be 'record' or 'patient'")
 
     def changed(self, unit: Unit) -> int:
-        """Return the number of a client's teachers that changing one `unit` may affect."""
+        """Return how many of a client's teachers a change of one `unit` may affect."""
         one = unit == "record" or (unit == "patient" and self.by == "patient")
         return 1 if one else self.teachers
 
     def vanish(self, unit: Unit, relation: Relation) -> bool:
-        """Return whether a change sets values to zero: a removed client still answers."""
+        """Return whether a change sets values to zero; a removed client still answers."""
         return self.silent and unit == "client" and relation == "add_remove"
 
 
@@ -77,7 +77,7 @@ ONE_TEACHER = Shards()
 
 @dataclass(frozen=True)
 class Quorum:
-    """How many clients a secure sum needs, and how many need not be trusted.
+    """The number of clients that a secure sum needs, and how many need not be trusted.
 
     Args:
         threshold: the minimum number of clients in a sum; the secret shares of this many
@@ -114,7 +114,7 @@ class Quorum:
 
 
 class Charged(Protocol):
-    """What an account charges: a mechanism's releases or private training."""
+    """A charge of an account, for a mechanism's releases or private training."""
 
     @property
     def name(self) -> str:
@@ -129,7 +129,7 @@ class Charged(Protocol):
         """Return where noise is added."""
 
     def releases(self, requests: int, queries: int) -> int:
-        """Return the number of `event`s that `requests` requests of `queries` queries each cost."""
+        """Return the number of `event`s for `requests` requests with `queries` queries each."""
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
         """Return one release's event, with sensitivity and relation folded into its parameters."""
@@ -142,11 +142,11 @@ class Charged(Protocol):
 class Mechanism(Charged, Protocol):
     """A mechanism for answers: `constrain_sensitivity` bounds a value, `add_noise` randomises it.
 
-    All mechanisms derive from it, including plug-ins.
+    All mechanisms derive from this class, including plug-ins' mechanisms.
 
     `constrain_sensitivity` runs for each teacher. `add_noise` runs once per query: at each client
     on its teachers' values (`noise_at="client"`), or at the server on the sum
-    (`noise_at="server"`). With `noise_at="distributed"` it runs at each client and adds a noise
+    (`noise_at="server"`). With `noise_at="distributed"`, it runs at each client and adds a noise
     share, or less noise than an answer seen on its own would need. A secure sum then hides which
     answer came from which client.
     """
@@ -158,7 +158,7 @@ class Mechanism(Charged, Protocol):
 
     @classmethod
     def default_noise(cls, covered: bool) -> float | None:
-        """Return the noise for a configuration that has null; None if null is not allowed.
+        """Return the noise to use if the configuration has null; None if null is not allowed.
 
         Args:
             covered: whether the teachers' private training covers the answers.
@@ -174,9 +174,9 @@ class Mechanism(Charged, Protocol):
         """Return the randomised sum, (B, K), of (n, B, K) encoded values."""
 
     def admissible(self, values: Values, predictions: Values, teachers: int) -> NDArray[np.bool_]:
-        """Mark the (B,) rows of a (B, K) answer that a client with honest `teachers` could give.
+        """Mark the (B,) rows of a (B, K) answer that a client with `teachers` could honestly give.
 
-        A noisy row may be longer by as much as honest noise adds.
+        The rows may exceed the bound by as much as honest noise adds.
         """
 
     def releases(self, requests: int, queries: int) -> int:
@@ -208,7 +208,7 @@ class Mechanism(Charged, Protocol):
                 problems.append(f"answers.quorum.{error}")
             if config.clients_per_round is not None:
                 problems.append(
-                    f"clients_per_round={config.clients_per_round}: a secure sum is over all "
+                    f"clients_per_round={config.clients_per_round}: a secure sum needs all "
                     "clients; use clients_per_round=null, or answers.noise_at=client"
                 )
         return problems
@@ -216,14 +216,15 @@ class Mechanism(Charged, Protocol):
     def clarity(self, clients: int, teachers: int) -> float:
         """Return the squared signal-to-noise ratio of a query's answers; `inf` if not known.
 
-        It assumes `clients` with `teachers` each that all agree: a student needs a larger ratio.
+        It assumes `clients` clients with `teachers` teachers each that all agree; a student needs a
+        larger ratio.
         """
         return math.inf
 
 
 @runtime_checkable
 class Additive(Mechanism, Protocol):
-    """A mechanism that adds independent noise of one law to each of K coordinates.
+    """A mechanism that adds independent, identically distributed noise to each of K coordinates.
 
     Its answers are unbiased, so a student learns from them by least squares. An audit samples the
     two worlds of `worst_case`.
@@ -237,7 +238,7 @@ class Additive(Mechanism, Protocol):
 
     @property
     def noise_multiplier(self) -> float:
-        """Return the noise, in units of the bound or of a vote; larger is more private."""
+        """Return the noise in units of the bound or in votes; larger is more private."""
 
     @property
     def noise_law(self) -> Literal["gaussian", "laplace"]:
@@ -249,7 +250,7 @@ class Additive(Mechanism, Protocol):
 
 @runtime_checkable
 class Shared(Mechanism, Protocol):
-    """A mechanism whose answers a secure sum may hide, each with a share of the noise."""
+    """A mechanism that supports secure sums of answers, each with a share of the noise."""
 
     @property
     def shards(self) -> Shards:
@@ -261,7 +262,7 @@ class Shared(Mechanism, Protocol):
 
     @property
     def lattice(self) -> float:
-        """Return the spacing: randomised answers are integer multiples of it."""
+        """Return the spacing of the lattice; randomised answers are integer multiples of it."""
 
 
 def quorum_of(mechanism: Mechanism) -> Quorum | None:
@@ -271,7 +272,7 @@ def quorum_of(mechanism: Mechanism) -> Quorum | None:
 
 @dataclass(frozen=True)
 class Clear(Mechanism):
-    """A release without its own noise, for which nothing is proven by itself.
+    """A release without its own noise, so nothing is proven for the release by itself.
 
     What it reveals about teachers trained with DP is post-processing of their training.
     """
@@ -282,7 +283,7 @@ class Clear(Mechanism):
     of_records: ClassVar[bool] = False  # whether it depends on records other than through teachers
 
     def constrain_sensitivity(self, sensitive_value: Values, predictions: Values) -> Values:
-        """Return the value as float32; NaN and infinity stay, so that the server refuses them."""
+        """Return the value as float32; keep NaN and infinity, which the server refuses."""
         return np.asarray(sensitive_value, np.float32)
 
     def add_noise(self, value: Values, predictions: Values, rng: Rng) -> Values:
@@ -299,7 +300,7 @@ class Clear(Mechanism):
         return requests * max(queries, 1)
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
-        """Return the non-private event, whose epsilon is infinite."""
+        """Return the non-private event, which has an infinite epsilon."""
         return NonPrivateDpEvent()
 
 
@@ -357,7 +358,7 @@ class ExactCounts(Clear):
 def passes_through_teachers(mechanism: Charged) -> bool:
     """Return whether a release depends on records only through the client's teachers.
 
-    Private training of the teachers then covers it.
+    If so, private training of the teachers covers it.
     """
     return not getattr(mechanism, "of_records", False)
 
@@ -374,7 +375,7 @@ def top_k(predictions: Values, k: int) -> NDArray[np.bool_]:
 
 
 def one_class_changed(teachers: int, num_classes: int) -> tuple[Values, Values]:
-    """Return (n, 1, K) probabilities of two worlds, in which teacher 0 chooses class 0 or 1."""
+    """Return (n, 1, K) probabilities in two worlds, in which teacher 0 chooses class 0 or 1."""
     first = np.zeros((teachers, 1, num_classes))
     first[:, 0, 0] = 1
     second = first.copy()
@@ -405,7 +406,7 @@ def trust_of(noise_at: NoiseAt) -> Trust:
 
 
 def weakest(trusts: Iterable[Trust]) -> Trust:
-    """Return the trust that several guarantees need together: the most that any of them needs."""
+    """Return the trust that several guarantees need together, the most that any of them needs."""
     needed = set(trusts)
     return next((t for t in get_args(Trust)[:0:-1] if t in needed), "nobody")
 
@@ -420,8 +421,8 @@ def check_noise(noise_multiplier: float, noise_at: NoiseAt, teachers: int) -> No
     """Raise ValueError unless the sum of bounded values is exact on their noise's lattice.
 
     A value is at most 2^26 / noise_multiplier lattice steps, times the square root of the number of
-    clients in a secure sum. float64 represents 2^53 steps exactly, enough for 2,000 clients
-    together. Without noise (teachers trained with DP) no lattice is needed.
+    clients in a secure sum. float64 represents 2^53 steps exactly, which suffices for 2,000 clients
+    together. Without noise (for teachers trained with DP), no lattice is needed.
     """
     if noise_multiplier == 0:
         if noise_at != "client":
@@ -434,15 +435,15 @@ def check_noise(noise_multiplier: float, noise_at: NoiseAt, teachers: int) -> No
     if noise_multiplier < least:
         raise ValueError(
             f"noise_multiplier={noise_multiplier:g} must be at least {least:.3g} for "
-            f"{teachers} teachers: smaller noise counts as none"
+            f"{teachers} teachers: smaller noise counts as no noise"
         )
 
 
 def check_noise_at(noise_at: str, quorum: Quorum | None) -> None:
-    """Raise ValueError unless `noise_at` is known, with a quorum if and only if distributed."""
+    """Raise ValueError unless `noise_at` is valid and there is a quorum only if distributed."""
     if noise_at not in ("client", "server", "distributed"):
         raise ValueError(f"noise_at={noise_at} must be client, server or distributed")
     if noise_at == "distributed" and quorum is None:
         raise ValueError("noise_at=distributed needs a quorum, as in {threshold: 3, colluding: 1}")
     if noise_at != "distributed" and quorum is not None:
-        raise ValueError(f"quorum goes with noise_at=distributed, not {noise_at}; use quorum=null")
+        raise ValueError(f"quorum requires noise_at=distributed, not {noise_at}; use quorum=null")

@@ -1,6 +1,6 @@
 """Sources of noise: seeded for repeatable runs, secret for real records.
 
-The exact sampler is by Canonne, Kamath, Steinke: "The Discrete Gaussian for Differential
+The exact sampler implements Canonne, Kamath, Steinke: "The Discrete Gaussian for Differential
 Privacy", arXiv 2004.00010, Algorithms 1 to 3, on arrays.
 """
 
@@ -29,7 +29,7 @@ _FARTHEST = np.uint64(2**32 - 1)  # its square fits in a word; over 60 scales aw
 
 
 class SecureGenerator:
-    """A generator on a ChaCha20 stream: without the key, its draws look random.
+    """A generator on a ChaCha20 stream; without the key, its draws look random.
 
     Args:
         key: 32 bytes; equal keys give equal draws.
@@ -52,11 +52,11 @@ class SecureGenerator:
     def noisy_sum(self, values: NDArray[Any], scale: float, law: Law) -> NDArray[np.float64]:
         """Sum (n, ...) `values` and add noise exactly: as integers on a lattice, then as floats.
 
-        The lattice's spacing is a power of two, at most 2^-25 of the scale. Each value is truncated
-        towards zero to the lattice, so no norm grows. Integers are unchanged if the scale is
-        below 2^26. The noise's scale is rounded up to a multiple of the spacing. The lattice's cost
-        is proven in docs/privacy.md, Theorem 8. The draw depends on the sum as well as the key:
-        equal keys never add equal noise to different sums.
+        The lattice spacing is a power of two, at most 2^-25 of the scale. Each value is truncated
+        towards zero to the lattice, so no norm grows. Integers are unchanged if the scale is below
+        2^26. The noise's scale is rounded up to a multiple of the spacing. docs/privacy.md, Theorem
+        8, proves the cost of the lattice. The draw depends on both the sum and the key, so equal
+        keys never add equal noise to different sums.
         """
         spacing = lattice_spacing(scale)
         units = math.ceil(scale / spacing)
@@ -68,7 +68,7 @@ class SecureGenerator:
         return np.asarray(noisy * spacing)
 
     def noisy_argmax(self, votes: NDArray[Any], scale: float) -> NDArray[np.int64]:
-        """Draw a class for each row of (B, K) integer `votes`, exactly by the law of Gumbel noise.
+        """Draw a class for each row of (B, K) integer `votes`, exactly as Gumbel noise would.
 
         Uniform classes are drawn until one is accepted, with probability exp((its votes - the
         largest count) / scale). The scale is rounded up to a lattice.
@@ -87,7 +87,7 @@ class SecureGenerator:
         return chosen
 
     def words(self, count: int) -> Words:
-        """Draw (count,) integers, uniform below 2^64."""
+        """Draw (count,) uniform integers below 2^64."""
         self._left -= 8 * count
         if self._left < 0:
             self.__init__(self._stream.update(bytes(KEY_BYTES)))  # type: ignore[misc]  # next key
@@ -95,7 +95,7 @@ class SecureGenerator:
         return np.frombuffer(self._stream.update(bytes(8 * count)), "<u8").astype(np.uint64)
 
     def _below(self, bound: int, count: int) -> Words:
-        """Draw (count,) integers, uniform below `bound`."""
+        """Draw (count,) uniform integers below `bound`."""
         most = np.uint64(2**64 // bound * bound - 1)
         drawn = self.words(count)
         while (again := drawn > most).any():
@@ -103,7 +103,7 @@ class SecureGenerator:
         return drawn % np.uint64(bound)
 
     def _accepts(self, numerator: Words, denominator: int) -> NDArray[np.bool_]:
-        """Accept each with probability exp(-numerator / denominator): Algorithm 1."""
+        """Accept each with probability exp(-numerator / denominator) (Algorithm 1)."""
         whole, rest = np.divmod(numerator, np.uint64(denominator))
         accepted = self._accepts_fraction(rest, denominator)
         for tries in range(int(whole.max(initial=0))):
@@ -113,7 +113,7 @@ class SecureGenerator:
         return accepted
 
     def _accepts_fraction(self, numerator: Words, denominator: int) -> NDArray[np.bool_]:
-        """Accept as `_accepts` does, for numerators up to the denominator."""
+        """Accept like `_accepts`, for numerators up to the denominator."""
         accepted = np.zeros(len(numerator), bool)
         going, k = np.arange(len(numerator)), 1
         while len(going):
@@ -123,7 +123,7 @@ class SecureGenerator:
         return accepted
 
     def _laplace(self, units: int, count: int) -> NDArray[np.int64]:
-        """Draw (count,) integers x, in proportion to exp(-|x| / units): Algorithm 2."""
+        """Draw (count,) integers x in proportion to exp(-|x| / units) (Algorithm 2)."""
         accepted = np.empty(0, np.int64)
         while len(accepted) < count:
             low = self._below(units, 2 * (count - len(accepted)) + 8)
@@ -139,7 +139,7 @@ class SecureGenerator:
         return accepted[:count]
 
     def _gaussian(self, units: int, count: int) -> NDArray[np.int64]:
-        """Draw (count,) integers x, in proportion to exp(-x^2 / 2 units^2): Algorithm 3."""
+        """Draw (count,) integers x in proportion to exp(-x^2 / 2 units^2) (Algorithm 3)."""
         accepted = np.empty(0, np.int64)
         while len(accepted) < count:
             drawn = self._laplace(units, 2 * (count - len(accepted)) + 8)
@@ -153,10 +153,10 @@ class SecureGenerator:
 
 @dataclass(frozen=True)
 class SecretStreams:
-    """Streams like `streams.Streams`, but from a secret instead of a public seed.
+    """Streams like `streams.Streams`, but derived from a secret instead of a public seed.
 
-    Every draw depends on its purpose, client and query, as seeded draws do. So a draw repeated
-    after a crash is the same and reveals nothing new.
+    Like seeded draws, every draw depends on its purpose, client and query. So a draw repeated after
+    a crash is the same and reveals nothing new.
 
     Args:
         secret: at least 32 bytes that only the client knows.
@@ -193,10 +193,10 @@ class Noise(Protocol):
 
 
 def noisy_sum(values: NDArray[Any], scale: float, law: Law, rng: Rng) -> NDArray[np.float64]:
-    """Sum (n, ...) `values` and add N(0, scale^2) or Laplace noise of that scale to each number.
+    """Sum (n, ...) `values` and add N(0, scale^2) or Laplace(0, scale) noise to each number.
 
-    Values are truncated to the noise's lattice, so their sum is exact if it is below 2^53 steps: a
-    record changes it by no more than its own value changes.
+    Values are truncated to the noise's lattice, so their sum is exact below 2^53 steps: a record
+    changes the sum by no more than its own value changes.
     """
     if isinstance(rng, SecureGenerator):
         return rng.noisy_sum(values, scale, law)
@@ -208,7 +208,7 @@ def noisy_sum(values: NDArray[Any], scale: float, law: Law, rng: Rng) -> NDArray
 def noisy_argmax(votes: NDArray[Any], scale: float, rng: Rng) -> NDArray[np.int64]:
     """Draw a class for each row of (B, K) integer `votes`, in proportion to exp(votes / scale).
 
-    It is the class with the most votes after adding Gumbel noise of that scale to each count.
+    This is the class with the most votes after Gumbel noise of that scale is added to each count.
     """
     if isinstance(rng, SecureGenerator):
         return rng.noisy_argmax(votes, scale)
@@ -223,7 +223,7 @@ def lattice_spacing(scale: float) -> float:
 
 
 def cut_off(values: NDArray[Any], spacing: float) -> NDArray[np.float64]:
-    """Truncate values towards zero to a lattice; their sums lie on it too.
+    """Truncate values towards zero to a lattice; their sums are on the lattice too.
 
     Args:
         values: an array of any shape.
@@ -233,9 +233,9 @@ def cut_off(values: NDArray[Any], spacing: float) -> NDArray[np.float64]:
 
 
 def snap(values: NDArray[np.float64], scale: float) -> NDArray[np.float64]:
-    """Round noisy `values` to a lattice of 2^-20 of the noise's scale, or a little less.
+    """Round noisy `values` to a lattice spaced 2^-20 of the noise's scale, or a little less.
 
-    The last bits of a floating-point sum reveal the number to which the noise was added (Mironov:
+    The last bits of a floating-point sum reveal the number that noise was added to (Mironov:
     "On significance of the least significant bits for differential privacy", CCS 2012). Rounding is
     post-processing of ideal noise and hides them; it proves nothing for a real generator's noise.
     """

@@ -1,8 +1,8 @@
-"""Report noisy max: the teachers vote, and only the class with the largest noisy count leaves.
+"""Report noisy max: the teachers vote, and only the class with the largest noisy count is released.
 
-Laplace noise of scale 2 / eps0 is used by PATE (arXiv 1610.05755) and DGD (Ge et al.: "Learning
-Privacy-Preserving Student Networks via Discriminative-Generative Distillation", IEEE TIP 32,
-Eq. 3); Gaussian noise by the variant DGD+. Gumbel noise makes it an exponential mechanism.
+PATE (arXiv 1610.05755) and DGD (Ge et al.: "Learning Privacy-Preserving Student Networks via
+Discriminative-Generative Distillation", IEEE TIP 32, Eq. 3) use Laplace noise of scale 2 / eps0,
+and the variant DGD+ uses Gaussian noise. With Gumbel noise, it is an exponential mechanism.
 """
 
 import math
@@ -32,12 +32,12 @@ from fed_dpsd.privacy.votes import NoisyVotes, noise_in_votes
 class NoisyMax(Mechanism):
     """The class with the largest noisy vote count, one label per query.
 
-    Guarantee: with Laplace or Gaussian noise the label is a function of the noisy counts of
-    `NoisyVotes`, so by post-processing it has their guarantee, and nothing smaller is claimed. With
-    Gumbel noise of scale b, class c has probability exp(votes of c / b) over the sum of these
-    terms: an exponential mechanism. If n votes move between classes, the log-likelihood ratios lie
-    in an interval of length 2 n / b; if n votes are removed, of length n / b (docs/privacy.md,
-    Theorem 5b).
+    Guarantee: with Laplace or Gaussian noise, the label is a function of the noisy counts of
+    `NoisyVotes`, so by post-processing it has their guarantee, and no smaller epsilon is claimed.
+    With Gumbel noise of scale b, class c has probability exp(votes of c / b) divided by the sum of
+    these terms: an exponential mechanism. If n votes move between classes, the log-likelihood
+    ratios lie in an interval of length 2 n / b; if n votes are removed, in an interval of length n
+    / b (docs/privacy.md, Theorem 5b).
 
     | input row           | encoded row |
     | ------------------- | ----------- |
@@ -47,7 +47,7 @@ class NoisyMax(Mechanism):
     Args:
         num_classes: K, >= 2.
         noise_multiplier: the noise's standard deviation (gaussian) or scale (laplace, gumbel), in
-            votes; 0 for no noise: nothing is proven.
+            votes; 0 adds no noise, and nothing is proven.
         noise_law: "laplace", "gaussian" or "gumbel".
         shards: the client's teachers.
 
@@ -75,7 +75,7 @@ class NoisyMax(Mechanism):
 
     @property
     def votes(self) -> NoisyVotes:
-        """Return the mechanism of the noisy counts; with Gumbel noise, only for its encoding."""
+        """Return the mechanism of the noisy counts; with Gumbel noise, use it only for encoding."""
         law: Literal["laplace", "gaussian"] = (
             "laplace" if self.noise_law == "gumbel" else self.noise_law
         )
@@ -90,7 +90,7 @@ class NoisyMax(Mechanism):
     def add_noise(
         self, value: Values, predictions: Values, rng: Rng
     ) -> NDArray[np.unsignedinteger]:
-        """Draw a label for each row of (n, B, K) votes; return (B, K) counts: n for the label."""
+        """Draw a label for each row of (n, B, K) votes; return (B, K) counts: n at the label."""
         if self.noise_law == "gumbel" and self.noise_multiplier > 0:
             label = noisy_argmax(value.sum(axis=0), self.noise_multiplier, rng)
         else:

@@ -1,4 +1,4 @@
-"""Plans: what a run will be charged for, computed from public information in advance."""
+"""Plans of a run's charges, computed from public information in advance."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ class Plan:
 
     Args:
         training: how the teachers are trained.
-        stages: what is released, in order: class counts, weights, answers.
+        stages: the releases, in order: class counts, weights, answers.
         trainings: number of training runs, >= 1.
     """
 
@@ -47,7 +47,7 @@ class Plan:
 
     @property
     def ends_with_teachers(self) -> bool:
-        """Return whether the teachers themselves are the result, each at its client."""
+        """Return whether the teachers themselves are the result and stay at their clients."""
         return any(isinstance(stage.mechanism, KeptTeachers) for stage in self.stages)
 
     @property

@@ -1,6 +1,6 @@
 """The papers' privacy formulas, evaluated as printed. None of these numbers is a guarantee.
 
-Imported only where results are written or shown, so a published number never steers a run.
+It is imported only where results are written or shown, so published numbers never affect a run.
 """
 
 import math
@@ -16,10 +16,10 @@ from fed_dpsd.privacy.votes import NoisyVotes
 
 
 def published_epsilon(mechanism: Mechanism, queries: int, delta: float) -> float:
-    """Return the epsilon that the formula of the method's paper gives for `queries` answers.
+    """Return the epsilon for `queries` answers by the formula of the method's paper.
 
     It is `inf` if the paper claims nothing or no noise is drawn. It may differ from the epsilons
-    that the papers print above their results.
+    that the papers print with their results.
     """
     if isinstance(mechanism, TopKRandomizedResponse):
         return theorem_2(mechanism.epsilon_per_answer)
@@ -53,9 +53,9 @@ def theorem_1(
     """Evaluate Theorem 1 of arXiv 2601.19090, and Theorem 3 of DPDFD, minimised over q > 1.
 
     It divides by sigma^2 although the added noise has variance sigma^2 beta^2, so its first term is
-    too small by a factor of about 1 / beta^2. It counts every query, as needed for a record that
+    too small by a factor of about 1 / beta^2. It counts every query, as is necessary if a record
     changes its teacher. DPDFD (IJCAI 2023) adds one draw to the sum of a batch's gradients (Eq. 4),
-    whose sensitivity is 2 * bound * batch, but still counts them as separate queries.
+    which has sensitivity 2 * bound * batch, but still counts them as separate queries.
 
     Args:
         bound: beta.
@@ -74,10 +74,10 @@ def theorem_1(
 
 
 def theorem_2(epsilon_per_answer: float) -> float:
-    """Evaluate Theorem 2 of arXiv 2601.19090: epsilon overall, for any number of queries.
+    """Evaluate Theorem 2 of arXiv 2601.19090: the overall epsilon for any number of queries.
 
-    It counts one response and assumes that only its label changes (Lemma 3 of the paper). One
-    training record may change its teacher and thus all responses.
+    It counts one response and assumes that only its label changes (Lemma 3 of the paper), although
+    one training record may change its teacher and thus all responses.
     """
     return epsilon_per_answer
 
@@ -85,8 +85,8 @@ def theorem_2(epsilon_per_answer: float) -> float:
 def dgd_labels(epsilon_per_query: float, queries: int, delta: float) -> float:
     """Evaluate DGD's discriminative budget (Sec. III-E): N eps0^2 + eps0 sqrt(-2 N log delta).
 
-    Its votes have Laplace noise of scale 2 / eps0. The epsilons that DGD prints come from its
-    moments accountant and are smaller; its total adds epsilon_1 = 0.01 (its Theorem 1). Both omit
+    DGD's votes have Laplace noise of scale 2 / eps0. The epsilons that the paper prints come from
+    its moments accountant and are smaller; its total adds epsilon_1 = 0.01 (Theorem 1). Both omit
     the generator, which is trained against a classifier of all private data.
     """
     spread = math.sqrt(-2 * queries * math.log(delta))

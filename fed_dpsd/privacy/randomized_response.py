@@ -44,25 +44,26 @@ class TopKRandomizedResponse(Mechanism):
     k = |I|. If r is in I, it is returned with probability e^eps0 / (e^eps0 + k - 1), and each other
     member with 1 / (e^eps0 + k - 1). If r is outside I, a uniform member is returned. This is
     Alg. 2. Eq. 5 as printed (`lies="classes"`) uses all K classes instead of I if r is in I. A
-    response outside I then reveals that r is in I, so nothing is proven unless I is all classes.
+    response outside I then reveals that r is in I, so nothing is proven unless I contains all
+    classes.
 
-    Guarantee: one response is eps0-locally private (r outside I is a k-ary response to a uniform
-    member, so replacing r within I is the worst case). N responses compose: one changed training
-    record may change its teacher and thus all N responses. The published claim, eps0 overall, is
-    the loss of a single response. With a threshold k varies, and k = 2 is charged, which dominates
-    every eps0-private response. A client's n teachers change together, so for a client each query
-    counts n responses.
+    Guarantee: one response is eps0-locally private (with r outside I, it is a k-ary response to a
+    uniform member, so replacing r within I is the worst case). N responses compose, because one
+    changed training record may change its teacher and thus all N responses. The published claim,
+    eps0 overall, is the loss of a single response. With a threshold, k varies, and k = 2 is
+    charged, which dominates every eps0-private response. A client's n teachers change together, so
+    for a client, each query counts as n responses.
 
-    With noise_at="distributed" only the counts over all clients are seen, in a secure sum that has
-    at least M = quorum.honest * n honest responses. For one changed teacher a query then costs a
-    ShuffledResponseDpEvent: the counts reveal less than the response. With a threshold, or if more
-    than one teacher changes, the response itself is charged: counts are post-processing.
+    With noise_at="distributed", only the counts over all clients are seen, in a secure sum that has
+    at least M = quorum.honest * n honest responses. For one changed teacher, a query then costs a
+    ShuffledResponseDpEvent, since the counts reveal less than the response. With a threshold, or if
+    more than one teacher changes, the response itself is charged, since counts are post-processing.
 
     Args:
         num_classes: K, >= 2.
-        epsilon_per_answer: eps0, in [0, 20]; inf for the teacher's own class (uniform in I if it is
-            outside), for which nothing is proven.
-        k: size of I, 2 <= k <= K; None is K.
+        epsilon_per_answer: eps0, in [0, 20]; inf returns the teacher's own class (or a uniform
+            member of I if it is outside), and nothing is proven.
+        k: size of I, 2 <= k <= K; None for K.
         threshold: probability in [0, 1) above which a class belongs to I; replaces k.
         noise_at: "client", or "distributed" for responses that a secure sum counts.
         quorum: the quorum of the secure sum; only with noise_at="distributed".
@@ -109,7 +110,7 @@ class TopKRandomizedResponse(Mechanism):
         check_noise_at(self.noise_at, self.quorum)
 
     def __repr__(self) -> str:
-        """Return the text that ledgers hold; it includes `lies` only if not the default."""
+        """Return the text for ledgers; it includes `lies` only if that is not the default."""
         shown = (f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.repr)
         more = [] if self.lies == "candidates" else [f"lies={self.lies!r}"]
         return f"{type(self).__name__}({', '.join([*shown, *more])})"
@@ -129,7 +130,7 @@ class TopKRandomizedResponse(Mechanism):
 
     @property
     def truthful(self) -> bool:
-        """Return whether teachers never lie; then nothing is proven for their answers."""
+        """Return whether teachers never lie; if so, nothing is proven for their answers."""
         return self.epsilon_per_answer == math.inf
 
     def members(self, predictions: Values) -> NDArray[np.bool_]:
@@ -148,7 +149,7 @@ class TopKRandomizedResponse(Mechanism):
     ) -> NDArray[np.float64]:
         """Return the law of the response: (B, K) probabilities.
 
-        A row of `sensitive_value` with NaN or infinity has no class; its law is uniform over I.
+        A row of `sensitive_value` with NaN or infinity has no class, and its law is uniform over I.
         """
         sensitive_valid = np.atleast_1d(np.isfinite(sensitive_value).all(axis=1))
         sensitive_class = np.where(sensitive_valid[:, None], sensitive_value, 0).argmax(1)
@@ -186,7 +187,7 @@ class TopKRandomizedResponse(Mechanism):
         return np.asarray(counts.all(axis=1) & inside & answered)
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
-        """Return a response's event, seen on its own or, if one teacher changes, in a secure sum.
+        """Return a response's event, on its own or, if one teacher changes, in a secure sum.
 
         The response's noise parameter is the probability of a uniform redraw. Every changed teacher
         is counted. Removing a client costs at most as much as changing its answers.
@@ -212,9 +213,9 @@ class TopKRandomizedResponse(Mechanism):
 
     @property
     def _precision(self) -> FinitePrecisionDpEvent:
-        """Return the loss due to probabilities that are off by a few steps of a uniform draw.
+        """Return the loss due to probabilities that differ by a few steps of a uniform draw.
 
-        A sum of up to K probabilities, and the draw, are off by less than 2 (K + 2) steps.
+        The error of a sum of up to K probabilities, and of the draw, is below 2 (K + 2) steps.
         """
         size = self.k or self.num_classes
         off = 2 * (size + 2) * UNIFORM_STEP / float(self.lie_probability(size))
@@ -224,7 +225,7 @@ class TopKRandomizedResponse(Mechanism):
         """Describe what leaves a client."""
         every = self.k is self.threshold is None
         return (
-            "a label for each image, at random the teacher's or one of "
+            "a label for each image, randomly the teacher's or one of "
             f"{'all classes' if every else 'the classes that the student finds likely'} "
             f"(randomised response, answers.epsilon_per_answer={self.epsilon_per_answer:g})"
         )

@@ -1,18 +1,18 @@
-"""Secure sums: masks that cancel hide each party's values, and parties may drop out.
+"""Secure sums: cancelling masks hide each party's values, and parties may drop out.
 
 Bonawitz et al.: "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017,
 Figure 4, against a malicious server. Parties know each other's keys beforehand, from a source other
-than the server. So they skip the figure's rounds that advertise and share keys, and send secret
+than the server, so they skip the figure's rounds for advertising and sharing keys, and send secret
 shares with the masked values. A sum takes three messages:
 
-1. `mask`: each party adds to its values its own mask and, for each other party, a mask that the
-   other subtracts. The keys of all these masks are sent along as secret shares, so `threshold`
-   parties can reconstruct a key.
-2. `confirm`: the server names the parties whose values arrived. Each named party proves to every
-   other named party which names it received.
-3. `unmask`: a party checks that `threshold` parties received the same names. Then it opens secret
-   shares of two kinds: for the own masks of named parties, and for the masks between them and the
-   other parties. It never opens a party's own mask as well as its masks with named parties.
+1. `mask`: to its values, each party adds its own mask and, for each other party, a mask that the
+   other party subtracts. The keys of all these masks are sent along as secret shares, so that
+   `threshold` parties can reconstruct a key.
+2. `confirm`: the server names the parties with values that arrived. Each named party proves to
+   every other named party which names it received.
+3. `unmask`: a party checks that `threshold` parties received the same names. It then opens secret
+   shares of two kinds: for the named parties' own masks, and for the masks between named parties
+   and the other parties. It never opens both a party's own mask and its masks with named parties.
 
 Guarantee: if c of m parties work for the server and 2 * threshold > m + c, the server learns one
 sum, over at least threshold - c honest parties, and nothing else about them. Proof sketch:
@@ -43,7 +43,7 @@ _SEED, _SHARE, _NONCE, _MAC = 32, 32, 12, 16
 
 
 class SumError(RuntimeError):
-    """An error that aborts a sum; nothing was unmasked. The message is public."""
+    """An error that aborts a sum. Nothing was unmasked; the message is public."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Masked:
     """A party's first message.
 
     Args:
-        values: uint64, uniform to everyone except the party.
+        values: uint64, which look uniform to everyone except the party.
         sealed: for each party, a box with its secret shares of this party's keys; only that party
             can open it.
     """
@@ -60,7 +60,7 @@ class Masked:
     sealed: Mapping[int, bytes]
 
     def to_bytes(self) -> bytes:
-        """Return the message as an npz."""
+        """Return the message in npz format."""
         arrays: dict[str, Any] = {"values": self.values}
         arrays |= {str(party): np.frombuffer(box, np.uint8) for party, box in self.sealed.items()}
         content = io.BytesIO()
@@ -69,7 +69,7 @@ class Masked:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "Masked":
-        """Read what `to_bytes` returned."""
+        """Read the result of `to_bytes`."""
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
             boxes = {int(name): arrays[name].tobytes() for name in arrays.files if name != "values"}
             return cls(arrays["values"], boxes)
@@ -88,16 +88,16 @@ class Opened:
     between: Mapping[tuple[int, int], bytes]
 
     def to_named(self) -> dict[str, bytes]:
-        """Return the shares as sent: "A" names a party's own mask, "A B" the mask of two."""
+        """Return the shares as sent: "A" is a party's own mask, "A B" the mask of two parties."""
         own = {str(party): share for party, share in self.own.items()}
         return own | {f"{a} {b}": share for (a, b), share in self.between.items()}
 
     @classmethod
     def from_named(cls, shares: Mapping[str, bytes]) -> "Opened":
-        """Read what `to_named` returned.
+        """Read the result of `to_named`.
 
         Raises:
-            ValueError: a name is neither one number nor two.
+            ValueError: a name is not one or two numbers.
         """
         own = {int(name): share for name, share in shares.items() if " " not in name}
         pairs = {tuple(map(int, n.split())): share for n, share in shares.items() if " " in n}
@@ -106,18 +106,19 @@ class Opened:
 
 @dataclass(frozen=True)
 class Party:
-    """A party to all sums of one federation.
+    """A party that takes part in all sums of one federation.
 
     Args:
-        number: its number, from 0.
-        private_key: its X25519 private key, 32 bytes.
-        public_keys: the public keys of all m parties, including its own, by number 0 to m - 1.
+        number: the party's number, from 0.
+        private_key: the party's X25519 private key, 32 bytes.
+        public_keys: the public keys of all m parties, including this party's, by number from 0 to m
+            - 1.
         threshold: the number of parties whose secret shares reconstruct a key.
 
     Raises:
-        ValueError: the keys do not belong to parties 0 to m - 1, its public key does not match its
-            private key, a key is invalid (or of low order), or the threshold is not above m / 2 and
-            at most m.
+        ValueError: the keys do not belong to parties 0 to m - 1, the party's public key does not
+            match its private key, a key is invalid (or of low order), or the threshold is not above
+            m / 2 and at most m.
     """
 
     number: int
@@ -143,7 +144,7 @@ class Party:
 
     @cached_property
     def _pairs(self) -> dict[int, bytes]:
-        """Derive a key for each other party, shared only with it, and one for this party alone."""
+        """Derive a key shared with each other party, and a key for this party alone."""
         mine = X25519PrivateKey.from_private_bytes(self.private_key)
         pairs = {self.number: _derive(self.private_key, b"own")}
         for other in set(self.public_keys) - {self.number}:
@@ -160,7 +161,7 @@ class Party:
         Args:
             values: an array of the same shape at all parties; the whole sum must fit in 63 bits.
             tag: the tag of this sum, the same for all parties. Two messages for one tag would
-                reveal the difference of their values: the caller must send only one.
+                reveal the difference of their values, so the caller must send only one.
         """
         own = os.urandom(_SEED)
         keys = {other: self._mask_key(other, tag) for other in self._pairs}
@@ -198,7 +199,7 @@ class Party:
 
         Args:
             tag: the tag of this sum.
-            named: the parties whose values arrived, as this party has confirmed.
+            named: the parties with values that arrived, as confirmed by this party.
             proofs: each party's confirmation for this party.
             sealed: each named party's box for this party.
 
@@ -233,8 +234,8 @@ class Party:
     def _mask_key(self, other: int, tag: bytes) -> bytes:
         """Derive the key of the mask with another party.
 
-        It depends on both numbers. Otherwise a party that publishes a copy of another's public key
-        would have the same mask keys, which are opened if it drops out.
+        It depends on both numbers. Otherwise, a party that publishes a copy of another party's
+        public key would have the same mask keys, which are opened if it drops out.
         """
         numbers = json.dumps(sorted([self.number, other])).encode()
         return _derive(self._pairs[other], b"mask", tag, numbers)
@@ -251,7 +252,7 @@ class Party:
         )
 
     def _open(self, sender: int, tag: bytes, sealed: bytes) -> list[bytes]:
-        """Open the box that `sender` sealed for this party: a secret share of each of its keys."""
+        """Open the box with secret shares of its keys that `sender` sealed for this party."""
         try:
             box = self._box(sender, self.number, tag)
             content = box.decrypt(sealed[:_NONCE], sealed[_NONCE:], None)
@@ -266,7 +267,7 @@ class Party:
 def combine(
     masked: Mapping[int, Masked], opened: Mapping[int, Opened], parties: int, threshold: int
 ) -> NDArray[np.int64]:
-    """Sum, at the server, the values of all parties whose first message arrived.
+    """Sum, at the server, the values of all parties with a first message that arrived.
 
     Args:
         masked: the first messages that arrived, by party.
@@ -293,12 +294,12 @@ def combine(
 
 
 def sealed_size(parties: int) -> int:
-    """Return the size in bytes of the box that one of `parties` parties seals for another."""
+    """Return the bytes of the box that one of `parties` parties seals for another."""
     return _NONCE + _SHARE * parties + _MAC
 
 
 def public_key(private_key: bytes) -> bytes:
-    """Return the public key, 32 bytes, of a private key."""
+    """Return the 32-byte public key of a private key."""
     return X25519PrivateKey.from_private_bytes(private_key).public_key().public_bytes_raw()
 
 
@@ -313,7 +314,7 @@ def _stream(key: bytes, count: int) -> NDArray[np.uint64]:
 
 
 def _signed(party: int, other: int, mask: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Give a mask the sign with which `party` adds it; `other` adds it with the opposite sign."""
+    """Give a mask the sign that `party` adds it with; `other` uses the opposite sign."""
     return mask if party < other else np.uint64(0) - mask
 
 

@@ -1,7 +1,7 @@
 """Privacy losses of a randomised response that is counted together with others.
 
-The argument follows Feldman, McMillan, Talwar (arXiv 2012.12803), whose numbers are looser.
-See docs/privacy.md, Theorem 10.
+The argument follows Feldman, McMillan, Talwar (arXiv 2012.12803), with tighter numbers. See
+docs/privacy.md, Theorem 10.
 """
 
 import math
@@ -30,18 +30,18 @@ def window(trials: int, probability: float) -> tuple[int, int]:
 def losses(
     epsilon_per_answer: float, k: int, responses: int
 ) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    """Yield losses and probabilities of M responses; the true class of one of them is 0 or 1.
+    """Yield losses and probabilities of M responses, one of which has the true class 0 or 1.
 
-    Each of the other M - 1 is uniform with probability k b and names its true class otherwise; the
-    adversary knows which of them are not uniform, and their classes. The uniform ones and the one
-    that changes are n responses whose counts h are multinomial, weighted by
-    (k / n) (b n + (a - b) h_c), with c the true class of the one that changes, and a and b the
-    probabilities of the truth and of one lie. More uniform responses hide more, so n is rounded
+    Each of the other M - 1 responses is uniform with probability k b and names its true class
+    otherwise; the adversary knows which of them are not uniform, and their classes. The uniform
+    responses and the one that changes are n responses with multinomial counts h, weighted by (k /
+    n) (b n + (a - b) h_c), where c is the true class of the response that changes, and a and b are
+    the probabilities of the truth and of one lie. More uniform responses hide more, so n is rounded
     down a little. The worlds are mirror images, so both directions have the same losses.
 
     Args:
         epsilon_per_answer: eps0 of one response, > 0.
-        k: classes that a response may name, >= 2.
+        k: number of classes that a response may name, >= 2.
         responses: M >= 1.
     """
     lie = 1 / (math.exp(epsilon_per_answer) + k - 1)
@@ -61,5 +61,5 @@ def losses(
 
 
 def certain(k: int) -> float:
-    """Return an upper bound on the mass that `losses` omits, by three windows and by rounding."""
+    """Return an upper bound on the mass that `losses` omits, due to three windows and rounding."""
     return 1e-12 + 4 * k * OUTSIDE

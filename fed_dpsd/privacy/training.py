@@ -1,4 +1,4 @@
-"""How teachers are trained: the contract of private training, and what it releases."""
+"""The contract of teachers' training, and the releases of private training."""
 
 import math
 from abc import ABC, abstractmethod
@@ -19,7 +19,7 @@ TrainedUnit = Literal["record", "patient"]
 
 @dataclass(frozen=True)
 class Plain:
-    """Training without noise, configured by `teacher`; only noise in answers protects records."""
+    """Training without noise, configured by `teacher`; only the answers' noise protects records."""
 
     name: ClassVar[str] = "plain"
     calibrated_by: ClassVar[None] = None
@@ -43,13 +43,13 @@ class Plain:
         return []
 
     def describe(self, trainings: int = 1) -> str:
-        """Describe how teachers are trained, `trainings` times, and what this alone protects."""
-        return "without noise: nothing protects records but the noise of the answers, if any"
+        """Describe how teachers are trained, `trainings` times, and what training protects."""
+        return "without noise: only the noise of the answers, if any, protects records"
 
 
 @dataclass(frozen=True)
 class CustomTraining(Plain, ABC):
-    """Training with its own steps, which protects a record no more than `Plain` does.
+    """Training with its own steps, which protects records no more than `Plain` does.
 
     Only the answers' noise protects records. `reason` explains why the training's noise does not.
     """
@@ -59,7 +59,7 @@ class CustomTraining(Plain, ABC):
         return no_files(self.name, config)
 
     def describe(self, trainings: int = 1) -> str:
-        """Describe how teachers are trained, and what this alone protects."""
+        """Describe how teachers are trained, and what training alone protects."""
         return f"{self.name.replace('_', ' ')}, {super().describe(trainings)}"
 
     @abstractmethod
@@ -73,18 +73,18 @@ class CustomTraining(Plain, ABC):
         """Train a teacher in place on one shard's (N, ...) inputs and (N,) labels."""
 
     def published(self, trainings: int, num_classes: int, delta: float) -> float:
-        """Return the epsilon that the paper's formula gives for `trainings` training runs."""
+        """Return the epsilon for `trainings` training runs by the paper's formula."""
         return math.inf
 
 
 class TrainingMechanism(ABC):
-    """A mechanism that trains teachers privately, on A = `copies` copies of each record's image.
+    """A mechanism that trains teachers privately on A = `copies` copies of each record's image.
 
-    With `unit="patient"` it takes R = `records_per_patient` records of each patient (`places_of`),
-    so R * A images; with `unit="record"` R is 1.
+    With `unit="patient"`, it uses R = `records_per_patient` records of each patient (`places_of`),
+    and so R * A images; with `unit="record"`, R is 1.
 
-    Its event covers all steps and is charged once, before the first step. Whatever the
-    teachers answer is post-processing. Class counts are a separate release (`ClassCounts`).
+    Its event covers all steps and is charged once, before the first step. The teachers' answers are
+    post-processing. Class counts are a separate release (`ClassCounts`).
     """
 
     name: ClassVar[str]
@@ -127,7 +127,7 @@ class TrainingMechanism(ABC):
         return f"{repeated} of {self.steps:,} steps ({self.name})"
 
     def releases(self, requests: int, queries: int) -> int:
-        """Return the number of training runs, however many answers follow."""
+        """Return the number of training runs, regardless of the number of answers."""
         return requests
 
     @abstractmethod
@@ -140,9 +140,9 @@ class TrainingMechanism(ABC):
 
     @abstractmethod
     def count(self, labels: NDArray[np.int64], num_classes: int, rng: Rng) -> NDArray[np.float64]:
-        """Draw (K,) noisy class counts of one shard's labels; to be called once.
+        """Draw (K,) noisy class counts of one shard's labels; call this only once.
 
-        The labels are (N,), or (P, R) of P patients.
+        The labels are (N,), or (P, R) for P patients.
         """
 
     @abstractmethod
@@ -155,12 +155,12 @@ class TrainingMechanism(ABC):
     ) -> None:
         """Train a teacher in place on one shard's (N, A, ...) inputs and (N,) labels.
 
-        With patients as the unit, inputs are (P, R * A, ...) and labels (P, R * A).
+        With patients as the unit, inputs are (P, R * A, ...) and labels are (P, R * A).
         """
 
 
 def no_files(name: str, config: Any) -> list[str]:
-    """Return the problem if teachers come from files but `training` trains its own."""
+    """Return a problem if teachers come from files but `training` trains its own teachers."""
     if config.teacher.path is None:
         return []
     return [
@@ -172,12 +172,12 @@ def no_files(name: str, config: Any) -> list[str]:
 def places_of(patients: NDArray[np.int64], most: int) -> NDArray[np.int64]:
     """Return the (P, R) numbers of the records that represent each patient, R = `most`.
 
-    A patient's first R records are taken in order; if there are fewer, they repeat in turn until
-    there are R. Records with known patients are in the order of their digests (`Split.in_order`).
-    So a patient's row depends on this patient's records alone.
+    A patient's first R records are taken in order; if there are fewer, they are repeated in turn.
+    Records with known patients are in the order of their digests (`Split.in_order`), so a patient's
+    row depends only on this patient's records.
 
     Args:
-        patients: (N,) the patient of each record.
+        patients: (N,) patient of each record.
         most: R >= 1, a public constant.
     """
     order = np.argsort(patients, kind="stable")
@@ -187,10 +187,10 @@ def places_of(patients: NDArray[np.int64], most: int) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class ClassCounts(Clear):
-    """Noisy class counts of a client's records, released once, regardless of its teachers.
+    """Noisy class counts of a client's records, released once, for any number of teachers.
 
     Args:
-        training: the training whose `count_fraction` sets their noise.
+        training: the training, which sets the counts' noise by `count_fraction`.
     """
 
     name: ClassVar[str] = "class_counts"
@@ -214,7 +214,7 @@ Training = Plain | TrainingMechanism
 class BaselineWeights(Clear):
     """The weights of one classifier of all a client's records, in addition to its teachers.
 
-    All noise is drawn while the classifier is trained. It does not cover the teachers' answers,
+    All noise is drawn during the classifier's training. It does not cover the teachers' answers,
     which are charged separately.
 
     Args:

@@ -1,9 +1,9 @@
-"""Noisy votes: each teacher votes for a class, and the counts get Laplace or Gaussian noise.
+"""Noisy votes: each teacher votes for a class; Laplace or Gaussian noise is added to the counts.
 
-Laplace votes of scale 2 / eps0 are used by PATE (arXiv 1610.05755) and DGD (Ge et al.:
-"Learning Privacy-Preserving Student Networks via Discriminative-Generative Distillation", Eq. 3);
-Gaussian votes are used by its variant DGD+. Those methods release only the arg max, as
-fed_dpsd/privacy/noisy_max.py does; here all counts are released.
+PATE (arXiv 1610.05755) and DGD (Ge et al.: "Learning Privacy-Preserving Student Networks via
+Discriminative-Generative Distillation", Eq. 3) use Laplace votes of scale 2 / eps0; the variant
+DGD+ uses Gaussian votes. These methods release only the arg max, like
+fed_dpsd/privacy/noisy_max.py; here, all counts are released.
 """
 
 import math
@@ -50,12 +50,11 @@ class NoisyVotes(Mechanism):
     """Counts of the teachers' classes plus noise on each of the K counts.
 
     Guarantee: one changed record replaces one teacher's vote, so one count falls by 1 and another
-    rises by 1. With Gaussian noise that is one Gaussian mechanism of L2 sensitivity sqrt(2); with
-    Laplace noise two Laplace mechanisms of sensitivity 1, one per count. A client's n votes
-    together move one count by n and another by n (replaced), or one count by n (removed). This
-    dominates a change that spreads over more counts (docs/privacy.md). Sums of votes are exact:
-    they are integers on the lattice of the noise, or all zero if the lattice is coarser
-    than a vote.
+    rises by 1. With Gaussian noise, this is one Gaussian mechanism of L2 sensitivity sqrt(2); with
+    Laplace noise, it is two Laplace mechanisms of sensitivity 1, one per count. A client's n votes
+    together move two counts by n (replaced), or one count by n (removed). This dominates a change
+    that spreads over more counts (docs/privacy.md). Sums of votes are exact: they are integers on
+    the noise's lattice, or all zero if the lattice is coarser than a vote.
 
     | input row           | encoded row |
     | ------------------- | ----------- |
@@ -64,11 +63,11 @@ class NoisyVotes(Mechanism):
 
     Args:
         num_classes: K, >= 2.
-        noise_multiplier: the noise's standard deviation (gaussian) or scale (laplace), in votes;
-            0 for no noise: nothing is proven.
+        noise_multiplier: the noise's standard deviation (gaussian) or scale (laplace), in votes; 0
+            adds no noise, and nothing is proven.
         noise_law: "gaussian" or "laplace".
-        noise_at: "client" (each client adds its own noise) or "server" (once, on the sum; the
-            server then sees each client's exact counts and must be trusted).
+        noise_at: "client" (each client adds its own noise) or "server" (noise is added once, to the
+            sum; the server sees each client's exact counts and must be trusted).
         quorum: the quorum of the secure sum; only with noise_at="distributed", where each client
             adds a noise share.
         shards: the client's teachers.
@@ -102,7 +101,7 @@ class NoisyVotes(Mechanism):
 
     @property
     def scale(self) -> float:
-        """Return the scale of the noise, noise_multiplier, or of a noise share, in votes."""
+        """Return the scale of the noise (noise_multiplier) or of a noise share, in votes."""
         return self.noise_multiplier / math.sqrt(self.quorum.honest if self.quorum else 1)
 
     @property
@@ -127,14 +126,14 @@ class NoisyVotes(Mechanism):
 
     @property
     def _farthest(self) -> float:
-        """Return the reach of noise: FARTHEST standard deviations, or FARTHEST^2 / 2 scales.
+        """Return the farthest noise: FARTHEST standard deviations, or FARTHEST^2 / 2 scales.
 
         Honest noise exceeds it with a probability of about exp(-FARTHEST^2 / 2).
         """
         return self.scale * (FARTHEST if self.noise_law == "gaussian" else FARTHEST**2 / 2)
 
     def admissible(self, values: Values, predictions: Values, teachers: int) -> NDArray[np.bool_]:
-        """Mark the rows that at most `teachers` votes and the noise can reach."""
+        """Mark the rows that are possible with at most `teachers` votes and the noise."""
         if self.noise_at != "server":
             away = np.maximum(-values, values - teachers)
             return np.asarray((away <= self._farthest).all(axis=1))

@@ -1,4 +1,4 @@
-"""Random faults in a rehearsed run, and the checks after its end."""
+"""Random faults in a rehearsed run, and checks after its end."""
 
 import json
 import time
@@ -27,12 +27,12 @@ class Fault:
     Args:
         number: number of the fault, from 1.
         seed: seed of the run.
-        kind: what fails. "link" goes down and up again. "client" is the process that answers at a
-            hospital, "hospital" its whole host. "server" is the coordinator's process of the run,
-            "superlink" its whole host. All except the link are killed by SIGKILL.
+        kind: what fails. "link" goes down and up again. "client" is a hospital's answering process,
+            and "hospital" is its whole host. "server" is the coordinator's process of the run, and
+            "superlink" is its whole host. All except the link are killed by SIGKILL.
         host: the host with the fault.
-        rounds: number of rounds that the run had finished before.
-        seconds: time until the host was started again, or the link was back.
+        rounds: number of rounds finished before the fault.
+        seconds: time until the host was restarted or the link was back.
         outcome: "went on", or "resumed" by a new run from the checkpoint.
     """
 
@@ -73,7 +73,7 @@ def endure(
 ) -> Endured:
     """Run the experiment with a seed and up to `most` random faults.
 
-    The run's name does not depend on the faults, nor does the noise of its secure sums.
+    Neither the run's name nor the noise of its secure sums depends on the faults.
 
     Args:
         rehearsal: the running rehearsal.
@@ -84,7 +84,7 @@ def endure(
         gap: longest time between two faults, in seconds.
 
     Raises:
-        UserError: the run failed without a fault that explains it, or it does not end.
+        UserError: the run failed for a reason other than a fault, or does not end.
     """
     rng, started = np.random.default_rng(seed), time.monotonic()
     rehearsal.forget()
@@ -137,7 +137,7 @@ def _strike(rehearsal: Rehearsal, rng: np.random.Generator) -> tuple[str, str, f
 
 
 def reconcile(rehearsal: Rehearsal, run_folder: Path) -> list[str]:
-    """List the differences between hospitals' ledgers and the answers received, per request."""
+    """List the differences between hospitals' ledgers and the received answers, per request."""
     lines = [json.loads(line) for line in (run_folder / "asks.jsonl").read_text().splitlines()]
     differences = []
     for number in rehearsal.hospitals:
@@ -147,8 +147,8 @@ def reconcile(rehearsal: Rehearsal, run_folder: Path) -> list[str]:
             charged = Counter(entry.request for entry in ledger.entries() if entry.request)
         name = f"hospital {number}"
         unpaid, lost = received - set(charged), set(charged) - received
-        differences += [f"{name}: {request:.12} was answered, not charged" for request in unpaid]
-        differences += [f"{name}: {request:.12} was charged, not received" for request in lost]
+        differences += [f"{name}: {request:.12} was answered but not charged" for request in unpaid]
+        differences += [f"{name}: {request:.12} was charged but not received" for request in lost]
         repeated = {request: count for request, count in charged.items() if count > 1}
         differences += [
             f"{name}: {request:.12} was charged {n} times" for request, n in repeated.items()

@@ -1,8 +1,8 @@
 """A deployment on one machine: a coordinator and hospitals, each on its own host.
 
-A host is a network namespace with a link to the coordinator's (Linux, root, iproute2). If this is
-not permitted, all hosts share this machine's loopback interface. Everything else is as in
-docs/deployment.md: certificates, node keys, a SuperLink with a database, SuperNodes.
+A host is a network namespace with a link to the coordinator's namespace (Linux, root, iproute2). If
+this is not permitted, all hosts share this machine's loopback interface. Everything else is as in
+docs/deployment.md: certificates, node keys, a SuperLink with a database, and SuperNodes.
 """
 
 import contextlib
@@ -49,20 +49,21 @@ def can_make_hosts() -> bool:
 
 
 class Rehearsal:
-    """A federation of hospitals on this machine; it ends with the `with` block.
+    """A federation of hospitals on this machine, which ends with the `with` block.
 
     Each hospital has the records of the simulated client with its number. Its files name patients
-    if the data does, or if `data.records_per_patient` makes some up.
+    if the data does, or if `data.records_per_patient` makes up patients.
 
     Args:
         folder: an empty folder; hospital J uses folder/hospitalJ, and runs are in folder/runs.
         overrides: overrides of the experiment, on top of conf/federation/deployment.yaml.
-        settings: keys of every site file, which replace the keys written here.
+        settings: keys of every site file, which override the keys written here.
         hosts: whether each host is a network namespace.
         late: the hospitals that `start_hospital` starts later; all others start at once.
 
     Raises:
-        UserError: the overrides are not one experiment, or a host or process cannot be created.
+        UserError: the overrides do not describe one experiment, or a host or process cannot be
+            created.
     """
 
     def __init__(
@@ -110,11 +111,11 @@ class Rehearsal:
         return self.folder / f"hospital{number}" / "site.yaml"
 
     def hospital(self, number: int) -> Hospital:
-        """Return a hospital, as its file describes it."""
+        """Return a hospital as described by its file."""
         return open_file(self.site(number))
 
     def forget(self) -> None:
-        """Delete every hospital's answers and teachers; its secret stays.
+        """Delete every hospital's answers and teachers, but keep its secret.
 
         A repeated request then gets a new answer with the same values.
         """
@@ -151,7 +152,7 @@ class Rehearsal:
         _ip("-n", self._namespace(COORDINATOR), "link", "set", link, state)
 
     def on(self, host: str, *command: str) -> list[str]:
-        """Return a command, prefixed so that it runs on a host."""
+        """Return a command with a prefix that runs it on a host."""
         inside = ["ip", "netns", "exec", self._namespace(host)] if self.hosts else []
         return [*inside, *command]
 
@@ -220,7 +221,7 @@ class Rehearsal:
         )
 
     def stop_hospital(self, number: int) -> None:
-        """Stop a hospital's service, as its owner would; its node leaves the federation."""
+        """Stop a hospital's service as its owner would, so that its node leaves the federation."""
         host = f"hospital{number}"
         self._processes[host].terminate()
         with contextlib.suppress(psutil.TimeoutExpired):
@@ -249,12 +250,12 @@ class Rehearsal:
             )
 
     def kill(self, host: str) -> None:
-        """Kill all processes of a host at once, like a power cut."""
+        """Kill all processes of a host at once, as a power cut would."""
         self.kill_some(host, "")
         self._processes.pop(host).wait()
 
     def kill_some(self, host: str, command: str) -> None:
-        """Kill the processes of a host whose command line contains `command`."""
+        """Kill the processes of a host that have `command` in their command line."""
         root = self._processes[host]
         found: list[Any] = [root]
         with contextlib.suppress(psutil.Error):
@@ -303,7 +304,7 @@ class Rehearsal:
         return self._submit("overrides", " ".join([*self._overrides, *overrides]))
 
     def resume(self, run_folder: Path) -> str:
-        """Submit a run that resumes an earlier one; return its id."""
+        """Submit a run that resumes an earlier run; return its id."""
         return self._submit("resume", str(run_folder))
 
     def _submit(self, key: str, value: str) -> str:

@@ -1,4 +1,4 @@
-"""The hospitals of a rehearsal: their records, and site files that allow the run."""
+"""The hospitals of a rehearsal, with their records and site files that allow the run."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,11 +22,11 @@ ALLOWED = {
 
 
 def agreeing(experiment: Experiment, overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the keys of a site file that allows a run, its plug-ins included.
+    """Return the keys of a site file that allows a run and its plug-ins.
 
     Args:
         experiment: the run.
-        overrides: the overrides it was composed from.
+        overrides: the overrides that the run was composed from.
     """
     config = experiment.config
     with searching(find(config.plugins)):

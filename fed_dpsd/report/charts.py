@@ -15,7 +15,7 @@ from fed_dpsd.report.scores import Operating, Predictions
 MOST_BY_CHANCE = 15  # percent; charts of higher accuracies need not show chance
 MOST_CLIENTS = 6  # lines of clients in one chart
 ACCURACY = "accuracy on the test images, %"
-FLAT = "Flat: what this number covers was charged by the end of the first round, and once."
+FLAT = "Flat: everything that this number covers was charged once, by the end of the first round."
 
 Point = tuple[float, float]
 Numbers = tuple[list[str], list[list[str]]]  # header and rows
@@ -26,14 +26,14 @@ class Axis:
     """An axis.
 
     Args:
-        title: its meaning, with the unit.
-        low: the lowest value shown; None for the minimum of the points.
-        high: the highest value shown; None for the maximum of the points.
+        title: the meaning of its values, with the unit.
+        low: the lowest displayed value; None for the minimum of the points.
+        high: the highest displayed value; None for the maximum of the points.
         logarithmic: whether the scale is logarithmic.
-        most: larger values are drawn together beyond the end of the axis.
-        whole: whether ticks are at whole numbers only.
+        most: the maximum; larger values are drawn together beyond the end of the axis.
+        whole: whether ticks are only at whole numbers.
         bound: whether values are upper bounds, which are never rounded down.
-        apart: whether lines with equal values are drawn side by side; x is one of a few choices.
+        apart: whether lines with equal values are drawn side by side, if x is one of a few choices.
     """
 
     title: str
@@ -46,7 +46,7 @@ class Axis:
     apart: bool = False
 
     def text(self, value: float, decimals: int | None = None) -> str:
-        """Return a value as text; bounds have five digits, rounded up."""
+        """Return a value as text; bounds are rounded up to five digits."""
         if self.bound:
             return rounded_up(value, 5)
         if decimals is not None:
@@ -66,10 +66,10 @@ class Series:
         name: its name in the legend.
         points: (x, y) pairs.
         reach: one standard deviation for each point, NaN where unknown; () if none is known.
-        kind: "line"; "band", a line whose deviations are shaded; "curve", a line without
-            markers; "mark", markers without a line; "level", a horizontal grey line; "guide", a
-            grey line; "points", grey circles.
-        look: its number and variant, as in `figures.look`; None for its number in the figure.
+        kind: "line"; "band", a line with shaded deviations; "curve", a line without markers;
+            "mark", markers without a line; "level", a horizontal grey line; "guide", a grey line;
+            "points", grey circles.
+        look: number and variant, as in `figures.look`; None for the series' number in the figure.
         labels: a name for each point, shown only in wide figures; () for none.
     """
 
@@ -97,13 +97,13 @@ class Chart:
     Args:
         name: its identifier in a page.
         title: what it shows.
-        text: a description for readers who cannot see it.
+        text: a description for readers who cannot see the chart.
         x: the horizontal axis.
         y: the vertical axis.
         series: the series to draw.
-        table: the header and rows of its numbers; None for a table of the points.
+        table: the header and rows of the chart's numbers; None for a table of the points.
         note: a sentence on what is omitted; "" for none.
-        panel: its title among other charts of a figure, such as the data set.
+        panel: the chart's title among other charts in a figure, such as the data set.
     """
 
     name: str
@@ -122,7 +122,7 @@ class Chart:
         return f"{self.title}: {self.y.title} by {self.x.title}"
 
     def numbers(self) -> Numbers:
-        """Return a header, and a row for each x with a column for each series."""
+        """Return a header, and a row for each x, with a column for each series."""
         if self.table:
             return self.table
         shown = [s for s in self.series if s.points and s.kind != "guide"]
@@ -141,7 +141,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Dots:
-    """A dot for each setting, with its deviation and the number that a paper prints.
+    """A dot for each setting, with its deviation and the number printed in a paper.
 
     Args:
         name: its identifier in a page.
@@ -149,7 +149,7 @@ class Dots:
         rows: (name, mean, deviation or NaN, printed accuracy or None), in percent.
         looks: the look of each row, as in `figures.look`.
         note: a sentence on what is omitted; "" for none.
-        panel: its title among other charts of a figure.
+        panel: the chart's title among other charts in a figure.
     """
 
     name: str
@@ -175,13 +175,13 @@ class Dots:
             [name, spread(mean, deviation), "-" if printed is None else f"{printed:g}"]
             for name, mean, deviation, printed in self.rows
         ]
-        return ["setting", "student, %", "a paper prints, %"], rows
+        return ["setting", "student, %", "printed in a paper, %"], rows
 
 
 def accuracy_axis(values: Sequence[float]) -> Axis:
-    """Return an axis of accuracies in percent that shows the differences between `values`.
+    """Return an axis of accuracies in percent that shows differences between `values`.
 
-    It starts at zero if some are close to chance.
+    It starts at zero if some values are close to chance.
     """
     low, high = min(values, default=0.0), max(values, default=100.0)
     room = 0.08 * max(high - low, 2.0)
@@ -296,7 +296,7 @@ def _listed(clients: Sequence[int]) -> str:
 
 
 def response_times(facts: Facts) -> list[Chart]:
-    """Return a chart of seconds from a request to its last response; [] for a single point."""
+    """Return a chart of the seconds from a request to its last response; [] for a single point."""
     last = {r["query_id"]: r["seconds"] for r in facts.requests if r["kind"] == "answers"}
     if len(last) < 2:
         return []
@@ -318,7 +318,7 @@ def overconfidence(parts: Mapping[str, Any]) -> float:
 
 
 def roc(predictions: Predictions | None, points: Sequence[Operating], positive: str) -> list[Chart]:
-    """Return the ROC curve of a student for two classes, with its thresholds; [] without them."""
+    """Return a student's ROC curve for two classes, with its thresholds; [] if there are none."""
     if predictions is None or not points:
         return []
     curve = [(100 * x, 100 * y) for x, y in scores.roc(predictions)]
@@ -330,7 +330,7 @@ def roc(predictions: Predictions | None, points: Sequence[Operating], positive: 
         name = f"threshold {point.threshold:.4g}, tested on {point.images}"
         series.append(Series(name, [place], kind="mark"))
         rows.append([f"{point.threshold:.4g}", *(f"{value:.1f} %" for value in place)])
-    series.append(Series("no better than a coin", [(0, 0), (100, 100)], kind="guide"))
+    series.append(Series("no better than chance", [(0, 0), (100, 100)], kind="guide"))
     text = "; ".join(
         f"threshold {threshold}: {wrong} false alarms, sensitivity {right}"
         for threshold, wrong, right in rows

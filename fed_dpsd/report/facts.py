@@ -1,4 +1,4 @@
-"""The facts of a run that its page shows, read from its folder."""
+"""The facts about a run that its page shows, read from the run folder."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -22,8 +22,8 @@ class Unfinished:
         name: the name of its run folder.
         done: the number of completed rounds.
         rounds: the number of planned rounds.
-        error: what ended it, in one line; "" if unknown, as after kill -9.
-        under_way: whether a process is running it now.
+        error: why it ended, in one line; "" if unknown, for example after kill -9.
+        under_way: whether a process is running it.
         command: the command that resumes it.
     """
 
@@ -36,7 +36,7 @@ class Unfinished:
 
     @property
     def status(self) -> str:
-        """Return the completed rounds and what ended the run, in sentences that follow a colon."""
+        """Return sentences, to follow a colon, on the completed rounds and why the run ended."""
         done = f"has done {self.done:,} of {counted(self.rounds, 'round')}"
         if self.under_way:
             return f"it is under way, and {done}."
@@ -46,35 +46,35 @@ class Unfinished:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the page of a run shows.
+    """The facts that the page of a run shows.
 
     Args:
         name: the name of the run folder.
         summary: the content of summary.json.
         rounds: the lines of rounds.jsonl.
         versions: the content of versions.json.
-        settings: every setting that is not a path, with its value.
+        settings: all settings that are not paths, with their values.
         classes: the names of the classes, in order.
-        simulated: whether clients are simulated; otherwise they are hospitals.
-        meaningful: whether the epsilon (add_remove) of the unit asked for protects in practice.
-        verdict: sentences on what is proven, starting with the unit asked for.
+        simulated: whether clients are simulated rather than hospitals.
+        meaningful: whether the epsilon (add_remove) of the requested unit protects in practice.
+        verdict: sentences on what is proven, starting with the requested unit.
         trained: how the teachers were trained, in words.
-        answered: how they answered, in words.
-        published: a sentence on the epsilon that the papers' formulas give.
-        command: the command that repeats the run, "" if unknown.
-        spent: for each round, the epsilon (add_remove) of the unit asked for that each client has
-            spent up to then, by the client's number.
+        answered: how the teachers answered, in words.
+        published: a sentence on the epsilon by the papers' formulas.
+        command: the command that repeats the run; "" if unknown.
+        spent: for each round, the epsilon (add_remove) of the requested unit that each client has
+            spent so far, by the client's number.
         costs: the same for the whole run.
         samples: pictures of synthetic images, by round.
-        requests: the lines of asks.jsonl, which Flower servers write.
-        absent: by hospital, how many of its requests it answered, in words; none if all.
+        requests: the lines of asks.jsonl, written by Flower servers.
+        absent: by hospital, how many of its requests it answered, in words; empty for all requests.
         charges: the content of charges.json.
-        ledgers: by client, a description of the charges in a ledger that may also hold charges of
-            other runs: of a rehearsal's hospital, or of a simulated client with a shared ledger.
+        ledgers: by client, a description of the charges in a ledger that may also have charges of
+            other runs (of a rehearsal's hospital, or of a simulated client with a shared ledger).
         unfinished: the state of a run that has not completed; None for a completed one.
         rehearsed: whether all hospitals were on one machine.
         predictions: the student's predictions for the test images; None if unknown.
-        threshold: a threshold for two classes that the reader gave; None to choose one.
+        threshold: a threshold for two classes given by the reader; None to choose one.
         own_title: the reader's title for the page; "" for a description.
     """
 
@@ -106,7 +106,7 @@ class Facts:
 
     @property
     def kind(self) -> str:
-        """Return what the page is about, in a word."""
+        """Return the subject of the page as one word."""
         if self.simulated:
             return "simulation"
         return "rehearsal" if self.rehearsed else "deployment"
@@ -124,7 +124,7 @@ class Facts:
 
     @property
     def subject(self) -> str:
-        """Return the name of the data; its classes if it has only the name of a file format."""
+        """Return the name of the data, or its classes if its name is only a file format."""
         if self.summary["data"] not in GENERIC:
             return str(self.summary["data"])
         if len(self.classes) > MOST_NAMED:
@@ -143,12 +143,12 @@ class Facts:
 
     @property
     def clients(self) -> str:
-        """Return the word that the page uses for a client."""
+        """Return the page's word for a client."""
         return "client" if self.simulated else "hospital"
 
     @property
     def took_part(self) -> int:
-        """Return the number of clients that answered a request or were charged, if any is known."""
+        """Return the number of clients that answered a request or were charged, if known."""
         answered = {client for request in self.requests for client in request["answered"]}
         if self.requests and not self.simulated:
             return len(answered)
@@ -195,7 +195,7 @@ class Facts:
 
     @property
     def right_and_all(self) -> tuple[int, int] | None:
-        """Return how many test images the student classifies correctly, and how many there are."""
+        """Return the number of test images that the student classifies correctly, and of all."""
         counts, accuracy = self.summary["confusion"], self.summary["accuracy"]["student"]
         if not counts or accuracy is None:
             return None

@@ -1,7 +1,7 @@
 """All figures, drawn with matplotlib: inline SVG for pages; PDF, SVG and PNG for papers.
 
 In pages, colours are CSS variables, so figures follow the light or dark theme. Lines also differ in
-dash and marker, so no meaning depends on colour alone.
+dash and marker, so that no meaning depends on colour alone.
 """
 
 import io
@@ -61,17 +61,17 @@ MOST_MARKERS = 30  # on one line
 
 
 def style(width: float) -> Any:
-    """Return the style of a figure with this width: a paper's text is smaller than a page's."""
+    """Return the style of a figure with this width; papers use smaller text than pages."""
     return STYLE if width == PAGE else PRINT
 
 
 def scale() -> float:
-    """Return how large the current style is, compared with a page's."""
+    """Return the size of the current style relative to a page's style."""
     return float(matplotlib.rcParams["font.size"]) / STYLE["font.size"]
 
 
 def number_of(method: str, methods: Sequence[str]) -> int:
-    """Return a method's number in `look`; methods of plug-ins follow ours in their order."""
+    """Return a method's number in `look`; plug-ins' methods follow ours in order."""
     if method in METHODS:
         return METHODS.index(method)
     return len(METHODS) + [each for each in methods if each not in METHODS].index(method)
@@ -80,7 +80,7 @@ def number_of(method: str, methods: Sequence[str]) -> int:
 def look(number: int, variant: int = 0) -> dict[str, Any]:
     """Return the colour, dash and marker of a line by its number; the first 32 lines differ.
 
-    The first 8 variants of a line have its colour and marker, and differ in fill and dash.
+    The first 8 variants of a line share its colour and marker, and differ in fill and dash.
     """
     dash = DASHES[(number + number // len(COLOURS) + variant // 2) % len(DASHES)]
     hollow = (number // len(MARKERS) + variant) % 2
@@ -93,7 +93,7 @@ def look(number: int, variant: int = 0) -> dict[str, Any]:
 
 
 def draw(charts: Sequence[Chart], width: float = PAGE, across: int = 1) -> Figure | None:
-    """Draw charts over two axes; return None without charts.
+    """Draw charts over two axes; return None if there are no charts.
 
     Args:
         charts: one chart, or several for a paper.
@@ -238,7 +238,7 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 def _name_points(axes: Axes, points: Sequence[tuple[float, float]], labels: Sequence[str]) -> None:
-    """Write each point's name to its right; names of close points are below each other."""
+    """Write each point's name to its right; stack the names of close points."""
     (low, high), (bottom, top) = axes.get_xlim(), axes.get_ylim()
     if labels:
         axes.set_xlim(low, max(high, max(x for x, _ in points) * (high / low) ** 0.12))
@@ -272,7 +272,7 @@ def arrange(
         entries: the artists in the legend, by label.
         across: panels per row.
         left: space for the labels of the y axis, in inches of a page.
-        right: space for what is written to the right of a panel, in inches of a page.
+        right: space for text to the right of a panel, in inches of a page.
     """
     size = scale()
     below, left, right, letter = size * BELOW, size * left, size * right, size * 0.08
@@ -306,7 +306,7 @@ def arrange(
 
 
 def draw_dots(groups: Sequence[Dots], width: float = PAGE) -> Figure | None:
-    """Draw a labelled dot for each setting, in a panel per data set; None for no settings."""
+    """Draw a labelled dot for each setting, with a panel per data set; None for no settings."""
     if not groups:
         return None
     with matplotlib.rc_context(style(width)):
@@ -381,7 +381,7 @@ def save(figure: Figure, path: Path) -> Path:
 def to_svg(figure: Figure, name: str) -> tuple[str, str]:
     """Return the view box and the content of a figure as inline SVG.
 
-    Text stays text, colours of PALETTE become CSS variables, and ids begin with `name`.
+    Text remains text, colours of PALETTE become CSS variables, and ids begin with `name`.
     """
     file = io.StringIO()
     with matplotlib.rc_context(STYLE | {"svg.fonttype": "none"}):
@@ -408,7 +408,7 @@ def _local(name: str) -> str:
 
 
 def _tidy(value: str, name: str) -> str:
-    """Return an attribute with the ids, font and colours of the page, and with fewer digits."""
+    """Return an attribute with the page's ids, font and colours, and with fewer digits."""
     if reference := re.fullmatch(r"(url\()?#(\w+)(\)?)", value):
         return f"{reference[1] or ''}#{name}-{reference[2]}{reference[3]}"
     value = re.sub(r"(\d\.\d\d)\d+", r"\1", value)

@@ -1,4 +1,4 @@
-"""Texts about proven epsilons: what each one means, whom it bounds and what it does not cover."""
+"""Texts on proven epsilons: what each one means, whom it bounds and what it does not cover."""
 
 import math
 import re
@@ -55,7 +55,7 @@ TRUST_SENTENCES = {
     "nobody": "Nobody else: the bound holds against the coordinator, all other clients and the "
     "public, even if they work together.",
     "threshold": "Enough of the other clients: they must not work with the coordinator.",
-    "server": "The coordinator: it sees what the clients release without noise, and adds the noise "
+    "server": "The coordinator: it sees the clients' releases without noise, and adds the noise "
     "itself. Nothing is proven against it.",
 }
 # The attacker that an epsilon bounds, by the party that must be trusted.
@@ -72,8 +72,8 @@ BY = {  # what a proof rests on
 }
 # The card's short notes as sentences; all other notes are sentences already.
 NOTES = {
-    "seeded noise": "The noise is seeded, as in every simulation unless noise=secure: anyone who "
-    "knows the seed can remove it. So the files of this run carry no guarantee.",
+    "seeded noise": "The noise is seeded, as in every simulation unless noise=secure, so anyone "
+    "who knows the seed can remove it. The files of this run therefore carry no guarantee.",
     "per run": "Each number covers this one run. The costs of other runs on the same data add up.",
     "a patient known at one client only": "Numbers for a patient hold only for patients who "
     "are known at a single client.",
@@ -95,7 +95,7 @@ def short(row: Mapping[str, Any], digits: int = 3) -> str:
 
 
 def in_words(row: Mapping[str, Any]) -> str:
-    """Return the same clause as `short` in plain words."""
+    """Return the clause of `short` in plain words."""
     delta = np.format_float_positional(float(row["delta"]), trim="-")
     return (
         f"epsilon {rounded_up(float(row['epsilon']))} (for "
@@ -133,7 +133,7 @@ def sentence_of(note: str) -> str:
 
 
 def released(described: str) -> str:
-    """Return a description without keys and verbs, for "what left: a label; besides, counts"."""
+    """Return a description without keys and verbs, as in "what left: a label; besides, counts"."""
     text = re.sub(r",? ?\b[a-z_]+\.[a-z_]+=[^\s,;)]+", "", described).removeprefix("none: ")
     return re.sub(r" leave( the clients)?(?=;|$)", "", text)
 
@@ -163,9 +163,9 @@ def unproven(card: Mapping[str, Any]) -> str:
 
 
 def replacement_costs_more(card: Mapping[str, Any]) -> bool:
-    """Return whether a changed record counts as its patient's replacement: training.unit=patient.
+    """Return whether a changed record counts as replacing its patient (training.unit=patient).
 
-    Only then is a record's epsilon larger than that of its patient.
+    Only then is a record's epsilon larger than its patient's epsilon.
     """
     record, patient = (
         next(
@@ -187,8 +187,8 @@ def review(row: Mapping[str, Any]) -> str:
 def right_at_most(row: Mapping[str, Any]) -> float:
     """Bound the probability of a correct guess about a record included with probability 1/2.
 
-    A true positive rate a and a false positive rate b satisfy a <= e^epsilon b + delta and
-    1 - b <= e^epsilon (1 - a) + delta; the guess is right with probability (a + 1 - b) / 2.
+    A true positive rate a and a false positive rate b satisfy a <= e^epsilon b + delta and 1 - b <=
+    e^epsilon (1 - a) + delta; the guess is correct with probability (a + 1 - b) / 2.
     """
     ratio = math.exp(-float(row["epsilon"]))
     return (1 + float(row["delta"]) * ratio) / (1 + ratio)
@@ -202,7 +202,7 @@ def found_at_most(row: Mapping[str, Any]) -> float:
 def claims(
     card: Mapping[str, Any],
 ) -> tuple[list[tuple[Mapping[str, Any], str, str]], list[str]]:
-    """Return the row, change and proofs of each finite epsilon, and the changes without one."""
+    """Return the row, change and proofs of each finite epsilon, and the changes without any."""
     finite, infinite = [], []
     for row in card["proven"]:
         change = CHANGES[row["unit"], row["relation"]]
@@ -219,7 +219,7 @@ def claims(
 
 
 def notes(card: Mapping[str, Any]) -> list[str]:
-    """Return the caveats of the finite epsilons, or of all if none is finite."""
+    """Return the caveats of the finite epsilons, or of all epsilons if none is finite."""
     rows = [*card["proven"], *([card["label"]] if card["label"] else [])]
     rows = [row for row in rows if math.isfinite(float(row["epsilon"]))] or rows
     return list(dict.fromkeys(note for row in rows for note in row["notes"]))

@@ -1,7 +1,7 @@
-"""Published results at the epsilons that the papers state; none is proven here.
+"""Published results at the epsilons that the papers state; none of them is proven here.
 
-literature/ has a file for each paper: its tables, what its text says about its figures, and every
-other number that this project quotes. Values are read as printed text.
+literature/ has a file for each paper, with its tables, its text on its figures, and every other
+number that this project quotes. Values are read as printed text.
 """
 
 from dataclasses import dataclass
@@ -49,9 +49,9 @@ def published(data: str) -> list[Published]:
 
 
 def printed_for(experiment: str, data: str) -> dict[str, float]:
-    """Return the accuracies that a paper's table prints for the grids of an experiment, by grid.
+    """Return the accuracies printed in a paper's table for the grids of an experiment, by grid.
 
-    The table names the experiment; its columns are "DATA, KIND", and a grid is "KIND, ROW".
+    The table names the experiment; its columns are named "DATA, KIND" and grids "KIND, ROW".
     """
     return {
         f"{kind}, {row}": float(cell)

@@ -45,7 +45,7 @@ def score(interval: tuple[float, float, float]) -> str:
 
 
 def spread(mean: float, deviation: float, unknown: str = "-") -> str:
-    """Return "63.3 ± 1.5", the mean alone if there is no deviation, `unknown` if it is NaN."""
+    """Return "63.3 ± 1.5", only the mean if there is no deviation, or `unknown` for NaN."""
     if math.isnan(mean):
         return unknown
     return f"{mean:.1f}" if math.isnan(deviation) else f"{mean:.1f} ± {deviation:.1f}"
@@ -61,7 +61,7 @@ def rounded_up(value: float, digits: int = 3) -> str:
 
 
 def written(value: float) -> str:
-    """Return a number in a few characters: "0.25", "1,000", "2e6", "inf"."""
+    """Return a number in a few characters, such as "0.25", "1,000", "2e6" or "inf"."""
     if math.isinf(value):
         return "inf"
     return f"{value:,.10g}" if abs(value) < 1e6 else f"{value:.3g}".replace("e+0", "e")
@@ -76,7 +76,7 @@ def size(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration as text: "12.3 s", "5 min 20 s", "2 h 5 min"."""
+    """Return a duration as text, such as "12.3 s", "5 min 20 s" or "2 h 5 min"."""
     if seconds < 90:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -86,5 +86,5 @@ def duration(seconds: float) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun: "1 client", "1,000 clients"."""
+    """Return a number with its noun, as in "1 client" and "1,000 clients"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

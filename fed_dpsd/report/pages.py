@@ -52,7 +52,7 @@ REQUESTS = {"counts": "class counts", "weights": "weights", "baseline": "weights
 
 
 def write_unfinished(run: Facts, folder: Path) -> Path:
-    """Write the page of a run that has not completed, where the completed run's page will be.
+    """Write the page of an unfinished run to where the completed run's page will be.
 
     Raises:
         UserError: the existing file is not a report, or the file cannot be written.
@@ -71,15 +71,15 @@ def write(
     """Write the files, named after the first table, and yield each path.
 
     Args:
-        paths: tables of `fed-dpsd sweep`; files next to them are also read, if they exist.
+        paths: tables of `fed-dpsd sweep`; existing files next to them are read too.
         folder: folder to write to.
-        against: name of the settings with which the others are compared, run by run.
-        run: the run, if the table holds a single one; None for a sweep.
+        against: name of the settings to compare the others with, run by run.
+        run: the run, if the table has a single run; None for a sweep.
         unfinished: runs of the sweep that have not completed, named on its page.
-        title: the title of a sweep's page; "" for a description. A run has its own in `run`.
+        title: the title of a sweep's page; "" for a description. A run's title is in `run`.
 
     Raises:
-        UserError: a file cannot be read or written, an existing file is not a report's, or no
+        UserError: a file cannot be read or written, an existing file is not part of a report, or no
             setting is named `against`.
     """
     settings, stem = read(paths), paths[0].stem
@@ -222,7 +222,7 @@ def run_page(facts: Facts) -> str:
 def officer_page(facts: Facts) -> str:
     """Return the page for a privacy officer: what left, what is proven about it, and what is not.
 
-    Every number on it is from the card's proven epsilons.
+    Every number on the page is from the card's proven epsilons.
     """
     return _render(
         "privacy_officer.html.j2",
@@ -235,7 +235,7 @@ def officer_page(facts: Facts) -> str:
 
 
 def _performance(facts: Facts) -> dict[str, Any]:
-    """Return the measures of the student on the test images, and its thresholds for two classes."""
+    """Return the student's scores on the test images, and its thresholds for two classes."""
     confusion, predictions = facts.summary["confusion"], facts.predictions
     if not confusion or not facts.right_and_all:
         return {"measures": [], "area": None, "balanced": None, "operating": [], "roc": []}
@@ -273,7 +273,7 @@ def _performance(facts: Facts) -> dict[str, Any]:
 
 
 def _image_answers(facts: Facts) -> int:
-    """Return the number of images answered, over all clients that answered them."""
+    """Return the number of answered images, summed over the clients that answered them."""
     clients = facts.settings.get("clients_per_round") or facts.summary["num_clients"]
     total = before = 0
     for line in facts.rounds:
@@ -298,7 +298,7 @@ def _pictures(facts: Facts) -> list[tuple[int, str, float | None]]:
 
 
 def first_of(path: Path) -> bytes:
-    """Return a PNG of the first rows of a grid of images, small enough for a page."""
+    """Return a PNG of the first rows of a grid of images that is small enough for a page."""
     with Image.open(path) as whole:
         tile = (whole.width - 2) / ACROSS  # each image has a margin of two pixels
         rows = min(DOWN, max(1, round((whole.height - 2) / tile)))
@@ -393,7 +393,7 @@ def sweep_page(
         rounds: rows of each run's rounds, by the run's key.
         pairs: rows of each run's confusions, by the run's key.
         differences: header and rows of paired differences; () for none.
-        unfinished: runs of the sweep that have not completed; the numbers do not include them.
+        unfinished: runs of the sweep that have not completed, which the numbers exclude.
         own_title: the reader's title; "" for a description.
     """
     compared = list(zip(settings, names(settings), strict=True))

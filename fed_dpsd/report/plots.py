@@ -1,4 +1,4 @@
-"""Figures of confusion matrices, clients' classes and attacks, as files only."""
+"""Figures of confusion matrices, clients' classes and attacks, which are only saved as files."""
 
 import math
 import textwrap
@@ -25,10 +25,10 @@ PAIR_COLUMNS = ("truth", "predicted", "count")
 def draw_confusions(
     settings: Sequence[Setting], pairs: Mapping[str, Sequence[Row]], width: float = TEXT
 ) -> Figure | None:
-    """Draw a confusion matrix for each setting, summed over seeds; None if none is known.
+    """Draw a confusion matrix for each setting, summed over seeds; None if no matrix is known.
 
     Args:
-        settings: the settings to draw; of many, the best.
+        settings: the settings to draw, or to choose the best from if there are many.
         pairs: rows with PAIR_COLUMNS of each run, by the run's key.
         width: COLUMN or TEXT.
 
@@ -93,7 +93,7 @@ def confusions(setting: Setting, pairs: Mapping[str, Sequence[Row]]) -> NDArray[
 
 
 def draw_partition(counts: NDArray[np.int64], classes: Sequence[str]) -> Figure:
-    """Draw the number of records of each client as a bar, divided by class.
+    """Draw a bar for each client's number of records, divided by class.
 
     Args:
         counts: (clients, K) numbers of records.
@@ -122,10 +122,10 @@ def draw_partition(counts: NDArray[np.int64], classes: Sequence[str]) -> Figure:
 def draw_roc(
     curves: Sequence[tuple[str, str, Sequence[NDArray[np.float64]]]],
 ) -> Figure:
-    """Draw ROC curves of attacks on logarithmic axes, and the bounds of a proof as dotted lines.
+    """Draw ROC curves of attacks on logarithmic axes, with the bounds of a proof as dotted lines.
 
     Args:
-        curves: for each, its panel, its name and three arrays of rates: false positive, true
+        curves: for each curve, its panel, its name and three arrays of rates: false positive, true
             positive, and the highest true positive rate that a proof allows (1 without a proof).
     """
     panels = list(dict.fromkeys(panel for panel, *_ in curves))
@@ -142,7 +142,7 @@ def draw_roc(
                 (legend[name],) = axes.plot(fpr, np.maximum(tpr, 1e-6), **style)
                 if cap.min() < 0.999:
                     style["linestyle"] = ":"
-                    (legend["what a proof allows"],) = axes.plot(fpr, cap, **style)
+                    (legend["allowed by a proof"],) = axes.plot(fpr, cap, **style)
             (line,) = axes.plot([1e-4, 1], [1e-4, 1], color=SOFT, linewidth=0.7)
             legend["guessing"] = line
             axes.set(xscale="log", yscale="log", xlim=(1e-4, 1), ylim=(1e-4, 1.1))

@@ -1,7 +1,7 @@
 """Scores of a student on test images, with 95 % intervals that treat images as independent.
 
-The positive class is the second one. An image counts as positive if the student gives this class a
-probability of at least the threshold.
+The positive class is the second class. An image counts as positive if the student gives this class
+a probability of at least the threshold.
 """
 
 import dataclasses
@@ -28,8 +28,8 @@ class Predictions:
     Args:
         probabilities: (N, K) float.
         labels: (N,) true classes, 0..K-1.
-        choosing: (N,) bool: whether an image may be used to choose a threshold. Copies of an image,
-            and images of the same patient where patients are known, have the same value.
+        choosing: (N,) bool mask of the images that may be used to choose a threshold. Copies of an
+            image have the same value, and so do images of the same patient if patients are known.
     """
 
     probabilities: NDArray[np.float32]
@@ -39,15 +39,15 @@ class Predictions:
 
 @dataclass(frozen=True)
 class Operating:
-    """A threshold with the images that it classifies correctly.
+    """A threshold, with the numbers of images that it classifies correctly.
 
     Args:
-        threshold: the probability from which on an image counts as positive.
-        origin: the data that it was chosen on, in words.
-        images: the images that it is tested on, in words.
-        positives: how many positive images it classifies correctly, and how many there are.
-        negatives: how many negative images it classifies correctly, and how many there are.
-        marked: whether the page names it first.
+        threshold: the least probability at which an image counts as positive.
+        origin: the data that the threshold was chosen on, in words.
+        images: the images that the threshold is tested on, in words.
+        positives: the number of positive images classified correctly, and of all positive images.
+        negatives: the number of negative images classified correctly, and of all negative images.
+        marked: whether the page lists the threshold first.
     """
 
     threshold: float
@@ -61,11 +61,11 @@ class Operating:
 def area(predictions: Predictions) -> Interval | None:
     """Return the area under the ROC curve, with its interval; None if it is undefined.
 
-    With two classes it is the area of class 1; otherwise it is the mean over classes of the area of
-    each class against the rest. The variance is DeLong's (DeLong, DeLong and Clarke-Pearson, 1988),
-    extended to the mean over classes by adding up each image's influence; the interval is computed
-    on the logit scale. It is (0, 1) if the variance is 0, as for an area of 1, or if a class has
-    fewer than `FEWEST` images, for which it would be too narrow.
+    For two classes, it is the area of class 1; otherwise, it is the mean over classes of the area
+    of each class against the rest. The variance is DeLong's (DeLong, DeLong and Clarke-Pearson,
+    1988), extended to the mean over classes by adding up each image's influence; the interval is
+    computed on the logit scale. The interval is (0, 1) if the variance is 0, as for an area of 1,
+    or if a class has fewer than `FEWEST` images, which would make it too narrow.
     """
     probabilities, labels = predictions.probabilities, predictions.labels
     count, num_classes = probabilities.shape
@@ -110,12 +110,12 @@ def roc(predictions: Predictions) -> list[tuple[float, float]]:
 
 
 def operating_points(predictions: Predictions, given: float | None) -> list[Operating]:
-    """Return thresholds of a student for two classes, each tested on images that did not choose it.
+    """Return a student's thresholds for two classes, each tested on images not used to choose it.
 
-    Both classes must be in the test images, and all probabilities finite: `area` is not None.
-    A threshold is chosen on one half of the test images, by the largest sum of sensitivity and
-    specificity (Youden, 1950), and tested on the other half. 0.5 and a given threshold are tested
-    on all images.
+    Both classes must be among the test images, and all probabilities must be finite, so that `area`
+    is not None. A threshold with the largest sum of sensitivity and specificity (Youden, 1950) is
+    chosen on one half of the test images and tested on the other half. 0.5 and a given threshold
+    are tested on all images.
     """
     everything = np.ones(len(predictions.labels), bool)
     found = [_tested(predictions, 0.5, "fixed: the more probable class", ALL, everything)]
@@ -164,10 +164,10 @@ def _youden(predictions: Predictions) -> float | None:
 
 
 def mean_rate(counts: Sequence[tuple[int, int]]) -> Interval | None:
-    """Return the mean of independent fractions with its interval; None if one is 0 of 0.
+    """Return the mean of independent fractions with its interval; None if any is 0 of 0.
 
-    The interval combines the Wilson intervals of the fractions (MOVER: Zou and Donner, 2008), so it
-    is wide even if all fractions are 1.
+    The interval combines the fractions' Wilson intervals (MOVER: Zou and Donner, 2008), so it is
+    wide even if all fractions are 1.
     """
     if not counts or not all(total for _, total in counts):
         return None
@@ -180,7 +180,7 @@ def mean_rate(counts: Sequence[tuple[int, int]]) -> Interval | None:
 
 
 def specificities(confusion: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
-    """Return, for each class, how many images of other classes are not taken for it, and all."""
+    """Return, for each class, the number of other images not assigned to it, and of all others."""
     total = sum(map(sum, confusion))
     pairs = []
     for k, row in enumerate(confusion):

@@ -1,4 +1,4 @@
-"""Reads tables of sweeps; runs that differ only in the seed form one setting."""
+"""Reading of sweep tables; runs that differ only in the seed form one setting."""
 
 import csv
 import math
@@ -43,7 +43,7 @@ class Setting:
     """Runs that differ only in the seed.
 
     Args:
-        values: columns that were set, with their values.
+        values: the columns that were set, with their values.
         runs: the runs' rows, one for each seed.
     """
 
@@ -81,7 +81,7 @@ class Setting:
 
     @property
     def label_epsilon(self) -> float | None:
-        """Return the largest epsilon of labels only; None if no run has one."""
+        """Return the largest epsilon of labels alone; None if no run has one."""
         return max((float(run[LABEL]) for run in self.runs if run.get(LABEL)), default=None)
 
     def all_of(self, column: str) -> str:
@@ -92,8 +92,8 @@ class Setting:
 def apart(settings: Sequence[Setting]) -> list[str]:
     """Return the columns in which settings differ; only the first of equivalent columns.
 
-    If all settings belong to named grids, the grid is the first column. Columns that follow from
-    the grid's name are omitted.
+    If all settings belong to named grids, the grid is the first column. Columns implied by the
+    grid's name are omitted.
     """
     columns: dict[tuple[str, ...], str] = {}
     grids = tuple(setting.values.get(GRID, "") for setting in settings)
@@ -108,8 +108,8 @@ def apart(settings: Sequence[Setting]) -> list[str]:
 def names(settings: Sequence[Setting], without: Sequence[str] = ()) -> list[str]:
     """Return a name for each setting, from the columns that differ, except `without`.
 
-    The name of a grid is followed by what differs within the grid. Words appear without their key;
-    numbers and booleans follow it.
+    A grid's name is followed by what differs within the grid. Words appear without their key;
+    numbers and booleans appear after it.
     """
     return [", ".join(own.values()) or "the only setting" for own in words(settings, without)]
 
@@ -218,5 +218,5 @@ def _rows(path: Path, needed: Sequence[str], numbers: Sequence[str]) -> list[Row
                 float(text)
             except ValueError:
                 cell = f"{path}: {column}={text!r} of {row['key']}"
-                raise UserError(f"{cell} is not a number; write the table again") from None
+                raise UserError(f"{cell} is not a number; recreate the table") from None
     return rows

@@ -17,9 +17,9 @@ PUBLISHED = "published at the stated epsilon: not proven"
 
 
 def looks(settings: Sequence[Setting], names: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """Return the look of each named line (see `figures.look`): a method has a colour and a marker.
+    """Return the look of each named line (see `figures.look`); a method has a colour and a marker.
 
-    Lines of one method differ in dash and fill; if all are of one method, also in colour.
+    Lines of one method differ in dash and fill, and also in colour if there is only one method.
     """
     methods = dict(zip(names, (s.values.get("method", "") for s in settings), strict=True))
     every = list(dict.fromkeys(methods.values()))
@@ -39,7 +39,7 @@ def _accuracy_axis(series: Sequence[Series]) -> Axis:
 
 
 def _scored(name: str, points: Sequence[tuple[float, Setting]], look: tuple[int, int]) -> Series:
-    """Return the series of students' known scores by ascending x."""
+    """Return the series of students' known scores, in ascending order of x."""
     scores = sorted((x, *setting.score("student")) for x, setting in points)
     known = [(x, mean, deviation) for x, mean, deviation in scores if not math.isnan(mean)]
     deviations = [deviation for *_, deviation in known]
@@ -56,9 +56,9 @@ def comparable(settings: Sequence[Setting]) -> list[Setting]:
 
 
 def over_epsilon(settings: Sequence[Setting], most: int | None = None) -> list[Chart]:
-    """Return accuracy against the proven epsilon, a chart for each data set and alpha.
+    """Return charts of accuracy against the proven epsilon, one for each data set and alpha.
 
-    There are no charts with fewer than two finite epsilons. Methods without a proven epsilon and
+    With fewer than two finite epsilons, there are no charts. Methods without a proven epsilon and
     settings with epsilon 0 are omitted.
 
     Args:
@@ -107,7 +107,7 @@ def over_epsilon(settings: Sequence[Setting], most: int | None = None) -> list[C
 
 
 def _by_mechanism(settings: Sequence[Setting]) -> dict[str, list[Setting]]:
-    """Group settings by grid or method, mechanism and number of teachers; name what differs."""
+    """Group settings by grid or method, mechanism and number of teachers; name the differences."""
     named = all(setting.values.get(GRID) for setting in settings)
     groups: dict[tuple[str, str, str], list[Setting]] = {}
     for setting in settings:
@@ -180,7 +180,7 @@ def mean_over_seeds(
 def over_rounds(
     settings: Sequence[Setting], rounds: Mapping[str, Sequence[Row]], most: int | None = None
 ) -> list[Chart]:
-    """Return accuracy against answers and against seconds, for each data set and alpha.
+    """Return charts of accuracy against answers and seconds, for each data set and alpha.
 
     Args:
         settings: the settings; a setting with fewer than two known rounds has no line.
@@ -213,13 +213,13 @@ def over_rounds(
 
 
 def over_alpha(settings: Sequence[Setting], most: int | None = None) -> list[Chart]:
-    """Return accuracy against Dirichlet alpha for each data set, if there are several alphas."""
+    """Return charts of accuracy against Dirichlet alpha, by data set, if alphas differ."""
     known = [setting for setting in settings if setting.values.get(ALPHA)]
     if len({float(setting.values[ALPHA]) for setting in known}) < 2:
         return []
     every = names(known, PANEL)
     labels, look = dict(zip(map(id, known), every, strict=True)), looks(known, every)
-    x = Axis("Dirichlet alpha (small: clients differ more)", logarithmic=True, apart=True)
+    x = Axis("Dirichlet alpha (the smaller, the more clients differ)", logarithmic=True, apart=True)
     charts = []
     for number, (title, group) in enumerate(by_data(known).items()):
         lines: dict[str, list[Setting]] = {}
@@ -237,7 +237,7 @@ def over_alpha(settings: Sequence[Setting], most: int | None = None) -> list[Cha
 
 
 def picked(settings: Sequence[Setting], most: int | None) -> list[Setting]:
-    """Return the best settings, each method's best first; at most `most`, None for all."""
+    """Return the best settings, starting with each method's best; at most `most`, None for all."""
     scores = {id(s): s.score("student")[0] for s in settings}
     ranked = sorted(
         settings, key=lambda s: math.inf if math.isnan(scores[id(s)]) else -scores[id(s)]
@@ -253,7 +253,7 @@ def picked(settings: Sequence[Setting], most: int | None) -> list[Setting]:
 def _picked_lines(
     lines: Mapping[str, Sequence[Setting]], most: int | None
 ) -> dict[str, Sequence[Setting]]:
-    """Return the lines with the best settings, each method's best first, in their order."""
+    """Return the lines with the best settings, chosen from each method's best first, in order."""
     tops = {name: max(own, key=_known_score) for name, own in lines.items()}
     kept = list(map(id, picked(list(tops.values()), most)))
     return {name: own for name, own in lines.items() if id(tops[name]) in kept}
@@ -265,7 +265,7 @@ def _known_score(setting: Setting) -> float:
 
 
 def _omitted(title: str, known: int, shown: int, noun: str) -> str:
-    """Return a note on what a chart omits; "" if it has everything."""
+    """Return a note on what a chart omits; "" if it omits nothing."""
     return f"{title}: the best {shown} of {known} {noun}." if shown < known else ""
 
 

@@ -43,12 +43,12 @@ LEAST_PAIRS = 3  # of an interval: two pairs make one of about 9 deviations to e
 DIFFERENCES = (
     "Differences between students, in points: the mean and standard deviation over pairs of runs "
     "with equal seeds and equal values of all other varied keys, and the "
-    f"{CONFIDENCE:.0%} interval of a paired t-test, from {LEAST_PAIRS} pairs on."
+    f"{CONFIDENCE:.0%} interval of a paired t-test if there are at least {LEAST_PAIRS} pairs."
 )
 
 
 def rows(settings: Sequence[Setting]) -> list[list[str]]:
-    """Return the header and a row for each setting; shared values are in the preface."""
+    """Return the header and a row for each setting; the preface has the shared values."""
     columns = apart(settings)
     scores = _scores(settings)
     costs = _costs(settings)
@@ -116,7 +116,7 @@ def pipes(lines: Sequence[Sequence[str]]) -> str:
 
 
 def summary(settings: Sequence[Setting]) -> str:
-    """Return the rows as CSV, unrounded, with separate means and deviations; scores in percent."""
+    """Return the unrounded rows as CSV, with separate means and deviations, and scores in %."""
     values = dict.fromkeys(key for setting in settings for key in setting.values)
     lines = []
     for setting in settings:
@@ -138,7 +138,7 @@ def summary(settings: Sequence[Setting]) -> str:
 
 
 def csv_text(lines: Sequence[Mapping[str, Any]]) -> str:
-    """Return rows as CSV, with every column that a row has."""
+    """Return rows as CSV, with all columns of all rows."""
     text = io.StringIO()
     columns = list(dict.fromkeys(column for line in lines for column in line))
     writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
@@ -157,7 +157,7 @@ def _shared(settings: Sequence[Setting]) -> list[str]:
 
 
 def _scores(settings: Sequence[Setting]) -> list[str]:
-    """Return the scores that any run has; areas under the curve only for two classes.
+    """Return the scores that any run has, with areas under the curve only for two classes.
 
     For two unbalanced classes, areas are more informative than accuracies.
     """
@@ -166,7 +166,7 @@ def _scores(settings: Sequence[Setting]) -> list[str]:
 
 
 def costs_of(setting: Setting) -> dict[str, str]:
-    """Return a setting's mean costs by title; "" for costs that are unknown for all its runs."""
+    """Return a setting's mean costs by title; "" for costs that are unknown for all of its runs."""
     return {
         title: "" if math.isnan(mean) else f"{mean:,.{digits}f}"
         for title, summed, scale, digits in COSTS
@@ -182,7 +182,7 @@ def _costs(settings: Sequence[Setting]) -> dict[str, list[str]]:
 
 
 def _labels(settings: Sequence[Setting]) -> dict[str, list[str]]:
-    """Return the epsilons of labels only, by title; empty if no run protects only labels."""
+    """Return the epsilons of labels alone, by title; empty if no run protects only labels."""
     known = [setting.label_epsilon for setting in settings]
     if not any(known):
         return {}
@@ -211,12 +211,12 @@ def write_own(path: Path, text: str, start: str = FIRST_LINE) -> Path:
 
 
 def differences(settings: Sequence[Setting], against: str) -> list[list[str]]:
-    """Return the header, and rows of other settings' scores minus the scores of `against`.
+    """Return a header and the rows of other settings' scores minus the scores of `against`.
 
-    Two runs are a pair if their seeds, data and alphas are equal, and so is every key that varies
-    among the settings called `against`. A line of settings has a row for all its pairs, and a row
-    for each setting. The interval is from a paired t-test, which assumes normal differences; fewer
-    than LEAST_PAIRS pairs have none.
+    Two runs form a pair if they have equal seeds, data, alphas and values of every key that varies
+    among the settings called `against`. A line of settings has a row for all its pairs and a row
+    for each setting. The interval is from a paired t-test, which assumes normal differences; there
+    is none for fewer than LEAST_PAIRS pairs.
 
     Args:
         settings: the settings of a report.
@@ -272,7 +272,7 @@ def _pairs(
 
 
 def _interval(values: Sequence[float]) -> str:
-    """Return the mean; for two values or more, the deviation; for enough, the interval."""
+    """Return the mean and, if there are enough values, the deviation and the interval."""
     from scipy.stats import t
 
     if not values:
@@ -292,13 +292,13 @@ def _interval(values: Sequence[float]) -> str:
 
 @dataclass(frozen=True)
 class Grid:
-    """Students' accuracies with a row for each method or other line, and a column for each alpha.
+    """Students' accuracies, with a row for each method or other line and a column for each alpha.
 
     Args:
         columns: the titles of the columns.
-        rows: the name of each row; its largest epsilon; and for each column the mean and deviation
-            in percent, NaN if unknown, and whether it is among the best.
-        caption: what the numbers are.
+        rows: each row's name, its largest epsilon and, for each column, the mean and deviation in
+            percent (NaN if unknown) and whether the value is among the best.
+        caption: the meaning of the numbers.
     """
 
     columns: Sequence[str]
@@ -381,7 +381,7 @@ def _latex_score(mean: float, deviation: float, best: bool) -> str:
 
 
 def _latex(text: str) -> str:
-    """Return plain text for LaTeX."""
+    """Return plain text with LaTeX's special characters escaped."""
     special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
     special |= {letter: f"\\{letter}" for letter in "&%$#_{}"}
     return "".join(special.get(letter, letter) for letter in text)
@@ -437,7 +437,7 @@ def _proven(row: Mapping[str, Any]) -> str:
 
 
 def _cap(row: Mapping[str, Any], wanted: str) -> str:
-    """Return the cap from the card's epsilon and, if it is smaller, from the whole proof."""
+    """Return the cap from the card's epsilon and, if smaller, the cap from the whole proof."""
     caps = [100 * row[f"{kind}@{wanted}"] for kind in ("cap", "profile_cap")]
     one, whole = ("none" if cap > 99.995 else f"{cap:.2f}" for cap in caps)
     return one if one == whole else f"{one}; {whole}"

@@ -1,4 +1,4 @@
-"""Which hospitals took part in a run, from the outcomes of its requests in asks.jsonl."""
+"""Hospitals' participation in a run, from the outcomes of its requests in asks.jsonl."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -9,12 +9,12 @@ from typing import Any
 
 @dataclass
 class Attendance:
-    """The requests of a run to one hospital, each counted once however often it was sent.
+    """The requests of a run to one hospital, each counted once even if it was sent repeatedly.
 
     Args:
-        sent: the requests for it, whether it was connected or not.
-        answered: the requests that it answered.
-        connected: whether it was ever connected when a request was sent.
+        sent: the requests for the hospital, connected or not.
+        answered: the requests that the hospital answered.
+        connected: whether the hospital was ever connected when a request was sent.
     """
 
     sent: set[str] = field(default_factory=set)
@@ -28,7 +28,7 @@ class Attendance:
 
 
 def requests_of(run_folder: Path) -> list[dict[str, Any]]:
-    """Return the lines of a run's asks.jsonl; none if no Flower server wrote it."""
+    """Return the lines of a run's asks.jsonl, which only Flower servers write."""
     path = run_folder / "asks.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 

@@ -1,6 +1,6 @@
-"""The privacy card of an artefact: its run's requests, answers and proofs, for people and scripts.
+"""The privacy card of an artefact: its run's requests, answers and proofs, for readers and scripts.
 
-Every number comes from the run's summary.json; none is computed here. `as_markdown` writes
+All numbers come from the run's summary.json; none are computed here. `as_markdown` writes
 PRIVACY.md from the content of privacy_card.json alone, so the two cannot differ.
 """
 
@@ -33,9 +33,9 @@ from fed_dpsd.server.summary import result_line
 from fed_dpsd.storage import encoded, json_of, templates_folder
 
 POST_PROCESSING = (
-    "This artefact is computed from what the clients released and from what is public (settings, "
-    "queries, test images), and from nothing else. Making or copying it, or computing "
-    "anything from it, has no further privacy cost: it is post-processing."
+    "This artefact is computed only from the clients' releases and from public information "
+    "(settings, queries, test images). Making or copying it, or computing anything from it, is "
+    "post-processing and has no further privacy cost."
 )
 UNITS = {"record": "a record", "patient": "a patient", "client": "a whole client"}
 NOTHING_PROVEN = "nothing is proven"
@@ -48,11 +48,11 @@ LARGEST = "10M<n<100M"
 def privacy_card_of(run: CompletedRun) -> dict[str, Any]:
     """Return the content of privacy_card.json, for anything made from a run.
 
-    `privacy` is copied from the run's summary. The other keys are texts and names: the
-    `verdict` in sentences, what was `asked` and `answered`, the `source` of the numbers, what is
-    `not_covered` by them, further `notes` on them, plug-ins and functions that are `not_reviewed`,
-    and `versions`. If the noise is seeded, the verdict begins by saying so: people quote first
-    lines.
+    `privacy` is copied from the run's summary. The other keys are texts and names: the `verdict` in
+    sentences, what was `asked` and `answered`, the `source` of the numbers, what they leave
+    `not_covered`, further `notes` on them, plug-ins and functions that are `not_reviewed`, and
+    `versions`. If the noise is seeded, the verdict starts with this fact, because people quote
+    first lines.
     """
     experiment, summary = run.experiment, run.summary
     card = PrivacyCard(summary["privacy"])
@@ -85,7 +85,7 @@ def privacy_card_of(run: CompletedRun) -> dict[str, Any]:
 
 
 def _asked(run: CompletedRun) -> str:
-    """Describe the server's requests and how many images were answered."""
+    """Describe the server's requests and the number of answered images."""
     config, summary = run.experiment.config, run.summary
     clients = f"{config.num_clients:,} client{'s' * (config.num_clients != 1)}"
     if not config.federation.simulation and (missed := absent(requests_of(run.folder))):
@@ -104,23 +104,23 @@ def _asked(run: CompletedRun) -> str:
 
 
 def _source(run: CompletedRun) -> Iterator[str]:
-    """Yield the sources of the numbers: the plan, and clients' ledgers or statements."""
+    """Yield the sources of the numbers: the plan, and the clients' ledgers or statements."""
     config = run.experiment.config
     stated = len(ChargeLog(run.folder, {}).heard)
     yield (
-        "Each proven epsilon covers the run's whole plan, even if only a part of it was used, and "
+        "Each proven epsilon covers the run's whole plan, even if only part of it was used, and "
         "all other charges."
     )
     yield f"{stated:,} of {config.num_clients:,} clients stated what the run cost them."
     if config.federation.simulation:
         yield (
-            "The simulated clients' ledgers were read: `spent` is the most that this run cost any "
-            "of them."
+            "`spent`, the largest cost of this run to any client, was read from the simulated "
+            "clients' ledgers."
         )
     else:
         yield "Hospitals keep their ledgers, so the coordinator has only their statements."
     if any(MORE_NOTE in row["notes"] for row in run.summary["privacy"]["proven"]):
-        yield "More was charged than planned; the numbers cover what was charged."
+        yield "More was charged than planned; the numbers cover all charges."
 
 
 def _not_covered(
@@ -136,14 +136,14 @@ def _not_covered(
     if summary["accuracy"]["student"] is not None:
         yield "the test images, treated as public: accuracies are computed from them without noise"
     yield "other runs on the same records: the clients' ledgers add them up"
-    yield "the choice of settings by the results of several runs (tuning)"
+    yield "the choice of settings from the results of several runs (tuning)"
 
 
 def _of_teachers(experiment: Experiment, card: PrivacyCard) -> Iterator[str]:
-    """Yield what the training proves against anyone who holds a teacher."""
+    """Yield what the training proves against anyone who has a teacher."""
     if experiment.training.name == "plain":
         yield (
-            "the teachers themselves: they are trained without noise, so anyone who holds one may "
+            "the teachers themselves: they are trained without noise, so anyone who has one may "
             "learn its records"
         )
         return
@@ -159,14 +159,14 @@ def _of_teachers(experiment: Experiment, card: PrivacyCard) -> Iterator[str]:
     if len(trained) < len(rows) or any(row["epsilon"] == "inf" for row in trained):
         yield (
             "the teachers themselves: their training proves nothing for a record, so anyone who "
-            "holds one may learn its records"
+            "has one may learn its records"
         )
         return
     numbers = " and ".join(
         f"{Epsilon.from_json(row).number(5)} (record, {row['relation']})" for row in trained
     )
     yield (
-        f"the teachers themselves: against anyone who holds one, their training alone proves "
+        f"the teachers themselves: against anyone who has one, their training alone proves "
         f"{numbers}, trust {trained[0]['trust']}, delta {trained[0]['delta']:g}"
     )
 
@@ -180,7 +180,7 @@ def cards_in(folder: Path, card: Mapping[str, Any]) -> dict[Path, bytes]:
 
 
 def as_markdown(card: Mapping[str, Any]) -> str:
-    """Return PRIVACY.md, from the content of privacy_card.json."""
+    """Return PRIVACY.md, made from the content of privacy_card.json."""
     privacy = card["privacy"]
     label = [privacy["label"]] if privacy["label"] else []
     known = {name: version for name, version in (card["versions"]["run"] or {}).items() if version}
@@ -210,7 +210,7 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 def model_card(
     run: CompletedRun, file: str, classes: Sequence[str], card: Mapping[str, Any]
 ) -> str:
-    """Return README.md of an exported student.
+    """Return the README.md of an exported student.
 
     Args:
         run: the run that trained the student.
@@ -252,7 +252,7 @@ def dataset_card(
     Args:
         run: the run that the images come from.
         file: the name of the parquet file.
-        number: how many images the file holds.
+        number: number of images in the file.
         origin: a sentence on how the images were drawn.
         labelled: whether the student labelled the images.
         card: the images' privacy card.

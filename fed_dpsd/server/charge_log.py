@@ -1,7 +1,7 @@
-"""The coordinator's log of a run's costs to its clients: charges.json.
+"""The coordinator's log of a run's costs to its clients, charges.json.
 
-A client charges a run no more than the plan or this file, whichever is larger. So the larger one
-bounds what any client's ledger holds for the run, even after crashes.
+A client charges a run no more than the plan or this file allows, whichever is larger. So the larger
+of the two bounds the charges of the run in any client's ledger, even after crashes.
 """
 
 import json
@@ -26,7 +26,7 @@ class Known:
     Args:
         charged: releases by mechanism; the numbers never decrease.
         forgotten: releases that the client's ledger has lost because its state was rolled back.
-        changed: how many times the client's records changed during the run.
+        changed: number of times that the client's records changed during the run.
     """
 
     charged: Counter[str] = field(default_factory=Counter)
@@ -63,25 +63,25 @@ class ChargeLog:
                 self.clients = {int(client): Known(**known) for client, known in clients}
         except (OSError, ValueError, KeyError, TypeError, AttributeError, ProtocolError) as error:
             raise UserError(
-                f"{self._path} cannot be read ({error}); restore it: without it nobody knows what "
-                "this run has cost"
+                f"{self._path} cannot be read ({error}); restore it: without it, the cost of this "
+                "run is unknown"
             ) from None
 
     @property
     def heard(self) -> dict[int, Releases]:
-        """Return the run's cost to each client, by its own statement."""
+        """Return the run's cost to each client, by the client's own statement."""
         return {client: dict(known.charged) for client, known in self.clients.items()}
 
     @property
     def charged(self) -> Counter[str]:
-        """Return the most releases that any client was or may be charged for, by mechanism."""
+        """Return the maximum releases that any client was or may be charged for, by mechanism."""
         total = Counter(self.acknowledged)
         for known in self.clients.values():
             total |= known.charged
         return total
 
     def notes(self) -> tuple[str, ...]:
-        """Return the facts that a reader of the card must know in addition to its numbers."""
+        """Return the facts that readers of the card must know in addition to the numbers."""
         lost = sorted(client for client, known in self.clients.items() if +known.forgotten)
         changed = sorted(client for client, known in self.clients.items() if known.changed)
         notes = (
@@ -93,7 +93,7 @@ class ChargeLog:
     def take(self, answers: Mapping[int, Response | Refusal]) -> set[int]:
         """Record the clients' statements, and return the clients that need the request again.
 
-        The acknowledgements of their charges are durable on return.
+        The acknowledged charges are durable on return.
         """
         before, again = self._content(), set()
         for client, response in answers.items():
@@ -121,9 +121,9 @@ class ChargeLog:
             logger.warning("client %d: its records changed during the run", client)
 
     def _by_planned(self, releases: Releases) -> Counter[str]:
-        """Count the releases of each of the run's mechanisms, and of all others together.
+        """Count the releases of each of the run's mechanisms, and of all other mechanisms together.
 
-        A count is at most one above the largest number that the accounting covers.
+        Counts are capped at one above the largest number that the accounting covers.
         """
         counts = Counter[str]()
         for name, count in releases.items():
@@ -131,7 +131,7 @@ class ChargeLog:
         return counts
 
     def _acknowledge(self, client: int, wanted: Releases) -> bool:
-        """Add charges beyond the plan to the card; return False if the accounting lacks them."""
+        """Add charges beyond the plan to the card; return False if they cannot be accounted for."""
         if any(count > self._most(name) for name, count in wanted.items()):
             return False
         logger.warning("client %d: more was charged than planned; see the card", client)
@@ -139,7 +139,7 @@ class ChargeLog:
         return True
 
     def _most(self, name: str) -> int:
-        """Return the maximum releases of a mechanism that the accounting covers; 0 if unplanned."""
+        """Return how many releases of a mechanism the accounting covers at most; 0 if unplanned."""
         return TIMES_PLANNED * self._planned.get(name, 0)
 
     def _content(self) -> bytes:
@@ -148,7 +148,7 @@ class ChargeLog:
 
 
 def by_ranges(charges: Mapping[int, Releases]) -> dict[str, dict[str, int]]:
-    """Group clients with equal charges; return the charges by ranges of clients' numbers.
+    """Group clients with equal charges; return the charges by ranges of client numbers.
 
     >>> by_ranges({0: {"label": 64}, 1: {"label": 64}, 2: {"label": 64}, 4: {"label": 32}})
     {'0-2': {'label': 64}, '4': {'label': 32}}
@@ -170,7 +170,7 @@ def _runs(numbers: list[int]) -> Iterator[str]:
 
 
 def clients_in(ranges: str) -> list[int]:
-    """Return the clients' numbers in a key of `by_ranges`.
+    """Return the client numbers in a key of `by_ranges`.
 
     >>> clients_in("0-2,4")
     [0, 1, 2, 4]

@@ -19,10 +19,10 @@ KEPT = 2
 
 
 def save(folder: Path, state: State) -> None:
-    """Write `state` below `folder`. A crash at any moment leaves a complete older checkpoint.
+    """Write `state` below `folder`; a crash at any time leaves a complete older checkpoint.
 
-    The newest part of the replay buffer is written first, then the tensors. The JSON file comes
-    last; it makes the checkpoint valid. Then all but the last two states are removed.
+    The newest part of the replay buffer is written first, then the tensors. The JSON file is
+    written last and makes the checkpoint valid. Then all states except the last two are removed.
     """
     digests = []
     if state.buffer:

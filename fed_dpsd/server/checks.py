@@ -1,4 +1,4 @@
-"""Checks of a run's configuration and folders before it begins."""
+"""Checks of a run's configuration and folders before the run begins."""
 
 import tempfile
 from pathlib import Path
@@ -24,7 +24,7 @@ def cautions(experiment: Experiment) -> list[str]:
 def weak_delta(experiment: Experiment) -> list[str]:
     """Return a warning if delta is too large for the number of records. This reads the data.
 
-    Only the owner of a simulation may see it: public cards do not give the number of records.
+    Only a simulation's owner may see the warning: public cards do not give the number of records.
     """
     delta, records = experiment.config.privacy.delta, largest_partition(experiment)
     if records is None or delta * records < 1:

@@ -1,4 +1,4 @@
-"""Completed runs, which exports, reports and attacks read."""
+"""Completed runs, for exports, reports and attacks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class CompletedRun:
         folder: the run folder.
         experiment: the experiment that was run.
         summary: the content of summary.json.
-        state: the last checkpoint, without tensors if the method keeps none.
+        state: the last checkpoint; it has no tensors if the method keeps none.
     """
 
     folder: Path

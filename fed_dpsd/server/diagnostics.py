@@ -1,6 +1,6 @@
-"""Exact diagnostics, for simulations only: the accuracy of teachers without noise.
+"""Exact diagnostics, only for simulations: the teachers' accuracy without noise.
 
-There are scores for the teachers of each client and for all teachers together.
+Each client's teachers have a score, and all teachers together have scores.
 """
 
 from collections.abc import Mapping
@@ -25,11 +25,11 @@ def diagnose(
 ) -> dict[str, dict[str, Any]]:
     """Return exact scores of the clients, of the mean of all probabilities and of the vote.
 
-    If class counts are known, there are also scores of the weighted ensemble, from which students
-    learn. The vote is the teachers' most frequent class. The answered vote is the most frequent
+    If class counts are known, there are also scores of the weighted ensemble, which students learn
+    from. The vote is the teachers' most frequent class. The answered vote is the most frequent
     randomised response; it has a score if responses do not depend on a student's top k.
 
-    Clients are added up one by one, so memory does not grow with their number; only `pooling: odds`
+    Clients are added one by one, so memory does not grow with their number; only `pooling: odds`
     needs all of them at once.
     """
     num_classes = experiment.config.data.num_classes
@@ -72,7 +72,7 @@ def diagnose(
 
 
 def _response(experiment: Experiment) -> TopKRandomizedResponse | None:
-    """Return the randomised response, if it does not depend on a student's predictions."""
+    """Return the randomised response if it does not depend on a student's predictions."""
     answers, num_classes = experiment.answers, experiment.config.data.num_classes
     always = isinstance(answers, TopKRandomizedResponse) and answers.threshold is None
     return answers if always and answers.k in (None, num_classes) else None

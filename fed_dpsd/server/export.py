@@ -1,4 +1,4 @@
-"""Exported students: a file with weights, network and privacy card, and separate cards."""
+"""Exported students: a file with weights, network and privacy card, plus separate cards."""
 
 import hashlib
 import json
@@ -29,7 +29,7 @@ DRAWN = 256  # images for the comparison if the run's test split cannot be read
 
 
 class Exported(NamedTuple):
-    """An exported student's file, and its comparison with torch; "" for safetensors."""
+    """An exported student's file, and its comparison with torch ("" for safetensors)."""
 
     path: Path
     compared: str
@@ -38,10 +38,10 @@ class Exported(NamedTuple):
 def export(run_folder: Path, folder: Path, form: Format) -> Exported:
     """Write the student of a completed run to FOLDER/student.safetensors or .onnx, and its cards.
 
-    The file's metadata holds the network, its classes, the run's result and its privacy card. The
-    cards next to it are privacy_card.json and PRIVACY.md, README.md (a model card for the Hugging
-    Face hub) and config.json (classes and sizes). An ONNX file is compared with torch on the run's
-    test images before it is written.
+    The file's metadata contains the network, its classes, the run's result and its privacy card.
+    The cards next to the file are privacy_card.json and PRIVACY.md, README.md (a model card for the
+    Hugging Face hub) and config.json (classes and sizes). An ONNX file is compared with torch on
+    the run's test images before it is written.
 
     Raises:
         UserError: the run has not completed, or has no student of its own; a file exists or cannot
@@ -95,7 +95,7 @@ def _files_of(folder: Path, digest: str) -> dict[str, Any]:
 
 
 def _config(student: Student) -> dict[str, Any]:
-    """Return config.json: the network, and the class names in the format of the hub's libraries."""
+    """Return config.json, with the network, and the class names in the hub libraries' format."""
     names = dict(enumerate(student.classes))
     return {
         **{key: list(v) if isinstance(v, tuple) else v for key, v in vars(student.network).items()},
@@ -119,7 +119,7 @@ def _compared(content: bytes, student: Student, run: CompletedRun) -> str:
 
 
 def _test_images(run: CompletedRun) -> tuple[NDArray[np.uint8], str]:
-    """Return the run's test images, or random images if they cannot be read, and their name.
+    """Return the run's test images (or random images if they cannot be read) and their name.
 
     The name appears on the card, so it contains no path of this machine.
     """
@@ -131,5 +131,5 @@ def _test_images(run: CompletedRun) -> tuple[NDArray[np.uint8], str]:
         return test.images, f"{len(test):,} test images of {run.experiment.config.data.name}"
     rng = Streams(0).numpy("compared images")
     shape = run.experiment.config.data.shape
-    named = f"{DRAWN} random images, as the run has no test images that can be read here"
+    named = f"{DRAWN} random images, because the run has no test images that can be read here"
     return procedural.areas(DRAWN, shape, rng), named

@@ -43,11 +43,11 @@ logger = logging.getLogger("fed_dpsd")
 
 
 class InUse(UserError):
-    """Another process is running this run."""
+    """The run is in use by another process."""
 
 
 def _locked(run_folder: Path) -> IO[bytes]:
-    """Lock the run until this process ends."""
+    """Lock the run for the lifetime of this process."""
     with writing(run_folder / "lock"):
         run_folder.mkdir(parents=True, exist_ok=True)
         lock = locked(run_folder / "lock")
@@ -69,11 +69,11 @@ def in_use(run_folder: Path) -> bool:
 
 
 class HostedFederation(ABC):
-    """The base of every engine, which keeps requests, checks and sums responses, and counts bytes.
+    """The base class of engines: stores requests, checks and sums responses, and counts bytes.
 
     Attributes:
-        counted: the last round whose requests were counted. A resumed run may repeat some of
-            them, such as fetching weights; they are not counted again.
+        counted: the last round with counted requests. A resumed run may repeat some of these
+            requests, such as fetching weights; they are not counted again.
         bytes_to_clients: payload sent so far, over all clients.
         bytes_to_server: payload received so far.
     """
@@ -94,7 +94,7 @@ class HostedFederation(ABC):
         self.bytes_to_server = 0
 
     def _asked(self, request: Request) -> Sequence[int]:
-        """Return the clients that a request is for, in order: a cohort or all clients."""
+        """Return the clients to send a request to, in order: a cohort or all clients."""
         if request.kind in OF_ROUNDS:
             return cohort(self.experiment.config, request.query_id)
         return range(self.experiment.config.num_clients)
@@ -111,24 +111,24 @@ class HostedFederation(ABC):
     def diagnose(self) -> Iterator[NDArray[np.float32]]:
         """Yield the exact (n, N, K) probabilities of each client's teachers on the test split.
 
-        Simulations only. Clients come one by one, in order: thousands at once would fill the
-        memory. Untrained teachers are trained first.
+        For simulations only. Clients are yielded one by one, in order, because thousands at once
+        would fill the memory. Untrained teachers are trained first.
         """
 
     @property
     def charges(self) -> dict[int, Releases]:
-        """Return the run's cost to each client so far, by its own statement."""
+        """Return the run's cost to each client so far, by the client's own statement."""
         return self._charge_log.heard
 
     def prune(self, rounds: int) -> None:
-        """Delete the requests that cannot be sent again, once this many rounds are saved."""
+        """Delete the requests that cannot be sent again once this many rounds are saved."""
         self._requests_sent.prune(rounds)
 
     def each(self, request: Request) -> Replies:
-        """Return the checked answer of each client of the request, in the order of the clients.
+        """Return the checked answer of each client of the request, in client order.
 
-        A resumed run repeats the request that it sent before with the same id and kind, since
-        clients were charged for that one. The cost of answers is recorded before they are used.
+        A resumed run repeats the request that it sent before with the same id and kind, because
+        clients were charged for that request. The cost of answers is recorded before they are used.
 
         Raises:
             ProtocolError: this process has sent another request with this id and kind.
@@ -162,10 +162,10 @@ class HostedFederation(ABC):
         )
 
     def _receive(self, request: Request, client: int, response: Response) -> Response | Refusal:
-        """Return an answer with zeros instead of bad rows, or of all rows if it is bad as a whole.
+        """Return an answer with zeros in bad rows, or in all rows if the whole answer is bad.
 
-        Bad weights become a refusal. The number of teachers is unchanged, so a bad answer cannot
-        change the weight of the others. The problem is reported in the server's log.
+        Bad weights are turned into a refusal. The number of teachers is unchanged, so a bad answer
+        cannot change the weight of other answers. The problem is reported in the server's log.
 
         Raises:
             ProtocolError: weights are bad in a simulation, where clients are honest.
@@ -207,7 +207,7 @@ class HostedFederation(ABC):
     def _weights(
         self, response: Response, client: int, models: int, problem: str
     ) -> tuple[NDArray[np.float32], str]:
-        """Return a client's weights as float32, and their problem; "" if there is none."""
+        """Return a client's weights as float32, and the problem with them; "" if there is none."""
         if problem:
             return NOTHING, problem
         with np.errstate(over="ignore"):
@@ -218,7 +218,7 @@ class HostedFederation(ABC):
         return weights, "" if np.isfinite(weights).all() else "values hold NaN or infinity"
 
     def total(self, request: Request) -> Aggregate:
-        """Sum the answers; with `noise_at: server` the noise is drawn here, once per request.
+        """Sum the answers; with `noise_at: server`, the noise is drawn here, once per request.
 
         Raises:
             UserError: the noise is distributed and too few clients are left for a secure sum.
@@ -236,10 +236,10 @@ class HostedFederation(ABC):
         return Aggregate(replies.request, total, teachers, replies.refused)
 
     def _noisy_total(self, replies: Replies) -> Aggregate:
-        """Return the sum with the server's noise, drawn once per request of a run and kept.
+        """Return the sum with the server's noise, which is drawn once per request and stored.
 
-        A killed and resumed run may find other clients connected. A second sum, with other noise,
-        would be a second release of answers that were charged once.
+        After a run is killed and resumed, other clients may be connected. A second sum with
+        different noise would be a second release of answers that were charged only once.
         """
         request, refused, answers = replies.request, replies.refused, [*replies.answers.values()]
         path = self._notes / f"{request.digest()}.npz"

@@ -8,7 +8,7 @@ BINS = 10  # parts of a reliability diagram
 
 
 def accuracy(probabilities: NDArray[np.floating], labels: NDArray[np.int64]) -> float:
-    """Return the fraction of images whose most probable class is the true one.
+    """Return the fraction of images with the true class as the most probable class.
 
     Args:
         probabilities: (N, K), or values proportional to them; a row that is not finite predicts no
@@ -22,15 +22,15 @@ def accuracy(probabilities: NDArray[np.floating], labels: NDArray[np.int64]) -> 
 def auroc(probabilities: NDArray[np.floating], labels: NDArray[np.int64]) -> float | None:
     """Return the area under the ROC curve; ties count half.
 
-    With two classes it is the area of class 1; otherwise it is the mean over classes of the area of
-    each class against the rest.
+    For two classes, it is the area of class 1; otherwise, it is the mean over classes of the area
+    of each class against the rest.
 
     Args:
         probabilities: (N, K), in [0, 1].
         labels: (N,) true classes, 0..K-1.
 
     Returns:
-        The area in [0, 1]; None if it is undefined: a class is absent from `labels` or a
+        The area in [0, 1]; None if it is undefined because a class is absent from `labels` or a
         probability is not finite.
     """
     num_classes = probabilities.shape[1]
@@ -71,8 +71,8 @@ def calibration(
         labels: (N,) true classes, 0..K-1.
 
     Returns:
-        `count`, mean `confidence` and `accuracy` of the images whose largest probability is in each
-        of BINS equal parts of (0, 1]; 0 for an empty part. `error` is the expected calibration
+        `count`, mean `confidence` and `accuracy` of the images with their largest probability in
+        each of BINS equal parts of (0, 1]; 0 for an empty part. `error` is the expected calibration
         error in [0, 1]: the mean of |confidence - accuracy| over parts, weighted by images.
     """
     finite = np.isfinite(probabilities).all(1)

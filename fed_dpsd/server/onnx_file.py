@@ -1,4 +1,4 @@
-"""Students as ONNX files, written by torch and read by onnxruntime; the packages are an extra.
+"""Students as ONNX files, written by torch and read by onnxruntime; an extra installs both.
 
 A file maps `images`, (B, C, S, S) float32 in [0, 1], to `probabilities`, (B, K) float32, for any B.
 """
@@ -22,7 +22,7 @@ def require(packages: tuple[str, ...] = PACKAGES) -> None:
     """Check that the packages of the extra are installed.
 
     Raises:
-        UserError: some are missing; the message has the command that installs them.
+        UserError: a package is missing; the message has the command that installs it.
     """
     if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
         raise UserError(f"ONNX needs {' and '.join(missing)}; run pip install 'fed-dpsd[onnx]'")
@@ -36,7 +36,7 @@ class OnnxModel:
 
     Raises:
         UserError: onnxruntime is not installed.
-        ValueError: onnxruntime cannot run it as an ONNX file.
+        ValueError: onnxruntime cannot run the content as an ONNX file.
     """
 
     def __init__(self, content: Path | bytes) -> None:
@@ -68,7 +68,7 @@ class OnnxModel:
 
 
 class _Probabilities(nn.Module):
-    """A classifier whose outputs are probabilities."""
+    """A classifier that outputs probabilities."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

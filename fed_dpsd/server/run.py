@@ -55,8 +55,8 @@ def run(
         progress: called with each new line of rounds.jsonl.
 
     Raises:
-        UserError: an error that the user can fix. After any error, summary.json says "failed",
-            and everything on disk is kept.
+        UserError: an error that the user can fix. After any error, the status in summary.json is
+            "failed", and everything on disk is kept.
     """
     started = time.perf_counter()
     torch.set_num_threads(experiment.config.threads_server)
@@ -148,7 +148,7 @@ def _run(
 
 
 def _check_state(state: State) -> None:
-    """Check that a state is finite, before it is saved or after it was loaded.
+    """Check that a state is finite, before saving or after loading it.
 
     Raises:
         Diverged: a tensor holds NaN or infinity.
@@ -159,10 +159,11 @@ def _check_state(state: State) -> None:
 
 
 def _costs(plan: Plan, charges: Mapping[int, Releases], experiment: Experiment) -> dict[str, Any]:
-    """Return the run's cost to its clients so far, and the largest epsilon of a client.
+    """Return the run's cost to its clients so far, and the largest epsilon of any client.
 
-    `charged` has the releases by mechanism, by ranges of clients with equal charges. `spent` is an
-    epsilon (add_remove) of the unit asked for with its meaning, and notes if plug-ins took part.
+    `charged` has the releases by mechanism, for ranges of clients with equal charges. `spent` is an
+    epsilon (add_remove) of the requested unit with its meaning, and with notes if plug-ins took
+    part.
     """
     delta, notes = experiment.config.privacy.delta, plugins_note(experiment)
     most = functools.reduce(Counter.__or__, map(Counter, charges.values()), Counter[str]())
@@ -178,7 +179,7 @@ def _student_scores(
 ) -> dict[str, Any]:
     """Return the student's scores on the test split, and store its predictions.
 
-    Each score is None without a student or split.
+    Scores are None without a student or a test split.
     """
     metrics = METRICS | {"confusion": confusion, "calibration": calibration}
     if test is None or images is None or student is None:
@@ -189,7 +190,7 @@ def _student_scores(
 
 
 def _record_round(summary: dict[str, Any], state: State, line: Mapping[str, Any]) -> None:
-    """Record the latest round, so that the summary of a failing run shows its progress."""
+    """Record the latest round, so that the summary of a failed run shows its progress."""
     record_round(summary, line)
     summary["student_sha256"] = checkpoint.digest_of(below("student", state.tensors))
 

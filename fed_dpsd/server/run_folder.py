@@ -51,7 +51,7 @@ def name_run_folder(experiment: Experiment) -> Path:
 
 
 def new_run_folder(experiment: Experiment) -> Path:
-    """Create the run folder with its configuration; an existing one is never overwritten.
+    """Create the run folder with its configuration; never overwrite an existing folder.
 
     Raises:
         UserError: the folder exists or cannot be written; no new file is left behind.
@@ -85,7 +85,7 @@ def new_run_folder(experiment: Experiment) -> Path:
 def versions() -> dict[str, str | None]:
     """Return the versions of libraries, the commit of this code and the machine's hardware.
 
-    `rehearsal` says that all hospitals are on one machine; it is None for any other run.
+    `rehearsal` states that all hospitals are on one machine; it is None for any other run.
     """
     installed: dict[str, str | None] = {name: metadata.version(name) for name in _LIBRARIES}
     installed |= {"fed-dpsd": __version__, "python": platform.python_version()}
@@ -112,7 +112,7 @@ def _commit() -> str | None:
 
 
 def _machine() -> str:
-    """Describe the hardware that the run's times depend on, without the host's name."""
+    """Describe the hardware that the run's times depend on, omitting the host name."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     return f"{platform.machine()}, {os.cpu_count()} cores, {gpu}"
 
@@ -132,10 +132,10 @@ def open_run_folder(folder: Path) -> Experiment:
 
 
 def open_log(path: Path, rounds: int) -> tuple[Path, list[dict[str, Any]]]:
-    """Keep the first `rounds` lines of a log, which may be ahead of its checkpoint.
+    """Keep only the first `rounds` lines of a log, which may be ahead of its checkpoint.
 
     Raises:
-        UserError: the log is damaged: it holds fewer rounds than its checkpoint.
+        UserError: the log is damaged: it has fewer rounds than its checkpoint.
     """
     text = path.read_text().splitlines()[:rounds] if path.exists() else []
     try:
@@ -152,7 +152,7 @@ def open_log(path: Path, rounds: int) -> tuple[Path, list[dict[str, Any]]]:
 
 
 def read_log(folder: Path, seen: int = 0) -> list[dict[str, Any]]:
-    """Return the complete lines of a run's rounds.jsonl after the first `seen` ones.
+    """Return the complete lines of a run's rounds.jsonl after the first `seen` lines.
 
     Raises:
         UserError: a complete line is damaged.
@@ -170,7 +170,7 @@ def save_predictions(
 ) -> None:
     """Write the student's predictions for the test images after a round.
 
-    `choosing` marks the half of the images that may choose a threshold: all images of a patient, or
+    `choosing` marks the half of the images for choosing a threshold; all images of a patient, or
     all copies of an image, are in the same half.
     """
     arrays = {"probabilities": probabilities.astype(np.float32), "labels": test.labels}
@@ -179,7 +179,7 @@ def save_predictions(
 
 
 def read_predictions(folder: Path, number: int) -> dict[str, NDArray[Any]]:
-    """Return the arrays of `save_predictions`; empty if the file is not of round `number`."""
+    """Return the arrays of `save_predictions`; empty unless the file is of round `number`."""
     path = folder / PREDICTIONS
     if not path.exists():
         return {}

@@ -1,6 +1,6 @@
-"""The server's half of a secure sum: it learns only the sum of the answers.
+"""The server's half of a secure sum, which learns only the sum of the answers.
 
-The arithmetic is privacy/secure_sum.py; the clients' half is client/secure_sum.py.
+The arithmetic is in privacy/secure_sum.py; the clients' half is client/secure_sum.py.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,7 +33,7 @@ def secure_sum(
         request: the request that was answered.
         answers: the masked answers that arrived, by client.
         notes: folder for a sum's masked answers. Clients confirm only one set of clients, so a
-            resumed run uses the same set, whichever clients are connected.
+            resumed run uses the same set, regardless of which clients are connected.
         deliver: sends a step to some clients, and returns the replies that arrive.
 
     Raises:
@@ -67,9 +67,9 @@ def secure_sum(
         total = combine(masked, opened, parties, threshold)
     except (SumError, KeyError, ValueError) as error:
         raise UserError(
-            f"the sum of request {request.query_id} cannot be opened: {error}; no part of it "
-            "was revealed: resume the run when the clients are back or, if shares were tampered "
-            "with, start another run without that client"
+            f"the sum of request {request.query_id} cannot be opened: {error}; no part of it was "
+            "revealed. Resume the run when the clients are back or, if shares were tampered with, "
+            "start another run without that client"
         ) from None
     return total * mechanism.lattice, named
 

@@ -1,7 +1,7 @@
 """The requests of a run, stored as sent.
 
-A client is charged for the bytes of a request. A resumed run may compute other bytes, since
-rounding depends on the processor and the number of threads. So it sends the stored request again.
+A client is charged for the bytes of a request. A resumed run may compute different bytes, because
+rounding depends on the processor and the number of threads, so it sends the stored request again.
 """
 
 import zipfile
@@ -24,9 +24,9 @@ class SentRequests:
         self._given: dict[str, str] = {}  # digests of this process's requests, by file
 
     def get_or_store(self, request: Request) -> Request:
-        """Return the request stored under this id and kind, or store this one and return it.
+        """Return the request stored under this id and kind, or store this request and return it.
 
-        The request is durable on return; it may be sent only then.
+        The request is durable on return; it must not be sent earlier.
 
         Raises:
             ProtocolError: this process has stored a different request with this id and kind.
@@ -49,7 +49,7 @@ class SentRequests:
         except (OSError, ValueError, TypeError, zipfile.BadZipFile, ProtocolError) as error:
             raise UserError(
                 f"the request {path} cannot be read ({error}); restore it, or delete it: clients "
-                "then charge the request that replaces it, and the run's card says so"
+                "then charge the request that replaces it, as the run's card will state"
             ) from None
 
     def prune(self, rounds: int) -> None:

@@ -1,4 +1,4 @@
-"""Students: the network of a completed run or of an exported file, and its facts."""
+"""Students: the network of a completed run or an exported file, with facts about it."""
 
 import json
 from collections.abc import Mapping
@@ -60,7 +60,7 @@ class Network:
         """Return the network with placeholder weights.
 
         Raises:
-            UserError: it comes from a Python function that this process does not have.
+            UserError: the network comes from a Python function that this process does not have.
         """
         if missing := missing_function("student", self.architecture):
             raise UserError(missing)
@@ -75,8 +75,9 @@ class Student:
     """A student from a run or a file.
 
     Args:
-        network: its architecture and sizes.
-        model: the network, from (B, C, S, S) images in [0, 1] to (B, K) logits; or an ONNX file's.
+        network: the student's architecture and sizes.
+        model: the network, from (B, C, S, S) images in [0, 1] to (B, K) logits; or an ONNX file's
+            network.
         facts: the facts about the run that it comes from, including `privacy`.
     """
 
@@ -86,7 +87,7 @@ class Student:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of the classes, in the order of `predict`; their numbers if none are known."""
+        """The class names, in the order of `predict`; the class numbers if names are unknown."""
         return tuple(self.facts["classes"] or map(str, range(self.network.num_classes)))
 
     @property
@@ -174,7 +175,7 @@ def open_student(path: Path) -> Student:
         if lacking := FACT_KEYS - facts.keys():
             raise ValueError(f"it lacks {', '.join(sorted(lacking))}")
     except (ValueError, KeyError, TypeError, ConfigError) as error:
-        reason = "it holds no network" if isinstance(error, KeyError) else error
+        reason = "it contains no network" if isinstance(error, KeyError) else error
         raise UserError(
             f"{path} is not an exported student ({reason}); give a file of `fed-dpsd export`"
         ) from None
@@ -202,7 +203,7 @@ def _built(
 
 
 def _no_model(path: Path) -> str:
-    """Return why a path is not a model file, and a remedy; "" if it is one."""
+    """Return why a path is not a model file, with a remedy; "" if it is a model file."""
     if is_run_folder(path):
         return f"is a run folder; `fed-dpsd export {path}` writes its student to a file"
     if path.is_dir():
@@ -214,19 +215,19 @@ def _no_model(path: Path) -> str:
 def _check(model: Classifier | OnnxModel, network: Network) -> NDArray[np.float32]:
     """Return a student's (4, K) probabilities on images of random pixels.
 
-    A safetensors file does not store the constants of fixed features, which another kind of
+    A safetensors file does not store the constants of fixed features, which a different kind of
     processor may compute differently (fed_dpsd/models/patches.py).
     """
     return _probabilities(model, procedural.noise(4, network.shape, Streams(0).numpy("check")))
 
 
 def _reason_of_other_answers(model: Classifier | OnnxModel) -> str:
-    """Return why a file's student predicts differently than when exported, and a remedy."""
+    """Return why a file's student predicts differently than when exported, with a remedy."""
     if isinstance(model, OnnxModel):
         return "its predictions differ from the exported student's; export the student again"
     return (
         "this processor computes fixed features differently from the one that trained the student; "
-        "use a processor of that kind, or an export with --format onnx, which holds the features"
+        "use a processor of that kind, or an export with --format onnx, which includes the features"
     )
 
 

@@ -29,7 +29,7 @@ BARS, SPARKS = "▁▂▃▄▅▆▇█", 24  # the bars of a live display, and
 
 
 def blank_summary(experiment: Experiment, engine: str) -> dict[str, Any]:
-    """Return the content of summary.json with every unknown value null."""
+    """Return the content of summary.json with null for every unknown value."""
     config = experiment.config
     return {
         "status": "failed",
@@ -74,7 +74,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
         return dict(json.loads(path.read_text())) if path.exists() else {}
     except ValueError:
         raise UserError(
-            f"{path} is damaged; delete it, and `fed-dpsd resume {folder}` writes it again"
+            f"{path} is damaged; delete it, then run `fed-dpsd resume {folder}` to write it again"
         ) from None
 
 
@@ -89,7 +89,7 @@ def record_round(summary: dict[str, Any], line: Mapping[str, Any]) -> None:
 
 
 def write_failure(experiment: Experiment, folder: Path, engine: str, error: BaseException) -> None:
-    """Write summary.json of a run that failed before, or outside, `run`."""
+    """Write the summary.json of a run that failed before or outside `run`."""
     summary = blank_summary(experiment, engine) | {"error": one_line(error)}
     add_privacy(summary, experiment, folder)
     write_json(folder / "summary.json", summary)
@@ -148,7 +148,7 @@ def _set_apart(summary: dict[str, Any]) -> None:
 
 
 def scores_of(summary: Mapping[str, Any], metric: str) -> dict[str, Any]:
-    """Return all scores of a run by role, only for its owner: no epsilon covers some of them."""
+    """Return all scores of a run by role, for its owner only: no epsilon covers some of them."""
     apart = summary.get("diagnostics", {}).get(metric, {})
     return {role: apart.get(role, score) for role, score in summary[metric].items()}
 
@@ -171,11 +171,11 @@ def result_line(experiment: Experiment, summary: Mapping[str, Any]) -> str:
 
 
 def privacy_text(card: Mapping[str, Any], word: str = "proven") -> str:
-    """Return the published epsilon and the proven ones of the unit asked for, in one line.
+    """Return the published epsilon and the proven epsilons of the requested unit, in one line.
 
     Args:
         card: as `privacy_card` returns it.
-        word: the word for the bounds: proven after a run, planned before it.
+        word: the word for the bounds: "proven" after a run, "planned" before it.
     """
     if all(NOTHING_NOTE in row["notes"] for row in card["proven"]):
         return NOTHING_NOTE
@@ -220,11 +220,11 @@ def round_text(line: Mapping[str, Any]) -> str:
 
 
 def round_facts(lines: Sequence[Mapping[str, Any]], planned: Epsilon) -> dict[str, str]:
-    """Return the texts of a live display after some rounds, by the name of the row.
+    """Return the texts of a live display after some rounds, by row name.
 
     Args:
         lines: the lines of rounds.jsonl so far, at least one.
-        planned: the epsilon (add_remove) of the whole run, for the unit asked for.
+        planned: the epsilon (add_remove) of the whole run, for the requested unit.
     """
     last = lines[-1]
     facts = {"student": f"{_student(last)}  {_sparks(lines, 'student_accuracy')}"}
@@ -238,7 +238,7 @@ def round_facts(lines: Sequence[Mapping[str, Any]], planned: Epsilon) -> dict[st
 
 
 def _without(line: Mapping[str, Any]) -> str:
-    """Describe which clients gave no answer in a round because they refused or were absent."""
+    """Describe the clients that gave no answer in a round because they refused or were absent."""
     clients = sorted(map(int, line["refused"]))
     if len(clients) > MOST_NAMED:
         return f"without {len(clients):,} clients"

@@ -1,4 +1,4 @@
-"""Synthetic images of a completed run, drawn like the run's own, and their parquet file.
+"""Synthetic images of a completed run, drawn like the run's own images, and their parquet file.
 
 Nothing private is used: generators and students are computed from what clients released.
 """
@@ -57,9 +57,9 @@ def synthesize(
 
     Args:
         run_folder: the folder of a completed run.
-        number: how many images to draw, >= 1.
+        number: number of images to draw, >= 1.
         path: the file to write, FILE.parquet, in a folder without other cards.
-        labels: whether the student labels them, in columns `label` and `probabilities`.
+        labels: whether to add the student's labels, in columns `label` and `probabilities`.
         source: "generator" for images of the run's generator, "queries" for images like the
             requested ones; None selects the generator if there is one.
         seed: the same seed gives the same file.
@@ -109,7 +109,7 @@ def _check_place(path: Path) -> None:
 def drawn(
     run: CompletedRun, student: Student, number: int, source: Source | None, seed: int
 ) -> tuple[NDArray[np.uint8], str]:
-    """Draw (N, C, S, S) uint8 images of a run; also return a sentence that says how.
+    """Draw (N, C, S, S) uint8 images of a run; also return a sentence on how they were drawn.
 
     Raises:
         UserError: the run keeps nothing to draw from, or too few images.
@@ -158,7 +158,7 @@ def _taken(parts: Iterator[NDArray[np.uint8]], number: int) -> NDArray[np.uint8]
 def _of_kept_generator(
     context: PublicContext, latent_size: int, weights: dict[str, torch.Tensor], streams: Streams
 ) -> Iterator[NDArray[np.uint8]]:
-    """Yield batches as large as in a round, since the generator normalises over a batch."""
+    """Yield batches as large as a round's, because the generator normalises over a batch."""
     generator = context.make_generator(latent_size, torch.Generator())
     generator.load_state_dict(weights)
     generator.train()
@@ -178,7 +178,7 @@ def _is_trained(method: Method) -> bool:
 def _of_new_generators(
     method: FedDPSD, student: Student, context: PublicContext, run: CompletedRun, streams: Streams
 ) -> Iterator[NDArray[np.uint8]]:
-    """Yield one batch of each new generator, trained like the run's generators."""
+    """Yield a batch from each new generator, trained like the run's generators."""
     rng, polarity = streams.torch(PURPOSE), method.infer_polarity(list(run.state.buffer))
     while True:
         images = method.generate(student.model, context, method.images_per_generator, rng)
@@ -206,7 +206,7 @@ def _of_next_rounds(
 
 
 def _of_the_bank(run: CompletedRun, number: int, streams: Streams) -> NDArray[np.uint8]:
-    """Return some of the images that a run requested, in random order."""
+    """Return some of the images that a run sent, in random order."""
     asked = [part.images for part in run.state.buffer]
     if not asked:
         raise UserError(
@@ -228,7 +228,7 @@ def _of_the_bank(run: CompletedRun, number: int, streams: Streams) -> NDArray[np
 def table_of(
     images: NDArray[np.uint8], scores: NDArray[np.float32] | None, classes: tuple[str, ...]
 ) -> pyarrow.Table:
-    """Return a table whose schema describes its columns in the hub's format.
+    """Return a table with a schema that describes its columns in the hub's format.
 
     Args:
         images: (N, C, S, S).

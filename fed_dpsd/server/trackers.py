@@ -1,9 +1,9 @@
 """Trackers, which copy a run's numbers to TensorBoard, Weights & Biases or MLflow.
 
-They receive the content of rounds.jsonl and summary.json, and the settings without paths;
-TensorBoard, whose files stay in the run folder, receives pictures of synthetic images too. An
-epsilon's name includes its unit, relation and trust and, if plug-ins took part, that nobody has
-reviewed them.
+They receive the content of rounds.jsonl and summary.json, and the settings without paths.
+TensorBoard, which keeps its files in the run folder, also receives pictures of synthetic images. An
+epsilon's name includes its unit, relation and trust and, if plug-ins took part, that they have not
+been reviewed.
 """
 
 import importlib.util
@@ -35,11 +35,11 @@ class Tracker(Protocol):
         """Log numbers of a round or, at the end, of the whole run."""
 
     def close(self, completed: bool) -> None:
-        """Finish pending work; log nothing more."""
+        """Finish pending work; nothing more is logged."""
 
 
 class TensorBoard:
-    """Event files in RUN/tensorboard: `tensorboard --logdir runs` shows all runs."""
+    """Event files in RUN/tensorboard; `tensorboard --logdir runs` shows all runs."""
 
     def __init__(self, folder: Path, settings: Settings) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -69,7 +69,7 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A run of the project fed-dpsd; with WANDB_MODE=offline it is kept in RUN/wandb.
+    """A run of the project fed-dpsd, which is kept in RUN/wandb with WANDB_MODE=offline.
 
     Nothing else about this machine is sent: no command line, paths, code, console or hardware.
     """
@@ -108,7 +108,7 @@ class WeightsAndBiases:
 class MLflow:
     """A run of the experiment fed-dpsd at MLFLOW_TRACKING_URI, by default mlflow.db next to RUN.
 
-    A resumed run continues the MLflow run with its name. MLflow stores infinity as 1.8e308.
+    A resumed run continues the MLflow run with the same name. MLflow stores infinity as 1.8e308.
     """
 
     def __init__(self, folder: Path, settings: Settings) -> None:
@@ -162,10 +162,10 @@ def require_tracker(name: str) -> None:
 
 
 class Tracking:
-    """Passes a run's numbers to the configured tracker, if any.
+    """The connection of a run to its configured tracker, if any.
 
-    A tracker that fails during the run is dropped: the run has spent its clients' budget and must
-    not fail with it.
+    A tracker that fails during the run is no longer used: the run has spent its clients' budget and
+    must not fail because of a tracker.
     """
 
     def __init__(self, experiment: Experiment, folder: Path) -> None:
@@ -255,7 +255,7 @@ def numbers_of_run(summary: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def _meaning(row: Mapping[str, Any]) -> str:
-    """Return the meaning of an epsilon, for its name."""
+    """Return the meaning of an epsilon as part of its name."""
     review = any(note.startswith(NOT_REVIEWED) for note in row.get("notes", ()))
     meaning = f"{row['unit']}/{row['relation']}/trust_{row['trust']}"
     return meaning + "/not_reviewed" * review

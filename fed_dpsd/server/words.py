@@ -1,4 +1,4 @@
-"""Messages about a run: what it will do, its progress, and what to do next."""
+"""Messages about a run: what it will do, its progress and the next steps."""
 
 import shlex
 from collections.abc import Iterator, Mapping
@@ -81,10 +81,10 @@ def how_to_continue(folder: Path, error: BaseException) -> str:
     command = f"fed-dpsd resume {shown_path(folder)}"
     if isinstance(error, Exception):
         return (
-            f"failed {where}; when the cause is fixed: {command} (with the same settings; others "
+            f"failed {where}; after fixing the cause: {command} (with the same settings; others "
             "need a new run)"
         )
-    return f"{one_line(error)} {where}; continue: {command}"
+    return f"{one_line(error)} {where}; to continue: {command}"
 
 
 def shown_path(path: Path) -> str:

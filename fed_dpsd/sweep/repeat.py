@@ -17,11 +17,11 @@ DEPLOYED = ("flwr", "run", "APP", "federation", "--stream", "--run-config")
 
 
 def command_of(experiment: Experiment) -> str:
-    """Return the command that runs an experiment, with FOLDER or FILE for its paths.
+    """Return the command that runs an experiment, with FOLDER or FILE in place of its paths.
 
-    It is `fed-dpsd run`, or `flwr run` for a deployment, with APP for the app's folder. It names
-    the choices of conf/ that are not the defaults, and the keys that differ from them. Return "" if
-    no such command gives the same settings.
+    It is `fed-dpsd run` or, for a deployment, `flwr run` with APP for the app's folder. It names
+    the choices of conf/ that are not defaults, and the keys that differ from these choices. Return
+    "" if no such command gives the same settings.
     """
     values = json.loads(experiment.to_json())
     typed = _choices(experiment, values)

@@ -77,7 +77,7 @@ def tables_of(paths: Sequence[Path], out: Path | None = None) -> list[Path]:
         elif path.is_dir():
             table = path / TABLE
             if not table.is_file():
-                raise UserError(f"{path} holds neither a table nor a run; give {REPORTED}")
+                raise UserError(f"{path} contains neither a table nor a run; give {REPORTED}")
         tables.append(table)
     apart = _apart([cell.experiment for cells in written.values() for cell in cells])
     for table, cells in written.items():
@@ -108,13 +108,13 @@ def _keys(table: Path) -> set[str]:
 
 
 def _delete(table: Path) -> None:
-    """Delete the table of a run, with those of its rounds and confusions."""
+    """Delete the table of a run, and the tables of its rounds and confusions."""
     for suffix in ("", "_rounds", "_confusion"):
         table.with_stem(f"{table.stem}{suffix}").unlink(missing_ok=True)
 
 
 def run_in(path: Path) -> Path:
-    """Return the run folder of a rehearsal's folder, and any other path unchanged."""
+    """Return the run folder in a rehearsal's folder, or any other path unchanged."""
     inside = path / REHEARSED
     return inside if is_run_folder(inside) and not is_run_folder(path) else path
 
@@ -172,7 +172,7 @@ def unfinished_in(folder: Path, experiment: Experiment) -> Unfinished | None:
 
 
 def unfinished_nearby(paths: Sequence[Path]) -> list[Unfinished]:
-    """Return the runs in sweeps' folders that have started and not completed."""
+    """Return the runs in sweeps' folders that have started but not completed."""
     sweeps = (path for path in paths if not is_run_folder(path))
     begun = (
         folder
@@ -233,7 +233,7 @@ def facts_of(
     if threshold is not None and (predictions is None or predictions.probabilities.shape[1] != 2):
         raise UserError(
             f"--threshold={threshold:g}: {folder.name} has no test predictions of two classes; "
-            "leave the option out"
+            "leave out this option"
         )
     stated = {int(n): known["charged"] for n, known in charges.get("clients", {}).items()}
     return Facts(
@@ -268,7 +268,7 @@ def facts_of(
 def _spent(
     plan: Plan, charged: Mapping[str, Mapping[str, int]], delta: float, unit: Unit
 ) -> dict[int, float]:
-    """Return clients' epsilons (add_remove) of a unit from charges by ranges of clients."""
+    """Return clients' epsilons (add_remove) for a unit, from charges by ranges of clients."""
     return {
         client: value
         for ranges, releases in charged.items()
@@ -299,7 +299,7 @@ def _samples(folder: Path) -> dict[int, Path]:
 def _ledgers(experiment: Experiment, folder: Path, place: Path) -> dict[int, str]:
     """Describe, by client, the ledgers that may hold charges of other runs.
 
-    These are the ledgers of a rehearsal's hospitals, or in the folder that `ledger` names.
+    These are the ledgers of a rehearsal's hospitals, or the ledgers in the folder `ledger`.
     """
     config = experiment.config
     clients = range(config.num_clients)

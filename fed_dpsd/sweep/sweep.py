@@ -1,7 +1,7 @@
 """Sweeps: a grid of overrides, a run folder for each cell, and tables of the results.
 
-To resume a sweep, repeat it: finished cells are skipped and unfinished cells are resumed. Any
-number of processes may sweep the same folder; they share its cells.
+Repeat a sweep to resume it: finished cells are skipped and unfinished cells are resumed. Any number
+of processes may sweep the same folder; they share its cells.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ class Cell:
 
     Args:
         key: the name of its run folder.
-        name: the overrides that other cells of the sweep do not have, for display.
+        name: the overrides that distinguish it from other cells of the sweep, for display.
         grid: the name of its grid; "" if there is only one.
         overrides: all its overrides, by key.
         experiment: the experiment, with its run folder.
@@ -78,7 +78,7 @@ class Cell:
 
 
 def cell_key(experiment: Experiment) -> str:
-    """Return 16 hex digits of the SHA-256 of the configuration, without keys for paths."""
+    """Return 16 hex digits of the SHA-256 of the configuration, excluding keys for paths."""
     config = json.loads(experiment.to_json(), parse_float=_plain)
     for place in PLACES:
         group, _, name = place.rpartition(".")
@@ -94,7 +94,7 @@ def _plain(text: str) -> float:
 
 
 def folder_name(experiment: Experiment, grid: str, key: str) -> str:
-    """Return a cell's folder: its grid or method, data, partition, seed, and part of its key."""
+    """Return a cell's folder name: grid or method, data, partition, seed and part of the key."""
     config, partition = experiment.config, experiment.partition
     alpha = getattr(partition, "alpha", None)
     kind = config.partition["name"] if alpha is None else f"alpha{alpha:g}"
@@ -107,13 +107,13 @@ def plan(
 ) -> list[Cell]:
     """Set up every distinct cell, before reading any data.
 
-    All keys and values of all cells are checked before any noise is calibrated, which is slow.
+    All keys and values of all cells are checked first, because calibrating noise is slow.
 
     Args:
         overrides: as for `own_grid` and `expand`.
         folder: parent of the run folders.
         base: folder that paths are relative to.
-        say: called with progress, since calibration takes seconds, and with duplicate cells.
+        say: called with progress (calibration takes seconds) and with duplicate cells.
         only: as for `expand`.
 
     Raises:
@@ -153,9 +153,9 @@ def plan(
 def _folder_of(
     experiment: Experiment, grid: str, key: str, parent: Path, taken: Mapping[str, str]
 ) -> str:
-    """Return the name of a cell's folder: that of an earlier sweep, or a new one.
+    """Return the name of a cell's folder, from an earlier sweep or new.
 
-    Four digits of the key suffice, unless two cells share them and all the rest of the name.
+    Four digits of the key suffice, unless two cells share them and the rest of the name.
     """
     short = key[:4]
     there = {path.name: _key_in(path) for path in sorted(parent.glob(f"*-{short}*/"))}
@@ -167,7 +167,7 @@ def _folder_of(
 
 
 def _key_in(folder: Path) -> str | None:
-    """Return the key of the run in a folder; None if the folder holds no run, or a broken one."""
+    """Return the key of the run in a folder; None if there is no run or it is broken."""
     try:
         return cell_key(open_run_folder(folder))
     except UserError:
@@ -179,7 +179,8 @@ def check(cells: Sequence[Cell], ready: Callable[[Experiment, Sequence[str]], An
 
     Args:
         cells: the cells of one `plan`.
-        ready: called with an experiment and its overrides; raises UserError if it cannot run here.
+        ready: called with an experiment and its overrides; raises UserError if that cannot run
+            here.
 
     Raises:
         ConfigError: every problem of every cell.
@@ -197,7 +198,7 @@ def check(cells: Sequence[Cell], ready: Callable[[Experiment, Sequence[str]], An
 
 
 class _Problems:
-    """The problems of many cells, each of which is reported once.
+    """The problems of many cells; each problem is reported once.
 
     Args:
         cells: the number of cells.
@@ -217,7 +218,7 @@ class _Problems:
                 self._found.setdefault(problem, []).append(name)
 
     def finish(self) -> None:
-        """Raise ConfigError for all problems; each names a cell unless all cells have it."""
+        """Raise ConfigError for all problems; a problem names a cell unless all cells have it."""
         lines = [
             problem
             if len(names) == self._cells or names[0] in problem
@@ -231,13 +232,13 @@ class _Problems:
 def run(cells: Sequence[Cell], work: Work, table: Path, say: Say) -> dict[str, str]:
     """Run the unfinished cells, and write the tables after each.
 
-    A cell that another process is running is skipped, and checked again at the end.
+    Cells that another process is running are skipped and checked again at the end.
 
     Args:
         cells: the cells of one `plan`.
         work: runs or resumes an experiment in its run folder.
         table: the CSV file (see `write_tables`).
-        say: called with each cell that is skipped, started or failed.
+        say: called with each cell that is skipped, is started or has failed.
 
     Returns:
         The error of each failed cell, by the cell's name.
@@ -281,7 +282,7 @@ def run(cells: Sequence[Cell], work: Work, table: Path, say: Say) -> dict[str, s
 
 
 def _make_folder(cell: Cell) -> None:
-    """Make a run folder unless it exists; replace an incomplete one."""
+    """Make a run folder unless it exists; replace an incomplete folder."""
     if not (cell.folder / "config.yaml").exists():
         if cell.folder.exists():
             shutil.rmtree(cell.folder)
@@ -290,7 +291,7 @@ def _make_folder(cell: Cell) -> None:
 
 @contextlib.contextmanager
 def _lock(path: Path, wait: bool) -> Iterator[bool]:
-    """Lock `path`, a folder or a lock file; yield whether this process holds it.
+    """Lock `path`, a folder or a lock file; yield whether this process has the lock.
 
     The operating system releases the lock of a process that dies.
     """
@@ -313,8 +314,8 @@ def _lock(path: Path, wait: bool) -> Iterator[bool]:
 def write_tables(path: Path, cells: Sequence[Cell]) -> None:
     """Write the rows of finished cells to CSV files, replacing rows with the same keys.
 
-    `path`, STEM.csv, has a row per cell, STEM_rounds.csv a row per round of each cell, and
-    STEM_confusion.csv a row per pair of a true and a predicted class of the last student on the
+    `path`, STEM.csv, has a row per cell; STEM_rounds.csv has a row per round of each cell; and
+    STEM_confusion.csv has a row per pair of true and predicted classes of the last student on the
     test split. All other rows and all columns stay in place.
 
     Raises:
@@ -334,7 +335,7 @@ def write_tables(path: Path, cells: Sequence[Cell]) -> None:
 
 
 def _merged(path: Path, columns: Iterable[str], ours: Mapping[str, Sequence[Row]]) -> bytes:
-    """Return a table with rows added by key: in place of the first row with the key, or last."""
+    """Return a table with rows added by key, in place of the first row with that key or last."""
     before, old = _read_table(path)
     ahead = itertools.takewhile(lambda key: key not in ours, old)
     known = old | ours
@@ -348,7 +349,7 @@ def _merged(path: Path, columns: Iterable[str], ours: Mapping[str, Sequence[Row]
 
 
 def _read_table(path: Path) -> tuple[list[str], dict[str, list[Row]]]:
-    """Return the columns, and the rows by key, of a table that may not exist yet."""
+    """Return the columns and the rows by key of a table, which need not exist yet."""
     if not path.exists():
         return [], {}
     rows: dict[str, list[Row]] = {}
@@ -365,8 +366,8 @@ def _read_table(path: Path) -> tuple[list[str], dict[str, list[Row]]]:
 def _row(cell: Cell, swept: Iterable[str]) -> Row:
     """Return a finished cell's overrides and results.
 
-    Its trust is the weakest of its proven epsilons; its caveats include the caveats of each. A
-    label's epsilon has its own delta and trust: it does not cover records.
+    The row's trust is the weakest of its proven epsilons, and its caveats include all of theirs. A
+    label's epsilon has its own delta and trust, since it does not cover records.
     """
     config, summary = cell.experiment.config, read_summary(cell.folder)
     versions = json.loads((cell.folder / "versions.json").read_text())
@@ -417,7 +418,7 @@ def _rounds(cell: Cell) -> list[Row]:
 
 
 def _confusion(cell: Cell) -> list[Row]:
-    """Return a row per count > 0; a run without a student has none."""
+    """Return a row for each count > 0; a run without a student has no rows."""
     counts = read_summary(cell.folder)["confusion"] or ()
     return [
         _texts(dict(zip(CONFUSION, (cell.key, truth, predicted, count), strict=True)))
@@ -432,7 +433,7 @@ def _texts(row: Mapping[str, Any]) -> Row:
 
 
 def _scores(scores: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return the scores that both accuracy and AUROC have."""
+    """Return the scores with both an accuracy and an AUROC."""
     clients = [score for score in scores["clients"] or () if score is not None]
     return {role: scores[role] for role in ("student", "ensemble", "weighted_ensemble")} | {
         "client_best": max(clients, default=None),

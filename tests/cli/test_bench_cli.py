@@ -75,7 +75,7 @@ def test_a_file_is_printed_as_markdown(fed_dpsd, measured, tmp_path):
 def test_bad_options_are_one_line(fed_dpsd, measured, subtests):
     for arguments, expected in [
         (("--rows", "local,x"), "error: --rows local,x: 'x' is not one of local, flower"),
-        (("--clients", "10,x"), "error: --clients 10,x must be whole numbers, as in 10,100"),
+        (("--clients", "10,x"), "error: --clients 10,x must be whole numbers, such as 10,100"),
         (("--clients", "0"), "error: --clients 0 must be >= 1"),
         (("--table", "nowhere.json"), "error: nowhere.json cannot be read (No such file"),
     ]:

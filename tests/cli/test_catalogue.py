@@ -74,9 +74,9 @@ def test_help_says_what_every_argument_is(fed_dpsd):
     """With click 8.5, typer below 0.21, which Flower needs, loses these texts."""
     for command, text in (
         (["run"], "Settings as KEY=VALUE, such as rounds=10"),
-        (["predict"], "File that `fed-dpsd export` wrote, .safetensors or .onnx."),
-        (["privacy", "ledger"], "a folder of them, or a run folder."),
-        (["site", "check"], "The hospital's file, which"),
+        (["predict"], "File written by `fed-dpsd export`, .safetensors or .onnx."),
+        (["privacy", "ledger"], "a folder of ledgers, or a run folder."),
+        (["site", "check"], "The hospital's file, as"),
     ):
         code, out, _ = fed_dpsd(*command, "--help")
         assert code == 0

@@ -112,7 +112,7 @@ def test_doctor_says_what_five_clients_get_of_a_gpu(subtests):
             assert said in share.state
             assert share.good is good is not share.remedy.startswith("stop the processes that fill")
             (nothing,) = doctor._gpus((), 16)
-            assert nothing.state == "none, everything runs on the CPU"
+            assert nothing.state == "none; everything runs on the CPU"
 
 
 # --- sweep and report ---
@@ -167,4 +167,4 @@ def test_r14_paragraphs_of_help_wrap_at_the_width_of_the_terminal():
     for name in ("run", "report", "rehearse"):
         text = group.commands[name].help
         assert "\n" not in text.replace("\n\n", ""), name
-    assert "with 5 simulated clients whose teachers" in group.commands["run"].help
+    assert "with 5 simulated clients. Teachers" in group.commands["run"].help

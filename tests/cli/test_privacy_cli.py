@@ -129,7 +129,7 @@ def test_ledger_prints_what_each_client_has_spent_and_by_whom_it_is_paid(fed_dps
         assert row[5:] == ["nobody"]
     assert "replace_one" in "".join(out[:2])
     assert "delta 1e-05, rounded up; over the ledger's life, settings chosen in advance" in out[-2]
-    assert out[-1].startswith("The training of the teachers has paid")
+    assert out[-1].startswith("The training of the teachers covers")
     assert len(out) == 6
     assert max(map(len, out[:4])) <= 80
     _, (folder,), _ = fed_dpsd("run", *SMALL, "training=plain", "answers=gradient")

@@ -119,7 +119,7 @@ def test_a_failed_run_says_how_far_it_came_and_its_resumption_why(fed_dpsd, monk
         code, (folder,), err = fed_dpsd("run", *SMALL)
     assert code == 1
     *_, onward, cause = err.splitlines()
-    assert onward.startswith("failed after round 1; when the cause is fixed: fed-dpsd resume runs/")
+    assert onward.startswith("failed after round 1; after fixing the cause: fed-dpsd resume runs/")
     assert cause == "error: the disk is full"
     code, _, err = fed_dpsd("resume", folder)
     assert code == 0
@@ -222,5 +222,5 @@ def test_r14_a_run_whose_output_nobody_reads_ends_quietly(tmp_path, redirected):
     assert "Exit" not in done.stdout + done.stderr
     (summary,) = tmp_path.glob("runs/*/summary.json")
     error = json.loads(summary.read_text())["error"]
-    ended = "stopped since nobody reads its output any more"
+    ended = "stopped because nothing reads its output any more"
     assert error == (ended if redirected.startswith("2") else None)

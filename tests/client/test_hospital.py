@@ -40,7 +40,7 @@ def test_a_run_over_hospitals(deployed, tmp_path):
     assert "spent" not in summary["privacy"]["proven"][0]
     assert notes == [
         *("per run", "tuning not covered"),
-        "delta should be below one over the records of each client",
+        "delta should be below 1 / (records of each client)",
         "a client's response time reveals roughly how many records it has",
     ]
     assert summary["accuracy"]["evaluated_on"] == "360 test images of digits, the coordinator's own"

@@ -136,7 +136,7 @@ def test_a_kept_teacher_that_goes_is_not_trained_by_another_kernel(
     with monkeypatch.context() as patch:
         patch.setattr(Teachers, "_load_or_train", gone)
         with pytest.raises(
-            UserError, match="is missing, and this machine would not train the same"
+            UserError, match="is missing, and this machine would not train the teacher"
         ):
             train(experiment, tmp_path, ledger, drawn)
     assert not drawn

@@ -125,7 +125,7 @@ def test_a_configuration_whose_patients_are_missing_is_refused(small, subtests):
         ),
         (
             (*MADE_UP, "federation=deployment"),
-            "data.records_per_patient=3 makes up patients, which is for simulations only",
+            "data.records_per_patient=3 makes up patients, which only simulations may do",
         ),
         (("data.records_per_patient=0",), "data.records_per_patient=0 must be >= 1"),
         (

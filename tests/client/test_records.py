@@ -165,7 +165,7 @@ def test_nothing_in_a_folder_is_lost_in_silence(tmp_path):
     files = folder(tmp_path)
     scans = tmp_path / "scans"
     (scans / "linked").symlink_to(scans / "ill", target_is_directory=True)
-    with pytest.raises(UserError, match="is named twice, by a row or a link"):
+    with pytest.raises(UserError, match="is named twice, by rows or links"):
         read(files, SHAPE, CLASSES)
     (scans / "linked").unlink()
     (scans / "more").mkdir()
@@ -200,7 +200,7 @@ def test_a_folder_that_may_not_be_read_is_an_error(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "scandir", denied)
     with pytest.raises(
-        UserError, match="scans cannot be read .* or the user of the service, may read it"
+        UserError, match="scans cannot be read .* or the service's user, may read it"
     ):
         read(files, SHAPE, CLASSES)
 

@@ -113,7 +113,7 @@ BAD_VALUES = [
     (
         "method.noise_fraction=0 method.areas_fraction=0 method.lines_fraction=0 "
         "method.recombined_fraction=0.5",
-        "recombined_fraction=0.5 needs procedural images to begin with",
+        "recombined_fraction=0.5 needs procedural images to start from",
     ),
     ("method.batch_size=1", "method.batch_size=1 must be >= 2"),
     ("model.student=resnet", "model.student=resnet is unknown; choose one of: cnn"),
@@ -137,11 +137,11 @@ BAD_VALUES = [
     ("answers.noise_at=server", "noise_at=server must be client or distributed"),
     (
         "model.teacher=cnn_bn training=dp_sgd",
-        "model.teacher=cnn_bn: training=dp_sgd bounds each record's part",
+        "model.teacher=cnn_bn: training=dp_sgd bounds each record's contribution",
     ),
     (
         "model.teacher=resnet18 training=dp_sgd",
-        "whose layers mix records; use cnn, or another of: cnn, cnn_tanh",
+        "the layers of this network mix records; use cnn, or another of: cnn, cnn_tanh",
     ),
     ("model.teacher=resnet9 training=dp_sgd", "mix records; use resnet9_gn, or another of"),
     (

@@ -93,7 +93,7 @@ def test_what_is_not_installed_or_not_named_is_not_there(example, tmp_path):
 def test_a_file_by_the_name_of_ours_is_an_error(example):
     path = example / "fed_dpsd_example" / "conf" / "data" / "mnist.yaml"
     path.write_text("name: mine")
-    with pytest.raises(ConfigError, match="plugins=example: its conf/data/mnist.yaml has the name"):
+    with pytest.raises(ConfigError, match="plugins=example: its conf/data/mnist.yaml has the same"):
         compose(["plugins=example"])
 
 

@@ -69,7 +69,7 @@ def test_data_that_is_not_as_configured_is_an_error(tmp_path):
         ({"num_classes": 2}, "name no class: 2 (row 3); the classes are 0, 1; correct the"),
         ({"shape": (1, 12, 12)}, "row 1 has shape [1, 8, 8], but data.shape=[1, 12, 12]"),
         ({"path": str(tmp_path / "none")}, "there is no image; give images with labels"),
-        ({"path": str(tmp_path / "empty")}, "has no folder of a class; it holds nothing: give a"),
+        ({"path": str(tmp_path / "empty")}, "has no class folder; it holds nothing: give a"),
         ({"path": None}, "data=folder needs data.path=PATH: a folder with"),
     ]
     for change, expected in cases:

@@ -63,7 +63,7 @@ def test_data_without_classes_is_reported_with_all_other_problems(tmp_path):
         (None, "data=imagefolder: data.path is needed; give a folder with a folder of images"),
         ("nowhere", "data.path=.*/nowhere does not exist; give a folder"),
         ("one", "data=imagefolder: data.path has one class, cat; give a folder"),
-        ("empty", "data.path=.*/empty has no folder of a class; it holds nothing: give a folder"),
+        ("empty", "data.path=.*/empty has no class folder; it holds nothing: give a folder"),
         ("archive.zip", "data.path=.*/archive.zip is neither a folder nor a table; give a folder"),
     ]
     for path, expected in cases:
@@ -220,7 +220,7 @@ def test_images_of_both_splits_are_counted(tmp_path, said):
     for _ in range(2):  # read from the files, and from the cache
         datasets._say_once.cache_clear()
         loaded(tmp_path, tmp_path / "D")
-    sentence = "3 of 4 test images are training images too, pixel for pixel: scores are too good"
+    sentence = "3 of 4 test images are training images too, pixel for pixel, which inflates scores"
     assert [line.endswith(sentence) for line in said()] == [True, True]
 
 

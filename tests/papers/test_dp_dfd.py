@@ -119,7 +119,7 @@ def test_bad_settings_are_named(small):
         ("method.discriminator=both", "discriminator=both must be student or teacher"),
         (
             "method.pretraining_steps=0 method.generator_steps=0",
-            "pretraining_steps=0 and generator_steps=0; give one of them >= 1",
+            "pretraining_steps=0 and generator_steps=0; set one of them >= 1",
         ),
         ("method.contrast=0", "contrast=0.0 must be"),
         ("num_clients=2", "method=dp_dfd has one client; use num_clients=1"),

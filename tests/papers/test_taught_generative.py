@@ -215,7 +215,7 @@ def test_bad_settings_are_refused(tmp_path, subtests):
         ("g_pate", "projections=0", "projections=0 must be >= 1"),
         ("g_pate", "teacher_learning_rate=0", "teacher_learning_rate=0.0 must be a finite"),
         ("g_pate", "teacher_weight_decay=100", "teacher_weight_decay=100.0 must be >= 0 and below"),
-        ("g_pate", "pooling=3", "training.pooling=3 does not divide the size of images, 8"),
+        ("g_pate", "pooling=3", "training.pooling=3 does not divide the image size, 8"),
     ):
         with subtests.test(method, setting=setting), pytest.raises(ConfigError) as caught:
             one_run([f"method={method}", f"training.{setting}"], tmp_path)

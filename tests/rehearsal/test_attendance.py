@@ -122,7 +122,7 @@ def test_a_run_goes_on_without_a_hospital_that_leaves_and_asks_it_again_when_it_
     assert all("no answer within" in reason for reason in reasons)
     late = reconcile(rehearsal, folder)
     assert len(late) <= 1
-    assert all(difference.endswith("was charged, not received") for difference in late)
+    assert all(difference.endswith("was charged but not received") for difference in late)
     page = check_structure(run_page(facts_of([folder])))
     first, second = page.rows("Each hospital")
     assert first["requests answered"] == "9 of 9"

@@ -392,7 +392,7 @@ def test_h4_the_officers_page_claims_no_more_than_the_card(tmp_path):
 
 def test_r9_static_images_and_a_flat_epsilon_are_explained(shown, tmp_path):
     assert "look like static are expected" in shown.text_of("section", id="images")
-    flat = "was charged by the end of the first round"
+    flat = "was charged once, by the end of the first round"
     assert flat not in shown.text_of("section", id="rounds")
     once = page(run(tmp_path, spent=[{0: 2.5, 1: 2.5, 2: 1.0}] * 5))
     assert flat in shown_figure(once, "spent")
@@ -547,10 +547,10 @@ def test_h9_what_is_unknown_is_left_out_and_delta_is_explained_once(shown, tmp_p
     assert "ommit" not in footer
     assert "unknown" not in footer
     assert "from the run folder a-run; machine: m." in footer
-    note = "delta should be below one over the records of each client"
+    note = "delta should be below 1 / (records of each client)"
     facts = with_card(run(tmp_path), proven=epsilon_of_all(2.0, notes=[note]))
     for text in (page(facts), officer(facts)):
-        assert text.text_of("main").lower().count("below one over") == 1
+        assert text.text_of("main").lower().count("below 1 / (") == 1
 
 
 # --- deployments ---

@@ -137,7 +137,7 @@ def test_a_charge_to_a_shared_ledger_is_the_runs_own(finished, tmp_path):
     row = summary["privacy"]["proven"][0]
     assert row["spent"] == row["planned"]  # and not the cost of both runs, which the ledger holds
     card = cards.privacy_card_of(open_completed(folder))
-    assert any("the most that this run cost any of them" in line for line in card["source"])
+    assert any("the largest cost of this run to any client" in line for line in card["source"])
 
 
 def test_a_card_names_all_that_leaves(tmp_path, subtests):
@@ -261,7 +261,7 @@ def test_a_model_card_is_what_the_hub_reads(finished, tmp_path):
     said = read(tmp_path / "model")[0]
     assert all(line in content for line in said["verdict"] + said["notes"])
     assert "predict student.safetensors" in content
-    assert "\n- the choice of settings by the results of several runs (tuning)\n" in content
+    assert "\n- the choice of settings from the results of several runs (tuning)\n" in content
 
 
 def test_data_of_ones_own_is_not_named_as_the_hubs(finished):

@@ -120,7 +120,7 @@ def test_without_its_test_images_a_run_is_compared_on_drawn_ones(finished, tmp_p
 
     monkeypatch.setattr(exports, "test_split", gone)
     compared = export(finished()[0], tmp_path, "onnx").compared
-    assert "on 256 random images, as the run has no test images" in compared
+    assert "on 256 random images, because the run has no test images" in compared
     assert "/home/me" not in (tmp_path / "privacy_card.json").read_text()
 
 
@@ -200,7 +200,7 @@ NETWORK = {"architecture": "cnn", "width": 4, "shape": [1, 8, 8], "num_classes":
 def test_a_file_that_is_no_student_is_refused(tmp_path, subtests):
     for number, (network, expected) in enumerate(
         [
-            (None, "it holds no network"),
+            (None, "it contains no network"),
             ({**NETWORK, "architecture": "os.system"}, "architecture='os.system' is not one of"),
             ({**NETWORK, "width": 0}, "has an invalid size"),
             ({**NETWORK, "width": "4"}, "network.width='4' must be an integer"),

@@ -117,7 +117,7 @@ def test_the_privacy_card_of_a_summary(small):
         assert (row["queries"], row["trust"], row["delta"]) == (192, "nobody", 0)
         assert row["notes"][:6] == [
             *("seeded noise", "per run", "tuning not covered"),
-            "delta should be below one over the records of each client",
+            "delta should be below 1 / (records of each client)",
             "test images are taken as public",
             "the partition among simulated clients is taken as given",
         ]

@@ -1,4 +1,4 @@
-"""Flower as an engine: the only files of the library that import Flower."""
+"""The Flower engine, in the only files of the library that import Flower."""
 
 # The environment of Flower's processes: no telemetry, no packages installed at run time.
 QUIET = {

@@ -1,9 +1,9 @@
-"""Flower's ClientApp: a node answers for the clients that it hosts.
+"""Flower's ClientApp, with which a node answers for the clients that it hosts.
 
-A message reaches the client half of a method in five calls: `answer`, `_hospital_reply` (at a
+A message reaches the client half of a method through five calls: `answer`, `_hospital_reply` (at a
 hospital), `_reply`, `client.site.answer` and `Method.client`.
 
-A client's state is on disk, never in Flower's context, so any process may host the client.
+A client's state is stored on disk, never in Flower's context, so any process can host the client.
 """
 
 import functools
@@ -42,7 +42,7 @@ from fed_dpsd.protocol import Refusal, Request, SumStep
 from fed_dpsd.storage import print_any_text
 
 NOT_SIMULATED = (
-    "this node belongs to no simulation, and a client must not take its budget from a message: "
+    "this node is not part of a simulation, and a client must not take its budget from a message; "
     "start its SuperNode with --node-config 'site=\"/path/to/site.yaml\"'"
 )
 KINDS = {ANSWER: "a request", STEP: "a step of a secure sum", DIAGNOSE: "exact diagnostics"}
@@ -54,12 +54,12 @@ logger = logging.getLogger("fed_dpsd")
 def answer(message: Message, context: Context) -> Message:
     """Answer a node's message for every client that it hosts.
 
-    The configuration comes with the message. A simulation's node accepts it unchanged. A
+    The configuration accompanies the message. A simulation's node accepts it unchanged. A
     hospital's node (`--node-config 'site="FILE"'`) accepts only what the hospital's file allows.
-    Any other node answers no request.
+    Any other node refuses all requests.
 
     A failure is sent as one line. Its cause may depend on private data, so outside a simulation it
-    is only in the node's own log.
+    appears only in the node's own log.
     """
     print_any_text()
     about: dict[str, str | int | list[str]] = {"code": code_digest(), "error": ""}
@@ -73,7 +73,7 @@ def answer(message: Message, context: Context) -> Message:
             if message.metadata.message_type == HELLO:
                 about["classes"] = list(hospital.classes)
                 _compare_classes(message, hospital)
-                logger.info("a coordinator asked who is here: hospital %d", client)
+                logger.info("a coordinator asked this node to identify itself: hospital %d", client)
             else:
                 replies[client] = _hospital_reply(message, hospital)
         elif {"partition-id", "simulation"} & set(context.node_config):
@@ -107,14 +107,14 @@ for kind in (ANSWER, DIAGNOSE, HELLO, STEP):
 
 
 def _partition(context: Context) -> dict[str, int]:
-    """Return the partition of a node's configuration, if it has one."""
+    """Return the partition in a node's configuration, if there is one."""
     keys = {"partition": "partition-id", "partitions": "num-partitions"}
     found = {name: context.node_config.get(key) for name, key in keys.items()}
     return {name: value for name, value in found.items() if type(value) is int}
 
 
 def _requests(message: Message, clients: Iterable[int]) -> dict[int, Request | SumStep | None]:
-    """Return a message's request to each client; None stands for exact diagnostics."""
+    """Return a message's request to each client; None requests exact diagnostics."""
     kind, content = message.metadata.message_type, message.content
     if kind == STEP:
         return {client: unpack_step(content, client) for client in clients}
@@ -122,10 +122,10 @@ def _requests(message: Message, clients: Iterable[int]) -> dict[int, Request | S
 
 
 def _hospital_reply(message: Message, hospital: Hospital) -> Reply | Refusal:
-    """Return a hospital's reply; any problem with the message becomes a refusal with a reason.
+    """Return a hospital's reply; any problem with the message leads to a refusal with a reason.
 
-    A coordinator that runs different code is refused before its request is read, since it might
-    misinterpret an answer. The hospital's own log has a line on every request.
+    A coordinator that runs different code is refused before its request is read, because it might
+    misinterpret an answer. The hospital's own log has a line for every request.
     """
     run, request, site, outcome = "a run", None, None, "failed"
     kind = message.metadata.message_type
@@ -140,7 +140,7 @@ def _hospital_reply(message: Message, hospital: Hospital) -> Reply | Refusal:
             if meta.get("code") != code_digest():
                 raise NotAllowed("the coordinator runs different code from this site")
             if not good_name:
-                raise NotAllowed("the run's name is empty, too long, or cannot be printed")
+                raise NotAllowed("the run's name is empty, too long, or not printable")
             text = str(meta["experiment"])
             request = _requests(message, [hospital.client])[hospital.client]
         images = len(request.images) if isinstance(request, Request) else 0
@@ -161,7 +161,7 @@ def _hospital_reply(message: Message, hospital: Hospital) -> Reply | Refusal:
 
 
 def _reply(request: Request | SumStep | None, method: Method, site: Site) -> Reply | Refusal:
-    """Return the reply of a client that may answer the request."""
+    """Return the reply of a client that is allowed to answer the request."""
     with torch_threads(site.config.threads_client):
         if request is None:
             return Reply(site.diagnose())
@@ -175,9 +175,9 @@ def _reply(request: Request | SumStep | None, method: Method, site: Site) -> Rep
 
 
 def _compare_classes(message: Message, hospital: Hospital) -> None:
-    """Log that an experiment's classes differ from this hospital's, which refuses its requests.
+    """Log that this hospital refuses an experiment's requests because its classes differ.
 
-    The coordinator compares the same lists when it reads the reply.
+    The coordinator also compares the lists when it reads the reply.
     """
     try:
         with reading():

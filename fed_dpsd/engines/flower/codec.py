@@ -1,4 +1,4 @@
-"""The protocol as Flower's records: requests and steps to a node's clients, and their replies."""
+"""The protocol in Flower's records: requests and steps to a node's clients, and their replies."""
 
 import contextlib
 import functools
@@ -23,14 +23,14 @@ LONGEST_REASON, NO_REASON = 200, "no reason given"
 
 
 def public_line(text: str) -> str:
-    """Return a text as one printable line of limited length, for logs and replies."""
+    """Return text as one printable line of limited length, for logs and replies."""
     printable = "".join(letter if letter.isprintable() else " " for letter in text)
     return " ".join(printable.split())[:LONGEST_REASON] or NO_REASON
 
 
 @contextlib.contextmanager
 def reading() -> Iterator[None]:
-    """Turn every error while a peer's content is read into a ProtocolError.
+    """Turn every error that occurs while reading a peer's content into a ProtocolError.
 
     Malformed bytes from a peer may break any parser.
 
@@ -69,10 +69,10 @@ def pack_request(request: Request) -> RecordDict:
 
 @reading()
 def unpack_request(content: RecordDict) -> Request:
-    """Unpack a request that `pack_request` made.
+    """Unpack a request made by `pack_request`.
 
     Raises:
-        ProtocolError: the content holds no well-formed request.
+        ProtocolError: the content is not a well-formed request.
     """
     arrays, about = content.array_records["arrays"], content.config_records["request"]
     images, predictions, weights = (
@@ -99,10 +99,10 @@ def pack_steps(steps: Mapping[int, SumStep]) -> RecordDict:
 
 @reading()
 def unpack_step(content: RecordDict, client: int) -> SumStep:
-    """Unpack a client's step from the content that `pack_steps` made.
+    """Unpack a client's step from content made by `pack_steps`.
 
     Raises:
-        ProtocolError: the content holds no step for the client, or a malformed one.
+        ProtocolError: the content has no step for the client, or a malformed one.
     """
     about = content.config_records[f"step {client}"]
     proofs, sealed = (
@@ -128,7 +128,7 @@ def pack_replies(replies: Mapping[int, Reply | Refusal]) -> RecordDict:
 
 @reading()
 def unpack_replies(content: RecordDict, clients: Collection[int]) -> dict[int, Reply | Refusal]:
-    """Unpack the content that `pack_replies` made, for the `clients` in it.
+    """Unpack content made by `pack_replies`, for the `clients` in it.
 
     Raises:
         ProtocolError: the content is malformed.
@@ -152,7 +152,7 @@ def unpack_replies(content: RecordDict, clients: Collection[int]) -> dict[int, R
 
 
 def _box(box: Any) -> bytes:
-    """Return a value that must be bytes: `bytes(n)` would be n zeros."""
+    """Return a value after checking that it is bytes; `bytes(n)` would be n zeros."""
     if not isinstance(box, bytes):
         raise TypeError(f"{type(box).__name__} is not a box")
     return box

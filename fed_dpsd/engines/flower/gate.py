@@ -1,11 +1,11 @@
-"""The order in which the apps of `flwr run` start a simulation.
+"""The order in which the apps of `flwr run` start in a simulation.
 
 Flower loads both apps in one process: the ServerApp in a thread, and the ClientApp right before it
-starts Ray. The ClientApp waits here until the ServerApp has found the first problems of the run.
-It then places the clients, so that Ray starts with the environment of that placement. An error on
-either side ends the wait of the other.
+starts Ray. The ClientApp waits here until the ServerApp has done its first checks of the run. It
+then places the clients, so that Ray starts with the environment for that placement. An error on
+either side ends the other side's wait.
 
-This file needs Flower and the standard library only: it reports what is not installed.
+This file needs only Flower and the standard library, because it reports what is not installed.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ def in_simulation() -> bool:
 
 
 def number_of_nodes(grid: Grid) -> int:
-    """Return the number of a simulation's nodes, which Flower adds before it loads the apps.
+    """Return the number of nodes in a simulation; Flower adds them before it loads the apps.
 
     Raises:
         UserError: there are none.
@@ -54,7 +54,7 @@ def number_of_nodes(grid: Grid) -> int:
 
 
 class RunFailed(Exception):
-    """The failure of a Flower run, with a one-line cause; Flower's log shows no traceback.
+    """The failure of a Flower run, with a one-line cause; Flower's log then has no traceback.
 
     Flower shows the cause as the run's status details.
     """
@@ -63,14 +63,14 @@ class RunFailed(Exception):
 
 
 def cause_of(error: BaseException) -> str:
-    """Return an error as one line, with the remedy if a package is missing."""
+    """Return an error as one line, with a remedy if a package is missing."""
     if isinstance(error, ImportError):
         return f"{error}; install FedDPSD where the SuperLink runs: pip install -e ."
     return one_line(error)
 
 
 def failing(error: BaseException) -> ServerApp:
-    """Return a ServerApp that reports why the real one cannot be loaded."""
+    """Return a ServerApp that reports why the real ServerApp cannot be loaded."""
     app, cause = ServerApp(), cause_of(error)
 
     @app.main()
@@ -83,7 +83,7 @@ def failing(error: BaseException) -> ServerApp:
 
 
 def place_clients(experiment: Any, nodes: int) -> str:
-    """Let the ClientApp place a checked experiment's clients on devices; it starts Ray after that.
+    """Let the ClientApp place a checked experiment's clients on devices before Ray starts.
 
     Returns:
         The placement as one line.
@@ -97,7 +97,7 @@ def place_clients(experiment: Any, nodes: int) -> str:
 
 
 def close() -> None:
-    """Report that the ServerApp has ended: the ClientApp need not wait for it."""
+    """Report that the ServerApp has ended, so that the ClientApp stops waiting for it."""
     if not _checked.done():
         _checked.set_result(None)
 
@@ -106,13 +106,13 @@ def close() -> None:
 
 
 def is_needed() -> bool:
-    """Wait in a simulation for the ServerApp's checks; return whether clients will be needed."""
+    """In a simulation, wait for the ServerApp's checks; return whether clients are needed."""
     return not in_simulation() or _checked.result(LONGEST) is not None
 
 
 @contextlib.contextmanager
 def reporting() -> Iterator[None]:
-    """Let the waiting ServerApp of a simulation raise any error of this block instead."""
+    """Pass any error in this block to a simulation's waiting ServerApp, which raises it."""
     try:
         yield
     except Exception as error:
@@ -122,6 +122,6 @@ def reporting() -> Iterator[None]:
 
 
 def answer(place: Callable[[Any, int], str]) -> None:
-    """Place the clients of a simulation with `place`, for the waiting ServerApp."""
+    """Place a simulation's clients with `place`, for the waiting ServerApp."""
     if in_simulation() and (checked := _checked.result()) is not None:
         _placed.set_result(place(*checked))

@@ -67,23 +67,23 @@ def _duration(seconds: float) -> str:
 
 
 class Absent(Refusal):
-    """A missing answer: no readable reply arrived in time."""
+    """A missing answer, because no readable reply arrived in time."""
 
 
 class GridFederation(HostedFederation):
     """The clients behind a Flower grid.
 
-    In a simulation nodes host clients in turn, and all must answer. In a deployment a node is one
+    In a simulation, nodes host clients in turn, and all must answer. In a deployment, a node is one
     hospital, which reports its own client number. The run waits for all hospitals; after
-    federation.node_timeout_seconds, federation.min_clients of them suffice. A round then continues
-    without hospitals that do not answer, as long as federation.min_clients do. The outcome of each
-    request is a line of the run's asks.jsonl.
+    federation.node_timeout_seconds, federation.min_clients of them suffice. A round continues
+    without hospitals that do not answer, as long as federation.min_clients do. Each request's
+    outcome is a line in the run's asks.jsonl.
 
     Args:
         experiment: the experiment of the run.
         grid: Flower's nodes.
         run_folder: the folder of the run.
-        say: called with each line about hospitals that are connected, awaited, absent or back.
+        say: called with each line about hospitals that connect, are awaited, are absent or return.
 
     Raises:
         UserError: too few nodes connect within federation.node_timeout_seconds.
@@ -125,7 +125,7 @@ class GridFederation(HostedFederation):
         self._connect()
 
     def _connect(self) -> None:
-        """Wait until every client is known, or the time is up; show for whom it waits.
+        """Wait until every client is known or the time is up; show the awaited clients.
 
         Raises:
             UserError: too few are connected.
@@ -139,7 +139,7 @@ class GridFederation(HostedFederation):
             limit = f"within federation.node_timeout_seconds={timeout:g}"
             if self._settings.simulation:
                 raise UserError(f"no node connected {limit}; start the simulation and try again")
-            fewer = f", or set federation.min_clients={len(self._clients)} to run without"
+            fewer = f", or set federation.min_clients={len(self._clients)} to run without them"
             raise UserError(
                 f"{self._connected()} {limit}. Check that `fed-dpsd site serve` runs there, and "
                 f"try again{fewer if self._clients else ''}"
@@ -148,7 +148,7 @@ class GridFederation(HostedFederation):
             self._say(self._connected())
 
     def _connected(self) -> str:
-        """Return how many hospitals are connected, and for whom the run waits, in one line."""
+        """Describe in one line how many hospitals are connected, and which are awaited."""
         everyone = self.experiment.config.num_clients
         waiting = [client for client in range(everyone) if client not in self._clients]
         text = f"{len(self._clients)} of {everyone} hospitals connected"
@@ -161,7 +161,7 @@ class GridFederation(HostedFederation):
         return f"{text} ({'; '.join(reasons)})" if reasons else text
 
     def _show(self, text: str, at_once: bool = False) -> None:
-        """Show whom it waits for every few seconds, and `at_once` when that changes."""
+        """Show the awaited hospitals every few seconds, or `at_once` when they change."""
         if self._settings.simulation:
             return
         now = time.monotonic()
@@ -175,19 +175,19 @@ class GridFederation(HostedFederation):
         return {client for clients in self._hosts.values() for client in clients}
 
     def _hosts_of(self, clients: Collection[int]) -> dict[int, list[int]]:
-        """Return the known nodes that host some of these clients, with the clients of each."""
+        """Return the known nodes that host any of these clients, with the clients of each."""
         hosts = {node: [c for c in own if c in clients] for node, own in self._hosts.items()}
         return {node: own for node, own in hosts.items() if own}
 
     def _discover_nodes(self) -> bool:
-        """Ask other nodes who they are while a client is missing; return whether all are known.
+        """Ask unknown nodes which clients they are, if any are missing; return whether none is.
 
-        This never waits: a reply is read by a later call. A node is the client that it reports,
-        unless another node of this run already is. A client whose classes differ from the
+        This never waits: a later call reads the reply. A node is the client that it reports to be,
+        unless another node of this run already is that client. A client with classes other than the
         experiment's is refused; it refuses the experiment, too.
 
         Raises:
-            UserError: too few clients are left, since some are refused.
+            UserError: too few clients are left because some are refused.
         """
         nodes, everyone = sorted(self._grid.get_node_ids()), self.experiment.config.num_clients
         if self._settings.simulation:
@@ -218,13 +218,13 @@ class GridFederation(HostedFederation):
         return len(self._clients) + len(refused) == everyone
 
     def _meet(self, node: int, reply: Message) -> None:
-        """Record which client a node says that it is."""
+        """Record which client a node reports to be."""
         if node in self._hosts:
             return
         if reply.has_error():
             if reply.error.code not in OUT_OF_REACH:
                 reason = public_line(reply.error.reason or NO_REASON)
-                self._warn(f"node {node} does not say which hospital it is: {reason}")
+                self._warn(f"node {node} does not report which hospital it is: {reason}")
             return
         meta = reply.content.config_records.get("meta", {})
         client = meta.get("client")
@@ -246,8 +246,8 @@ class GridFederation(HostedFederation):
     def _host(self, nodes: list[int]) -> None:
         """Let a simulation's nodes host its clients, in turn.
 
-        With one client for each node, a client is the partition of its node's configuration, if all
-        nodes have one.
+        With one client per node, a client's number is the partition in its node's configuration, if
+        all nodes have one.
 
         Raises:
             UserError: the partitions do not match the run's clients.
@@ -266,7 +266,7 @@ class GridFederation(HostedFederation):
             self._hosts.setdefault(nodes[client % len(nodes)], []).append(client)
 
     def _partitions_of(self, nodes: list[int]) -> dict[int, tuple[int, int]]:
-        """Return `partition-id` and `num-partitions` of the nodes whose configuration has both."""
+        """Return `partition-id` and `num-partitions` of the nodes that configure both."""
         found = {}
         nothing = {node: RecordDict() for node in nodes}
         for node, reply in self._send(HELLO, 0, nothing, PATIENCE, {}).items():
@@ -277,7 +277,7 @@ class GridFederation(HostedFederation):
         return found
 
     def _warn(self, text: str) -> None:
-        """Log a warning, once: a node with a problem is asked again and again."""
+        """Log a warning only once, because a node with a problem is asked repeatedly."""
         if text not in self._warned:
             self._warned.add(text)
             logger.warning("%s", text)
@@ -291,7 +291,7 @@ class GridFederation(HostedFederation):
         return ""
 
     def _deliver(self, request: Request) -> dict[int, Response | Refusal]:
-        """Send a request to every client; a client that does not answer in time is absent.
+        """Send a request to every client; clients that do not answer in time are absent.
 
         Raises:
             UserError: fewer clients answered than the federation needs.
@@ -335,7 +335,7 @@ class GridFederation(HostedFederation):
         return answers
 
     def _silent(self, clients: Sequence[int], waited: float) -> dict[int, str]:
-        """Return why each of these clients has given no reply after `waited` seconds."""
+        """Return why each of these clients has not replied after `waited` seconds."""
         if not clients:
             return {}
         problems = {**self._unusable, **dict(self._refused.values())}
@@ -352,7 +352,7 @@ class GridFederation(HostedFederation):
         return {client: public_line(reason) for client, reason in reasons.items()}
 
     def _show_changes(self, request: Request, answers: Mapping[int, Response | Refusal]) -> None:
-        """Show which hospitals did not answer but did before, and which are back."""
+        """Show which hospitals have stopped answering and which have returned."""
         if self._settings.simulation:
             return
         where = f"round {request.query_id}" if request.kind in OF_ROUNDS else request.kind
@@ -382,7 +382,7 @@ class GridFederation(HostedFederation):
     def _log(
         self, request: Request, answers: Mapping[int, Response | Refusal], seconds: float
     ) -> None:
-        """Write a line of asks.jsonl: the clients that answered, and the others' reasons."""
+        """Write a line of asks.jsonl with the clients that answered and the others' reasons."""
         line = {
             "at": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             "query_id": request.query_id,
@@ -473,7 +473,7 @@ class GridFederation(HostedFederation):
         content: Mapping[str, Any] | None = None,
         clients: Sequence[int] = (),
     ) -> Message:
-        """Return a message to a node, with the experiment and what identifies the run."""
+        """Return a message to a node, with the experiment and the run's identity."""
         meta = {
             "experiment": self._text,
             "run_folder": self._run,
@@ -484,7 +484,7 @@ class GridFederation(HostedFederation):
         return Message(record, dst_node_id=node, message_type=kind, group_id=str(query_id))
 
     def _push(self, message: Message) -> str | None:
-        """Send a message; return its number, or None if Flower, which logs why, did not take it."""
+        """Send a message; return its number, or None if Flower rejects it (and logs the reason)."""
         return next(iter(self._grid.push_messages([message])), None)
 
     def _send_with_retries(
@@ -497,12 +497,12 @@ class GridFederation(HostedFederation):
         """Send messages to nodes until each has replied or the time is up.
 
         Once `enough` nodes have replied, the nodes that did not answer the last request have only
-        federation.retry_seconds left. Otherwise every round would wait the whole timeout for a
-        hospital that left.
+        federation.retry_seconds left. Otherwise, every round would wait the whole timeout for a
+        hospital that has left.
 
         A message may be lost with the process that received it, so it is sent again: to a silent
         node after twice the time of its last reply, doubling each time; to an unreachable node at
-        regular intervals; and to a node whose process failed immediately. The request is the same,
+        regular intervals; and immediately to a node with a failed process. The request is the same,
         so nothing is charged twice.
         """
         started, first = time.monotonic(), self._settings.retry_seconds
@@ -547,7 +547,7 @@ class GridFederation(HostedFederation):
         }
 
     def _read(self, node: int, reply: Message) -> dict[int, Reply | Refusal]:
-        """Check and unpack a node's reply; in a deployment, clients with a bad reply are absent.
+        """Check and unpack a node's reply; in a deployment, clients with bad replies are absent.
 
         Raises:
             ProtocolError: the reply is bad, in a simulation.
@@ -571,14 +571,14 @@ class GridFederation(HostedFederation):
         meta = reply.content.config_records.get("meta", {})
         if self._settings.simulation and "client" in meta:
             raise ProtocolError(
-                f"node {reply.metadata.src_node_id} is a hospital: run with federation=deployment"
+                f"node {reply.metadata.src_node_id} is a hospital; run with federation=deployment"
             )
         if meta.get("code") != self._code:
             stale = (
-                "a Flower process of another checkout answers here: stop it (`fed-dpsd doctor` "
+                "a Flower process of another checkout answers here; stop it (`fed-dpsd doctor` "
                 "finds it) or use `fed-dpsd run --engine flower`"
             )
-            remedy = stale if self._settings.simulation else "install one version at both"
+            remedy = stale if self._settings.simulation else "install the same version at both"
             raise ProtocolError(
                 f"the node that hosts clients {clients} runs different code from this server; "
                 f"{remedy}"

@@ -1,4 +1,4 @@
-"""The ServerApp's job: checks a run, and runs its experiment."""
+"""The ServerApp's job: check a run, and run its experiment."""
 
 import logging
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ logger = logging.getLogger("fed_dpsd")
 def prepare(
     grid: Grid, run_config: Mapping[str, Any], folder: Path | None
 ) -> tuple[Experiment, Path]:
-    """Check what a run needs, and return its experiment and its run folder.
+    """Check that a run has what it needs, and return its experiment and run folder.
 
     Args:
         grid: Flower's grid.
@@ -37,7 +37,7 @@ def prepare(
         folder: the folder of a run to resume instead.
 
     Raises:
-        UserError: something is missing or cannot be read.
+        UserError: a file, device or setting is missing, or a file cannot be read.
     """
     if folder is not None:
         experiment = open_run_folder(folder)
@@ -65,7 +65,7 @@ def prepare(
 
 
 def finish(experiment: Experiment, grid: Grid, folder: Path) -> None:
-    """Run the experiment, and print its result; a completed run is not changed."""
+    """Run the experiment and print its result; a completed run is left unchanged."""
     if _completed(folder):
         print("already completed; nothing to do")
         _print_result(experiment, read_summary(folder), folder)

@@ -1,6 +1,6 @@
-"""The configuration of `flwr run --run-config`: flat keys, and a string of overrides for the rest.
+"""The configuration of `flwr run --run-config`: flat keys, and a string with the other overrides.
 
-Flower accepts only the keys that pyproject.toml declares, and does not check types. The value ""
+Flower accepts only the keys declared in pyproject.toml and does not check their types. The value ""
 means that a key is not given, so all defaults are in conf/.
 """
 
@@ -39,11 +39,11 @@ def given(run_config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_early(run_config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Check what needs neither torch nor the methods, whose imports take seconds.
+    """Check whatever needs neither torch nor the methods, because importing them takes seconds.
 
     Returns:
-        The composed configuration; the values of the method, the training, the answers and the
-        partition are not checked yet.
+        The composed configuration; the values of method, training, answers and partition are not
+        yet checked.
 
     Raises:
         ConfigError: a key is given twice, a key or a file of conf/ is unknown, a value is out of
@@ -69,7 +69,7 @@ def check_early(run_config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _missing_gpus(values: Mapping[str, Any], sources: Mapping[str, str]) -> list[str]:
-    """Return a problem for each key that needs a GPU, on a machine without any file of one."""
+    """Return a problem for each key that needs a GPU, on a machine without a GPU's device file."""
     if any(next(Path("/dev").glob(name), None) for name in GPU_FILES):
         return []
     problems = []
@@ -87,8 +87,8 @@ def from_run_config(run_config: Mapping[str, Any]) -> "Experiment":
     """Return the experiment of a Flower run's configuration; one error reports all problems.
 
     Raises:
-        ConfigError: a key is given twice, the keys or values have problems, or they are a grid of
-            several runs. No data has been read.
+        ConfigError: a key is given twice, the keys or values have problems, or they describe a grid
+            of several runs. No data was read.
     """
     from fed_dpsd.experiment import one_run  # takes seconds: torch and all methods
 
@@ -103,7 +103,7 @@ def from_run_config(run_config: Mapping[str, Any]) -> "Experiment":
 
 
 def _overrides(run_config: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """Return the overrides of a run's configuration, and a problem for each key given twice."""
+    """Return the overrides in a run's configuration, and a problem for each key given twice."""
     flat = given(run_config)
     overrides = split_overrides(shown(flat.pop("overrides", "")))
     named = {override.lstrip("+~").partition("=")[0] for override in overrides}
@@ -120,7 +120,7 @@ def _overrides(run_config: Mapping[str, Any]) -> tuple[list[str], list[str]]:
 
 
 def as_typed(text: str, run_config: Mapping[str, Any]) -> str:
-    """Return the lines of a text with long names replaced by the flat keys that were typed."""
+    """Return the lines of a text, with long names replaced by the flat keys as typed."""
     for key in SHORT.keys() & given(run_config).keys():
         text = re.sub(rf"^{re.escape(SHORT[key])}(?![\w.])", key, text, flags=re.MULTILINE)
     return text
@@ -136,7 +136,7 @@ def _quoted(value: Any) -> str:
 
 
 def _typed_here(problem: str) -> str:
-    """Return a problem with `overrides`, with the remedy in the syntax of --run-config."""
+    """Return a problem with `overrides`, giving the remedy in the syntax of --run-config."""
     said, marked, word = problem.partition(QUOTES)
     if not marked or "'" in (setting := " ".join(shlex.split(word))):  # Flower has no escapes
         return problem

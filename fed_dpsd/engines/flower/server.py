@@ -1,7 +1,7 @@
-"""Flower's ServerApp: a run of `flwr run`.
+"""Flower's ServerApp, for runs started by `flwr run`.
 
-This file imports neither torch nor the methods, so that the first problem of a run is printed
-without waiting for them.
+This file imports neither torch nor the methods, so that a run's first problem is printed without
+waiting for the imports.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ def main(grid: Grid, context: Context) -> None:
 
 @contextlib.contextmanager
 def _printing_utf8() -> Iterator[None]:
-    """Print only valid UTF-8: Flower stops uploading its log at anything else."""
+    """Print only valid UTF-8, because any other output stops Flower from uploading its log."""
     print_any_text()
     streams = (sys.stdout, sys.stderr)
     former = [stream.write for stream in streams]
@@ -53,11 +53,11 @@ def _printing_utf8() -> Iterator[None]:
 def serve(grid: Grid, run_config: Mapping[str, Any]) -> None:
     """Run the experiment of `flwr run --run-config`, and print its result.
 
-    With `resume`, resume the run of that folder; then no other key may be set. A completed run is
-    not changed.
+    With `resume`, resume the run in that folder; no other key may then be set. A completed run is
+    left unchanged.
 
     Raises:
-        RunFailed: the run failed; the error is the cause in one line.
+        RunFailed: the run failed; the error gives the cause in one line.
     """
     try:
         folder = _resumed(run_config)
@@ -85,7 +85,7 @@ def serve(grid: Grid, run_config: Mapping[str, Any]) -> None:
 
 
 def _devices(values: Mapping[str, Any]) -> str:
-    """Return the configured devices, and the number of NVIDIA GPUs; others only torch can find."""
+    """Describe the configured devices and the number of NVIDIA GPUs; only torch can find others."""
     sides = dict.fromkeys(str(values.get(key)) for key in ("client_device", "server_device"))
     gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
     seen = f", {gpus} GPU{'s' * (gpus > 1)} in this machine" if gpus else ""
@@ -102,7 +102,9 @@ def _resumed(run_config: Mapping[str, Any]) -> Path | None:
     if not path:
         return None
     if others := [key for key in given(run_config) if key != "resume"]:
-        raise UserError(f"{others[0]} is given with resume={path}: a run keeps its configuration")
+        raise UserError(
+            f"{others[0]} is given with resume={path}, but a run keeps its configuration"
+        )
     if not Path(path).is_absolute():
         raise UserError(f"resume={path} must be an absolute path, as printed at the run's end")
     return Path(path)

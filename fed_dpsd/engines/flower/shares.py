@@ -1,9 +1,8 @@
-"""The shares of GPUs that client processes have in `flwr run`.
+"""The GPU shares of client processes in `flwr run`.
 
-Flower's default requests no GPU for clients. Ray then hides all GPUs, and starts as many
-processes as it has processors for. So, before Ray starts, environment variables are set that keep
-the GPUs visible and limit its processors. Each process takes one of the shares before its first
-answer.
+By default, Flower requests no GPU for clients. Ray then hides all GPUs and starts as many processes
+as it has processors for. So before Ray starts, environment variables are set to keep the GPUs
+visible and to limit Ray's processors. Each process takes one of the shares before its first answer.
 """
 
 import functools
@@ -58,12 +57,12 @@ def offer(placement: Placement) -> None:
 
 @functools.cache
 def take() -> None:
-    """Take a share for the rest of this process, once, if any are offered.
+    """Take a share for the lifetime of this process, once, if shares are offered.
 
-    The process keeps a name of the operating system, which becomes free when it ends.
+    The process holds an operating system name, which becomes free when the process ends.
 
     Raises:
-        UserError: other processes have them all.
+        UserError: other processes hold all shares.
     """
     if not (offered := os.environ.get(SHARES)) or _assigned_by_ray():
         return
@@ -81,7 +80,7 @@ def take() -> None:
             os.environ[VISIBLE] = known.split(",")[share % int(gpus)]
         return
     raise UserError(
-        f"the GPUs have room for {number} client processes, and Flower has started more; leave "
+        f"the GPUs have room for {number} client processes, but Flower has started more; leave "
         "client-resources-num-cpus out of --federation-config, or also give "
         "client-resources-num-gpus"
     )

@@ -1,7 +1,8 @@
-"""The engine `flower`: a run folder's experiment in a Flower simulation, in its own process.
+"""The engine `flower`, which runs a run folder's experiment in a separate Flower simulation.
 
-The process calls Flower's `run_simulation` with this library's apps. It needs no SuperLink, no port
-and no bundle. Flower's and Ray's processes end with it; anything left of its session is killed.
+A separate process calls Flower's `run_simulation` with this library's apps. It needs no SuperLink,
+no port and no bundle. Flower's and Ray's processes end with it; any process left in its session is
+killed.
 """
 
 import contextlib
@@ -31,7 +32,7 @@ ENDING_SECONDS = 30.0  # for Ray's processes to end
 
 
 class SimulationFailed(UserError):
-    """The simulation did not complete; the message is the cause in one line."""
+    """The simulation did not complete; the message gives the cause in one line."""
 
 
 def simulate(
@@ -51,7 +52,7 @@ def simulate(
             flower.log in the run folder.
     """
     if str(folder) != printable(str(folder)):
-        raise UserError(f"run_folder={folder} is not valid UTF-8, which Flower needs; rename it")
+        raise UserError(f"run_folder={folder} is not valid UTF-8, which Flower requires; rename it")
     log = folder / "flower.log"
     with writing(log), log.open("wb") as output:
         process = subprocess.Popen(
@@ -124,7 +125,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def main() -> None:
-    """Run the simulation that the arguments describe; the summary and the log report a failure."""
+    """Run the simulation that the arguments describe; the summary and the log report failures."""
     from flwr.app import Context
     from flwr.serverapp import Grid, ServerApp
     from flwr.simulation import run_simulation

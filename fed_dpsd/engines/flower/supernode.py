@@ -1,13 +1,12 @@
-"""A SuperNode whose client processes run only the hospital's installed code.
+"""A SuperNode with client processes that run only the hospital's installed code.
 
 Flower sends an app's code with each run, so anyone who may submit a run could run any code at every
 hospital. However, a SuperNode starts its client processes by name, and `environment` puts this
-library's commands first on the path. The client process is Flower's, except that it loads the
+library's commands first on the path. The client process is Flower's own, except that it loads the
 installed app. All other kinds of processes are refused.
 
-Flower starts a process for each message. Imports take seconds, as do the constants of fixed
-features. So the commands forward their arguments to a process that has both ready and forks for
-each command.
+Flower starts a process for each message. Imports and the constants of fixed features take seconds,
+so the commands forward their arguments to a process that has both ready and forks for each command.
 """
 
 import functools
@@ -47,7 +46,7 @@ def serve(
 
     Args:
         site: the hospital's file.
-        folder: the hospital's folder, with its secret.
+        folder: the hospital's folder, which contains its secret.
         superlink: the coordinator's HOST:PORT.
         authority: certificate of the coordinator's authority.
         key: the node's private key.
@@ -82,10 +81,10 @@ def serve(
 
 
 def _locked(folder: Path) -> IO[bytes]:
-    """Lock a hospital's folder while this process lives: two would use one socket and one ledger.
+    """Lock a hospital's folder while this process lives, since its socket and ledger are unique.
 
     Raises:
-        UserError: another process serves it.
+        UserError: another process serves the folder.
     """
     lock = locked(folder / "serving")
     if lock is None:
@@ -97,7 +96,7 @@ def _locked(folder: Path) -> IO[bytes]:
 
 
 def _free_port() -> int:
-    """Return a free port, so that any number of hospitals run on one machine."""
+    """Return a free port, so that any number of hospitals can run on one machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -107,7 +106,7 @@ def check_certificate(path: Path) -> None:
     """Check that a file holds certificates.
 
     Raises:
-        UserError: the file cannot be read, or has no certificate.
+        UserError: the file cannot be read or contains no certificate.
     """
     from cryptography import x509
 
@@ -123,10 +122,10 @@ def check_certificate(path: Path) -> None:
 
 
 def check_key(path: Path) -> None:
-    """Check that Flower can sign with a key file; otherwise the node would never connect.
+    """Check that Flower can sign with a key file; otherwise, the node would never connect.
 
     Raises:
-        UserError: Flower cannot; the message has a command that makes a key in a new file.
+        UserError: Flower cannot sign with it; the message has a command that makes a new key.
     """
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -153,7 +152,7 @@ def check_key(path: Path) -> None:
 
 
 def _failed(command: list[str], settings: dict[str, str]) -> bool:
-    """Run a node, which never outlives this process, and return whether it failed."""
+    """Run a node, which never outlives this process; return whether it failed."""
     try:
         process = subprocess.Popen(command, env=settings)
     except OSError as error:
@@ -165,7 +164,7 @@ def _failed(command: list[str], settings: dict[str, str]) -> bool:
 
 
 def environment(folder: Path, base: Mapping[str, str]) -> dict[str, str]:
-    """Write commands that replace Flower's to `folder`; return `base` with them on its path."""
+    """Write replacements of Flower's commands to `folder`; return `base` with them on its path."""
     _write(folder / CLIENT, f"{importing()}; pass_on()")
     for name in REFUSED:
         _write(folder / name, f"raise SystemExit('{name}: this site runs client processes only')")
@@ -188,7 +187,7 @@ def _write(path: Path, program: str) -> None:
 
 
 def pass_on() -> None:
-    """Forward this command to the process that keeps everything ready; without one, run it here."""
+    """Forward this command to the process that has everything ready; without one, run it here."""
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.connect(os.environ[SOCKET])
@@ -209,7 +208,7 @@ def pass_on() -> None:
 
 
 def keep(site: str) -> None:
-    """Warm up the models of a site file; fork a process for each command while the parent lives."""
+    """Warm up a site file's models, and fork a process per command as long as the parent lives."""
     parent = os.getppid()
     _prepare(Path(site))
     path = os.environ[SOCKET]
@@ -231,7 +230,7 @@ def keep(site: str) -> None:
 
 
 def _prepare(site: Path) -> None:
-    """Import the modules of a command, and answer an image with a teacher of each allowed kind."""
+    """Import a command's modules, and answer an image with a teacher of each allowed kind."""
     import torch
     from flwr.supernode import cli  # noqa: F401
 
@@ -252,7 +251,7 @@ def _prepare(site: Path) -> None:
 
 
 def _serve(connection: socket.socket) -> None:
-    """Run a command in this process; send its process id and exit status, and end the process."""
+    """Run a command in this process, send the process id and exit status, and end the process."""
     status = 1
     try:
         with connection.makefile("rb") as requests:
@@ -291,7 +290,7 @@ def _client() -> None:
 
 
 def _log_to_console() -> None:
-    """Show the hospital's own log where the node runs, and nowhere else."""
+    """Show the hospital's own log only on the console that the node runs on."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s: %(message)s"))
     logger = logging.getLogger("fed_dpsd")
@@ -301,7 +300,7 @@ def _log_to_console() -> None:
 
 
 def _installed(*_: str) -> "ClientApp":
-    """Return the installed app, imported late, since Flower ends processes that report late."""
+    """Return the installed app, imported late because Flower ends processes that report late."""
     from fed_dpsd.engines.flower.client import app
 
     return app

@@ -283,7 +283,7 @@ def test_a_coordinators_own_noise_follows_no_seed(deployed, tmp_path):
 def test_a_bad_test_split_is_reported_before_waiting_for_hospitals(tmp_path, capsys):
     overrides = "federation=deployment data=folder data.shape=[1,8,8] data.num_classes=10"
     config = {"overrides": f"{overrides} data.path={tmp_path}", "out": f"{tmp_path}/runs"}
-    with pytest.raises(server.RunFailed, match="has no folder of a class"):
+    with pytest.raises(server.RunFailed, match="has no class folder"):
         server.serve(Hospitals([]), config)
     assert "no node connected" not in capsys.readouterr().out
 

@@ -365,11 +365,11 @@ def test_a_hospital_refuses_a_simulation_and_the_run_says_so(small, tmp_path):
     grid = FakeGrid(1)
     grid.node_config = {"site": str(file)}
     federation = GridFederation(experiment, grid, new_run_folder(experiment))
-    with pytest.raises(ProtocolError, match="node 100 is a hospital: run with federation=deploy"):
+    with pytest.raises(ProtocolError, match="node 100 is a hospital; run with federation=deploy"):
         federation.each(request())
     assert charges(file) == []
     raw = json.loads(experiment.to_json())
-    with pytest.raises(NotAllowed, match="^this is a hospital: run with federation=deployment$"):
+    with pytest.raises(NotAllowed, match="^this is a hospital; run with federation=deployment$"):
         open_file(file).experiment(json.dumps(raw), 16)
     raw["federation"]["simulation"] = False  # the control
     assert open_file(file).experiment(json.dumps(raw), 16)

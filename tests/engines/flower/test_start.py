@@ -83,7 +83,7 @@ def test_r8_the_first_error_waits_for_nothing():
     for run_config, problem in (
         ({"data": "mnist", "data_path": "/nowhere"}, "data_path=/nowhere does not exist; give "),
         ({"method": "dnse"}, "method=dnse is unknown; choose one of: "),
-        ({"out": "here"}, "out=here must be an absolute path under `flwr run`"),
+        ({"out": "here"}, "out=here must be an absolute path, since `flwr run`"),
         ({"resume": "runs/x"}, "resume=runs/x must be an absolute path"),
         ({"resume": "/nowhere"}, "/nowhere is not a run folder (it does not exist); give "),
         ({"num_clients": 0}, "num_clients=0 must be >= 1"),
@@ -263,7 +263,7 @@ def test_processes_take_one_share_each_and_no_more_than_there_are(variables, mon
 
     try:
         assert [take(), take(), take()] == ["4", "6", "4"]
-        assert take().startswith("the GPUs have room for 3 client processes, and Flower has ")
+        assert take().startswith("the GPUs have room for 3 client processes, but Flower has ")
         monkeypatch.setattr(shares, "_assigned_by_ray", lambda: True)
         assert take() == "4,6"  # as Ray has set it
         monkeypatch.setattr(shares, "_assigned_by_ray", lambda: False)

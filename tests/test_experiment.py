@@ -102,7 +102,7 @@ def test_a_key_of_plain_teachers_that_a_private_training_does_not_read_is_said(t
         _warn.cache_clear()
         caplog.clear()
         bind(["training=dp_sgd", "teacher.learning_rate=1e30"], tmp_path)
-        assert "teacher.learning_rate=1e30 has no effect: training=dp_sgd has keys" in caplog.text
+        assert "learning_rate=1e30 has no effect: training=dp_sgd has its own keys" in caplog.text
     caplog.clear()
     from_overrides(["training=plain", "teacher.learning_rate=0.1"], tmp_path)
     from_overrides(["training=dp_sgd", "training.learning_rate=0.1"], tmp_path)

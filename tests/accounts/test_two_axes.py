@@ -310,7 +310,7 @@ def test_an_answer_needs_its_training_on_the_ledger():
     training, ledger = DPSGD(14.3, 1.0, 100, 1.0, 0.02), MemoryLedger()
     own = paid(ledger, 4.0, training, 0)
     answers = TopKRandomizedResponse(10, 10.0)
-    with ledger.transaction(), pytest.raises(ValueError, match="is not paid for"):
+    with ledger.transaction(), pytest.raises(ValueError, match="has not been paid for"):
         own.pay(answers, "answer", "answers", None, "another training")
 
 
@@ -348,7 +348,7 @@ def test_a_site_pays_for_the_training_before_it_answers(small, tmp_path, monkeyp
     """The ledger refuses a site that forgets this; nothing leaves."""
     monkeypatch.setattr(Site, "pay_for_training", lambda self: None)
     folder = new_run_folder(experiment := small(*PRIVATE))
-    with pytest.raises(Exception, match="is not paid for"):
+    with pytest.raises(Exception, match="has not been paid for"):
         run(experiment, LocalFederation(experiment, folder), folder, lambda line: None)
     for path in folder.glob("ledger/*.sqlite"):
         assert not path.stat().st_size or {entry.kind for entry in read(path)} <= {"counts"}

@@ -231,7 +231,7 @@ def test_records_that_are_too_few_to_test_a_teacher_are_reported(fed_dpsd, tmp_p
     np.savez(tmp_path / "hospital" / "scans.npz", image=images, label=np.array([3]))
     code, out, _ = fed_dpsd("site", "check", str(file), *SMALL, "queries_per_round=16")
     assert code == 0
-    assert "a teacher: one image or patient is too few to hold any out" in out
+    assert "a teacher: one image or patient is too few for a hold-out" in out
 
 
 def test_what_cannot_be_read_is_listed(fed_dpsd, tmp_path):

@@ -136,7 +136,7 @@ def test_what_it_cannot_do_is_refused_before_data_are_read(small):
         ("federation=deployment", "with settings from a message, which only a simulation allows"),
         (
             "teacher.path=x.safetensors teacher.arch=cnn teachers_per_client=1",
-            "the baseline of method=dgd is trained here",
+            "method=dgd trains its baseline itself",
         ),
         ("method.baseline=null", "method.baseline._target_=null is not an allowed class"),
         ("training=dp_sgd", "method=dgd does not support it; use training=plain"),

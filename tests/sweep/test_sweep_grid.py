@@ -266,7 +266,7 @@ def test_r2_a_file_must_exist_be_alone_and_have_its_own_name(tmp_path):
     for overrides, problem in (
         (["lost.yaml"], "lost.yaml cannot be read .No such file.*check its path"),
         (["mnist.yaml"], "mnist.yaml: experiment=mnist comes with FedDPSD; rename the file"),
-        (["mnist.yaml", "experiment=ci"], "experiment=ci: mnist.yaml is the grid already"),
+        (["mnist.yaml", "experiment=ci"], "experiment=ci: mnist.yaml already gives the grid"),
     ):
         (tmp_path / "mnist.yaml").write_text(MINE)
         with pytest.raises(ConfigError, match=problem):

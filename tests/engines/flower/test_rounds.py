@@ -265,7 +265,7 @@ def test_other_code_on_either_side_is_refused_and_nothing_charged(deployed, tmp_
     assert not hospitals.open_file(files[1]).folder.exists()
     federation = federate(deployed(*PLAIN), Hospitals(files[1:]))
     federation._code = "0" * 64
-    with pytest.raises(UserError, match="different code from this server; install one version"):
+    with pytest.raises(UserError, match="from this server; install the same version"):
         federation.total(request())
     assert not hospitals.open_file(files[1]).folder.exists()
 

@@ -249,7 +249,7 @@ def test_a_node_that_is_no_simulations_answers_nothing(small):
     grid = FakeGrid(1)
     federation = GridFederation(experiment, grid, new_run_folder(experiment))
     grid.node_config = {}
-    with pytest.raises(ProtocolError, match=r"to no simulation.*--node-config 'site="):
+    with pytest.raises(ProtocolError, match=r"not part of a simulation.*--node-config 'site="):
         federation.each(request())
     grid.node_config = {"simulation": True}
     assert len(federation.each(request())) == 2

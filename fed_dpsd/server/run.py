@@ -19,6 +19,7 @@ from fed_dpsd.errors import Diverged, one_line
 from fed_dpsd.experiment import Experiment, evaluated_on, test_split
 from fed_dpsd.methods.class_counts import fetch_class_weights
 from fed_dpsd.methods.method import PublicContext, ReplayBuffer, Round, State, below
+from fed_dpsd.models import keep_freed_memory
 from fed_dpsd.models.divergence import is_finite
 from fed_dpsd.models.inference import Images
 from fed_dpsd.privacy.plan import Plan
@@ -59,6 +60,7 @@ def run(
             and everything on disk is kept.
     """
     started = time.perf_counter()
+    keep_freed_memory()
     torch.set_num_threads(experiment.config.threads_server)
     torch.set_flush_denormal(True)  # denormals make a saturated student ten times slower
     summary = blank_summary(experiment, federation.engine)

@@ -32,6 +32,7 @@ def _device_name(text: str) -> str:
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Device = Annotated[str, AfterValidator(_device_name)]
+Precision = Literal["auto", "float32", "bfloat16"]
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -226,6 +227,11 @@ class Config:
         None,
         description="Clients that answer in a round, drawn from the public seed; null takes all. "
         "A client pays for the rounds in which it answers, and no amplification is claimed.",
+    )
+    precision: Precision = Field(
+        "auto",
+        description="Precision of networks without private training: float32 | bfloat16 | auto, "
+        "which is bfloat16 for larger convolutional networks where the device has it.",
     )
     evaluate_every: int = Field(1, ge=1, description="rounds between scores; the last is scored")
     pictures: str = Field(

@@ -8,8 +8,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from fed_dpsd.config import Config, require_device
-from fed_dpsd.models.classifiers import FIXED
-from fed_dpsd.models.devices import choose, number_of_gpus
+from fed_dpsd.models.devices import choose, named_device, number_of_gpus
 from fed_dpsd.privacy.label_dp import LabelPrivate
 from fed_dpsd.privacy.training import CustomTraining, Training, TrainingMechanism
 
@@ -18,23 +17,6 @@ from fed_dpsd.privacy.training import CustomTraining, Training, TrainingMechanis
 TEACHER_BYTES = "FED_DPSD_TEACHER_BYTES"
 # Bytes of main memory that a process fills, so that it does not grow with the clients.
 PROCESSOR_BYTES = 2**28
-
-
-def named_device(config: Config, client: int) -> str:
-    """Return the name of the device that a client's teachers answer on and plain teachers learn on.
-
-    The proof of noisy answers requires each teacher to be a function of its own shard, to the last
-    bit. On a GPU, the choice of kernels may depend on the memory that other teachers leave free. So
-    with secret noise, a teacher is on a GPU only if no other teacher of the run can be there.
-
-    With fixed features, `auto` is the CPU, which computes the features once for all clients.
-    """
-    shared = config.federation.simulation or config.teachers_per_client > 1
-    if config.noise == "secure" and shared:
-        return "cpu"
-    if config.client_device == "auto" and config.architecture(client) in FIXED:
-        return "cpu"
-    return config.client_device
 
 
 def device_of(config: Config, client: int) -> torch.device:

@@ -24,7 +24,8 @@ from fed_dpsd.config import require_device
 from fed_dpsd.config.bind import bound, read_yaml
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment, set_up
-from fed_dpsd.models.devices import number_of_gpus
+from fed_dpsd.models.devices import choose, number_of_gpus
+from fed_dpsd.models.precision import require_precision
 from fed_dpsd.privacy.mechanism import quorum_of, trust_of
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.privacy.secure_sum import Party
@@ -107,6 +108,7 @@ class Hospital(Terms):
             "cache": str(self.folder / "cache"),
             "threads_client": self.threads,
             "client_device": self.device,
+            "precision": self.precision,
             "server_device": "cpu",  # the coordinator's is not on this machine
             "noise": "secure",
             "data": {**raw["data"], **own},
@@ -126,6 +128,7 @@ class Hospital(Terms):
                 does not exist.
         """
         require_device("device", self.device, number_of_gpus())
+        require_precision(self.precision, choose(self.device))
         content = self.read()
         if content.count.skipped:
             logger.warning("%s", content.count)

@@ -43,6 +43,7 @@ from fed_dpsd.models.devices import model_of
 from fed_dpsd.models.footprint import weight_bytes
 from fed_dpsd.models.functions import digest_of
 from fed_dpsd.models.inference import Images
+from fed_dpsd.models.precision import choose_precision
 from fed_dpsd.privacy.label_dp import LabelPrivate
 from fed_dpsd.privacy.noise import Noise, SecretStreams
 from fed_dpsd.privacy.training import CustomTraining, Training, TrainingMechanism
@@ -110,7 +111,7 @@ class Teachers:
         self._inputs: dict[int, str] = {}
         self._read = None
         if config.teacher.path is not None:
-            self._read = read_teacher(make_teacher(config, client, 0), config, client)
+            self._read = read_teacher(self._untrained(0), config, client)
         self._by_patient = self._training is not None and self._training.unit == "patient"
         if self._by_patient:
             if records.patients is None:
@@ -125,6 +126,20 @@ class Teachers:
             records.take(np.flatnonzero(keys == shard))
             for shard in range(config.teachers_per_client)
         ]
+
+    @functools.cached_property
+    def _bfloat16(self) -> bool:
+        """Return whether the teachers compute in bfloat16; privately trained ones never do."""
+        if self._training or self._custom:
+            return False
+        teacher, config = make_teacher(self._config, self._client, 0), self._config
+        shape, asked = config.data.shape, config.precision
+        return choose_precision(teacher, shape, asked, self._learns_on).bfloat16
+
+    def _untrained(self, shard: int) -> Classifier:
+        teacher = make_teacher(self._config, self._client, shard)
+        teacher.bfloat16 = self._bfloat16
+        return teacher
 
     @property
     def settings(self) -> str:
@@ -141,6 +156,7 @@ class Teachers:
         settings += [config.teachers_per_client]
         settings += [self._secret.identity] if self._secret else []
         settings += [model_of(self._learns_on)] if self._learns_on != CPU else []
+        settings += ["bfloat16"] if self._bfloat16 else []
         settings += [config.plugins] if config.plugins else []
         if is_function(name := config.architecture(self._client)):
             settings += [digest_of(name, config.data.shape, config.data.num_classes)]
@@ -252,7 +268,7 @@ class Teachers:
         An empty shard has the weights of an untrained teacher.
         """
         vectors = [
-            to_vector(teacher or make_teacher(self._config, self._client, shard))
+            to_vector(teacher or self._untrained(shard))
             for shard, teacher in enumerate(self.models)
         ]
         return torch.cat(vectors).numpy()[None, :, None]
@@ -266,7 +282,7 @@ class Teachers:
     @functools.cached_property
     def size(self) -> int:
         """Return the number of weights of a teacher."""
-        return len(to_vector(make_teacher(self._config, self._client, 0)))
+        return len(to_vector(self._untrained(0)))
 
     def check_weights(
         self, weights: NDArray[np.float32], regulariser: Regulariser | None = None
@@ -276,7 +292,7 @@ class Teachers:
         Raises:
             ValueError: the weights belong to another architecture, or do not fit the regulariser.
         """
-        self._start(make_teacher(self._config, self._client, 0), weights, regulariser)
+        self._start(self._untrained(0), weights, regulariser)
 
     def _start(
         self,
@@ -315,7 +331,7 @@ class Teachers:
         config = dataclasses.replace(self._config, teacher=settings)
         vectors = []
         for shard, records in enumerate(self._shards):
-            teacher = make_teacher(config, self._client, shard)
+            teacher = self._untrained(shard)
             loss = self._start(teacher, weights, regulariser)
             if len(records) or self._training:
                 pulled = pulled_back(teacher, proximal_weight)
@@ -336,7 +352,7 @@ class Teachers:
     def _load_or_train(self, shard: int) -> Classifier:
         """Return a shard's teacher, on the CPU, read from the cache or newly trained."""
         config, path = self._config, self._cached(shard)
-        teacher = make_teacher(config, self._client, shard)
+        teacher = self._untrained(shard)
         if path.exists():
             try:
                 weights, facts = read_file(path)  # another process may replace it at any time
@@ -411,7 +427,7 @@ class Teachers:
     def _input(self, shard: int) -> str:
         """Return a digest of the input of a shard's training, computed once."""
         if shard not in self._inputs:
-            teacher = make_teacher(self._config, self._client, shard)
+            teacher = self._untrained(shard)
             records, key = self._shards[shard], self.keys[shard]
             self._inputs[shard] = digest_of_shard(key, teacher, records, self._training)
         return self._inputs[shard]

@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from fed_dpsd.accounts.account import WhenRecordsChange
 from fed_dpsd.client.records import HospitalFiles
-from fed_dpsd.config import DataConfig, Device, require
+from fed_dpsd.config import DataConfig, Device, Precision, require
 from fed_dpsd.config.bind import bound, read_yaml
 from fed_dpsd.config.compose import compose
 from fed_dpsd.config.plugins import files_of, find, searching
@@ -79,6 +79,7 @@ class Terms:
         threads: CPU threads for its teachers.
         device: device that teachers answer on and plain teachers learn on: auto, cpu, cuda or
             cuda:N.
+        precision: precision of plain teachers: auto, float32 or bfloat16.
         methods, training, answers, models: the allowed names of conf/method, conf/training and
             conf/answers, and architectures.
         trust: the trusted parties: "nobody"; "threshold", with `keys` and `colluding`, for secure
@@ -120,6 +121,7 @@ class Terms:
     budget_relation: Relation = "add_remove"
     units: tuple[TrainedUnit, ...] = get_args(TrainedUnit)
     device: Device = "cpu"
+    precision: Precision = "auto"
     plugins: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

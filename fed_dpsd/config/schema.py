@@ -32,6 +32,7 @@ def _device_name(text: str) -> str:
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Device = Annotated[str, AfterValidator(_device_name)]
+Precision = Literal["auto", "float32", "bfloat16"]
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -245,6 +246,11 @@ class Config:
     )
     evaluate_every: int = Field(
         1, ge=1, description="rounds between scores; the last round is always scored"
+    )
+    precision: Precision = Field(
+        "auto",
+        description="Precision of networks without private training: float32 | bfloat16 | auto, "
+        "which is bfloat16 for larger convolutional networks where the device has it.",
     )
     pictures: str = Field(
         "",

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fed_dpsd.client.device import TEACHER_BYTES, learns_there, named_device
+from fed_dpsd.client.device import TEACHER_BYTES, learns_there
 from fed_dpsd.client.learning import PublicImages
 from fed_dpsd.config import Config, require_device
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.models.classifiers import CLASSIFIERS, FIXED, Classifier
-from fed_dpsd.models.devices import Device, gib, gpus, number_of_gpus
+from fed_dpsd.models.devices import Device, gib, gpus, named_device, number_of_gpus
 from fed_dpsd.models.footprint import peak_bytes, weight_bytes
 from fed_dpsd.models.inference import IMAGES_AT_ONCE
 from fed_dpsd.privacy.label_dp import fixed

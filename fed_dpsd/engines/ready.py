@@ -11,7 +11,9 @@ from fed_dpsd.engines.placement import Placement, placed
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment, partitions
 from fed_dpsd.models import pictures
+from fed_dpsd.models.devices import choose
 from fed_dpsd.models.functions import require_functions
+from fed_dpsd.models.precision import require_precision
 from fed_dpsd.server.checks import cautions, require_writable, weak_delta
 from fed_dpsd.storage import app_folder
 
@@ -25,14 +27,16 @@ def ready(
         The placement, and the `cautions` and `weak_delta`.
 
     Raises:
-        UserError: a Python function is missing, the clients are hospitals, a device does not exist,
-            the budget is too small, a folder cannot be written, a ledger belongs to other records,
-            the data does not allow so many clients, or pictures or teachers cannot be read.
+        UserError: a Python function is missing, its clients are hospitals, a device does not
+            exist or lacks the precision, its budget is less than it needs, a folder cannot be
+            written, a ledger belongs to other records, the data does not allow so many clients, or
+            pictures or teachers cannot be read.
     """
     text = " ".join(overrides)
     require_functions(experiment.config)
     check_simulated(experiment, f'overrides="{text}"')
     placement, config = placed(experiment, nodes), experiment.config
+    require_precision(config.precision, choose(config.server_device))
     warnings = cautions(experiment)
     require_writable("cache", Path(config.cache))
     if config.ledger:

@@ -20,6 +20,7 @@ from fed_dpsd.models import initialise, pictures, procedural
 from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
 from fed_dpsd.models.devices import choose
 from fed_dpsd.models.generators import Generator
+from fed_dpsd.models.precision import choose_precision
 from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.mechanism import Mechanism
 from fed_dpsd.privacy.plan import Plan
@@ -44,7 +45,7 @@ class PublicContext:
     answers: Mechanism
     make_student: Callable[[torch.Generator], Classifier]
     make_generator: Callable[[int, torch.Generator], Generator]
-    make_teacher: Callable[[int], nn.Module]
+    make_teacher: Callable[[int], Classifier]
     device: torch.device
     pictures: str = ""
     test: Split | None = None
@@ -61,17 +62,21 @@ class PublicContext:
             classifier = build(shape, config.data.num_classes, model.student_width)
             return classifier.keep_features(Path(config.cache))
 
+        def placed(build: Callable[[], Classifier], rng: torch.Generator) -> Classifier:
+            module = initialise(build, rng)
+            return choose_precision(module, shape, config.precision, device).to(device)
+
         def generator(latent_size: int, rng: torch.Generator) -> Generator:
             module = initialise(lambda: Generator(shape, latent_size, model.generator_width), rng)
             module.start(rng)
-            return module.to(device)
+            return choose_precision(module, (latent_size,), config.precision, device).to(device)
 
-        def teacher(client: int) -> nn.Module:
+        def teacher(client: int) -> Classifier:
             build = CLASSIFIERS[config.architecture(client)]
-            return initialise(
+            return placed(
                 lambda: build(shape, config.data.num_classes, model.teacher_width),
                 torch.Generator(),
-            ).to(device)
+            )
 
         device = choose(config.server_device)
         return cls(
@@ -82,7 +87,7 @@ class PublicContext:
             queries_per_round=config.queries_per_round,
             training=training,
             answers=answers,
-            make_student=lambda rng: initialise(student, rng).to(device),
+            make_student=lambda rng: placed(student, rng),
             make_generator=generator,
             make_teacher=teacher,
             device=device,

@@ -25,7 +25,16 @@ from fed_dpsd.models.torchvision_networks import GROUP_FORMS, NETWORKS, backbone
 
 
 class Classifier(nn.Module):
-    """A backbone from (B, C, S, S) to (B, F), with a linear classifier on top."""
+    """A backbone from (B, C, S, S) to (B, F), with a linear classifier on top.
+
+    Attributes:
+        least_work: `precision=auto` uses bfloat16 from this many multiply-adds of its convolutions
+            for an image; infinity never uses it.
+        bfloat16: whether the backbone computes in bfloat16 (fed_dpsd/models/precision.py).
+    """
+
+    least_work: float = 2**20
+    bfloat16 = False
 
     def __init__(self, backbone: nn.Module, num_features: int, num_classes: int) -> None:
         super().__init__()
@@ -53,7 +62,11 @@ class Classifier(nn.Module):
 
     def features(self, images: torch.Tensor) -> torch.Tensor:
         """Return the (B, F) output of the backbone, before the classifier."""
-        return self.backbone(2 * images - 1)
+        inputs = 2 * images - 1
+        if not self.bfloat16:
+            return self.backbone(inputs)
+        with torch.autocast(images.device.type, torch.bfloat16):
+            return self.backbone(inputs).float()
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Return (B, K) logits."""

@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
+from fed_dpsd.config import Config
 from fed_dpsd.errors import UserError
+from fed_dpsd.models.classifiers import FIXED
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,23 @@ def gpus() -> tuple[Device, ...]:
 def number_of_gpus() -> int:
     """Count the GPUs that torch can use in this process, without creating a context."""
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def named_device(config: Config, client: int) -> str:
+    """Return the name of the device that a client's teachers answer on and plain teachers learn on.
+
+    The proof of noisy answers requires each teacher to be a function of its own shard, to the last
+    bit. On a GPU, the choice of kernels may depend on the memory that other teachers leave free. So
+    with secret noise, a teacher is on a GPU only if no other teacher of the run can be there.
+
+    With fixed features, `auto` is the CPU, which computes the features once for all clients.
+    """
+    shared = config.federation.simulation or config.teachers_per_client > 1
+    if config.noise == "secure" and shared:
+        return "cpu"
+    if config.client_device == "auto" and config.architecture(client) in FIXED:
+        return "cpu"
+    return config.client_device
 
 
 def choose(name: str) -> torch.device:

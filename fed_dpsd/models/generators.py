@@ -37,7 +37,14 @@ class Generator(nn.Module):
         shape: (C, size, size) of the images; size is a multiple of 4.
         latent_size: length of a latent vector.
         width: number of channels before the last convolution.
+
+    Attributes:
+        least_work: as in `Classifier`, for a latent vector.
+        bfloat16: whether the convolutions compute in bfloat16.
     """
+
+    least_work: float = 2**22
+    bfloat16 = False
 
     def __init__(self, shape: tuple[int, ...], latent_size: int, width: int) -> None:
         super().__init__()
@@ -72,4 +79,9 @@ class Generator(nn.Module):
 
     def forward(self, latents: torch.Tensor) -> torch.Tensor:
         """Map (B, latent_size) to (B, C, H, W) in [0, 1]."""
-        return self.layers(self.project(latents).unflatten(1, self.small))
+        small = self.project(latents).unflatten(1, self.small)
+        if not self.bfloat16:
+            return self.layers(small)
+        with torch.autocast(latents.device.type, torch.bfloat16):
+            values = self.layers[:-2](small)
+        return self.layers[-2:](values.float())  # bfloat16 has no more than 8 bits for a pixel

@@ -1,9 +1,8 @@
 """ResNet-9 for small images: eight convolutions, two residual blocks and a linear classifier.
 
 This is the network of DAWNBench's fastest entries on CIFAR10 (github.com/davidcpage/cifar10-fast),
-without its constant factor on the logits. It computes in bfloat16 if the device supports it; on a
-CPU, this takes about 0.6 times as long. The form with GroupNorm computes in float32 and keeps no
-statistics of the data, so DP-SGD can train it.
+without its constant factor on the logits. The form with GroupNorm keeps no statistics of the data,
+so DP-SGD can train it.
 """
 
 import torch
@@ -22,8 +21,6 @@ class ResNet9(nn.Sequential):
     """
 
     def __init__(self, channels: int, width: int, group_norm: bool = False) -> None:
-        self.group_norm = group_norm
-
         def layer(inputs: int, outputs: int, pool: bool = False) -> nn.Sequential:
             convolution = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
             if group_norm:
@@ -44,13 +41,6 @@ class ResNet9(nn.Sequential):
             nn.Flatten(),
         )
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Return the float32 features."""
-        if self.group_norm or not has_bfloat16(images.device):
-            return super().forward(images)
-        with torch.autocast(images.device.type, torch.bfloat16):
-            return super().forward(images).float()
-
 
 class Residual(nn.Sequential):
     """Layers with a residual connection: the input is added to the output."""
@@ -58,14 +48,6 @@ class Residual(nn.Sequential):
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """Return (B, C, H, W) values plus the layers' output."""
         return values + super().forward(values)
-
-
-def has_bfloat16(device: torch.device) -> bool:
-    """Return whether the device supports bfloat16 without emulation."""
-    if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    supported = getattr(torch.cpu, "_is_avx512_bf16_supported", None)  # no public function exists
-    return device.type == "cpu" and supported is not None and supported()
 
 
 def _groups(channels: int) -> int:

@@ -19,8 +19,10 @@ from fed_dpsd.errors import Diverged, one_line
 from fed_dpsd.experiment import Experiment, evaluated_on, test_split
 from fed_dpsd.methods.class_counts import fetch_class_weights
 from fed_dpsd.methods.method import PublicContext, ReplayBuffer, Round, State, below
+from fed_dpsd.models import keep_freed_memory
 from fed_dpsd.models.divergence import is_finite
 from fed_dpsd.models.inference import Images
+from fed_dpsd.models.precision import name_of
 from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.protocol import Releases
 from fed_dpsd.server import checkpoint
@@ -34,6 +36,7 @@ from fed_dpsd.server.summary import (
     TRAVELLED,
     add_privacy,
     blank_summary,
+    precision_of_teachers,
     record_round,
 )
 from fed_dpsd.server.trackers import Tracking
@@ -59,6 +62,7 @@ def run(
             "failed", and everything on disk is kept.
     """
     started = time.perf_counter()
+    keep_freed_memory()
     torch.set_num_threads(experiment.config.threads_server)
     torch.set_flush_denormal(True)  # denormals make a saturated student ten times slower
     summary = blank_summary(experiment, federation.engine)
@@ -101,6 +105,7 @@ def _run(
     summary["accuracy"]["evaluated_on"] = evaluated_on(experiment, test)
     context = PublicContext.of(config, experiment.training, experiment.answers, test)
 
+    summary["precision"]["teachers"] = precision_of_teachers(experiment, context)
     before = time.perf_counter()
     if config.federation.simulation and test is not None:
         counted = experiment.method.plan(context).counts
@@ -140,6 +145,7 @@ def _run(
         checkpoint.save(folder / "checkpoint", finished.state)
         federation.prune(number)
         progress(line)
+        summary["precision"]["student"] = name_of(finished.student)
         _record_round(summary, finished.state, line)
     if finished is not None and line["student_accuracy"] is None:  # it ended early, unscored
         last = scores(finished.student, finished.state.round)

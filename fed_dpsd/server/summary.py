@@ -14,6 +14,9 @@ from fed_dpsd.accounts.secret import ledger_folder
 from fed_dpsd.accounts.verdict import is_meaningful
 from fed_dpsd.errors import UserError, one_line
 from fed_dpsd.experiment import Experiment, data_counts, largest_partition, unused
+from fed_dpsd.methods.method import PublicContext
+from fed_dpsd.models.devices import choose, named_device
+from fed_dpsd.models.precision import choose_precision, learns_privately, name_of
 from fed_dpsd.privacy.epsilon import NOT_REVIEWED, Epsilon
 from fed_dpsd.privacy.label_dp import IMAGES_NOTE
 from fed_dpsd.privacy.mechanism import weakest
@@ -58,6 +61,7 @@ def blank_summary(experiment: Experiment, engine: str) -> dict[str, Any]:
         },
         "privacy": None,
         "diagnostics": {},
+        "precision": {"asked": config.precision, "teachers": None, "student": None},
         "seconds": {"total": 0.0, "teachers": 0.0, "rounds": 0.0},
         "student_sha256": None,
     }
@@ -76,6 +80,22 @@ def read_summary(folder: Path) -> dict[str, Any]:
         raise UserError(
             f"{path} is damaged; delete it, then run `fed-dpsd resume {folder}` to write it again"
         ) from None
+
+
+def precision_of_teachers(experiment: Experiment, context: PublicContext) -> str | None:
+    """Return the precision of the clients' teachers; None in a deployment, where sites choose it.
+
+    Several architectures may have two, as in "bfloat16 and float32".
+    """
+    config, names = experiment.config, set()
+    if not config.federation.simulation:
+        return None
+    clients = {config.architecture(client): client for client in range(config.num_clients)}
+    for client in clients.values():
+        asked = "float32" if learns_privately(experiment.training) else config.precision
+        device, teacher = choose(named_device(config, client)), context.make_teacher(client)
+        names.add(name_of(choose_precision(teacher, context.image_shape, asked, device)))
+    return " and ".join(sorted(names))
 
 
 def record_round(summary: dict[str, Any], line: Mapping[str, Any]) -> None:

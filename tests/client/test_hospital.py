@@ -13,6 +13,7 @@ from fed_dpsd.client import hospital as hospitals
 from fed_dpsd.client.terms import NotAllowed, choices
 from fed_dpsd.engines.flower.grid import GridFederation
 from fed_dpsd.errors import ConfigError, UserError
+from fed_dpsd.models import precision
 from fed_dpsd.protocol import Refusal
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder
@@ -209,14 +210,27 @@ def test_what_a_message_says_of_budget_data_and_places_is_not_read(deployed, tmp
     raw |= {"cache": "/etc", "ledger": "/etc", "out": "/etc", "run_folder": "/etc"}
     raw |= {"pictures": "/etc"}
     raw |= {"threads_client": 64, "noise": "seeded"}
-    raw |= {"client_device": "cuda:3", "server_device": "cuda:3"}
+    raw |= {"client_device": "cuda:3", "server_device": "cuda:3", "precision": "bfloat16"}
     config = hospital.experiment(json.dumps(raw), 16).config
     assert (config.privacy.budget, config.privacy.delta) == (2.0, 1e-5)
     assert (config.data.path, config.data.hub) == (None, None)
     assert config.data.patient_column == "patient"
     assert (config.noise, config.threads_client) == ("secure", 1)
-    assert (config.client_device, config.server_device) == ("cpu", "cpu")
+    assert (config.client_device, config.server_device, config.precision) == ("cpu", "cpu", "auto")
     assert "/etc" not in str(config)
+
+
+def test_a_hospitals_precision_is_set_in_its_file(deployed, tmp_path, monkeypatch):
+    text = deployed("training=plain", "answers=gradient", "precision=float32").to_json()
+    hospital = hospitals.open_file(site_file(tmp_path / "hospital", precision="bfloat16"))
+    experiment = hospital.experiment(text, 16)
+    assert experiment.config.precision == "bfloat16"
+    monkeypatch.setattr(precision, "has_bfloat16", lambda _: False)
+    with pytest.raises(UserError, match="^precision=bfloat16: .* use precision=auto or float32"):
+        hospital.open(experiment, "run")
+    assert not hospital.folder.exists()
+    with pytest.raises(ConfigError, match="precision='half'|precision=half"):
+        hospitals.open_file(site_file(tmp_path / "other", precision="half"))
 
 
 def test_a_hospitals_device_is_that_of_its_file(deployed, tmp_path, monkeypatch):

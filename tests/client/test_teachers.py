@@ -18,7 +18,7 @@ from fed_dpsd.data.datasets import Split
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import UserError
 from fed_dpsd.methods.method import PublicContext
-from fed_dpsd.models import initialise, write_weights
+from fed_dpsd.models import initialise, precision, write_weights
 from fed_dpsd.models.classifiers import CLASSIFIERS
 from fed_dpsd.models.footprint import weight_bytes
 from fed_dpsd.models.inference import IMAGES_AT_ONCE, Images, predict
@@ -348,6 +348,37 @@ def test_a_gpu_is_part_of_the_digest_of_teachers_that_learn_on_it(small, records
                 assert known.answers_on == name
                 digests.add(known.identity)
         assert len(digests) == (1 if same else 3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "used"),
+    [
+        (("training=plain",), True),
+        (("training=plain", "model=scattering"), False),
+        (("training=dp_sgd", "training.steps=2", "model=scattering"), False),
+        (("training=dp_sgd", "training.steps=2"), False),
+    ],
+)
+def test_plain_networks_alone_compute_in_bfloat16(small, records, monkeypatch, settings, used):
+    """Only then is it part of the digest, so that a teacher of another precision is not read."""
+    monkeypatch.setattr(precision, "has_bfloat16", lambda _: True)
+    seen, autocast = [], torch.autocast
+
+    def spy(*arguments):
+        seen.append(arguments)
+        return autocast(*arguments)
+
+    monkeypatch.setattr(torch, "autocast", spy)
+    keys = {}
+    for asked in ("float32", "auto", "bfloat16"):
+        own = make(small(*settings, f"precision={asked}"), records)
+        own.sensitive_probabilities(Images(records.images))
+        own.sensitive_retrained(own.sensitive_weights()[0, :, 0], "ab", 1, 0.0)
+        keys[asked] = own.keys
+        assert bool(seen) == (used and asked == "bfloat16")
+        assert set(seen) <= {("cpu", torch.bfloat16)}
+    assert keys["auto"] == keys["float32"]  # these networks are small
+    assert (keys["bfloat16"] != keys["float32"]) == used
 
 
 @pytest.mark.usefixtures("elsewhere")

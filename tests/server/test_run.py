@@ -20,7 +20,7 @@ from fed_dpsd.client.teachers import make_teacher
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import partitions
-from fed_dpsd.models import write_weights
+from fed_dpsd.models import precision, write_weights
 from fed_dpsd.server import checkpoint
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.checks import weak_delta
@@ -232,6 +232,22 @@ def test_teachers_from_a_file_carry_a_caveat(small, tmp_path):
 def test_equal_seeds_give_equal_students_and_another_seed_another(small):
     hashes = [complete(small(f"seed={seed}"))[1]["student_sha256"] for seed in (0, 0, 1)]
     assert hashes[0] == hashes[1] != hashes[2]
+
+
+def test_a_run_folder_records_the_precision(small, monkeypatch):
+    monkeypatch.setattr(precision, "has_bfloat16", lambda _: True)
+    private = ("training=dp_sgd", "training.steps=2")
+    hashes = set()
+    for overrides, asked, teachers, student in (
+        (("precision=auto",), "auto", "float32", "float32"),
+        (("precision=bfloat16",), "bfloat16", "bfloat16", "bfloat16"),
+        (("precision=bfloat16", *private), "bfloat16", "float32", "bfloat16"),
+    ):
+        folder, summary, _ = complete(small(*overrides, "rounds=1"))
+        found = json.loads((folder / "summary.json").read_text())["precision"]
+        assert found == {"asked": asked, "teachers": teachers, "student": student}
+        hashes.add(summary["student_sha256"])
+    assert len(hashes) == 3
 
 
 def test_a_budget_that_ends_early_is_a_completed_run_that_spent_less(small):

@@ -37,7 +37,7 @@ from fed_dpsd.engines.flower.codec import (
 from fed_dpsd.errors import ProtocolError, UserError, one_line
 from fed_dpsd.experiment import from_json
 from fed_dpsd.methods.method import Method
-from fed_dpsd.models import torch_threads
+from fed_dpsd.models import keep_freed_memory, torch_threads
 from fed_dpsd.protocol import Refusal, Request, SumStep
 from fed_dpsd.storage import print_any_text
 
@@ -162,6 +162,7 @@ def _hospital_reply(message: Message, hospital: Hospital) -> Reply | Refusal:
 
 def _reply(request: Request | SumStep | None, method: Method, site: Site) -> Reply | Refusal:
     """Return the reply of a client that is allowed to answer the request."""
+    keep_freed_memory()
     with torch_threads(site.config.threads_client):
         if request is None:
             return Reply(site.diagnose())

@@ -14,6 +14,7 @@ from fed_dpsd.engines.flower.run_config import as_typed, from_run_config
 from fed_dpsd.errors import ProtocolError, UserError
 from fed_dpsd.experiment import Experiment, partitions, test_split, unused
 from fed_dpsd.models.devices import choose, number_of_gpus
+from fed_dpsd.models.precision import require_precision
 from fed_dpsd.server.attendance import absent, requests_of
 from fed_dpsd.server.checks import cautions, require_writable, weak_delta
 from fed_dpsd.server.federation import InUse
@@ -49,6 +50,7 @@ def prepare(
     require_tracker(config.tracker)
     key = "device" if config.client_device == config.server_device else "server_device"
     require_device(key, config.server_device, number_of_gpus())
+    require_precision(config.precision, choose(config.server_device))
     if config.federation.simulation and gate.in_simulation():
         clients = gate.place_clients(experiment, gate.number_of_nodes(grid))
         server = choose(config.server_device)

@@ -19,6 +19,7 @@ from fed_dpsd.engines.flower import server as flower
 from fed_dpsd.engines.flower.grid import GridFederation
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import ProtocolError, UserError
+from fed_dpsd.models import precision
 from fed_dpsd.protocol import Request, Response
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder
@@ -81,6 +82,7 @@ def slowly(*settings):
     "settings",
     [
         ("training=plain", "answers=label"),
+        ("training=plain", "answers=label", "precision=bfloat16"),
         slowly(*PRIVATE, "answers=probabilities"),
         slowly("training=plain", "answers=gradient"),
         slowly("training=plain", "answers=gradient", "answers.k=5", "teachers_per_client=3"),
@@ -88,7 +90,8 @@ def slowly(*settings):
     ],
     ids=" ".join,
 )
-def test_every_engine_and_number_of_nodes_gives_the_same_student(small, settings):
+def test_every_engine_and_number_of_nodes_gives_the_same_student(small, monkeypatch, settings):
+    monkeypatch.setattr(precision, "has_bfloat16", lambda _: True)  # torch emulates it elsewhere
     experiment = small("num_clients=5", *settings)
     folder = new_run_folder(experiment)
     local = runs.run(experiment, LocalFederation(experiment, folder), folder, lambda line: None)

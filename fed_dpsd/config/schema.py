@@ -228,6 +228,9 @@ class Config:
         "A client pays for the rounds in which it answers, and no amplification is claimed.",
     )
     evaluate_every: int = Field(1, ge=1, description="rounds between scores; the last is scored")
+    diagnostics: bool = Field(
+        True, description="whether simulations score every client's teachers on the test split"
+    )
     pictures: str = Field(
         "",
         description="Public pictures whose crops are sent instead of procedural images: "
@@ -267,7 +270,8 @@ class Config:
 
         What a student computes is post-processing of answers, whatever its network is.
         """
-        used = {self.architecture(client): None for client in range(self.num_clients)}
+        different = range(min(self.num_clients, len(self.model.teachers) or 1))
+        used = dict.fromkeys(map(self.architecture, different))
         return *self.plugins, *(name for name in used if is_function(name))
 
     def architecture(self, client: int) -> str:
@@ -334,9 +338,12 @@ def require_device(key: str, name: str, count: int) -> None:
 def to_json(config: Config) -> str:
     """Return the whole configuration as JSON in the layout of conf/, to be bound again.
 
-    Without plug-ins, it has no `plugins` key. A sweep identifies its cells by this text.
+    Without plug-ins it has no `plugins` key, and with diagnostics no `diagnostics` key. A sweep
+    identifies its cells by this text.
     """
     values = dataclasses.asdict(config)
+    if config.diagnostics:
+        del values["diagnostics"]
     if not config.plugins:
         del values["plugins"]
     return json.dumps(values, sort_keys=True)

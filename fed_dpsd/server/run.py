@@ -102,7 +102,7 @@ def _run(
     context = PublicContext.of(config, experiment.training, experiment.answers, test)
 
     before = time.perf_counter()
-    if config.federation.simulation and test is not None:
+    if config.diagnostics and config.federation.simulation and test is not None:
         counted = experiment.method.plan(context).counts
         weights = fetch_class_weights(federation, context) if counted else {}
         for metric, scores in diagnose(experiment, federation, weights, test.labels).items():

@@ -106,7 +106,7 @@ def test_without_diagnostics_no_teacher_is_scored(straight):
     assert scores["ensemble"] is None
     assert not scores["clients"]
     assert summary["student_sha256"] == scored["student_sha256"]
-    assert "diagnostics" not in (folder / "config.yaml").read_text()
+    assert "diagnostics:" not in (folder / "config.yaml").read_text()
     assert "diagnostics: false" in (other / "config.yaml").read_text()
 
 

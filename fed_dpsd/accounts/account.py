@@ -66,7 +66,7 @@ class Joined:
 class Account:
     """A client's account of one run.
 
-    `pay`, `due`, `is_paid` and `lacking` are called inside a transaction of the ledger.
+    All methods except `state` are called inside a transaction of the ledger.
 
     Args:
         ledger: the ledger of the data set, over all runs.
@@ -114,13 +114,12 @@ class Account:
         unplanned.
         """
         self._acknowledged = request.acknowledged
-        with self.ledger.transaction():
-            if lost := Counter(request.heard.get(client, {})) - self._charged():
-                logger.warning(
-                    "the ledger lacks charges of run %s: was an older state restored?", self.run
-                )
-                joined = self._joined()
-                self._keep(replace(joined, forgotten=dict(Counter(joined.forgotten) + lost)))
+        if lost := Counter(request.heard.get(client, {})) - self._charged():
+            logger.warning(
+                "the ledger lacks charges of run %s: was an older state restored?", self.run
+            )
+            joined = self._joined()
+            self._keep(replace(joined, forgotten=dict(Counter(joined.forgotten) + lost)))
 
     def join(self, records: str) -> None:
         """Take part in the run with the records that have this digest.
@@ -128,16 +127,15 @@ class Account:
         Raises:
             RecordsChanged: the records have changed, and the client's policy is to refuse.
         """
-        with self.ledger.transaction():
-            joined = self._joined()
-            if joined.records == records:
-                return
-            if joined.records:
-                logger.warning("the records changed since this client joined run %s", self.run)
-                if self._when_records_change == "refuse":
-                    raise RecordsChanged("the client's records changed since it joined this run")
-                joined = replace(joined, changed=joined.changed + 1)
-            self._keep(replace(joined, records=records))
+        joined = self._joined()
+        if joined.records == records:
+            return
+        if joined.records:
+            logger.warning("the records changed since this client joined run %s", self.run)
+            if self._when_records_change == "refuse":
+                raise RecordsChanged("the client's records changed since it joined this run")
+            joined = replace(joined, changed=joined.changed + 1)
+        self._keep(replace(joined, records=records))
 
     def state(self, wanted: Releases | None = None) -> Statement:
         """Return the statement that accompanies every reply to the coordinator."""

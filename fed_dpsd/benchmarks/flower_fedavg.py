@@ -61,7 +61,10 @@ def begin(message: Message, context: Context) -> Message:
 
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
-    """Train for a round from the average, on as many images as its teachers would answer."""
+    """Train for a round from the average.
+
+    It takes as many images as its teachers would answer or, if the method is FedAVG, its epochs.
+    """
     folder, client = os.environ[FOLDER], int(context.node_config["partition-id"])
     settings = read_settings(folder)
     model, take, labels = read(folder, client_name(client))
@@ -74,7 +77,11 @@ def train(message: Message, context: Context) -> Message:
     number = int(message.content["config"]["server-round"])
     rng = Streams(settings["seed"]).torch(PURPOSE, client, number)
     model.train()
-    images = torch.randint(len(labels), (settings["images_per_round"],), generator=rng)
+    if settings["epochs"]:
+        orders = [torch.randperm(len(labels), generator=rng) for _ in range(settings["epochs"])]
+        images = torch.cat(orders)
+    else:
+        images = torch.randint(len(labels), (settings["images_per_round"],), generator=rng)
     for chosen in images.split(settings["batch_size"]):
         loss = nn.functional.cross_entropy(model(take(chosen)), labels[chosen])
         optimiser.zero_grad()

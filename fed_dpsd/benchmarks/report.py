@@ -18,7 +18,10 @@ from fed_dpsd.report.tables import paragraph, pipes
 FORMAT = 1
 Bench = Mapping[str, Any]
 Lines = list[list[str]]
-PAIRS = (("flower", "local"), ("local", "fedavg"), ("flower", "fedavg"), ("dense", "local"))
+PAIRS = (
+    *(("flower", "local"), ("local", "fedavg"), ("flower", "fedavg"), ("dense", "local")),
+    *(("local", "pfl"), ("local", "fluke"), ("local", "appfl")),
+)
 RATIOS = {
     "seconds.total": "seconds",
     "seconds.rounds": "seconds of rounds",
@@ -205,6 +208,21 @@ def clients(bench: Bench) -> Lines:
     return lines
 
 
+def peers(bench: Bench) -> Lines:
+    """Return costs of the rows that train on the same images, also in other simulators."""
+    header = ["row", "clients", "processor s", "s", "peak MB", "images per s", "accuracy, %"]
+    measures = (("processor.seconds", 1.0), ("seconds.total", 1.0), ("peak_memory", 1e-6))
+    measures += (("images.per_second", 1.0), ("accuracy.student", 100.0))
+    return [
+        header,
+        *(
+            [row["row"], f"{row['clients']:,}", *(_spread(row, *measure) for measure in measures)]
+            for row in bench["rows"]
+            if "images.trained" in row["statistics"]
+        ),
+    ]
+
+
 def slope(first: Mapping[str, Any], row: Mapping[str, Any], path: str) -> float | None:
     """Return the cost of each additional client since the first row; None if there are none."""
     more = row["clients"] - first["clients"]
@@ -220,6 +238,7 @@ TABLES: dict[str, Callable[[Bench], Lines]] = {
     "stages": stages,
     "ratios": compared,
     "clients": clients,
+    "peers": peers,
 }
 
 
@@ -258,7 +277,7 @@ def filled(text: str, folder: Path) -> str:
 
     A placeholder is `<!-- bench: FILE NAME -->...<!-- end of bench -->`. FILE is the path of a
     bench's JSON, relative to `folder`. NAME is a table (times, costs, stages, ratios,
-    clients), `origin`, a number of a row, such as `local.seconds.total`, or a ratio, such as
+    clients, peers), `origin`, a number of a row, such as `local.seconds.total`, or a ratio, such as
     `flower/local.seconds.total`.
 
     Raises:

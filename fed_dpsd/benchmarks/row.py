@@ -25,7 +25,9 @@ from fed_dpsd.engines.placement import Placement
 from fed_dpsd.engines.ready import check_simulated
 from fed_dpsd.errors import ConfigError, ProtocolError, UserError, one_line
 from fed_dpsd.experiment import Experiment, load_data, one_run, partitions
+from fed_dpsd.methods.fedavg import FedAVG
 from fed_dpsd.models import torch_threads
+from fed_dpsd.privacy.training import Plain
 from fed_dpsd.server.run_folder import versions
 from fed_dpsd.server.summary import read_summary, scores_of
 from fed_dpsd.storage import client_name, write_json
@@ -64,14 +66,65 @@ def check(task: Mapping[str, Any]) -> dict[str, Any]:
     experiments = [composed(row["row"], row["overrides"]) for row in task["rows"]]
     for experiment in experiments:
         partitions(experiment)
+        if task.get("prepared"):
+            prepare(experiment, Path(task["prepared"]) / str(experiment.config.num_clients))
     configuration = json.loads(experiments[0].to_json())
     path = configuration["data"]["path"]
     configuration["data"]["path"] = path and Path(path).name
     return {
         "versions": versions(),  # with the commit, and the name of a device
         "clients": [experiment.config.num_clients for experiment in experiments],
+        "images": [trained_images(experiment) for experiment in experiments],
         "configuration": {k: v for k, v in configuration.items() if k not in PLACES},
     }
+
+
+def trained_images(experiment: Experiment) -> int | None:
+    """Return the images of all local steps of FedAVG without noise; None for other runs."""
+    config, method = experiment.config, experiment.method
+    if not isinstance(method, FedAVG) or not isinstance(experiment.training, Plain):
+        return None
+    sizes = [
+        (len(part), min(config.teacher.batch_size, len(part))) for part in partitions(experiment)
+    ]
+    images = sum(size // batch * batch for size, batch in sizes)
+    return images * (config.teacher.epochs + (config.rounds - 1) * method.local_epochs)
+
+
+def prepare(experiment: Experiment, folder: Path) -> None:
+    """Write the data and the settings of FedAVG for other simulators (peers/common.py).
+
+    Raises:
+        UserError: they would not do the same work as this library.
+    """
+    config, method = experiment.config, experiment.method
+    sizes = [len(part) for part in partitions(experiment)]
+    teacher, problems = config.teacher, []
+    if not isinstance(method, FedAVG) or not isinstance(experiment.training, Plain):
+        problems.append("other simulators run FedAVG without noise: method=fedavg training=plain")
+    elif teacher.momentum != 0 or teacher.epochs != method.local_epochs or teacher.min_steps > 1:
+        problems.append(
+            "other simulators take the same steps of SGD in each round: teacher.momentum=0 "
+            "teacher.min_steps=1, and teacher.epochs as method.local_epochs"
+        )
+    if config.architecture(0) != "cnn" or config.clients_per_round is not None:
+        problems.append("other simulators train all clients' cnn: model=cnn clients_per_round=null")
+    if any(size % teacher.batch_size for size in sizes):
+        problems.append(
+            f"teacher.batch_size={teacher.batch_size} must divide each client's records"
+        )
+    if problems:
+        raise ConfigError(problems)
+    folder.mkdir(exist_ok=True)
+    data = load_data(config.data, config.cache)
+    train = data.train.take(np.concatenate(partitions(experiment)))
+    own = {"images": train.images, "labels": train.labels, "sizes": sizes}
+    np.savez(folder / "data.npz", **own, test_images=data.test.images, test_labels=data.test.labels)
+    channels, side, _ = config.data.shape
+    settings = {key: getattr(teacher, key) for key in ("epochs", "batch_size", "learning_rate")}
+    network = {"channels": channels, "side": side, "classes": config.data.num_classes}
+    settings |= {"network": network | {"width": config.model.teacher_width}}
+    write_json(folder / "settings.json", settings | {"rounds": config.rounds, "seed": config.seed})
 
 
 def composed(row: str, overrides: Sequence[str]) -> Experiment:
@@ -209,6 +262,7 @@ def _fedavg(overrides: list[str], folder: Path) -> tuple[Experiment, dict[str, A
         **{key: getattr(config, key) for key in own},
         **{key: getattr(config.teacher, key) for key in teacher},
         "images_per_round": config.queries_per_round * config.teachers_per_client,
+        "epochs": getattr(experiment.method, "local_epochs", None),
         "architecture": config.architecture(0),
         "shape": config.data.shape,
         "num_classes": config.data.num_classes,

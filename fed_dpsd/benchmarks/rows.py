@@ -10,12 +10,14 @@ import json
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,12 @@ from fed_dpsd.errors import ConfigError, UserError
 from fed_dpsd.storage import write_json
 
 ROWS = ("local", "flower", "fedavg", "dense")
+# Other simulators, each in its own environment: its script in peers/, and what to install.
+PEERS = {
+    "pfl": ("pfl_research.py", "pfl[pytorch]==0.6.0"),
+    "fluke": ("fluke_fl.py", "fluke-fl==0.8.1"),
+    "appfl": ("appfl_serial.py", "appfl==1.12.0"),
+}
 LOOKS_EVERY = 0.5  # seconds
 MEMORY_PAUSE = 50  # after a reading of memory, which is slow, in multiples of its time
 Say = Callable[[str], None]
@@ -37,7 +45,7 @@ class Row:
     """A row of a bench.
 
     Args:
-        row: one of ROWS.
+        row: one of ROWS or PEERS.
         name: its name in this bench: `row`, with the number of clients if numbers are given.
         overrides: Hydra overrides of the run.
     """
@@ -53,8 +61,9 @@ def plan(overrides: Sequence[str], rows: Sequence[str], clients: Sequence[int]) 
     Raises:
         UserError: a row is unknown, or a number is below 1.
     """
-    if unknown := [row for row in rows if row not in ROWS]:
-        raise UserError(f"--rows {','.join(rows)}: {unknown[0]!r} is not one of {', '.join(ROWS)}")
+    known = (*ROWS, *PEERS)
+    if unknown := [row for row in rows if row not in known]:
+        raise UserError(f"--rows {','.join(rows)}: {unknown[0]!r} is not one of {', '.join(known)}")
     if wrong := [number for number in clients if number < 1]:
         raise UserError(f"--clients {wrong[0]} must be >= 1")
     if not clients:
@@ -65,10 +74,35 @@ def plan(overrides: Sequence[str], rows: Sequence[str], clients: Sequence[int]) 
     ]
 
 
+def python_of(row: str, peers: Path | None) -> Path:
+    """Return the Python of another simulator's environment, FOLDER/ROW.
+
+    Raises:
+        UserError: no folder is given, or it has no such environment.
+    """
+    if peers is None:
+        raise UserError(f"--rows {row} needs --peers FOLDER, with an environment FOLDER/{row}")
+    python = peers.absolute() / row / "bin" / "python"
+    if not python.exists():
+        place, what = peers / row, PEERS[row][1]
+        raise UserError(
+            f"--rows {row}: {place} has no Python; make it: uv venv --python 3.11 {place} && "
+            f"uv pip install --python {place} '{what}' torch=={version('torch')}"
+        )
+    return python
+
+
 def bench(
-    rows: Sequence[Row], repeat: int, command: Sequence[str], out: Path | None, say: Say
+    rows: Sequence[Row],
+    repeat: int,
+    command: Sequence[str],
+    out: Path | None,
+    say: Say,
+    peers: Path | None = None,
 ) -> dict[str, Any]:
     """Measure the rows, one after the other, `repeat` times; return the content of the JSON.
+
+    With other simulators, every row starts from decoded and split data.
 
     Args:
         rows: the rows that `plan` returned.
@@ -76,12 +110,28 @@ def bench(
         command: the words of the command, to be recorded.
         out: the file that the content is written to after every repetition, if any.
         say: called with a line before each repetition.
+        peers: the folder of the environments of PEERS, if there are such rows.
 
     Raises:
         UserError: a row has a problem (checked before any row runs), or a run fails.
     """
     if repeat < 1:
         raise UserError(f"--repeat {repeat} must be >= 1")
+    pythons = {row.row: python_of(row.row, peers) for row in rows if row.row in PEERS}
+    with tempfile.TemporaryDirectory(prefix="fed-dpsd-bench-data-") as folder:
+        prepared = Path(folder) if pythons else None
+        return _bench(rows, repeat, command, out, say, pythons, prepared)
+
+
+def _bench(
+    rows: Sequence[Row],
+    repeat: int,
+    command: Sequence[str],
+    out: Path | None,
+    say: Say,
+    pythons: Mapping[str, Path],
+    prepared: Path | None,
+) -> dict[str, Any]:
     content: dict[str, Any] = {
         "format": FORMAT,
         "command": " ".join(map(without_folder, command)),
@@ -89,19 +139,26 @@ def bench(
         "machine": _machine(),
     }
     say("checking the configuration of every row")
-    facts, _ = _in_process({"rows": [vars(row) for row in rows]})
-    counts = facts.pop("clients")
+    facts, _ = _in_process({"rows": [vars(row) for row in rows]}, prepared)
+    counts, images = facts.pop("clients"), facts.pop("images")
     content |= {**facts, "rows": [], "ratios": {}}
     repetitions: dict[str, list[dict[str, Any]]] = {row.name: [] for row in rows}
     _save(content, out)
     for number, row in itertools.product(range(1, repeat + 1), rows):
         say(f"repetition {number} of {repeat}: {row.name}")
         try:
-            result, samples = _in_process(vars(row))
+            place = rows.index(row)
+            if row.row in pythons:
+                assert prepared
+                script = Path(__file__).parent / "peers" / PEERS[row.row][0]
+                command_of_peer = [str(pythons[row.row]), str(script)]
+                found = _peer(command_of_peer, prepared / str(counts[place]))
+            else:
+                result, samples = _in_process(vars(row), prepared)
+                found = _repetition(result, samples, counts[place], images[place])
         except UserError as error:
             raise UserError(f"row {row.name}: {error}") from None
-        clients = counts[rows.index(row)]
-        repetitions[row.name].append(_repetition(result, samples, clients))
+        repetitions[row.name].append(found)
         content["rows"] = [
             {
                 **vars(each),
@@ -147,43 +204,88 @@ class Sample:
     processor_seconds: float
 
 
-def _in_process(task: Mapping[str, Any]) -> tuple[dict[str, Any], list[Sample]]:
+def _in_process(
+    task: Mapping[str, Any], prepared: Path | None = None
+) -> tuple[dict[str, Any], list[Sample]]:
     """Do a task in a separate process; return its result and samples of its processes.
 
-    Every task starts with an empty cache: it decodes its data and trains its teachers.
+    Every task starts with an empty cache: it decodes its data and trains its teachers. With a
+    `prepared` folder, the check of the rows fills it, and a row starts with its data.
 
     Raises:
         UserError: the process has reported a problem, or has died.
     """
     with tempfile.TemporaryDirectory(prefix="fed-dpsd-bench-") as temporary:
         folder = Path(temporary)
-        places = (f'out="{folder}/runs"', f'cache="{folder}/cache"')  # an override of these wins
+        cache = folder / "cache"
+        if prepared and "rows" in task:
+            cache = prepared / "cache"
+        elif prepared:
+            shutil.copytree(prepared / "cache", cache)
+        places = (f'out="{folder}/runs"', f'cache="{cache}"')  # an override of these wins
         own = [
             {**row, "overrides": [*places, *row["overrides"]]} for row in task.get("rows", [task])
         ]
-        write_json(folder / "task.json", {"rows": own} if "rows" in task else own[0])
+        checks = {"rows": own, "prepared": prepared and str(prepared)}
+        write_json(folder / "task.json", checks if "rows" in task else own[0])
         paths = os.pathsep.join(filter(None, sys.path))
-        with (folder / "log").open("wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", f"{__package__}.row", str(folder)],
-                env={**os.environ, **QUIET, "PYTHONPATH": paths},
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C ends this process, which then ends that one
-            )
-        try:
-            samples = _watch(process)
-        finally:
-            process.terminate()
-            process.wait()
-        if not (folder / "result.json").exists():
-            last = (folder / "log").read_text(errors="replace").strip().splitlines()[-1:]
-            raise UserError(f"its process died ({process.returncode}): {' '.join(last)}")
-        result = json.loads((folder / "result.json").read_text())
+        command = [sys.executable, "-P", "-m", f"{__package__}.row", str(folder)]
+        result, samples = _watched(command, folder, {**QUIET, "PYTHONPATH": paths})
     if "problems" in result:
         raise ConfigError(result["problems"])
     return result, samples
+
+
+def _watched(
+    command: Sequence[str], folder: Path, variables: Mapping[str, str]
+) -> tuple[dict[str, Any], list[Sample]]:
+    """Run a command that writes FOLDER/result.json; return its content and samples."""
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            command,
+            env={**os.environ, **variables},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C ends this process, which then ends that one
+        )
+    try:
+        samples = _watch(process)
+    finally:
+        process.terminate()
+        process.wait()
+    if not (folder / "result.json").exists():
+        last = (folder / "log").read_text(errors="replace").strip().splitlines()[-1:]
+        raise UserError(f"its process died ({process.returncode}): {' '.join(last)}")
+    return json.loads((folder / "result.json").read_text()), samples
+
+
+def _peer(command: Sequence[str], data: Path) -> dict[str, Any]:
+    """Run another simulator on prepared data; return the cost of the run.
+
+    Args:
+        command: its Python and its script, which is given a folder.
+        data: a folder with data.npz and settings.json (peers/common.py).
+
+    Raises:
+        UserError: its process has died.
+    """
+    with tempfile.TemporaryDirectory(prefix="fed-dpsd-bench-") as temporary:
+        folder = Path(temporary)
+        for file in data.iterdir():
+            (folder / file.name).symlink_to(file)
+        result, samples = _watched([*command, temporary], folder, {"PYTHONPATH": ""})
+    total = result["ended"] - samples[0].at
+    during = [sample for sample in samples if sample.at <= result["ended"]]
+    seconds = max(result["processor_seconds"], *(s.processor_seconds for s in during))
+    return {
+        "seconds": {"total": total, "rounds": result["rounds_seconds"]},
+        "images": {"trained": result["images"], "per_second": result["images"] / total},
+        "processor": {"seconds": seconds, "share": seconds / total / _cores()},
+        "peak_memory": max(result["peak_memory"], *(s.memory for s in during)),
+        "accuracy": {"student": result["accuracy"], "ensemble": None},
+        "student_sha256": None,
+    }
 
 
 def _watch(process: subprocess.Popen[bytes]) -> list[Sample]:
@@ -217,7 +319,7 @@ def _memory(process: psutil.Process) -> int:
 
 
 def _repetition(
-    result: Mapping[str, Any], samples: Sequence[Sample], clients: int
+    result: Mapping[str, Any], samples: Sequence[Sample], clients: int, images: int | None
 ) -> dict[str, Any]:
     """Return the cost of one run of a row, from its own result and from samples of it.
 
@@ -240,6 +342,7 @@ def _repetition(
             "rest": total - start - teachers - rounds,
         },
         "stages": result["stages"],
+        "images": {"trained": images, "per_second": images and images / total},
         "queries": {
             "answered": queries["answered"],
             "per_second": queries["answered"] / rounds,

@@ -22,7 +22,8 @@ def bench(
         typer.Option(
             help="Rows to measure, separated by commas. local: in one process; flower: through "
             "Flower; fedavg: Flower's own FedAvg on as many images; dense: DENSE on the same "
-            "teachers. Default: all, or local with --clients."
+            "teachers. Default: all of these, or local with --clients. pfl, fluke, appfl: "
+            "FedAvg in other simulators, with method=fedavg."
         ),
     ] = "",
     clients: Annotated[
@@ -31,6 +32,10 @@ def bench(
             help="Numbers of clients, such as 10,100,1000; each row runs once with each number."
         ),
     ] = "",
+    peers: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the other simulators' environments: FOLDER/pfl and so on."),
+    ] = None,
     repeat: Annotated[int, typer.Option(help="Number of runs of each row.")] = 3,
     out: Annotated[Path | None, typer.Option(help="File for the result as JSON.")] = None,
     as_json: AsJson = False,
@@ -50,7 +55,7 @@ def bench(
     chosen = rows.split(",") if rows else benches.ROWS if not clients else ("local",)
     planned = benches.plan(overrides or (), chosen, _numbers(clients))
     command = ["fed-dpsd", *sys.argv[1:]]
-    content = benches.bench(planned, repeat, command, out, say)
+    content = benches.bench(planned, repeat, command, out, say, peers)
     if as_json:
         print(json.dumps(content))
         return

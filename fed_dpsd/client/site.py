@@ -99,16 +99,6 @@ class Site:
                 self.account.pay(KeptTeachers(), digest, "teachers", training=identity)
         self._paid = True
 
-    def join(self) -> None:
-        """Take part in the run with the current records.
-
-        Raises:
-            RecordsChanged: the records differ from before, and the client's policy is to refuse.
-        """
-        digest = int(self._teachers.records_digest, 16)
-        keyed = self._noise.numpy("records of a run", self.client, digest).random(4)
-        self.account.join(keyed.tobytes().hex())
-
     def lacking(self) -> Literal["", "budget", "queries"]:
         """Name the limit that the planned run would exceed after all charges so far; "" if none.
 
@@ -138,14 +128,38 @@ class Site:
             )
 
     def admit(self, request: Request) -> None:
-        """Refuse a request that `release` would refuse, before training teachers in vain.
+        """Start answering a request, and take part in its run with the current records.
+
+        Refuse a request that `release` would refuse, before training teachers in vain.
 
         Raises:
             BudgetSpent: the request was not charged before, and would exceed the budget or the
                 plan.
+            RecordsChanged: the records differ from before, and the client's policy is to refuse.
+        """
+        records = int(self._teachers.records_digest, 16)
+        keyed = self._noise.numpy("records of a run", self.client, records).random(4)
+        due = self._due(request)  # computed before the ledger is locked
+        with self.ledger.transaction():  # of its own, so that no refusal undoes it
+            self.account.hear(request, self.client)
+        with self.ledger.transaction():
+            if due:
+                mechanism, digest, first, training = due
+                unpaid = bool(first) and not self.account.is_paid(first)
+                self.account.due(
+                    mechanism, digest, request.kind, request, training, reserved=unpaid
+                )
+            self.account.join(keyed.tobytes().hex())
+
+    def _due(self, request: Request) -> tuple[Mechanism, str, str, str] | None:
+        """Return what a request for new teachers would release; None if they are ready.
+
+        Returns:
+            The mechanism, the digest of the charge, the digest of the charge before it and of the
+            training that covers it.
         """
         if self._teachers.ready or request.kind == "baseline":  # this is paid before it is trained
-            return
+            return None
         mechanism: Mechanism = self.answers
         if request.kind in ("weights", "train"):
             mechanism = Weights()
@@ -153,12 +167,9 @@ class Site:
             private = isinstance(self.training, TrainingMechanism)
             mechanism = ClassCounts(self.training) if private else ExactCounts()
         training = self._covering(mechanism, request)
-        digest = self._digest(mechanism, request)
         # Noisy counts pass through no teacher, yet they are paid for after the training.
         first = self._teachers.identity if isinstance(mechanism, ClassCounts) else training
-        with self.ledger.transaction():
-            unpaid = bool(first) and not self.account.is_paid(first)
-            self.account.due(mechanism, digest, request.kind, request, training, reserved=unpaid)
+        return mechanism, self._digest(mechanism, request), first, training
 
     def sensitive_probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
         """Return the teachers' (n, B, K) probabilities; private until released."""
@@ -360,9 +371,7 @@ def answer(method: Method, request: Request, site: Site) -> Response | Refusal:
     try:
         try:
             site.check(request)
-            site.account.hear(request, site.client)
             site.admit(request)
-            site.join()
             reply = method.client(request, site)
             masks = request.kind == "answers" and site.answers.noise_at == "distributed"
             if masks and isinstance(reply, Response):

@@ -13,6 +13,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -279,10 +280,10 @@ class Teachers:
         counts = np.bincount(labels, minlength=self._config.data.num_classes)
         return counts.astype(np.float64)[None, None]
 
-    @functools.cached_property
+    @property
     def size(self) -> int:
         """Return the number of weights of a teacher."""
-        return len(to_vector(self._untrained(0)))
+        return _size(*_architecture(self._config, self._client))
 
     def check_weights(
         self, weights: NDArray[np.float32], regulariser: Regulariser | None = None
@@ -292,7 +293,10 @@ class Teachers:
         Raises:
             ValueError: the weights belong to another architecture, or do not fit the regulariser.
         """
-        self._start(self._untrained(0), weights, regulariser)
+        if regulariser:
+            self._start(self._untrained(0), weights, regulariser)
+        elif len(weights) != self.size:
+            raise ValueError(f"{len(weights)} weights instead of {self.size}")
 
     def _start(
         self,
@@ -442,14 +446,21 @@ class Teachers:
             update(records.patients.tobytes())
 
 
+def _architecture(config: Config, client: int) -> tuple[str, tuple[int, ...], int, int]:
+    """Return the architecture of a client's teachers: name, shape, classes and width."""
+    sizes = config.data.shape, config.data.num_classes, config.model.teacher_width
+    return config.architecture(client), *sizes
+
+
+@functools.lru_cache(maxsize=16)
+def _size(name: str, *sizes: Any) -> int:
+    return len(to_vector(initialise(lambda: CLASSIFIERS[name](*sizes), torch.Generator())))
+
+
 def make_teacher(config: Config, client: int, shard: int) -> Classifier:
     """Return an untrained teacher of the client's architecture."""
-    build = functools.partial(
-        CLASSIFIERS[config.architecture(client)],
-        config.data.shape,
-        config.data.num_classes,
-        config.model.teacher_width,
-    )
+    name, *sizes = _architecture(config, client)
+    build = functools.partial(CLASSIFIERS[name], *sizes)
     drawn_for = (0, 0) if config.teacher.same_start else (client, shard)
     rng = Streams(config.teacher.seed).torch("teacher weights", *drawn_for)
     return initialise(build, rng).keep_features(Path(config.cache))

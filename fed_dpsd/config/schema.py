@@ -252,6 +252,9 @@ class Config:
         description="Precision of networks without private training: float32 | bfloat16 | auto, "
         "which is bfloat16 for larger convolutional networks where the device has it.",
     )
+    diagnostics: bool = Field(
+        True, description="whether simulations score every client's teachers on the test split"
+    )
     pictures: str = Field(
         "",
         description="Public pictures; crops of them are sent instead of procedural images: "
@@ -291,7 +294,8 @@ class Config:
 
         A student's computations are post-processing of answers, regardless of its network.
         """
-        used = {self.architecture(client): None for client in range(self.num_clients)}
+        different = range(min(self.num_clients, len(self.model.teachers) or 1))
+        used = dict.fromkeys(map(self.architecture, different))
         return *self.plugins, *(name for name in used if is_function(name))
 
     def architecture(self, client: int) -> str:
@@ -358,9 +362,12 @@ def require_device(key: str, name: str, count: int) -> None:
 def to_json(config: Config) -> str:
     """Return the whole configuration as JSON in the layout of conf/, which can be bound again.
 
-    Without plug-ins, the text has no `plugins` key. A sweep identifies its cells by it.
+    Without plug-ins, the text has no `plugins` key, and with diagnostics, no `diagnostics` key. A
+    sweep identifies its cells by it.
     """
     values = dataclasses.asdict(config)
+    if config.diagnostics:
+        del values["diagnostics"]
     if not config.plugins:
         del values["plugins"]
     return json.dumps(values, sort_keys=True)

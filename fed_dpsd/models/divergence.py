@@ -1,9 +1,11 @@
 """Detection of divergence: losses, weights and predictions that are NaN or infinite."""
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from fed_dpsd.errors import Diverged
@@ -71,6 +73,11 @@ def descend(
     return seen[-1] if seen else torch.tensor(torch.nan)
 
 
+@functools.lru_cache(maxsize=4)
+def _probe(shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    return procedural.noise(PROBED, shape, Streams(0).numpy("check"))
+
+
 def is_finite(model: nn.Module, shape: tuple[int, ...]) -> bool:
     """Return whether a network's weights, and its predictions for random pixels, are finite.
 
@@ -82,6 +89,6 @@ def is_finite(model: nn.Module, shape: tuple[int, ...]) -> bool:
     """
     if not all(bool(tensor.isfinite().all()) for tensor in model.state_dict().values()):
         return False
-    images = procedural.noise(PROBED, shape, Streams(0).numpy("check"))
+    images = _probe(shape)
     device = next(model.parameters()).device
     return bool(np.isfinite(predict(model, images, device)).all())

@@ -85,6 +85,7 @@ class HostedFederation(ABC):
         own_noise = experiment.answers.noise_at == "server"
         secret = noise_of(experiment, run_folder, "server") if own_noise else None
         self._world = PublicContext.of(experiment.config, experiment.training, experiment.answers)
+        self._sizes: dict[str, int] = {}
         self._lock = _locked(run_folder)
         self._notes, self._requests_sent = run_folder / "sums", SentRequests(run_folder / "asks")
         self._charge_log = ChargeLog(run_folder, plan_of(experiment).releases)
@@ -212,10 +213,17 @@ class HostedFederation(ABC):
             return NOTHING, problem
         with np.errstate(over="ignore"):
             weights = response.values.astype(np.float32)
-        expected = models * len(to_vector(self._world.make_teacher(client)))
+        expected = models * self._size(client)
         if len(weights) != expected:
             return NOTHING, f"{len(weights)} values, expected {expected}"
         return weights, "" if np.isfinite(weights).all() else "values hold NaN or infinity"
+
+    def _size(self, client: int) -> int:
+        """Return the number of weights of a client's teacher; clients share architectures."""
+        name = self.experiment.config.architecture(client)
+        if name not in self._sizes:
+            self._sizes[name] = len(to_vector(self._world.make_teacher(client)))
+        return self._sizes[name]
 
     def total(self, request: Request) -> Aggregate:
         """Sum the answers; with `noise_at: server`, the noise is drawn here, once per request.

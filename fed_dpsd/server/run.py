@@ -107,7 +107,7 @@ def _run(
 
     summary["precision"]["teachers"] = precision_of_teachers(experiment, context)
     before = time.perf_counter()
-    if config.federation.simulation and test is not None:
+    if config.diagnostics and config.federation.simulation and test is not None:
         counted = experiment.method.plan(context).counts
         weights = fetch_class_weights(federation, context) if counted else {}
         for metric, scores in diagnose(experiment, federation, weights, test.labels).items():

@@ -2,6 +2,7 @@
 
 import json
 import math
+import runpy
 import subprocess
 import sys
 import time
@@ -9,12 +10,15 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from fed_dpsd import api, experiment
 from fed_dpsd.benchmarks import row, rows
-from fed_dpsd.benchmarks.report import markdown, read
+from fed_dpsd.benchmarks.report import markdown, peers, read, statistics
 from fed_dpsd.benchmarks.rows import Sample, bench, plan, without_folder
 from fed_dpsd.errors import ConfigError, UserError
+from fed_dpsd.models import initialise, load_vector, to_vector
+from fed_dpsd.models.classifiers import CLASSIFIERS
 from tests.conftest import SMALL
 
 SECONDS = {"total", "start", "teachers", "rounds", "rest"}
@@ -37,7 +41,7 @@ def in_this_process(monkeypatch, tmp_path):
     """Do tasks in this process, with two samples of the machine."""
     done = []
 
-    def do(task):
+    def do(task, prepared=None):
         done.append(task)
         places = (f"out={tmp_path}/runs", f"cache={tmp_path}/cache{len(done)}")
         own = [{**r, "overrides": [*places, *r["overrides"]]} for r in task.get("rows", [task])]
@@ -118,7 +122,7 @@ def test_each_row_runs_with_each_number_of_clients():
 
 def test_a_problem_of_any_row_shows_before_a_row_runs(in_this_process):
     for overrides, chosen, clients, expected in (
-        ((), ["locl"], [], "--rows locl: 'locl' is not one of local, flower, fedavg, dense"),
+        ((), ["locl"], [], "--rows locl: 'locl' is not one of local, flower, fedavg, dense, pfl"),
         ((), ["local"], [0], "--clients 0 must be >= 1"),
         (("rouds=2",), ["local"], [], "did you mean rounds?"),
         (("num_clients=0",), ["dense"], [], "num_clients=0 must be >= 1"),
@@ -131,6 +135,79 @@ def test_a_problem_of_any_row_shows_before_a_row_runs(in_this_process):
             bench(plan((*TINY, *overrides), chosen, clients), 1, (), None, lambda line: None)
         assert expected in str(caught.value), overrides
     assert not [task for task in in_this_process if "rows" not in task]
+
+
+FEDAVG = ("method=fedavg", "training=plain", "model=cnn", "data=digits", "partition=iid")
+FEDAVG += ("num_clients=3", "rounds=2", "teacher.epochs=1", "teacher.min_steps=1")
+FEDAVG += ("teacher.momentum=0", "teacher.batch_size=479", "teacher.learning_rate=0.5")
+PEERS = Path(rows.__file__).parent / "peers"
+
+
+def test_other_simulators_need_their_environments(tmp_path):
+    """The message has the commands that make a missing one."""
+    planned = plan(FEDAVG, ["local", "fluke"], [])
+    with pytest.raises(UserError, match=r"--rows fluke needs --peers FOLDER"):
+        bench(planned, 1, (), None, print)
+    made = rf"uv venv --python 3.11 {tmp_path}/fluke && uv pip install .* 'fluke-fl==[0-9.]+' torch"
+    with pytest.raises(UserError, match=made):
+        bench(planned, 1, (), None, print, tmp_path)
+    assert all((PEERS / script).exists() for script, _ in rows.PEERS.values())
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("method=fed_dpsd", "method=fedavg training=plain"),
+        ("method.local_epochs=2", "teacher.epochs as method.local_epochs"),
+        ("teacher.momentum=null", "teacher.momentum=0"),
+        ("clients_per_round=2", "clients_per_round=null"),
+        ("teacher.batch_size=64", "teacher.batch_size=64 must divide each client's records"),
+    ],
+)
+def test_other_simulators_get_only_work_that_they_share(override, problem, tmp_path):
+    experiment = row.composed("local", [*FEDAVG, override, f"cache={tmp_path}/cache"])
+    with pytest.raises(ConfigError, match=problem):
+        row.prepare(experiment, tmp_path / "3")
+
+
+def test_a_plain_loop_of_fedavg_runs_like_a_simulator(tmp_path):
+    """It reads what a simulator reads, on the same records and network as this library."""
+    experiment = row.composed("local", [*FEDAVG, f"cache={tmp_path}/cache"])
+    row.prepare(experiment, tmp_path / "3")
+    loop = tmp_path / "loop.py"
+    loop.write_text(
+        f"import sys, time; sys.path.insert(0, {str(PEERS)!r})\n"
+        "import torch; from common import Task\n"
+        "task, began = Task(), time.time()\n"
+        "network = task.network()\n"
+        "for _ in range(task.settings['rounds']):\n"
+        "    models = [task.network() for _ in task.clients]\n"
+        "    for model, (images, labels) in zip(models, task.clients):\n"
+        "        model.load_state_dict(network.state_dict())\n"
+        "        optimiser = torch.optim.SGD(model.parameters(), task.settings['learning_rate'])\n"
+        "        torch.nn.functional.cross_entropy(model(images), labels).backward()\n"
+        "        optimiser.step()\n"
+        "    states = [model.state_dict() for model in models]\n"
+        "    network.load_state_dict({k: sum(s[k] for s in states) / 3 for k in states[0]})\n"
+        "task.finish(network, began)\n"
+    )
+    found = rows._peer([sys.executable, str(loop)], tmp_path / "3")
+    assert found["images"]["trained"] == row.trained_images(experiment) == 3 * 479 * 2
+    assert 0.1 < found["accuracy"]["student"] < 1
+    assert found["seconds"]["total"] > found["seconds"]["rounds"] > 0
+    assert found["processor"]["seconds"] > 0
+    assert found["peak_memory"] > 10**7
+    content = {"rows": [{"row": "pfl", "clients": 3, "statistics": statistics([found])}]}
+    assert peers(content)[1][:2] == ["pfl", "3"]
+
+
+def test_other_simulators_train_the_architecture_of_this_library(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["script", str(tmp_path)])
+    network = runpy.run_path(str(PEERS / "common.py"))["Network"](1, 8, 10, 4)
+    ours = initialise(lambda: CLASSIFIERS["cnn"]((1, 8, 8), 10, 4), torch.Generator())
+    load_vector(network, to_vector(ours))
+    images = torch.rand(3, 1, 8, 8)
+    assert torch.equal(network(images), ours(images))
 
 
 def test_dense_takes_what_it_has_a_key_for():

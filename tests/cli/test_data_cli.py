@@ -56,7 +56,7 @@ def test_records_of_no_client_are_counted_once_with_their_reason(fed_dpsd):
     assert code == 0
     (said,) = [line for line in out if "partition: " in line]
     assert said == (
-        "partition: 437 of 1,437 training records have a client; 1,000 have none, since 7 of "
+        "partition: 437 of 1,437 training records have a client; 1,000 have none, because 7 of "
         "10 classes have no client with partition.classes_per_client=1 and num_clients=3; raise "
         "the first to 8, or the second to 10"
     )

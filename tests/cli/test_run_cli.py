@@ -43,7 +43,7 @@ def test_a_run_says_what_it_does_before_it_begins(fed_dpsd, monkeypatch, tmp_pat
     assert ", 1,921 (replace_one), trust nobody, delta 0, seeded noise" in third
     place = folder.removeprefix(f"{tmp_path}/")
     assert last == (
-        f"stopped by Ctrl-C before the end of its first round; continue: fed-dpsd resume {place}"
+        f"stopped by Ctrl-C before the end of its first round; to continue: fed-dpsd resume {place}"
     )
 
 
@@ -184,7 +184,7 @@ def test_what_a_run_warns_of_is_on_stderr_and_only_its_folder_on_stdout(tmp_path
     assert code == 0, said
     assert "warning: answers=votes with answers.noise_multiplier=100" in said
     assert "40 files found, 38 used, 2 skipped: 2 unreadable (" in said
-    assert said.count("have none, since 1 of 3 classes have no client") == 1
+    assert said.count("have none, because 1 of 3 classes have no client") == 1
     assert "has no train and test splits: one image in 5 is for testing, chosen by" in said
     (folder,) = printed.read_text().splitlines()
     assert (tmp_path / folder / "summary.json").is_file()

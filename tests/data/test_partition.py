@@ -248,7 +248,7 @@ def test_records_of_no_client_are_counted_with_a_remedy_that_works(rule, known):
     if said:
         held = sum(map(len, shares))
         assert f": {held:,} of {len(labels):,} training records have a client; " in said
-        assert f"; {len(labels) - held:,} have none, since 1 of 4 classes have no client" in said
+        assert f"; {len(labels) - held:,} have none, because 1 of 4 classes have no client" in said
         assert said.endswith("raise the first to 3, or the second to 3")
         for wider, clients in ((ByClass(0, 3), 2), (rule, 3)):
             shares = split(wider, labels, clients, patients)

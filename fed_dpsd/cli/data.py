@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fed_dpsd.cli.console import Overrides
+from fed_dpsd.cli.console import Overrides, importing
 from fed_dpsd.errors import UserError
 
 if TYPE_CHECKING:
@@ -30,8 +30,9 @@ def data(
 
     if out is not None and (out.suffix.lower() != ".png" or out.is_dir()):
         raise UserError(f"--out {out} must end in .png, as in partition.png")
-    from fed_dpsd.api import composed
-    from fed_dpsd.experiment import load_data, partitions, unused
+    with importing():
+        from fed_dpsd.api import composed
+        from fed_dpsd.experiment import load_data, partitions, unused
 
     experiment = composed(overrides or ())
     config = experiment.config

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fed_dpsd.cli.console import AsJson, Overrides, console, say, say_failed
+from fed_dpsd.cli.console import AsJson, Overrides, console, importing, say, say_failed
 from fed_dpsd.cli.show_config import ShowConfig, print_config
 from fed_dpsd.display import shown
 from fed_dpsd.errors import UserError
@@ -34,7 +34,8 @@ def plan(
     overrides: Overrides = None, as_json: AsJson = False, show_config: ShowConfig = False
 ) -> None:
     """Print the privacy cost of a run without running it; nothing is spent."""
-    from fed_dpsd import api
+    with importing():
+        from fed_dpsd import api
 
     if show_config:
         print_config(overrides or [])
@@ -181,10 +182,11 @@ def ledger(
     as_json: AsJson = False,
 ) -> None:
     """Print each client's charges and the epsilons that they prove. Nothing is written."""
-    from fed_dpsd.accounts.card import NO_SECRET_NOTE, account, ledger_files
-    from fed_dpsd.accounts.database import read
-    from fed_dpsd.accounts.secret import has_secret
-    from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
+    with importing():
+        from fed_dpsd.accounts.card import NO_SECRET_NOTE, account, ledger_files
+        from fed_dpsd.accounts.database import read
+        from fed_dpsd.accounts.secret import has_secret
+        from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
 
     if not 0 < delta < 1:
         raise UserError(f"--delta {delta:g} must be strictly between 0 and 1")

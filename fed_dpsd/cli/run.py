@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fed_dpsd.cli.console import Overrides, console, say
+from fed_dpsd.cli.console import Overrides, console, importing, say
 from fed_dpsd.cli.show_config import ShowConfig, print_config
 from fed_dpsd.errors import UserError
 
@@ -34,7 +34,8 @@ def run(
     Without settings, it runs FedDPSD on scikit-learn's digits with 5 simulated clients. Teachers
     are trained with DP-SGD, at epsilon 3 for a record that is added or removed.
     """
-    from fed_dpsd import api
+    with importing():
+        from fed_dpsd import api
 
     if show_config:
         print_config(overrides or [])
@@ -60,7 +61,8 @@ def resume(
             f"{context.args[0]}: resume takes no settings; for a longer run, start a new one "
             "(fed-dpsd run KEY=VALUE...)"
         )
-    from fed_dpsd import api
+    with importing():
+        from fed_dpsd import api
 
     _finish(api.resumed_job(run_folder))
 
@@ -92,8 +94,9 @@ def doctor(overrides: Overrides = None) -> None:
 
     The run's data is read; nothing is trained or charged.
     """
-    from fed_dpsd import api
-    from fed_dpsd.engines.doctor import examine, examine_run
+    with importing():
+        from fed_dpsd import api
+        from fed_dpsd.engines.doctor import examine, examine_run
 
     experiment = api.composed(overrides or ())
     table = Table("check", "state", "remedy")

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fed_dpsd.cli.console import console, say, say_failed
+from fed_dpsd.cli.console import console, importing, say, say_failed
 from fed_dpsd.errors import UserError, reason_of
 
 if TYPE_CHECKING:
@@ -106,10 +106,11 @@ def predict(
     converted to grey or RGB and scaled like a hospital's records. Nothing is sent anywhere.
     Unreadable files are reported on stderr, and the exit code is then 1.
     """
-    from fed_dpsd.api import load_student
-    from fed_dpsd.display import shown
-    from fed_dpsd.server.cards import as_markdown
-    from fed_dpsd.storage import ANY_TEXT, replacing
+    with importing():
+        from fed_dpsd.api import load_student
+        from fed_dpsd.display import shown
+        from fed_dpsd.server.cards import as_markdown
+        from fed_dpsd.storage import ANY_TEXT, replacing
 
     if out is not None and out.exists():
         raise UserError(f"--out {out} already exists; choose another file")

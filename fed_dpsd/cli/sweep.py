@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from fed_dpsd.cli.console import Overrides, console, say, say_failed
+from fed_dpsd.cli.console import Overrides, console, importing, say, say_failed
 
 
 def sweep(
@@ -24,8 +24,9 @@ def sweep(
     Separate values with commas, as in seed=0,1,2, or give the file of your own grid, such as
     my_grid.yaml. To resume a sweep, repeat the command.
     """
-    from fed_dpsd import api
-    from fed_dpsd.sweep import sweep as sweeps
+    with importing():
+        from fed_dpsd import api
+        from fed_dpsd.sweep import sweep as sweeps
 
     folder = out.absolute()
     path = (table or folder / sweeps.TABLE).absolute()

@@ -176,7 +176,7 @@ def test_no_module_leads_back_to_itself():
         assert not [name for name in direct if name != module and module in known[name]], module
 
 
-FLOWER = ("client", "codec", "gate", "grid", "job", "server", "simulation", "supernode")
+FLOWER = ("client", "codec", "gate", "grid", "job", "server", "simulated", "supernode")
 LIBRARIES = {
     "flwr": {
         *(f"fed_dpsd/engines/flower/{name}.py" for name in FLOWER),

@@ -1,18 +1,15 @@
 """The engine `flower`, which runs a run folder's experiment in a separate Flower simulation.
 
-A separate process calls Flower's `run_simulation` with this library's apps. It needs no SuperLink,
-no port and no bundle. Flower's and Ray's processes end with it; any process left in its session is
-killed.
+The process (simulated.py) needs no SuperLink, no port and no bundle. When it ends, whatever is left
+of its session is killed.
 """
 
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +20,7 @@ from fed_dpsd.engines.placement import Placement
 from fed_dpsd.errors import UserError, printable
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.server.run import Progress
-from fed_dpsd.server.run_folder import open_run_folder, read_log
+from fed_dpsd.server.run_folder import read_log
 from fed_dpsd.server.summary import read_summary, write_failure
 from fed_dpsd.storage import writing
 
@@ -57,7 +54,7 @@ def simulate(
     with writing(log), log.open("wb") as output:
         process = subprocess.Popen(
             [
-                *(sys.executable, "-P", "-m", __name__, str(folder), str(nodes)),
+                *(sys.executable, "-P", "-m", f"{__package__}.simulated", str(folder), str(nodes)),
                 *(json.dumps(placement.backend), str(os.getpid())),
             ],
             env={
@@ -119,44 +116,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
                 left.append(each)
     process.wait()
     psutil.wait_procs(left, ENDING_SECONDS)
-
-
-# --- in the process of the simulation ---
-
-
-def main() -> None:
-    """Run the simulation that the arguments describe; the summary and the log report failures."""
-    from flwr.app import Context
-    from flwr.serverapp import Grid, ServerApp
-    from flwr.simulation import run_simulation
-    from flwr.supercore.app_utils import start_parent_process_monitor
-
-    from fed_dpsd.engines.flower import client
-    from fed_dpsd.engines.flower.grid import GridFederation
-    from fed_dpsd.server.run import run
-
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    folder, nodes, backend, parent = Path(sys.argv[1]), *sys.argv[2:]
-    start_parent_process_monitor(int(parent))  # if it is killed, this process ends too
-    experiment, server = open_run_folder(folder), ServerApp()
-
-    @server.main()
-    def serve(grid: Grid, _: Context) -> None:
-        run(experiment, GridFederation(experiment, grid, folder), folder, lambda line: None)
-
-    status = 1
-    try:
-        run_simulation(server, client.app, int(nodes), backend_config=json.loads(backend))
-        status = 0
-    except Exception as error:
-        traceback.print_exc()
-        if not (folder / "summary.json").exists():
-            write_failure(experiment, folder, ENGINE, error)
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)  # the server's thread may still wait for replies
-
-
-if __name__ == "__main__":
-    main()

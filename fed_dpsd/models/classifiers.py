@@ -17,6 +17,7 @@ from torch import nn
 
 from fed_dpsd.config.plugins import Plugin
 from fed_dpsd.errors import ConfigError
+from fed_dpsd.models.fixed_features import FixedFeatures
 from fed_dpsd.models.patches import Patches
 from fed_dpsd.models.pretrained import Pretrained
 from fed_dpsd.models.resnet9 import ResNet9
@@ -42,9 +43,10 @@ class Classifier(nn.Module):
         self.classifier = nn.Linear(num_features, num_classes)
 
     def keep_features(self, folder: Path) -> "Classifier":
-        """Cache public features, if any, in a folder; return the classifier."""
-        if isinstance(self.backbone, Pretrained):
-            self.backbone.folder = folder / "features"
+        """Cache public features, and what fixed ones are made with, in a folder; return self."""
+        for module in self.modules():
+            if isinstance(module, Pretrained | FixedFeatures):
+                module.folder = folder / "features"
         return self
 
     @property

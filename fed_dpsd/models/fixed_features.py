@@ -9,9 +9,11 @@ Nothing is fitted to private data.
 import contextlib
 import functools
 import hashlib
+import inspect
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -20,6 +22,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fed_dpsd.models import torch_threads
+from fed_dpsd.storage import write_together
 
 WHITENING = 0.5  # a principal component is divided by its standard deviation to this power
 REMEMBERED = 4_096  # batches whose features are cached
@@ -58,7 +61,12 @@ class FixedFeatures(nn.Module):
     Args:
         shape: (C, S, S) of the images, S >= 8.
         num_features: the largest number of features; the leading components are kept.
+
+    Attributes:
+        folder: where other processes find the principal components, if set.
     """
+
+    folder: Path | None = None
 
     def __init__(self, shape: tuple[int, ...], num_features: int) -> None:
         super().__init__()
@@ -102,23 +110,53 @@ class FixedFeatures(nn.Module):
         return remembered[key]
 
     def _features(self, images: torch.Tensor) -> torch.Tensor:
-        mean, components = whitening(type(self), self.shape, self.num_features)
+        mean, components = whitening(type(self), self.shape, self.num_features, self.folder)
         features = (self.coefficients(images) - mean.to(images)) @ components.to(images)
         length = features.norm(dim=1, keepdim=True).clamp_min(1e-6)
         return features * (self.num_features**0.5 / length)
 
 
 @functools.cache
+@torch.inference_mode(False)  # a classifier may train on what they give
 def whitening(
-    kind: type[FixedFeatures], shape: tuple[int, ...], num_features: int
+    kind: type[FixedFeatures],
+    shape: tuple[int, ...],
+    num_features: int,
+    folder: Path | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return mean (P,) and scaled principal components (P, F) of procedural images, in float64.
 
-    A sign convention makes machines agree up to rounding. Using a single thread makes all processes
-    of a machine agree to the last bit.
+    With a folder, they are computed once, which takes 0.7 s for grey images of 28 pixels and 12 s
+    for coloured ones of 32.
     """
-    with torch_threads(1), torch.inference_mode(False), torch.no_grad():
-        images = torch.from_numpy(kind.examples(shape))
+    examples = kind.examples(shape)
+    if folder is None:
+        return _components(kind, examples, num_features)
+    version = [torch.__version__, torch.backends.cpu.get_cpu_capability()]
+    sources = [Path(file).read_bytes() for file in (__file__, inspect.getfile(kind))]
+    digest = hashlib.blake2b(repr(version).encode(), digest_size=8)
+    for part in (*sources, examples.tobytes()):
+        digest.update(part)
+    name = f"{kind.__name__}-{num_features}-{digest.hexdigest()}"
+    files = [folder / f"{name}.{part}.npy" for part in ("mean", "components")]
+    with contextlib.suppress(OSError, EOFError, ValueError):
+        mean, components = (torch.from_numpy(np.load(file)) for file in files)
+        return mean, components
+    found = _components(kind, examples, num_features)
+    write_together(dict(zip(files, (each.numpy() for each in found), strict=True)))
+    return found
+
+
+def _components(
+    kind: type[FixedFeatures], examples: NDArray[np.uint8], num_features: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the result of `whitening`.
+
+    A sign convention makes machines agree up to rounding. A single thread makes all processes of a
+    machine agree to the last bit.
+    """
+    with torch_threads(1), torch.no_grad():
+        images = torch.from_numpy(examples)
         parts = [kind.coefficients(to_pixels(part)) for part in images.split(64)]
         drawn = torch.cat(parts).double()
         mean = drawn.mean(0)

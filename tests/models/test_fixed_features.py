@@ -104,6 +104,27 @@ def test_nothing_learns_but_the_linear_layer(subtests):
             assert model.classifier.weight.shape == (10, 64)
 
 
+def test_a_folder_keeps_the_bits_of_whitening(tmp_path, monkeypatch):
+    """Also the layout, on which rounding depends; damaged files are written again."""
+    computed = whitening(Scattering, SMALL, 64)
+    whitening(Scattering, SMALL, 64, tmp_path)
+    files = sorted(tmp_path.iterdir())
+    for content in (files[0].read_bytes(), b"damaged"):
+        files[0].write_bytes(content)
+        whitening.cache_clear()
+        if content != b"damaged":
+            monkeypatch.setattr(fixed_features, "_components", None)
+        with torch.inference_mode():
+            found = whitening(Scattering, SMALL, 64, tmp_path)
+        monkeypatch.undo()
+        for a, b in zip(found, computed, strict=True):
+            assert torch.equal(a, b)
+            assert a.stride() == b.stride()
+            assert not a.is_inference()
+    assert sorted(tmp_path.iterdir()) == files
+    assert files[0].read_bytes() != b"damaged"
+
+
 @scattering_daily
 def test_whitening_is_the_same_bits_in_every_process(kind):
     """Servers and clients have other numbers of threads; the control fits with two."""

@@ -110,11 +110,13 @@ def test_commands_that_only_print_import_nothing_heavy():
 
 @pytest.mark.slow
 @pytest.mark.ci
-def test_a_plan_imports_no_more_than_it_needs():
+def test_a_plan_and_a_run_import_no_more_than_they_need(tmp_path):
+    unneeded = {"matplotlib", "flwr", "ray", "opacus", "sklearn", "torchmetrics"}
     modules = imported("privacy plan")
     assert {"torch", "dp_accounting", "hydra"} <= modules  # the control
-    unneeded = {"matplotlib", "flwr", "ray", "opacus", "torchvision", "sklearn", "datasets"}
-    assert unneeded.isdisjoint(modules)
+    assert (unneeded | {"torchvision", "datasets"}).isdisjoint(modules)
+    small = "rounds=1 num_clients=1 method.final_student_steps=1"  # one client: no partitioner
+    assert unneeded.isdisjoint(imported(f"run {small} out={tmp_path} cache={tmp_path}"))
 
 
 def test_what_a_chosen_file_sets_is_not_typed(fed_dpsd):

@@ -53,7 +53,7 @@ def test_h7_a_check_counts_trains_and_rehearses_and_charges_nothing(fed_dpsd, tm
     ledger = open_file(file).ledger
     with ledger.transaction():
         assert not ledger.entries()
-    assert not (tmp_path / "hospital" / "state" / "cache").exists()
+    assert not (tmp_path / "hospital" / "state" / "cache" / "teachers").exists()
 
 
 def test_a_check_counts_by_name_and_compares_classes_with_a_coordinators(fed_dpsd, tmp_path):

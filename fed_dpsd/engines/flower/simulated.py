@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,10 +30,18 @@ def start_ray(backend: Mapping[str, Any]) -> None:
     ray.init(include_dashboard=False, **backend.get("init_args", {}))
 
 
+def end_with(parent: int) -> None:
+    """End this process, and Ray's with it, when its parent has been killed."""
+    while os.getppid() == parent:
+        time.sleep(0.2)
+    _end(1)
+
+
 def main() -> None:
     """Run the simulation that the arguments describe; the summary and the log report a failure."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     folder, nodes, parent = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[4])
+    threading.Thread(target=end_with, args=[parent], daemon=True).start()
     backend = json.loads(sys.argv[3])
     own_ray = os.environ.get("RAY_ADDRESS", "") in ("", "local")
     gc.disable()  # what is imported lives until the end
@@ -44,7 +53,6 @@ def main() -> None:
     from flwr.app import Context
     from flwr.serverapp import Grid, ServerApp
     from flwr.simulation import run_simulation
-    from flwr.supercore.app_utils import start_parent_process_monitor
 
     from fed_dpsd.engines.flower import client
     from fed_dpsd.engines.flower.grid import GridFederation
@@ -55,7 +63,6 @@ def main() -> None:
 
     gc.freeze()
     gc.enable()
-    start_parent_process_monitor(parent)  # if it is killed, this process ends too
     experiment, server = open_run_folder(folder), ServerApp()
 
     @server.main()

@@ -777,12 +777,19 @@ def test_the_command_ends_with_3_for_a_fault_in_any_part(mutate, quick, monkeypa
 HONEST = ("training=dp_sgd", "answers=gradient", "answers.noise_multiplier=100")
 
 
-@pytest.mark.slow(seconds=40)
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize(
     "part",
-    [on_answers, on_trainings, on_samples, on_sampler, on_protocol],
-    ids=lambda p: p.__name__,
+    [
+        pytest.param(part, id=part.__name__, marks=pytest.mark.slow(seconds=seconds))
+        for part, seconds in (
+            (on_answers, 30),
+            (on_trainings, 300),
+            (on_samples, 30),
+            (on_sampler, 10),
+            (on_protocol, 10),
+        )
+    ],
 )
 def test_an_honest_client_passes(part, seed):
     """With all runs and draws of an audit, whose parts fail once in 1,000 times together."""

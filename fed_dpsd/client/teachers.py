@@ -283,7 +283,8 @@ class Teachers:
     @property
     def size(self) -> int:
         """Return the number of weights of a teacher."""
-        return _size(*_architecture(self._config, self._client))
+        name, *sizes = _architecture(self._config, self._client)
+        return _size(CLASSIFIERS[name], *sizes)
 
     def check_weights(
         self, weights: NDArray[np.float32], regulariser: Regulariser | None = None
@@ -453,8 +454,8 @@ def _architecture(config: Config, client: int) -> tuple[str, tuple[int, ...], in
 
 
 @functools.lru_cache(maxsize=16)
-def _size(name: str, *sizes: Any) -> int:
-    return len(to_vector(initialise(lambda: CLASSIFIERS[name](*sizes), torch.Generator())))
+def _size(build: Callable[..., Classifier], *sizes: Any) -> int:
+    return len(to_vector(initialise(lambda: build(*sizes), torch.Generator())))
 
 
 def make_teacher(config: Config, client: int, shard: int) -> Classifier:

@@ -214,7 +214,7 @@ def _merge(tree: dict[str, Any], more: Any) -> None:
     for key, value in more.items():
         if isinstance(value, dict) and isinstance(tree.get(key), dict):
             _merge(tree[key], value)
-        else:
+        elif value != "???" or key not in tree:
             tree[key] = value
 
 

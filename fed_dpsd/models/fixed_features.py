@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fed_dpsd.models import torch_threads
-from fed_dpsd.storage import write_together
+from fed_dpsd.storage import Unwritable, write_together
 
 WHITENING = 0.5  # a principal component is divided by its standard deviation to this power
 REMEMBERED = 4_096  # batches whose features are cached
@@ -141,9 +141,12 @@ def whitening(
     files = [folder / f"{name}.{part}.npy" for part in ("mean", "components")]
     with contextlib.suppress(OSError, EOFError, ValueError):
         mean, components = (torch.from_numpy(np.load(file)) for file in files)
-        return mean, components
+        fits = components.shape == (len(mean), min(num_features, len(mean)))
+        if fits and bool(mean.isfinite().all() and components.isfinite().all()):
+            return mean, components
     found = _components(kind, examples, num_features)
-    write_together(dict(zip(files, (each.numpy() for each in found), strict=True)))
+    with contextlib.suppress(Unwritable):  # another process computes them again
+        write_together(dict(zip(files, (each.numpy() for each in found), strict=True)))
     return found
 
 

@@ -37,8 +37,8 @@ def choose_precision(
     """
     require_precision(asked, device)
     learns = not (isinstance(network, Classifier) and network.fixed)
-    fast = asked == "auto" and has_bfloat16(device) and _pays(network, shape)
-    network.bfloat16 = learns and (fast or asked == "bfloat16")
+    fast = learns and asked == "auto" and has_bfloat16(device) and _pays(network, shape)
+    network.bfloat16 = fast or (learns and asked == "bfloat16")
     return network
 
 

@@ -440,7 +440,7 @@ def check_noise(noise_multiplier: float, noise_at: NoiseAt, teachers: int) -> No
 
 
 def check_noise_at(noise_at: str, quorum: Quorum | None) -> None:
-    """Raise ValueError unless `noise_at` is valid and there is a quorum only if distributed."""
+    """Raise ValueError unless `noise_at` is valid, with a quorum if and only if distributed."""
     if noise_at not in ("client", "server", "distributed"):
         raise ValueError(f"noise_at={noise_at} must be client, server or distributed")
     if noise_at == "distributed" and quorum is None:

@@ -45,10 +45,14 @@ def main() -> None:
     backend = json.loads(sys.argv[3])
     own_ray = os.environ.get("RAY_ADDRESS", "") in ("", "local")
     gc.disable()  # what is imported lives until the end
+    failed: Exception | None = None
     if own_ray:
         rest = ["fed_dpsd.engines.flower.grid"]
         threading.Thread(target=importlib.import_module, args=rest).start()
-        start_ray(backend)  # in this thread, since Ray's processes end with the thread
+        try:
+            start_ray(backend)  # in this thread, since Ray's processes end with the thread
+        except Exception as error:
+            failed = error
 
     from flwr.app import Context
     from flwr.serverapp import Grid, ServerApp
@@ -73,6 +77,8 @@ def main() -> None:
 
     status = 1
     try:
+        if failed:
+            raise failed
         run_simulation(server, client.app, nodes, backend_config=backend)
         status = 0
     except Exception as error:

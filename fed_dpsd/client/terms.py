@@ -180,7 +180,7 @@ class Terms:
                 more than the file allows.
         """
         if raw["federation"]["simulation"] is not False:
-            raise NotAllowed("this is a hospital: run with federation=deployment")
+            raise NotAllowed("this is a hospital; run with federation=deployment")
         self._check_classes(raw)
         own = list(map(str, find(self.plugins)))
         for plugin in raw.get("plugins", []):

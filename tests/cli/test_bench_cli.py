@@ -35,7 +35,7 @@ def measured(monkeypatch):
     """Record what the command would measure, without measuring it."""
     asked = {}
 
-    def bench(planned, repeat, command, out, say):
+    def bench(planned, repeat, command, out, say, peers):
         asked.update(planned=planned, repeat=repeat, command=command, out=out)
         return content([row.name for row in planned])
 

@@ -174,7 +174,7 @@ def test_what_it_does_not_support_is_refused(tmp_path, subtests):
         ([*own, "training.features=3"], "features=3 must be an even number"),
         (
             [*own, "training.noise_multiplier=33"],
-            "training.noise_multiplier=33: training=dp_merf rounds",
+            "training.noise_multiplier=33: beyond 32, training=dp_merf rounds",
         ),
         ([*own, "training.count_fraction=1"], "count_fraction=1.0 must be between 0 and 1"),
         (["training=dp_merf", "model=cnn", "federation=deployment"], "baseline for simulations"),

@@ -46,8 +46,10 @@ def exported(folder, experiment, summary):
 
 def combinations(small, method):
     """The experiments of a method that its settings allow."""
-    for training, answers in itertools.product(TRAININGS, ANSWERS):
-        settings = f"method={method}", f"training={training}", f"answers={answers}"
+    pairs = itertools.product(TRAININGS, ANSWERS)
+    typed = [(f"training={training}", f"answers={answers}") for training, answers in pairs]
+    for pair in ((), *typed):  # first the method's own
+        settings = f"method={method}", *pair
         for more in ((), ("num_clients=1",), ("teacher.same_start=true",)):
             try:
                 yield small(*settings, *more)

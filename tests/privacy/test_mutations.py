@@ -713,8 +713,8 @@ def quick(monkeypatch):
     monkeypatch.setattr(trainings, "COUNTED_RUNS", 50)
     monkeypatch.setattr(canaries, "PILOT", 30)
     monkeypatch.setattr(victims, "PILOT", 5)
-    monkeypatch.setattr(sampling, "DRAWS", 2**19)
-    monkeypatch.setattr(sampling, "OWN_DRAWS", 2**19)
+    monkeypatch.setattr(sampling, "DRAWS", 2**20)
+    monkeypatch.setattr(sampling, "OWN_DRAWS", 2**20)
 
 
 PARTS = {

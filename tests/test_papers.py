@@ -21,7 +21,7 @@ CODE = re.compile(r"`([^`]+)`")
 COVERED = ("DPSD", "DPDFD", "DP-DFD", "DGD")
 NUMBER = r"\d[\d,]*(?:\.\d+)?"
 HEADING = "proven epsilon (record, replace_one unless stated)"
-OTHER = r"\((?:(?:label|add_remove|delta 0|trust server)\b[^)]*|generator [^)]*)\)"
+OTHER = r"\((?:(?:label|add_remove|delta 0|trust server)\b[^)]*|student [^)]*)\)"
 PROVEN = re.compile(rf"-|inf( .*)?|{NUMBER}( as printed| {OTHER})?( of [^\d]+)?")
 
 

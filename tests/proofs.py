@@ -1,6 +1,30 @@
-"""The cost of a ledger and a plan on each basis of a proof, by definition, to check claims."""
+"""Epsilons by definition, to check claims: of ledgers and plans on each basis, and of Gaussians."""
+
+import math
 
 from dp_accounting import ComposedDpEvent
+from scipy.special import log_ndtr
+from scipy.stats import norm
+
+
+def gaussian_delta(mu, epsilon):
+    """The delta of Gaussian noise and a shift of mu deviations, from the normal law alone."""
+    normal = norm.cdf
+    return normal(mu / 2 - epsilon / mu) - math.exp(epsilon) * normal(-mu / 2 - epsilon / mu)
+
+
+def gaussian_epsilon(mu, delta=1e-5):
+    """The epsilon at a delta, in logarithms, since epsilon may be millions."""
+
+    def above(epsilon):
+        first, second = log_ndtr(mu / 2 - epsilon / mu), epsilon + log_ndtr(-mu / 2 - epsilon / mu)
+        return first + math.log1p(-math.exp(min(second - first, -1e-300))) > math.log(delta)
+
+    low, high = 0.0, mu**2 + 100 * mu + 100
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if above(middle) else (low, middle)
+    return high
 
 
 def spent(entries, unit, relation, basis):

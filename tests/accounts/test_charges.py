@@ -35,6 +35,7 @@ from fed_dpsd.server.sent_requests import SentRequests
 from fed_dpsd.server.summary import read_summary, write_failure
 from tests.every import every
 from tests.hospitals import DISTRIBUTED, Hospitals, request, site_file, summing
+from tests.ledgers import entries_of
 from tests.proofs import spent
 
 RICH = {"budget": 1e9, "queries": 100_000}
@@ -73,8 +74,7 @@ def in_ledgers(ledgers, run):
     """The largest ledger's epsilons for a run, by unit, relation and basis."""
     largest = dict.fromkeys(BASES, 0.0)
     for ledger in ledgers:
-        with ledger.transaction():
-            entries = [entry for entry in ledger.entries() if entry.run == run]
+        entries = [entry for entry in entries_of(ledger) if entry.run == run]
         for key in BASES:
             largest[key] = max(largest[key], epsilon(spent(entries, *key), 1e-5).epsilon)
     return largest
@@ -186,8 +186,7 @@ def test_a_request_resumed_with_other_predictions_is_not_charged_twice(
     assert (largest > row["planned"]) == (not settled)
     assert row["epsilon"] == largest  # acknowledged, so the control's card is right too
     for ledger in ledgers_of(files):
-        with ledger.transaction():
-            requests = Counter(entry.query_id for entry in ledger.entries())
+        requests = Counter(entry.query_id for entry in entries_of(ledger))
         assert requests == {1: 1, 2: 1 if settled else 2, 3: 1}
 
 
@@ -256,35 +255,6 @@ def test_a_training_that_a_restored_hospital_forgot_stays_on_the_card(
     assert (row["epsilon"] > row["planned"]) == seen
     note = "clients 1 lost charges: an older state was restored there"
     assert (note in row["notes"]) == seen
-
-
-class Twice(Hospitals):
-    """A grid on which every message arrives twice, and the first reply is lost."""
-
-    def push_messages(self, messages):
-        messages = list(messages)
-        for message in messages:
-            if message.metadata.message_type == "query.answer":
-                super().push_messages([message])
-        return super().push_messages(messages)
-
-
-def test_a_rollback_is_on_the_card_though_the_first_reply_to_it_is_lost(deployed, tmp_path):
-    experiment, folder, grid, files = deploy(deployed, tmp_path, "dp_sgd", grid=Twice)
-
-    def restore():
-        one_more(files[1])
-        shutil.rmtree(files[1].parent / "state")
-
-    summary = go(experiment, folder, grid, at_round(1, restore))
-    row = summary["privacy"]["proven"][0]
-    assert row["epsilon"] > row["planned"]
-    assert "clients 1 lost charges: an older state was restored there" in row["notes"]
-    assert ChargeLog(folder, plan_of(experiment).releases).charged == {
-        "dp_sgd": 2,
-        "class_counts": 1,
-        "probabilities": 192,
-    }
 
 
 def test_a_run_has_one_coordinator_at_a_time(small, tmp_path):
@@ -359,9 +329,7 @@ def test_a_charge_of_an_earlier_run_counts_where_another_run_uses_it(deployed, t
     again = given_by(experiment, hospital.open(own, "two"), request(1, 64))
     assert np.array_equal(first.values, again.values)
     assert first.statement == again.statement == Statement({"label": 64})
-    ledger = hospital.ledger
-    with ledger.transaction():
-        assert [entry.run for entry in ledger.entries()] == ["one"]
+    assert [entry.run for entry in entries_of(hospital.ledger)] == ["one"]
     more = [given_by(experiment, hospital.open(own, "two"), request(n, 64)) for n in (2, 3)]
     assert all(isinstance(given, Response) for given in more)
     refused = given_by(experiment, hospital.open(own, "two"), request(4, 64))
@@ -456,24 +424,7 @@ def test_a_shared_ledger_is_read_run_by_run(small, tmp_path):
         summary = runs.run(each, LocalFederation(each, folder), folder, lambda line: None)
         for row in summary["privacy"]["proven"]:
             assert row["epsilon"] == row["planned"] == row["spent"]
-    ledger = ledger_of(other, 0, folder)
-    with ledger.transaction():
-        assert len({entry.run for entry in ledger.entries()}) == 2
-
-
-def test_what_another_run_paid_for_counts_where_it_is_used_again(small, tmp_path):
-    """The same run once more: no new line in the ledger, and the same number on its card."""
-    settings = "training=plain", "answers=label", f"ledger={tmp_path}/ledger", "noise=secure"
-    for _ in range(2):
-        experiment = small(*settings)
-        folder, lines = new_run_folder(experiment), []
-        summary = runs.run(experiment, LocalFederation(experiment, folder), folder, lines.append)
-        for row in summary["privacy"]["proven"]:
-            assert row["epsilon"] == row["planned"] == row["spent"]
-        assert lines[-1]["spent"]["epsilon"] == summary["privacy"]["proven"][0]["spent"]
-    ledger = ledger_of(experiment, 0, folder)
-    with ledger.transaction():
-        assert len({entry.run for entry in ledger.entries()}) == 1
+    assert len({entry.run for entry in entries_of(ledger_of(other, 0, folder))}) == 2
 
 
 # --- all at once ---

@@ -188,33 +188,6 @@ def test_a_process_killed_at_any_size_leaves_the_state_before_or_after(place, wh
     assert hot > 2  # else no process was killed while it wrote the file
 
 
-def test_a_loss_of_power_in_a_commit_takes_all_of_it_back(place, whole, torn):
-    """Any part of any page being written may be on disk; the journal has all pages."""
-    rng = np.random.default_rng(2)
-    states = (whole[1], _charged(whole), _stored(whole))
-    refused = 0
-    for content, journalled in torn:
-        if not journalled.startswith(HOT):
-            continue
-        (expected,) = [a for a in states if _is(put(place / "left", content, journalled), a)]
-        size = ledger_path(place / "left", 0).stat().st_size
-        back = ledger_path(place / "left", 0).read_bytes()
-        for _ in range(4):
-            mixed = bytearray(back + bytes(max(0, len(content) - size)))
-            for spot in range(0, len(content), 512):  # a sector is written or is not
-                if back[spot : spot + 512] != content[spot : spot + 512] and rng.random() < 0.5:
-                    mixed[spot : spot + 512] = content[spot : spot + 512]
-            assert _is(put(place / "left", mixed, journalled), expected)
-            cut = int(rng.integers(len(journalled)))  # before the file is touched
-            assert _is(put(place / "left", back, journalled[:cut]), expected)
-            refused += refused_or(put(place / "left", mixed), *states, whole[3])
-    assert refused  # the control: without its journal a torn file is no account
-
-
-def _is(folder, expected):
-    return account(folder) == expected
-
-
 def _fill_for_ever(folder, pipe):
     def report(number, what):
         os.write(pipe, f"{number} {what}\n".encode())

@@ -1,16 +1,11 @@
 """Ledgers: charges are permanent, and damaged content is rejected."""
 
-import contextlib
 import io
-import json
 import multiprocessing
 import os
 import re
 import resource
-import signal
 import sqlite3
-import subprocess
-import sys
 import threading
 from contextlib import closing
 from dataclasses import replace
@@ -109,20 +104,6 @@ def test_an_entry_comes_back_from_its_line(event):
     assert Entry.from_json(line) == made
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", made.at)
     assert "\n" not in line
-
-
-def test_a_line_holds_each_distinct_event_once_and_what_it_is_the_cost_of():
-    costs = json.loads(entry(event=EVENTS[1], other=EVENTS[0]).to_json())["costs"]
-    assert costs == {
-        "record add_remove, record replace_one, patient add_remove, patient replace_one": {
-            "type": "LaplaceDpEvent",
-            "noise_multiplier": 1e-300,
-        },
-        "client add_remove, client replace_one": {
-            "type": "GaussianDpEvent",
-            "noise_multiplier": 0.1 + 0.2,
-        },
-    }
 
 
 @every("event", [NoOpDpEvent(), ComposedDpEvent([NoOpDpEvent()])])
@@ -224,38 +205,6 @@ def test_a_transaction_waits_for_the_one_before_it(ledger):
 
 
 # --- files ----------------------------------------------------------------------------------------
-
-
-def test_any_process_sees_the_same_account(tmp_path, file):
-    charge(file, "a")
-    with file.transaction():
-        file.store("a", np.ones((1, 2)))
-    other = FileLedger(tmp_path, 3, "digits")
-    assert digests(other) == ["a"]
-    with other.transaction():
-        assert other.stored("a").tolist() == [[1.0, 1.0]]
-    assert digests(FileLedger(tmp_path, 1, "digits")) == []
-
-
-def test_a_process_waits_for_the_lock_and_gets_it_when_the_holder_dies(file):
-    context = multiprocessing.get_context("fork")
-    held, release = context.Event(), threading.Event()
-
-    def hold():
-        with file.transaction():
-            held.set()
-            signal.pause()
-
-    holder = context.Process(target=hold)
-    holder.start()
-    held.wait()
-    waiter = threading.Thread(target=lambda: (charge(file, "a"), release.set()))
-    waiter.start()
-    assert not release.wait(0.1)
-    os.kill(holder.pid, signal.SIGKILL)
-    assert release.wait(10)
-    holder.join()
-    waiter.join()
 
 
 def test_reading_needs_and_leaves_nothing_but_the_file(tmp_path, file, path):
@@ -389,44 +338,6 @@ def test_a_block_that_ends_leaves_no_journal_and_settings_that_guard_it(tmp_path
     assert sorted(tmp_path.iterdir()) == [path.with_suffix(".created"), path]
 
 
-def test_nobody_comes_in_between_a_charge_and_its_answer(file, path):
-    """Every commit would let others in if the ledger held only SQLite's transactions."""
-
-    def is_shut():
-        code = f"""
-import sqlite3
-connection = sqlite3.connect({str(path)!r}, timeout=0, isolation_level=None)
-try:
-    connection.execute("BEGIN IMMEDIATE")
-except sqlite3.OperationalError as error:
-    assert error.sqlite_errorname == "SQLITE_BUSY"
-    print("shut")
-"""
-        by_thread = []
-
-        def look():
-            with closing(sqlite3.connect(path, timeout=0, isolation_level=None)) as connection:
-                try:
-                    connection.execute("BEGIN IMMEDIATE")
-                except sqlite3.OperationalError:
-                    by_thread.append("shut")
-
-        thread = threading.Thread(target=look)
-        thread.start()
-        thread.join()
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
-        return by_thread == ["shut"] and done.stdout == b"shut\n"
-
-    with file.transaction():
-        assert is_shut()
-        file.charge(entry("a"))
-        assert is_shut()
-        file.store("a", np.ones(1))
-        file.note("x", b"")
-        assert is_shut()
-    assert not is_shut()
-
-
 def change(path, *statements):
     """A change to a ledger made with SQLite's own tools."""
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
@@ -544,15 +455,6 @@ def test_an_answer_is_never_unpickled(tmp_path, file):
             file._keep(account, "answers", "a", pickled.getvalue())
         with pytest.raises(ValueError, match="allow_pickle"):
             file.stored("a")
-
-
-def test_an_answer_can_be_taken_out_as_an_npy_file(tmp_path, file, path):
-    charge(file, "a")
-    with file.transaction():
-        file.store("a", np.arange(4))
-    with closing(sqlite3.connect(path)) as connection:
-        (content,) = connection.execute("SELECT content FROM answers").fetchone()
-    assert np.load(io.BytesIO(content)).tolist() == [0, 1, 2, 3]
 
 
 def test_what_another_process_wrote_is_seen_at_once(tmp_path, file):
@@ -721,27 +623,6 @@ def test_a_full_disk_takes_nothing_back_and_lets_nothing_through(tmp_path, limit
     assert digests(again) == [*"ab"[: 1 + charged], "c"]
     with again.transaction():
         assert (again.stored("b") is not None) == stored
-
-
-def test_what_a_full_disk_refuses_is_not_charged_and_later_charges_are(
-    small_disk,
-):
-    """A disk of 300 kB, so the kernel itself says that it is full; then there are 3 MB."""
-    folder, resize = small_disk
-    file = FileLedger(folder, 3, "digits")
-    charged = []
-    message = r"no space left for the ledger .*client_003.*free some space"
-    with contextlib.suppress(LedgerError):
-        for number in range(10_000):
-            charge(file, f"{number:064d}")
-            charged.append(f"{number:064d}")
-    with pytest.raises(LedgerError, match=message):
-        charge(file, "more")
-    assert 10 < len(charged) < 10_000
-    assert digests(FileLedger(folder, 3, "digits")) == charged
-    assert resize(3_000_000)
-    charge(file, "more")
-    assert digests(FileLedger(folder, 3, "digits")) == [*charged, "more"]
 
 
 def test_on_a_disk_that_is_read_only_nothing_is_charged(file, path, monkeypatch):

@@ -13,7 +13,7 @@ from tests.conftest import SMALL
 
 @pytest.fixture
 def few_draws(monkeypatch):
-    """Sampler tests with fewer draws; privacy/test_mutations.py runs them in full."""
+    """Sampler tests with fewer draws than privacy/test_mutations.py."""
     monkeypatch.setattr("fed_dpsd.audits.sampling.DRAWS", 2**15)
     monkeypatch.setattr("fed_dpsd.audits.sampling.OWN_DRAWS", 2**15)
     monkeypatch.setattr("fed_dpsd.audits.sampling.MOST_STEPS", 20)

@@ -1,5 +1,6 @@
-"""Events without the loss of finite precision, to compare with laws of ideal noise."""
+"""Ideal events, which have no loss by finite precision, and seeded generators."""
 
+import numpy as np
 from dp_accounting import ComposedDpEvent, SelfComposedDpEvent
 
 from fed_dpsd.privacy.events import FinitePrecisionDpEvent, ReservedDpEvent, ReservingDpEvent
@@ -15,3 +16,7 @@ def ideal(event):
     if isinstance(event, ReservingDpEvent | ReservedDpEvent):
         return ideal(event.event)
     return event
+
+
+def rng(seed=0):
+    return np.random.Generator(np.random.PCG64(seed))

@@ -141,16 +141,6 @@ def test_a_batch_normalised_as_a_whole_is_one_release():
     assert (whole.value, whole.queries) == (pytest.approx(1.061, abs=0.01), RUN)
 
 
-@every("mu", [0.03, 0.3, 1.0, 4.5])
-def test_gaussian_is_what_the_librarys_privacy_loss_distribution_bounds(mu):
-    """The library's grid errs on the safe side, by less than 0.001 here, so ours lies below it."""
-    accountant = dp_accounting.pld.PLDAccountant(ADD)
-    accountant.compose(GaussianDpEvent(1 / mu))
-    for delta in (1e-2, 1e-5, 1e-9):
-        bound = accountant.get_epsilon(delta)
-        assert bound - 1e-3 <= epsilon(GaussianDpEvent(1 / mu), delta).epsilon <= bound + 1e-6
-
-
 @every("mu", [0.01, 0.3, 2.0, 30.0, 226.0, 5_000.0])
 def test_gaussian_epsilon_gives_its_delta_back(mu):
     """By the definition, in 60 digits: our epsilon meets delta, a slightly smaller one does not."""
@@ -286,16 +276,6 @@ def test_epsilon_grows_with_releases_and_falls_with_delta(event):
 )
 def test_more_noise_is_more_private(weaker, stronger):
     assert epsilon(times(weaker, 64), DELTA).epsilon > epsilon(times(stronger, 64), DELTA).epsilon
-
-
-@EVERY
-def test_epsilon_of_delta_of_epsilon_round_trips(event):
-    """The delta of an epsilon gives back the same epsilon."""
-    part = times(event, 200)
-    target = epsilon(part, 1e-5).epsilon
-    log_delta = brentq(lambda x: epsilon(part, math.exp(x)).epsilon - target, -14, -8, xtol=1e-6)
-    assert epsilon(part, math.exp(log_delta)).epsilon == pytest.approx(target, rel=1e-3)
-    assert math.exp(log_delta) == pytest.approx(1e-5, rel=0.02)
 
 
 @EVERY
@@ -448,30 +428,11 @@ def test_pure_bounds_are_printed_where_they_are_as_good():
 # --- the library's traps ----------------------------------------------------------------------
 
 
-def test_trap_the_library_ignores_the_count_of_a_composed_response():
-    event = ideal(response(1, 3).event("record", "replace_one"))
-    accountant = dp_accounting.pld.PLDAccountant(REPLACE)
-    accountant.compose(times(event, 1_000))
-    trapped = accountant.get_epsilon(DELTA)
-    assert trapped < 1.01  # one response, whatever the count: the trap still exists
-    assert epsilon(times(event, 1_000), DELTA).epsilon > 400
-    assert laws.discretised_epsilon([(event, 1_000)], DELTA) > 400
-
-
 def test_losses_too_large_for_the_library_have_no_bound():
     """Calibration tries such noise; the library's own steps overflow there."""
     event = ReplacedInSampleDpEvent(1e-3, 1e-4)
     assert laws.discretised_epsilon([(event, 32_000)], DELTA) == math.inf
     assert laws.discretised_epsilon([(ReplacedInSampleDpEvent(1e-3, 1.0), 10)], DELTA) < 1
-
-
-def test_trap_the_library_doubles_the_shift_for_replace_one():
-    event = GaussianDpEvent(5.0)
-    accountant = dp_accounting.pld.PLDAccountant(REPLACE)
-    accountant.compose(event)
-    ours = epsilon(event, DELTA).epsilon
-    assert accountant.get_epsilon(DELTA) > 1.5 * ours
-    assert laws.discretised_epsilon([(event, 1)], DELTA) == pytest.approx(ours, rel=1e-3)
 
 
 # --- edges ------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """Bounded-range losses: adaptive composition by brute force, and what composes with it."""
 
 import functools
-import itertools
 import math
 
 import numpy as np
@@ -36,19 +35,6 @@ def adaptive_delta(loss_range, releases, eps, losses):
     return best(releases, 0.0)
 
 
-def fixed_delta(loss_range, eps, intervals):
-    """Return delta if the intervals of all releases are fixed in advance."""
-    total = 0.0
-    for signs in itertools.product((0, 1), repeat=len(intervals)):
-        chance, spent = 1.0, 0.0
-        for low, loss in zip(signs, intervals, strict=True):
-            high = two_outcomes(loss_range, loss)
-            chance *= 1 - high if low else high
-            spent += loss - loss_range * low
-        total += chance * max(0.0, -math.expm1(eps - spent))
-    return total
-
-
 def bound(loss_range, releases, eps):
     losses, chance, certain = bounded_range.losses(loss_range, releases)
     return certain + float(np.maximum(0, -np.expm1(eps - losses)) @ chance)
@@ -63,35 +49,6 @@ def test_the_bound_holds_for_adaptive_intervals_and_is_attained(loss_range, rele
         exact = adaptive_delta(loss_range, releases, part * loss_range, intervals)
         assert exact <= bound(loss_range, releases, part * loss_range) <= 1.04 * exact + 1e-11
         assert bound(0.9 * loss_range, releases, part * loss_range) < exact
-
-
-def test_adaptive_intervals_reveal_more_than_fixed_ones_and_the_bound_covers_both():
-    """The reason why the composition of Dong, Durfee and Rogers is not used."""
-    loss_range, eps = 2.0, 0.6
-    intervals = [loss_range * i / 20 for i in range(21)]
-    fixed = max(
-        fixed_delta(loss_range, eps, chosen)
-        for chosen in itertools.combinations_with_replacement(intervals, 2)
-    )
-    adaptive = adaptive_delta(loss_range, 2, eps, intervals)
-    assert fixed * 1.001 < adaptive <= bound(loss_range, 2, eps)
-
-
-def test_one_release_has_a_closed_form():
-    for part in (-0.5, 0.0, 0.5, 0.9375):
-        exact = math.expm1((part - 1) / 2) ** 2 / -math.expm1(-1)
-        assert exact <= bound(1.0, 1, part) <= exact + 1e-11
-
-
-def test_a_finer_grid_changes_little_and_a_longer_reach_nothing(monkeypatch):
-    value = laws.discretised_epsilon([(BoundedRangeDpEvent(0.05), 200)], DELTA)
-    for name, finer, loss in (("PIECES", 32, 0.003), ("DEVIATIONS", 12.0, 1e-9)):
-        bounded_range._profiles.cache_clear()
-        monkeypatch.setattr(bounded_range, name, finer)
-        less = laws.discretised_epsilon([(BoundedRangeDpEvent(0.05), 200)], DELTA)
-        assert value * (1 - loss) <= less <= value * (1 + 1e-9)
-        monkeypatch.undo()
-    bounded_range._profiles.cache_clear()
 
 
 def test_blocks_of_releases_are_dearer_than_one_and_not_much(monkeypatch):

@@ -207,29 +207,6 @@ def test_a_budget_admits_no_noise_of_finite_precision_at_a_delta_that_its_proof_
     assert math.isinf(unchanged_epsilon(response, 1e-101))
 
 
-@every("units", [4, 16, 64])
-def test_discrete_laplace_noise_is_dominated_by_a_slightly_larger_shift(units):
-    """Theorem 8, in small: exactly, for all epsilons; without the addition it does not hold."""
-    added = 2 * math.log(math.cosh(1 / (2 * units)))
-    passed = []
-    for shift in (1, units // 2, units, 3 * units):
-        k = np.arange(-60 * units, 60 * units + shift)
-        law = math.tanh(1 / (2 * units)) * np.exp(-np.abs(k) / units)
-        moved = math.tanh(1 / (2 * units)) * np.exp(-np.abs(k - shift) / units)
-        for candidate in np.linspace(-1.2, 1.2, 241) * shift / units:
-            exact = np.maximum(law - math.exp(candidate) * moved, 0).sum()
-            least = max(0.0, 1 - math.exp(candidate))
-
-            def bound(loss, candidate=candidate, least=least):
-                if abs(candidate) >= loss:
-                    return least
-                return 1 - math.exp((candidate - loss) / 2)
-
-            assert exact <= bound(shift / units + added) + 1e-12
-            passed.append(exact > bound(shift / units) + 1e-12)
-    assert any(passed)
-
-
 def test_discrete_gaussian_noise_is_nearly_rounded_ideal_noise():
     """Theorem 8, in small: within exp(70 / u^2) up to 40 u, and not within exp(20 / u^2)."""
     units = 2.0**10

@@ -21,7 +21,7 @@ import fed_dpsd
 from fed_dpsd.accounts.card import plan_of
 from fed_dpsd.claims import of_plan, proofs
 from fed_dpsd.experiment import from_overrides
-from fed_dpsd.privacy import gdp, laws
+from fed_dpsd.privacy import laws
 from fed_dpsd.privacy.accounting import contraction, epsilon
 from fed_dpsd.privacy.contraction import with_gaussian
 from tests.every import every
@@ -116,15 +116,6 @@ def test_sampled_trainings_are_bounded_from_above_and_closely():
     assert exact <= sampled <= exact + 1e-3
     rarer = SelfComposedDpEvent(PoissonSampledDpEvent(0.1, GaussianDpEvent(14.0)), 100)
     assert contraction(rarer, answers, NOTHING, DELTA).epsilon < exact / 2
-
-
-def test_an_additional_gaussian_adds_up_as_gaussians_do():
-    one, other = 0.7, 0.4
-    profile = with_gaussian(lambda eps: gdp.gaussian_delta(one, eps), other)
-    epsilons = np.array([0.0, 0.3, 1.0, 3.0])
-    exact = gdp.gaussian_delta(math.hypot(one, other), epsilons)
-    assert (profile(epsilons) >= exact).all()
-    assert profile(epsilons) == pytest.approx(exact, rel=1e-6)
 
 
 @every(("answers", "answered", "counted"), [(11, 3.0, 0.8), (3, 1.0, 0.02)])

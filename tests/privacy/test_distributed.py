@@ -10,7 +10,7 @@ from scipy import stats
 from fed_dpsd.privacy.accounting import epsilon
 from fed_dpsd.privacy.events import FinitePrecisionDpEvent, ShuffledResponseDpEvent
 from fed_dpsd.privacy.gaussian import NormalizedGradient
-from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Quorum, Shards, Shared, trust_of
+from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Quorum, Shards
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.votes import NoisyVotes
 from tests.every import every
@@ -44,13 +44,6 @@ def test_a_sum_costs_what_it_costs_with_the_server_adding_the_noise():
     ):
         for pair in UNITS_AND_RELATIONS:
             assert mechanism.event(*pair) == trusting.event(*pair)
-
-
-def test_who_must_be_honest_is_stated():
-    for mechanism in SHARED:
-        assert isinstance(mechanism, Shared)
-        assert trust_of(mechanism.noise_at) == "threshold"
-        assert (mechanism.quorum.honest, FIVE.threshold) == (5, 6)
 
 
 def test_counted_responses_say_less_than_seen_ones():

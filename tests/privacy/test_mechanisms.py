@@ -23,14 +23,10 @@ from fed_dpsd.privacy.noise import SecureGenerator
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.votes import NoisyVotes
 from tests.every import every
-from tests.privacy.ideals import ideal
+from tests.privacy.ideals import ideal, rng
 
 UNIFORM = np.full((1, 4), 0.25, np.float32)
 RELATIONS = ("add_remove", "replace_one")
-
-
-def rng(seed=0):
-    return np.random.Generator(np.random.PCG64(seed))
 
 
 # --- normalised gradients ---
@@ -135,19 +131,6 @@ def test_zeros_outside_a_public_mask_have_no_sign(source, noise_multiplier):
 
 def test_ties_in_the_mask_go_to_the_lower_class():
     assert top_k(np.array([[0.2, 0.2, 0.2, 0.4]]), 2).tolist() == [[True, False, False, True]]
-
-
-def test_sensitivities_are_attained_and_folded_into_the_event():
-    gradient = NormalizedGradient(4, 3.0, bound=0.5, stability=1e-9)
-    one, other = (
-        gradient.constrain_sensitivity(np.array([[sign, 0, 0, 0]]), UNIFORM) for sign in (1.0, -1.0)
-    )
-    assert np.linalg.norm(one - other) == pytest.approx(
-        gradient.sensitivity("record", "add_remove")
-    )
-    assert np.linalg.norm(one) == pytest.approx(gradient.sensitivity("client", "add_remove"))
-    assert ideal(gradient.event("record", "replace_one")).noise_multiplier == pytest.approx(1.5)
-    assert ideal(gradient.event("client", "add_remove")).noise_multiplier == pytest.approx(3.0)
 
 
 def test_a_private_mask_keeps_the_largest_entries_and_costs_the_same():

@@ -17,10 +17,7 @@ from fed_dpsd.privacy.noisy_max import NoisyMax
 from fed_dpsd.privacy.published import published_epsilon
 from fed_dpsd.privacy.votes import NoisyVotes
 from tests.every import every
-
-
-def rng(seed=0):
-    return np.random.Generator(np.random.PCG64(seed))
+from tests.privacy.ideals import rng
 
 
 def votes_for(classes, num_classes, queries):
@@ -49,26 +46,6 @@ def test_the_label_has_the_law_of_a_noisy_maximum_and_no_other(seed):
     assert accepts(3.0)
     assert not accepts(1.5)
     assert not accepts(6.0)
-
-
-def test_no_label_reveals_more_than_the_two_counts_that_a_changed_vote_moves():
-    """Enumerates two classes: a changed vote moves the lead by 2; half the scale breaks it."""
-    scale, bound = 3.0, 2 / 3.0
-    for leads in range(-20, 20):
-        laws = []
-        for scale in (3.0, 1.5):
-            first, second = (
-                1 - loses(lead, scale) if lead >= 0 else loses(-lead, scale)
-                for lead in (leads, leads + 2)
-            )
-            laws.append(
-                max(abs(math.log(second / first)), abs(math.log((1 - second) / (1 - first))))
-            )
-        right, broken = laws
-        assert right <= bound
-        if leads == -1:
-            assert broken > right
-    assert loses(20, 1.5) / loses(22, 1.5) > math.exp(bound)
 
 
 def test_its_guarantee_is_that_of_the_noisy_counts():

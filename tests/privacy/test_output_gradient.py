@@ -2,7 +2,6 @@
 
 import itertools
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -15,6 +14,7 @@ from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.noise import noisy_sum
 from fed_dpsd.privacy.published import theorem_1
 from tests.every import every
+from tests.privacy.ideals import rng
 
 SIGMA, BOUND, RATE = 100.0, 0.001, 0.1
 DIRECT = ("method=direct", "training=output_gradient")
@@ -24,10 +24,6 @@ def training(**fields):
     values = {"noise_multiplier": SIGMA, "bound": BOUND, "stability": 1e-4, "label_step": 0.1}
     values |= {"learning_rate": RATE, "batch_size": 10**6, "steps": 1, "mean_over": "batch"}
     return OutputGradient(**(values | fields))
-
-
-def rng(seed=0):
-    return np.random.Generator(np.random.PCG64(seed))
 
 
 def network(scale=1.0):

@@ -30,14 +30,10 @@ from fed_dpsd.privacy.events import ReplacedInSampleDpEvent
 from fed_dpsd.privacy.noise import lattice_spacing
 from fed_dpsd.privacy.training import places_of
 from tests.every import every
-from tests.privacy.ideals import ideal
+from tests.privacy.ideals import ideal, rng
 from tests.privacy.per_record import clip_records_alone
 
 R = 4  # records of a patient
-
-
-def rng(seed=0):
-    return np.random.Generator(np.random.PCG64(seed))
 
 
 def by_patient(**fields):

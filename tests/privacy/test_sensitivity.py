@@ -13,7 +13,6 @@ from fed_dpsd import losses
 from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.models.inference import Images
-from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.mechanism import Shards
 from fed_dpsd.privacy.noise import SecureGenerator, lattice_spacing, noisy_sum
@@ -152,27 +151,6 @@ def test_votes_are_exact_or_zero_under_large_noise(silent, noise):
     moved = [abs(a - b) for a, b in zip(more, less, strict=True)]
     assert moved in ([1, 0, 0, 0, 0, 0, 0], [0] * 7)
     assert (noise > 2.0**26) == (not any(moved))
-
-
-@every("noise", [10.0, 2.0**26, 1e9, 1e12])
-def test_a_record_moves_counts_as_their_event_states(silent, noise):
-    """In units of the noise, for a count just below a step of a coarse grid."""
-    mechanism = DPSGD(1.0, 1.0, 1, 1.0, 0.1, count_fraction=1.0)
-    mechanism = replace(mechanism, count_fraction=(mechanism.count_noise / noise) ** 2)
-    charged, _ = mechanism.count_event("record", "add_remove").events
-    step = max(1, int(lattice_spacing(noise)))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fed_dpsd.privacy.noise.snap", lambda values, scale: values)
-        counts = [_counted(patch, mechanism, many, silent) for many in (step - 1, step)]
-    moved = abs(counts[1] - counts[0]) / noise
-    assert moved <= 1 / charged.noise_multiplier * (1 + 1e-12)
-    assert moved > 0
-
-
-def _counted(patch, mechanism, many, rng):
-    """The noiseless count of a class with this many records."""
-    patch.setattr(np, "bincount", lambda labels, minlength: np.array([many]))
-    return float(mechanism.count(np.zeros(1, np.int64), 1, rng)[0])
 
 
 def test_noise_that_is_too_small_for_an_exact_sum_is_refused():

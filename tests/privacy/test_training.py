@@ -7,27 +7,21 @@ import numpy as np
 import pytest
 import torch
 from dp_accounting import (
-    ComposedDpEvent,
     GaussianDpEvent,
     NonPrivateDpEvent,
     PoissonSampledDpEvent,
     SelfComposedDpEvent,
 )
-from scipy import stats
-from scipy.optimize import brentq
 from torch import nn
 
-from fed_dpsd.privacy.accounting import Stage, epsilon, prove
+from fed_dpsd.privacy.accounting import Stage, prove
 from fed_dpsd.privacy.dp_sgd import DPSGD, MOST_DRAWS, PRECISION_LOSS
 from fed_dpsd.privacy.events import ReplacedInSampleDpEvent
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
 from fed_dpsd.privacy.training import ClassCounts
 from tests.every import every
-from tests.privacy.ideals import ideal
-
-
-def rng(seed=0):
-    return np.random.Generator(np.random.PCG64(seed))
+from tests.privacy.ideals import ideal, rng
+from tests.proofs import gaussian_epsilon
 
 
 def dp_sgd(**fields):
@@ -85,27 +79,6 @@ def test_a_record_moves_a_step_by_its_bound_at_most_whatever_it_holds(copies):
         moved = np.linalg.norm(trained(mechanism, torch.full((1, 1, 1, 4_000), value), 0))
         assert moved <= 0.5 * (1 + 1e-4)
         assert value != 1.0 or moved > 0.49  # the bound is reached, so it is not vacuous
-
-
-@pytest.mark.usefixtures("_plain_steps")
-def test_records_are_sampled_each_by_itself_at_the_rate():
-    """40 steps of 50 records at rate 0.3: the count of records is binomial (level 1e-6)."""
-    mechanism = dp_sgd(noise_multiplier=1e-9, sample_rate=0.3, steps=40, learning_rate=1e-9)
-    images = torch.eye(50).reshape(50, 1, 1, 50)  # each record moves a coordinate of its own
-    counts = trained(mechanism, images, 0, features=50)[0] / (1e-9 * 0.5 / 2**0.5)
-    total = round(-counts.sum())
-    assert stats.binomtest(total, 50 * 40, 0.3).pvalue > 1e-6
-    assert stats.binomtest(total, 50 * 40, 0.36).pvalue < 1e-6
-    assert stats.chisquare(-counts).pvalue > 1e-6
-
-
-@pytest.mark.usefixtures("_plain_steps")
-def test_large_batches_are_taken_in_parts_to_the_same_step(monkeypatch):
-    images = torch.rand((40, 1, 1, 30), generator=torch.Generator().manual_seed(0))
-    mechanism = dp_sgd(sample_rate=0.9)
-    whole = trained(mechanism, images, 3, features=30)
-    monkeypatch.setattr("fed_dpsd.privacy.dp_sgd.RECORDS_AT_ONCE", 7)
-    assert trained(mechanism, images, 3, features=30) == pytest.approx(whole, abs=1e-5)
 
 
 def test_a_layer_that_mixes_records_is_refused():
@@ -224,16 +197,6 @@ def test_events_follow_rate_relation_and_counts():
         assert dp_sgd(count_fraction=0.1).count_event(unit, relation) == NonPrivateDpEvent()
 
 
-def closed_form(mu, delta):
-    """The epsilon of a Gaussian mechanism of shift mu, from its own definition."""
-    cdf = stats.norm.cdf
-
-    def excess(value):
-        return cdf(mu / 2 - value / mu) - math.exp(value) * cdf(-mu / 2 - value / mu) - delta
-
-    return brentq(excess, 0, 100, xtol=1e-12)
-
-
 @every(
     ("sigma", "steps", "counts", "add_remove", "replace_one"),
     [
@@ -258,14 +221,6 @@ def test_a_training_on_all_records_is_one_gaussian(sigma, steps, counts, add_rem
         stages += [Stage(ClassCounts(mechanism), 1, 0)] if mechanism.counts_classes else []
         claim = prove(stages, 1e-5, "record", relation)
         # In addition, the loss due to the finite precision of all draws.
-        assert claim.value == pytest.approx(closed_form(mu, 1e-5) + PRECISION_LOSS, rel=1e-6)
+        assert claim.value == pytest.approx(gaussian_epsilon(mu) + PRECISION_LOSS, rel=1e-6)
         assert claim.value == pytest.approx(golden, rel=1e-4)
         assert claim.accountant == "gdp_exact"
-
-
-def test_counts_and_sampled_steps_cost_more_than_either():
-    mechanism = counting(10.0, sample_rate=0.02, steps=10)
-    events = [m.event("record", "replace_one") for m in (mechanism, ClassCounts(mechanism))]
-    alone = [epsilon(ideal(event), 1e-5).epsilon for event in events]
-    both = epsilon(ComposedDpEvent(list(map(ideal, events))), 1e-5).epsilon
-    assert max(alone) * 1.01 < both < sum(alone)

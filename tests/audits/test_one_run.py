@@ -68,24 +68,6 @@ def test_nothing_is_claimed_where_no_epsilon_is_finite():
     assert profile([(math.inf, 1e-5), (512_000.0, 1e-5)]) is None
 
 
-def steinke(epsilon, delta, canaries, made, right):
-    """The p-value of Steinke, Nasr, Jagielski, arXiv 2305.08846, Theorem 5.2."""
-    rate = expit(epsilon)
-    tail = binom.sf(right - 1, made, rate)
-    steps = np.arange(1, right + 1)
-    slope = max(0.0, np.max((binom.sf(right - steps - 1, made, rate) - tail) / steps))
-    return tail + 2 * canaries * delta * slope
-
-
-@every(("canaries", "made", "right"), [(1_000, 300, 240), (4_000, 400, 330)])
-def test_an_approximate_claim_is_refuted_no_later_than_by_steinke_nasr_jagielski(
-    canaries, made, right
-):
-    for epsilon in np.arange(0.1, 2.0, 0.1):
-        if steinke(epsilon, 1e-5, canaries, made, right) < 1e-3:
-            assert refutes(approximate(epsilon + 0.02, 1e-5), canaries, made, right, 1e-3)
-
-
 def test_all_canaries_given_away_at_once_do_not_fool_the_bound():
     """With probability delta a (0, delta) private algorithm reveals every coin: 1,000 of 1,000.
 

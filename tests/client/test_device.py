@@ -8,10 +8,12 @@ from fed_dpsd.client.device import Held, device_of, held_on, learns_there, named
 from fed_dpsd.errors import UserError
 from fed_dpsd.models.classifiers import CLASSIFIERS, FIXED
 from fed_dpsd.models.torchvision_networks import GROUP_FORMS, NETWORKS
+from tests.every import every
 
 
-def test_the_device_of_a_clients_teachers(small, subtests):
-    for overrides, expected in [
+@every(
+    ("overrides", "expected"),
+    [
         (("device=cpu",), "cpu"),
         (("device=auto",), "auto"),
         (("device=cuda:1",), "cuda:1"),
@@ -24,9 +26,10 @@ def test_the_device_of_a_clients_teachers(small, subtests):
         (("device=cuda", "noise=secure", "federation=deployment"), "cuda"),
         (("device=cuda", "noise=secure", "federation=deployment", "teachers_per_client=2"), "cpu"),
         (("device=cuda", "teachers_per_client=2"), "cuda"),
-    ]:
-        with subtests.test(overrides=overrides, expected=expected):
-            assert named_device(small(*overrides).config, 0) == expected
+    ],
+)
+def test_the_device_of_a_clients_teachers(small, overrides, expected):
+    assert named_device(small(*overrides).config, 0) == expected
 
 
 def test_a_process_that_does_not_see_the_device_says_so(small):
@@ -35,21 +38,23 @@ def test_a_process_that_does_not_see_the_device_says_so(small):
         device_of(small("device=cuda").config, 0)
 
 
-def test_private_trainings_stay_on_the_processor(small, subtests):
-    for overrides, there in [
+@every(
+    ("overrides", "there"),
+    [
         (("training=plain",), True),
         (("training=dp_sgd",), False),
         (("training=output_gradient",), False),
         (("method=central", "training=lp_2st", "partition=iid"), False),
-    ]:
-        with subtests.test(overrides=overrides, there=there):
-            assert learns_there(small(*overrides).training) is there
+    ],
+)
+def test_private_trainings_stay_on_the_processor(small, overrides, there):
+    assert learns_there(small(*overrides).training) is there
 
 
-def test_the_architectures_with_fixed_features_are_listed(subtests):
-    for name in sorted({*CLASSIFIERS} - {*NETWORKS, *GROUP_FORMS.values()}):
-        with subtests.test(name=name), torch.device("meta"):
-            assert CLASSIFIERS[name]((1, 16, 16), 10, 4).fixed is (name in FIXED)
+@every("name", sorted({*CLASSIFIERS} - {*NETWORKS, *GROUP_FORMS.values()}))
+def test_the_architectures_with_fixed_features_are_listed(name):
+    with torch.device("meta"):
+        assert CLASSIFIERS[name]((1, 16, 16), 10, 4).fixed is (name in FIXED)
 
 
 class Client:

@@ -17,6 +17,7 @@ from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.protocol import Response
 from fed_dpsd.server.federation import HostedFederation
 from tests.client.test_site import make, request
+from tests.every import every
 from tests.hospitals import Hospitals, federate, site_file
 from tests.ledgers import entries_of
 
@@ -47,24 +48,25 @@ def trained(experiment, records):
 
 
 @pytest.mark.slow
-def test_a_simulation_names_the_teacher_and_the_key(small, records, subtests):
+@every(("training", "settings", "key", "by_loss"), TRAININGS)
+def test_a_simulation_names_the_teacher_and_the_key(
+    small, records, training, settings, key, by_loss
+):
     """The control trains as usual; nothing of a diverged teacher is cached."""
-    for training, settings, key, by_loss in TRAININGS:
-        with subtests.test(training=training):
-            settings = f"training={training}", *settings
-            (teacher,) = trained(small(*settings), records)
-            assert to_vector(teacher).isfinite().all()
-            experiment = small(*settings, f"{key}=1e30")
-            kept = Path(experiment.config.cache) / "teachers"
-            before = set(kept.glob("*"))
-            with pytest.raises(Diverged) as caught:
-                trained(experiment, records)
-            text = str(caught.value)
-            assert text.endswith(f"; lower {key} (now 1e+30)")
-            loss = "the loss of client 0's teacher is NaN after step"
-            private = "weights or predictions of client 0's teacher are NaN or infinite"
-            assert (loss if by_loss else private) in text
-            assert set(kept.glob("*")) == before
+    settings = f"training={training}", *settings
+    (teacher,) = trained(small(*settings), records)
+    assert to_vector(teacher).isfinite().all()
+    experiment = small(*settings, f"{key}=1e30")
+    kept = Path(experiment.config.cache) / "teachers"
+    before = set(kept.glob("*"))
+    with pytest.raises(Diverged) as caught:
+        trained(experiment, records)
+    text = str(caught.value)
+    assert text.endswith(f"; lower {key} (now 1e+30)")
+    loss = "the loss of client 0's teacher is NaN after step"
+    private = "weights or predictions of client 0's teacher are NaN or infinite"
+    assert (loss if by_loss else private) in text
+    assert set(kept.glob("*")) == before
 
 
 @pytest.mark.parametrize(

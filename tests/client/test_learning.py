@@ -15,6 +15,7 @@ from fed_dpsd.data.datasets import Split
 from fed_dpsd.models.inference import predict
 from fed_dpsd.privacy.label_dp import LabelPrivate, fixed
 from fed_dpsd.privacy.noise import SecretStreams
+from tests.every import every
 
 CENTRAL = ("method=central", "answers=probabilities")
 
@@ -30,21 +31,18 @@ def network(config, records):
     return teacher, PublicImages(teacher, records.images, config, lambda _: rng())
 
 
-def test_each_fit_starts_again_and_only_its_records_and_targets_count(small, records, subtests):
-    for name in ["cnn", "cnn_bn", "scattering"]:
-        with subtests.test(name=name):
-            config = small(*CENTRAL, f"model.teacher={name}").config
-            known, part = fixed(records.labels), np.arange(20)
-            once, first = network(config, records)
-            first.fit(part, known)
-            twice, second = network(config, records)
-            second.fit(np.arange(60), fixed(1 + 0 * records.labels))
-            state = once.state_dict()
-            assert not torch.equal(weights(twice), weights(once))
-            second.fit(part, known)
-            assert all(
-                torch.equal(state[key], tensor) for key, tensor in twice.state_dict().items()
-            )
+@every("name", ["cnn", "cnn_bn", "scattering"])
+def test_each_fit_starts_again_and_only_its_records_and_targets_count(small, records, name):
+    config = small(*CENTRAL, f"model.teacher={name}").config
+    known, part = fixed(records.labels), np.arange(20)
+    once, first = network(config, records)
+    first.fit(part, known)
+    twice, second = network(config, records)
+    second.fit(np.arange(60), fixed(1 + 0 * records.labels))
+    state = once.state_dict()
+    assert not torch.equal(weights(twice), weights(once))
+    second.fit(part, known)
+    assert all(torch.equal(state[key], tensor) for key, tensor in twice.state_dict().items())
 
 
 def test_a_one_cycle_schedule_ends_at_a_rate_of_zero(small, records, monkeypatch):
@@ -81,29 +79,31 @@ def test_images_move_while_a_teacher_learns(small, records):
     assert not any(torch.equal(learned[0], other) for other in learned[1:])
 
 
-def test_a_teacher_learns_on_another_device_than_its_images(small, records, subtests):
-    """The meta device refuses, as a GPU does, to compute with what lies on the CPU."""
-    for name, momentum in [
+@every(
+    ("name", "momentum"),
+    [
         ("mlp", "null"),
         ("cnn", "0.9"),
         ("cnn_bn", "null"),
         ("scattering", "null"),
-    ]:
-        with subtests.test(name=name, momentum=momentum):
-            overrides = (
-                f"model.teacher={name}",
-                f"teacher.momentum={momentum}",
-                "teacher.min_steps=2",
-            )
-            config = small(*CENTRAL, *overrides).config
-            meta, drawn = torch.device("meta"), torch.Generator().manual_seed(0)
-            teacher = make_teacher(config, 0, 0)
-            learner = PublicImages(teacher, records.images, config, lambda _, rng=drawn: rng, meta)
-            learner.fit(np.arange(60), fixed(records.labels))
-            assert {tensor.device.type for tensor in teacher.state_dict().values()} == {"meta"}
-            learner._device = torch.device("cpu")  # the control: a batch that stays behind
-            with pytest.raises(RuntimeError, match="meta"):
-                learner.fit(np.arange(60), fixed(records.labels))
+    ],
+)
+def test_a_teacher_learns_on_another_device_than_its_images(small, records, name, momentum):
+    """The meta device refuses, as a GPU does, to compute with what lies on the CPU."""
+    overrides = (
+        f"model.teacher={name}",
+        f"teacher.momentum={momentum}",
+        "teacher.min_steps=2",
+    )
+    config = small(*CENTRAL, *overrides).config
+    meta, drawn = torch.device("meta"), torch.Generator().manual_seed(0)
+    teacher = make_teacher(config, 0, 0)
+    learner = PublicImages(teacher, records.images, config, lambda _, rng=drawn: rng, meta)
+    learner.fit(np.arange(60), fixed(records.labels))
+    assert {tensor.device.type for tensor in teacher.state_dict().values()} == {"meta"}
+    learner._device = torch.device("cpu")  # the control: a batch that stays behind
+    with pytest.raises(RuntimeError, match="meta"):
+        learner.fit(np.arange(60), fixed(records.labels))
 
 
 def test_every_fit_has_batches_of_its_own(small, records):
@@ -144,28 +144,27 @@ class Blind(LabelPrivate):
         learner.fit(np.arange(len(labels)), fixed((4 * drawn).astype(np.int64)))
 
 
-def test_batches_follow_no_label_and_the_noise_follows_all(small, records, subtests):
+@every("noisy", [False, True])
+@every("secret", [None, SecretStreams(bytes(32))])
+def test_batches_follow_no_label_and_the_noise_follows_all(small, records, noisy, secret):
     """A batch order that depends on labels would reveal them to anyone who has the seed."""
-    for noisy in [False, True]:
-        for secret in [None, SecretStreams(bytes(32))]:
-            with subtests.test(secret=secret, noisy=noisy):
-                config = small(*CENTRAL).config
-                other = records.labels.copy()
-                other[17] = (other[17] + 1) % 10
-                trained = [
-                    Teachers(
-                        config,
-                        Blind(noisy),
-                        0,
-                        Split(records.images, labels),
-                        np.arange(60),
-                        secret,
-                    )
-                    for labels in (records.labels, other)
-                ]
-                one, two = (weights(teachers.models[0]) for teachers in trained)
-                assert torch.equal(one, two) == (not noisy)
-                assert trained[0].identity != trained[1].identity
+    config = small(*CENTRAL).config
+    other = records.labels.copy()
+    other[17] = (other[17] + 1) % 10
+    trained = [
+        Teachers(
+            config,
+            Blind(noisy),
+            0,
+            Split(records.images, labels),
+            np.arange(60),
+            secret,
+        )
+        for labels in (records.labels, other)
+    ]
+    one, two = (weights(teachers.models[0]) for teachers in trained)
+    assert torch.equal(one, two) == (not noisy)
+    assert trained[0].identity != trained[1].identity
 
 
 def test_an_empty_shard_has_no_teacher_as_with_a_plain_training(small, records):

@@ -20,7 +20,9 @@ from fed_dpsd.privacy.accounting import epsilon
 from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
 from fed_dpsd.protocol import Refusal, Response
+from tests.every import every
 from tests.hospitals import answer, request, site_file
+from tests.ledgers import entries_of
 from tests.proofs import spent
 from tests.server.test_scores import two_digits
 
@@ -117,8 +119,9 @@ def test_records_without_patients_are_an_error_before_anything_is_trained(small,
         make(small(*MADE_UP), replace(records, patients=None))
 
 
-def test_a_configuration_whose_patients_are_missing_is_refused(small, subtests):
-    for overrides, problem in [
+@every(
+    ("overrides", "problem"),
+    [
         (
             BY_PATIENT,
             r"training.unit=patient: .*data.patient_column, or data.records_per_patient=N",
@@ -132,9 +135,11 @@ def test_a_configuration_whose_patients_are_missing_is_refused(small, subtests):
             ("data.records_per_patient=2", "data.patient_column=who"),
             "records_per_patient=2 makes up patients, and patient_column=who names them",
         ),
-    ]:
-        with subtests.test(problem), pytest.raises(ConfigError, match=problem):
-            small(*overrides)
+    ],
+)
+def test_a_configuration_whose_patients_are_missing_is_refused(small, overrides, problem):
+    with pytest.raises(ConfigError, match=problem):
+        small(*overrides)
 
 
 def test_a_known_patient_lies_in_one_shard_of_all_clients(small, tmp_path):
@@ -200,9 +205,7 @@ def test_a_hospitals_ledger_names_the_unit_and_bounds_a_record(deployed, tmp_pat
     hospital = with_patients(tmp_path)
     text = deployed(*BY_PATIENT).to_json()
     assert isinstance(answer(hospital, text, request()), Response)
-    ledger = hospital.ledger
-    with ledger.transaction():
-        training, _ = ledger.entries()
+    training, _ = entries_of(hospital.ledger)
     assert "unit='patient', records_per_patient=3" in training.mechanism
     costs = {
         pair: epsilon(spent([training], *pair, "training"), 1e-5).epsilon
@@ -219,59 +222,50 @@ def test_a_hospitals_ledger_names_the_unit_and_bounds_a_record(deployed, tmp_pat
 # --- what a hospital's file allows ---
 
 
+@every(
+    ("overrides", "known", "changes", "reason"),
+    [
+        (
+            BY_PATIENT,
+            False,
+            {},
+            r"has no patient column; .*`patient_column: COLUMN` under `files:`",
+        ),
+        (
+            BY_PATIENT,
+            True,
+            {"units": ["record"]},
+            r"only by record; .*`units: \[record, patient\]`",
+        ),
+        (
+            PRIVATE,
+            True,
+            {"units": ["patient"]},
+            r"only by patient; .*`units: \[patient, record\]`",
+        ),
+        (PRIVATE, True, {"units": []}, r"only by none; .*`units: \[record\]`"),
+        (
+            (*PRIVATE, "training.unit=patient", "training.records_per_patient=17"),
+            *(True, {}, "training.records_per_patient is at most 16"),
+        ),
+        (
+            *(BY_PATIENT, True, {"limits": {"training.records_per_patient": 2}}),
+            "training.records_per_patient is at most 2",
+        ),
+    ],
+)
 def test_a_unit_that_a_file_does_not_allow_is_refused_and_not_charged(
-    deployed, tmp_path, monkeypatch, subtests
+    deployed, tmp_path, monkeypatch, overrides, known, changes, reason
 ):
-    for number, (overrides, known, changes, reason) in enumerate(
-        [
-            (
-                BY_PATIENT,
-                False,
-                {},
-                r"has no patient column; .*`patient_column: COLUMN` under `files:`",
-            ),
-            (
-                BY_PATIENT,
-                True,
-                {"units": ["record"]},
-                r"only by record; .*`units: \[record, patient\]`",
-            ),
-            (
-                PRIVATE,
-                True,
-                {"units": ["patient"]},
-                r"only by patient; .*`units: \[patient, record\]`",
-            ),
-            (PRIVATE, True, {"units": []}, r"only by none; .*`units: \[record\]`"),
-            (
-                (*PRIVATE, "training.unit=patient", "training.records_per_patient=17"),
-                *(True, {}, "training.records_per_patient is at most 16"),
-            ),
-            (
-                *(BY_PATIENT, True, {"limits": {"training.records_per_patient": 2}}),
-                "training.records_per_patient is at most 2",
-            ),
-        ]
-    ):
-        with (
-            subtests.test(overrides=overrides, known=known, changes=changes, reason=reason),
-            monkeypatch.context() as patch,
-        ):
-            folder = tmp_path / f"{number}"
-            folder.mkdir()
-            patch.setattr(DPSGD, "train", lambda *_: pytest.fail("it was trained"))
-            folder = folder / "hospital"
-            hospital = (
-                with_patients(folder, **changes)
-                if known
-                else hospitals.open_file(site_file(folder))
-            )
-            refusal = answer(hospital, deployed(*overrides).to_json(), request())
-            assert isinstance(refusal, Refusal)
-            assert re.search(reason, refusal.reason)
-            ledger = hospital.ledger
-            with ledger.transaction():
-                assert not ledger.entries()
+    monkeypatch.setattr(DPSGD, "train", lambda *_: pytest.fail("it was trained"))
+    tmp_path = tmp_path / "hospital"
+    hospital = (
+        with_patients(tmp_path, **changes) if known else hospitals.open_file(site_file(tmp_path))
+    )
+    refusal = answer(hospital, deployed(*overrides).to_json(), request())
+    assert isinstance(refusal, Refusal)
+    assert re.search(reason, refusal.reason)
+    assert not entries_of(hospital.ledger)
 
 
 def test_units_are_about_trainings_only(deployed, tmp_path):

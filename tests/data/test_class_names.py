@@ -171,21 +171,6 @@ def test_every_reader_and_both_sides_agree_on_every_class(tmp_path, seed):
 # --- lists that differ ---
 
 
-def test_twelve_folders_of_numbers_and_a_table_have_one_order(tmp_path):
-    """F6: folders were numbered as text, tables by value."""
-    rows = ["image,label"]
-    for number in range(12):
-        shades(tmp_path / "test", **{str(number): [number]})
-        Image.new("L", (8, 8), 100 + number).save(tmp_path / f"{number}.png")
-        rows.append(f"{number}.png,{number}")
-    (tmp_path / "train.csv").write_text("\n".join(rows))
-    data = datasets.load(bound(tmp_path, tmp_path), tmp_path / "cache")
-    assert dict(zip(data.train.images[:, 0, 0, 0], data.train.labels, strict=True)) == {
-        100 + number: number for number in range(12)
-    }
-    assert (data.test.images[:, 0, 0, 0] == data.test.labels).all()
-
-
 def test_a_class_that_one_split_alone_has_is_named(tmp_path):
     shades(tmp_path / "train", cat=[1], dog=[2])
     shades(tmp_path / "test", cat=[3], dog=[4], cow=[5])

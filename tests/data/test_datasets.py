@@ -25,7 +25,6 @@ from tests.data.files import (
     shades,
     table,
 )
-from tests.server.test_run import complete
 
 CONFIG = DataConfig("folder", None, None, "image", "label", None, (1, 8, 8), 3)
 
@@ -293,14 +292,3 @@ def test_labels_come_from_one_place(tmp_path):
     for override, expected in cases:
         with pytest.raises(ConfigError, match=expected):
             set_up(compose(["data=celeba_hair", override]), tmp_path)
-
-
-def test_a_run_on_the_attributes_of_parquet_files_completes(small, tmp_path):
-    pictures = [png((60 * (i % 4), 0, 0), (178, 218), "RGB") for i in range(12)]
-    experiment = small(
-        *("data=celeba_hair", f"data.path={parquet(tmp_path / 'data', pictures, **FACES)}"),
-        *("partition=iid", "rounds=1", "queries_per_round=8", "method.batch_size=8", "answers.k=3"),
-    )
-    _, summary, _ = complete(experiment)
-    assert summary["status"] == "completed"
-    assert summary["accuracy"]["evaluated_on"].startswith("9 test images of celeba_hair")

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fed_dpsd.client import records
 from fed_dpsd.config.compose import compose
 from fed_dpsd.data import datasets
 from fed_dpsd.errors import ConfigError, UserError
@@ -240,24 +239,6 @@ def test_a_table_of_the_hub_that_is_not_read_is_refused(tmp_path):
 
 
 # --- pictures ---
-
-
-def test_pictures_are_read_as_a_hospital_reads_them(tmp_path):
-    """Pictures of various sizes, modes and formats."""
-    folder = shapes.write_shapes(tmp_path / "pictures", 12)
-    config = set_up(compose(["data=imagefolder", f"data.path={folder}"]), tmp_path).config.data
-    data = datasets.load(config, tmp_path / "cache")
-    files = records.HospitalFiles(str(folder), "image", "label", None, False)
-    theirs = records.read(files, config.shape, shapes.CLASSES).records
-
-    def rows(*splits):
-        return sorted(
-            (int(label), image.tobytes())
-            for split in splits
-            for label, image in zip(split.labels, split.images, strict=True)
-        )
-
-    assert rows(data.train, data.test) == rows(theirs)
 
 
 def test_broken_pictures_are_reported_once_and_the_others_used(tmp_path, said):

@@ -15,19 +15,14 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
-from fed_dpsd.accounts.card import plan_of, privacy_card
 from fed_dpsd.classes import numbering
 from fed_dpsd.client import records as hospitals
 from fed_dpsd.client.teachers import assign_shards
 from fed_dpsd.config import DataConfig
 from fed_dpsd.data import datasets, partition
 from fed_dpsd.data.intake import hash64
-from fed_dpsd.engines.clients import open_site
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import from_overrides, load_data
-from fed_dpsd.papers.lp_mst import LPMST
-from fed_dpsd.privacy.accounting import epsilon
-from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.training import places_of
 
 CLASSES = ("cat", "cow", "dog")
@@ -418,138 +413,7 @@ def test_a_patients_first_records_are_chosen_by_their_own_digests(tmp_path, monk
     assert fewer == {patient: own for patient, own in before.items() if patient != hash64("p3")}
 
 
-# --- what the commands print ---
-
-
-def central(tmp_path, name, records, *overrides):
-    """An experiment in one place on an undivided folder, and the records of its one teacher."""
-    path = folder(tmp_path / name, records)
-    experiment = from_overrides(
-        [
-            *("method=central", "data=imagefolder", f"data.path={path}", "data.shape=[1,8,8]"),
-            *("noise=secure", f"cache={tmp_path / name}-cache", *overrides),
-        ],
-        tmp_path,
-    )
-    site = open_site(experiment, 0, tmp_path / f"{name}-run")
-    (shard,) = site._teachers._shards
-    return experiment, site, shard
-
-
-LABEL = ("training=lp_2st", "training.epsilon=1")
-
-
-def test_a_labels_printed_epsilon_is_that_of_neighbouring_folders(tmp_path):
-    """A file moves to another class's folder: one label differs, and nothing else of the input."""
-    _, _, before = central(tmp_path, "before", RECORDS, *LABEL)
-    seen = {image.tobytes() for image in before.images}
-    record = next(record for record in RECORDS[20:] if record.row[0] in seen)
-    records = changed("relabelled", record, 100)
-    experiment, _, after = central(tmp_path, "after", records, *LABEL)
-    assert (before.images == after.images).all()
-    (place,) = np.flatnonzero(before.labels != after.labels)
-
-    printed = privacy_card(experiment, plan_of(experiment))["label"]
-    assert (printed["trust"], printed["delta"]) == ("nobody", 0)
-    training = experiment.training
-    assert isinstance(training, LPMST)
-    # The worst case over many priors is about two labels without other candidates.
-    priors = np.random.default_rng(0).dirichlet([0.1] * 3, (2_000, len(before)))
-    pair = np.full((1, len(before), 3), 1e-9)
-    pair[..., [before.labels[place], after.labels[place]]] = 0.5
-    largest = 0.0
-    for prior in (*priors, *pair):
-        laws = training.law(before.labels, prior), training.law(after.labels, prior)
-        assert (np.delete(laws[0], place, 0) == np.delete(laws[1], place, 0)).all()
-        possible = laws[0][place] > 0
-        assert (possible == (laws[1][place] > 0)).all()
-        ratios = np.log(laws[0][place][possible] / laws[1][place][possible])
-        largest = max(largest, np.abs(ratios).max())
-    assert 0.999 * printed["epsilon"] < largest <= printed["epsilon"] == pytest.approx(1, rel=1e-6)
-
-
-def test_control_the_old_split_moves_images_when_a_label_changes(tmp_path, monkeypatch):
-    monkeypatch.setattr(datasets, "divide", by_position)
-    _, _, before = central(tmp_path, "before", RECORDS, *LABEL)
-    records = changed("relabelled", RECORDS[20], 100)
-    _, _, after = central(tmp_path, "after", records, *LABEL)
-    images = [Counter(image.tobytes() for image in split.images) for split in (before, after)]
-    assert images[0] != images[1]
-
-
-STEP = ("training=dp_sgd", "training.steps=1", "model=scattering")
-
-
-def summed(monkeypatch, site):
-    """The sum of clipped gradients of the first step, in bounds, before its noise."""
-    parts = []
-
-    def noisy(self, total, size, rng):
-        parts.append(total.numpy().ravel().copy())
-        return total.float()
-
-    with monkeypatch.context() as patch:
-        patch.setattr(DPSGD, "_noisy", noisy)
-        site._teachers._load_or_train(0)
-    return np.concatenate(parts)
-
-
-@pytest.mark.parametrize("rule", ["own identity", "control: by position"])
-def test_a_records_printed_epsilon_is_that_of_neighbouring_folders(tmp_path, monkeypatch, rule):
-    """One image more: the step's sum moves by one bound at most, which the event takes."""
-    if rule.startswith("control"):
-        monkeypatch.setattr(datasets, "divide", by_position)
-    experiment, site, before = central(tmp_path, "before", RECORDS, *STEP)
-    first, distances = summed(monkeypatch, site), []
-    for number in (100, 101):
-        records = changed("added", RECORDS[20], number)
-        _, other, after = central(tmp_path, f"after{number}", records, *STEP)
-        if rule == "own identity":
-            came = len(after) - len(before)
-            assert came in (0, 1)
-            images = [Counter(i.tobytes() for i in s.images) for s in (before, after)]
-            assert not images[0] - images[1]
-            assert (images[1] - images[0]).total() == came
-        distances.append(np.linalg.norm(first - summed(monkeypatch, other)))
-    assert max(distances) > 0
-    assert (max(distances) <= 1) == (rule == "own identity")
-
-    event = experiment.training.event("record", "add_remove")
-    expected = epsilon(event, experiment.config.privacy.delta).epsilon
-    (printed,) = (
-        row
-        for row in privacy_card(experiment, plan_of(experiment))["proven"]
-        if (row["unit"], row["relation"]) == ("record", "add_remove")
-    )
-    assert printed["epsilon"] == pytest.approx(expected, rel=1e-6)
-
-
-def test_a_simulated_clients_shards_follow_the_images(tmp_path):
-    """Of four teachers one sees the image that was added, and the others' records stay."""
-    overrides = ("training=dp_sgd", f"teachers_per_client={SHARDS}", "model=scattering")
-
-    def shards(name, records):
-        path = folder(tmp_path / name, records)
-        experiment = from_overrides(
-            [
-                *("num_clients=1", "data=imagefolder", f"data.path={path}", "data.shape=[1,8,8]"),
-                *(f"cache={tmp_path / name}-cache", *overrides),
-            ],
-            tmp_path,
-        )
-        return open_site(experiment, 0, tmp_path / f"{name}-run")._teachers._shards
-
-    before = shards("before", RECORDS)
-    touched = []
-    for number in (100, 101, 102, 103):
-        after = shards(f"after{number}", changed("added", RECORDS[20], number))
-        differ = [
-            len(a) != len(b) or (a.images != b.images).any()
-            for a, b in zip(before, after, strict=True)
-        ]
-        touched.append(sum(differ))
-    assert set(touched) <= {0, 1}
-    assert max(touched) == 1
+# --- files that are named twice ---
 
 
 def named_twice(tmp_path, how):

@@ -36,21 +36,6 @@ def test_dirichlet_shares_are_disjoint_and_exhaustive(num_clients, alpha, seed, 
     assert len(shares) == num_clients
 
 
-def test_alpha_says_how_far_from_iid():
-    def spread(alpha):
-        shares = split(Dirichlet(0, alpha, False, 1), LABELS, 5)
-        counts = np.array([np.bincount(LABELS[share], minlength=10) for share in shares])
-        return counts.std()
-
-    assert spread(0.1) > 2 * spread(1.0) > 4 * spread(1000.0)
-
-
-def test_self_balancing_keeps_shares_near_their_mean():
-    shares = split(Dirichlet(0, 0.1, True, 1), LABELS, 5)
-    free = split(Dirichlet(0, 0.1, False, 1), LABELS, 5)
-    assert np.std([len(s) for s in shares]) < np.std([len(s) for s in free])
-
-
 def test_iid_shares_are_equal_and_shuffled():
     shares = split(IID(0), LABELS, 5)
     check(shares, len(LABELS))

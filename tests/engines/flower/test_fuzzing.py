@@ -37,6 +37,7 @@ from tests.hospitals import (
     site_file,
     summing,
 )
+from tests.ledgers import entries_of
 
 pytestmark = pytest.mark.no_cover  # shorter tests run the same lines, and count them
 
@@ -151,9 +152,7 @@ def run(examples, test):
 
 def asks_of(file):
     """Digests of the requests that a hospital was charged for."""
-    ledger = open_file(file).ledger
-    with ledger.transaction():
-        return [entry.request for entry in ledger.entries()]
+    return [entry.request for entry in entries_of(open_file(file).ledger)]
 
 
 @pytest.mark.parametrize("examples", EXAMPLES)

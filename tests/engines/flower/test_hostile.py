@@ -86,15 +86,6 @@ def test_a_hospital_trains_for_no_request_that_it_would_refuse(
     assert bool(charges(hospital)) == (admitted and overrides == COUNTS)
 
 
-def test_a_charged_request_is_answered_again_after_the_budget_is_spent(deployed, tmp_path):
-    hospital = hospitals.open_file(site_file(tmp_path))
-    text = deployed(*PLAIN).to_json()
-    first = answer(hospital, text, request())
-    spent = replace(hospital, budget=0.0)
-    assert np.array_equal(answer(spent, text, request()).values, first.values)
-    assert isinstance(answer(spent, text, request(2)), Refusal)
-
-
 def test_old_teachers_are_deleted(deployed, tmp_path, monkeypatch):
     monkeypatch.setattr(hospitals, "KEPT", 2)
     hospital = hospitals.open_file(site_file(tmp_path))
@@ -127,17 +118,6 @@ def test_requests_without_images_count_too(deployed, tmp_path):
     assert charges(hospital) == ["training", "counts"]
     assert isinstance(answer(replace(hospital, queries=4), other, asked), Response)
     assert charges(hospital) == 2 * ["training", "counts"]
-
-
-def test_noisy_counts_are_drawn_and_charged_once(deployed, tmp_path):
-    """However often they are asked for: the mean of many draws would be the exact counts."""
-    hospital = hospitals.open_file(site_file(tmp_path, queries=2))
-    text = deployed(*COUNTS).to_json()
-    asked = [imageless("counts", number) for number in range(3)]
-    first, *others = (answer(hospital, text, each).values for each in asked)
-    assert not np.array_equal(first, np.round(first))
-    assert all(np.array_equal(other, first) for other in others)
-    assert charges(hospital) == ["training", "counts"]
 
 
 def test_a_reason_is_one_printable_line(deployed, tmp_path, caplog):

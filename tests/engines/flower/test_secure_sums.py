@@ -26,6 +26,7 @@ from tests.hospitals import (
     request,
     summing,
 )
+from tests.ledgers import entries_of
 from tests.privacy.ideals import ideal
 
 
@@ -84,9 +85,7 @@ def test_responses_are_counted_in_a_secure_sum(deployed, tmp_path):
         classes = site.sensitive_probabilities(request().images)[0].argmax(1)
         expected[np.arange(16), classes] += 1
     assert np.array_equal(total.sum, expected)
-    ledger = hospitals.open_file(files[0]).ledger
-    with ledger.transaction():
-        (entry,) = ledger.entries()
+    (entry,) = entries_of(hospitals.open_file(files[0]).ledger)
     cost = ideal(entry.costs["record", "replace_one"])
     assert cost == ShuffledResponseDpEvent(20.0, 10, 2)
     assert entry.trust == "threshold"
@@ -230,8 +229,7 @@ def test_no_answer_is_in_two_sums_where_the_federation_grows(deployed, tmp_path)
         )
         site = hospital.open(hospital.experiment(experiment.to_json(), 16), "run")
         assert isinstance(sites.answer(experiment.method, request(), site), Response)
-        with site.ledger.transaction():
-            kept.append([entry.digest for entry in site.ledger.entries()])
+        kept.append([entry.digest for entry in entries_of(site.ledger)])
     assert [len(digests) for digests in kept] == [1, 2]
 
 

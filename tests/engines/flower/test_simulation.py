@@ -194,25 +194,6 @@ def test_flower_run_as_typed_on_a_fresh_clone(tmp_path, mark):
 
 
 @slow
-def test_flat_keys_of_flower_run_give_the_bits_of_the_command_line(tmp_path, mark):
-    """Flower itself rejects a key that is not declared, without naming it."""
-    flat = 'num_clients=2 method="fedprox" data="digits" model="cnn" training="plain" seed=3 '
-    flat += f'rounds=2 out="{tmp_path}/runs" '
-    flat += 'overrides="teacher.min_steps=20 method.proximal_weight=1"'
-    output, (run, *_) = as_typed(tmp_path, flat, mark)
-    assert run["status"] == "finished:completed", output[-3000:]
-    (folder,) = (tmp_path / "runs").iterdir()
-    typed = ["num_clients=2", "method=fedprox", "data=digits", "model=cnn", "training=plain"]
-    typed += ["seed=3", "rounds=2", "teacher.min_steps=20", "method.proximal_weight=1"]
-    local = api.run(*typed, *places(tmp_path / "local"), progress=False)
-    assert summary(folder)["student_sha256"] == local.summary["student_sha256"]
-    (tmp_path / "again").mkdir()  # whose Flower knows no earlier run
-    output, runs = as_typed(tmp_path / "again", "rouns=3", mark)
-    assert "Invalid run configuration" in output
-    assert not runs
-
-
-@slow
 @pytest.mark.ci
 def test_the_wheel_gives_the_same_bits_on_both_engines_next_to_another_flower_app(tmp_path):
     program = with_wheel(tmp_path)
@@ -233,22 +214,6 @@ def test_the_wheel_gives_the_same_bits_on_both_engines_next_to_another_flower_ap
         hashes.add(found["student_sha256"])
         shutil.rmtree(tmp_path / "cache" / "teachers")
     assert len(hashes) == 1
-
-
-SHARED = Placement(("cuda:0", "cuda:1"), 3, 0.5, 2**30, 2**29)
-
-
-@slow
-def test_ray_starts_as_many_clients_as_are_placed_on_gpus(tmp_path, monkeypatch, mark):
-    """Ray is given two GPUs that are not there; the clients compute on the CPU."""
-    monkeypatch.setattr("fed_dpsd.engines.ready.placed", lambda *_: SHARED)
-    seen = []
-
-    def count(_):
-        seen.append(sum("ClientAppActor" in line for line in commands_of(mark)))
-
-    api.run(*SMALL, "num_clients=5", *places(tmp_path), engine="flower", progress=count)
-    assert max(seen) == SHARED.processes
 
 
 @slow

@@ -81,10 +81,7 @@ def early(run_config, program=EARLY):
 @pytest.mark.ci  # a process that imports Flower, for each
 def test_r8_the_first_error_waits_for_nothing():
     for run_config, problem in (
-        ({"data": "mnist", "data_path": "/nowhere"}, "data_path=/nowhere does not exist; give "),
         ({"method": "dnse"}, "method=dnse is unknown; choose one of: "),
-        ({"out": "here"}, "out=here must be an absolute path, since `flwr run`"),
-        ({"resume": "runs/x"}, "resume=runs/x must be an absolute path"),
         ({"resume": "/nowhere"}, "/nowhere is not a run folder (it does not exist); give "),
         ({"num_clients": 0}, "num_clients=0 must be >= 1"),
     ):

@@ -3,14 +3,10 @@
 import math
 
 import pytest
-from dp_accounting import ComposedDpEvent, SelfComposedDpEvent
 
 from fed_dpsd.accounts.card import plan_of, privacy_card
-from fed_dpsd.privacy.accounting import epsilon, prove
-from tests.ledgers import entries_of
-from tests.methods.test_white_box import CLEAR, PRIVATE
-from tests.proofs import bases, by, spent
-from tests.running import finish, not_refused
+from fed_dpsd.privacy.accounting import prove
+from tests.proofs import bases, by
 
 METHODS = ("ensemble", "dense", "co_boosting", "feddf", "fedadi", "feddafl", "fedavg", "fedprox")
 
@@ -46,29 +42,3 @@ def test_weights_prove_nothing_whatever_noise_answers_would_have(small, method):
             assert float(row["epsilon"]) == by(row, "training") == claim
             assert (claim < math.inf) == (row["unit"] == "record")
             assert by(row, "answers") == math.inf
-
-
-def test_every_private_round_is_charged_and_proven(small, tmp_path):
-    """Two rounds cost two training runs; without private training the method is refused."""
-    experiment = small(*PRIVATE, "method=dp_fedavg", "rounds=2")
-    federation, _ = finish(experiment, tmp_path)
-    plan = plan_of(experiment)
-    one = experiment.training.event("record", "add_remove")
-    counts = experiment.training.count_event("record", "add_remove")
-    paid = ComposedDpEvent([SelfComposedDpEvent(one, 2), counts])  # counts are drawn once
-    for site in federation._sites.values():
-        trainings = [e for e in entries_of(site.ledger) if e.kind == "training"]
-        assert [e.event("record", "add_remove") for e in trainings] == [
-            SelfComposedDpEvent(one, 1)
-        ] * 2
-        rest = [e for e in entries_of(site.ledger) if e.kind != "training"]
-        covered = {e.training for e in rest if e.kind != "counts"}
-        assert covered == {e.digest for e in trainings}
-        assert [e.training for e in rest if e.kind == "counts"] == [""]
-        whole = spent(entries_of(site.ledger), "record", "add_remove", "training")
-        assert epsilon(whole, 1e-5) == epsilon(paid, 1e-5)
-    twice = prove(bases(plan)["training"], 1e-5, "record", "add_remove").value
-    assert epsilon(one, 1e-5).epsilon < twice < math.inf
-    assert twice == epsilon(paid, 1e-5).epsilon
-    error = "training=plain: method=dp_fedavg does not support it; use"
-    assert not not_refused(small, [("method=dp_fedavg", error)], *CLEAR)

@@ -166,25 +166,6 @@ def test_teachers_are_weighed_by_counts_only_where_the_student_reads_them(small,
     assert kinds.count("counts") == counts
 
 
-def test_answers_are_summed_over_rounds_and_a_resumed_run_continues_counting(small):
-    experiment = small(*CLEAR, "method=dense", "method.generator_steps=2", "method.latent_size=2")
-    folder = new_run_folder(experiment)
-    lines = []
-
-    def stop_after_two(line):
-        lines.append(line)
-        if line["round"] == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        runs.run(experiment, LocalFederation(experiment, folder), folder, stop_after_two)
-    summary = runs.run(experiment, LocalFederation(experiment, folder), folder, lines.append)
-    asked = 2 * 64  # teachers times images, for each generator step and once for the buffer
-    assert [line["forward_answers"] for line in lines] == [3 * asked, 6 * asked, 9 * asked]
-    assert [line["backward_answers"] for line in lines] == [2 * asked, 4 * asked, 6 * asked]
-    assert summary["queries"]["forward_answers"] == 9 * asked
-
-
 # --- averages ---
 
 

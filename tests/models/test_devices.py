@@ -6,25 +6,27 @@ import torch
 from fed_dpsd.config import require_device
 from fed_dpsd.errors import UserError
 from fed_dpsd.models import devices
+from tests.every import every
 
 
-def test_a_device_that_is_not_there_is_named_with_what_is(subtests):
-    for name, count, said in [
+@every(
+    ("name", "count", "said"),
+    [
         ("cuda", 0, "client_device=cuda: this machine has no usable GPU; use client_device=auto"),
         ("cuda:0", 0, "client_device=cuda:0: this machine has no usable GPU"),
         ("cuda:3", 2, "client_device=cuda:3: this machine has only cuda:0 and cuda:1; use client"),
         ("cuda:1", 1, "this machine has only cuda:0; use client_device=cuda:0, auto or cpu"),
-    ]:
-        with subtests.test(name=name, count=count, said=said):
-            with pytest.raises(UserError, match=said) as error:
-                require_device("client_device", name, count)
-            assert "\n" not in str(error.value)
+    ],
+)
+def test_a_device_that_is_not_there_is_named_with_what_is(name, count, said):
+    with pytest.raises(UserError, match=said) as error:
+        require_device("client_device", name, count)
+    assert "\n" not in str(error.value)
 
 
-def test_a_device_that_is_there_is_none_to_speak_of(subtests):
-    for name, count in [("auto", 0), ("cpu", 0), ("auto", 2), ("cuda", 1), ("cuda:1", 2)]:
-        with subtests.test(name=name, count=count):
-            require_device("client_device", name, count)
+@every(("name", "count"), [("auto", 0), ("cpu", 0), ("auto", 2), ("cuda", 1), ("cuda:1", 2)])
+def test_a_device_that_is_there_is_none_to_speak_of(name, count):
+    require_device("client_device", name, count)
 
 
 def test_auto_is_a_gpu_where_there_is_one(monkeypatch):

@@ -1,19 +1,17 @@
 """Losses, weights, predictions and pictures that are not finite."""
 
-import ast
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-import fed_dpsd
 from fed_dpsd.errors import Diverged, UserError
 from fed_dpsd.models import initialise
 from fed_dpsd.models.classifiers import CLASSIFIERS
 from fed_dpsd.models.divergence import check_losses, is_finite
 from fed_dpsd.models.inference import to_bytes
+from tests.every import every
 
 SHAPE = (1, 8, 8)
 RATES = {"method.student_learning_rate": 1e30}
@@ -46,20 +44,19 @@ def test_several_keys_and_none_are_named():
     assert str(Diverged("x", {})) == "training diverged: x; lower its learning rate"
 
 
-def test_one_weight_that_is_not_finite_is_found_in_any_place(subtests):
+@every("value", [math.nan, math.inf, -math.inf])
+@every("name", ["cnn", "cnn_bn", "mlp", "scattering"])
+def test_one_weight_that_is_not_finite_is_found_in_any_place(value, name):
     """Also in a bias before a layer that would hide it, and in the statistics of BatchNorm."""
-    for value in [math.nan, math.inf, -math.inf]:
-        for name in ["cnn", "cnn_bn", "mlp", "scattering"]:
-            with subtests.test(name=name, value=value):
-                model = classifier(name)
-                assert is_finite(model, SHAPE)
-                for key, tensor in model.state_dict().items():
-                    if tensor.is_floating_point():
-                        state = {k: t.clone() for k, t in model.state_dict().items()}
-                        state[key][(-1,) * tensor.ndim] = value
-                        broken = classifier(name)
-                        broken.load_state_dict(state)
-                        assert not is_finite(broken, SHAPE), key
+    model = classifier(name)
+    assert is_finite(model, SHAPE)
+    for key, tensor in model.state_dict().items():
+        if tensor.is_floating_point():
+            state = {k: t.clone() for k, t in model.state_dict().items()}
+            state[key][(-1,) * tensor.ndim] = value
+            broken = classifier(name)
+            broken.load_state_dict(state)
+            assert not is_finite(broken, SHAPE), key
 
 
 def test_finite_weights_with_predictions_that_are_not_are_found():
@@ -71,45 +68,10 @@ def test_finite_weights_with_predictions_that_are_not_are_found():
     assert not is_finite(model, SHAPE)
 
 
-def test_pixels_that_are_not_finite_are_no_bytes(subtests):
-    for value in [math.nan, math.inf]:
-        with subtests.test(value=value):
-            pixels = torch.rand((2, *SHAPE), generator=torch.Generator().manual_seed(0))
-            assert np.array_equal(to_bytes(pixels), (pixels * 255).round().byte().numpy())
-            pixels[1, 0, 3, 3] = value
-            with pytest.raises(Diverged, match=r"images.* are NaN or infinite; lower a \(now 1\)"):
-                to_bytes(pixels, {"a": 1.0})
-
-
-# Their losses belong to records that noise protects, or to a user's own attack or measurement.
-UNCHECKED = {
-    "client/learning.py": ["fit"],  # returned by `train`; `Teachers` has them checked
-    "privacy/dp_sgd.py": ["_train_linear", "_train_network"],
-    "papers/dp_gan.py": ["train_generator", "losses"],
-    "papers/gep.py": ["train"],
-    "papers/gs_wgan.py": ["step"],
-    "papers/output_gradient.py": ["train"],
-    "papers/taught_generative.py": ["learn"],
-    "audits/inversion.py": ["fredrikson", "generative"],
-    "benchmarks/flower_fedavg.py": ["train"],
-}
-
-
-def unchecked(source):
-    """The functions that take an optimiser's step and check no loss."""
-    found = []
-    for function in ast.walk(ast.parse(source)):
-        if isinstance(function, ast.FunctionDef):
-            calls = [node.func for node in ast.walk(function) if isinstance(node, ast.Call)]
-            steps = [call for call in calls if ast.unparse(call).endswith("optimiser.step")]
-            if steps and not any(ast.unparse(call) == "check_losses" for call in calls):
-                found.append(function.name)
-    return found
-
-
-def test_every_training_checks_its_losses_or_is_listed():
-    package = Path(fed_dpsd.__file__).parent
-    found = {str(p.relative_to(package)): unchecked(p.read_text()) for p in package.rglob("*.py")}
-    assert {path: names for path, names in found.items() if names} == UNCHECKED
-    assert unchecked("def learn():\n    for _ in x:\n        optimiser.step()") == ["learn"]
-    assert not unchecked("def learn():\n    optimiser.step()\n    check_losses(seen)")
+@every("value", [math.nan, math.inf])
+def test_pixels_that_are_not_finite_are_no_bytes(value):
+    pixels = torch.rand((2, *SHAPE), generator=torch.Generator().manual_seed(0))
+    assert np.array_equal(to_bytes(pixels), (pixels * 255).round().byte().numpy())
+    pixels[1, 0, 3, 3] = value
+    with pytest.raises(Diverged, match=r"images.* are NaN or infinite; lower a \(now 1\)"):
+        to_bytes(pixels, {"a": 1.0})

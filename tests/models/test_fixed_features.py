@@ -15,12 +15,11 @@ from fed_dpsd.models.patches import Patches
 from fed_dpsd.models.scattering import Scattering
 from fed_dpsd.progress import listening
 from fed_dpsd.streams import Streams
+from tests.every import every
 from tests.listeners import Counting
 
 pytestmark = pytest.mark.usefixtures("few_examples")
 SMALL = (1, 8, 8)
-KINDS = [Scattering, Patches]
-every_kind = pytest.mark.parametrize("kind", KINDS)
 # Patterns of patches take a second to fit, and more for each size or number of threads.
 scattering_daily = pytest.mark.parametrize(
     "kind", [Scattering, pytest.param(Patches, marks=pytest.mark.slow)]
@@ -54,34 +53,24 @@ def empty_memory(request):
     return make
 
 
-def test_images_of_any_shape_have_as_many_features_as_said_at_length_one(subtests):
-    for kind, shape, most in [
+@every(
+    ("kind", "shape", "most"),
+    [
         (Scattering, SMALL, 68),
         (Scattering, (1, 28, 28), 833),
         (Scattering, (3, 32, 32), 3_264),
         (Patches, SMALL, 2_304),
         (Patches, (1, 29, 29), 2_304),
         (Patches, (3, 32, 32), 2_304),
-    ]:
-        with subtests.test(kind=kind, shape=shape, most=most):
-            images = pixels(drawn(3, shape))
-            rows = kind.coefficients(images)
-            assert rows.shape == (3, most)
-            assert kind.num_coefficients(shape) == most
-            assert kind(shape, 10_000).num_features == most
-            assert rows.norm(dim=1) == pytest.approx([1, 1, 1], rel=1e-5)
-
-
-@pytest.mark.slow
-@every_kind
-def test_a_row_has_root_mean_square_one_whatever_the_image(kind, subtests):
-    for shape in [SMALL, (3, 8, 8)]:
-        with subtests.test(shape=shape):
-            images = np.concatenate([drawn(6, shape), np.zeros((1, *shape), np.uint8)])
-            images = np.concatenate([images, np.full((1, *shape), 255, np.uint8)])
-            features = kind(shape, 64)(pixels(images))
-            assert features.shape == (8, 64)
-            assert features.square().mean(1).sqrt() == pytest.approx(np.ones(8), rel=1e-5)
+    ],
+)
+def test_images_of_any_shape_have_as_many_features_as_said_at_length_one(kind, shape, most):
+    images = pixels(drawn(3, shape))
+    rows = kind.coefficients(images)
+    assert rows.shape == (3, most)
+    assert kind.num_coefficients(shape) == most
+    assert kind(shape, 10_000).num_features == most
+    assert rows.norm(dim=1) == pytest.approx([1, 1, 1], rel=1e-5)
 
 
 @scattering_daily
@@ -93,15 +82,14 @@ def test_no_image_has_no_features(kind):
     assert take(slice(None)).shape == (0, 64)
 
 
-def test_nothing_learns_but_the_linear_layer(subtests):
-    for name in ["scattering", "patches"]:
-        with subtests.test(name=name):
-            model = classifier(name)
-            assert not list(model.backbone.parameters())
-            assert model.fixed
-            assert not classifier("cnn").fixed
-            assert set(model.state_dict()) == {"classifier.weight", "classifier.bias"}
-            assert model.classifier.weight.shape == (10, 64)
+@every("name", ["scattering", "patches"])
+def test_nothing_learns_but_the_linear_layer(name):
+    model = classifier(name)
+    assert not list(model.backbone.parameters())
+    assert model.fixed
+    assert not classifier("cnn").fixed
+    assert set(model.state_dict()) == {"classifier.weight", "classifier.bias"}
+    assert model.classifier.weight.shape == (10, 64)
 
 
 def test_a_folder_keeps_the_bits_of_whitening(tmp_path, monkeypatch):

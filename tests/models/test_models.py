@@ -19,6 +19,7 @@ from fed_dpsd.models.classifiers import CLASSIFIERS, TemperedSigmoid
 from fed_dpsd.models.generators import Generator, UpConvolution
 from fed_dpsd.models.torchvision_networks import GROUP_FORMS, NETWORKS
 from fed_dpsd.streams import Streams
+from tests.every import every
 
 pytestmark = pytest.mark.usefixtures("few_examples")
 OWN = [name for name in CLASSIFIERS if name not in {*NETWORKS, *GROUP_FORMS.values()}]
@@ -40,16 +41,18 @@ OTHERS.append(("scattering", (3, 16, 16)))
         pytest.param([LONG], marks=[pytest.mark.slow, pytest.mark.ci]),
     ],
 )
-def test_classifiers_take_any_shape(cases, subtests):
-    for name, shape in cases:
-        with subtests.test(name=name, shape=shape):
-            build = functools.partial(CLASSIFIERS[name], shape, 7, 4)
-            model = initialise(build, Streams(0).torch("model"))
-            images = torch.rand((5, *shape), generator=Streams(0).torch("images"))
-            logits = model(images)
-            assert logits.shape == (5, 7)
-            assert torch.equal(model.classifier(model.features(images)), logits)
-            assert logits.std() > 0
+def test_classifiers_take_any_shape(cases):
+    @every(("name", "shape"), cases)
+    def of_case(name, shape):
+        build = functools.partial(CLASSIFIERS[name], shape, 7, 4)
+        model = initialise(build, Streams(0).torch("model"))
+        images = torch.rand((5, *shape), generator=Streams(0).torch("images"))
+        logits = model(images)
+        assert logits.shape == (5, 7)
+        assert torch.equal(model.classifier(model.features(images)), logits)
+        assert logits.std() > 0
+
+    of_case()
 
 
 def test_tempered_sigmoids_are_scaled_and_shifted_sigmoids_of_which_tanh_is_one():
@@ -81,23 +84,22 @@ def test_weights_follow_xaviers_rule():
     assert (layer.bias == 0).all()
 
 
-def test_generators_draw_high_contrast_images_in_range(subtests):
-    for shape in SHAPES:
-        with subtests.test(shape=shape):
-            streams = Streams(0)
-            build = functools.partial(Generator, shape, 6, 4)
-            generator = initialise(build, streams.torch("generator"))
-            latents = torch.randn((16, 6), generator=streams.torch("latents"))
-            spreads, means = [], []
-            for number in range(20):
-                generator.start(streams.torch("start", query_id=number))
-                images = generator(latents)
-                assert images.shape == (16, *shape)
-                assert 0 <= images.min() < images.max() <= 1
-                spreads.append(images.std().item())
-                means.append(images.mean().item())
-            assert max(spreads) > 0.3  # a uniform grey image has 0, a fair coin 0.5
-            assert min(means) < 0.25 < 0.6 < max(means)
+@every("shape", SHAPES)
+def test_generators_draw_high_contrast_images_in_range(shape):
+    streams = Streams(0)
+    build = functools.partial(Generator, shape, 6, 4)
+    generator = initialise(build, streams.torch("generator"))
+    latents = torch.randn((16, 6), generator=streams.torch("latents"))
+    spreads, means = [], []
+    for number in range(20):
+        generator.start(streams.torch("start", query_id=number))
+        images = generator(latents)
+        assert images.shape == (16, *shape)
+        assert 0 <= images.min() < images.max() <= 1
+        spreads.append(images.std().item())
+        means.append(images.mean().item())
+    assert max(spreads) > 0.3  # a uniform grey image has 0, a fair coin 0.5
+    assert min(means) < 0.25 < 0.6 < max(means)
 
 
 def test_a_convolution_of_doubled_images_is_that_of_repeated_pixels():
@@ -113,17 +115,20 @@ def test_a_convolution_of_doubled_images_is_that_of_repeated_pixels():
     [[name for name, _ in CASES], pytest.param(HEAVY, marks=pytest.mark.slow)],
     ids=["most", "heavy"],
 )
-def test_only_those_with_batch_norm_keep_statistics_of_their_images(subtests, names):
+def test_only_those_with_batch_norm_keep_statistics_of_their_images(names):
     """So a teacher is determined by its weights, and DP-SGD can bound one record's influence."""
-    for name in names:
-        with subtests.test(name=name):
-            build = functools.partial(CLASSIFIERS[name], (1, 28, 28), 7, 4)
-            model = initialise(build, Streams(0).torch("model"))
-            assert bool(list(model.buffers())) == (name in ("cnn_bn", "resnet9"))
-            images = torch.rand((3, 1, 28, 28), generator=Streams(0).torch("images"))
-            together = model.train()(images)
-            alone = torch.cat([model(image[None]) for image in images])
-            assert torch.allclose(together, alone, atol=1e-4) == (name not in ("cnn_bn", "resnet9"))
+
+    @every("name", names)
+    def of_network(name):
+        build = functools.partial(CLASSIFIERS[name], (1, 28, 28), 7, 4)
+        model = initialise(build, Streams(0).torch("model"))
+        assert bool(list(model.buffers())) == (name in ("cnn_bn", "resnet9"))
+        images = torch.rand((3, 1, 28, 28), generator=Streams(0).torch("images"))
+        together = model.train()(images)
+        alone = torch.cat([model(image[None]) for image in images])
+        assert torch.allclose(together, alone, atol=1e-4) == (name not in ("cnn_bn", "resnet9"))
+
+    of_network()
 
 
 def test_a_layer_without_a_rule_is_an_error():

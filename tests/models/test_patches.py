@@ -75,30 +75,6 @@ def test_responses_to_fresh_patches_are_about_equally_strong(shape):
     assert plain[0] / plain[30] > 3
 
 
-def test_patches_are_parts_of_their_images():
-    images = leaves(6).mul(127).add(127).byte().numpy()
-    drawn = patches._patches(images, Streams(0).numpy("test"))
-    assert drawn.shape == (6 * patches.PATCHES, 3 * patches.SIDE**2)
-    windows = torch.nn.functional.unfold(torch.from_numpy(images).float(), patches.SIDE).mT
-    for number, row in enumerate(torch.from_numpy(drawn).float()):
-        assert (windows[number // patches.PATCHES] == row).all(1).any()
-        assert not (windows[(number // patches.PATCHES + 1) % 6] == row).all(1).any()
-    with_one_corner = {bytes(row) for row in drawn[: patches.PATCHES]}
-    assert len(with_one_corner) > patches.PATCHES / 2  # they lie in many places
-
-
-def test_centres_find_directions_whatever_their_sign(monkeypatch):
-    """Rows along six axes, with either sign; k-means without signs would need twelve centres."""
-    monkeypatch.setattr(patches, "PATTERNS", 6)
-    rng = Streams(0).numpy("test")
-    axes = torch.eye(6, dtype=torch.float64).repeat(50, 1)
-    signs = torch.from_numpy(rng.choice([-1.0, 1.0], (300, 1)))
-    rows = 5 * signs * axes + 0.1 * torch.from_numpy(rng.normal(size=(300, 6)))
-    centres = patches._centres(rows, rng)
-    assert torch.allclose(centres.norm(dim=1), torch.ones(6, dtype=torch.float64))
-    assert centres.abs().amax(1).min() > 0.6
-
-
 @pytest.mark.slow
 @pytest.mark.ci
 def test_patterns_are_those_of_the_measured_results():

@@ -14,6 +14,7 @@ from fed_dpsd.models import efficientnet, pretrained
 from fed_dpsd.models.classifiers import CLASSIFIERS
 from fed_dpsd.models.fixed_features import remembering
 from fed_dpsd.models.pretrained import Pretrained
+from tests.every import every
 
 DAISY = 985  # class of ImageNet
 
@@ -43,19 +44,6 @@ def test_the_network_knows_a_flower(monkeypatch):
     assert logits.argmax() == DAISY
 
 
-def test_folded_layers_are_the_convolution_and_its_normalisation():
-    weights = efficientnet._weights()
-    stem, blocks, _ = efficientnet.layers(torch.device("cpu"))
-    pixels = images(2, 3, 96)
-    padded = functional.pad(pixels, (0, 1, 0, 1))
-    maps = functional.conv2d(padded, weights["_conv_stem.weight"], stride=2)
-    norm = [weights[f"_bn0.{name}"] for name in ("running_mean", "running_var", "weight", "bias")]
-    expected = functional.batch_norm(maps, *norm, eps=efficientnet.EPSILON).clamp(0, 6)
-    assert torch.allclose(stem(pixels), expected, atol=1e-4)
-    assert len(blocks) == 16
-    assert sum(len(block) for block in blocks) == 47  # the first has no expansion
-
-
 def test_an_images_features_are_its_own_to_the_last_bit():
     """In another batch, at another place, with other images."""
     some = images(40)
@@ -80,15 +68,14 @@ def test_where_places_do_not_agree_images_are_taken_one_by_one(monkeypatch):
 
 
 @pytest.mark.slow
-def test_rows_have_two_equal_parts_and_one_length(subtests):
-    for channels in [1, 3]:
-        with subtests.test(channels=channels):
-            backbone = Pretrained((channels, 8, 8), 32)
-            rows = backbone(images(5, channels))
-            assert rows.shape == (5, backbone.num_features) == (5, 1280 + 32)
-            assert rows.norm(dim=1).tolist() == pytest.approx([6] * 5)
-            assert rows[:, :1280].norm(dim=1).tolist() == pytest.approx([18**0.5] * 5)
-            assert next(backbone.parameters(), None) is None
+@every("channels", [1, 3])
+def test_rows_have_two_equal_parts_and_one_length(channels):
+    backbone = Pretrained((channels, 8, 8), 32)
+    rows = backbone(images(5, channels))
+    assert rows.shape == (5, backbone.num_features) == (5, 1280 + 32)
+    assert rows.norm(dim=1).tolist() == pytest.approx([6] * 5)
+    assert rows[:, :1280].norm(dim=1).tolist() == pytest.approx([18**0.5] * 5)
+    assert next(backbone.parameters(), None) is None
 
 
 @pytest.mark.slow

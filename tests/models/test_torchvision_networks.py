@@ -5,23 +5,18 @@ import json
 import pytest
 import safetensors.torch
 import torch
-from PIL import Image
 from torch.nn import functional
 from torchvision import models
 
 from fed_dpsd.client.teacher_file import read_teacher
 from fed_dpsd.client.teachers import make_teacher
-from fed_dpsd.config.compose import compose
-from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import UserError
-from fed_dpsd.experiment import set_up
 from fed_dpsd.models import initialise, load_vector, to_vector, write_weights
 from fed_dpsd.models.classifiers import CLASSIFIERS, NO_DP_SGD
 from fed_dpsd.models.torchvision_networks import GROUP_FORMS, NETWORKS, own_names
 from fed_dpsd.privacy import dp_sgd, lattice
-from fed_dpsd.server.run import run
-from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.streams import Streams
+from tests.every import every
 
 MEAN, STD = [0.5, 0.4, 0.3], [0.2, 0.25, 0.3]
 SIZES = [(1, 28, 28), (3, 32, 32), (3, 64, 64), (1, 224, 224)]
@@ -100,18 +95,15 @@ def test_dp_sgd_takes_a_step_of_every_kind(name, monkeypatch):
     assert still < 1e-3  # mean and standard deviation of the pixels, and no weights but by chance
 
 
-def test_a_form_with_group_norm_treats_each_image_alone(subtests):
+@every("network", ["mobilenet_v2", "shufflenet_v2_x1_0"])
+def test_a_form_with_group_norm_treats_each_image_alone(network):
     """Also while it trains. The control is the network itself, which has batch statistics."""
-    for network in ["mobilenet_v2", "shufflenet_v2_x1_0"]:
-        with subtests.test(network=network):
-            images = torch.rand((3, 1, 28, 28), generator=Streams(0).torch("images"))
-            for name, alone in ((GROUP_FORMS[network], True), (network, False)):
-                model = initialise(
-                    lambda n=name: CLASSIFIERS[n]((1, 28, 28), 7, 4), torch.Generator()
-                )
-                together = model.train()(images)
-                apart = torch.cat([model(image[None].repeat(2, 1, 1, 1))[:1] for image in images])
-                assert torch.allclose(together, apart, atol=1e-3) == alone
+    images = torch.rand((3, 1, 28, 28), generator=Streams(0).torch("images"))
+    for name, alone in ((GROUP_FORMS[network], True), (network, False)):
+        model = initialise(lambda n=name: CLASSIFIERS[n]((1, 28, 28), 7, 4), torch.Generator())
+        together = model.train()(images)
+        apart = torch.cat([model(image[None].repeat(2, 1, 1, 1))[:1] for image in images])
+        assert torch.allclose(together, apart, atol=1e-3) == alone
 
 
 def elsewhere(path, network, facts=None):
@@ -205,25 +197,3 @@ def test_another_architecture_channels_or_classes_are_named(small, tmp_path):
     torch.save({}, path)
     with pytest.raises(UserError, match="is not a safetensors file"):
         read(small, path)
-
-
-@pytest.mark.slow  # four networks of torchvision
-def test_the_experiment_on_imagenet_runs_on_tiny_files(small, tmp_path):
-    """A teacher of Fig. 4 answers a ResNet34; three classes and 32 pixels stand for ImageNet's."""
-    torch.manual_seed(0)
-    teacher = models.shufflenet_v2_x1_0(num_classes=3).state_dict()
-    facts = {"mean": json.dumps(MEAN), "std": json.dumps(STD)}
-    safetensors.torch.save_file(teacher, tmp_path / "teacher.safetensors", facts)
-    for split in ("train", "test"):
-        for label in ("n01", "n02", "n03"):
-            (tmp_path / split / label).mkdir(parents=True)
-            Image.new("RGB", (50, 40)).save(tmp_path / split / label / "a.jpeg", "JPEG")
-    overrides = f"experiment=fig4 data.path={tmp_path} data.shape=[3,32,32] data.num_classes=3"
-    overrides += f" teacher.arch=shufflenet_v2_x1_0 teacher.path={tmp_path}/teacher.safetensors"
-    overrides += " answers.k=2 rounds=1 queries_per_round=4 method.student_steps=1"
-    overrides += " method.final_student_steps=1 method.batch_size=4"
-    experiment = set_up(compose(overrides.split()), tmp_path)
-    folder = new_run_folder(experiment)
-    summary = run(experiment, LocalFederation(experiment, folder), folder, lambda line: None)
-    assert summary["status"] == "completed"
-    assert summary["accuracy"]["evaluated_on"].startswith("3 test images of imagenet")

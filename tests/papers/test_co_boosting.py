@@ -11,7 +11,6 @@ from torch.nn import functional
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.methods.method import ReplayBuffer
 from fed_dpsd.methods.white_box import fetch_teachers
-from fed_dpsd.models import to_vector
 from fed_dpsd.papers.co_boosting import (
     WEIGHTS,
     WeightedEnsemble,
@@ -20,7 +19,7 @@ from fed_dpsd.papers.co_boosting import (
 )
 from fed_dpsd.streams import Streams
 from tests.conftest import quick_for
-from tests.running import context_of, finish, not_refused, rounds
+from tests.running import context_of, finish, not_refused
 
 METHOD = ("method=co_boosting", "training=plain", "answers=probabilities")
 QUICK = (*METHOD, *quick_for(METHOD))
@@ -144,14 +143,6 @@ def test_weights_move_to_good_clients_and_from_one_with_shuffled_labels(small, c
     assert ensemble.weights.sum().item() == pytest.approx(1)
 
 
-def test_an_improved_ensemble_is_better_at_the_targets(small):
-    method, buffer, ensemble = small(*QUICK).method, readable(64), readers(3)
-    images, targets = torch.from_numpy(buffer.images) / 255, torch.from_numpy(buffer.labels)
-    before = functional.cross_entropy(ensemble(images), targets)
-    method.improve(ensemble, buffer, 0.05, generator())
-    assert functional.cross_entropy(ensemble(images), targets) < before - 0.01
-
-
 def test_any_step_leaves_weights_that_are_shares():
     rng = generator()
     weights = torch.full((4,), 0.25)
@@ -235,29 +226,6 @@ def test_every_answer_is_counted(small, tmp_path, settings, forward, backward):
     assert second.backward_answers == (2 + 2 * (backward - 2)) * asked
 
 
-def test_a_run_continues_from_the_weights_and_the_targets(small, tmp_path):
-    """The control: from equal weights, or from other targets, it becomes another run."""
-    experiment = small(*QUICK, "method.weight_step=0.1", "method.batch_size=64")
-    server = rounds(experiment, tmp_path / "straight")
-    first = next(server)
-    (part,) = first.state.buffer
-    state = replace(first.state, buffer=[part])  # the server's own buffer grows
-    *_, last = server
-    assert state.tensors[WEIGHTS].sum().item() == pytest.approx(1)
-    assert first.metrics["largest_weight"] == state.tensors[WEIGHTS].max().item() > 0.5
-
-    def end(resumed):
-        *_, finished = rounds(experiment, tmp_path / "resumed", resumed)
-        return finished.state.tensors[WEIGHTS], to_vector(finished.student)
-
-    ours = last.state.tensors[WEIGHTS], to_vector(last.student)
-    assert all(map(torch.equal, end(state), ours))
-    equal = state.tensors | {WEIGHTS: torch.full((2,), 0.5)}
-    other = replace(part, labels=np.roll(part.labels, 1, axis=1))
-    for wrong in (replace(state, tensors=equal), replace(state, buffer=[other])):
-        assert not torch.equal(end(wrong)[1], ours[1])
-
-
 def test_a_state_holds_no_teacher(small, tmp_path):
     """They are fetched again; a checkpoint of many would be large."""
     *_, last = finish(small(*QUICK), tmp_path)[1]
@@ -268,18 +236,10 @@ def test_a_state_holds_no_teacher(small, tmp_path):
 def test_settings_out_of_range_name_the_key(small):
     table = (
         ("method.latent_size=0", "latent_size=0 must be >= 1"),
-        ("method.generator_steps=0", "generator_steps=0 must be >= 1"),
-        ("method.student_epochs=0", "student_epochs=0 must be >= 1"),
-        ("method.batch_size=0", "batch_size=0 must be >= 1"),
         ("method.shift=-1", "shift=-1 must be >= 0"),
         ("method.hardness=-1", "hardness=-1.0 must be >= 0"),
-        ("method.one_hot_weight=-1", "one_hot_weight=-1.0 must be >= 0"),
-        ("method.adversarial_weight=-1", "adversarial_weight=-1.0 must be >= 0"),
-        ("method.weight_step=-0.1", "weight_step=-0.1 must be >= 0"),
         ("method.perturbation=-8", "perturbation=-8.0 must be >= 0"),
         ("method.weight_step_decay=0", "weight_step_decay=0.0 must be a finite number > 0"),
-        ("method.temperature=0", "temperature=0.0 must be a finite number > 0"),
-        ("method.student_learning_rate=0", "student_learning_rate=0.0 must be a finite"),
         ("method.generator_learning_rate=0", "generator_learning_rate=0.0 must be a finite"),
     )
     assert not not_refused(small, table, *METHOD)

@@ -239,18 +239,6 @@ def test_the_autoencoder_sees_only_images_that_are_not_queried(small, tmp_path, 
         assert not queried & others
 
 
-def test_learning_rates_fall_as_printed():
-    parameter = torch.nn.Parameter(torch.zeros(()))
-    optimiser = torch.optim.Adam([parameter], 0.001)
-    schedule, rates = dgd.to_zero(optimiser, 4), []
-    for _ in range(4):
-        rates.append(optimiser.param_groups[0]["lr"])
-        optimiser.step()
-        schedule.step()
-    assert rates == pytest.approx([0.001, 0.00075, 0.0005, 0.00025])
-    assert optimiser.param_groups[0]["lr"] == 0
-
-
 SEVERAL = ("num_clients=3", "partition=iid", "answers=votes", "teachers_per_client=2")
 
 

@@ -15,8 +15,7 @@ from dp_accounting import (
 from dp_accounting.pld import PLDAccountant
 from scipy import stats
 
-from fed_dpsd.errors import ConfigError, Diverged
-from fed_dpsd.experiment import one_run
+from fed_dpsd.errors import Diverged
 from fed_dpsd.papers.dp_gan import DPGAN
 from fed_dpsd.papers.generative import Conditional
 from fed_dpsd.privacy import dp_sgd, lattice
@@ -88,11 +87,6 @@ def test_a_step_samples_records_at_the_charged_rate(monkeypatch):
     assert abs(sum(counts) - 600) < 5 * math.sqrt(2000 * 0.3 * 0.7)
 
 
-def test_an_empty_shard_is_trained_on_like_any_other():
-    images, labels = halves(1)
-    trained(DPGAN(noise_multiplier=1.0, **SHORT), images[:0], labels[:0])
-
-
 @pytest.mark.parametrize(
     ("relation", "library"),
     [
@@ -133,46 +127,15 @@ def test_every_step_has_its_noise_and_half_of_it_is_found(monkeypatch):
     assert p_value(1.0) > 1e-6 > p_value(0.5)
 
 
-def test_records_reach_the_teacher_only_through_noisy_sums(monkeypatch):
-    """With the same sums, other records give the same teacher; the control lets the sums differ."""
-    mechanism = DPGAN(noise_multiplier=1.0, **SHORT)
-
-    def weights(seed):
-        teacher = trained(mechanism, *halves(30 + seed, seed))
-        return torch.cat([p.flatten() for p in teacher.parameters()])
-
-    assert not torch.equal(weights(0), weights(1))
-    monkeypatch.setattr(dp_sgd, "noisy_sum", lambda values, *_: np.ones(values.shape[1:]))
-    assert torch.equal(weights(0), weights(1))
-
-
-def test_a_teacher_learns_the_records_labels():
-    """The control is a teacher of records with the other label."""
-    images, labels = halves(100)
-    test, truth = halves(200, seed=1)
-    mechanism = DPGAN(noise_multiplier=0.2, **SMALL)
-    for given, expected in ((labels, truth), (1 - labels, 1 - truth)):
-        teacher = trained(mechanism, images, given).eval()
-        assert (teacher(test[:, 0]).argmax(1) == expected).float().mean() > 0.95
-
-
 @pytest.mark.parametrize(
     ("changed", "error"),
     [
         ({"critic_steps": 0}, "critic_steps=0 must be >= 1"),
-        ({"critic_width": 0}, "critic_width=0 must be >= 1"),
         ({"weight_clip": math.inf}, "weight_clip=inf must be a finite number > 0"),
         ({"sample_rate": 1.5}, "sample_rate=1.5 must be above 0 and at most 1"),
         ({"max_grad_norm": 1e9}, "max_grad_norm=1000000000.0 must be between"),
-        ({"critic_learning_rate": -1.0}, "critic_learning_rate=-1.0 must be a finite number > 0"),
     ],
 )
 def test_settings_out_of_range_are_refused(changed, error):
     with pytest.raises(ValueError, match=error):
         DPGAN(noise_multiplier=1.0, **SMALL | changed)
-
-
-def test_another_training_is_refused(tmp_path):
-    with pytest.raises(ConfigError) as caught:
-        one_run(["method=dp_gan", "training=plain"], tmp_path)
-    assert any("use training=dp_gan" in problem for problem in caught.value.problems)

@@ -163,21 +163,6 @@ def test_with_dp_sgd_the_loss_reads_no_record(small, records, monkeypatch, teach
     assert not np.array_equal(weights(records), weights(records, seed=1))
 
 
-def test_another_weight_is_another_private_training_with_noise_of_its_own(small, records):  # noqa: F811
-    """Otherwise two weights under the same noise would reveal records for one charge."""
-    ledger, sent = None, {}
-    for weight in (1, 2, 1):
-        experiment = small(*PRIVATE, *FEDGEN, f"method.generator_weight={weight}")
-        site, request = make(experiment, records, ledger)
-        ledger = site.ledger
-        response = request(message(experiment))
-        assert weight not in sent or np.array_equal(sent[weight], response.values)
-        sent[weight] = response.values
-    trainings = {e.digest for e in entries_of(ledger) if e.kind == "training"}
-    assert len(trainings) == 2
-    assert {e.training for e in entries_of(ledger) if e.kind == "train"} == trainings
-
-
 def test_a_message_that_does_not_fit_is_refused_and_costs_nothing(small, records):  # noqa: F811
     experiment = small(*PRIVATE, *FEDGEN)
     site, request = make(experiment, records)

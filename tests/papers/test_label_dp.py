@@ -2,7 +2,6 @@
 
 import copy
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,13 +20,11 @@ from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.privacy.training import Plain, TrainingMechanism
 from fed_dpsd.privacy.votes import NoisyVotes
 from tests.every import every
+from tests.privacy.ideals import rng
+from tests.proofs import gaussian_delta
 
 PATE = LabelPATE(num_classes=4, epsilon=1.0, delta=1e-5, teachers=5, queries=20)
 TRAININGS = [LPMST(4, 1.0, 2), LPMST(4, 10.0, 3), ALIBI(4, 1.0), PATE]
-
-
-def rng(seed=0):
-    return np.random.Generator(np.random.PCG64(seed))
 
 
 class Majority:
@@ -242,12 +239,6 @@ def test_targets_are_the_posterior_of_the_label_under_the_networks_own_prior():
 # --- PATE ---
 
 
-def delta_of_gaussians(mu, epsilon):
-    return stats.norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * stats.norm.cdf(
-        -mu / 2 - epsilon / mu
-    )
-
-
 @every(("epsilon", "queries"), [(1.0, 100), (1.0, 1_000), (10.0, 400)])
 def test_the_votes_noise_proves_epsilon_and_half_the_votes_sensitivity_is_rejected(
     epsilon, queries
@@ -256,20 +247,13 @@ def test_the_votes_noise_proves_epsilon_and_half_the_votes_sensitivity_is_reject
     pate = LabelPATE(10, epsilon, 1e-5, teachers=50, queries=queries)
     sigma = pate.votes.noise_multiplier
     mu = math.sqrt(2 * queries) / sigma  # a vote that moves changes two counts by 1
-    assert 0.99e-5 <= delta_of_gaussians(mu, epsilon) <= 1e-5
-    assert delta_of_gaussians(2 * mu, epsilon) > 1e-4
+    assert 0.99e-5 <= gaussian_delta(mu, epsilon) <= 1e-5
+    assert gaussian_delta(2 * mu, epsilon) > 1e-4
     claim = prove_label(pate, (), 1)
     assert 0.999 * epsilon <= claim.value <= epsilon
     accountant = PLDAccountant(value_discretization_interval=1e-4)
     accountant.compose(GaussianDpEvent(sigma / math.sqrt(2)), queries)
     assert accountant.get_epsilon(1e-5) == pytest.approx(claim.value, rel=1e-2)
-
-
-def test_the_votes_noise_of_the_privacy_text_is_computed():
-    text = " ".join((Path(__file__).parents[2] / "docs" / "privacy.md").read_text().split())
-    assert "holds: 74.6 votes for epsilon 1 and 200 queries" in text
-    pate = LabelPATE(10, 1.0, 1e-5, teachers=250, queries=200)
-    assert pate.votes.noise_multiplier == pytest.approx(74.6, abs=0.05)
 
 
 @every("teachers", [1, 5_000])

@@ -201,16 +201,6 @@ def test_the_defaults_are_the_print():
         assert not defaults["student_learning_rate_falls"]
 
 
-def test_the_optimisers_follow_the_keys(small):
-    linear = torch.nn.Linear(2, 2)
-    for name, optimiser in (("adam", torch.optim.Adam), ("sgd", torch.optim.SGD)):
-        made = small(*FED, f"method.optimiser={name}").method.optimisers(
-            linear, linear, torch.zeros(2)
-        )
-        assert [type(each) for each in made] == [optimiser] * 2
-        assert [group["lr"] for each in made for group in each.param_groups] == [0.1, 0.01]
-
-
 class Teachers:
     """A site whose two teachers are sure of class 7 and, second, of class 2."""
 
@@ -272,15 +262,6 @@ def test_the_untrained_generator_has_the_levels_of_its_keys(small):
         before = torch.logit(generator(latents).double(), eps=1e-12)
         assert before.mean().item() == pytest.approx(brightness, abs=0.05)
         assert before.std().item() == pytest.approx(contrast, rel=0.05)
-
-
-def test_the_students_rate_falls_if_asked_to(small):
-    falling = small(*FED, "method.student_learning_rate_falls=true").method
-    constant = small(*FED).method
-    assert [falling.rate(number, 4) for number in (1, 2, 3, 4)] == pytest.approx(
-        [0.1, 0.075, 0.05, 0.025]
-    )
-    assert {constant.rate(number, 4) for number in (1, 2, 3, 4)} == {0.1}
 
 
 def test_a_rate_that_falls_moves_the_student_less(small):

@@ -1,14 +1,10 @@
 """Alternative readings of the paper's mechanisms: what they release, and what is proven."""
 
-import csv
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 from dp_accounting import NonPrivateDpEvent
-from scipy.optimize import brentq
-from scipy.special import log_ndtr
 
 from fed_dpsd.papers.gradient_reading import GradientReading
 from fed_dpsd.privacy.accounting import Stage, prove
@@ -17,8 +13,8 @@ from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Quorum
 from fed_dpsd.privacy.published import published_epsilon
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from tests.every import every
+from tests.proofs import gaussian_epsilon
 
-ROOT = Path(__file__).parents[2]
 REPLACED = "record", "replace_one"
 
 # --- lies among all classes: Eq. 5 as printed ---
@@ -133,20 +129,6 @@ def test_a_reading_has_no_secure_sum():
 # --- what noise on one teacher's answers proves: conf/experiment/data_sensitive_readings.yaml ---
 
 
-def epsilon_by_hand(mu, delta=1e-5):
-    """Solve delta = Phi(mu / 2 - eps / mu) - e^eps Phi(-mu / 2 - eps / mu), in logarithms."""
-
-    def above(eps):
-        first, second = log_ndtr(mu / 2 - eps / mu), eps + log_ndtr(-mu / 2 - eps / mu)
-        return first + math.log1p(-math.exp(min(second - first, -1e-300))) > math.log(delta)
-
-    low, high = 0.0, mu**2 + 100 * mu + 100
-    for _ in range(200):
-        middle = (low + high) / 2
-        low, high = (middle, high) if above(middle) else (low, middle)
-    return high
-
-
 @every(
     ("sigma", "expected"),
     [
@@ -159,62 +141,9 @@ def test_one_teachers_answers_prove_what_the_formula_of_gaussian_dp_states(sigma
     """Whatever beta is: mu = 2 sqrt(E), E = N / sigma^2, for N = 51,200 answers."""
     stage = Stage(NormalizedGradient(10, sigma, bound), 200, 256)
     proven = prove([stage], 1e-5, *REPLACED).value
-    by_hand = epsilon_by_hand(2 * math.sqrt(51_200) / sigma)
+    by_hand = gaussian_epsilon(2 * math.sqrt(51_200) / sigma)
     assert proven == pytest.approx(by_hand, rel=1e-3)
     assert proven == pytest.approx(expected, rel=1e-3)
-
-
-def test_what_a_thousand_batches_prove():
-    proven = prove([Stage(NormalizedGradient(10, 0.390625), 1000, 256)], 1e-5, *REPLACED).value
-    assert proven == pytest.approx(epsilon_by_hand(2 * math.sqrt(256_000) / 0.390625), rel=1e-3)
-    assert proven == pytest.approx(3_367_000, rel=1e-3)
-
-
-def test_the_measured_rows_have_the_epsilons_of_the_formula():
-    """A hundred teachers prove what one does, since a record changes one of them."""
-    with (ROOT / "docs" / "results" / "data_sensitive_readings.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert {row["seed"] for row in rows} == {"0", "1", "2"}
-    assert {row["teachers_per_client"] for row in rows} == {"1", "100"}
-    for row in rows:
-        proven = float(row["record_replace_one"])
-        if row["answers"] == "gradient_reading":
-            assert proven == math.inf
-            continue
-        sigma, answers = float(row["answers.noise_multiplier"]), int(row["queries_per_client"])
-        by_hand = epsilon_by_hand(2 * math.sqrt(answers) / sigma)
-        assert proven == pytest.approx(by_hand, rel=1e-3)
-
-
-def test_what_all_answers_can_reveal_about_the_classes_names():
-    """docs/results/one_teacher.md: N / (2 sigma^2) nats, for ten names in unknown order.
-
-    By Donsker and Varadhan no joint law with so many nats has more names right, on average, than
-    uniform permutations tilted by their fixed points.
-    """
-    text = " ".join((ROOT / "docs" / "results" / "one_teacher.md").read_text().split())
-    nats = 51_200 / (2 * 100**2)
-    right = np.arange(11)
-    derangements = [1, 0, 1, 2, 9, 44, 265, 1_854, 14_833, 133_496, 1_334_961]
-    law = np.array([math.comb(10, d) * derangements[10 - d] for d in right]) / math.factorial(10)
-    assert law.sum() == pytest.approx(1)
-
-    def tilted(t):
-        """The mean number of names that are right, and the nats that it takes."""
-        weights = law * np.exp(t * right)
-        mean = (weights @ right) / weights.sum()
-        return mean, t * mean - math.log(weights.sum())
-
-    def needed(mean):
-        return tilted(brentq(lambda t: tilted(t)[0] - mean, 0, 40))[1]
-
-    most = tilted(brentq(lambda t: tilted(t)[1] - nats, 0, 40))[0] / 10
-    assert f"{nats:.2f} nats ({nats / math.log(2):.1f} bits)" in text
-    assert f"at most {100 * most:.1f} %" in text
-    least = needed(9.603)
-    assert f"at least {least:.1f} nats" in text
-    assert f"{2 * 100**2 * least:,.0f} answers" in text
-    assert tilted(0)[0] == pytest.approx(1)  # without answers: chance
 
 
 def test_lies_among_all_classes_are_not_saved_by_a_threshold():

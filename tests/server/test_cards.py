@@ -1,7 +1,6 @@
 """Artefacts state their cost: the run's own numbers, and what they do not cover."""
 
 import dataclasses
-import itertools
 import json
 import math
 import shutil
@@ -18,6 +17,7 @@ from fed_dpsd.server.completed import CompletedRun, open_completed
 from fed_dpsd.server.export import export
 from fed_dpsd.server.student import open_student
 from fed_dpsd.server.synthesis import synthesize
+from tests.every import every
 from tests.plugin import installed, write_installed
 from tests.proofs import by
 
@@ -33,51 +33,47 @@ def read(folder):
     return card, (folder / "PRIVACY.md").read_text()
 
 
-def test_a_card_has_the_runs_own_numbers_each_with_its_meaning(finished, tmp_path, subtests):
-    cases = itertools.count()
-    for artefact in ["student", "images"]:
-        for overrides in [DP, PLAIN, CLEAR]:
-            with subtests.test(overrides=overrides, artefact=artefact):
-                place = tmp_path / f"{next(cases)}"
-                place.mkdir()
-                folder, summary, _ = finished(*overrides)
-                if artefact == "student":
-                    path = export(folder, place / "it", "safetensors").path
-                    assert open_student(path).card["privacy"] == summary["privacy"]
-                else:
-                    path = synthesize(folder, 8, place / "it" / "train.parquet").path
-                card, text = read(place / "it")
-                assert card["privacy"] == summary["privacy"]
-                assert path.name in card["files"]
-                assert path.name in text
-                for row in summary["privacy"]["proven"]:
-                    claim = Epsilon.from_json(row)
-                    (line,) = (
-                        line
-                        for line in text.splitlines()
-                        if line.startswith(f"| {claim.unit} | {claim.relation} |")
-                    )
-                    cells = [cell.strip() for cell in line.strip("|").split("|")]
-                    assert cells[2:5] == [claim.number(5), f"{claim.delta:g}", claim.trust]
-                    nothing = f"{claim.unit}, {claim.relation}"
-                    assert math.isinf(claim.value) == any(
-                        nothing in line for line in card["not_covered"]
-                    )
-                before, published = text.split("## Published epsilon, which guarantees nothing")
-                assert "epsilon published" not in before
-                assert card["published"] in published.split("##")[0]
-                for part in (
-                    cards.POST_PROCESSING,
-                    *card["verdict"],
-                    *card["source"],
-                    *card["notes"],
-                ):
-                    assert part in text
-                assert card["versions"]["run"] == json.loads((folder / "versions.json").read_text())
-                plain = any("trained without noise" in line for line in card["not_covered"])
-                assert plain == (overrides != DP)
-                assert "2 of 2 clients stated" in text
-                assert "Not reviewed" not in text
+@every("artefact", ["student", "images"])
+@every("overrides", [DP, PLAIN, CLEAR])
+def test_a_card_has_the_runs_own_numbers_each_with_its_meaning(
+    finished, tmp_path, artefact, overrides
+):
+    folder, summary, _ = finished(*overrides)
+    if artefact == "student":
+        path = export(folder, tmp_path / "it", "safetensors").path
+        assert open_student(path).card["privacy"] == summary["privacy"]
+    else:
+        path = synthesize(folder, 8, tmp_path / "it" / "train.parquet").path
+    card, text = read(tmp_path / "it")
+    assert card["privacy"] == summary["privacy"]
+    assert path.name in card["files"]
+    assert path.name in text
+    for row in summary["privacy"]["proven"]:
+        claim = Epsilon.from_json(row)
+        (line,) = (
+            line
+            for line in text.splitlines()
+            if line.startswith(f"| {claim.unit} | {claim.relation} |")
+        )
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        assert cells[2:5] == [claim.number(5), f"{claim.delta:g}", claim.trust]
+        nothing = f"{claim.unit}, {claim.relation}"
+        assert math.isinf(claim.value) == any(nothing in line for line in card["not_covered"])
+    before, published = text.split("## Published epsilon, which guarantees nothing")
+    assert "epsilon published" not in before
+    assert card["published"] in published.split("##")[0]
+    for part in (
+        cards.POST_PROCESSING,
+        *card["verdict"],
+        *card["source"],
+        *card["notes"],
+    ):
+        assert part in text
+    assert card["versions"]["run"] == json.loads((folder / "versions.json").read_text())
+    plain = any("trained without noise" in line for line in card["not_covered"])
+    assert plain == (overrides != DP)
+    assert "2 of 2 clients stated" in text
+    assert "Not reviewed" not in text
 
 
 def test_what_carries_no_guarantee_begins_with_that(finished):
@@ -130,51 +126,37 @@ def test_a_card_has_no_path_of_the_machine(finished, tmp_path):
     assert TEACHER_NOTE in card["notes"]
 
 
-def test_a_charge_to_a_shared_ledger_is_the_runs_own(finished, tmp_path):
-    settings = *PLAIN, f"ledger={tmp_path / 'ledger'}", "noise=secure"
-    finished(*settings)
-    folder, summary, _ = finished(*settings, "seed=1", "partition.seed=0")
-    row = summary["privacy"]["proven"][0]
-    assert row["spent"] == row["planned"]  # and not the cost of both runs, which the ledger holds
-    card = cards.privacy_card_of(open_completed(folder))
-    assert any("the largest cost of this run to any client" in line for line in card["source"])
+@every(
+    ("overrides", "besides"),
+    [
+        (("training=dp_sgd",), "; besides, noisy class counts leave"),
+        (("training=dp_sgd", "training.count_fraction=null"), ""),
+        (("training=plain", "answers=probabilities"), "; besides, exact class counts leave"),
+        (("method=dp_dfd",), "; besides, the teachers' own weights leave"),
+        (
+            ("method=dgd",),
+            "; besides, the weights of a classifier trained on all records leave",
+        ),
+        (
+            ("method=feddf", "training=plain"),
+            "none: the teachers' own weights leave the clients",
+        ),
+    ],
+)
+def test_a_card_names_all_that_leaves(tmp_path, overrides, besides):
+    experiment = from_overrides(overrides, tmp_path)
+    said = how_answered(experiment)
+    assert said.endswith(besides)
+    assert besides or "besides" not in said
 
 
-def test_a_card_names_all_that_leaves(tmp_path, subtests):
-    for number, (overrides, besides) in enumerate(
-        [
-            (("training=dp_sgd",), "; besides, noisy class counts leave"),
-            (("training=dp_sgd", "training.count_fraction=null"), ""),
-            (("training=plain", "answers=probabilities"), "; besides, exact class counts leave"),
-            (("method=dp_dfd",), "; besides, the teachers' own weights leave"),
-            (
-                ("method=dgd",),
-                "; besides, the weights of a classifier trained on all records leave",
-            ),
-            (
-                ("method=feddf", "training=plain"),
-                "none: the teachers' own weights leave the clients",
-            ),
-        ]
-    ):
-        with subtests.test(overrides=overrides, besides=besides):
-            folder = tmp_path / f"{number}"
-            folder.mkdir()
-            experiment = from_overrides(overrides, folder)
-            said = how_answered(experiment)
-            assert said.endswith(besides)
-            assert besides or "besides" not in said
-
-
-def test_a_card_counts_private_trainings(tmp_path, subtests):
-    for number, (method, begins) in enumerate(
-        [("dp_fedavg", "DP-SGD: 3 training runs of "), ("fed_dpsd", "DP-SGD: 100 ")]
-    ):
-        with subtests.test(method=method, begins=begins):
-            folder = tmp_path / f"{number}"
-            folder.mkdir()
-            experiment = from_overrides([f"method={method}", "training=dp_sgd", "rounds=3"], folder)
-            assert how_trained(experiment).startswith(begins)
+@every(
+    ("method", "begins"),
+    [("dp_fedavg", "DP-SGD: 3 training runs of "), ("fed_dpsd", "DP-SGD: 100 ")],
+)
+def test_a_card_counts_private_trainings(tmp_path, method, begins):
+    experiment = from_overrides([f"method={method}", "training=dp_sgd", "rounds=3"], tmp_path)
+    assert how_trained(experiment).startswith(begins)
 
 
 def test_a_card_says_how_many_clients_a_round_asks(finished):
@@ -284,37 +266,38 @@ def test_a_student_that_was_not_scored_has_no_result(finished):
     assert not any("test images" in line for line in cards.privacy_card_of(unscored)["not_covered"])
 
 
-def test_differential_privacy_is_a_tag_only_where_a_record_has_a_guarantee(finished, subtests):
-    for overrides, guaranteed in [
+@every(
+    ("overrides", "guaranteed"),
+    [
         (CLEAR, False),
         (DP, False),
         ((*DP, "noise=secure"), True),
         (WEAK, False),
-    ]:
-        with subtests.test(overrides=overrides, guaranteed=guaranteed):
-            run = open_completed(finished(*overrides)[0])
-            data = ModelCard(cards.model_card(run, "x.onnx", "01", cards.privacy_card_of(run))).data
-            assert ("differential-privacy" in data.tags) == guaranteed
+    ],
+)
+def test_differential_privacy_is_a_tag_only_where_a_record_has_a_guarantee(
+    finished, overrides, guaranteed
+):
+    run = open_completed(finished(*overrides)[0])
+    data = ModelCard(cards.model_card(run, "x.onnx", "01", cards.privacy_card_of(run))).data
+    assert ("differential-privacy" in data.tags) == guaranteed
 
 
-def test_a_dataset_card_is_what_the_hub_reads(finished, subtests):
-    for number, size in [(999, "n<1K"), (1_000, "1K<n<10K"), (60_000, "10K<n<100K")]:
-        with subtests.test(number=number, size=size):
-            run = open_completed(finished(*DP)[0])
-            content = cards.dataset_card(
-                *(
-                    run,
-                    "train.parquet",
-                    number,
-                    "They were drawn.",
-                    True,
-                    cards.privacy_card_of(run),
-                )
-            )
-            card = DatasetCard(content)
-            assert card.data.size_categories == [size]
-            assert card.data.task_categories == ["image-classification"]
-            assert card.data.configs[0]["data_files"] == [
-                {"split": "train", "path": "train.parquet"}
-            ]
-            assert yaml.safe_load(card.data.to_yaml()) == yaml.safe_load(content.split("---")[1])
+@every(("number", "size"), [(999, "n<1K"), (1_000, "1K<n<10K"), (60_000, "10K<n<100K")])
+def test_a_dataset_card_is_what_the_hub_reads(finished, number, size):
+    run = open_completed(finished(*DP)[0])
+    content = cards.dataset_card(
+        *(
+            run,
+            "train.parquet",
+            number,
+            "They were drawn.",
+            True,
+            cards.privacy_card_of(run),
+        )
+    )
+    card = DatasetCard(content)
+    assert card.data.size_categories == [size]
+    assert card.data.task_categories == ["image-classification"]
+    assert card.data.configs[0]["data_files"] == [{"split": "train", "path": "train.parquet"}]
+    assert yaml.safe_load(card.data.to_yaml()) == yaml.safe_load(content.split("---")[1])

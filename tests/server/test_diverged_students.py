@@ -13,6 +13,7 @@ from fed_dpsd.server import checkpoint
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.export import export
 from fed_dpsd.server.run_folder import new_run_folder
+from tests.every import every
 from tests.server.test_run import complete
 
 PAPER = "method=paper_fed_dpsd", "method.generator_learning_rate=0"
@@ -41,21 +42,20 @@ def spoiled(monkeypatch, value, last):
     monkeypatch.setattr(FedDPSD, "server", broken)
 
 
+@every("value", [math.nan, -math.inf])
 def test_what_diverged_is_neither_scored_nor_saved_and_the_rounds_before_stay(
-    small, monkeypatch, subtests
+    small, monkeypatch, value
 ):
-    for value in [math.nan, -math.inf]:
-        with subtests.test(value=value), monkeypatch.context() as patch:
-            experiment = small()
-            spoiled(patch, value, 2)
-            folder, summary, error = failed(experiment)
-            assert error.startswith("training diverged: student.")
-            assert "holds NaN or infinity after round 2; lower its learning rate" in error
-            assert (summary["status"], summary["error"]) == ("failed", error)
-            assert len((folder / "rounds.jsonl").read_text().splitlines()) == 1
-            assert checkpoint.load(folder / "checkpoint").round == 1
-            patch.undo()  # the control
-            assert complete(experiment, folder)[1]["status"] == "completed"
+    experiment = small()
+    spoiled(monkeypatch, value, 2)
+    folder, summary, error = failed(experiment)
+    assert error.startswith("training diverged: student.")
+    assert "holds NaN or infinity after round 2; lower its learning rate" in error
+    assert (summary["status"], summary["error"]) == ("failed", error)
+    assert len((folder / "rounds.jsonl").read_text().splitlines()) == 1
+    assert checkpoint.load(folder / "checkpoint").round == 1
+    monkeypatch.undo()  # the control
+    assert complete(experiment, folder)[1]["status"] == "completed"
 
 
 def test_finite_weights_with_predictions_that_are_not_name_the_key(small):

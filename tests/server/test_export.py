@@ -21,6 +21,7 @@ from fed_dpsd.server import export as exports
 from fed_dpsd.server.export import export
 from fed_dpsd.server.student import FACT_KEYS, FACTS, Network, open_student
 from fed_dpsd.server.words import next_steps
+from tests.every import every
 
 FEDAVG = (
     *("method=fedavg", "training=plain", "answers=probabilities", "model.teacher=cnn_bn"),
@@ -124,32 +125,24 @@ def test_without_its_test_images_a_run_is_compared_on_drawn_ones(finished, tmp_p
     assert "/home/me" not in (tmp_path / "privacy_card.json").read_text()
 
 
+@every("package", onnx_file.PACKAGES)
 def test_a_missing_package_is_named_with_the_command_that_installs_it(
-    finished, tmp_path, monkeypatch, subtests
+    finished, tmp_path, monkeypatch, package
 ):
-    for number, package in enumerate(onnx_file.PACKAGES):
-        with subtests.test(package=package), monkeypatch.context() as patch:
-            place = tmp_path / f"{number}"
-            place.mkdir()
-            folder, _, _ = finished()
-            patch.setitem(sys.modules, package, None)
-            expected = f"ONNX needs {package}; run pip install 'fed-dpsd\\[onnx\\]'"
-            with pytest.raises(UserError, match=expected):
-                export(folder, place, "onnx")
-            assert not list(place.glob("*.*"))
+    folder, _, _ = finished()
+    monkeypatch.setitem(sys.modules, package, None)
+    expected = f"ONNX needs {package}; run pip install 'fed-dpsd\\[onnx\\]'"
+    with pytest.raises(UserError, match=expected):
+        export(folder, tmp_path, "onnx")
+    assert not list(tmp_path.glob("*.*"))
 
 
-def test_a_file_that_is_no_onnx_is_refused(tmp_path, subtests):
-    for number, content in enumerate([b"no model", b""]):
-        with subtests.test(content=content):
-            folder = tmp_path / f"{number}"
-            folder.mkdir()
-            path = folder / "student.onnx"
-            path.write_bytes(content)
-            with pytest.raises(
-                UserError, match="is not an exported student .onnxruntime cannot run it"
-            ):
-                open_student(path)
+@every("content", [b"no model", b""])
+def test_a_file_that_is_no_onnx_is_refused(tmp_path, content):
+    path = tmp_path / "student.onnx"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="is not an exported student .onnxruntime cannot run it"):
+        open_student(path)
 
 
 # --- files ---
@@ -197,43 +190,38 @@ def test_a_file_is_never_overwritten(finished, tmp_path):
 NETWORK = {"architecture": "cnn", "width": 4, "shape": [1, 8, 8], "num_classes": 10}
 
 
-def test_a_file_that_is_no_student_is_refused(tmp_path, subtests):
-    for number, (network, expected) in enumerate(
-        [
-            (None, "it contains no network"),
-            ({**NETWORK, "architecture": "os.system"}, "architecture='os.system' is not one of"),
-            ({**NETWORK, "width": 0}, "has an invalid size"),
-            ({**NETWORK, "width": "4"}, "network.width='4' must be an integer"),
-            ({**NETWORK, "width": 5}, "has shape"),
-            ({**NETWORK, "more": 1}, "network.more=1 is not a key"),
-        ]
-    ):
-        with subtests.test(network=network, expected=expected):
-            folder = tmp_path / f"{number}"
-            folder.mkdir()
-            model = Network("cnn", 4, (1, 8, 8), 10).build()
-            facts = dict.fromkeys(FACT_KEYS) | ({} if network is None else {"network": network})
-            path = folder / "student.safetensors"
-            weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
-            path.write_bytes(safetensors.torch.save(weights, {FACTS: json.dumps(facts)}))
-            with pytest.raises(UserError, match=expected):
-                open_student(path)
+@every(
+    ("network", "expected"),
+    [
+        (None, "it contains no network"),
+        ({**NETWORK, "architecture": "os.system"}, "architecture='os.system' is not one of"),
+        ({**NETWORK, "width": 0}, "has an invalid size"),
+        ({**NETWORK, "width": "4"}, "network.width='4' must be an integer"),
+        ({**NETWORK, "width": 5}, "has shape"),
+        ({**NETWORK, "more": 1}, "network.more=1 is not a key"),
+    ],
+)
+def test_a_file_that_is_no_student_is_refused(tmp_path, network, expected):
+    model = Network("cnn", 4, (1, 8, 8), 10).build()
+    facts = dict.fromkeys(FACT_KEYS) | ({} if network is None else {"network": network})
+    path = tmp_path / "student.safetensors"
+    weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    path.write_bytes(safetensors.torch.save(weights, {FACTS: json.dumps(facts)}))
+    with pytest.raises(UserError, match=expected):
+        open_student(path)
 
 
-def test_a_student_that_lacks_a_fact_is_refused(finished, tmp_path, subtests):
-    for number, lacking in enumerate(sorted(FACT_KEYS)):
-        with subtests.test(lacking=lacking):
-            folder = tmp_path / f"{number}"
-            folder.mkdir()
-            path = export(finished()[0], folder, "safetensors").path
-            weights = safetensors.torch.load_file(path)
-            with safetensors.safe_open(path, "pt") as file:
-                facts = json.loads(file.metadata()[FACTS])
-            assert open_student(path)
-            del facts[lacking]
-            path.write_bytes(safetensors.torch.save(weights, {FACTS: json.dumps(facts)}))
-            with pytest.raises(UserError, match=f"is not an exported student .it lacks {lacking}"):
-                open_student(path)
+@every("lacking", sorted(FACT_KEYS))
+def test_a_student_that_lacks_a_fact_is_refused(finished, tmp_path, lacking):
+    path = export(finished()[0], tmp_path, "safetensors").path
+    weights = safetensors.torch.load_file(path)
+    with safetensors.safe_open(path, "pt") as file:
+        facts = json.loads(file.metadata()[FACTS])
+    assert open_student(path)
+    del facts[lacking]
+    path.write_bytes(safetensors.torch.save(weights, {FACTS: json.dumps(facts)}))
+    with pytest.raises(UserError, match=f"is not an exported student .it lacks {lacking}"):
+        open_student(path)
 
 
 def test_a_damaged_student_is_refused(finished, tmp_path):
@@ -258,14 +246,6 @@ def test_weights_without_facts_are_no_student(tmp_path):
 
 
 # --- cards next to the file ---
-
-
-def test_the_classes_are_next_to_the_file_too(finished, tmp_path):
-    export(finished()[0], tmp_path, "safetensors")
-    config = json.loads((tmp_path / "config.json").read_text())
-    assert config["id2label"] == {str(number): str(number) for number in range(10)}
-    assert config["label2id"]["7"] == 7
-    assert config["architecture"] == "cnn"
 
 
 def test_a_folder_with_anything_else_of_the_cards_names_is_refused(finished, tmp_path):

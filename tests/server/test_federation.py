@@ -8,6 +8,7 @@ import numpy as np
 
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.protocol import Request, Response
+from tests.every import every
 
 
 def request(count=16):
@@ -144,23 +145,21 @@ def test_values_of_another_shape_or_type_count_as_zero(small, tmp_path, caplog, 
                 assert "client 1: the answer counts as zero: values of " in caplog.text
 
 
-def test_integers_do_not_wrap_around_the_bounds_of_an_answer(small, tmp_path, subtests):
+@every(
+    ("answers", "integer"),
+    [
+        ("answers=gradient", np.uint16(256)),  # its square is 0 in 16 bits
+        ("answers=gradient", np.uint8(16)),
+        ("answers=votes teachers_per_client=300", np.uint8(255)),
+    ],
+)
+def test_integers_do_not_wrap_around_the_bounds_of_an_answer(small, tmp_path, answers, integer):
     """The votes of 300 teachers may be 255; a uint8 must not end the run."""
-    for number, (answers, integer) in enumerate(
-        [
-            ("answers=gradient", np.uint16(256)),  # its square is 0 in 16 bits
-            ("answers=gradient", np.uint8(16)),
-            ("answers=votes teachers_per_client=300", np.uint8(255)),
-        ]
-    ):
-        with subtests.test(answers=answers, integer=integer):
-            folder = tmp_path / f"{number}"
-            folder.mkdir()
-            experiment = small("training=plain", "answers.noise_multiplier=1", *answers.split())
-            federation, query = LocalFederation(experiment, folder), request()
-            response = Response(query.query_id, np.full(query.predictions.shape, integer))
-            received = federation._receive(query, 1, response)
-            assert received.values.any() == ("votes" in answers)
+    experiment = small("training=plain", "answers.noise_multiplier=1", *answers.split())
+    federation, query = LocalFederation(experiment, tmp_path), request()
+    response = Response(query.query_id, np.full(query.predictions.shape, integer))
+    received = federation._receive(query, 1, response)
+    assert received.values.any() == ("votes" in answers)
 
 
 def test_a_liar_about_its_teachers_weighs_no_more(small, tmp_path):

@@ -1,12 +1,7 @@
 """The texts of a run under way: a line of a pipe, and the rows of a live display."""
 
 import math
-import os
-import pty
-import subprocess
 import sys
-
-import pytest
 
 from fed_dpsd.privacy.epsilon import Epsilon
 from fed_dpsd.server.summary import round_facts, round_text
@@ -54,36 +49,3 @@ def test_rows_show_the_way_of_the_run_and_the_whole_budget():
 
 
 COMMAND = (sys.executable, "-c", "import sys; from fed_dpsd import cli; cli.main()", "run", *SMALL)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("terminal", [True, False])
-def test_a_run_draws_on_a_terminal_and_writes_lines_into_a_pipe(tmp_path, terminal):
-    ours, theirs = pty.openpty() if terminal else os.pipe()
-    settings = {"TERM": "xterm", "COLUMNS": "120", "LINES": "40"}
-    command = [*COMMAND, "method.final_student_steps=4000", f"out={tmp_path}"]
-    with subprocess.Popen(
-        command, stderr=theirs, stdout=subprocess.DEVNULL, env=os.environ | settings
-    ) as process:
-        os.close(theirs)
-        text = b""
-        while True:
-            try:
-                part = os.read(ours, 65_536)
-            except OSError:  # a terminal whose other end is closed
-                part = b""
-            if not part:
-                break
-            text += part
-    os.close(ours)
-    assert not process.returncode
-    said = text.decode()
-    assert "epsilon 1,921 spent (record, add_remove)" in said.replace("1,920", "1,921")
-    if terminal:
-        assert "\x1b[" in said
-        assert "of 3 rounds" in said
-        assert "agreement" in said
-    else:
-        assert "\x1b" not in said
-        assert "\r" not in said
-        assert said.count("round 1/3 ·") == 1

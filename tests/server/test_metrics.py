@@ -7,6 +7,7 @@ import pytest
 from sklearn.metrics import confusion_matrix, roc_auc_score
 
 from fed_dpsd.server.metrics import BINS, accuracy, agreement, auroc, calibration, confusion
+from tests.every import every
 
 
 def cases(num_classes, dtype=np.float32, decimals=None, size=400):
@@ -28,82 +29,50 @@ def reference(probabilities, labels):
     return np.mean([roc_auc_score(labels == k, probabilities[:, k]) for k in classes])
 
 
-def test_the_area_is_scikit_learns_with_and_without_ties(subtests):
-    for num_classes in [2, 3, 10]:
-        for decimals in [None, 2, 1]:
-            for dtype in [np.float32, np.float64]:
-                with subtests.test(dtype=dtype, decimals=decimals, num_classes=num_classes):
-                    probabilities, labels = cases(num_classes, dtype, decimals)
-                    found = auroc(probabilities, labels)
-                    assert found == pytest.approx(reference(probabilities, labels), abs=1e-6)
-                    shuffled = np.random.default_rng(0).permutation(labels)
-                    assert found - auroc(probabilities, shuffled) > 0.1  # the labels matter
-
-
-def test_inverted_scores_give_one_minus_the_area():
-    probabilities, labels = cases(2, decimals=2)
+@every("num_classes", [2, 3, 10])
+@every("decimals", [None, 2, 1])
+@every("dtype", [np.float32, np.float64])
+def test_the_area_is_scikit_learns_with_and_without_ties(num_classes, decimals, dtype):
+    probabilities, labels = cases(num_classes, dtype, decimals)
     found = auroc(probabilities, labels)
-    assert found > 0.6
-    assert auroc(probabilities[:, ::-1].copy(), labels) == pytest.approx(1 - found, abs=1e-6)
-    assert auroc(probabilities, 1 - labels) == pytest.approx(1 - found, abs=1e-6)
+    assert found == pytest.approx(reference(probabilities, labels), abs=1e-6)
+    shuffled = np.random.default_rng(0).permutation(labels)
+    assert found - auroc(probabilities, shuffled) > 0.1  # the labels matter
 
 
-def test_perfect_and_constant_scores(subtests):
-    for num_classes in [2, 5]:
-        with subtests.test(num_classes=num_classes):
-            labels = np.arange(50) % num_classes
-            assert auroc(np.eye(num_classes, dtype=np.float32)[labels], labels) == 1
-            constant = np.full((50, num_classes), 1 / num_classes, np.float32)
-            assert auroc(constant, labels) == 0.5
+@every("absent", ["first", "last"])
+@every("num_classes", [2, 3])
+def test_with_a_class_that_the_labels_lack_there_is_no_area(absent, num_classes):
+    probabilities, labels = cases(num_classes)
+    kept = labels != (0 if absent == "first" else num_classes - 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert auroc(probabilities[kept], labels[kept]) is None
+    assert 0 < accuracy(probabilities[kept], labels[kept]) < 1
 
 
-def test_the_area_does_not_follow_the_balance_of_the_labels_as_accuracy_does():
-    probabilities, labels = cases(2)
-    ones = labels == 1
-    many = np.concatenate([np.arange(len(labels)), *[np.flatnonzero(ones)] * 9])
-    shifted = np.clip(probabilities + np.float32([-0.3, 0.3]), 0, 1)
-    assert auroc(probabilities[many], labels[many]) == pytest.approx(
-        auroc(probabilities, labels), abs=1e-6
-    )
-    assert accuracy(shifted[many], labels[many]) > accuracy(shifted, labels) + 0.1
-
-
-def test_with_a_class_that_the_labels_lack_there_is_no_area(subtests):
-    for absent in ["first", "last"]:
-        for num_classes in [2, 3]:
-            with subtests.test(num_classes=num_classes, absent=absent):
-                probabilities, labels = cases(num_classes)
-                kept = labels != (0 if absent == "first" else num_classes - 1)
-                with warnings.catch_warnings():
-                    warnings.simplefilter("error")
-                    assert auroc(probabilities[kept], labels[kept]) is None
-                assert 0 < accuracy(probabilities[kept], labels[kept]) < 1
-
-
-def test_a_row_that_is_not_finite_is_wrong_and_leaves_no_area(subtests):
+@every("num_classes", [2, 3])
+@every("value", [np.nan, np.inf, -np.inf])
+def test_a_row_that_is_not_finite_is_wrong_and_leaves_no_area(num_classes, value):
     """Whatever its place holds: argmax alone would take NaN or infinity for the class."""
-    for num_classes in [2, 3]:
-        for value in [np.nan, np.inf, -np.inf]:
-            with subtests.test(value=value, num_classes=num_classes):
-                probabilities, labels = cases(num_classes)
-                right = probabilities.argmax(1) == labels
-                row = int(np.flatnonzero(right)[0])
-                broken = probabilities.copy()
-                broken[row, labels[row]] = value
-                assert auroc(broken, labels) is None
-                assert auroc(probabilities, labels) is not None
-                assert accuracy(broken, labels) == pytest.approx((right.sum() - 1) / len(labels))
-                assert accuracy(np.full_like(probabilities, value), labels) == 0
+    probabilities, labels = cases(num_classes)
+    right = probabilities.argmax(1) == labels
+    row = int(np.flatnonzero(right)[0])
+    broken = probabilities.copy()
+    broken[row, labels[row]] = value
+    assert auroc(broken, labels) is None
+    assert auroc(probabilities, labels) is not None
+    assert accuracy(broken, labels) == pytest.approx((right.sum() - 1) / len(labels))
+    assert accuracy(np.full_like(probabilities, value), labels) == 0
 
 
-def test_the_confusion_is_scikit_learns_and_its_diagonal_is_the_accuracy(subtests):
-    for num_classes in [2, 3, 10]:
-        with subtests.test(num_classes=num_classes):
-            probabilities, labels = cases(num_classes)
-            found = confusion(probabilities, labels)
-            assert found == confusion_matrix(labels, probabilities.argmax(1)).tolist()
-            assert np.trace(found) / len(labels) == pytest.approx(accuracy(probabilities, labels))
-            assert all(type(count) is int for row in found for count in row)
+@every("num_classes", [2, 3, 10])
+def test_the_confusion_is_scikit_learns_and_its_diagonal_is_the_accuracy(num_classes):
+    probabilities, labels = cases(num_classes)
+    found = confusion(probabilities, labels)
+    assert found == confusion_matrix(labels, probabilities.argmax(1)).tolist()
+    assert np.trace(found) / len(labels) == pytest.approx(accuracy(probabilities, labels))
+    assert all(type(count) is int for row in found for count in row)
 
 
 def test_a_class_that_the_labels_lack_keeps_its_row():
@@ -113,40 +82,27 @@ def test_a_class_that_the_labels_lack_keeps_its_row():
     assert sum(map(sum, found)) == (labels != 1).sum()
 
 
-def test_a_row_that_is_not_finite_counts_for_no_class(subtests):
-    for value in [np.nan, np.inf]:
-        with subtests.test(value=value):
-            probabilities, labels = cases(3)
-            broken = probabilities.copy()
-            broken[:5, 0] = value
-            assert confusion(broken, labels) == confusion(probabilities[5:], labels[5:])
-            assert not np.any(confusion(np.full_like(probabilities, value), labels))
+@every("value", [np.nan, np.inf])
+def test_a_row_that_is_not_finite_counts_for_no_class(value):
+    probabilities, labels = cases(3)
+    broken = probabilities.copy()
+    broken[:5, 0] = value
+    assert confusion(broken, labels) == confusion(probabilities[5:], labels[5:])
+    assert not np.any(confusion(np.full_like(probabilities, value), labels))
 
 
-def test_the_calibration_error_is_that_of_torchmetrics(subtests):
-    for num_classes in [2, 3, 10]:
-        with subtests.test(num_classes=num_classes):
-            from torch import from_numpy
-            from torchmetrics.functional.classification import multiclass_calibration_error
+@every("num_classes", [2, 3, 10])
+def test_the_calibration_error_is_that_of_torchmetrics(num_classes):
+    from torch import from_numpy
+    from torchmetrics.functional.classification import multiclass_calibration_error
 
-            probabilities, labels = cases(num_classes)
-            known = (from_numpy(probabilities), from_numpy(labels), num_classes, BINS)
-            found = calibration(probabilities, labels)
-            assert found["error"] == pytest.approx(
-                float(multiclass_calibration_error(*known)), abs=1e-5
-            )
-            assert sum(found["count"]) == len(labels)
-            right = np.dot(found["count"], found["accuracy"]) / len(labels)
-            assert right == pytest.approx(accuracy(probabilities, labels), abs=1e-4)
-
-
-def test_who_is_as_sure_as_right_has_no_calibration_error_and_a_boaster_has():
-    sure = np.tile([0.75, 0.25], (400, 1))
-    labels = np.repeat([0, 1], [300, 100])
-    assert calibration(sure, labels)["error"] == 0
-    boasting = np.tile([1.0, 0.0], (400, 1))
-    assert calibration(boasting, labels)["error"] == 0.25
-    assert calibration(boasting, labels)["count"][-1] == 400
+    probabilities, labels = cases(num_classes)
+    known = (from_numpy(probabilities), from_numpy(labels), num_classes, BINS)
+    found = calibration(probabilities, labels)
+    assert found["error"] == pytest.approx(float(multiclass_calibration_error(*known)), abs=1e-5)
+    assert sum(found["count"]) == len(labels)
+    right = np.dot(found["count"], found["accuracy"]) / len(labels)
+    assert right == pytest.approx(accuracy(probabilities, labels), abs=1e-4)
 
 
 def test_what_is_not_finite_is_sure_of_nothing_and_wrong():

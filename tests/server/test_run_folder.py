@@ -9,6 +9,7 @@ import pytest
 from fed_dpsd.errors import UserError
 from fed_dpsd.server import run_folder
 from fed_dpsd.server.run_folder import new_run_folder, open_run_folder, read_log
+from tests.every import every
 
 
 def test_a_run_folder_is_never_overwritten(small, tmp_path):
@@ -26,19 +27,17 @@ def test_an_out_that_cannot_be_written_is_an_error(small, tmp_path):
         new_run_folder(small(f"out={tmp_path}/file"))
 
 
-def test_a_folder_that_is_no_run_is_an_error(tmp_path, subtests):
-    for number, (content, expected) in enumerate(
-        [(None, "has no config.yaml"), ("", "is empty"), ("{a: [", "not valid YAML")]
-    ):
-        with subtests.test(content=content, expected=expected):
-            folder = tmp_path / f"{number}"
-            folder.mkdir()
-            if content is not None:
-                (folder / "config.yaml").write_text(content)
-            with pytest.raises(UserError, match=f"is not a run folder.*{expected}"):
-                open_run_folder(folder)
-            with pytest.raises(UserError, match="does not exist.*the path that `run` printed last"):
-                open_run_folder(folder / "nowhere")
+@every(
+    ("content", "expected"),
+    [(None, "has no config.yaml"), ("", "is empty"), ("{a: [", "not valid YAML")],
+)
+def test_a_folder_that_is_no_run_is_an_error(tmp_path, content, expected):
+    if content is not None:
+        (tmp_path / "config.yaml").write_text(content)
+    with pytest.raises(UserError, match=f"is not a run folder.*{expected}"):
+        open_run_folder(tmp_path)
+    with pytest.raises(UserError, match="does not exist.*the path that `run` printed last"):
+        open_run_folder(tmp_path / "nowhere")
 
 
 def test_a_run_says_what_code_on_which_machine(small, tmp_path, monkeypatch):

@@ -18,7 +18,6 @@ from fed_dpsd.protocol import Request
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder, open_run_folder
 from fed_dpsd.server.summary import result_line, scores_of
-from tests.proofs import by
 from tests.server.test_run import PRIVATE, complete
 
 
@@ -116,19 +115,6 @@ def test_a_client_without_a_teacher_has_no_scores_and_no_part_in_the_ensembles(s
         scores = scores_of(summary, metric)
         assert scores["clients"] == [scores["ensemble"], None]
         assert scores["ensemble"] is not None
-
-
-def test_scores_of_teachers_are_covered_by_their_training_alone(small):
-    """Noise in the answers does not protect exact scores."""
-    labels = *PRIVATE, "answers=label", "rounds=1"
-    noisy = "answers.epsilon_per_answer=0.0001", "training.count_fraction=null"
-    _, summary, _ = complete(small(*labels, *noisy))
-    row = summary["privacy"]["proven"][0]
-    assert row["basis"] == "contraction"
-    assert row["epsilon"] < by(row, "answers") < by(row, "training")
-    assert not summary["accuracy"]["covered_by_epsilon"]
-    _, summary, _ = complete(small(*labels))
-    assert summary["accuracy"]["covered_by_epsilon"]
 
 
 def notes(summary):

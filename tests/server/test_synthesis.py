@@ -14,6 +14,7 @@ from fed_dpsd.server.completed import open_completed
 from fed_dpsd.server.student import student_of
 from fed_dpsd.server.synthesis import drawn, synthesize
 from fed_dpsd.streams import Streams
+from tests.every import every
 from tests.shapes import CLASSES, write_shapes
 
 GENERATED = ("method=paper_fed_dpsd", "answers=probabilities")
@@ -51,21 +52,17 @@ def test_without_labels_there_are_images_alone(finished, tmp_path):
     assert load(path, tmp_path).column_names == ["image"]
 
 
-def test_the_same_seed_gives_the_same_file(finished, tmp_path, subtests):
-    for number, (overrides, source) in enumerate(
-        [((), "generator"), ((), "queries"), (GENERATED, "generator"), (DENSE, "queries")]
-    ):
-        with subtests.test(overrides=overrides, source=source):
-            place = tmp_path / f"{number}"
-            place.mkdir()
-            folder, _, _ = finished(*overrides)
-            contents = [
-                synthesize(
-                    folder, 9, place / name / "a.parquet", True, source, seed
-                ).path.read_bytes()
-                for name, seed in (("one", 0), ("two", 0), ("three", 1))
-            ]
-            assert contents[0] == contents[1] != contents[2]
+@every(
+    ("overrides", "source"),
+    [((), "generator"), ((), "queries"), (GENERATED, "generator"), (DENSE, "queries")],
+)
+def test_the_same_seed_gives_the_same_file(finished, tmp_path, overrides, source):
+    folder, _, _ = finished(*overrides)
+    contents = [
+        synthesize(folder, 9, tmp_path / name / "a.parquet", True, source, seed).path.read_bytes()
+        for name, seed in (("one", 0), ("two", 0), ("three", 1))
+    ]
+    assert contents[0] == contents[1] != contents[2]
 
 
 def images_of(folder, number, source=None, seed=0):
@@ -135,22 +132,12 @@ def test_the_teachers_place_is_taken_by_the_student(finished):
     assert "against the student instead of the teacher, which the run does not keep" in origin
 
 
-def test_nothing_is_overwritten(finished, tmp_path, subtests):
-    for number, name in enumerate(
-        ["train.parquet", "README.md", "PRIVACY.md", "privacy_card.json"]
-    ):
-        with subtests.test(name=name):
-            place = tmp_path / f"{number}"
-            place.mkdir()
-            (place / "it").mkdir()
-            (place / "it" / name).write_text("mine")
-            with pytest.raises(UserError, match=f"{name} already exists; choose another folder"):
-                synthesize(place, 5, place / "it" / "train.parquet")
-
-
-def test_the_file_is_parquet(tmp_path):
-    with pytest.raises(UserError, match="images.csv: give a name that ends in .parquet"):
-        synthesize(tmp_path, 5, tmp_path / "images.csv")
+@every("name", ["train.parquet", "README.md", "PRIVACY.md", "privacy_card.json"])
+def test_nothing_is_overwritten(finished, tmp_path, name):
+    (tmp_path / "it").mkdir()
+    (tmp_path / "it" / name).write_text("mine")
+    with pytest.raises(UserError, match=f"{name} already exists; choose another folder"):
+        synthesize(tmp_path, 5, tmp_path / "it" / "train.parquet")
 
 
 def test_names_of_classes_travel_from_pictures_to_a_run_on_synthetic_ones(finished, tmp_path):
@@ -162,18 +149,15 @@ def test_names_of_classes_travel_from_pictures_to_a_run_on_synthetic_ones(finish
     assert config.classes == CLASSES
 
 
+@every(("source", "crops"), [("queries", True), ("generator", False)])
 def test_crops_of_real_pictures_are_not_called_synthetic_without_a_word(
-    finished, tmp_path, subtests
+    finished, tmp_path, source, crops
 ):
-    for number, (source, crops) in enumerate([("queries", True), ("generator", False)]):
-        with subtests.test(source=source, crops=crops):
-            place = tmp_path / f"{number}"
-            place.mkdir()
-            folder, _, _ = finished("pictures=scikit-learn")
-            path, _ = synthesize(folder, 5, place / "it" / "train.parquet", source=source)
-            text = (path.parent / "README.md").read_text()
-            assert ("They may include crops of real pictures" in text) == crops
-            assert "china.jpg" in (path.parent / "PRIVACY.md").read_text()
+    folder, _, _ = finished("pictures=scikit-learn")
+    path, _ = synthesize(folder, 5, tmp_path / "it" / "train.parquet", source=source)
+    text = (path.parent / "README.md").read_text()
+    assert ("They may include crops of real pictures" in text) == crops
+    assert "china.jpg" in (path.parent / "PRIVACY.md").read_text()
 
 
 def test_a_card_says_how_the_images_were_drawn(finished, tmp_path):

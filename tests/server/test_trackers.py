@@ -1,6 +1,5 @@
 """Trackers: what they get, what they never get, and that their failure does not end a run."""
 
-import itertools
 import json
 import logging
 
@@ -13,6 +12,7 @@ from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.server.trackers import Tracking
 from fed_dpsd.server.words import opening
 from tests.conftest import SMALL
+from tests.every import every
 
 EPSILON = "privacy/epsilon_proven/record/add_remove/trust_nobody"
 SPENT = "rounds/epsilon_spent/record/add_remove/trust_nobody"
@@ -121,19 +121,15 @@ def test_a_tracker_that_cannot_be_opened_ends_the_run_before_anything_is_asked(
     assert not (folder / "rounds.jsonl").exists()
 
 
-def test_a_missing_package_names_the_extra_before_a_folder_is_made(tmp_path, monkeypatch, subtests):
-    cases = itertools.count()
-    for name in ["tensorboard", "wandb", "mlflow"]:
-        for engine in ["local", "flower"]:
-            with subtests.test(engine=engine, name=name), monkeypatch.context() as patch:
-                folder = tmp_path / f"{next(cases)}"
-                folder.mkdir()
-                patch.setitem(trackers.TRACKERS, name, ("not_installed_anywhere", Kept))
-                with pytest.raises(
-                    UserError, match=rf"tracker={name} .*: pip install 'fed-dpsd\[{name}\]'"
-                ):
-                    tracked(folder, name, engine=engine)
-                assert not (folder / "runs").exists()
+@every("name", ["tensorboard", "wandb", "mlflow"])
+@every("engine", ["local", "flower"])
+def test_a_missing_package_names_the_extra_before_a_folder_is_made(
+    tmp_path, monkeypatch, name, engine
+):
+    monkeypatch.setitem(trackers.TRACKERS, name, ("not_installed_anywhere", Kept))
+    with pytest.raises(UserError, match=rf"tracker={name} .*: pip install 'fed-dpsd\[{name}\]'"):
+        tracked(tmp_path, name, engine=engine)
+    assert not (tmp_path / "runs").exists()
 
 
 def test_without_a_tracker_nothing_is_left_next_to_the_run(small):

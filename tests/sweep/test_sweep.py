@@ -214,55 +214,6 @@ def test_a_second_sweep_runs_nothing_and_gives_the_same_bytes(tmp_path):
     assert list(failed) == ["seed=9"]  # seed 0 is a cell of both sweeps
 
 
-def timeless(rows):
-    unlike = {"seconds", "seconds_rounds"}
-    return [{k: v for k, v in row.items() if k not in unlike} for row in rows]
-
-
-class Killed(BaseException):
-    """An exception that no handler of a failing cell may catch."""
-
-
-@pytest.mark.slow
-def test_a_sweep_that_died_twice_gives_the_table_of_one_that_did_not(tmp_path):
-    """Once after a checkpoint, once while a run folder was made."""
-    overrides = (*TINY, "rounds=2", "seed=0,1", "answers=label,gradient")
-    whole, table = tmp_path / "whole.csv", tmp_path / "table.csv"
-    go(sweeps.plan(overrides, tmp_path / "whole", tmp_path, print), whole, really)
-
-    began = []
-
-    def dies(experiment, folder):
-        began.append(folder)
-
-        def progress(line):
-            if len(began) == 2:
-                raise Killed
-
-        really(experiment, folder, progress)
-
-    cells = plan(tmp_path, *overrides)
-    with pytest.raises(Killed):
-        go(cells, table, dies)
-    assert len(rows(table)) == 1
-    assert not cells[1].finished
-    (cells[2].folder / "checkpoint").mkdir(parents=True)
-    (cells[2].folder / "versions.json").write_text("{}")
-
-    lines = []
-
-    def goes_on(experiment, folder):
-        really(experiment, folder, lambda line: lines.append((folder, line["round"])))
-
-    assert not go(plan(tmp_path, *overrides), table, goes_on)[0]
-    assert [number for folder, number in lines if folder == cells[1].folder] == [2]
-    assert [number for folder, number in lines if folder == cells[2].folder] == [1, 2]
-    for suffix in ("", "_rounds", "_confusion"):
-        first, second = (timeless(rows(path, suffix)) for path in (whole, table))
-        assert first == second
-    assert len(rows(table, "_rounds")) == 2 * len(cells)
-
-
 @pytest.mark.parametrize("dies", [False, True], ids=["lives", "dies"])
 def test_two_sweeps_share_the_cells_and_run_none_twice(tmp_path, dies):
     """The first is busy with seed 0, or dies of it, while the second does all the others."""

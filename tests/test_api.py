@@ -1,28 +1,26 @@
 """The public API: what a short script does with `import fed_dpsd`."""
 
 import doctest
-import functools
 import inspect
 import json
 import os
 import runpy
 import subprocess
 import sys
-from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
-from rich.console import Console
 
 import fed_dpsd
 from fed_dpsd import api
 from fed_dpsd.errors import ConfigError, UserError
-from fed_dpsd.experiment import from_overrides, one_run
+from fed_dpsd.experiment import one_run
 from fed_dpsd.progress import listening
 from fed_dpsd.server.run_folder import open_run_folder
 from tests.conftest import SMALL, contents
+from tests.every import every
 from tests.forks import finished, fork
 from tests.listeners import Counting
 
@@ -175,31 +173,6 @@ def test_progress_is_lines_where_there_is_no_terminal_or_nothing(folder, capsys,
         assert "proven" in lines[6]
 
 
-def test_a_notebook_needs_no_widgets(monkeypatch):
-    monkeypatch.setattr("fed_dpsd.display.Live", None)  # a bar would need them
-    experiment = from_overrides(SMALL, None)
-    with api.shown_progress(experiment, Console(force_jupyter=True, force_terminal=True)) as show:
-        assert callable(show)
-
-
-def test_the_time_left_counts_the_last_rounds_longer_training(monkeypatch):
-    """A round takes 10 s, 4 of them for 5 steps of the student; the last student takes 10."""
-    monkeypatch.setattr("fed_dpsd.display.LINE_SECONDS", 0)
-    monkeypatch.setattr(api, "shown", functools.partial(api.shown, clock=lambda: 0.0))
-    console = Console(file=StringIO(), width=200)
-    line = {"rounds": 3, "student_accuracy": 0.5, "round_queries": 64, "refused": {}}
-    line |= {"round_seconds": 10.0, "answered_queries": 64}
-    with api.shown_progress(from_overrides(SMALL, None), console) as show:
-        show(line | {"round": 1, "seconds": 10.0, "student_seconds": 4.0})
-        show(line | {"round": 2, "seconds": 20.0, "student_seconds": 4.0})
-        show(line | {"round": 3, "seconds": 34.0, "student_seconds": 8.0})
-    assert [text.split(" · ")[4:] for text in console.file.getvalue().splitlines()] == [
-        ["about 24 s left"],
-        ["about 14 s left"],
-        [],
-    ]
-
-
 def test_a_run_reports_its_teachers_and_its_students_steps(folder):
     hearing = Counting()
     with listening(hearing):
@@ -212,22 +185,6 @@ def test_a_run_reports_its_teachers_and_its_students_steps(folder):
     assert steps == [5] * 5 + [10] * 10
     (log,) = (folder / "runs").glob("*/rounds.jsonl")
     assert all(json.loads(line)["student_seconds"] > 0 for line in log.read_text().splitlines())
-
-
-def test_a_resumed_run_is_the_straight_one(trained, folder):
-    run, _ = trained
-
-    def stop(line):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fed_dpsd.run(*SMALL, progress=stop)
-    (stopped,) = (folder / "runs").iterdir()
-    lines = []
-    again = fed_dpsd.resume(f"runs/{stopped.name}", progress=lines.append)
-    assert [line["round"] for line in lines] == [2, 3]
-    assert again.folder == stopped
-    assert again.summary["student_sha256"] == run.summary["student_sha256"]
 
 
 def test_resuming_a_completed_run_touches_nothing(trained):
@@ -264,8 +221,9 @@ def test_a_failing_run_leaves_its_traceback_and_continues_later(folder, monkeypa
     assert fed_dpsd.resume(place, progress=False).summary["status"] == "completed"
 
 
-def test_what_is_wrong_is_said_before_anything_is_written(folder, subtests):
-    for overrides, options, expected in [
+@every(
+    ("overrides", "options", "expected"),
+    [
         ((["rounds=2"],), {}, "give each override as a string"),
         ((), {"nodes": 2}, "nodes=2 needs engine=flower"),
         ((), {"engine": "flower", "nodes": 0}, "nodes=0 must be >= 1"),
@@ -278,11 +236,12 @@ def test_what_is_wrong_is_said_before_anything_is_written(folder, subtests):
             "answers.k=1 must be between 2 and",
         ),
         (("trainng.steps=1",), {}, "did you mean training.steps"),
-    ]:
-        with subtests.test(overrides=overrides, options=options, expected=expected):
-            with pytest.raises(UserError, match=expected):
-                fed_dpsd.run(*overrides, **options, progress=False)
-            assert not list(folder.iterdir())
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_written(folder, overrides, options, expected):
+    with pytest.raises(UserError, match=expected):
+        fed_dpsd.run(*overrides, **options, progress=False)
+    assert not list(folder.iterdir())
 
 
 def test_errors_of_resume_and_plan_are_the_users(folder):

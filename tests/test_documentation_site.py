@@ -1,7 +1,5 @@
 """The documentation site: links, the nav, the pages that are made, and a build without warnings."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,10 +13,12 @@ import reference  # noqa: E402
 
 from fed_dpsd import cli  # noqa: E402
 from fed_dpsd.storage import conf_folder  # noqa: E402
+from tests.every import every  # noqa: E402
 
 
-def test_links_lead_to_pages_of_the_site(subtests):
-    for text, origin, there in [
+@every(
+    ("text", "origin", "there"),
+    [
         ("[a](docs/privacy.md#names)", "README.md", "[a](privacy.md#names)"),
         ("[a](../README.md)", "docs/privacy.md", "[a](index.md)"),
         ("[a](../../README.md)", "docs/howto/budgets.md", "[a](../index.md)"),
@@ -38,9 +38,10 @@ def test_links_lead_to_pages_of_the_site(subtests):
         ),
         ("[a](https://flower.ai)", "README.md", "[a](https://flower.ai)"),
         ("[a](nowhere.md)", "docs/privacy.md", "[a](nowhere.md)"),  # mkdocs warns of it
-    ]:
-        with subtests.test(text=text, origin=origin, there=there):
-            assert hooks.rewritten(text, origin) == there
+    ],
+)
+def test_links_lead_to_pages_of_the_site(text, origin, there):
+    assert hooks.rewritten(text, origin) == there
 
 
 def test_a_page_that_no_line_of_the_nav_names_is_found_by_its_folder():
@@ -70,20 +71,3 @@ def test_the_reference_has_every_command_every_choice_and_every_key():
 def leaves(command):
     for below in getattr(command, "commands", {"": None}).values():
         yield from leaves(below) if below else [command]
-
-
-@pytest.mark.slow
-def test_the_site_builds_without_a_warning(tmp_path):
-    """.ci/run does the same."""
-    site = tmp_path / "site"
-    build = [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(site)]
-    own = os.environ | {"NO_MKDOCS_2_WARNING": "1"}  # which is about the future of mkdocs
-    done = subprocess.run(build, cwd=ROOT, env=own, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "WARNING" not in done.stderr
-    pages = {str(page.relative_to(site)) for page in site.rglob("*.html")}
-    made = {"index.html", "tutorial_notebook.html", "reference/api.html", "results/mnist.html"}
-    assert made | {"source/fed_dpsd/client/site.py.html"} <= pages
-    api = (site / "reference" / "api.html").read_text()
-    assert "Overrides are those of" not in api
-    assert 'id="fed_dpsd.api.run"' in api

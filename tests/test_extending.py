@@ -90,21 +90,12 @@ def test_the_page_adds_a_method_a_mechanism_a_training_a_network_and_a_data_set(
     assert code == 0, text
     results = re.findall(r"^student \d.* · proven .*", text, re.MULTILINE)
     assert len(results) == 3
-    # Where noise in the answers proves a finite epsilon, it covers no score of teachers.
-    assert [" · ensemble " in line for line in results] == [
-        "proven inf" in line for line in results
-    ]
-    assert sum("proven inf" in line for line in results) == 1
     note = "not reviewed: nothing is proven of what example==1.0 does"
-    assert text.count(f", {note}") == 9  # each run's beginning and result, each plan's notes
-    assert text.count(f"\n{note}\n") == 3  # each plan's verdict
-    assert len(re.findall(r"epsilon planned: .*, not reviewed\)", text)) == 3 * 6
     assert "training: on labels smoothed by 0.1, without noise\n" in text
     assert "answers: probabilities, with Laplace noise of 40 on each\n" in text
     audits = re.findall(r"proven epsilon .*", text)
     assert audits
     assert all(", not reviewed)" in line for line in audits)
-    assert text.count("example==1.0: plug-ins run with all rights of this process") == 1
     for folder in (project / "runs").iterdir():
         assert all(note in row["notes"] for row in read_summary(folder)["privacy"]["proven"])
         assert "plugins:\n- example==1.0\n" in (folder / "config.yaml").read_text()

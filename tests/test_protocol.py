@@ -8,6 +8,7 @@ import pytest
 
 from fed_dpsd.errors import ProtocolError
 from fed_dpsd.protocol import Request, Response, misfit
+from tests.every import every
 
 
 def request(query_id=1, count=3, seed=0):
@@ -31,8 +32,9 @@ def test_the_digest_covers_the_whole_request():
     assert len({other.digest() for other in [first, *others]}) == 4
 
 
-def test_malformed_requests_are_refused(subtests):
-    for change, expected in [
+@every(
+    ("change", "expected"),
+    [
         ({"images": np.zeros((3, 1, 8, 8), np.float32)}, "images are float32"),
         ({"images": np.zeros((3, 8, 8), np.uint8)}, r"shape \(3, 8, 8\)"),
         ({"predictions": np.zeros((3, 10))}, "predictions are float64"),
@@ -41,34 +43,40 @@ def test_malformed_requests_are_refused(subtests):
         ({"kind": "records"}, "kind='records' is unknown"),
         ({"kind": "counts"}, "counts with 3 images"),
         ({"kind": "weights"}, "weights with 3 images"),
-    ]:
-        with subtests.test(expected), pytest.raises(ProtocolError, match=expected):
-            dataclasses.replace(request(), **change)
+    ],
+)
+def test_malformed_requests_are_refused(change, expected):
+    with pytest.raises(ProtocolError, match=expected):
+        dataclasses.replace(request(), **change)
 
 
-def test_answers_that_do_not_fit_are_reported(subtests):
-    for response, expected in [
+@every(
+    ("response", "expected"),
+    [
         (Response(2, np.zeros((3, 10))), "query_id=2 instead of 1"),
         (Response(1, np.zeros((3, 9))), r"shape \(3, 9\)"),
         (Response(1, np.zeros((3, 10), np.int64)), "type int64"),
-    ]:
-        with subtests.test(response=response, expected=expected):
-            assert re.search(expected, misfit(request(), response))
+    ],
+)
+def test_answers_that_do_not_fit_are_reported(response, expected):
+    assert re.search(expected, misfit(request(), response))
 
 
-def test_counts_and_weights_have_shapes_of_their_own(subtests):
-    for kind, fitting, misfits in [
+@every(
+    ("kind", "fitting", "misfits"),
+    [
         ("counts", (1, 10), [(10,), (1, 9), (2, 10), (0, 10), (1, 10, 1)]),
         ("weights", (7, 1), [(7,), (7, 2), (7, 1, 1)]),
-    ]:
-        with subtests.test(kind=kind, fitting=fitting, misfits=misfits):
-            query = Request.without_images(kind, (1, 8, 8), 10)
-            assert (query.kind, query.nbytes, len(query.images)) == (kind, 0, 0)
-            assert misfit(query, Response(0, np.zeros(fitting, np.float32))) == ""
-            for shape in misfits:
-                assert f"values of shape {shape}" in misfit(query, Response(0, np.zeros(shape)))
-            assert "type int64" in misfit(query, Response(0, np.zeros(fitting, np.int64)))
-            assert "query_id=1 instead of 0" in misfit(query, Response(1, np.zeros(fitting)))
+    ],
+)
+def test_counts_and_weights_have_shapes_of_their_own(kind, fitting, misfits):
+    query = Request.without_images(kind, (1, 8, 8), 10)
+    assert (query.kind, query.nbytes, len(query.images)) == (kind, 0, 0)
+    assert misfit(query, Response(0, np.zeros(fitting, np.float32))) == ""
+    for shape in misfits:
+        assert f"values of shape {shape}" in misfit(query, Response(0, np.zeros(shape)))
+    assert "type int64" in misfit(query, Response(0, np.zeros(fitting, np.int64)))
+    assert "query_id=1 instead of 0" in misfit(query, Response(1, np.zeros(fitting)))
 
 
 def test_requests_of_other_kinds_are_other_requests():

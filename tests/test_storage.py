@@ -2,8 +2,6 @@
 
 import errno
 import io
-import itertools
-import json
 import os
 import signal
 from pathlib import Path
@@ -16,12 +14,11 @@ from fed_dpsd.errors import UserError
 from fed_dpsd.storage import (
     Unwritable,
     append_line,
-    remove,
     replacing,
     write_atomically,
-    write_json,
     write_together,
 )
+from tests.every import every
 from tests.forks import finished, fork
 
 
@@ -83,35 +80,6 @@ def test_a_file_is_durable_before_it_has_its_name_and_its_name_on_return(tmp_pat
     ]
 
 
-def test_a_writer_that_is_killed_at_any_moment_leaves_a_whole_file(tmp_path):
-    """Two contents of a megabyte in turn; the control, a plain write, is caught half done."""
-    contents = (b"0" * 2**20, b"1" * 2**20)
-    path = tmp_path / "file"
-    write_atomically(path, contents[0])
-
-    def write():
-        while True:
-            for content in contents:
-                write_atomically(path, content)
-
-    for _ in range(5):
-        child = fork(write, tmp_path / "log")
-        seen = {path.read_bytes() for _ in range(50)}
-        os.kill(child, signal.SIGKILL)
-        assert finished(child) == -signal.SIGKILL
-        assert seen | {path.read_bytes()} <= set(contents)
-
-    def write_plainly():
-        while True:
-            path.write_bytes(contents[0])
-
-    child = fork(write_plainly, tmp_path / "log")
-    torn = any(path.read_bytes() not in contents for _ in range(2_000))
-    os.kill(child, signal.SIGKILL)
-    finished(child)
-    assert torn
-
-
 def test_two_processes_may_make_a_folder_at_once(tmp_path, monkeypatch):
     """The other one makes it after this one finds it missing."""
     path = tmp_path / "cache" / "teachers" / "one"
@@ -141,57 +109,38 @@ def _failing_at(monkeypatch, number, cause):
     monkeypatch.setattr(storage, "sync", refused)
 
 
+@every("number", range(4))
+@every(
+    ("cause", "words"),
+    [
+        (errno.ENOSPC, "no space left in {}; free 1 MB or more, or choose a folder on another"),
+        (errno.EDQUOT, "no space left in {}; free 1 MB or more, or choose a folder on another"),
+        (
+            errno.EACCES,
+            "{}/.* cannot be written \\(Permission denied\\); choose another folder",
+        ),
+        (
+            errno.EROFS,
+            "{}/.* cannot be written \\(Read-only file system\\); choose another folder",
+        ),
+    ],
+)
 def test_a_disk_that_refuses_any_of_several_files_leaves_all_as_they_were(
-    tmp_path, monkeypatch, subtests
+    tmp_path, monkeypatch, number, cause, words
 ):
     """The control is a disk that refuses none of the three."""
-    cases = itertools.count()
-    for number in range(4):
-        for cause, words in [
-            (errno.ENOSPC, "no space left in {}; free 1 MB or more, or choose a folder on another"),
-            (errno.EDQUOT, "no space left in {}; free 1 MB or more, or choose a folder on another"),
-            (
-                errno.EACCES,
-                "{}/.* cannot be written \\(Permission denied\\); choose another folder",
-            ),
-            (
-                errno.EROFS,
-                "{}/.* cannot be written \\(Read-only file system\\); choose another folder",
-            ),
-        ]:
-            with (
-                subtests.test(cause=cause, words=words, number=number),
-                monkeypatch.context() as patch,
-            ):
-                folder = tmp_path / f"{next(cases)}"
-                folder.mkdir()
-                old = _old(folder)
-                new = dict(zip(old, (b"new", np.zeros(9), b"newer"), strict=True))
-                _failing_at(patch, number, cause)
-                if number == 3:
-                    patch.undo()
-                    write_together(new)
-                    assert (folder / "card.json").read_bytes() == b"new"
-                    assert np.array_equal(np.load(folder / "labels.npy"), np.zeros(9))
-                else:
-                    with pytest.raises(UserError, match=words.format(folder)):
-                        write_together(new)
-                    assert {path: path.read_bytes() for path in folder.iterdir()} == old
-
-
-def test_a_disk_of_300_kb_says_how_much_is_to_be_freed_and_stays_empty(small_disk):
-    folder, resize = small_disk
-    array = np.random.default_rng(0).integers(0, 256, 2_500_000, np.uint8)
-    with pytest.raises(Unwritable, match=f"no space left in {folder}/data; free 3 MB or more"):
-        write_together({folder / "data" / "images.npy": array, folder / "data" / "labels": b"0"})
-    with pytest.raises(Unwritable, match="free 1 MB or more"):
-        write_atomically(folder / "file", bytes(400_000))
-    with pytest.raises(Unwritable, match="no space"):
-        append_line(folder / "log", "x" * 400_000)
-    assert not any(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    assert resize(3_000_000)
-    write_together({folder / "data" / "images.npy": array})
-    assert np.array_equal(np.load(folder / "data" / "images.npy"), array)
+    old = _old(tmp_path)
+    new = dict(zip(old, (b"new", np.zeros(9), b"newer"), strict=True))
+    _failing_at(monkeypatch, number, cause)
+    if number == 3:
+        monkeypatch.undo()
+        write_together(new)
+        assert (tmp_path / "card.json").read_bytes() == b"new"
+        assert np.array_equal(np.load(tmp_path / "labels.npy"), np.zeros(9))
+    else:
+        with pytest.raises(UserError, match=words.format(tmp_path)):
+            write_together(new)
+        assert {path: path.read_bytes() for path in tmp_path.iterdir()} == old
 
 
 def test_the_home_is_what_is_to_be_moved_if_it_cannot_be_written(monkeypatch):
@@ -246,17 +195,6 @@ def test_what_an_error_or_ctrl_c_cuts_short_leaves_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_json_can_be_read_by_people_and_what_is_removed_may_be_gone_already(tmp_path):
-    path = tmp_path / "deep" / "down" / "summary.json"
-    write_json(path, {"b": 1, "a": [1.5, None]})
-    assert json.loads(path.read_text()) == {"b": 1, "a": [1.5, None]}
-    assert path.read_text().startswith('{\n  "b": 1,\n')
-    assert path.read_text().endswith("}\n")
-    remove(path)
-    remove(path)
-    assert not list(path.parent.iterdir())
-
-
 def test_the_home_is_what_the_environment_says(monkeypatch, tmp_path):
     monkeypatch.setenv("FED_DPSD_HOME", str(tmp_path))
     assert storage.home() == tmp_path
@@ -270,27 +208,29 @@ def test_the_home_is_what_the_environment_says(monkeypatch, tmp_path):
 ODD = "é β \udce9 😀"
 
 
-def test_streams_take_any_text_in_any_encoding(monkeypatch, subtests):
-    """The control prints the same before streams are set to accept it."""
-    for encoding, shown in [
+@every(
+    ("encoding", "shown"),
+    [
         ("utf-8", "é β ".encode() + b"\xe9" + " 😀".encode()),
         ("latin-1", rb"\xe9 \u03b2 \udce9 \U0001f600".replace(rb"\xe9", b"\xe9")),
         ("ascii", rb"\xe9 \u03b2 \udce9 \U0001f600"),
         ("utf-16-le", rb"\udce9"),
-    ]:
-        with subtests.test(encoding=encoding, shown=shown), monkeypatch.context() as patch:
-            streams = [io.TextIOWrapper(io.BytesIO(), encoding) for _ in range(2)]
-            patch.setattr("sys.stdout", streams[0])
-            patch.setattr("sys.stderr", streams[1])
-            with pytest.raises(UnicodeEncodeError):
-                print(ODD)
-            storage.print_any_text()
-            for stream in streams:
-                print(ODD, end="", file=stream, flush=True)
-                if encoding == "utf-16-le":
-                    assert shown.decode() in stream.buffer.getvalue().decode(encoding)
-                else:
-                    assert stream.buffer.getvalue() == shown
+    ],
+)
+def test_streams_take_any_text_in_any_encoding(monkeypatch, encoding, shown):
+    """The control prints the same before streams are set to accept it."""
+    streams = [io.TextIOWrapper(io.BytesIO(), encoding) for _ in range(2)]
+    monkeypatch.setattr("sys.stdout", streams[0])
+    monkeypatch.setattr("sys.stderr", streams[1])
+    with pytest.raises(UnicodeEncodeError):
+        print(ODD)
+    storage.print_any_text()
+    for stream in streams:
+        print(ODD, end="", file=stream, flush=True)
+        if encoding == "utf-16-le":
+            assert shown.decode() in stream.buffer.getvalue().decode(encoding)
+        else:
+            assert stream.buffer.getvalue() == shown
 
 
 def test_text_that_is_no_unicode_is_an_escape_too(monkeypatch):

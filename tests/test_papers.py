@@ -1,4 +1,4 @@
-"""docs/papers.md: the experiments and settings that its tables name compose, and can be planned."""
+"""docs/papers.md: printed numbers are the papers', proven ones have units, and rows compose."""
 
 import functools
 import operator
@@ -12,11 +12,65 @@ from fed_dpsd.config.compose import compose
 from fed_dpsd.config.grid import expand
 from fed_dpsd.experiment import set_up
 from fed_dpsd.storage import conf_folder
+from tests.tables import read_files
 
-TABLES = re.findall(
-    r"^\| .*$", (Path(__file__).parents[1] / "docs" / "papers.md").read_text(), re.MULTILINE
-)
-NAMED = sorted({words for row in TABLES for words in re.findall(r"`([^`]+=[^`]+)`", row)})
+DOCS = Path(__file__).parents[1] / "docs"
+PAPERS = read_files()
+TEXT = (DOCS / "papers.md").read_text()
+CODE = re.compile(r"`([^`]+)`")
+COVERED = ("DPSD", "DPDFD", "DP-DFD", "DGD")
+NUMBER = r"\d[\d,]*(?:\.\d+)?"
+HEADING = "proven epsilon (record, replace_one unless stated)"
+OTHER = r"\((?:(?:label|add_remove|delta 0|trust server)\b[^)]*|student [^)]*)\)"
+PROVEN = re.compile(rf"-|inf( .*)?|{NUMBER}( as printed| {OTHER})?( of [^\d]+)?")
+
+
+def sections(name):
+    """The texts of the sections whose headings begin with a name."""
+    parts = re.split(r"^## ", TEXT, flags=re.MULTILINE)[1:]
+    return [part for part in parts if re.match(rf"{name}\b", part)]
+
+
+def rows(name):
+    """The rows of a name's tables, each with the names of its columns."""
+    found = []
+    for part in sections(name):
+        head, _, *lines = [
+            line[2:-2].split(" | ") for line in part.splitlines() if line.startswith("| ")
+        ]
+        found += [dict(zip(head, cells, strict=True)) for cells in lines]
+    return found
+
+
+ITEMS = {paper: rows(paper) for paper in COVERED}
+EVERY = [(paper, row) for paper, found in ITEMS.items() for row in found]
+SPANS = sorted({s for _, row in EVERY for s in CODE.findall(row["key or experiment"])})
+
+
+def base(row):
+    """The numbered item that a row is about, without which part of it."""
+    return re.split(r"[:,]", row["item"])[0]
+
+
+def numbers_below(content):
+    """Every number of a paper's file, or of a part of it."""
+    if isinstance(content, str):
+        return {content.replace(",", "")}
+    values = content.values() if isinstance(content, dict) else content
+    return set().union(*map(numbers_below, values))
+
+
+def test_what_is_called_published_is_in_the_papers_file():
+    for paper, row in EVERY:
+        content = PAPERS[paper]
+        printed = numbers_below(content.get("tables", {}).get(base(row), content))
+        cells = [] if row["published"] == "-" else row["published"].replace(",", "").split("; ")
+        assert set(cells) <= printed, row
+
+
+def test_a_proven_epsilon_has_its_unit_and_relation():
+    parts = [part for _, row in EVERY for part in re.split("; | to ", row[HEADING])]
+    assert [part for part in parts if not PROVEN.fullmatch(part)] == []
 
 
 def grid_of(words, folder):
@@ -38,7 +92,7 @@ def test_what_is_named_composes_and_plans(tmp_path, monkeypatch):
     (tmp_path / "teachers").mkdir()
     (tmp_path / "teachers" / "alexnet.safetensors").touch()
     grids = {}
-    for words in NAMED:
+    for words in sorted(span for span in SPANS if "=" in span):
         named, *typed = words.split()
         if named in grids and all(word.startswith("data") for word in typed):
             own = compose(typed)["data"] | {"path": str(tmp_path)}

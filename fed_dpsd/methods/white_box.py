@@ -6,7 +6,7 @@ as a forward answer, and each gradient through a teacher as a backward answer.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -282,7 +282,8 @@ class Distilling(WhiteBox):
             no_predictions = np.empty((0, context.num_classes), np.float32)
             buffer.append(ReplayBuffer(images, no_predictions, logits))
             rng = streams.torch("replay", query_id=number)
-            loss = self.distil(student, buffer, context.device, rng)
+            epochs = self.epochs(ReplayBuffer.joined(buffer), context.device, rng)
+            loss = self.distil(student, epochs)
             yield Round(
                 State.of(number, buffer, student=student),
                 student,
@@ -290,29 +291,31 @@ class Distilling(WhiteBox):
                 **ensemble.counted(),
             )
 
+    def epoch(
+        self, buffer: ReplayBuffer, device: torch.device, rng: torch.Generator
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield the images and the labels of each batch, in random order."""
+        labels = torch.from_numpy(buffer.labels)
+        for chosen in torch.randperm(len(labels), generator=rng).split(self.batch_size):
+            yield to_unit(buffer.images[chosen.numpy()], device), labels[chosen].to(device)
+
+    def epochs(
+        self, buffer: ReplayBuffer, device: torch.device, rng: torch.Generator
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield the batches of `student_epochs` epochs."""
+        for _ in range(self.student_epochs):
+            yield from self.epoch(buffer, device, rng)
+
     def distil(
-        self,
-        student: Classifier,
-        buffer: Sequence[ReplayBuffer],
-        device: torch.device,
-        rng: torch.Generator,
+        self, student: Classifier, batches: Iterable[tuple[torch.Tensor, torch.Tensor]]
     ) -> float:
-        """Train for `student_epochs` over the buffer; return the last batch's loss."""
-        whole = ReplayBuffer.joined(buffer)
-        images, logits = whole.images, torch.from_numpy(whole.labels)
+        """Train on batches of images and the ensemble's logits; return the last batch's loss."""
         rate = self.student_learning_rate
         optimiser = torch.optim.SGD(student.parameters(), rate, momentum=0.9, foreach=True)
         student.train()
-
-        def losses() -> Iterator[torch.Tensor]:
-            for _ in range(self.student_epochs):
-                order = torch.randperm(len(images), generator=rng)
-                for chosen in order.split(self.batch_size):
-                    student_logits = student(to_unit(images[chosen.numpy()], device))
-                    yield divergence(logits[chosen].to(device), student_logits, self.temperature)
-
+        losses = (divergence(own, student(seen), self.temperature) for seen, own in batches)
         rates = rates_of(self, "student_learning_rate")
-        return descend(optimiser, losses(), "the student", rates).item()
+        return descend(optimiser, losses, "the student", rates).item()
 
 
 def best_batch(

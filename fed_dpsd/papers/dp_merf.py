@@ -13,8 +13,6 @@ import torch
 from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, NonPrivateDpEvent
 from torch.nn import functional
 
-from fed_dpsd.methods.ensemble import WholeEnsemble
-from fed_dpsd.models.divergence import descend
 from fed_dpsd.models.inference import IMAGES_AT_ONCE
 from fed_dpsd.papers.generative import Conditional, Generative
 from fed_dpsd.privacy.events import FinitePrecisionDpEvent
@@ -26,13 +24,6 @@ TURN = 2.0**32  # units of an angle in a full turn
 ENTRIES = 2**16  # of the table of cosines
 MOST_NOISE = 32.0  # beyond it, the noise's lattice is coarser than `SPACING`
 MOST_NUMBERS = 2**24
-
-
-@dataclass(frozen=True)
-class CentralDPMERF(WholeEnsemble):
-    """DP-MERF with all records in one place, as in the papers' tables."""
-
-    trainings: ClassVar[tuple[str, ...] | None] = ("dp_merf",)
 
 
 @dataclass(frozen=True)
@@ -141,8 +132,7 @@ class DPMERF(Generative):
                 yield (one_hot.T @ own / self.batch_size - mean).square().sum()
 
         optimiser = torch.optim.Adam(generator.parameters(), self.generator_learning_rate)
-        rates = {"training.generator_learning_rate": self.generator_learning_rate}
-        descend(optimiser, losses(), "DP-MERF's generator", rates)
+        self.descend(optimiser, losses())
         return weights
 
     def parts(self, images: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:

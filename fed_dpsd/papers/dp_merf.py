@@ -13,6 +13,7 @@ import torch
 from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, NonPrivateDpEvent
 from torch.nn import functional
 
+from fed_dpsd.config import require_positive
 from fed_dpsd.models.inference import IMAGES_AT_ONCE
 from fed_dpsd.papers.generative import Conditional, Generative
 from fed_dpsd.privacy.events import FinitePrecisionDpEvent
@@ -59,8 +60,7 @@ class DPMERF(Generative):
         super().__post_init__()
         if self.features < 2 or self.features % 2:
             raise ValueError(f"features={self.features} must be an even number >= 2")
-        if not 0 < self.length_scale < math.inf:
-            raise ValueError(f"length_scale={self.length_scale} must be a finite number > 0")
+        require_positive(self, "length_scale")
         if not 0 < self.count_fraction < 1:
             raise ValueError(f"count_fraction={self.count_fraction} must be between 0 and 1")
 

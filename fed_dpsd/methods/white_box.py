@@ -318,49 +318,73 @@ class Distilling(WhiteBox):
         return descend(optimiser, losses, "the student", rates).item()
 
 
-def best_batch(
-    student: Classifier,
-    context: PublicContext,
-    rng: torch.Generator,
-    loss_of: Callable[[torch.Tensor], torch.Tensor],
-    *,
-    latent_size: int,
-    steps: int,
-    learning_rate: float,
-) -> NDArray[np.uint8]:
-    """Train a new generator and its latent vectors; return the batch with the smallest loss.
+@dataclass(frozen=True)
+class Generating(Distilling):
+    """A method that trains a new generator for each round's batch of hard samples.
 
     Args:
-        student: the student, which is not trained here.
-        context: the public facts.
-        rng: random stream for the generator and its latent vectors.
-        loss_of: maps a (Q, C, H, W) batch in [0, 1] to its loss.
-        latent_size: size of a latent vector, >= 1.
-        steps: number of steps, >= 1.
-        learning_rate: learning rate of Adam, `method.generator_learning_rate`.
-
-    Returns:
-        (Q, C, H, W) uint8.
+        latent_size: length of a latent vector, >= 1.
+        generator_steps: steps of a generator and its latent vectors, >= 1.
+        generator_learning_rate: learning rate of Adam, > 0.
+        one_hot_weight: weight of the ensemble's confidence, >= 0.
+        adversarial_weight: weight of the student's disagreement, >= 0.
+        shift: largest shift of an image, in pixels, >= 0.
+        flip: whether about half of the images are mirrored.
     """
-    generator = context.make_generator(latent_size, rng)
-    shape = context.queries_per_round, latent_size
-    latents = torch.randn(shape, generator=rng).to(context.device).requires_grad_(True)
-    optimiser = torch.optim.Adam([*generator.parameters(), latents], learning_rate, (0.5, 0.999))
-    student.eval().requires_grad_(False)
-    least, best = float("inf"), np.empty(0, np.uint8)
 
-    def losses() -> Iterator[torch.Tensor]:
-        nonlocal least, best
-        for step in range(steps):
-            images = generator(latents)
-            loss = loss_of(images)
-            if step == 0 or loss.item() < least:
-                least, best = loss.item(), to_bytes(images)
-            yield loss
+    follows_gradients: ClassVar[bool] = True
+    latent_size: int
+    generator_steps: int
+    generator_learning_rate: float
+    one_hot_weight: float
+    adversarial_weight: float
+    shift: int
+    flip: bool
 
-    descend(optimiser, losses(), "the generator", {"method.generator_learning_rate": learning_rate})
-    student.requires_grad_(True)
-    return best
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self, latent_size=1, generator_steps=1, shift=0)
+        require(self, one_hot_weight=0, adversarial_weight=0)
+        require_positive(self, "generator_learning_rate")
+
+    def best_batch(
+        self,
+        student: Classifier,
+        context: PublicContext,
+        rng: torch.Generator,
+        loss_of: Callable[[torch.Tensor], torch.Tensor],
+    ) -> NDArray[np.uint8]:
+        """Train a new generator and its latent vectors; return the batch with the smallest loss.
+
+        Args:
+            student: the student, which is not trained here.
+            context: the public facts.
+            rng: random stream for the generator and its latent vectors.
+            loss_of: maps a (Q, C, H, W) batch in [0, 1] to its loss.
+
+        Returns:
+            (Q, C, H, W) uint8.
+        """
+        generator = context.make_generator(self.latent_size, rng)
+        shape = context.queries_per_round, self.latent_size
+        latents = torch.randn(shape, generator=rng).to(context.device).requires_grad_(True)
+        learnt, rate = [*generator.parameters(), latents], self.generator_learning_rate
+        optimiser = torch.optim.Adam(learnt, rate, (0.5, 0.999))
+        student.eval().requires_grad_(False)
+        least, best = float("inf"), np.empty(0, np.uint8)
+
+        def losses() -> Iterator[torch.Tensor]:
+            nonlocal least, best
+            for step in range(self.generator_steps):
+                images = generator(latents)
+                loss = loss_of(images)
+                if step == 0 or loss.item() < least:
+                    least, best = loss.item(), to_bytes(images)
+                yield loss
+
+        descend(optimiser, losses(), "the generator", rates_of(self, "generator_learning_rate"))
+        student.requires_grad_(True)
+        return best
 
 
 def divergence(teacher: torch.Tensor, student: torch.Tensor, temperature: float) -> torch.Tensor:

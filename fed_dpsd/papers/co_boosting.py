@@ -41,7 +41,6 @@ Differences from the code base:
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -57,9 +56,8 @@ from fed_dpsd.methods.method import (
     tensors_below,
 )
 from fed_dpsd.methods.white_box import (
-    Distilling,
     Ensemble,
-    best_batch,
+    Generating,
     divergence,
     fetch_teachers,
 )
@@ -90,31 +88,22 @@ class WeightedEnsemble(Ensemble):
 
 
 @dataclass(frozen=True)
-class CoBoosting(Distilling):
+class CoBoosting(Generating):
     """Co-Boosting; conf/method/co_boosting.yaml explains the fields.
 
     The optimisers restart in each round, so a run can be resumed from the student, the ensemble's
     weights and the buffer. The buffer's labels are the (B, K) one-hot target classes.
     """
 
-    follows_gradients: ClassVar[bool] = True
-    latent_size: int
-    generator_steps: int
-    generator_learning_rate: float
-    one_hot_weight: float
-    adversarial_weight: float
     hardness: float
     weight_step: float
     weight_step_decay: float
     perturbation: float
-    shift: int
-    flip: bool
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self, latent_size=1, generator_steps=1, shift=0, weight_step=0, perturbation=0)
-        require(self, one_hot_weight=0, adversarial_weight=0, hardness=0)
-        require_positive(self, "weight_step_decay", "generator_learning_rate")
+        require(self, hardness=0, weight_step=0, perturbation=0)
+        require_positive(self, "weight_step_decay")
 
     def server(
         self, federation: Federation, context: PublicContext, streams: Streams, resume: State | None
@@ -157,15 +146,11 @@ class CoBoosting(Distilling):
         count, classes = context.queries_per_round, context.num_classes
         targets = torch.randint(classes, (count,), generator=rng)
         wanted = targets.to(context.device)
-        best = best_batch(
-            student,
-            context,
-            rng,
-            lambda images: self.generator_loss(ensemble(images), student(images), wanted),
-            latent_size=self.latent_size,
-            steps=self.generator_steps,
-            learning_rate=self.generator_learning_rate,
-        )
+
+        def loss_of(images: torch.Tensor) -> torch.Tensor:
+            return self.generator_loss(ensemble(images), student(images), wanted)
+
+        best = self.best_batch(student, context, rng, loss_of)
         no_predictions = np.empty((0, classes), np.float32)
         return ReplayBuffer(best, no_predictions, np.eye(classes, dtype=np.float32)[targets])
 

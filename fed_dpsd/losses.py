@@ -14,47 +14,6 @@ from torch.nn import functional
 SMALLEST_PROBABILITY = 1e-8
 
 
-def _split_target(
-    teacher: torch.Tensor, student: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Clamp both (B, K) probabilities and split them at the teacher's class r."""
-    low, high = SMALLEST_PROBABILITY, 1 - SMALLEST_PROBABILITY
-    teacher, student = teacher.clamp(low, high), student.clamp(low, high)
-    target = functional.one_hot(teacher.argmax(1), teacher.shape[1]).bool()  # (B, K)
-    teacher_target = teacher[target].unsqueeze(1)  # (B, 1)
-    student_target = student[target].unsqueeze(1)  # (B, 1)
-    return teacher, student, target, teacher_target, student_target
-
-
-def decoupled_kd(
-    teacher: torch.Tensor, student: torch.Tensor, balance: float = 8.0
-) -> torch.Tensor:
-    """Return Eq. 2: target-class divergence plus `balance` times non-target-class divergence.
-
-    The paper prints a division of the j-th non-target probability by 1 - p_j. Decoupled
-    distillation (its reference [88]) divides by 1 - p_r, where r is the teacher's class. Only the
-    latter gives a divergence between distributions, so it is used here.
-
-    Args:
-        teacher: (B, K) float, teacher probabilities.
-        student: (B, K) float, student probabilities.
-        balance: lambda in Eq. 2, >= 0.
-
-    Returns:
-        (B,) float, the loss of each sample.
-    """
-    teacher, student, target, teacher_target, student_target = _split_target(teacher, student)
-    target_class = (
-        teacher_target * (teacher_target / student_target).log()
-        + (1 - teacher_target) * ((1 - teacher_target) / (1 - student_target)).log()
-    )
-    teacher_rest = (teacher / (1 - teacher_target)).masked_fill(target, 0)
-    student_rest = student / (1 - student_target)
-    ratio = (teacher_rest / student_rest).masked_fill(target, 1)
-    non_target_class = (teacher_rest * ratio.log()).sum(1)
-    return target_class.squeeze(1) + balance * non_target_class
-
-
 def decoupled_kd_gradient(
     teacher: NDArray[np.floating],
     student: NDArray[np.floating],
@@ -70,27 +29,29 @@ def decoupled_kd_gradient(
         teacher: (B, K) float, teacher probabilities.
         student: (B, K) float, student probabilities.
         balance: lambda in Eq. 2, >= 0.
-        divisor: the divisor of the j-th non-target probability: "target" for 1 - p_r, as in
-            `decoupled_kd`; "own" for 1 - p_j, as the paper prints it.
+        divisor: the divisor of the j-th non-target probability: "target" for 1 - p_r, where r is
+            the teacher's class, as in decoupled distillation (the paper's reference [88]); "own"
+            for 1 - p_j, as the paper prints it, which gives no divergence between distributions.
 
     Returns:
         (B, K) float64.
     """
-    p_teacher, p_student, target, teacher_target, student_target = _split_target(
-        torch.from_numpy(np.ascontiguousarray(teacher, np.float64)),
-        torch.from_numpy(np.ascontiguousarray(student, np.float64)),
+    low, high = SMALLEST_PROBABILITY, 1 - SMALLEST_PROBABILITY
+    p_teacher, p_student = (
+        torch.from_numpy(np.ascontiguousarray(each, np.float64)).clamp(low, high)
+        for each in (teacher, student)
     )
-    teacher_rest = (p_teacher / (1 - teacher_target)).masked_fill(target, 0)
-    mass = teacher_rest.sum(1, keepdim=True)  # 1, up to the clamping
-    at_target = (
-        -teacher_target / student_target
-        + (1 - teacher_target) / (1 - student_target)
-        - balance * mass / (1 - student_target)
-    )
-    elsewhere = -balance * teacher_rest / p_student
+    target = functional.one_hot(p_teacher.argmax(1), p_teacher.shape[1]).bool()  # (B, K)
+    teacher_target = p_teacher[target].unsqueeze(1)  # (B, 1)
+    student_target = p_student[target].unsqueeze(1)  # (B, 1)
+    at_target = -teacher_target / student_target + (1 - teacher_target) / (1 - student_target)
     if divisor == "own":
-        at_target = -teacher_target / student_target + (1 - teacher_target) / (1 - student_target)
         elsewhere = -balance * p_teacher / (1 - p_teacher) / (p_student * (1 - p_student))
+    else:
+        teacher_rest = (p_teacher / (1 - teacher_target)).masked_fill(target, 0)
+        mass = teacher_rest.sum(1, keepdim=True)  # 1, up to the clamping
+        at_target = at_target - balance * mass / (1 - student_target)
+        elsewhere = -balance * teacher_rest / p_student
     return torch.where(target, at_target, elsewhere).numpy()
 
 
@@ -139,30 +100,6 @@ def in_logits(gradients: NDArray[np.float64], student: NDArray[np.floating]) -> 
     p = np.asarray(student, np.float64)
     p = p / p.sum(axis=1, keepdims=True)
     return np.asarray(p * (gradients - (p * gradients).sum(axis=-1, keepdims=True)))
-
-
-def noisy_label(
-    predictions: NDArray[np.floating],
-    gradient: NDArray[np.float64],
-    bound: float,
-    step: float,
-) -> NDArray[np.float64]:
-    """Return the label of Eq. 3: a step down the gradient from the student's prediction.
-
-    A gradient of norm `bound` moves a label by `step`. (The paper moves it by step * bound, which
-    is 0.1 * 0.001 for an epsilon up to 1.) A label may leave the simplex: a projection would bias
-    it, and the noise would no longer average out over the buffer.
-
-    Args:
-        predictions: (B, K), the student's probabilities.
-        gradient: (B, K), mean released gradient, with a norm of about `bound`.
-        bound: beta, the normalisation bound of the answers, > 0.
-        step: gamma, > 0.
-
-    Returns:
-        (B, K) float64.
-    """
-    return predictions - step * gradient / bound
 
 
 def student_loss(

@@ -14,25 +14,19 @@ def probabilities(count, classes, seed):
     return rng.dirichlet(np.ones(classes), count)
 
 
-def naive_decoupled_kd(teacher, student, balance):
+def decoupled_kd(teacher, student, balance):
     """Eq. 2 with loops, renormalised over the non-target classes."""
     total = []
     for t, s in zip(teacher, student, strict=True):
         r = int(t.argmax())
-        target = t[r] * math.log(t[r] / s[r]) + (1 - t[r]) * math.log((1 - t[r]) / (1 - s[r]))
+        target = t[r] * (t[r] / s[r]).log() + (1 - t[r]) * ((1 - t[r]) / (1 - s[r])).log()
         rest = 0.0
         for j in range(len(t)):
             if j != r:
                 a, b = t[j] / (1 - t[r]), s[j] / (1 - s[r])
-                rest += a * math.log(a / b)
+                rest += a * (a / b).log()
         total.append(target + balance * rest)
-    return np.array(total)
-
-
-def test_decoupled_kd_is_the_naive_loop():
-    teacher, student = probabilities(20, 5, 0), probabilities(20, 5, 1)
-    ours = losses.decoupled_kd(torch.tensor(teacher), torch.tensor(student), 8.0).numpy()
-    assert ours == pytest.approx(naive_decoupled_kd(teacher, student, 8.0), rel=1e-9)
+    return torch.stack(total)
 
 
 def as_printed(teacher, student, balance):
@@ -48,7 +42,7 @@ def test_the_gradient_is_that_of_automatic_differentiation():
     teacher, student = probabilities(50, 10, 2), probabilities(50, 10, 3)
     for balance in (0.0, 1.0, 8.0):
         for divisor, loss, error in (
-            ("target", losses.decoupled_kd, 1e-9),
+            ("target", decoupled_kd, 1e-9),
             ("own", as_printed, 1e-6),
         ):
             variable = torch.tensor(student, requires_grad=True)
@@ -77,7 +71,7 @@ def test_the_gradient_of_classic_distillation_is_that_of_automatic_differentiati
 def test_gradients_in_logits_are_those_of_automatic_differentiation():
     teacher, student = probabilities(50, 10, 2), probabilities(50, 10, 3)
     for loss, ours in (
-        (losses.decoupled_kd, losses.decoupled_kd_gradients(teacher[None], student, 8.0)),
+        (decoupled_kd, losses.decoupled_kd_gradients(teacher[None], student, 8.0)),
         (as_printed, losses.decoupled_kd_gradients(teacher[None], student, 8.0, "own")),
         (lambda t, s, _: (t * (t / s).log()).sum(1), losses.kd_gradients(teacher[None], student)),
     ):
@@ -94,13 +88,6 @@ def test_gradients_in_logits_of_sure_students_are_finite():
     for divisor in ("target", "own"):
         own = losses.decoupled_kd_gradients(sure[None], sure[::-1], 8.0, divisor)
         assert np.isfinite(losses.in_logits(own, sure[::-1])).all()
-
-
-def test_noisy_label_steps_down_the_gradient():
-    predictions = np.array([[0.4, 0.6]])
-    gradient = np.array([[1e-3, -1e-3]])
-    rescaled = losses.noisy_label(predictions, gradient, 1e-3, 0.1)
-    assert rescaled == pytest.approx(np.array([[0.3, 0.7]]))
 
 
 def test_squared_loss_averages_noise_out_where_cross_entropy_cannot():

@@ -35,57 +35,40 @@ def verdict(experiment: Experiment, card: PrivacyCard) -> Iterator[str]:
         return
     if card.review:
         yield card.review
-    if card.unit != "record":
-        yield _of_more(experiment, card, card.unit)
-    yield _of_records(experiment, card)
+    first = dict.fromkeys((card.unit, "record"))
+    for unit in first:
+        yield _of(experiment, card, unit)
     if card.label:
         label = card.label
         yield (
             f"epsilon {label.number(3)} for a replaced label alone, "
             f"{_against(experiment, label)}, delta {label.delta:g}: {IMAGES_NOTE}"
         )
-    larger: tuple[Unit, ...] = ("patient", "client")
-    for unit in larger:
-        if unit != card.unit:
-            yield _of_more(experiment, card, unit)
+    for unit in (each for each in CHANGES if each not in first):
+        yield _of(experiment, card, unit)
     if experiment.seeded:
         yield SEEDED_VERDICT
 
 
-def _of_records(experiment: Experiment, card: PrivacyCard) -> str:
-    added = card.epsilon("record", "add_remove")
-    replaced = card.epsilon("record", "replace_one")
-    if math.isinf(added.value) and math.isinf(replaced.value):
-        return f"nothing is proven for a record: {card.content['reason']}"
-    looks = _against(experiment, added, replaced)
-    _, one, other = CHANGES["record"]
-    if not is_meaningful(added):
-        return (
-            f"no meaningful protection at epsilon {added.number(3)} (record, add_remove) and "
-            f"{replaced.number(3)} (record, replace_one), {looks}, {_deltas(added, replaced)}"
-        )
-    numbers = f"epsilon {added.number(3)} for {one}, {_number(replaced)} for {other}"
-    if not is_meaningful(replaced):
-        numbers += ", which is not meaningful"
-    return f"{numbers}, {looks}, {_deltas(added, replaced)}"
-
-
-def _of_more(experiment: Experiment, card: PrivacyCard, unit: Unit) -> str:
-    """Describe what is proven for a patient or a client; these numbers are rarely small."""
+def _of(experiment: Experiment, card: PrivacyCard, unit: Unit) -> str:
+    """Describe what is proven for a unit; the numbers of patients and clients are rarely small."""
     added, replaced = card.epsilon(unit, "add_remove"), card.epsilon(unit, "replace_one")
     whole, one, other = CHANGES[unit]
     if math.isinf(added.value) and math.isinf(replaced.value):
-        return f"nothing is proven for {whole}"
-    looks, deltas = _against(experiment, added, replaced), _deltas(added, replaced)
+        reason = f": {card.content['reason']}" if unit == "record" else ""
+        return f"nothing is proven for {whole}{reason}"
+    facts = f"{_against(experiment, added, replaced)}, {_deltas(added, replaced)}"
     if not is_meaningful(added):
+        of = "at" if unit == "record" else f"for {whole}:"
         return (
-            f"no meaningful protection for {whole}: epsilon {added.number(3)} ({unit}, add_remove) "
-            f"and {replaced.number(3)} ({unit}, replace_one), {looks}, {deltas}"
+            f"no meaningful protection {of} epsilon {added.number(3)} ({unit}, add_remove) and "
+            f"{replaced.number(3)} ({unit}, replace_one), {facts}"
         )
-    return (
-        f"for {whole}: epsilon {added.number(3)} for {one}, {_number(replaced)} for {other}, "
-        f"{looks}, {deltas}"
-    )
+    of = "" if unit == "record" else f"for {whole}: "
+    numbers = f"{of}epsilon {added.number(3)} for {one}, {_number(replaced)} for {other}"
+    if not is_meaningful(replaced):
+        numbers += ", which is not meaningful"
+    return f"{numbers}, {facts}"
 
 
 def _number(epsilon: Epsilon) -> str:

@@ -56,8 +56,6 @@ def check(hospital: Hospital, overrides: list[str]) -> Iterator[str | Table]:
     yield from content.notes
     pixels = content.records.images
     yield f"pixels: {pixels.min()} to {pixels.max()} of 255, {pixels.mean():.0f} on average"
-    if repeated := _repeated(content):
-        yield f"repeated: {repeated}"
     experiment = _experiment(hospital, overrides)
     yield f"training: {how_trained(experiment)}"
     yield f"answers: {how_answered(experiment)}"
@@ -112,20 +110,6 @@ def _more_for_training(settings: PrivacyConfig, plan: Plan, charged: bool) -> st
     if charged or math.isinf(needed):
         return remedy
     return f"{remedy}, or raise budget to at least {rounded_up(needed, 3)}"
-
-
-def _repeated(content: HospitalRecords) -> str:
-    """Describe the images that occur more than once; "" if there are none."""
-    ids, patients = content.ids, content.records.patients
-    images = len(np.unique(ids))
-    if images == len(ids):
-        return ""
-    sentence = f"{len(ids) - images:,} copies of images"
-    for noun, values in (("label", content.records.labels), ("patient", patients)):
-        if values is not None:
-            pairs = len(np.unique(np.stack([ids, values]), axis=1).T)
-            sentence += f"; {pairs - images:,} with another {noun}"
-    return sentence
 
 
 def _experiment(hospital: Hospital, overrides: list[str]) -> Experiment:

@@ -186,13 +186,6 @@ def open_file(path: Path) -> Hospital:
         raw = read_yaml(path)
     except ValueError as error:
         raise UserError(f"{path} is not a site file: {error}; {_REMEDY}") from None
-    files = raw.get("files")
-    if isinstance(files, Mapping) and "classes" in files:
-        raise UserError(
-            f"{path}: files.classes is not a key. Name the federation's classes in order at the "
-            "top level, as in `classes: [normal, pneumonia]`; if your labels have other names, map "
-            "them under files, as in `labels: {NORMAL: normal}`"
-        )
     return _with_absolute_paths(bound(Hospital, raw, "site."), path.parent.absolute())
 
 

@@ -63,12 +63,11 @@ def train_privately(
     rng: Rng,
 ) -> None:
     """Train a teacher by a mechanism, and report the mechanism's steps."""
-    with reporting("steps of a teacher", mechanism.steps) as task:
-        hook = register_optimizer_step_post_hook(lambda *_: task.advance())
-        try:
-            mechanism.train(teacher, inputs, labels, rng)
-        finally:
-            hook.remove()
+    with (
+        reporting("steps of a teacher", mechanism.steps) as task,
+        register_optimizer_step_post_hook(lambda *_: task.advance()),
+    ):
+        mechanism.train(teacher, inputs, labels, rng)
 
 
 @contextlib.contextmanager
@@ -90,11 +89,8 @@ def pulled_back(teacher: nn.Module, weight: float) -> Iterator[None]:
                     away = parameter.detach() - starts[parameter].to(parameter.device)
                     parameter.grad.add_(away, alpha=weight)
 
-    hook = register_optimizer_step_pre_hook(pull)
-    try:
+    with register_optimizer_step_pre_hook(pull):
         yield
-    finally:
-        hook.remove()
 
 
 @contextlib.contextmanager
@@ -118,11 +114,8 @@ def regularised(head: nn.Linear, loss: HeadLoss | None) -> Iterator[None]:
         for parameter, gradient in zip(layer, gradients, strict=True):
             parameter.grad.add_(gradient)
 
-    hook = register_optimizer_step_pre_hook(add)
-    try:
+    with register_optimizer_step_pre_hook(add):
         yield
-    finally:
-        hook.remove()
 
 
 class PublicImages:

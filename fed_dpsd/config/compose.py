@@ -28,7 +28,6 @@ from omegaconf.errors import OmegaConfBaseException
 from fed_dpsd.config.errors import (
     first_line,
     in_quotes,
-    split_by_shell,
     tokens,
     uncomposable,
     unknown_choice,
@@ -268,41 +267,22 @@ def _composable(choices: Sequence[Override]) -> tuple[tuple[str, ...], list[str]
 def _parse(overrides: Sequence[str]) -> tuple[list[Override], list[str]]:
     """Return the overrides that can be parsed, and a problem for each of the others."""
     parsed, problems = list[Override](), list[str]()
-    for words in _settings(overrides):
-        if problem := split_by_shell(words):
-            problems.append(problem)
+    for word in overrides:
+        try:
+            each = _parsed(word)
+        except HydraException:
+            problems.append(unreadable(word))
             continue
-        for word in words:
-            try:
-                each = _parsed(word)
-            except HydraException:
-                problems.append(unreadable(word))
-                continue
-            if problem := _not_one_value(each, word):
-                problems.append(problem)
-            else:
-                parsed.append(each)
+        if problem := _not_one_value(each, word):
+            problems.append(problem)
+        else:
+            parsed.append(each)
     return parsed, problems
 
 
 @functools.lru_cache(maxsize=1_024)
 def _parsed(word: str) -> Override:
     return OverridesParser.create().parse_override(word)
-
-
-def _settings(words: Sequence[str]) -> list[list[str]]:
-    """Join words that may be one setting, such as "rounds", "=" and "10"."""
-    found: list[list[str]] = []
-    for word in words:
-        last = found[-1] if found else [""]
-        key, _, value = last[0].partition("=")
-        begun = word.startswith("=") or last[-1].endswith(("=", ":")) or "/" in value
-        alone = len(last) == 1 and last[0] == key != ""
-        if found and (begun or alone) and not re.match(r"[^=]+=", word):
-            last.append(word)
-        else:
-            found.append([word])
-    return found
 
 
 def _not_one_value(parsed: Override, override: str) -> str:

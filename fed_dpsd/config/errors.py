@@ -72,18 +72,6 @@ def unreadable(word: str) -> str:
     return f"{word} cannot be read; write KEY=VALUE, as in rounds=10"
 
 
-def split_by_shell(words: list[str]) -> str:
-    """Return the problem with a setting that spaces split into words; "" if there is no problem."""
-    typed, value = " ".join(words), words[0].partition("=")[2]
-    if match := re.fullmatch(r"-*([\w.@]+)(?: = | =|= |: ?)([^\s=:]+)", typed):
-        return f"{typed}: write {match[1]}={match[2]}"
-    if len(words) == 2 and "=" not in typed and not _choices_named(words[0]):
-        return f"{typed}: write {words[0].lstrip('-')}={words[1]}"
-    if len(words) > 1 and "/" in value and not _known().intersection(words[1:]):
-        return f"{typed}: {in_quotes(typed)}"
-    return ""
-
-
 def unknown_choice(group: str, name: str) -> str:
     """Return the problem with a choice that has no file; "" if it has one."""
     names = list(files_of(group))

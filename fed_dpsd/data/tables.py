@@ -16,12 +16,10 @@ from fed_dpsd.data.intake import NO_LABEL, SEVERAL_LABELS, Item
 from fed_dpsd.data.reader import Columns, id_of
 from fed_dpsd.errors import UserError, reason_of
 
-IMAGES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp")
 TABLES = (".parquet", ".csv")  # the first existing one is read
 METADATA = "metadata.csv"  # a table in a folder of images, as on the Hugging Face hub
 FILE_NAME = "file_name"  # its column of paths
 SPLIT_COLUMNS = ("split", "subset", "fold", "partition")
-PATIENT_COLUMN = re.compile("patient|subject|(^|[^a-z])pid($|[^a-z])", re.IGNORECASE)
 FEW_ROWS = 20  # with so few rows, each may have a different class
 AT_ONCE = 256  # rows of a parquet file
 
@@ -59,40 +57,11 @@ class Table:
         missing = {key: name for key, name in named.items() if name not in names}
         if not missing:
             return
-        if headless := [name for name in names if Path(name).suffix.lower() in IMAGES]:
-            raise UserError(
-                f"{self._path} begins with a row of {', '.join(headless)}; its first line must "
-                f"name its columns, as in {','.join(named.values())}"
-            )
-        likely = self._likely()
-        remedies = (f"{key}={likely.get(key, 'COLUMN')}" for key in missing)
-        patients = next(filter(PATIENT_COLUMN.search, names), "")
-        also = ""
-        if patients and self._columns.patient is None and patients not in likely.values():
-            also = f" and {self._columns.keys}patient_column={patients} if these are patients"
         raise UserError(
             f"{self._path} has no column {', '.join(f'{n} ({k})' for k, n in missing.items())}; "
             f"its columns are {', '.join(names)}. If this is the data set you mean, set "
-            f"{' '.join(remedies)}{also}"
+            f"{' '.join(f'{key}=COLUMN' for key in missing)}"
         )
-
-    def _likely(self) -> dict[str, str]:
-        """Return likely columns of images and labels, by the keys that name them."""
-        fields = [each for each in self._schema if self._schema.names.count(each.name) == 1]
-        images = [field.name for field in fields if _encoded(field.type)]
-        first = next(self._rows([f.name for f in fields if f.name not in images]), {})
-        paths = [name for name, value in first.items() if "." in str(value)]
-        others = [field.name for field in fields if field.name not in {*images, *paths}]
-        distinct: dict[str, set[str]] = {name: set() for name in others}
-        for row in self._rows(others):
-            for name in others:
-                distinct[name].add(text_of(row[name]))
-        # A column of classes has fewer different values than one of record numbers or names.
-        labels = sorted((n for n in others if len(distinct[n]) > 1), key=lambda n: len(distinct[n]))
-        likely = {"image": images or paths, "label": labels}
-        return {
-            f"{self._columns.keys}{key}_column": each[0] for key, each in likely.items() if each
-        }
 
     def _rows(self, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
         if self._table is not None:

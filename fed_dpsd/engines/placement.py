@@ -114,7 +114,7 @@ def place(
     pinned = ":" in config.client_device
     shared = [device for device in devices if not pinned or device.name == config.client_device]
     needs = [_need(experiment, client) for client in examples.values()]
-    held, work = max(need.held for need in needs), max(need.work for need in needs)
+    held, work = map(max, zip(*needs, strict=True))
     reserved = _server_need(config)
     room = {d.name: d.free - reserved * (d.name == _server_gpu(config)) for d in shared}
     tightest = min(shared, key=lambda device: room[device.name])
@@ -183,19 +183,6 @@ def fraction(processes: int) -> float:
 # --- requirements ---
 
 
-@dataclass(frozen=True)
-class Need:
-    """The bytes that a client's process needs on a GPU.
-
-    Args:
-        held: bytes of its teachers.
-        work: bytes of everything else: its context, and tensors while it answers or learns.
-    """
-
-    held: int
-    work: int
-
-
 def _on_gpus(config: Config) -> dict[str, int]:
     """Return a client of each architecture that has teachers on a GPU."""
     clients = range(config.num_clients)
@@ -209,14 +196,18 @@ def _server_gpu(config: Config) -> str:
     )
 
 
-def _need(experiment: Experiment, client: int) -> Need:
-    """Measure a client's teachers by passes on the meta device, which does no computation."""
+def _need(experiment: Experiment, client: int) -> tuple[int, int]:
+    """Return the bytes of a client's teachers on a GPU, and of everything else in its process.
+
+    Everything else is a context, and tensors while the process answers or learns. They are measured
+    by passes on the meta device, which does no computation.
+    """
     config = experiment.config
     teacher = on_meta(config, config.architecture(client), config.model.teacher_width)
     work = _answering(teacher, config)
     if learns_there(experiment.training):
         work = max(work, _learning(teacher, config))
-    return Need(config.teachers_per_client * weight_bytes(teacher), CONTEXT + int(ROOM * work))
+    return config.teachers_per_client * weight_bytes(teacher), CONTEXT + int(ROOM * work)
 
 
 def _server_need(config: Config) -> int:

@@ -1,6 +1,7 @@
 """Class counts, and the weights of clients for each class that follow from them."""
 
 from collections.abc import Collection, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +47,12 @@ def release_class_counts(request: Request, site: Site, clear: bool) -> Response:
     return site.release(ExactCounts(), site.sensitive_class_counts(), request)
 
 
+def fetch_counts(federation: Federation, context: PublicContext) -> dict[int, NDArray[Any]]:
+    """Request class counts; return each client's (K,) counts, >= 0."""
+    answers = federation.each(context.request("counts")).answers
+    return {client: np.clip(own.values[0], 0, MOST_RECORDS) for client, own in answers.items()}
+
+
 def fetch_class_weights(
     federation: Federation, context: PublicContext
 ) -> dict[int, NDArray[np.float64]]:
@@ -54,11 +61,8 @@ def fetch_class_weights(
     Shares are in [0, 1]. The plan must include the counts. For a class without records, all clients
     have equal shares. The result is empty if no client answers.
     """
-    answers = federation.each(context.request("counts")).answers
-    counts = {
-        client: np.clip(own.values[0].astype(np.float64), 0, MOST_RECORDS)
-        for client, own in answers.items()
-    }
+    found = fetch_counts(federation, context)
+    counts = {client: own.astype(np.float64) for client, own in found.items()}
     return among(counts, counts)
 
 

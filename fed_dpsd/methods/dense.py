@@ -20,40 +20,29 @@ Differences from the code base:
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from fed_dpsd.config import require, require_positive
+from fed_dpsd.config import require
 from fed_dpsd.methods.method import PublicContext
-from fed_dpsd.methods.white_box import BatchStatistics, Distilling, Ensemble, best_batch
+from fed_dpsd.methods.white_box import BatchStatistics, Ensemble, Generating
 from fed_dpsd.models.augmentation import augment
 from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.streams import Streams
 
 
 @dataclass(frozen=True)
-class DENSE(Distilling):
+class DENSE(Generating):
     """DENSE, Algorithm 1; conf/method/dense.yaml explains the fields."""
 
-    follows_gradients: ClassVar[bool] = True
-    latent_size: int
-    generator_steps: int
-    generator_learning_rate: float
     batch_norm_weight: float
-    one_hot_weight: float
-    adversarial_weight: float
-    shift: int
-    flip: bool
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self, latent_size=1, generator_steps=1, shift=0)
-        require(self, batch_norm_weight=0, one_hot_weight=0, adversarial_weight=0)
-        require_positive(self, "generator_learning_rate")
+        require(self, batch_norm_weight=0)
 
     def synthesise(
         self,
@@ -74,15 +63,7 @@ class DENSE(Distilling):
             seen = augment(images, self.shift, self.flip, rng, margin="constant")
             return self.loss(ensemble, student, seen, targets, statistics)
 
-        best = best_batch(
-            student,
-            context,
-            rng,
-            loss_of,
-            latent_size=self.latent_size,
-            steps=self.generator_steps,
-            learning_rate=self.generator_learning_rate,
-        )
+        best = self.best_batch(student, context, rng, loss_of)
         statistics.close()
         return best
 

@@ -31,3 +31,16 @@ class WholeEnsemble(WhiteBox):
         if resume is None:
             ensemble = fetch_ensemble(federation, context)
             yield Round(State.of(1, student=ensemble), ensemble)
+
+
+@dataclass(frozen=True)
+class CentralBaseline(WholeEnsemble):
+    """A baseline with all records in one place, as in the papers' tables.
+
+    It has the name of the only training that it supports.
+    """
+
+    @property
+    def trainings(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Return the training that the method supports."""
+        return (self.name,)

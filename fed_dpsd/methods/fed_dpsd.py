@@ -26,7 +26,6 @@ from torch import nn
 
 from fed_dpsd import losses
 from fed_dpsd.config import LARGEST_SHIFT, Config, require, require_positive
-from fed_dpsd.errors import ProtocolError
 from fed_dpsd.methods.class_counts import (
     among,
     counts_stage,
@@ -141,13 +140,7 @@ class FedDPSD(Queries, Method):
         """Release each teacher's answer to every query with the site's mechanism (Fed-FlexPer)."""
         if request.kind == "counts" and self.class_counts:
             return release_class_counts(request, site, isinstance(site.answers, Probabilities))
-        if request.kind != "answers":
-            raise ProtocolError(f"method {type(self).__name__} does not answer {request.kind!r}")
-        site.pay_for_training()
-        sensitive = site.sensitive_probabilities(request.images)
-        if site.answers.input == "gradient":
-            sensitive = self.gradients(sensitive, request.predictions)
-        return site.release(site.answers, sensitive, request)
+        return super().client(request, site)
 
     def gradients(
         self, sensitive: NDArray[np.float64], predictions: NDArray[np.float32]
@@ -241,12 +234,17 @@ class FedDPSD(Queries, Method):
         return uniform + np.float32(self.prediction_weight) * (predictions - uniform)
 
     def noisy_labels(self, context: PublicContext, total: Aggregate) -> NDArray[np.float64]:
-        """Return the (B, K) labels of Eq. 6 from the sum of the answers (free post-processing)."""
+        """Return the (B, K) labels of Eq. 6 from the sum of the answers (free post-processing).
+
+        A gradient whose norm is its bound moves a label by `label_step`. (The paper moves it by
+        step * bound, which is 0.1 * 0.001 for an epsilon up to 1.) A label may leave the simplex: a
+        projection would bias it, and noise would no longer average out over the buffer.
+        """
         predictions = total.request.predictions
         mean = total.sum / total.count
         if isinstance(context.answers, NormalizedGradient):  # Eq. 3
             bound = context.answers.row_norm(len(predictions))
-            return losses.noisy_label(predictions, mean, bound, self.label_step)
+            return predictions - self.label_step * mean / bound
         return mean  # Eq. 5: fractions of the votes, or mean probabilities
 
     def train_student(

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fed_dpsd.config import Config, require
 from fed_dpsd.errors import ProtocolError
-from fed_dpsd.methods.class_counts import MOST_RECORDS, counts_stage, release_class_counts
+from fed_dpsd.methods.class_counts import counts_stage, fetch_counts, release_class_counts
 from fed_dpsd.methods.method import Federation, PublicContext, Round, Site, State, nobody_answers
 from fed_dpsd.methods.white_box import WEIGHTS, WhiteBox
 from fed_dpsd.models import load_vector, to_vector
@@ -113,13 +113,7 @@ class FedAVG(WhiteBox):
         self, federation: Federation, context: PublicContext
     ) -> dict[int, NDArray[Any]]:
         """Return each client's (K,) class counts, >= 0; empty if clients are weighted equally."""
-        if not self.plan(context).counts:
-            return {}
-        answers = federation.each(context.request("counts")).answers
-        return {
-            client: np.clip(response.values[0], 0, MOST_RECORDS)
-            for client, response in answers.items()
-        }
+        return fetch_counts(federation, context) if self.plan(context).counts else {}
 
 
 @dataclass(frozen=True)

@@ -357,7 +357,15 @@ class Method(ABC):
             raise ProtocolError(f"method {type(self).__name__} does not answer {request.kind!r}")
         site.pay_for_training()
         sensitive = site.sensitive_probabilities(request.images)
+        if site.answers.input == "gradient":
+            sensitive = self.gradients(sensitive, request.predictions)
         return site.release(site.answers, sensitive, request)
+
+    def gradients(
+        self, sensitive: NDArray[np.float64], predictions: NDArray[np.float32]
+    ) -> NDArray[np.float64]:
+        """Return the gradients to release instead of the teachers' (n, B, K) probabilities."""
+        return sensitive
 
     @abstractmethod
     def server(

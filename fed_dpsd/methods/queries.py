@@ -25,8 +25,11 @@ from fed_dpsd.streams import Streams
 
 
 @dataclass(frozen=True)
-class Generators:
-    """Generators, new ones for every few images; conf/method/fed_dpsd.yaml explains the fields."""
+class Queries:
+    """The mixture of a round's images; conf/method/fed_dpsd.yaml explains the fields.
+
+    Generators make the images that are not procedural, new ones for every few images.
+    """
 
     images_per_generator: int
     latent_size: int
@@ -36,45 +39,6 @@ class Generators:
     one_hot_weight: float
     entropy_weight: float
     activation_weight: float
-
-    def __post_init__(self) -> None:
-        require(self, images_per_generator=2, latent_size=1, generator_steps=0)
-        require_positive(self, "generator_learning_rate", "latent_learning_rate")
-
-    def generate(
-        self, discriminator: nn.Module, context: PublicContext, count: int, rng: torch.Generator
-    ) -> torch.Tensor:
-        """Train a new generator against the discriminator by Eq. 8; return `count` images."""
-        generator = context.make_generator(self.latent_size, rng)
-        latents = torch.randn((count, self.latent_size), generator=rng).to(context.device)
-        latents.requires_grad_(True)
-        groups = [
-            {"params": generator.parameters(), "lr": self.generator_learning_rate},
-            {"params": [latents], "lr": self.latent_learning_rate},
-        ]
-        optimiser = torch.optim.Adam(groups, betas=(0.5, 0.999))
-        generator.train()
-        discriminator.eval().requires_grad_(False)
-        steps = range(self.generator_steps)
-        losses = (self.generator_loss(discriminator, generator(latents)) for _ in steps)
-        rates = rates_of(self, "generator_learning_rate", "latent_learning_rate")
-        descend(optimiser, losses, "the generator", rates)
-        discriminator.requires_grad_(True)
-        with torch.no_grad():
-            return generator(latents)
-
-    def generator_loss(self, discriminator: nn.Module, images: torch.Tensor) -> torch.Tensor:
-        """Return Eq. 8, which rewards confidence, balance over the classes and active features."""
-        features = discriminator.features(images)
-        logits = discriminator.classifier(features)
-        weights = self.one_hot_weight, self.entropy_weight, self.activation_weight
-        return losses.generator_loss(features, logits, *weights)
-
-
-@dataclass(frozen=True)
-class Queries(Generators):
-    """The mixture of a round's images; conf/method/fed_dpsd.yaml explains the fields."""
-
     noise_fraction: float
     areas_fraction: float
     lines_fraction: float
@@ -84,7 +48,8 @@ class Queries(Generators):
     polarity: Literal["both", "dark", "light", "answers"]
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        require(self, images_per_generator=2, latent_size=1, generator_steps=0)
+        require_positive(self, "generator_learning_rate", "latent_learning_rate")
         fractions = self.fractions
         if min(fractions.values()) < 0 or sum(fractions.values()) > 1:
             *others, last = (f"{kind}_fraction={part}" for kind, part in fractions.items())
@@ -155,3 +120,32 @@ class Queries(Generators):
             return "both"
         answered = ReplayBuffer.joined(buffer)
         return procedural.varied_polarity(answered.images, answered.labels)
+
+    def generate(
+        self, discriminator: nn.Module, context: PublicContext, count: int, rng: torch.Generator
+    ) -> torch.Tensor:
+        """Train a new generator against the discriminator by Eq. 8; return `count` images."""
+        generator = context.make_generator(self.latent_size, rng)
+        latents = torch.randn((count, self.latent_size), generator=rng).to(context.device)
+        latents.requires_grad_(True)
+        groups = [
+            {"params": generator.parameters(), "lr": self.generator_learning_rate},
+            {"params": [latents], "lr": self.latent_learning_rate},
+        ]
+        optimiser = torch.optim.Adam(groups, betas=(0.5, 0.999))
+        generator.train()
+        discriminator.eval().requires_grad_(False)
+        steps = range(self.generator_steps)
+        losses = (self.generator_loss(discriminator, generator(latents)) for _ in steps)
+        rates = rates_of(self, "generator_learning_rate", "latent_learning_rate")
+        descend(optimiser, losses, "the generator", rates)
+        discriminator.requires_grad_(True)
+        with torch.no_grad():
+            return generator(latents)
+
+    def generator_loss(self, discriminator: nn.Module, images: torch.Tensor) -> torch.Tensor:
+        """Return Eq. 8, which rewards confidence, balance over the classes and active features."""
+        features = discriminator.features(images)
+        logits = discriminator.classifier(features)
+        weights = self.one_hot_weight, self.entropy_weight, self.activation_weight
+        return losses.generator_loss(features, logits, *weights)

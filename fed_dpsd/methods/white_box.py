@@ -6,7 +6,7 @@ as a forward answer, and each gradient through a teacher as a backward answer.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -282,7 +282,8 @@ class Distilling(WhiteBox):
             no_predictions = np.empty((0, context.num_classes), np.float32)
             buffer.append(ReplayBuffer(images, no_predictions, logits))
             rng = streams.torch("replay", query_id=number)
-            loss = self.distil(student, buffer, context.device, rng)
+            epochs = self.epochs(ReplayBuffer.joined(buffer), context.device, rng)
+            loss = self.distil(student, epochs)
             yield Round(
                 State.of(number, buffer, student=student),
                 student,
@@ -290,74 +291,100 @@ class Distilling(WhiteBox):
                 **ensemble.counted(),
             )
 
+    def epoch(
+        self, buffer: ReplayBuffer, device: torch.device, rng: torch.Generator
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield the images and the labels of each batch, in random order."""
+        labels = torch.from_numpy(buffer.labels)
+        for chosen in torch.randperm(len(labels), generator=rng).split(self.batch_size):
+            yield to_unit(buffer.images[chosen.numpy()], device), labels[chosen].to(device)
+
+    def epochs(
+        self, buffer: ReplayBuffer, device: torch.device, rng: torch.Generator
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield the batches of `student_epochs` epochs."""
+        for _ in range(self.student_epochs):
+            yield from self.epoch(buffer, device, rng)
+
     def distil(
-        self,
-        student: Classifier,
-        buffer: Sequence[ReplayBuffer],
-        device: torch.device,
-        rng: torch.Generator,
+        self, student: Classifier, batches: Iterable[tuple[torch.Tensor, torch.Tensor]]
     ) -> float:
-        """Train for `student_epochs` over the buffer; return the last batch's loss."""
-        whole = ReplayBuffer.joined(buffer)
-        images, logits = whole.images, torch.from_numpy(whole.labels)
+        """Train on batches of images and the ensemble's logits; return the last batch's loss."""
         rate = self.student_learning_rate
         optimiser = torch.optim.SGD(student.parameters(), rate, momentum=0.9, foreach=True)
         student.train()
-
-        def losses() -> Iterator[torch.Tensor]:
-            for _ in range(self.student_epochs):
-                order = torch.randperm(len(images), generator=rng)
-                for chosen in order.split(self.batch_size):
-                    student_logits = student(to_unit(images[chosen.numpy()], device))
-                    yield divergence(logits[chosen].to(device), student_logits, self.temperature)
-
+        losses = (divergence(own, student(seen), self.temperature) for seen, own in batches)
         rates = rates_of(self, "student_learning_rate")
-        return descend(optimiser, losses(), "the student", rates).item()
+        return descend(optimiser, losses, "the student", rates).item()
 
 
-def best_batch(
-    student: Classifier,
-    context: PublicContext,
-    rng: torch.Generator,
-    loss_of: Callable[[torch.Tensor], torch.Tensor],
-    *,
-    latent_size: int,
-    steps: int,
-    learning_rate: float,
-) -> NDArray[np.uint8]:
-    """Train a new generator and its latent vectors; return the batch with the smallest loss.
+@dataclass(frozen=True)
+class Generating(Distilling):
+    """A method that trains a new generator for each round's batch of hard samples.
 
     Args:
-        student: the student, which is not trained here.
-        context: the public facts.
-        rng: random stream for the generator and its latent vectors.
-        loss_of: maps a (Q, C, H, W) batch in [0, 1] to its loss.
-        latent_size: size of a latent vector, >= 1.
-        steps: number of steps, >= 1.
-        learning_rate: learning rate of Adam, `method.generator_learning_rate`.
-
-    Returns:
-        (Q, C, H, W) uint8.
+        latent_size: length of a latent vector, >= 1.
+        generator_steps: steps of a generator and its latent vectors, >= 1.
+        generator_learning_rate: learning rate of Adam, > 0.
+        one_hot_weight: weight of the ensemble's confidence, >= 0.
+        adversarial_weight: weight of the student's disagreement, >= 0.
+        shift: largest shift of an image, in pixels, >= 0.
+        flip: whether about half of the images are mirrored.
     """
-    generator = context.make_generator(latent_size, rng)
-    shape = context.queries_per_round, latent_size
-    latents = torch.randn(shape, generator=rng).to(context.device).requires_grad_(True)
-    optimiser = torch.optim.Adam([*generator.parameters(), latents], learning_rate, (0.5, 0.999))
-    student.eval().requires_grad_(False)
-    least, best = float("inf"), np.empty(0, np.uint8)
 
-    def losses() -> Iterator[torch.Tensor]:
-        nonlocal least, best
-        for step in range(steps):
-            images = generator(latents)
-            loss = loss_of(images)
-            if step == 0 or loss.item() < least:
-                least, best = loss.item(), to_bytes(images)
-            yield loss
+    follows_gradients: ClassVar[bool] = True
+    latent_size: int
+    generator_steps: int
+    generator_learning_rate: float
+    one_hot_weight: float
+    adversarial_weight: float
+    shift: int
+    flip: bool
 
-    descend(optimiser, losses(), "the generator", {"method.generator_learning_rate": learning_rate})
-    student.requires_grad_(True)
-    return best
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self, latent_size=1, generator_steps=1, shift=0)
+        require(self, one_hot_weight=0, adversarial_weight=0)
+        require_positive(self, "generator_learning_rate")
+
+    def best_batch(
+        self,
+        student: Classifier,
+        context: PublicContext,
+        rng: torch.Generator,
+        loss_of: Callable[[torch.Tensor], torch.Tensor],
+    ) -> NDArray[np.uint8]:
+        """Train a new generator and its latent vectors; return the batch with the smallest loss.
+
+        Args:
+            student: the student, which is not trained here.
+            context: the public facts.
+            rng: random stream for the generator and its latent vectors.
+            loss_of: maps a (Q, C, H, W) batch in [0, 1] to its loss.
+
+        Returns:
+            (Q, C, H, W) uint8.
+        """
+        generator = context.make_generator(self.latent_size, rng)
+        shape = context.queries_per_round, self.latent_size
+        latents = torch.randn(shape, generator=rng).to(context.device).requires_grad_(True)
+        learnt, rate = [*generator.parameters(), latents], self.generator_learning_rate
+        optimiser = torch.optim.Adam(learnt, rate, (0.5, 0.999))
+        student.eval().requires_grad_(False)
+        least, best = float("inf"), np.empty(0, np.uint8)
+
+        def losses() -> Iterator[torch.Tensor]:
+            nonlocal least, best
+            for step in range(self.generator_steps):
+                images = generator(latents)
+                loss = loss_of(images)
+                if step == 0 or loss.item() < least:
+                    least, best = loss.item(), to_bytes(images)
+                yield loss
+
+        descend(optimiser, losses(), "the generator", rates_of(self, "generator_learning_rate"))
+        student.requires_grad_(True)
+        return best
 
 
 def divergence(teacher: torch.Tensor, student: torch.Tensor, temperature: float) -> torch.Tensor:

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pyarrow
-import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
@@ -29,7 +27,6 @@ PACKAGES = {
 AREA = 0.002, 0.5  # fraction of a picture that a crop shows
 # Crops drawn together, from one picture at about one scale; fewer with more pictures.
 GROUP = 64
-COLUMNS = "image", "img"  # names of the column of pictures in a parquet file
 
 
 @dataclass(frozen=True)
@@ -158,32 +155,13 @@ def _packaged() -> Iterator[NDArray[np.uint8]]:
 def _in_folder(folder: Path) -> Iterator[NDArray[np.uint8]]:
     suffixes = {end for end, kind in Image.registered_extensions().items() if kind in Image.OPEN}
     for path in sorted(path for path in folder.iterdir() if path.is_file()):
-        if path.suffix.lower() == ".parquet":
-            yield from (_decoded(content, path) for content in _column(path))
-        elif path.suffix.lower() in suffixes:
-            yield _decoded(path.read_bytes(), path)
+        if path.suffix.lower() in suffixes:
+            yield _decoded(path)
 
 
-def _column(path: Path) -> list[bytes]:
-    """Return the encoded pictures of a parquet file in the layout of the Hugging Face hub."""
+def _decoded(path: Path) -> NDArray[np.uint8]:
     try:
-        names = pq.read_schema(path).names
-        name = next((name for name in COLUMNS if name in names), None)
-        if name is None:
-            raise UserError(
-                f"pictures: {path} has no column {' or '.join(COLUMNS)}; it has {names}"
-            )
-        return [row["bytes"] for row in pq.read_table(path, columns=[name])[name].to_pylist()]
-    except (pyarrow.ArrowException, TypeError, KeyError):
-        raise UserError(
-            f"pictures: {path} is not a parquet file with structs of bytes, as on the Hugging "
-            "Face hub; remove it"
-        ) from None
-
-
-def _decoded(content: bytes, path: Path) -> NDArray[np.uint8]:
-    try:
-        picture = Image.open(io.BytesIO(content or b""))
+        picture = Image.open(io.BytesIO(path.read_bytes()))
         if picture.mode.startswith(("I", "F")):  # a conversion would make almost all of it white
             raise UserError(
                 f"pictures: {path} has more than 8 bits per channel; convert or remove it"

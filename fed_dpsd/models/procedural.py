@@ -157,17 +157,17 @@ def _coloured(
 
     Grey images are light on dark or dark on light; colour images have a random colour on another.
     """
-    images = np.empty((count, *shape), np.uint8)
-    for start in range(0, count, GROUP):
-        part = images[start : start + GROUP]
-        mask = draw(len(part))
+
+    def pixels(count: int, shape: tuple[int, ...], rng: np.random.Generator) -> torch.Tensor:
+        mask = draw(count)
         if shape[0] == 1:
-            above = torch.from_numpy(rng.integers(0, 2, (len(part), 1, 1, 1)).astype(np.float32))
+            above = torch.from_numpy(rng.integers(0, 2, (count, 1, 1, 1)).astype(np.float32))
             below = 1 - above
         else:
-            above, below = torch.from_numpy(rng.random((2, len(part), 3, 1, 1), np.float32))
-        part[:] = ((mask * above + (1 - mask) * below) * 255).round().to(torch.uint8).numpy()
-    return images
+            above, below = torch.from_numpy(rng.random((2, count, 3, 1, 1), np.float32))
+        return mask * above + (1 - mask) * below
+
+    return _drawn(pixels, count, shape, rng)
 
 
 def _drawn(
@@ -231,7 +231,7 @@ def _body(
     count: int, rows: torch.Tensor, columns: torch.Tensor, rng: np.random.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw (count, 1, S, S) heights, positive inside a body, and a mask of the second colour."""
-    parts = _integers(count, 2, 7, rng)
+    parts = torch.from_numpy(rng.integers(2, 7, (count, 1, 1, 1)))
     height = torch.full((count, 1, *rows.shape), -9.0)
     second = torch.zeros(height.shape, dtype=torch.bool)
     centre = _uniform(count, -0.3, 0.3, rng), _uniform(count, -0.3, 0.3, rng)
@@ -250,11 +250,6 @@ def _body(
         second = torch.where(own > height, torch.tensor(part % 2 == 0), second)
         height = torch.maximum(height, own)
     return height, second
-
-
-def _integers(count: int, low: int, high: int, rng: np.random.Generator) -> torch.Tensor:
-    """Draw (count, 1, 1, 1) uniform integers, low <= i < high."""
-    return torch.from_numpy(rng.integers(low, high, (count, 1, 1, 1)))
 
 
 def _dead_leaves(count: int, shape: tuple[int, ...], rng: np.random.Generator) -> torch.Tensor:

@@ -41,7 +41,6 @@ Differences from the code base:
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -56,11 +55,14 @@ from fed_dpsd.methods.method import (
     State,
     tensors_below,
 )
-from fed_dpsd.methods.white_box import Ensemble, WhiteBox, best_batch, divergence, fetch_teachers
+from fed_dpsd.methods.white_box import (
+    Ensemble,
+    Generating,
+    divergence,
+    fetch_teachers,
+)
 from fed_dpsd.models.augmentation import augment
 from fed_dpsd.models.classifiers import Classifier
-from fed_dpsd.models.divergence import descend, rates_of
-from fed_dpsd.models.inference import to_unit
 from fed_dpsd.streams import Streams
 
 ADVERSARIAL_TEMPERATURE = 3.0  # on both sides, as in the code base
@@ -86,36 +88,22 @@ class WeightedEnsemble(Ensemble):
 
 
 @dataclass(frozen=True)
-class CoBoosting(WhiteBox):
+class CoBoosting(Generating):
     """Co-Boosting; conf/method/co_boosting.yaml explains the fields.
 
     The optimisers restart in each round, so a run can be resumed from the student, the ensemble's
     weights and the buffer. The buffer's labels are the (B, K) one-hot target classes.
     """
 
-    follows_gradients: ClassVar[bool] = True
-    latent_size: int
-    generator_steps: int
-    generator_learning_rate: float
-    one_hot_weight: float
-    adversarial_weight: float
     hardness: float
     weight_step: float
     weight_step_decay: float
     perturbation: float
-    shift: int
-    flip: bool
-    student_learning_rate: float
-    batch_size: int
-    temperature: float
-    student_epochs: int
 
     def __post_init__(self) -> None:
-        require(self, latent_size=1, generator_steps=1, batch_size=1, student_epochs=1, shift=0)
-        require(self, one_hot_weight=0, adversarial_weight=0, hardness=0)
-        require(self, weight_step=0, perturbation=0)
-        require_positive(self, "weight_step_decay", "temperature")
-        require_positive(self, "generator_learning_rate", "student_learning_rate")
+        super().__post_init__()
+        require(self, hardness=0, weight_step=0, perturbation=0)
+        require_positive(self, "weight_step_decay")
 
     def server(
         self, federation: Federation, context: PublicContext, streams: Streams, resume: State | None
@@ -133,7 +121,8 @@ class CoBoosting(WhiteBox):
             whole = ReplayBuffer.joined(buffer)
             step = self.weight_step * self.weight_step_decay ** (number - 1)
             self.improve(ensemble, whole, step, streams.torch("weights", query_id=number))
-            loss = self.distil(student, ensemble, whole, streams.torch("replay", query_id=number))
+            rng = streams.torch("replay", query_id=number)
+            loss = self.distil(student, self.diverse(ensemble, whole, rng))
             weights = {WEIGHTS: ensemble.weights.clone()}
             yield Round(
                 State(number, tensors_below(student=student) | weights, buffer),
@@ -157,15 +146,11 @@ class CoBoosting(WhiteBox):
         count, classes = context.queries_per_round, context.num_classes
         targets = torch.randint(classes, (count,), generator=rng)
         wanted = targets.to(context.device)
-        best = best_batch(
-            student,
-            context,
-            rng,
-            lambda images: self.generator_loss(ensemble(images), student(images), wanted),
-            latent_size=self.latent_size,
-            steps=self.generator_steps,
-            learning_rate=self.generator_learning_rate,
-        )
+
+        def loss_of(images: torch.Tensor) -> torch.Tensor:
+            return self.generator_loss(ensemble(images), student(images), wanted)
+
+        best = self.best_batch(student, context, rng, loss_of)
         no_predictions = np.empty((0, classes), np.float32)
         return ReplayBuffer(best, no_predictions, np.eye(classes, dtype=np.float32)[targets])
 
@@ -193,28 +178,15 @@ class CoBoosting(WhiteBox):
 
     # --- 3. and 4. student -------------------------------------------------------------------
 
-    def distil(
-        self,
-        student: Classifier,
-        ensemble: WeightedEnsemble,
-        buffer: ReplayBuffer,
-        rng: torch.Generator,
-    ) -> float:
-        """Train for `student_epochs` over the diversified buffer; return the last batch's loss."""
-        rate = self.student_learning_rate
-        optimiser = torch.optim.SGD(student.parameters(), rate, momentum=0.9, foreach=True)
-        student.train()
-
-        def losses() -> Iterator[torch.Tensor]:
-            for _ in range(self.student_epochs):
-                for images, _ in self.epoch(buffer, ensemble.weights.device, rng):
-                    diverse = self.diversify(ensemble, images, rng)
-                    with torch.no_grad():
-                        answers = ensemble(diverse)
-                    yield divergence(answers, student(diverse), self.temperature)
-
-        rates = rates_of(self, "student_learning_rate")
-        return descend(optimiser, losses(), "the student", rates).item()
+    def diverse(
+        self, ensemble: WeightedEnsemble, buffer: ReplayBuffer, rng: torch.Generator
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield diversified images of the buffer and the ensemble's logits, epoch by epoch."""
+        for images, _ in self.epochs(buffer, ensemble.weights.device, rng):
+            diverse = self.diversify(ensemble, images, rng)
+            with torch.no_grad():
+                answers = ensemble(diverse)
+            yield diverse, answers
 
     def diversify(
         self, ensemble: Ensemble, images: torch.Tensor, rng: torch.Generator
@@ -233,11 +205,9 @@ class CoBoosting(WhiteBox):
         self, buffer: ReplayBuffer, device: torch.device, rng: torch.Generator
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield the augmented images and the target classes of each batch, in random order."""
-        targets = torch.from_numpy(buffer.labels.argmax(1))
-        for chosen in torch.randperm(len(targets), generator=rng).split(self.batch_size):
-            images = to_unit(buffer.images[chosen.numpy()], device)
-            images = augment(images, self.shift, self.flip, rng, margin="constant")
-            yield images, targets[chosen].to(device)
+        for images, one_hot in super().epoch(buffer, device, rng):
+            moved = augment(images, self.shift, self.flip, rng, margin="constant")
+            yield moved, one_hot.argmax(1)
 
 
 def hard_sample_weights(

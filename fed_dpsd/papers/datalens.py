@@ -11,16 +11,8 @@ from typing import ClassVar
 import torch
 
 from fed_dpsd.config import require
-from fed_dpsd.methods.ensemble import WholeEnsemble
 from fed_dpsd.papers.taught_generative import TaughtByGradients, Teachers
 from fed_dpsd.privacy.noise import Rng
-
-
-@dataclass(frozen=True)
-class CentralDataLens(WholeEnsemble):
-    """DataLens with all records in one place, as in the paper."""
-
-    trainings: ClassVar[tuple[str, ...] | None] = ("datalens",)
 
 
 @dataclass(frozen=True)

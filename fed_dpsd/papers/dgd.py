@@ -145,7 +145,10 @@ class DGD(Method):
     ) -> Iterator[Round]:
         """Run the two streams; each round sends the next synthetic images."""
         generator = context.make_generator(self.latent_size, streams.torch("generator"))
-        vae = self.make_vae(context, streams)
+        vae = initialise(
+            lambda: VAE(context.image_shape, self.code_size, VAE_WIDTH),
+            streams.torch("autoencoder"),
+        ).to(context.device)
         student = context.make_student(streams.torch("student"))
         learners = {"student": student, "generator": generator, "vae": vae}
         buffer = resume.load(**learners) if resume else []
@@ -230,14 +233,6 @@ class DGD(Method):
             left -= len(parts[-1])
         images = procedural.apply_polarity(np.concatenate(parts), self.polarity)
         return images[streams.numpy("order of images").permutation(needed)]
-
-    def make_vae(self, context: PublicContext, streams: Streams) -> VAE:
-        """Return an untrained autoencoder."""
-        vae = initialise(
-            lambda: VAE(context.image_shape, self.code_size, VAE_WIDTH),
-            streams.torch("autoencoder"),
-        )
-        return vae.to(context.device)
 
     def train_vae(
         self, vae: VAE, images: NDArray[np.uint8], context: PublicContext, streams: Streams

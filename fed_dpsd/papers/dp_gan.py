@@ -14,21 +14,13 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
 from fed_dpsd.config import require, require_positive
-from fed_dpsd.methods.ensemble import WholeEnsemble
 from fed_dpsd.models import initialise
 from fed_dpsd.models.classifiers import cnn
-from fed_dpsd.papers.generative import Conditional, Generative, descend_averaged
+from fed_dpsd.papers.generative import Conditional, Generative
 from fed_dpsd.privacy import lattice
 from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.mechanism import Relation, Unit
 from fed_dpsd.privacy.noise import Rng
-
-
-@dataclass(frozen=True)
-class CentralDPGAN(WholeEnsemble):
-    """DP-GAN with all records in one place, as in the papers' tables."""
-
-    trainings: ClassVar[tuple[str, ...] | None] = ("dp_gan",)
 
 
 @dataclass(frozen=True)
@@ -153,6 +145,5 @@ class DPGAN(Generative):
                             parameter.clamp_(-self.weight_clip, self.weight_clip)
                 yield -mean_score()
 
-        rate = self.generator_learning_rate
-        descend_averaged(generator, losses(), rate, "DP-GAN's generator")
+        self.descend_averaged(generator, losses())
         return uniform

@@ -13,8 +13,7 @@ import torch
 from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, NonPrivateDpEvent
 from torch.nn import functional
 
-from fed_dpsd.methods.ensemble import WholeEnsemble
-from fed_dpsd.models.divergence import descend
+from fed_dpsd.config import require_positive
 from fed_dpsd.models.inference import IMAGES_AT_ONCE
 from fed_dpsd.papers.generative import Conditional, Generative
 from fed_dpsd.privacy.events import FinitePrecisionDpEvent
@@ -26,13 +25,6 @@ TURN = 2.0**32  # units of an angle in a full turn
 ENTRIES = 2**16  # of the table of cosines
 MOST_NOISE = 32.0  # beyond it, the noise's lattice is coarser than `SPACING`
 MOST_NUMBERS = 2**24
-
-
-@dataclass(frozen=True)
-class CentralDPMERF(WholeEnsemble):
-    """DP-MERF with all records in one place, as in the papers' tables."""
-
-    trainings: ClassVar[tuple[str, ...] | None] = ("dp_merf",)
 
 
 @dataclass(frozen=True)
@@ -68,8 +60,7 @@ class DPMERF(Generative):
         super().__post_init__()
         if self.features < 2 or self.features % 2:
             raise ValueError(f"features={self.features} must be an even number >= 2")
-        if not 0 < self.length_scale < math.inf:
-            raise ValueError(f"length_scale={self.length_scale} must be a finite number > 0")
+        require_positive(self, "length_scale")
         if not 0 < self.count_fraction < 1:
             raise ValueError(f"count_fraction={self.count_fraction} must be between 0 and 1")
 
@@ -141,8 +132,7 @@ class DPMERF(Generative):
                 yield (one_hot.T @ own / self.batch_size - mean).square().sum()
 
         optimiser = torch.optim.Adam(generator.parameters(), self.generator_learning_rate)
-        rates = {"training.generator_learning_rate": self.generator_learning_rate}
-        descend(optimiser, losses(), "DP-MERF's generator", rates)
+        self.descend(optimiser, losses())
         return weights
 
     def parts(self, images: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:

@@ -11,18 +11,10 @@ from typing import ClassVar
 import torch
 
 from fed_dpsd.config import require
-from fed_dpsd.methods.ensemble import WholeEnsemble
 from fed_dpsd.papers.taught_generative import TaughtByGradients, Teachers
 from fed_dpsd.privacy.noise import Rng
 
 CLIP = 1.5  # of projections, whose root mean square is 1
-
-
-@dataclass(frozen=True)
-class CentralGPATE(WholeEnsemble):
-    """G-PATE with all records in one place, as in the paper."""
-
-    trainings: ClassVar[tuple[str, ...] | None] = ("g_pate",)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Baselines with teachers that learn only from the images of a private generator."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -114,17 +114,7 @@ class Generative(TrainingMechanism, ABC):
     def check(self, config: Any, method: Any, partition: Any) -> list[str]:
         """Return the problems with the training in an experiment."""
         problems = super().check(config, method, partition)
-        if not config.federation.simulation:
-            problems.append(
-                f"training={self.name} is a baseline for simulations; use training=dp_sgd, or "
-                "federation=simulation"
-            )
-        if config.model.teacher in FIXED:
-            problems.append(
-                f"model.teacher={config.model.teacher}: training={self.name} generates images, and "
-                "these features are fixed; use model=cnn"
-            )
-        return problems
+        return problems + baseline_problems(self.name, "generates images", config)
 
     def warnings(self, config: Any) -> list[str]:
         """Warn about data with too few records for the generator."""
@@ -171,6 +161,24 @@ class Generative(TrainingMechanism, ABC):
         rates = {"training.learning_rate": self.learning_rate}
         descend(optimiser, losses(), f"the teacher of {self.name}'s images", rates)
 
+    def descend(self, optimiser: torch.optim.Optimizer, losses: Iterable[torch.Tensor]) -> None:
+        """Take a step of the generator's optimiser for each loss."""
+        rates = {"training.generator_learning_rate": self.generator_learning_rate}
+        descend(optimiser, losses, f"{self.name}'s generator", rates)
+
+    def descend_averaged(self, generator: Conditional, losses: Iterator[torch.Tensor]) -> None:
+        """Take Adam's step for each loss; set the generator to its weights' moving average."""
+        averaged = AveragedModel(generator, multi_avg_fn=get_ema_multi_avg_fn(DECAY))
+
+        def followed() -> Iterator[torch.Tensor]:
+            for loss in losses:
+                yield loss
+                averaged.update_parameters(generator)
+
+        rate = self.generator_learning_rate
+        self.descend(torch.optim.Adam(generator.parameters(), rate, (0.5, 0.9)), followed())
+        generator.load_state_dict(averaged.module.state_dict())
+
     def generator(self, shape: tuple[int, ...], num_classes: int) -> Conditional:
         """Build a generator of (C, H, W) images of K classes."""
         return Conditional(shape, num_classes, self.latent_size, self.generator_width)
@@ -194,18 +202,17 @@ class Generative(TrainingMechanism, ABC):
         """
 
 
-def descend_averaged(
-    generator: Conditional, losses: Iterator[torch.Tensor], learning_rate: float, network: str
-) -> None:
-    """Take a step of Adam for each loss; then set the generator to its weights' moving average."""
-    averaged = AveragedModel(generator, multi_avg_fn=get_ema_multi_avg_fn(DECAY))
-
-    def followed() -> Iterator[torch.Tensor]:
-        for loss in losses:
-            yield loss
-            averaged.update_parameters(generator)
-
-    optimiser = torch.optim.Adam(generator.parameters(), learning_rate, (0.5, 0.9))
-    rates = {"training.generator_learning_rate": learning_rate}
-    descend(optimiser, followed(), network, rates)
-    generator.load_state_dict(averaged.module.state_dict())
+def baseline_problems(name: str, action: str, config: Any) -> list[str]:
+    """Return the problems with a training of networks on images that runs only in simulations."""
+    problems = []
+    if not config.federation.simulation:
+        problems.append(
+            f"training={name} is a baseline for simulations; use training=dp_sgd, or "
+            "federation=simulation"
+        )
+    if config.model.teacher in FIXED:
+        problems.append(
+            f"model.teacher={config.model.teacher}: training={name} {action}, and these features "
+            "are fixed; use model=cnn"
+        )
+    return problems

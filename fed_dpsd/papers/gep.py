@@ -15,10 +15,9 @@ import torch
 from torch import nn
 
 from fed_dpsd.config import require
-from fed_dpsd.methods.ensemble import WholeEnsemble
 from fed_dpsd.models import procedural
-from fed_dpsd.models.classifiers import FIXED
 from fed_dpsd.models.inference import to_unit
+from fed_dpsd.papers.generative import baseline_problems
 from fed_dpsd.privacy import lattice
 from fed_dpsd.privacy.dp_sgd import GRADIENTS_AT_ONCE, SampledGaussian, with_noise
 from fed_dpsd.privacy.noise import Rng
@@ -26,13 +25,6 @@ from fed_dpsd.streams import Streams
 
 CPU = torch.device("cpu")
 KINDS = "areas", "lines", "leaves", "objects"  # of procedural images, in equal parts
-
-
-@dataclass(frozen=True)
-class CentralGEP(WholeEnsemble):
-    """GEP with all records in one place, as in the papers' tables."""
-
-    trainings: ClassVar[tuple[str, ...] | None] = ("gep",)
 
 
 @dataclass(frozen=True, repr=False)
@@ -84,17 +76,7 @@ class GEP(SampledGaussian):
     def check(self, config: Any, method: Any, partition: Any) -> list[str]:
         """Return the problems with the training in an experiment."""
         problems = super().check(config, method, partition)
-        if not config.federation.simulation:
-            problems.append(
-                "training=gep is a baseline for simulations; use training=dp_sgd, or "
-                "federation=simulation"
-            )
-        if config.model.teacher in FIXED:
-            problems.append(
-                f"model.teacher={config.model.teacher}: training=gep compares gradients of images, "
-                "and these features are fixed; use model=cnn"
-            )
-        return problems
+        return problems + baseline_problems(self.name, "compares gradients of images", config)
 
     def train(
         self,

@@ -17,9 +17,8 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn import functional
 
 from fed_dpsd.config import require, require_positive
-from fed_dpsd.methods.ensemble import WholeEnsemble
 from fed_dpsd.models import initialise
-from fed_dpsd.papers.generative import Conditional, Generative, descend_averaged
+from fed_dpsd.papers.generative import Conditional, Generative
 from fed_dpsd.privacy.dp_sgd import MOST_DRAWS, PRECISION_LOSS
 from fed_dpsd.privacy.events import FinitePrecisionDpEvent, ReplacedInSampleDpEvent
 from fed_dpsd.privacy.lattice import ROOM
@@ -28,13 +27,6 @@ from fed_dpsd.privacy.noise import Rng, noisy_sum
 
 PENALTY = 10.0  # weight of the gradient penalty
 Weights = dict[str, torch.Tensor]
-
-
-@dataclass(frozen=True)
-class CentralGSWGAN(WholeEnsemble):
-    """GS-WGAN with all records in one place, as in the papers' tables."""
-
-    trainings: ClassVar[tuple[str, ...] | None] = ("gs_wgan",)
 
 
 @dataclass(frozen=True)
@@ -187,8 +179,7 @@ class GSWGAN(Generative):
                 )
                 yield -(made * torch.from_numpy(noisy).to(made)).sum() / self.batch_size
 
-        rate = self.generator_learning_rate
-        descend_averaged(generator, losses(), rate, "GS-WGAN's generator")
+        self.descend_averaged(generator, losses())
         return uniform
 
 

@@ -4,7 +4,6 @@ Liu, Wang, Li, Zeng, Ge: "Model Conversion via Differentially Private Data-Free 
 IJCAI 2023, Sec. 4.4 and Algorithm 3.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -13,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from fed_dpsd.config import require, require_positive
 from fed_dpsd.privacy.noise import Rng, noisy_sum
 from fed_dpsd.privacy.published import theorem_1
 from fed_dpsd.privacy.training import CustomTraining
@@ -63,13 +63,9 @@ class OutputGradient(CustomTraining):
     mean_over: Literal["batch", "record"]
 
     def __post_init__(self) -> None:
-        for field in ("noise_multiplier", "bound", "stability", "label_step", "learning_rate"):
-            value = getattr(self, field)
-            if not 0 < value < math.inf:
-                raise ValueError(f"{field}={value} must be a finite number > 0")
-        for field in ("batch_size", "steps"):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{field}={getattr(self, field)} must be >= 1")
+        require_positive(self, "noise_multiplier", "bound", "stability", "label_step")
+        require_positive(self, "learning_rate")
+        require(self, batch_size=1, steps=1)
         if self.mean_over not in ("batch", "record"):
             raise ValueError(f"mean_over={self.mean_over!r} must be 'batch' or 'record'")
 

@@ -24,14 +24,12 @@ from torch import nn
 
 from fed_dpsd import losses
 from fed_dpsd.config import Config, require, require_positive
-from fed_dpsd.errors import ProtocolError
 from fed_dpsd.methods.method import (
     Federation,
     Method,
     PublicContext,
     ReplayBuffer,
     Round,
-    Site,
     State,
     below,
     nobody_answers,
@@ -41,7 +39,7 @@ from fed_dpsd.models.divergence import descend, rates_of
 from fed_dpsd.models.inference import predict, to_bytes, to_unit
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.training import Training
-from fed_dpsd.protocol import Aggregate, Refusal, Request, Response
+from fed_dpsd.protocol import Aggregate, Request
 from fed_dpsd.streams import Streams
 
 OPTIMISERS = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
@@ -220,16 +218,6 @@ class PaperFedDPSD(Method):
         )
 
     # --- the clients: Fed-FlexPer, lines 21 to 35 --------------------------------------------
-
-    def client(self, request: Request, site: Site) -> Response | Refusal:
-        """Release each teacher's answer to every image with the site's mechanism."""
-        if request.kind != "answers":
-            raise ProtocolError(f"method {type(self).__name__} does not answer {request.kind!r}")
-        site.pay_for_training()
-        sensitive = site.sensitive_probabilities(request.images)  # 9
-        if site.answers.input == "gradient":  # 23 to 27; the mechanism normalises
-            sensitive = self.gradients(sensitive, request.predictions)
-        return site.release(site.answers, sensitive, request)  # 26, 30 to 32, 35
 
     def gradients(
         self, sensitive: NDArray[np.float64], predictions: NDArray[np.float32]

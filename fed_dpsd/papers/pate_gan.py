@@ -13,7 +13,6 @@ import torch
 from torch.nn import functional
 
 from fed_dpsd.config import require, require_positive
-from fed_dpsd.methods.ensemble import WholeEnsemble
 from fed_dpsd.models.divergence import descend
 from fed_dpsd.papers.generative import Conditional
 from fed_dpsd.papers.taught_generative import (
@@ -23,13 +22,6 @@ from fed_dpsd.papers.taught_generative import (
     adam,
 )
 from fed_dpsd.privacy.noise import Rng
-
-
-@dataclass(frozen=True)
-class CentralPATEGAN(WholeEnsemble):
-    """PATE-GAN with all records in one place."""
-
-    trainings: ClassVar[tuple[str, ...] | None] = ("pate_gan",)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel
 
 from fed_dpsd.config import require, require_positive
-from fed_dpsd.models.divergence import descend
 from fed_dpsd.papers.generative import Conditional, Generative
 from fed_dpsd.privacy.events import FinitePrecisionDpEvent
 from fed_dpsd.privacy.mechanism import Relation, Unit
@@ -277,7 +276,6 @@ class TaughtGenerative(Generative, ABC):
         teachers = Teachers(images, labels, generator.num_classes, self, rng, draws)
         classes = torch.arange(generator.num_classes).repeat_interleave(self.images_per_class)
         losses = self.losses(generator, teachers, classes, rng, draws)
-        rates = {"training.generator_learning_rate": self.generator_learning_rate}
         optimiser = adam(generator, self.generator_learning_rate)
         mean = AveragedModel(generator)
 
@@ -287,7 +285,7 @@ class TaughtGenerative(Generative, ABC):
                     mean.update_parameters(generator)
                 yield loss
 
-        descend(optimiser, averaged(), f"{self.name}'s generator", rates)
+        self.descend(optimiser, averaged())
         mean.update_parameters(generator)
         generator.load_state_dict(mean.module.state_dict())
         return torch.ones(generator.num_classes)

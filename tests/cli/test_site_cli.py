@@ -209,22 +209,6 @@ def test_what_is_held_out_is_of_patients_of_whom_nothing_was_seen(tmp_path, monk
     assert len(set(found.records.patients) - set(seen[0])) == 1
 
 
-def test_repeated_images_are_reported(fed_dpsd, tmp_path):
-    file = site_file(tmp_path / "hospital", training=["dp_sgd"], models=["scattering"])
-    path = tmp_path / "hospital" / "scans.npz"
-    with np.load(path) as arrays:
-        images, labels, patients = (arrays[name] for name in ("image", "label", "patient"))
-    labels[1], images[1], images[2] = 5, images[0], images[0]
-    np.savez(path, image=images, label=labels, patient=patients)
-    settings = yaml.safe_load(file.read_text()) | {"budget": 1e9, "queries": 10_000}
-    settings["files"]["patient_column"] = "patient"
-    file.write_text(yaml.safe_dump(settings))
-    code, out, err = fed_dpsd("site", "check", str(file), *SMALL)
-    assert (code, err) == (0, "")
-    line = "repeated: 2 copies of images; 2 with another label; 1 with another patient"
-    assert line in out
-
-
 def test_records_that_are_too_few_to_test_a_teacher_are_reported(fed_dpsd, tmp_path):
     file = site_file(tmp_path / "hospital", training=["dp_sgd"], models=["scattering"])
     images = np.zeros((1, 8, 8), np.uint8)

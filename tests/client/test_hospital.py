@@ -302,10 +302,6 @@ def test_a_bad_file_names_every_problem(tmp_path):
     ):
         with pytest.raises(ConfigError, match=problem):
             hospitals.open_file(with_files(tmp_path / "c", labels=labels))
-    with pytest.raises(
-        UserError, match="files.classes is not a key. Name the federation's classes"
-    ):
-        hospitals.open_file(with_files(tmp_path / "d", classes={"normal": 0}))
     with pytest.raises(UserError, match="is not a site file: No such file"):
         hospitals.open_file(tmp_path / "nowhere.yaml")
     (tmp_path / "empty.yaml").write_text("")

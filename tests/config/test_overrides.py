@@ -20,7 +20,6 @@ def said(*overrides):
 
 WRONG = [
     ("rounds", "rounds: write rounds=VALUE"),
-    ("rounds 10", "rounds 10: write rounds=10"),
     ("mnist", "mnist: write data=mnist or experiment=mnist"),
     ("mnist seed=1", "mnist: write data=mnist or experiment=mnist"),
     ("model.teachers=[cnn", "model.teachers=[cnn: a quote or bracket is not closed"),
@@ -71,18 +70,6 @@ def test_a_path_that_needs_quotes_is_shown_in_those_of_shell_and_hydra():
         key, values = choices(remedy(problem))  # a sweep takes it as one value
         assert len(values) == 1
         assert compose([f"{key}={values[0]}"])["data"]["path"] == path
-
-
-def test_a_setting_that_the_shell_has_split_is_put_together():
-    for words in (("data.path=/x/a", "b", "c"), ("data.path=/x/a=b", "c d", "e,f")):
-        (problem,) = said(*words, "rounds=3")
-        assert problem.startswith(f"{' '.join(words)}: put the value in quotes: 'data.path=\"/x/a")
-        path = " ".join(words).partition("=")[2]
-        assert compose([remedy(problem)])["data"]["path"] == path
-    for words in (("rounds", "=", "10"), ("rounds=", "10"), ("rounds", "=10"), ("rounds:", "10")):
-        assert said(*words, "seed=1") == (f"{' '.join(words)}: write rounds=10",)
-    # Words that do not follow a path are not part of one.
-    assert said("rounds=3", "foo") == ("foo is not a setting; write KEY=VALUE, as in rounds=10",)
 
 
 def test_a_path_with_commas_is_a_grid_or_one_value_in_quotes():

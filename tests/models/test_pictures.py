@@ -3,8 +3,6 @@
 import io
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -71,23 +69,13 @@ def test_crops_are_mirrored_turned_shifted_and_in_other_colours(tmp_path):
     assert centres.max() - centres.min() > 30  # crops of one size show several places
 
 
-def test_pictures_are_read_from_files_and_from_tables(tmp_path):
-    loaded = {}
-    for kind in ("files", "table"):
-        folder = tmp_path / kind
-        folder.mkdir()
-        contents = [encoded((c, 0, 0)) for c in (10, 200)]
-        if kind == "files":
-            for number, content in enumerate(contents):
-                (folder / f"{number}.png").write_bytes(content)
-            (folder / "README.txt").write_text("not a picture")
-        else:
-            rows = [{"bytes": content} for content in contents]
-            pq.write_table(pa.table({"img": rows, "label": [0, 1]}), folder / "train.parquet")
-        loaded[kind] = pictures.load(str(folder), 8)
-    assert loaded["files"].digest == loaded["table"].digest
-    assert "2 of a folder" in str(loaded["files"])
-    assert loaded["files"].digest in str(loaded["files"])
+def test_pictures_are_read_from_files(tmp_path):
+    for number, shade in enumerate((10, 200)):
+        (tmp_path / f"{number}.png").write_bytes(encoded((shade, 0, 0)))
+    (tmp_path / "README.txt").write_text("not a picture")
+    loaded = pictures.load(str(tmp_path), 8)
+    assert "2 of a folder" in str(loaded)
+    assert loaded.digest in str(loaded)
 
 
 def test_what_cannot_be_read_is_named(tmp_path):
@@ -108,15 +96,6 @@ def test_what_cannot_be_read_is_named(tmp_path):
     (tmp_path / "a.png").mkdir()
     (tmp_path / "notes.pdf").write_bytes(b"no picture")
     with pytest.raises(UserError, match="holds no picture"):
-        pictures.load(str(tmp_path), 8)
-    (tmp_path / "train.parquet").write_bytes(b"")
-    with pytest.raises(UserError, match=r"train\.parquet is not a parquet file"):
-        pictures.load(str(tmp_path), 8)
-    pq.write_table(pa.table({"image": ["a"]}), tmp_path / "train.parquet")
-    with pytest.raises(UserError, match=r"train\.parquet is not a parquet file with structs"):
-        pictures.load(str(tmp_path), 8)
-    pq.write_table(pa.table({"label": [0]}), tmp_path / "train.parquet")
-    with pytest.raises(UserError, match="has no column image or img"):
         pictures.load(str(tmp_path), 8)
 
 

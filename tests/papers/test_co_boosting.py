@@ -196,7 +196,8 @@ def test_the_student_learns_from_answers_to_the_images_that_it_sees(small, tmp_p
     asked, seen = [], []
     ensemble.register_forward_pre_hook(lambda _, given: asked.append(given[0].detach()))
     student.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
-    experiment.method.distil(student, ensemble, readable(100), generator())
+    method = experiment.method
+    method.distil(student, method.diverse(ensemble, readable(100), generator()))
     assert len(asked) == 2 * len(seen) > 0
     for before, after, own in zip(asked[::2], asked[1::2], seen, strict=True):
         assert torch.equal(after, own)

@@ -77,16 +77,13 @@ def answer(message: Message, context: Context) -> Message:
             else:
                 replies[client] = _hospital_reply(message, hospital)
         elif {"partition-id", "simulation"} & set(context.node_config):
-            if message.metadata.message_type == HELLO:
-                about |= _partition(context)
-            else:
-                shares.take()
-                meta = message.content["meta"]
-                text, run_folder = str(meta["experiment"]), Path(str(meta["run_folder"]))
-                for client, request in _requests(message, meta["clients"]).items():
-                    failing = f"client {client}"
-                    method, site = _experiment(text).method, _site(text, client, run_folder)
-                    replies[client] = _reply(request, method, site)
+            shares.take()
+            meta = message.content["meta"]
+            text, run_folder = str(meta["experiment"]), Path(str(meta["run_folder"]))
+            for client, request in _requests(message, meta["clients"]).items():
+                failing = f"client {client}"
+                method, site = _experiment(text).method, _site(text, client, run_folder)
+                replies[client] = _reply(request, method, site)
         else:
             raise ProtocolError(NOT_SIMULATED)
     except Exception as error:
@@ -104,13 +101,6 @@ def answer(message: Message, context: Context) -> Message:
 
 for kind in (ANSWER, DIAGNOSE, HELLO, STEP):
     app.query(kind.removeprefix("query."))(answer)
-
-
-def _partition(context: Context) -> dict[str, int]:
-    """Return the partition in a node's configuration, if there is one."""
-    keys = {"partition": "partition-id", "partitions": "num-partitions"}
-    found = {name: context.node_config.get(key) for name, key in keys.items()}
-    return {name: value for name, value in found.items() if type(value) is int}
 
 
 def _requests(message: Message, clients: Iterable[int]) -> dict[int, Request | SumStep | None]:

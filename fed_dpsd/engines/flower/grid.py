@@ -48,7 +48,6 @@ OUT_OF_REACH = {
     ErrorCode.NODE_UNAVAILABLE,
 }
 POLL_SECONDS = 0.5
-PATIENCE = 300.0  # seconds for a simulation's nodes to report their partitions
 HELLO_SECONDS = 10.0  # until a node that is no hospital of this run is asked again
 NOT_CONNECTED = "had not connected"
 SHOWN_SECONDS = 10.0  # between two lines on whom the coordinator waits for
@@ -191,8 +190,8 @@ class GridFederation(HostedFederation):
         """
         nodes, everyone = sorted(self._grid.get_node_ids()), self.experiment.config.num_clients
         if self._settings.simulation:
-            if nodes and not self._hosts:
-                self._host(nodes)
+            for client in range(everyone if nodes and not self._hosts else 0):
+                self._hosts.setdefault(nodes[client % len(nodes)], []).append(client)  # in turn
             return bool(self._hosts)
         self._away -= set(nodes) - self._online  # it has returned, so it is waited for again
         self._online = set(nodes)
@@ -242,39 +241,6 @@ class GridFederation(HostedFederation):
         else:
             self._hosts[node] = [client]
             self._unusable.pop(client, None)
-
-    def _host(self, nodes: list[int]) -> None:
-        """Let a simulation's nodes host its clients, in turn.
-
-        With one client per node, a client's number is the partition in its node's configuration, if
-        all nodes have one.
-
-        Raises:
-            UserError: the partitions do not match the run's clients.
-        """
-        everyone = self.experiment.config.num_clients
-        found = self._partitions_of(nodes) if len(nodes) == everyone else {}
-        if len(found) == everyone:
-            if sorted(found.values()) != [(client, everyone) for client in range(everyone)]:
-                pairs = ", ".join(f"{client} of {number}" for client, number in found.values())
-                raise UserError(
-                    f"partition-id and num-partitions of the nodes are {pairs}; with "
-                    f"num_clients={everyone} they must be 0 to {everyone - 1} of {everyone}"
-                )
-            nodes = sorted(found, key=found.__getitem__)
-        for client in range(everyone):
-            self._hosts.setdefault(nodes[client % len(nodes)], []).append(client)
-
-    def _partitions_of(self, nodes: list[int]) -> dict[int, tuple[int, int]]:
-        """Return `partition-id` and `num-partitions` of the nodes that configure both."""
-        found = {}
-        nothing = {node: RecordDict() for node in nodes}
-        for node, reply in self._send(HELLO, 0, nothing, PATIENCE, {}).items():
-            meta = {} if reply.has_error() else reply.content.config_records.get("meta", {})
-            pair = meta.get("partition"), meta.get("partitions")
-            if type(pair[0]) is int and type(pair[1]) is int:
-                found[node] = pair
-        return found
 
     def _warn(self, text: str) -> None:
         """Log a warning only once, because a node with a problem is asked repeatedly."""
@@ -432,38 +398,26 @@ class GridFederation(HostedFederation):
         hosts: Mapping[int, list[int]],
     ) -> dict[int, Reply | Refusal]:
         """Send a message to each node, and return the replies that arrive in time, by client."""
-        timeout = self._settings.round_timeout_seconds
-        messages = self._send(kind, query_id, contents, timeout, hosts)
-        replies: dict[int, Reply | Refusal] = {}
-        for node, message in messages.items():
-            replies |= self._read(node, message)
-        return replies
-
-    def _send(
-        self,
-        kind: str,
-        query_id: int,
-        contents: Mapping[int, RecordDict],
-        timeout: float,
-        hosts: Mapping[int, list[int]],
-    ) -> dict[int, Message]:
-        """Send a message to each node, and return the replies that arrive in time, by node."""
 
         def message(node: int) -> Message:
-            return self._message(kind, query_id, node, contents[node], hosts.get(node, []))
+            return self._message(kind, query_id, node, contents[node], hosts[node])
 
+        timeout = self._settings.round_timeout_seconds
         if self._settings.simulation:
-            messages = [message(node) for node in contents]
-            replies = self._grid.send_and_receive(messages, timeout=timeout) if messages else ()
-            return {reply.metadata.src_node_id: reply for reply in replies}
-        if kind != ANSWER:
-            return self._send_with_retries(contents, message, timeout)
-        enough = min(self._least, len(contents))
-        self._shown_at = time.monotonic()  # a fast round needs no line
-        self._until = self._shown_at + timeout
-        replies = self._send_with_retries(contents, message, timeout, enough)
-        self._away = {n for n in contents if n not in replies or replies[n].has_error()}
-        return replies
+            messages = [message(node) for node in hosts]
+            arrived = self._grid.send_and_receive(messages, timeout=timeout) if messages else ()
+            replies = {reply.metadata.src_node_id: reply for reply in arrived}
+        elif kind == ANSWER:
+            self._shown_at = time.monotonic()  # a fast round needs no line
+            self._until = self._shown_at + timeout
+            replies = self._send_with_retries(hosts, message, min(self._least, len(hosts)))
+            self._away = {n for n in hosts if n not in replies or replies[n].has_error()}
+        else:
+            replies = self._send_with_retries(hosts, message)
+        found: dict[int, Reply | Refusal] = {}
+        for node, reply in replies.items():
+            found |= self._read(node, reply)
+        return found
 
     def _message(
         self,
@@ -491,7 +445,6 @@ class GridFederation(HostedFederation):
         self,
         nodes: Iterable[int],
         message: Callable[[int], Message],
-        timeout: float,
         enough: float = math.inf,
     ) -> dict[int, Message]:
         """Send messages to nodes until each has replied or the time is up.
@@ -537,7 +490,8 @@ class GridFederation(HostedFederation):
                 clients = [client for node in due for client in self._hosts[node]]
                 self._show(f"waiting for the reply of {_hospitals(clients)}")
             many = sum(not reply.has_error() for reply in replies.values()) >= enough
-            if waited > timeout or (waited > first and many and self._away.issuperset(due)):
+            late = waited > self._settings.round_timeout_seconds
+            if late or (waited > first and many and self._away.issuperset(due)):
                 break
             time.sleep(POLL_SECONDS if due else 0)
         return {

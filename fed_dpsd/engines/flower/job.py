@@ -76,7 +76,7 @@ def finish(experiment: Experiment, grid: Grid, folder: Path) -> None:
         for line in opening(experiment, folder):
             print(line, flush=True)
         federation = GridFederation(experiment, grid, folder, _print_line)
-        summary = run(experiment, federation, folder, _print_round)
+        summary = run(experiment, federation, folder, lambda line: _print_line(round_text(line)))
     except Exception as error:
         if not isinstance(error, UserError | ProtocolError):
             logger.exception("the server failed")
@@ -95,10 +95,6 @@ def _print_result(experiment: Experiment, summary: Mapping[str, Any], folder: Pa
         for client, missed in absent(requests_of(folder)).items():
             _print_line(f"hospital {client} {missed}")
     _print_line(f"result: {result_line(experiment, summary)}\nrun folder: {folder}")
-
-
-def _print_round(line: Mapping[str, Any]) -> None:
-    _print_line(round_text(line))
 
 
 def _print_line(line: str) -> None:

@@ -7,16 +7,15 @@ means that a key is not given, so all defaults are in conf/.
 import re
 import shlex
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fed_dpsd.config import Config, require_device
+from fed_dpsd.config import Config
 from fed_dpsd.config.bind import Binder
 from fed_dpsd.config.compose import read, split_overrides
 from fed_dpsd.config.errors import QUOTES, quoted
 from fed_dpsd.config.grid import require_one_run
 from fed_dpsd.data.paths import path_problems
-from fed_dpsd.errors import ConfigError, UserError, shown
+from fed_dpsd.errors import ConfigError, shown
 
 if TYPE_CHECKING:
     from fed_dpsd.experiment import Experiment
@@ -27,8 +26,6 @@ SHORT = {
     "alpha": "partition.alpha",
     **{key: f"privacy.{key}" for key in ("target_epsilon", "delta", "budget")},
 }
-# In /dev, where there may be a GPU: NVIDIA's cards and boards, WSL2, ROCm.
-GPU_FILES = ("nvidia*", "nvhost*", "dxg", "kfd")
 # Text that Hydra reads literally: all other text goes in quotes.
 _PLAIN = re.compile(r"(?!(null|true|false|nan|inf)\Z)[a-z_/][\w./-]*", re.ASCII | re.IGNORECASE)
 
@@ -47,40 +44,24 @@ def check_early(run_config: Mapping[str, Any]) -> Mapping[str, Any]:
 
     Raises:
         ConfigError: a key is given twice, a key or a file of conf/ is unknown, a value is out of
-            range, a path is relative, `data.path` does not exist, or there is no GPU.
+            range, a path is relative, or `data.path` does not exist.
     """
     overrides, problems = _overrides(run_config)
     try:
         composition = read(overrides)
         require_one_run(overrides, composition)
-        values, sources = composition.values, composition.sources
-        binder = Binder(composition.defaults, sources)
+        values = composition.values
+        binder = Binder(composition.defaults, composition.sources)
         binder.bind(Config, values)
         # The data's folder may still complete its keys.
         found = [each for each in binder.problems if not each.startswith("data.")]
-        found += [*path_problems(values), *_missing_gpus(values, sources)]
-        binder.problems = [*composition.problems, *found]
+        binder.problems = [*composition.problems, *found, *path_problems(values)]
         binder.finish()
     except ConfigError as error:
         problems += map(_typed_here, error.problems)
     if problems:
         raise ConfigError(problems)
     return values
-
-
-def _missing_gpus(values: Mapping[str, Any], sources: Mapping[str, str]) -> list[str]:
-    """Return a problem for each key that needs a GPU, on a machine without a GPU's device file."""
-    if any(next(Path("/dev").glob(name), None) for name in GPU_FILES):
-        return []
-    problems = []
-    for key in ("client_device", "server_device"):
-        if key == "client_device" and not values["federation"]["simulation"]:
-            continue
-        try:
-            require_device(sources.get(key, key), str(values[key]), 0)
-        except UserError as error:
-            problems.append(str(error))
-    return problems
 
 
 def from_run_config(run_config: Mapping[str, Any]) -> "Experiment":

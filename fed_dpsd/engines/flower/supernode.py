@@ -131,24 +131,20 @@ def check_key(path: Path) -> None:
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
+    problem = "is not an ECDSA key in OpenSSH's private format, without a passphrase"
     try:
-        content = path.read_bytes()
-        key = load_ssh_private_key(content, None)
-        problem = "" if isinstance(key, ec.EllipticCurvePrivateKey) else "is not an ECDSA key"
+        if isinstance(load_ssh_private_key(path.read_bytes(), None), ec.EllipticCurvePrivateKey):
+            return
     except OSError as error:
         problem = f"cannot be read ({reason_of(error)})"
-    except TypeError:
-        problem = "has a passphrase"
-    except (ValueError, UnsupportedAlgorithm):
-        public = content.startswith((b"ssh-", b"ecdsa-", b"sk-"))
-        problem = "is the public half of a key" if public else "is not an OpenSSH private key"
-    if problem:
-        new = path.with_name(f"{path.stem}_ecdsa")
-        raise UserError(
-            f"--node-key {path} {problem}; give an ECDSA key without a passphrase, as made by "
-            f'ssh-keygen -t ecdsa -b 384 -N "" -f {shlex.quote(str(new))}; the coordinator '
-            "registers its .pub"
-        )
+    except (TypeError, ValueError, UnsupportedAlgorithm):
+        pass
+    new = path.with_name(f"{path.stem}_ecdsa")
+    raise UserError(
+        f"--node-key {path} {problem}; give one, as made by "
+        f'ssh-keygen -t ecdsa -b 384 -N "" -f {shlex.quote(str(new))}; the coordinator registers '
+        "its .pub"
+    )
 
 
 def _failed(command: list[str], settings: dict[str, str]) -> bool:

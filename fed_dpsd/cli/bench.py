@@ -39,17 +39,9 @@ def bench(
     repeat: Annotated[int, typer.Option(help="Number of runs of each row.")] = 3,
     out: Annotated[Path | None, typer.Option(help="File for the result as JSON.")] = None,
     as_json: AsJson = False,
-    table: Annotated[
-        Path | None,
-        typer.Option(help="Run nothing; print the tables of a file written by --out, as Markdown."),
-    ] = None,
 ) -> None:
     """Measure whole runs side by side, each in its own process and from an empty cache."""
     from fed_dpsd.benchmarks import report
-
-    if table:
-        print(report.markdown(report.read(table)), end="")
-        return
     from fed_dpsd.benchmarks import rows as benches
 
     chosen = rows.split(",") if rows else benches.ROWS if not clients else ("local",)

@@ -14,8 +14,8 @@ import torch
 
 from fed_dpsd import api, experiment
 from fed_dpsd.benchmarks import row, rows
-from fed_dpsd.benchmarks.report import markdown, peers, read, statistics
-from fed_dpsd.benchmarks.rows import Sample, bench, plan, without_folder
+from fed_dpsd.benchmarks.report import peers, statistics
+from fed_dpsd.benchmarks.rows import bench, plan, without_folder
 from fed_dpsd.errors import ConfigError, UserError
 from fed_dpsd.models import initialise, load_vector, to_vector
 from fed_dpsd.models.classifiers import CLASSIFIERS
@@ -30,15 +30,12 @@ REPETITION = {
     "processor": {"seconds", "share"},
     "accuracy": {"student", "ensemble"},
 }
-OPERATIONS = {"teachers_per_second", "matmul_per_second", "share_of_matmul"}
-STAGES = {"data", "partition", "teachers", "diagnostics", "asks", "charges", "teachers' answers"}
-STAGES |= {"generator", "student", "evaluation", "checkpoint", "samples", "card"}
 TINY = (*SMALL, "rounds=2", "method.generator_steps=2")
 
 
 @pytest.fixture
 def in_this_process(monkeypatch, tmp_path):
-    """Do tasks in this process, with two samples of the machine."""
+    """Do tasks in this process, as if they had used 1 TB."""
     done = []
 
     def do(task, prepared=None):
@@ -49,11 +46,11 @@ def in_this_process(monkeypatch, tmp_path):
         experiment._partitions.cache_clear()
         began = time.time()
         if "rows" in task:
-            return json.loads(json.dumps(row.check({"rows": own}))), []
+            return json.loads(json.dumps(row.check({"rows": own})))
         before = sum(psutil.Process().cpu_times()[:4])  # of this process's other work
         result = json.loads(json.dumps(row.measure(own[0], tmp_path)))
         result["processor_seconds"] -= before
-        return result, [Sample(began, 0, 0.0), Sample(began + 0.1, 10**12, 0.1)]
+        return result | {"spawned": began, "peak_memory": 10**12}
 
     monkeypatch.setattr(rows, "_in_process", do)
     return done
@@ -78,17 +75,13 @@ def check_repetition(repetition):
     assert queries["forward_answers"] > 0
     assert 0 < repetition["processor"]["share"] <= 1.01
     assert repetition["peak_memory"] > 10**7
-    assert repetition["device"] is None or set(repetition["device"]) == {
-        "peak_memory",
-        "matmul_per_second",
-    }
 
 
 def test_a_bench_measures_each_row_and_writes_what_it_returns(in_this_process, tmp_path):
     out, said = tmp_path / "bench.json", []
     command = ("fed-dpsd", "bench", "data.path=/somewhere/else/mnist")
     content = bench(plan(TINY, ["local", "dense"], []), 1, command, out, said.append)
-    assert read(out) == content == json.loads(json.dumps(content))
+    assert json.loads(out.read_text()) == content
     assert content["command"] == "fed-dpsd bench data.path=mnist"
     assert said[1:] == ["repetition 1 of 1: local", "repetition 1 of 1: dense"]
     assert len(in_this_process) == 1 + 2
@@ -101,17 +94,14 @@ def test_a_bench_measures_each_row_and_writes_what_it_returns(in_this_process, t
     ours, theirs = local["repetitions"][0], dense["repetitions"][0]
     for repetition in (ours, theirs):
         check_repetition(repetition)
-        assert set(repetition["operations"]) == OPERATIONS
-        assert repetition["peak_memory"] == 10**12  # the larger of two numbers counts
-        assert set(repetition["stages"]) == STAGES
-        assert min(repetition["stages"].values()) > 0
+        assert repetition["peak_memory"] == 10**12
     assert 0 < ours["accuracy"]["ensemble"] == theirs["accuracy"]["ensemble"]  # the same teachers
     queries = ours["queries"]
     assert (queries["answered"], queries["forward_answers"]) == (128, 256)
     assert queries["bytes_to_client"] == pytest.approx(64 + 4 * 10, rel=0.05)
     assert set(content["ratios"]) == {"dense/local"}
     run = api.run(*TINY, f"out={tmp_path}/runs", f"cache={tmp_path}/cache2", progress=False)
-    assert ours["student_sha256"] == run.summary["student_sha256"]  # no clock has changed it
+    assert ours["student_sha256"] == run.summary["student_sha256"]
 
 
 def test_each_row_runs_with_each_number_of_clients():
@@ -238,11 +228,9 @@ def test_a_watched_process_counts_with_its_children():
     )
     start = f"subprocess.Popen([sys.executable, '-c', {child!r}])"
     program = f"import subprocess, sys; [each.wait() for each in ({start}, {start})]"
-    samples = rows._watch(subprocess.Popen([sys.executable, "-c", program]))
-    assert samples[0] == Sample(samples[0].at, 0, 0.0)
-    assert max(sample.memory for sample in samples) > 100_000_000
-    assert 0.75 < samples[-1].processor_seconds < 2.5
-    assert [s.at for s in samples] == sorted(s.at for s in samples)
+    memory, seconds = rows._watch(subprocess.Popen([sys.executable, "-c", program]))
+    assert memory > 100_000_000
+    assert 0.75 < seconds < 2.5
 
 
 def test_the_process_that_watches_imports_no_torch():
@@ -268,17 +256,15 @@ def test_all_rows_in_processes_of_their_own(tmp_path):
     for each in content["rows"]:
         (repetition,) = each["repetitions"]
         check_repetition(repetition)
-        assert (repetition["operations"] is None) == (each["row"] in ("flower", "fedavg"))
         assert repetition["queries"]["answered"] == 128
     by_name = {each["name"]: each["repetitions"][0] for each in content["rows"]}
-    assert by_name["flower"]["stages"]["asks"] > 0
     passes = {by_name[name]["queries"]["forward_answers"] for name in ("local", "flower", "fedavg")}
     assert passes == {256}
     assert content["ratios"]["flower/local"]["same_student"] is True
     assert set(content["ratios"]) == {
         *("flower/local", "local/fedavg", "flower/fedavg", "dense/local")
     }
-    assert "| flower/local |" in markdown(read(out))
+    assert json.loads(out.read_text()) == content
     left = [p for p in psutil.process_iter() if p.pid not in others and is_of_flower(p)]
     assert not left
 

@@ -5,17 +5,16 @@ import json
 import pytest
 
 from fed_dpsd.benchmarks import rows
-from fed_dpsd.benchmarks.report import FORMAT, statistics
+from fed_dpsd.benchmarks.report import statistics
 
 REPETITION = {
     **{"seconds": {"total": 2.0, "rounds": 1.0}, "processor": {"seconds": 3.0}},
-    **{"peak_memory": 1e9, "student_sha256": "aa", "stages": {}},
+    **{"peak_memory": 1e9, "student_sha256": "aa"},
 }
 
 
 def content(names):
     return {
-        "format": FORMAT,
         "command": "fed-dpsd bench",
         "machine": {"processor": "P", "cores": 2, "load_average": [0, 0, 0]},
         "versions": {"commit": "abc", "machine": "m"},
@@ -63,21 +62,11 @@ def test_numbers_of_clients_measure_this_run_alone(fed_dpsd, measured):
     assert len(out) == 1
 
 
-def test_a_file_is_printed_as_markdown(fed_dpsd, measured, tmp_path):
-    path = tmp_path / "bench.json"
-    path.write_text(json.dumps(content(["local"])))
-    code, out, _ = fed_dpsd("bench", "--table", str(path))
-    assert code == 0
-    assert out[:3] == ["|  | local |", "| --- | --- |", "| seconds in all | 2.00 |"]
-    assert not measured
-
-
 def test_bad_options_are_one_line(fed_dpsd, measured, subtests):
     for arguments, expected in [
         (("--rows", "local,x"), "error: --rows local,x: 'x' is not one of local, flower"),
         (("--clients", "10,x"), "error: --clients 10,x must be whole numbers, such as 10,100"),
         (("--clients", "0"), "error: --clients 0 must be >= 1"),
-        (("--table", "nowhere.json"), "error: nowhere.json cannot be read (No such file"),
     ]:
         with subtests.test(arguments=arguments, expected=expected):
             code, out, err = fed_dpsd("bench", *arguments)

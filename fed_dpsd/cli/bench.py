@@ -40,7 +40,12 @@ def bench(
     out: Annotated[Path | None, typer.Option(help="File for the result as JSON.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure whole runs side by side, each in its own process and from an empty cache."""
+    """Measure whole runs side by side, each in its own process and from an empty cache.
+
+    Example: fed-dpsd bench experiment=bench --rows local --repeat 1
+
+    Read on: docs/scaling.md
+    """
     from fed_dpsd.benchmarks import report
     from fed_dpsd.benchmarks import rows as benches
 

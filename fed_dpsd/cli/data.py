@@ -25,7 +25,12 @@ def data(
         Path | None, typer.Option(help="PNG file for a picture of the partition.")
     ] = None,
 ) -> None:
-    """Show the sizes of the splits, and each simulated client's number of records by class."""
+    """Show the sizes of the splits, and each simulated client's number of records by class.
+
+    Example: fed-dpsd data partition.alpha=0.1
+
+    Read on: docs/extending.md
+    """
     import numpy as np
 
     if out is not None and (out.suffix.lower() != ".png" or out.is_dir()):

@@ -33,7 +33,14 @@ UNEXPECTED = 3  # exit code of an audit with an unexpected outcome
 def plan(
     overrides: Overrides = None, as_json: AsJson = False, show_config: ShowConfig = False
 ) -> None:
-    """Print the privacy cost of a run without running it; nothing is spent."""
+    """Print the privacy cost of a run without running it; nothing is spent.
+
+    Example: fed-dpsd privacy plan
+
+    Or: fed-dpsd privacy plan privacy.target_epsilon=1
+
+    Read on: docs/privacy.md
+    """
     with importing():
         from fed_dpsd import api
 
@@ -65,6 +72,12 @@ def audit(
     the run's own settings. Sampler tests count draws. Protocol tests send requests to a site with a
     ledger. With --broken, the attacks must succeed: an audit that misses a broken hospital is
     blind.
+
+    Example: fed-dpsd privacy audit training=plain
+
+    Or: fed-dpsd privacy audit training=plain --broken half
+
+    Read on: docs/audits.md
     """
     from fed_dpsd.api import composed
     from fed_dpsd.audits.conformance import TITLES, audit_client
@@ -123,6 +136,10 @@ def attack(
     First run `fed-dpsd sweep experiment=attack_membership`, or attack_inversion. A membership
     attack that succeeds beyond the cap of a proven epsilon refutes the proof. A failed attack
     proves nothing.
+
+    Example: fed-dpsd privacy attack membership runs/sweep
+
+    Read on: docs/audits.md
     """
     from fed_dpsd.audits import inversion, membership
     from fed_dpsd.report import figures, plots, tables
@@ -181,7 +198,12 @@ def ledger(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print each client's charges and the epsilons that they prove. Nothing is written."""
+    """Print each client's charges and the epsilons that they prove. Nothing is written.
+
+    Example: fed-dpsd privacy ledger runs/RUN
+
+    Read on: docs/privacy.md
+    """
     with importing():
         from fed_dpsd.accounts.card import NO_SECRET_NOTE, account, ledger_files
         from fed_dpsd.accounts.database import read

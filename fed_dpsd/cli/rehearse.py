@@ -51,6 +51,10 @@ def rehearse(
     Hosts are network namespaces where permitted (Linux, root); otherwise all share this
     machine's namespace.
     With --kills, stdout has a CSV line per fault; otherwise, its last line is the run folder.
+
+    Example: fed-dpsd rehearse num_clients=3
+
+    Read on: docs/deployment.md
     """
     from fed_dpsd.rehearsal.rehearsal import Rehearsal, can_make_hosts
     from fed_dpsd.server.words import next_steps

@@ -131,7 +131,7 @@ def attack(
         Path | None, typer.Option(help="Folder to write to. Default: the sweep's.")
     ] = None,
 ) -> None:
-    """Attack the trained models of a sweep, and print the paths of the tables and the figure.
+    """Attack the trained models of a sweep, and print the paths of the table and the figure.
 
     First run `fed-dpsd sweep experiment=attack_membership`, or attack_inversion. A membership
     attack that succeeds beyond the cap of a proven epsilon refutes the proof. A failed attack
@@ -152,9 +152,8 @@ def attack(
 
     def add(row: dict[str, Any]) -> None:
         rows.append(row)
-        write_atomically(
-            table, encoded(tables.csv_text(rows))
-        )  # one by one: an attack takes minutes
+        # One by one, because an attack takes minutes.
+        write_atomically(table, encoded(tables.csv_text(rows)))
 
     with shown(console):
         if kind == "membership":
@@ -164,17 +163,15 @@ def attack(
                 contradicted += [row] if outcome.contradicts else []
                 if outcome.attack == "lira":
                     curves.append((outcome.victim, row["setting"], outcome.curve))
-            lines, figure = tables.membership_table(rows), plots.draw_roc(curves)
+            figure = plots.draw_roc(curves)
         else:
             pictures = []
             for drawn in inversion.attack(sweep, say):
                 add(drawn.to_row())
                 words = (drawn.setting, drawn.victim, drawn.attack)
                 pictures.append((", ".join(filter(None, words)), drawn.pictures))
-            lines, figure = tables.inversion_table(rows), plots.draw_pictures(pictures)
+            figure = plots.draw_pictures(pictures)
     print(table)
-    write_atomically(page := table.with_suffix(".md"), encoded(f"{tables.pipes(lines)}\n"))
-    print(page)
     print(figures.save(figure, table.with_suffix(".png")))
     for row in contradicted:
         wrong = f"the proof of epsilon {row['epsilon_proven']} (record, add_remove), or its code,"

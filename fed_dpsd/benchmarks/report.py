@@ -12,7 +12,7 @@ from typing import Any
 Bench = Mapping[str, Any]
 Lines = list[list[str]]
 PAIRS = (
-    *(("flower", "local"), ("local", "fedavg"), ("flower", "fedavg"), ("dense", "local")),
+    *(("flower", "local"), ("local", "fedavg"), ("flower", "fedavg")),
     *(("local", "pfl"), ("local", "fluke"), ("local", "appfl")),
 )
 RATIOS = {
@@ -22,7 +22,7 @@ RATIOS = {
     "peak_memory": "peak memory",
 }
 # Title of a line, path of its number, factor.
-TIMES = {
+MEASURES = {
     "seconds in all": ("seconds.total", 1.0),
     "until the server begins, s": ("seconds.start", 1.0),
     "teachers and diagnostics, s": ("seconds.teachers", 1.0),
@@ -30,8 +30,6 @@ TIMES = {
     "the rest, s": ("seconds.rest", 1.0),
     "queries per second of rounds": ("queries.per_second", 1.0),
     "student's accuracy, %": ("accuracy.student", 100.0),
-}
-COSTS = {
     "peak memory, MB": ("peak_memory", 1e-6),
     "processor seconds": ("processor.seconds", 1.0),
     "use of all cores, %": ("processor.share", 100.0),
@@ -116,20 +114,10 @@ def _spread(row: Mapping[str, Any], path: str, scale: float = 1) -> str:
 # --- tables ---
 
 
-def times(bench: Bench) -> Lines:
-    """Return the table of times and accuracies."""
-    return _by_row(bench, TIMES)
-
-
-def costs(bench: Bench) -> Lines:
-    """Return the table of memory, processors and traffic."""
-    return _by_row(bench, COSTS)
-
-
-def _by_row(bench: Bench, measures: Mapping[str, tuple[str, float]]) -> Lines:
-    """Return a table with a column for each row of the bench, without measures that no row has."""
+def measures(bench: Bench) -> Lines:
+    """Return a column for each row of the bench, without measures that no row has."""
     lines = [["", *(row["name"] for row in bench["rows"])]]
-    for title, (path, scale) in measures.items():
+    for title, (path, scale) in MEASURES.items():
         if any(path in row["statistics"] for row in bench["rows"]):
             lines.append([title, *(_spread(row, path, scale) for row in bench["rows"])])
     return lines
@@ -195,8 +183,7 @@ def slope(first: Mapping[str, Any], row: Mapping[str, Any], path: str) -> float 
 
 
 TABLES: dict[str, Callable[[Bench], Lines]] = {
-    "times": times,
-    "costs": costs,
+    "measures": measures,
     "ratios": compared,
     "clients": clients,
     "peers": peers,

@@ -28,9 +28,10 @@ from fed_dpsd.engines.flower import QUIET
 from fed_dpsd.errors import ConfigError, UserError
 from fed_dpsd.storage import write_json
 
-ROWS = ("local", "flower", "fedavg", "dense")
-# Other simulators, each in its own environment: its script in peers/, and what to install.
+ROWS = ("local", "flower")
+# Other simulators: the script in peers/, and what to install in an environment of its own.
 PEERS = {
+    "fedavg": ("flower_fedavg.py", ""),
     "pfl": ("pfl_research.py", "pfl[pytorch]==0.6.0"),
     "fluke": ("fluke_fl.py", "fluke-fl==0.8.1"),
     "appfl": ("appfl_serial.py", "appfl==1.12.0"),
@@ -74,22 +75,28 @@ def plan(overrides: Sequence[str], rows: Sequence[str], clients: Sequence[int]) 
     ]
 
 
-def python_of(row: str, peers: Path | None) -> Path:
-    """Return the Python of another simulator's environment, FOLDER/ROW.
+def command_of(row: str, peers: Path | None) -> list[str]:
+    """Return the Python of another simulator's environment, FOLDER/ROW, and its script.
+
+    Flower's environment is this one.
 
     Raises:
         UserError: no folder is given, or it has no such environment.
     """
+    script, what = PEERS[row]
+    command = [str(Path(__file__).parent / "peers" / script)]
+    if not what:
+        return [sys.executable, *command]
     if peers is None:
         raise UserError(f"--rows {row} needs --peers FOLDER, with an environment FOLDER/{row}")
     python = peers.absolute() / row / "bin" / "python"
     if not python.exists():
-        place, what = peers / row, PEERS[row][1]
+        place = peers / row
         raise UserError(
             f"--rows {row}: {place} has no Python; make it: uv venv --python 3.11 {place} && "
             f"uv pip install --python {place} '{what}' torch=={version('torch')}"
         )
-    return python
+    return [str(python), *command]
 
 
 def bench(
@@ -117,67 +124,49 @@ def bench(
     """
     if repeat < 1:
         raise UserError(f"--repeat {repeat} must be >= 1")
-    pythons = {row.row: python_of(row.row, peers) for row in rows if row.row in PEERS}
-    with tempfile.TemporaryDirectory(prefix="fed-dpsd-bench-data-") as folder:
-        prepared = Path(folder) if pythons else None
-        return _bench(rows, repeat, command, out, say, pythons, prepared)
-
-
-def _bench(
-    rows: Sequence[Row],
-    repeat: int,
-    command: Sequence[str],
-    out: Path | None,
-    say: Say,
-    pythons: Mapping[str, Path],
-    prepared: Path | None,
-) -> dict[str, Any]:
+    commands = {row.row: command_of(row.row, peers) for row in rows if row.row in PEERS}
     content: dict[str, Any] = {
         "command": " ".join(map(without_folder, command)),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "machine": _machine(),
+        "rows": [],
+        "ratios": {},
     }
-    say("checking the configuration of every row")
-    facts = _in_process({"rows": [vars(row) for row in rows]}, prepared)
-    counts, images = facts["clients"], facts["images"]
-    content |= {key: facts[key] for key in ("versions", "configuration")}
-    content |= {"rows": [], "ratios": {}}
     repetitions: dict[str, list[dict[str, Any]]] = {row.name: [] for row in rows}
-    _save(content, out)
-    for number, row in itertools.product(range(1, repeat + 1), rows):
-        say(f"repetition {number} of {repeat}: {row.name}")
-        try:
-            place = rows.index(row)
-            if row.row in pythons:
-                assert prepared
-                script = Path(__file__).parent / "peers" / PEERS[row.row][0]
-                command_of_peer = [str(pythons[row.row]), str(script)]
-                found = _peer(command_of_peer, prepared / str(counts[place]))
-            else:
-                result = _in_process(vars(row), prepared)
-                found = _repetition(result, counts[place], images[place])
-        except UserError as error:
-            raise UserError(f"row {row.name}: {error}") from None
-        repetitions[row.name].append(found)
-        content["rows"] = [
-            {
-                **vars(each),
-                "overrides": [without_folder(override) for override in each.overrides],
-                "clients": count,
-                "statistics": statistics(repetitions[each.name]),
-                "repetitions": repetitions[each.name],
-            }
-            for each, count in zip(rows, counts, strict=True)
-            if repetitions[each.name]
-        ]
-        content["ratios"] = ratios(content)
-        _save(content, out)
-    return content
-
-
-def _save(content: Mapping[str, Any], out: Path | None) -> None:
+    with tempfile.TemporaryDirectory(prefix="fed-dpsd-bench-data-") as folder:
+        prepared = Path(folder) if commands else None
+        say("checking the configuration of every row")
+        facts = _in_process({"rows": [vars(row) for row in rows]}, prepared)
+        counts, images = facts["clients"], facts["images"]
+        content |= {key: facts[key] for key in ("versions", "configuration")}
+        for number, (place, row) in itertools.product(range(1, repeat + 1), enumerate(rows)):
+            if out:
+                write_json(out, content)
+            say(f"repetition {number} of {repeat}: {row.name}")
+            try:
+                if row.row in commands:
+                    found = _peer(commands[row.row], Path(folder) / str(counts[place]))
+                else:
+                    result = _in_process(vars(row), prepared)
+                    found = _repetition(result, counts[place], images[place])
+            except UserError as error:
+                raise UserError(f"row {row.name}: {error}") from None
+            repetitions[row.name].append(found)
+            content["rows"] = [
+                {
+                    **vars(each),
+                    "overrides": [without_folder(override) for override in each.overrides],
+                    "clients": count,
+                    "statistics": statistics(repetitions[each.name]),
+                    "repetitions": repetitions[each.name],
+                }
+                for each, count in zip(rows, counts, strict=True)
+                if repetitions[each.name]
+            ]
+            content["ratios"] = ratios(content)
     if out:
         write_json(out, content)
+    return content
 
 
 def without_folder(word: str) -> str:
@@ -265,7 +254,7 @@ def _peer(command: Sequence[str], data: Path) -> dict[str, Any]:
         folder = Path(temporary)
         for file in data.iterdir():
             (folder / file.name).symlink_to(file)
-        result = _watched([*command, temporary], folder, {"PYTHONPATH": ""})
+        result = _watched([*command, temporary], folder, {**QUIET, "PYTHONPATH": ""})
     total, seconds = result["ended"] - result["spawned"], result["processor_seconds"]
     return {
         "seconds": {"total": total, "rounds": result["rounds_seconds"]},
@@ -349,8 +338,6 @@ def _machine() -> dict[str, Any]:
     models = re.findall(r"model name\s*: (.+)", listed.read_text() if listed.exists() else "")
     return {
         "processor": models[0] if models else platform.processor() or platform.machine(),
-        "cores": _cores(),
-        "memory": psutil.virtual_memory().total,
         "load_average": list(os.getloadavg()),
     }
 

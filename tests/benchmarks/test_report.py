@@ -84,15 +84,12 @@ def test_numbers_have_three_digits(value, scale, text):
 
 def test_the_tables_have_every_number_that_a_row_has(three):
     assert shown(three) == {
-        "times": [
+        "measures": [
             ["", "local", "flower", "fedavg"],
             ["seconds in all", "16.0 (10.0 to 20.0)", "32.0 (30.0 to 40.0)", "8.00"],
             ["until the server begins, s", "1.00", "1.00", "1.00"],
             ["rounds, s", "10.0", "25.0 (10.0 to 30.0)", "4.00"],
             ["student's accuracy, %", "90.0", "90.0", "90.0"],
-        ],
-        "costs": [
-            ["", "local", "flower", "fedavg"],
             ["peak memory, MB", "2,000", "2,000 (2,000 to 8,000)", "2,000"],
             ["processor seconds", "20.0", "20.0", "20.0"],
             ["use of all cores, %", "50.0", "50.0", "50.0"],

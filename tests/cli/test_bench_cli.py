@@ -1,7 +1,5 @@
 """`fed-dpsd bench`: its options, its tables and its JSON. Measurements are tested in test_rows."""
 
-import json
-
 import pytest
 
 from fed_dpsd.benchmarks import rows
@@ -45,21 +43,21 @@ def measured(monkeypatch):
 def test_all_rows_are_measured_and_shown(fed_dpsd, measured):
     code, out, _ = fed_dpsd("bench", "rounds=2", "--repeat", "5")
     assert code == 0
-    assert [row.name for row in measured["planned"]] == ["local", "flower", "fedavg", "dense"]
+    assert [row.name for row in measured["planned"]] == ["local", "flower"]
     assert {row.overrides for row in measured["planned"]} == {("rounds=2",)}
     assert (measured["repeat"], measured["out"]) == (5, None)
     assert measured["command"] == ["fed-dpsd", "bench", "rounds=2", "--repeat", "5"]
-    assert any(line.split() == ["local", "flower", "fedavg", "dense"] for line in out)
-    assert any(line.split() == ["seconds", "in", "all", *["2.00"] * 4] for line in out)
+    assert any(line.split() == ["local", "flower"] for line in out)
+    assert any(line.split() == ["seconds", "in", "all", *["2.00"] * 2] for line in out)
     assert out[-1].startswith("`fed-dpsd bench`: from 1 run of each row")
 
 
 def test_numbers_of_clients_measure_this_run_alone(fed_dpsd, measured):
-    code, out, _ = fed_dpsd("bench", "--clients", "10,5", "--json")
+    code, out, _ = fed_dpsd("bench", "--clients", "10,5")
     assert code == 0
-    assert [row["name"] for row in json.loads(out[0])["rows"]] == ["local@5", "local@10"]
+    assert [row.name for row in measured["planned"]] == ["local@5", "local@10"]
     assert measured["repeat"] == 3
-    assert len(out) == 1
+    assert any(line.split() == ["local@5", "local@10"] for line in out)
 
 
 def test_bad_options_are_one_line(fed_dpsd, measured, subtests):

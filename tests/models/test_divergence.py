@@ -91,7 +91,7 @@ UNCHECKED = {
     "papers/output_gradient.py": ["train"],
     "papers/taught_generative.py": ["learn"],
     "audits/inversion.py": ["fredrikson", "generative"],
-    "benchmarks/flower_fedavg.py": ["train"],
+    "benchmarks/peers/flower_fedavg.py": ["train"],
 }
 
 

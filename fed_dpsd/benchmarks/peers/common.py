@@ -6,6 +6,7 @@ FOLDER/result.json.
 """
 
 import json
+import os
 import re
 import resource
 import sys
@@ -17,7 +18,8 @@ import numpy as np
 import torch
 from torch import nn
 
-FOLDER = Path(sys.argv[1])
+VARIABLE = "FED_DPSD_BENCH_FOLDER"  # names the folder in processes that a script starts
+FOLDER = Path(os.environ.get(VARIABLE) or sys.argv[1])
 
 
 class Network(nn.Sequential):

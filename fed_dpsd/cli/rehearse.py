@@ -66,7 +66,7 @@ def rehearse(
         raise UserError(f"--kills {kills} must be >= 0; 0 rehearses without faults")
     hosts = not loopback and can_make_hosts()
     console.print(f"hosts: {'network namespaces' if hosts else 'this one, over loopback'}")
-    with shown(console), Rehearsal(home, [RETRY, *(overrides or [])], {}, hosts) as rehearsal:
+    with shown(console), Rehearsal(home, [RETRY, *(overrides or [])], hosts) as rehearsal:
         console.print(f"started: {len(rehearsal.hospitals)} hospitals; all files are in {home}")
         if kills:
             _endure(rehearsal, kills, seed)

@@ -29,8 +29,17 @@ PATIENCE = 900
 def rehearsal(tmp_path_factory):
     """A coordinator and hospital 0; hospital 1 is not there yet."""
     folder = tmp_path_factory.mktemp("rehearsal")
-    with Rehearsal(folder, SMALL, {}, hosts=False, late=(1,)) as found:
+    with Rehearsal(folder, SMALL, hosts=False, late=(1,)) as found:
         yield found
+
+
+def stop(rehearsal, host):
+    """Stop a hospital's service as its owner would, so that its node leaves the federation."""
+    service = rehearsal._processes[host]
+    service.terminate()
+    with contextlib.suppress(psutil.TimeoutExpired):
+        service.wait(20)
+    rehearsal.kill(host)
 
 
 def lines(path):
@@ -104,7 +113,7 @@ def test_a_run_goes_on_without_a_hospital_that_leaves_and_asks_it_again_when_it_
 
     def leave_and_return(rounds):
         if not steps and rounds >= 1:
-            rehearsal.stop_hospital(1)
+            stop(rehearsal, "hospital1")
             steps.append("left")
         elif steps == ["left"] and rounds >= 3:
             rehearsal.start_hospital(1)
@@ -137,7 +146,7 @@ def test_without_min_clients_a_hospital_that_leaves_ends_the_run_and_a_resumed_o
 
     def leave(rounds):
         if not left and rounds >= 1:
-            rehearsal.stop_hospital(1)
+            stop(rehearsal, "hospital1")
             left.append(rounds)
 
     folder, status = run(

@@ -47,7 +47,7 @@ with open(sys.argv[1], "wb") as file:
 @pytest.fixture(scope="module")
 def rehearsal(tmp_path_factory):
     folder = tmp_path_factory.mktemp("rehearsal")
-    with Rehearsal(folder, SMALL, {}, can_make_hosts()) as found:
+    with Rehearsal(folder, SMALL, can_make_hosts()) as found:
         yield found
 
 

@@ -13,7 +13,7 @@ Bench = Mapping[str, Any]
 Lines = list[list[str]]
 PAIRS = (
     *(("flower", "local"), ("local", "fedavg"), ("flower", "fedavg")),
-    *(("local", "pfl"), ("local", "fluke"), ("local", "appfl")),
+    *(("local", "pfl"), ("local", "fluke")),
 )
 RATIOS = {
     "seconds.total": "seconds",

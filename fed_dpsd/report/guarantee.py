@@ -57,10 +57,10 @@ NOTES = {
 FALSE_ALARMS = 0.01
 
 
-def short(row: Mapping[str, Any], digits: int = 3) -> str:
+def short(row: Mapping[str, Any]) -> str:
     """Return an epsilon with its unit, relation, trust and delta, as a clause."""
     return (
-        f"epsilon {rounded_up(float(row['epsilon']), digits)} ({row['unit']}, {row['relation']}, "
+        f"epsilon {rounded_up(float(row['epsilon']))} ({row['unit']}, {row['relation']}, "
         f"trust {row['trust']}, delta {row['delta']:g}{review(row)})"
     )
 

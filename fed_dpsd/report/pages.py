@@ -34,8 +34,7 @@ MOST_SHADE = 0.55  # numbers on darker cells are hard to read
 MOST_LINES = 8  # settings in one chart
 MOST_PRINTED = 6  # settings in one chart of a paper
 PICTURES = 6
-ACROSS, DOWN = 8, 3  # columns of a run's pictures, and how many of their rows a page shows
-LARGEST_IMAGE = 48  # pixels; larger ones are scaled down
+LARGEST_PICTURE = 400  # pixels; larger ones are scaled down
 SCORE_NAMES = {
     f"{prefix}{column}": f"{name}, {metric}"
     for prefix, metric in (("", "accuracy"), ("auroc_", "AUROC"))
@@ -259,24 +258,19 @@ def _pictures(facts: Facts) -> list[tuple[int, str, float | None]]:
     )
     agreement = {line["round"]: line.get("agreement") for line in facts.rounds}
     return [
-        (number, base64.b64encode(first_of(facts.samples[number])).decode(), agreement.get(number))
+        (number, base64.b64encode(small_png(facts.samples[number])).decode(), agreement.get(number))
         for number in some
     ]
 
 
-def first_of(path: Path) -> bytes:
-    """Return a PNG of the first rows of a grid of images that is small enough for a page."""
-    with Image.open(path) as whole:
-        tile = (whole.width - 2) / ACROSS  # each image has a margin of two pixels
-        rows = min(DOWN, max(1, round((whole.height - 2) / tile)))
-        part = whole.convert("RGB").crop((0, 0, whole.width, round(rows * tile) + 2))
-    if tile > LARGEST_IMAGE + 2:
-        scale = LARGEST_IMAGE / tile
-        part = part.resize((round(part.width * scale), round(part.height * scale)))
-    if part.getextrema()[0] == part.getextrema()[1] == part.getextrema()[2]:
-        part = part.convert("L")
+def small_png(path: Path) -> bytes:
+    """Return a PNG of a grid of images that is small enough for a page."""
+    with Image.open(path) as picture:
+        red, green, blue = picture.convert("RGB").split()
+        small = picture.convert("L" if red == green == blue else "RGB")
+    small.thumbnail((LARGEST_PICTURE, LARGEST_PICTURE))
     content = io.BytesIO()
-    part.save(content, "PNG", optimize=True)
+    small.save(content, "PNG", optimize=True)
     return content.getvalue()
 
 

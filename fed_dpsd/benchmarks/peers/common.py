@@ -5,6 +5,7 @@ only NumPy and torch. rows.py writes FOLDER/settings.json and FOLDER/data.npz; t
 FOLDER/result.json.
 """
 
+import functools
 import json
 import os
 import re
@@ -91,6 +92,12 @@ class Task:
         used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
         result["processor_seconds"] = sum(each.ru_utime + each.ru_stime for each in used)
         (FOLDER / "result.json").write_text(json.dumps(result))
+
+
+@functools.cache
+def task() -> Task:
+    """Return the task of this process, which reads its data once."""
+    return Task()
 
 
 def _unit(images: Any) -> torch.Tensor:

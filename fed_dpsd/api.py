@@ -5,17 +5,16 @@ import contextlib
 import dataclasses
 import functools
 import html
-import inspect
 import statistics
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from rich.console import Console
 
-from fed_dpsd.accounts.card import PrivacyCard, plan_of, privacy_card
+from fed_dpsd.accounts.card import PrivacyCard
 from fed_dpsd.display import shown
 from fed_dpsd.engines.flower.simulation import simulate
 from fed_dpsd.engines.local import LocalFederation
@@ -35,7 +34,6 @@ from fed_dpsd.server.student import Student, open_student, student_of
 from fed_dpsd.server.summary import (
     read_summary,
     result_line,
-    round_facts,
     round_text,
     write_failure,
 )
@@ -49,24 +47,6 @@ if TYPE_CHECKING:
     import pandas
 
 Engine = Literal["local", "flower"]
-P, R = ParamSpec("P"), TypeVar("R")
-
-
-def _settings_as_text(function: Callable[P, R]) -> Callable[P, R]:
-    """Make a function reject settings given as keywords, such as rounds=1."""
-    name, known = function.__name__, inspect.signature(function).parameters
-
-    @functools.wraps(function)
-    def checked(*args: P.args, **keywords: P.kwargs) -> R:
-        for key, value in keywords.items():
-            if key not in known:
-                raise TypeError(
-                    f"{key}={value!r} is not an argument of fed_dpsd.{name}(); settings are text: "
-                    f'use fed_dpsd.{name}("{key}={value}")'
-                )
-        return function(*args, **keywords)
-
-    return checked
 
 
 @dataclass(frozen=True)
@@ -245,7 +225,6 @@ class Job:
         return Run(self.folder)
 
 
-@_settings_as_text
 def run(
     *overrides: str,
     teacher: MakeNetwork | None = None,
@@ -318,7 +297,6 @@ def resume(
     return _shown(resumed_job(Path(folder)), progress)
 
 
-@_settings_as_text
 def sweep(*overrides: str, out: Path | str = "runs/sweep", progress: bool = True) -> Sweep:
     """Run a grid of experiments, as `fed-dpsd sweep OVERRIDE...` does; repeat it to resume.
 
@@ -411,7 +389,6 @@ def load_student(path: Path | str, student: MakeNetwork | None = None) -> Studen
     return open_student(Path(path))
 
 
-@_settings_as_text
 def plan(*overrides: str) -> PlannedRun:
     """Return the cost of a run to a client, as `fed-dpsd privacy plan` does; nothing is spent.
 
@@ -489,24 +466,17 @@ def local_job(experiment: Experiment, folder: Path) -> Job:
 
 @contextlib.contextmanager
 def shown_progress(experiment: Experiment, console: Console) -> Iterator[Progress]:
-    """Show finished rounds, and the work within a round: bars on a terminal, plain lines elsewhere.
-
-    The accuracy, the agreement with the answers and the budget spent appear below the bars.
-    """
+    """Show finished rounds, and the work within a round: bars on a terminal, lines elsewhere."""
     steps = getattr(experiment.method, "student_steps", 0)
     more = getattr(experiment.method, "final_student_steps", steps) - steps  # in the last round
-    trained, lines = list[float](), list[Mapping[str, Any]]()
-    card = PrivacyCard(privacy_card(experiment, plan_of(experiment)), "planned")
-    planned = card.epsilon(card.unit, "add_remove")
+    trained = list[float]()
 
     with shown(console), reporting("rounds", experiment.config.rounds, text="preparing") as rounds:
 
         def show(line: Mapping[str, Any]) -> None:
             trained.append(line.get("student_seconds", 0.0))
             after = more / steps * statistics.median(trained) if steps else 0.0
-            lines.append(line)
-            facts = round_facts(lines, planned)
-            rounds.reach(line["round"], line["seconds"], round_text(line), after, facts)
+            rounds.reach(line["round"], line["seconds"], round_text(line), after)
 
         yield show
 

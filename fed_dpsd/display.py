@@ -49,7 +49,7 @@ def shown(console: Console, clock: Callable[[], float] = time.monotonic) -> Iter
 
 
 class Bars(Display):
-    """A bar for each task, with the outermost at the top, above the current results of a run."""
+    """A bar for each task, with the outermost at the top, above the tasks' texts."""
 
     def end(self, task: Task) -> None:
         """Remove the bar; keep the task's last text if any work was done."""
@@ -58,17 +58,16 @@ class Bars(Display):
             self._say(task.text)
 
     def __rich__(self) -> Group:
-        """Return the current bars and results."""
-        table, below = Table.grid(padding=(0, 1)), Table.grid(padding=(0, 1))
-        below.add_column(style="dim", no_wrap=True)
+        """Return the current bars, and their texts below them."""
+        table, below = Table.grid(padding=(0, 1)), Table.grid()
+        below.add_column(style="dim")
         for task in self.under_way.copy():
             if (seconds := task.seconds) >= QUICK_SECONDS:
                 bar = ProgressBar(task.total, task.done, width=20)
                 elapsed = str(datetime.timedelta(seconds=int(seconds)))
-                label = task.count if task.facts else str(task)
-                table.add_row(label, bar, elapsed, time_left(task))
-                for name, text in task.facts.items():
-                    below.add_row(f"  {name}", Text(text))
+                table.add_row(task.count, bar, elapsed, time_left(task))
+                if task.text:
+                    below.add_row(Text(f"  {task.text}"))
         return Group(table, below) if below.row_count else Group(table)
 
 

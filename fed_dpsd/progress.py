@@ -6,7 +6,7 @@ By default there is no listener, as on a hospital's node.
 import bisect
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextvars import ContextVar
 from typing import TypeVar
 
@@ -68,7 +68,6 @@ class Task:
         self, name: str, total: int, done: int, recent: float, text: str, listener: "Listener"
     ) -> None:
         self.name, self.total, self.done, self.text = name, total, done, text
-        self.facts: Mapping[str, str] = {}
         self._recent, self._listener = recent, listener
         self._started = self._changed = listener.clock()
         self._samples, self._after = [(0.0, done)], 0.0
@@ -77,14 +76,7 @@ class Task:
         """Report that `parts` more are done."""
         self.reach(self.done + parts, self.seconds)
 
-    def reach(
-        self,
-        done: int,
-        seconds: float,
-        text: str = "",
-        after: float = 0.0,
-        facts: Mapping[str, str] | None = None,
-    ) -> None:
+    def reach(self, done: int, seconds: float, text: str = "", after: float = 0.0) -> None:
         """Report that `done` parts are done.
 
         Args:
@@ -92,9 +84,7 @@ class Task:
             seconds: time that they took.
             text: what to show instead of the number; "" keeps the last text.
             after: as for `seconds_left`.
-            facts: the current results, one per row of a live display.
         """
-        self.facts = facts or self.facts
         crowded = len(self._samples) > 1 and seconds - self._samples[-2][0] < APART_SECONDS
         self._samples[len(self._samples) - crowded :] = [(seconds, done)]
         self.done, self.text, self._after = done, text or self.text, after

@@ -36,13 +36,6 @@ def folder(tmp_path, monkeypatch):
     return empty
 
 
-def test_a_setting_as_a_keyword_is_refused_with_the_text_to_pass():
-    for function in (fed_dpsd.run, fed_dpsd.sweep, fed_dpsd.plan):
-        name = function.__name__
-        with pytest.raises(TypeError, match=rf'use fed_dpsd.{name}\("rounds=1"\)$'):
-            function(rounds=1)
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A run, to be read and never to be written to, and the lines of its progress."""

@@ -180,7 +180,7 @@ FLOWER = ("client", "codec", "gate", "grid", "job", "server", "simulated", "supe
 LIBRARIES = {
     "flwr": {
         *(f"fed_dpsd/engines/flower/{name}.py" for name in FLOWER),
-        *("fed_dpsd/benchmarks/flower_fedavg.py", "fed_dpsd/benchmarks/row.py"),
+        "fed_dpsd/benchmarks/peers/flower_fedavg.py",
         "client_app/__init__.py",
     },
     "flwr_datasets": {"fed_dpsd/data/partition.py"},

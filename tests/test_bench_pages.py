@@ -1,22 +1,38 @@
-"""Pages with benchmark figures agree with the JSON next to them.
+"""Pages with tables of benchmarks agree with the JSON next to them.
 
-`python -m tests.test_bench_pages` updates their placeholders (fed_dpsd/benchmarks/report.py).
+`python -m tests.test_bench_pages` updates the tables. They are between `<!-- bench: FILE NAME -->`
+and `<!-- end of bench -->`: FILE is the path of a bench's JSON, and NAME a table or `origin`.
 """
 
+import json
+import re
 from pathlib import Path
 
 import pytest
 
-from fed_dpsd.benchmarks.report import MARK, filled
+from fed_dpsd.benchmarks.report import TABLES, origin
+from fed_dpsd.report.tables import paragraph, pipes
 
 DOCS = Path(__file__).parents[1] / "docs"
+MARK = re.compile(r"(<!-- bench: (\S+) (\S+) -->).*?(<!-- end of bench -->)", re.DOTALL)
 PAGES = [path for path in sorted(DOCS.rglob("*.md")) if MARK.search(path.read_text())]
+
+
+def filled(page):
+    """Return the text of a page with its tables made from benches."""
+
+    def fill(match):
+        mark, file, name, end = match.groups()
+        bench = json.loads((page.parent / file).read_text())
+        text = paragraph(origin(bench)) if name == "origin" else pipes(TABLES[name](bench))
+        return f"{mark}\n\n{text}\n\n{end}"
+
+    return MARK.sub(fill, page.read_text())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
 def test_a_page_shows_what_its_bench_measured(page):
-    text = page.read_text()
-    assert filled(text, page.parent) == text, "update it: python -m tests.test_bench_pages"
+    assert filled(page) == page.read_text(), "update it: python -m tests.test_bench_pages"
 
 
 def test_every_mark_is_closed():
@@ -29,4 +45,4 @@ def test_every_mark_is_closed():
 
 if __name__ == "__main__":
     for path in PAGES:
-        path.write_text(filled(path.read_text(), path.parent))
+        path.write_text(filled(path))

@@ -17,7 +17,7 @@ from scipy.special import ndtri
 from fed_dpsd.audits import rates
 from fed_dpsd.privacy.epsilon import Epsilon
 from fed_dpsd.privacy.gaussian import NormalizedGradient
-from fed_dpsd.privacy.mechanism import Additive, Mechanism, Relation, Unit, Values
+from fed_dpsd.privacy.mechanism import Additive, Relation, Unit, Values
 from fed_dpsd.privacy.noisy_max import NoisyMax
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.progress import reported
@@ -135,7 +135,7 @@ class Proof:
 
 
 def audit(
-    mechanism: Mechanism,
+    mechanism: Audited,
     client: Client,
     queries: int,
     runs: int,
@@ -169,22 +169,7 @@ def audit(
         failure_probability: in (0, 1), for all reported bounds together; split evenly between two
             rates, or four with `report_mu`.
         report_mu: whether to bound mu too, at a second threshold, the pilot's median.
-
-    Raises:
-        ValueError: an argument is out of range, or the mechanism does not randomise answers.
     """
-    for field, count in (("queries", queries), ("runs", runs)):
-        if count < 1:
-            raise ValueError(f"{field}={count} must be >= 1")
-    if not 0 <= delta < 1:
-        raise ValueError(f"delta={delta} must be at least 0 and below 1")
-    if not 0 < failure_probability < 1:
-        raise ValueError(f"failure_probability={failure_probability} must be between 0 and 1")
-    if not isinstance(mechanism, Audited):
-        raise ValueError(
-            f"mechanism={mechanism.name!r}: no attack knows its noise, if it draws any; audit "
-            "'gradient', 'votes', 'noisy_max' or 'label' instead"
-        )
     failure = failure_probability / (4 if report_mu else 2)
     pilot = _ratios(mechanism, client, queries, int(np.clip(runs // 4, *PILOT)))
     ratios = _ratios(mechanism, client, queries, runs)

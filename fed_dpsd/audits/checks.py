@@ -79,17 +79,15 @@ class Check:
         return shown | {"contradicts": self.contradicts}
 
 
-def counted(
-    part: Part, title: str, counts: Iterable[Count], failure: float = CHECK_FAILURE
-) -> Check:
-    """Check that no count is too improbable; the tails of all counts share `failure` equally."""
+def counted(part: Part, title: str, counts: Iterable[Count]) -> Check:
+    """Check that no count is too improbable; all counts' tails share CHECK_FAILURE equally."""
     every = list(counts)
     rarest = min(every, key=lambda count: count.chance)
-    likely = rarest.chance >= failure / (2 * len(every))
+    likely = rarest.chance >= CHECK_FAILURE / (2 * len(every))
     trials = max(count.trials for count in every)
-    evidence = f"{len(every):,} counts of up to {trials:,}, failure probability {failure:g}"
+    evidence = f"{len(every):,} counts of up to {trials:,}, failure probability {CHECK_FAILURE:g}"
     wrong = "" if likely else f"{rarest} (probability {rarest.chance:.3g})"
-    return Check(part, title, wrong, evidence, failure)
+    return Check(part, title, wrong, evidence, CHECK_FAILURE)
 
 
 def running(part: Part, title: str, checks: Callable[[], Iterable[Check]]) -> Iterator[Check]:

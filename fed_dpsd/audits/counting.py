@@ -1,16 +1,17 @@
 """Counts over drawn numbers: tails, low bits, residues, and agreement of signs."""
 
 import itertools
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
+from scipy.stats import laplace, norm
 
 from fed_dpsd.audits.checks import Check, Count, counted
 from fed_dpsd.privacy.noise import Law
 
 LOW_BITS = 12  # examined; noise has at least 25
-MEDIANS: dict[Law, float] = {"gaussian": 0.6744897501960817, "laplace": float(np.log(2))}
+LAWS: dict[Law, Any] = {"gaussian": norm, "laplace": laplace}
 
 
 def ones(values: NDArray[np.generic]) -> int:
@@ -22,7 +23,7 @@ def tails(drawn: NDArray[np.float64], law: Law, beyond: tuple[float, ...]) -> li
     """Count draws of unit scale beyond each distance, on both sides."""
     counts = []
     for distance in beyond:
-        chance = ndtr(-distance) if law == "gaussian" else np.exp(-distance) / 2
+        chance = LAWS[law].sf(distance)
         for side, hits in (("above", drawn > distance), ("below", drawn < -distance)):
             text = f"draws {side} {'-' * (side == 'below')}{distance:g} scales"
             counts.append(Count(text, int(hits.sum()), drawn.size, float(chance)))
@@ -71,7 +72,7 @@ def independence(what: str, drawn: NDArray[np.float64], law: Law) -> Check:
     This compares each row with the next, the first half of all rows with the second, and each
     column with the next.
     """
-    half = len(drawn) // 2
+    half, median = len(drawn) // 2, LAWS[law].ppf(0.75)  # of the sizes
     pairs = {
         "a row and the next": (drawn[: 2 * half : 2], drawn[1 : 2 * half : 2]),
         "the two halves": (drawn[:half], drawn[half : 2 * half]),
@@ -80,7 +81,7 @@ def independence(what: str, drawn: NDArray[np.float64], law: Law) -> Check:
     counts = []
     for text, (one, other) in pairs.items():
         signs = ones((one > 0) == (other > 0))
-        sizes = ones((np.abs(one) > MEDIANS[law]) == (np.abs(other) > MEDIANS[law]))
+        sizes = ones((np.abs(one) > median) == (np.abs(other) > median))
         counts.append(Count(f"signs that agree in {text}", signs, one.size, 0.5))
         counts.append(Count(f"sizes that agree in {text}", sizes, one.size, 0.5))
     return counted("sampler", f"{what}: draws are independent", counts)

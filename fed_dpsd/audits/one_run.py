@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr, ndtri
+from scipy.special import ndtri
 
 from fed_dpsd.audits.black_box import Audit
 from fed_dpsd.privacy.mechanism import Unit
@@ -42,11 +42,6 @@ class Guesses:
     def right(self) -> NDArray[np.bool_]:
         """Return the (R, m) mask of correct guesses."""
         return np.asarray((self.scores > 0) == self.included)
-
-
-def gaussian(mu: float) -> Claim:
-    """Return the claim of mu-Gaussian differential privacy (arXiv 1905.02383v3, Definition 2.6)."""
-    return lambda likely: float(ndtr(ndtri(likely) - mu))
 
 
 def approximate(epsilon: float, delta: float) -> Claim:
@@ -194,11 +189,11 @@ def conclude(
     """Bound from below what adding or removing a canary reveals.
 
     Epsilon gets half of the failure probability. The advantage, with the mu that implies it, gets
-    the other half: by Theorem 13, or by Theorem 12 for a single run. The advantage is the largest
-    over all canaries together and over each group, which share its half.
+    the other half (Theorem 13). The advantage is the largest over all canaries together and over
+    each group, which share its half.
 
     Args:
-        guesses: the guesses of R runs.
+        guesses: the guesses of R runs, where R is large, because only runs are independent.
         delta: the delta at which epsilon is bounded, in [0, 1).
         failure: the failure probability of all bounds together, in (0, 1).
         queries: number of answers that the adversary saw in a run; 0 if it saw the training itself.
@@ -208,20 +203,13 @@ def conclude(
         groups: (m,) masks of canaries of one kind, such as one class.
     """
     runs, canaries = guesses.scores.shape
-    advantage = None
-    if runs > 1:
-        epsilon = epsilon_at_least(guesses, delta, failure / 2)
-        members = [np.ones(canaries, bool), *groups]
-        each = failure / 2 / len(members)
-        parts = [Guesses(guesses.included[:, own], guesses.scores[:, own]) for own in members]
-        advantage = max(advantage_at_least(part, each) for part in parts)
-        mu = float(2 * ndtri((1 + advantage) / 2))
-    else:
-        epsilon = strongest(lambda value: approximate(value, delta), guesses, failure / 2)
-        mu = strongest(gaussian, guesses, failure / 2)
+    members = [np.ones(canaries, bool), *groups]
+    each = failure / 2 / len(members)
+    parts = [Guesses(guesses.included[:, own], guesses.scores[:, own]) for own in members]
+    advantage = max(advantage_at_least(part, each) for part in parts)
     return Audit(
-        epsilon,
-        mu,
+        epsilon_at_least(guesses, delta, failure / 2),
+        float(2 * ndtri((1 + advantage) / 2)),
         failure,
         delta,
         "canaries",

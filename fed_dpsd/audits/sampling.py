@@ -14,8 +14,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
-from scipy.stats import norm
 
 from fed_dpsd.accounts.card import plan_of
 from fed_dpsd.audits import victims
@@ -23,7 +21,15 @@ from fed_dpsd.audits.black_box import public_rows
 from fed_dpsd.audits.canaries import Watched
 from fed_dpsd.audits.checks import Check, Count, counted
 from fed_dpsd.audits.claims import Say, secrets_of
-from fed_dpsd.audits.counting import dependence, independence, low_bits, ones, residues, tails
+from fed_dpsd.audits.counting import (
+    LAWS,
+    dependence,
+    independence,
+    low_bits,
+    ones,
+    residues,
+    tails,
+)
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.gaussian import NormalizedGradient
@@ -228,21 +234,10 @@ def _law_of_most_votes(claimed: NoisyMax) -> NDArray[np.float64]:
     """Return the (K,) law of the class with the most noisy votes, in the worst case."""
     votes = claimed.worst_case()[0][:, 0].sum(axis=0) / claimed.noise_multiplier
     points = np.linspace(-45, 45 + votes.max(), 400_001)
-    if claimed.noise_law == "gaussian":
-        density, below = norm.pdf, ndtr
-    else:
-
-        def density(x: Values) -> Values:
-            return np.exp(-np.abs(x)) / 2
-
-        def below(x: Values) -> Values:
-            tail = np.exp(-np.abs(x)) / 2
-            return np.where(x < 0, tail, 1 - tail)
-
-    law = []
+    noise, law = LAWS[claimed.noise_law], []
     for place, own in enumerate(votes):
-        others = [below(points - vote) for number, vote in enumerate(votes) if number != place]
-        law.append(np.trapezoid(density(points - own) * np.prod(others, axis=0), points))
+        others = [noise.cdf(points - vote) for number, vote in enumerate(votes) if number != place]
+        law.append(np.trapezoid(noise.pdf(points - own) * np.prod(others, axis=0), points))
     return np.array(law) / np.sum(law)
 
 

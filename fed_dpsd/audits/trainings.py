@@ -39,6 +39,10 @@ CLIPPED_BOUNDS = {"weights": 1.0, "bias": 0.25, "network": 1.0}
 SAMPLED_STEPS, SAMPLED_CANARIES = 2_000, {True: 50, False: 20}
 ASKED_STEPS, ASKED_RUNS, OWN_RUNS = 5_000, (100, 500), (10, 50)
 
+STEPS = (
+    "the training's steps (worst-case records of all classes, no class counts, weights that do not "
+    "move)"
+)
 WHITE_BOX = "the adversary chooses the records and sees the noisy sums of all steps"
 COUNTS = "the adversary chooses the records and sees the class counts"
 BLACK_BOX = "the adversary chooses the records and sees only the released probabilities"
@@ -85,26 +89,17 @@ def _steps(
     say(f"the steps of training: {runs:,} runs of {close.steps:,} steps, {count} canaries")
     trainings = _reported(secrets, [close.steps] * runs)
     attacked = victims.break_noise(close, broken)
-    sums, differences = canaries.guess_steps(attacked, close, kind, trainings, runs)
+    sums, moves = canaries.guess_steps(attacked, close, kind, trainings, runs)
     audited = f"{'a linear layer' if linear else 'a network'} trained by DP-SGD"
     proof = _proof(close, 0, delta, canaries.steps_advantage(close))
-    failure, unit = ATTACK_FAILURE, close.unit
-    yield Attack(
-        "check",
-        "the training's steps (worst-case records of all classes, no class counts, weights that "
-        "do not move)",
-        close,
-        conclude(sums, delta, failure, 0, WHITE_BOX, audited, unit, kind.groups),
-        proof,
-    )
-    yield Attack(
-        "differences",
-        "differences between consecutive steps (the same training runs)",
-        close,
-        conclude(differences, delta, failure, 0, WHITE_BOX, audited, unit, kind.groups),
-        proof,
-        tests_code=False,  # noise that is too small shows in the sums
-    )
+    what = WHITE_BOX, audited, close.unit, kind.groups
+    for key, title, guesses in (
+        ("check", STEPS, sums),
+        ("differences", "differences between consecutive steps (the same training runs)", moves),
+    ):
+        result = conclude(guesses, delta, ATTACK_FAILURE, 0, *what)
+        # Noise that is too small shows in the sums, so only they test the code.
+        yield Attack(key, title, close, result, proof, tests_code=key == "check")
 
 
 def _clipping(

@@ -1,26 +1,19 @@
-"""Tables of a benchmark from the JSON of `fed-dpsd bench`, and the page sections that show them.
+"""Tables of a benchmark from the JSON of `fed-dpsd bench`.
 
 All numbers are medians over repetitions, with the minimum and maximum in brackets. A ratio compares
 two medians of one file, never of two files, since the load on their machines may differ.
 """
 
-import json
 import math
-import re
 import statistics as stats
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from fed_dpsd.errors import UserError
-from fed_dpsd.report.tables import paragraph, pipes
-
-FORMAT = 1
 Bench = Mapping[str, Any]
 Lines = list[list[str]]
 PAIRS = (
-    *(("flower", "local"), ("local", "fedavg"), ("flower", "fedavg"), ("dense", "local")),
-    *(("local", "pfl"), ("local", "fluke"), ("local", "appfl")),
+    *(("flower", "local"), ("local", "fedavg"), ("flower", "fedavg")),
+    *(("local", "pfl"), ("local", "fluke")),
 )
 RATIOS = {
     "seconds.total": "seconds",
@@ -29,7 +22,7 @@ RATIOS = {
     "peak_memory": "peak memory",
 }
 # Title of a line, path of its number, factor.
-TIMES = {
+MEASURES = {
     "seconds in all": ("seconds.total", 1.0),
     "until the server begins, s": ("seconds.start", 1.0),
     "teachers and diagnostics, s": ("seconds.teachers", 1.0),
@@ -37,8 +30,6 @@ TIMES = {
     "the rest, s": ("seconds.rest", 1.0),
     "queries per second of rounds": ("queries.per_second", 1.0),
     "student's accuracy, %": ("accuracy.student", 100.0),
-}
-COSTS = {
     "peak memory, MB": ("peak_memory", 1e-6),
     "processor seconds": ("processor.seconds", 1.0),
     "use of all cores, %": ("processor.share", 100.0),
@@ -46,31 +37,8 @@ COSTS = {
     "bytes from a client per query": ("queries.bytes_to_server", 1.0),
     "teachers' forward answers": ("queries.forward_answers", 1.0),
     "teachers' backward answers": ("queries.backward_answers", 1.0),
-    "GFLOP/s of teachers' answers": ("operations.teachers_per_second", 1e-9),
-    "GFLOP/s of matrix products": ("operations.matmul_per_second", 1e-9),
-    "teachers, % of matrix products": ("operations.share_of_matmul", 100.0),
-    "device's peak memory, MB": ("device.peak_memory", 1e-6),
-    "device's matrix products, TFLOP/s": ("device.matmul_per_second", 1e-12),
 }
-MARK = re.compile(r"(<!-- bench: (\S+) (\S+) -->).*?(<!-- end of bench -->)", re.DOTALL)
 NOTHING = "-"
-
-
-def read(path: Path) -> dict[str, Any]:
-    """Read the JSON that a bench wrote.
-
-    Raises:
-        UserError: the file cannot be read or was not written by a bench.
-    """
-    try:
-        content = json.loads(path.read_text())
-        if content["format"] != FORMAT or not content["rows"]:
-            raise ValueError
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror})") from None
-    except (ValueError, KeyError, TypeError):
-        raise UserError(f"{path} was not written by `fed-dpsd bench --out`") from None
-    return dict(content)
 
 
 # --- numbers ---
@@ -146,28 +114,10 @@ def _spread(row: Mapping[str, Any], path: str, scale: float = 1) -> str:
 # --- tables ---
 
 
-def times(bench: Bench) -> Lines:
-    """Return the table of times and accuracies."""
-    return _by_row(bench, TIMES)
-
-
-def costs(bench: Bench) -> Lines:
-    """Return the table of memory, processors and traffic."""
-    return _by_row(bench, COSTS)
-
-
-def stages(bench: Bench) -> Lines:
-    """Return the table of seconds by stage; in Flower's processes only requests are timed."""
-    names = dict.fromkeys(
-        path for row in bench["rows"] for path in row["statistics"] if path.startswith("stages.")
-    )
-    return _by_row(bench, {f"{name.removeprefix('stages.')}, s": (name, 1) for name in names})
-
-
-def _by_row(bench: Bench, measures: Mapping[str, tuple[str, float]]) -> Lines:
-    """Return a table with a column for each row of the bench, without measures that no row has."""
+def measures(bench: Bench) -> Lines:
+    """Return a column for each row of the bench, without measures that no row has."""
     lines = [["", *(row["name"] for row in bench["rows"])]]
-    for title, (path, scale) in measures.items():
+    for title, (path, scale) in MEASURES.items():
         if any(path in row["statistics"] for row in bench["rows"]):
             lines.append([title, *(_spread(row, path, scale) for row in bench["rows"])])
     return lines
@@ -233,9 +183,7 @@ def slope(first: Mapping[str, Any], row: Mapping[str, Any], path: str) -> float 
 
 
 TABLES: dict[str, Callable[[Bench], Lines]] = {
-    "times": times,
-    "costs": costs,
-    "stages": stages,
+    "measures": measures,
     "ratios": compared,
     "clients": clients,
     "peers": peers,
@@ -262,48 +210,3 @@ def origin(bench: Bench) -> str:
         f"turn, each in a separate process. Commit {bench['versions']['commit']}, "
         f"{machine['processor']}, {bench['versions']['machine']}, load average at the start {load}."
     )
-
-
-def markdown(bench: Bench) -> str:
-    """Return all tables that have content, and the origin of their numbers."""
-    return "\n\n".join([*map(pipes, shown(bench).values()), paragraph(origin(bench))]) + "\n"
-
-
-# --- pages ---
-
-
-def filled(text: str, folder: Path) -> str:
-    """Return the text of a Markdown page with its placeholders filled from benches.
-
-    A placeholder is `<!-- bench: FILE NAME -->...<!-- end of bench -->`. FILE is the path of a
-    bench's JSON, relative to `folder`. NAME is a table (times, costs, stages, ratios,
-    clients, peers), `origin`, a number of a row, such as `local.seconds.total`, or a ratio, such as
-    `flower/local.seconds.total`.
-
-    Raises:
-        UserError: a file cannot be read, or has no entry of that name.
-    """
-
-    def fill(match: re.Match[str]) -> str:
-        mark, file, name, end = match.groups()
-        bench = read(folder / file)
-        if name in TABLES:
-            return f"{mark}\n\n{pipes(TABLES[name](bench))}\n\n{end}"
-        if name == "origin":
-            return f"{mark}\n\n{paragraph(origin(bench))}\n\n{end}"
-        return f"{mark}{number(_named(bench, name, file))}{end}"
-
-    return MARK.sub(fill, text)
-
-
-def _named(bench: Bench, name: str, file: str) -> float:
-    """Return the number or ratio with a name."""
-    known: dict[str, float] = {
-        f"{row['name']}.{path}": value["median"]
-        for row in bench["rows"]
-        for path, value in row["statistics"].items()
-    }
-    known |= {f"{pair}.{path}": r[path] for pair, r in bench["ratios"].items() for path in RATIOS}
-    if name not in known:
-        raise UserError(f"{file} has no {name!r}; it has {', '.join([*TABLES, 'origin', *known])}")
-    return known[name]

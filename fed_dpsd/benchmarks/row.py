@@ -1,36 +1,28 @@
 """A row of a benchmark, in this process: `python -m fed_dpsd.benchmarks.row FOLDER`.
 
-FOLDER has task.json, which rows.py writes; this process adds result.json. It takes the numbers when
-the run ends, before measuring anything else.
+FOLDER has task.json, which rows.py writes; this process adds result.json.
 """
 
 import json
-import os
 import resource
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-import torch
 
 from fed_dpsd.api import new_job
-from fed_dpsd.benchmarks.stages import PASSES, Clock, Passes, matmul_peak, timed
-from fed_dpsd.config.compose import choices, compose
-from fed_dpsd.engines.placement import Placement
 from fed_dpsd.engines.ready import check_simulated
 from fed_dpsd.errors import ConfigError, ProtocolError, UserError, one_line
 from fed_dpsd.experiment import Experiment, load_data, one_run, partitions
 from fed_dpsd.methods.fedavg import FedAVG
-from fed_dpsd.models import torch_threads
 from fed_dpsd.privacy.training import Plain
 from fed_dpsd.server.run_folder import versions
 from fed_dpsd.server.summary import read_summary, scores_of
-from fed_dpsd.storage import client_name, write_json
+from fed_dpsd.storage import write_json
 
 KEPT = ("accuracy", "queries", "seconds", "student_sha256")
 PLACES = ("out", "cache", "run_folder", "ledger")
@@ -39,22 +31,14 @@ PLACES = ("out", "cache", "run_folder", "ledger")
 def main() -> None:
     """Do the task of a folder; report user errors to rows.py."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a simulation is cleaned up
-    folder, status = Path(sys.argv[1]), 1
+    folder = Path(sys.argv[1])
     task = json.loads((folder / "task.json").read_text())
     try:
-        try:
-            result = check(task) if "rows" in task else measure(task, folder)
-        except (UserError, ProtocolError) as error:
-            problems = error.problems if isinstance(error, ConfigError) else (one_line(error),)
-            result = {"problems": problems}
-        write_json(folder / "result.json", result)
-        status = 0
-    except Exception:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)  # a thread of Flower may still be waiting
+        result = check(task) if "rows" in task else measure(task)
+    except (UserError, ProtocolError) as error:
+        problems = error.problems if isinstance(error, ConfigError) else (one_line(error),)
+        result = {"problems": problems}
+    write_json(folder / "result.json", result)
 
 
 def check(task: Mapping[str, Any]) -> dict[str, Any]:
@@ -63,7 +47,7 @@ def check(task: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UserError: a row's configuration, or its partition, has a problem.
     """
-    experiments = [composed(row["row"], row["overrides"]) for row in task["rows"]]
+    experiments = [composed(row["overrides"]) for row in task["rows"]]
     for experiment in experiments:
         partitions(experiment)
         if task.get("prepared"):
@@ -127,83 +111,37 @@ def prepare(experiment: Experiment, folder: Path) -> None:
     write_json(folder / "settings.json", settings | {"rounds": config.rounds, "seed": config.seed})
 
 
-def composed(row: str, overrides: Sequence[str]) -> Experiment:
+def composed(overrides: Sequence[str]) -> Experiment:
     """Return the experiment of a row.
 
     Raises:
         UserError: its configuration has a problem.
     """
-    experiment = one_run(own_overrides(row, overrides), Path.cwd())
+    experiment = one_run(overrides, Path.cwd())
     check_simulated(experiment, "overrides=...")
-    config = experiment.config
-    if row == "fedavg" and len(set(map(config.architecture, range(config.num_clients)))) > 1:
-        raise ConfigError(
-            [f"model.teachers={list(config.model.teachers)}: row fedavg needs one architecture"]
-        )
     return experiment
 
 
-def own_overrides(row: str, overrides: Sequence[str]) -> list[str]:
-    """Return the overrides of a row; DENSE drops the keys of `method` that it does not have."""
-    if row != "dense":
-        return list(overrides)
-    known = compose(["method=dense"])["method"]
-
-    def kept(override: str) -> bool:
-        group, _, key = choices(override)[0].partition(".")
-        return group != "method" or key in known
-
-    return [*filter(kept, overrides), "method=dense"]
-
-
-def measure(task: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Run a row, and return its times, its operations and the results of the run.
+def measure(task: Mapping[str, Any]) -> dict[str, Any]:
+    """Run a row, and return its times, its memory and the results of the run.
 
     Raises:
         UserError: the run failed.
     """
-    clock, row = Clock(), task["row"]
-    overrides = own_overrides(row, task["overrides"])
-    with timed(clock) as passes:
-        if row == "fedavg":
-            experiment, summary = _fedavg(overrides, folder)
-        else:
-            engine: Literal["local", "flower"] = "flower" if row == "flower" else "local"
-            experiment, summary = _ours(overrides, engine, clock)
-    ended, memory = time.time(), most_memory()
+    job = new_job(tuple(task["overrides"]), task["row"])
+    lines: list[Mapping[str, Any]] = []
+    job.run(lines.append)
+    summary = read_summary(job.folder)
+    summary["queries"]["answered"] = lines[-1]["answered_queries"]
+    ended = time.time()
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    device = None
-    if torch.cuda.is_available() and (most := torch.cuda.max_memory_allocated()):
-        peak = matmul_peak(torch.device("cuda"), 8192)
-        device = {"peak_memory": most, "matmul_per_second": peak}
     return {
         "ended": ended,
-        "begun": summary["begun"],
-        "stages": clock.seconds,
+        "begun": (job.folder / "lock").stat().st_mtime,  # its server opens it at the start
         "processor_seconds": sum(each.ru_utime + each.ru_stime for each in used),
-        "peak_memory": memory,
-        "device": device,
-        "operations": operations(experiment, clock, passes),
+        "peak_memory": most_memory(),
         "summary": {key: summary[key] for key in KEPT}
         | {"accuracy": scores_of(summary, "accuracy")},
-    }
-
-
-def operations(experiment: Experiment, clock: Clock, passes: Passes) -> dict[str, float] | None:
-    """Return the rate of the teachers' operations, and the peak rate of their threads.
-
-    Return None if no teacher has answered in this process.
-    """
-    with torch_threads(experiment.config.threads_client):
-        total = passes.operations()
-        if not total:
-            return None
-        most = matmul_peak(torch.device("cpu"), 1024)
-    rate = total / clock.seconds[PASSES]
-    return {
-        "teachers_per_second": rate,
-        "matmul_per_second": most,
-        "share_of_matmul": rate / most,
     }
 
 
@@ -212,71 +150,9 @@ def most_memory() -> int:
 
     A process inherits `ru_maxrss` from its parent, but not VmHWM of Linux.
     """
-    status = Path("/proc/self/status")
-    if status.exists():
-        lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
-        return int(lines["VmHWM"].split()[0]) * 1024
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-# --- the rows: each returns its experiment and its summary, with `begun` and queries.answered ---
-
-
-def _ours(
-    overrides: list[str], engine: Literal["local", "flower"], clock: Clock
-) -> tuple[Experiment, dict[str, Any]]:
-    """Run the experiment of a row on one of this library's engines."""
-    job = new_job(tuple(overrides), engine)
-    lines: list[Mapping[str, Any]] = []
-    job.run(lines.append)
-    summary = read_summary(job.folder)
-    summary["queries"]["answered"] = lines[-1]["answered_queries"]
-    summary["begun"] = (job.folder / "lock").stat().st_mtime  # its server opens it at the start
-    requests = job.folder / "asks.jsonl"  # only a Flower server writes it
-    if requests.exists():
-        found = map(json.loads, requests.read_text().splitlines())
-        clock.seconds["asks"] = sum(line["seconds"] for line in found)
-    return job.experiment, summary
-
-
-def _fedavg(overrides: list[str], folder: Path) -> tuple[Experiment, dict[str, Any]]:
-    """Write each client's records for the plain Flower app, and simulate it here."""
-    from flwr.simulation import run_simulation
-
-    from fed_dpsd.benchmarks import flower_fedavg as plain
-
-    experiment = composed("fedavg", overrides)
-    config = experiment.config
-    data = load_data(config.data, config.cache)
-    splits = {
-        client_name(client): data.train.take(indices)
-        for client, indices in enumerate(partitions(experiment))
-    }
-    for name, split in {**splits, "test": data.test}.items():
-        np.savez(folder / f"{name}.npz", images=split.images, labels=split.labels)
-    own = ("num_clients", "rounds", "queries_per_round", "seed", "evaluate_every")
-    own += ("threads_client", "threads_server")
-    teacher = ("batch_size", "learning_rate", "momentum")
-    settings = {
-        **{key: getattr(config, key) for key in own},
-        **{key: getattr(config.teacher, key) for key in teacher},
-        "images_per_round": config.queries_per_round * config.teachers_per_client,
-        "epochs": getattr(experiment.method, "local_epochs", None),
-        "architecture": config.architecture(0),
-        "shape": config.data.shape,
-        "num_classes": config.data.num_classes,
-        "width": config.model.teacher_width,
-    }
-    write_json(folder / "settings.json", settings)
-    os.environ[plain.FOLDER] = str(folder)
-    run_simulation(
-        plain.server_app,
-        plain.client_app,
-        config.num_clients,
-        backend_config=Placement().backend,
-    )
-    return experiment, json.loads((folder / "summary.json").read_text())
+    status = Path("/proc/self/status").read_text()
+    lines = dict(line.split(":", 1) for line in status.splitlines())
+    return int(lines["VmHWM"].split()[0]) * 1024
 
 
 if __name__ == "__main__":

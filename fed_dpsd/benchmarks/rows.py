@@ -23,17 +23,17 @@ from typing import Any
 
 import psutil
 
-from fed_dpsd.benchmarks.report import FORMAT, ratios, statistics
+from fed_dpsd.benchmarks.report import ratios, statistics
 from fed_dpsd.engines.flower import QUIET
 from fed_dpsd.errors import ConfigError, UserError
 from fed_dpsd.storage import write_json
 
-ROWS = ("local", "flower", "fedavg", "dense")
-# Other simulators, each in its own environment: its script in peers/, and what to install.
+ROWS = ("local", "flower")
+# Other simulators: the script in peers/, and what to install in an environment of its own.
 PEERS = {
+    "fedavg": ("flower_fedavg.py", ""),
     "pfl": ("pfl_research.py", "pfl[pytorch]==0.6.0"),
     "fluke": ("fluke_fl.py", "fluke-fl==0.8.1"),
-    "appfl": ("appfl_serial.py", "appfl==1.12.0"),
 }
 LOOKS_EVERY = 0.5  # seconds
 MEMORY_PAUSE = 50  # after a reading of memory, which is slow, in multiples of its time
@@ -74,22 +74,28 @@ def plan(overrides: Sequence[str], rows: Sequence[str], clients: Sequence[int]) 
     ]
 
 
-def python_of(row: str, peers: Path | None) -> Path:
-    """Return the Python of another simulator's environment, FOLDER/ROW.
+def command_of(row: str, peers: Path | None) -> list[str]:
+    """Return the Python of another simulator's environment, FOLDER/ROW, and its script.
+
+    Flower's environment is this one.
 
     Raises:
         UserError: no folder is given, or it has no such environment.
     """
+    script, what = PEERS[row]
+    command = [str(Path(__file__).parent / "peers" / script)]
+    if not what:
+        return [sys.executable, *command]
     if peers is None:
         raise UserError(f"--rows {row} needs --peers FOLDER, with an environment FOLDER/{row}")
     python = peers.absolute() / row / "bin" / "python"
     if not python.exists():
-        place, what = peers / row, PEERS[row][1]
+        place = peers / row
         raise UserError(
             f"--rows {row}: {place} has no Python; make it: uv venv --python 3.11 {place} && "
             f"uv pip install --python {place} '{what}' torch=={version('torch')}"
         )
-    return python
+    return [str(python), *command]
 
 
 def bench(
@@ -117,67 +123,49 @@ def bench(
     """
     if repeat < 1:
         raise UserError(f"--repeat {repeat} must be >= 1")
-    pythons = {row.row: python_of(row.row, peers) for row in rows if row.row in PEERS}
-    with tempfile.TemporaryDirectory(prefix="fed-dpsd-bench-data-") as folder:
-        prepared = Path(folder) if pythons else None
-        return _bench(rows, repeat, command, out, say, pythons, prepared)
-
-
-def _bench(
-    rows: Sequence[Row],
-    repeat: int,
-    command: Sequence[str],
-    out: Path | None,
-    say: Say,
-    pythons: Mapping[str, Path],
-    prepared: Path | None,
-) -> dict[str, Any]:
+    commands = {row.row: command_of(row.row, peers) for row in rows if row.row in PEERS}
     content: dict[str, Any] = {
-        "format": FORMAT,
         "command": " ".join(map(without_folder, command)),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "machine": _machine(),
+        "rows": [],
+        "ratios": {},
     }
-    say("checking the configuration of every row")
-    facts, _ = _in_process({"rows": [vars(row) for row in rows]}, prepared)
-    counts, images = facts.pop("clients"), facts.pop("images")
-    content |= {**facts, "rows": [], "ratios": {}}
     repetitions: dict[str, list[dict[str, Any]]] = {row.name: [] for row in rows}
-    _save(content, out)
-    for number, row in itertools.product(range(1, repeat + 1), rows):
-        say(f"repetition {number} of {repeat}: {row.name}")
-        try:
-            place = rows.index(row)
-            if row.row in pythons:
-                assert prepared
-                script = Path(__file__).parent / "peers" / PEERS[row.row][0]
-                command_of_peer = [str(pythons[row.row]), str(script)]
-                found = _peer(command_of_peer, prepared / str(counts[place]))
-            else:
-                result, samples = _in_process(vars(row), prepared)
-                found = _repetition(result, samples, counts[place], images[place])
-        except UserError as error:
-            raise UserError(f"row {row.name}: {error}") from None
-        repetitions[row.name].append(found)
-        content["rows"] = [
-            {
-                **vars(each),
-                "overrides": [without_folder(override) for override in each.overrides],
-                "clients": count,
-                "statistics": statistics(repetitions[each.name]),
-                "repetitions": repetitions[each.name],
-            }
-            for each, count in zip(rows, counts, strict=True)
-            if repetitions[each.name]
-        ]
-        content["ratios"] = ratios(content)
-        _save(content, out)
-    return content
-
-
-def _save(content: Mapping[str, Any], out: Path | None) -> None:
+    with tempfile.TemporaryDirectory(prefix="fed-dpsd-bench-data-") as folder:
+        prepared = Path(folder) if commands else None
+        say("checking the configuration of every row")
+        facts = _in_process({"rows": [vars(row) for row in rows]}, prepared)
+        counts, images = facts["clients"], facts["images"]
+        content |= {key: facts[key] for key in ("versions", "configuration")}
+        for number, (place, row) in itertools.product(range(1, repeat + 1), enumerate(rows)):
+            if out:
+                write_json(out, content)
+            say(f"repetition {number} of {repeat}: {row.name}")
+            try:
+                if row.row in commands:
+                    found = _peer(commands[row.row], Path(folder) / str(counts[place]))
+                else:
+                    result = _in_process(vars(row), prepared)
+                    found = _repetition(result, counts[place], images[place])
+            except UserError as error:
+                raise UserError(f"row {row.name}: {error}") from None
+            repetitions[row.name].append(found)
+            content["rows"] = [
+                {
+                    **vars(each),
+                    "overrides": [without_folder(override) for override in each.overrides],
+                    "clients": count,
+                    "statistics": statistics(repetitions[each.name]),
+                    "repetitions": repetitions[each.name],
+                }
+                for each, count in zip(rows, counts, strict=True)
+                if repetitions[each.name]
+            ]
+            content["ratios"] = ratios(content)
     if out:
         write_json(out, content)
+    return content
 
 
 def without_folder(word: str) -> str:
@@ -189,25 +177,8 @@ def without_folder(word: str) -> str:
 # --- processes ---
 
 
-@dataclass(frozen=True)
-class Sample:
-    """A snapshot of the processes of a row.
-
-    Args:
-        at: seconds since the epoch.
-        memory: bytes of memory that they hold; pages that they share count once.
-        processor_seconds: user and system time so far, including processes that have ended.
-    """
-
-    at: float
-    memory: int
-    processor_seconds: float
-
-
-def _in_process(
-    task: Mapping[str, Any], prepared: Path | None = None
-) -> tuple[dict[str, Any], list[Sample]]:
-    """Do a task in a separate process; return its result and samples of its processes.
+def _in_process(task: Mapping[str, Any], prepared: Path | None = None) -> dict[str, Any]:
+    """Do a task in a separate process; return its result, as `_watched` does.
 
     Every task starts with an empty cache: it decodes its data and trains its teachers. With a
     `prepared` folder, the check of the rows fills it, and a row starts with its data.
@@ -230,16 +201,19 @@ def _in_process(
         write_json(folder / "task.json", checks if "rows" in task else own[0])
         paths = os.pathsep.join(filter(None, sys.path))
         command = [sys.executable, "-P", "-m", f"{__package__}.row", str(folder)]
-        result, samples = _watched(command, folder, {**QUIET, "PYTHONPATH": paths})
+        result = _watched(command, folder, {**QUIET, "PYTHONPATH": paths})
     if "problems" in result:
         raise ConfigError(result["problems"])
-    return result, samples
+    return result
 
 
-def _watched(
-    command: Sequence[str], folder: Path, variables: Mapping[str, str]
-) -> tuple[dict[str, Any], list[Sample]]:
-    """Run a command that writes FOLDER/result.json; return its content and samples."""
+def _watched(command: Sequence[str], folder: Path, variables: Mapping[str, str]) -> dict[str, Any]:
+    """Run a command that writes FOLDER/result.json; return its content and when it was spawned.
+
+    A process's own counts are exact. Flower's processes are only sampled, so the larger of both
+    numbers counts, for memory and for processor time.
+    """
+    spawned = time.time()
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             command,
@@ -250,14 +224,19 @@ def _watched(
             start_new_session=True,  # Ctrl-C ends this process, which then ends that one
         )
     try:
-        samples = _watch(process)
+        memory, seconds = _watch(process)
     finally:
         process.terminate()
         process.wait()
     if not (folder / "result.json").exists():
         last = (folder / "log").read_text(errors="replace").strip().splitlines()[-1:]
         raise UserError(f"its process died ({process.returncode}): {' '.join(last)}")
-    return json.loads((folder / "result.json").read_text()), samples
+    result = json.loads((folder / "result.json").read_text())
+    return result | {
+        "spawned": spawned,
+        "peak_memory": max(memory, result.get("peak_memory", 0)),
+        "processor_seconds": max(seconds, result.get("processor_seconds", 0.0)),
+    }
 
 
 def _peer(command: Sequence[str], data: Path) -> dict[str, Any]:
@@ -274,24 +253,24 @@ def _peer(command: Sequence[str], data: Path) -> dict[str, Any]:
         folder = Path(temporary)
         for file in data.iterdir():
             (folder / file.name).symlink_to(file)
-        result, samples = _watched([*command, temporary], folder, {"PYTHONPATH": ""})
-    total = result["ended"] - samples[0].at
-    during = [sample for sample in samples if sample.at <= result["ended"]]
-    seconds = max(result["processor_seconds"], *(s.processor_seconds for s in during))
+        result = _watched([*command, temporary], folder, {**QUIET, "PYTHONPATH": ""})
+    total, seconds = result["ended"] - result["spawned"], result["processor_seconds"]
     return {
         "seconds": {"total": total, "rounds": result["rounds_seconds"]},
         "images": {"trained": result["images"], "per_second": result["images"] / total},
         "processor": {"seconds": seconds, "share": seconds / total / _cores()},
-        "peak_memory": max(result["peak_memory"], *(s.memory for s in during)),
+        "peak_memory": result["peak_memory"],
         "accuracy": {"student": result["accuracy"], "ensemble": None},
         "student_sha256": None,
     }
 
 
-def _watch(process: subprocess.Popen[bytes]) -> list[Sample]:
-    """Sample a process that has just been started, and its descendants, until it ends."""
-    samples = [Sample(time.time(), 0, 0.0)]
-    root, memory, due = psutil.Process(process.pid), 0, 0.0
+def _watch(process: subprocess.Popen[bytes]) -> tuple[int, float]:
+    """Wait for a process; return the peak memory and the processor seconds of its process tree.
+
+    Pages that processes share count once. Ended processes keep their last processor time.
+    """
+    root, peak, due = psutil.Process(process.pid), 0, 0.0
     seconds: dict[psutil.Process, float] = {root: 0.0}
     while process.poll() is None:
         with contextlib.suppress(psutil.Error):
@@ -301,12 +280,12 @@ def _watch(process: subprocess.Popen[bytes]) -> list[Sample]:
                 times = each.cpu_times()
                 seconds[each] = times.user + times.system
         if time.monotonic() > due:
-            began, memory = time.process_time(), sum(map(_memory, seconds))
+            began = time.process_time()
+            peak = max(peak, sum(map(_memory, seconds)))
             due = time.monotonic() + MEMORY_PAUSE * (time.process_time() - began)
-        samples.append(Sample(time.time(), memory, sum(seconds.values())))
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(LOOKS_EVERY)
-    return samples
+    return peak, sum(seconds.values())
 
 
 def _memory(process: psutil.Process) -> int:
@@ -318,20 +297,12 @@ def _memory(process: psutil.Process) -> int:
     return int(getattr(held, "pss", held.uss))
 
 
-def _repetition(
-    result: Mapping[str, Any], samples: Sequence[Sample], clients: int, images: int | None
-) -> dict[str, Any]:
-    """Return the cost of one run of a row, from its own result and from samples of it.
-
-    A process's own counts are exact. Flower's processes are only sampled, so the larger of both
-    numbers counts, for memory and for processor time.
-    """
-    summary, ended, spawned = result["summary"], result["ended"], samples[0].at
+def _repetition(result: Mapping[str, Any], clients: int, images: int | None) -> dict[str, Any]:
+    """Return the cost of one run of a row, from the result of its process."""
+    summary, ended, spawned = result["summary"], result["ended"], result["spawned"]
     total, start = ended - spawned, result["begun"] - spawned
     teachers, rounds = summary["seconds"]["teachers"], summary["seconds"]["rounds"]
-    during = [sample for sample in samples if sample.at <= ended]
-    seconds = max(result["processor_seconds"], *(s.processor_seconds for s in during))
-    queries = summary["queries"]
+    seconds, queries = result["processor_seconds"], summary["queries"]
     answers = queries["answered"] * clients  # 0 with a method without queries
     return {
         "seconds": {
@@ -341,7 +312,6 @@ def _repetition(
             "rounds": rounds,
             "rest": total - start - teachers - rounds,
         },
-        "stages": result["stages"],
         "images": {"trained": images, "per_second": images and images / total},
         "queries": {
             "answered": queries["answered"],
@@ -352,9 +322,7 @@ def _repetition(
             "backward_answers": queries["backward_answers"],
         },
         "processor": {"seconds": seconds, "share": seconds / total / _cores()},
-        "operations": result["operations"],
-        "peak_memory": max(result["peak_memory"], *(s.memory for s in during)),
-        "device": result["device"],
+        "peak_memory": result["peak_memory"],
         "accuracy": {who: summary["accuracy"][who] for who in ("student", "ensemble")},
         "student_sha256": summary["student_sha256"],
     }
@@ -369,8 +337,6 @@ def _machine() -> dict[str, Any]:
     models = re.findall(r"model name\s*: (.+)", listed.read_text() if listed.exists() else "")
     return {
         "processor": models[0] if models else platform.processor() or platform.machine(),
-        "cores": _cores(),
-        "memory": psutil.virtual_memory().total,
         "load_average": list(os.getloadavg()),
     }
 

@@ -97,119 +97,43 @@ def _options(
 
 
 def _add(
-    command: Callable[..., Any],
-    name: str,
-    panel: str,
-    docs: str,
-    *examples: str,
+    *commands: Callable[..., Any],
+    panel: str = "",
     to: typer.Typer = app,
     codes: str = "",
     extra: bool = False,
 ) -> None:
-    """Add a command; its help ends with examples, exit codes and a documentation page.
+    """Add commands, each described by its docstring.
 
-    With `extra`, the command reports extra arguments itself.
+    The last paragraphs, from "Example: ..." to "Read on: ...", end its help, with the exit codes
+    before the last one. With `extra`, commands report extra arguments themselves.
     """
-    shown = [f"{'Example' if number == 0 else 'Or'}: {e}" for number, e in enumerate(examples)]
-    epilog = "\n\n".join([*shown, EXIT_CODES + codes, f"Read on: {docs}"])
-    settings = {"allow_extra_args": extra}
-    # A paragraph on one line wraps at the width of the terminal.
-    paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
-    text = "\n\n".join(" ".join(each.split()) for each in paragraphs)
-    options = {"help": text, "epilog": epilog, "rich_help_panel": panel}
-    to.command(name, context_settings=settings, **options)(command)
+    for command in commands:
+        # A paragraph on one line wraps at the width of the terminal.
+        paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
+        lines = [" ".join(each.split()) for each in paragraphs]
+        first = next(n for n, line in enumerate(lines) if line.startswith("Example: "))
+        to.command(
+            command.__name__.rstrip("_"),
+            context_settings={"allow_extra_args": extra},
+            help="\n\n".join(lines[:first]),
+            epilog="\n\n".join([*lines[first:-1], EXIT_CODES + codes, lines[-1]]),
+            rich_help_panel=panel,
+        )(command)
 
 
-_add(
-    run.run,
-    "run",
-    TRY,
-    "docs/commands.md",
-    "fed-dpsd run rounds=5",
-    "fed-dpsd run method=dpsd data=mnist",
-)
-_add(run.resume, "resume", TRY, "docs/commands.md", "fed-dpsd resume runs/RUN", extra=True)
-_add(
-    *(student.export, "export", TRY, "docs/artefacts.md"),
-    "fed-dpsd export runs/RUN --out model",
-    "fed-dpsd export runs/RUN --out model --format onnx",
-)
-_add(
-    *(student.predict, "predict", TRY, "docs/artefacts.md"),
-    "fed-dpsd predict model/student.safetensors IMAGE.png",
-)
-_add(
-    *(student.synthesize, "synthesize", TRY, "docs/artefacts.md"),
-    "fed-dpsd synthesize runs/RUN --num 1000 --labels --out synthetic/train.parquet",
-)
-_add(
-    catalogue.show,
-    "list",
-    KNOW,
-    "docs/extending.md",
-    "fed-dpsd list methods",
-    "fed-dpsd list keys method=dense",
-)
-_add(data.data, "data", KNOW, "docs/extending.md", "fed-dpsd data partition.alpha=0.1")
-_add(
-    run.doctor,
-    "doctor",
-    KNOW,
-    "docs/gpus.md",
-    "fed-dpsd doctor",
-    "fed-dpsd doctor training=plain model=cnn num_clients=20",
-)
+_add(run.run, panel=TRY)
+_add(run.resume, panel=TRY, extra=True)
+_add(student.export, student.predict, student.synthesize, panel=TRY)
+_add(catalogue.list_, data.data, run.doctor, panel=KNOW)
 app.add_typer(privacy.app, name="privacy", rich_help_panel=CLAIM)
-_add(
-    *(privacy.plan, "plan", "", "docs/privacy.md", "fed-dpsd privacy plan"),
-    "fed-dpsd privacy plan privacy.target_epsilon=1",
-    to=privacy.app,
-)
-_add(
-    *(privacy.audit, "audit", "", "docs/audits.md"),
-    "fed-dpsd privacy audit training=plain",
-    "fed-dpsd privacy audit training=plain --broken half",
-    to=privacy.app,
-    codes=AUDIT_CODE,
-)
-_add(
-    *(privacy.attack, "attack", "", "docs/audits.md"),
-    "fed-dpsd privacy attack membership runs/sweep",
-    to=privacy.app,
-    codes=AUDIT_CODE,
-)
-_add(
-    privacy.ledger,
-    "ledger",
-    "",
-    "docs/privacy.md",
-    "fed-dpsd privacy ledger runs/RUN",
-    to=privacy.app,
-)
-_add(
-    *(sweep.sweep, "sweep", MEASURE, "docs/results.md"),
-    "fed-dpsd sweep seed=0,1,2 answers=label,votes",
-    "fed-dpsd sweep experiment=ci",
-)
-_add(sweep.report, "report", MEASURE, "docs/results.md", "fed-dpsd report runs/sweep/results.csv")
-_add(
-    bench.bench,
-    "bench",
-    MEASURE,
-    "docs/scaling.md",
-    "fed-dpsd bench experiment=bench --rows local --repeat 1",
-)
-_add(rehearse.rehearse, "rehearse", DEPLOY, "docs/deployment.md", "fed-dpsd rehearse num_clients=3")
+_add(privacy.plan, to=privacy.app)
+_add(privacy.audit, privacy.attack, to=privacy.app, codes=AUDIT_CODE)
+_add(privacy.ledger, to=privacy.app)
+_add(sweep.sweep, sweep.report, bench.bench, panel=MEASURE)
+_add(rehearse.rehearse, panel=DEPLOY)
 app.add_typer(site.app, name="site", rich_help_panel=DEPLOY)
-_add(site.init, "init", "", "docs/deployment.md", "fed-dpsd site init site.yaml", to=site.app)
-_add(site.key, "key", "", "docs/deployment.md", "fed-dpsd site key site.yaml", to=site.app)
-_add(site.check, "check", "", "docs/deployment.md", "fed-dpsd site check site.yaml", to=site.app)
-_add(
-    *(site.serve, "serve", "", "docs/deployment.md"),
-    "fed-dpsd site serve site.yaml --superlink fl.example.org:443 --certificate ca.crt "
-    "--node-key node_key",
-    to=site.app,
-)
+_add(site.init, site.key, site.check, site.serve, to=site.app)
 
 
 def main() -> None:

@@ -1,6 +1,5 @@
 """The command `fed-dpsd bench`: compare times, memory and traffic of whole runs."""
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fed_dpsd.cli.console import AsJson, Overrides, say
+from fed_dpsd.cli.console import Overrides, say
 from fed_dpsd.errors import UserError
 
 WIDTH = 120  # smallest width of the tables: numbers do not fit into narrower ones
@@ -21,9 +20,8 @@ def bench(
         str,
         typer.Option(
             help="Rows to measure, separated by commas. local: in one process; flower: through "
-            "Flower; fedavg: Flower's own FedAvg on as many images; dense: DENSE on the same "
-            "teachers. Default: all of these, or local with --clients. pfl, fluke, appfl: "
-            "FedAvg in other simulators, with method=fedavg."
+            "Flower. Default: both, or local with --clients. fedavg, pfl, fluke: FedAvg in "
+            "Flower and in other simulators, with method=fedavg."
         ),
     ] = "",
     clients: Annotated[
@@ -38,27 +36,20 @@ def bench(
     ] = None,
     repeat: Annotated[int, typer.Option(help="Number of runs of each row.")] = 3,
     out: Annotated[Path | None, typer.Option(help="File for the result as JSON.")] = None,
-    as_json: AsJson = False,
-    table: Annotated[
-        Path | None,
-        typer.Option(help="Run nothing; print the tables of a file written by --out, as Markdown."),
-    ] = None,
 ) -> None:
-    """Measure whole runs side by side, each in its own process and from an empty cache."""
-    from fed_dpsd.benchmarks import report
+    """Measure whole runs side by side, each in its own process and from an empty cache.
 
-    if table:
-        print(report.markdown(report.read(table)), end="")
-        return
+    Example: fed-dpsd bench experiment=bench --rows local --repeat 1
+
+    Read on: docs/scaling.md
+    """
+    from fed_dpsd.benchmarks import report
     from fed_dpsd.benchmarks import rows as benches
 
     chosen = rows.split(",") if rows else benches.ROWS if not clients else ("local",)
     planned = benches.plan(overrides or (), chosen, _numbers(clients))
     command = ["fed-dpsd", *sys.argv[1:]]
     content = benches.bench(planned, repeat, command, out, say, peers)
-    if as_json:
-        print(json.dumps(content))
-        return
     console = Console(highlight=False)
     console.width = max(console.width, WIDTH)
     for name, (header, *lines) in report.shown(content).items():

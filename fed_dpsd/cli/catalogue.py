@@ -24,7 +24,7 @@ GROUPS = {
 }
 
 
-def show(
+def list_(
     kind: Annotated[
         str | None,
         typer.Argument(
@@ -42,7 +42,14 @@ def show(
         ),
     ] = None,
 ) -> None:
-    """List choices, one per line, or every key with its default and meaning."""
+    """List choices, one per line, or every key with its default and meaning.
+
+    Example: fed-dpsd list methods
+
+    Or: fed-dpsd list keys method=dense
+
+    Read on: docs/extending.md
+    """
     from fed_dpsd.config import keys
     from fed_dpsd.config.plugins import find, installed, named_in, searching
 

@@ -14,8 +14,11 @@ from typer._completion_classes import BashComplete, ZshComplete
 BASH = """
 %(complete_func)s() {
     local IFS=$'\\n'
-    COMPREPLY=( $( env COMP_WORDS="${COMP_WORDS[*]}" COMP_CWORD=$COMP_CWORD \\
-                   %(autocomplete_var)s=complete_bash "$1" ) )
+    local line="${COMP_LINE:0:COMP_POINT}"
+    COMPREPLY=( $( env COMP_LINE="$line" %(autocomplete_var)s=complete_bash "$1" ) )
+    if [[ $COMP_WORDBREAKS == *=* && $line =~ =[^[:space:]]*$ ]]; then
+        COMPREPLY=( "${COMPREPLY[@]##*=}" )  # bash replaces what follows the last =
+    fi
     if [[ "${COMPREPLY[0]}" == *[=.] ]]; then
         compopt -o nospace 2>/dev/null
     fi
@@ -46,29 +49,15 @@ compdef %(complete_func)s %(prog_name)s
 
 
 class Bash(BashComplete):
-    """Bash, which splits words at each = unless COMP_WORDBREAKS lacks it."""
+    """Bash, which passes the whole line, since it splits words at each =."""
 
     source_template = BASH
 
     def get_completion_args(self) -> tuple[list[str], str]:
-        """Return the words before the cursor, joined at =, and the word under the cursor."""
-        number = int(os.environ["COMP_CWORD"])
-        words = split_arg_string(os.environ["COMP_WORDS"])[1 : number + 1]
-        words += [""] * (number - len(words))
-        joined: list[str] = []
-        for position, word in enumerate(words):
-            before = words[position - 1] if position else ""
-            if joined and (word == "=" or (before == "=" and word)):
-                joined[-1] += word
-            else:
-                joined.append(word)
-        self._split = bool(words) and "=" in (words[-1], *words[-2:-1]) and words[-1] != ""
-        *args, incomplete = joined or [""]
-        return args, incomplete
-
-    def format_completion(self, item: CompletionItem) -> str:
-        """Return the replacement for the word that bash sees."""
-        return str(item.value).rpartition("=")[2] if self._split else str(item.value)
+        """Return the words before the cursor, and the word under the cursor."""
+        line = os.environ["COMP_LINE"]
+        words = split_arg_string(line)[1:] + [""] * line.endswith(" ")
+        return words[:-1], words[-1]
 
 
 class Zsh(ZshComplete):

@@ -1,6 +1,5 @@
 """The command `fed-dpsd data`: a data set, and its partition among simulated clients."""
 
-import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,8 +15,6 @@ from fed_dpsd.errors import UserError
 if TYPE_CHECKING:
     from fed_dpsd.data.intake import Split
 
-SHADES = " ░▒▓█"
-
 
 def data(
     overrides: Overrides = None,
@@ -25,7 +22,12 @@ def data(
         Path | None, typer.Option(help="PNG file for a picture of the partition.")
     ] = None,
 ) -> None:
-    """Show the sizes of the splits, and each simulated client's number of records by class."""
+    """Show the sizes of the splits, and each simulated client's number of records by class.
+
+    Example: fed-dpsd data partition.alpha=0.1
+
+    Read on: docs/extending.md
+    """
     import numpy as np
 
     if out is not None and (out.suffix.lower() != ".png" or out.is_dir()):
@@ -50,10 +52,8 @@ def data(
     table = Table("client", "records", box=None, padding=(0, 1, 0, 0))
     for name in names:
         table.add_column(Text(name), justify="right")
-    shades = SHADES if _shows(SHADES) else " " * len(SHADES)
     for client, row in enumerate(counts):
-        cells = (_cell(count, max(1, row.max()), shades) for count in row)
-        table.add_row(str(client), f"{row.sum():,}", *cells)
+        table.add_row(str(client), f"{row.sum():,}", *map(str, row))
     # In a pipe, lines may have any length.
     Console(highlight=False, width=None if sys.stdout.isatty() else 100_000).print(table)
     if left_out := unused(experiment):
@@ -70,17 +70,3 @@ def _size(split: "Split") -> str:
     if patients is None:
         return f"{len(split):,}"
     return f"{len(split):,} ({patients:,} patient{'' if patients == 1 else 's'})"
-
-
-def _cell(count: int, largest: int, shades: str) -> str:
-    """Return a class count, shaded by its ratio to the client's largest class."""
-    return f"{shades[min(4, math.ceil(4 * count / largest))]}{count}"
-
-
-def _shows(text: str) -> bool:
-    """Return whether stdout can encode a string."""
-    try:
-        text.encode(sys.stdout.encoding)
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -33,7 +33,14 @@ UNEXPECTED = 3  # exit code of an audit with an unexpected outcome
 def plan(
     overrides: Overrides = None, as_json: AsJson = False, show_config: ShowConfig = False
 ) -> None:
-    """Print the privacy cost of a run without running it; nothing is spent."""
+    """Print the privacy cost of a run without running it; nothing is spent.
+
+    Example: fed-dpsd privacy plan
+
+    Or: fed-dpsd privacy plan privacy.target_epsilon=1
+
+    Read on: docs/privacy.md
+    """
     with importing():
         from fed_dpsd import api
 
@@ -65,6 +72,12 @@ def audit(
     the run's own settings. Sampler tests count draws. Protocol tests send requests to a site with a
     ledger. With --broken, the attacks must succeed: an audit that misses a broken hospital is
     blind.
+
+    Example: fed-dpsd privacy audit training=plain
+
+    Or: fed-dpsd privacy audit training=plain --broken half
+
+    Read on: docs/audits.md
     """
     from fed_dpsd.api import composed
     from fed_dpsd.audits.conformance import TITLES, audit_client
@@ -118,11 +131,15 @@ def attack(
         Path | None, typer.Option(help="Folder to write to. Default: the sweep's.")
     ] = None,
 ) -> None:
-    """Attack the trained models of a sweep, and print the paths of the tables and the figure.
+    """Attack the trained models of a sweep, and print the paths of the table and the figure.
 
     First run `fed-dpsd sweep experiment=attack_membership`, or attack_inversion. A membership
     attack that succeeds beyond the cap of a proven epsilon refutes the proof. A failed attack
     proves nothing.
+
+    Example: fed-dpsd privacy attack membership runs/sweep
+
+    Read on: docs/audits.md
     """
     from fed_dpsd.audits import inversion, membership
     from fed_dpsd.report import figures, plots, tables
@@ -135,9 +152,8 @@ def attack(
 
     def add(row: dict[str, Any]) -> None:
         rows.append(row)
-        write_atomically(
-            table, encoded(tables.csv_text(rows))
-        )  # one by one: an attack takes minutes
+        # One by one, because an attack takes minutes.
+        write_atomically(table, encoded(tables.csv_text(rows)))
 
     with shown(console):
         if kind == "membership":
@@ -147,17 +163,15 @@ def attack(
                 contradicted += [row] if outcome.contradicts else []
                 if outcome.attack == "lira":
                     curves.append((outcome.victim, row["setting"], outcome.curve))
-            lines, figure = tables.membership_table(rows), plots.draw_roc(curves)
+            figure = plots.draw_roc(curves)
         else:
             pictures = []
             for drawn in inversion.attack(sweep, say):
                 add(drawn.to_row())
                 words = (drawn.setting, drawn.victim, drawn.attack)
                 pictures.append((", ".join(filter(None, words)), drawn.pictures))
-            lines, figure = tables.inversion_table(rows), plots.draw_pictures(pictures)
+            figure = plots.draw_pictures(pictures)
     print(table)
-    write_atomically(page := table.with_suffix(".md"), encoded(f"{tables.pipes(lines)}\n"))
-    print(page)
     print(figures.save(figure, table.with_suffix(".png")))
     for row in contradicted:
         wrong = f"the proof of epsilon {row['epsilon_proven']} (record, add_remove), or its code,"
@@ -181,7 +195,12 @@ def ledger(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print each client's charges and the epsilons that they prove. Nothing is written."""
+    """Print each client's charges and the epsilons that they prove. Nothing is written.
+
+    Example: fed-dpsd privacy ledger runs/RUN
+
+    Read on: docs/privacy.md
+    """
     with importing():
         from fed_dpsd.accounts.card import NO_SECRET_NOTE, account, ledger_files
         from fed_dpsd.accounts.database import read

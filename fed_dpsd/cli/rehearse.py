@@ -51,6 +51,10 @@ def rehearse(
     Hosts are network namespaces where permitted (Linux, root); otherwise all share this
     machine's namespace.
     With --kills, stdout has a CSV line per fault; otherwise, its last line is the run folder.
+
+    Example: fed-dpsd rehearse num_clients=3
+
+    Read on: docs/deployment.md
     """
     from fed_dpsd.rehearsal.rehearsal import Rehearsal, can_make_hosts
     from fed_dpsd.server.words import next_steps
@@ -62,7 +66,7 @@ def rehearse(
         raise UserError(f"--kills {kills} must be >= 0; 0 rehearses without faults")
     hosts = not loopback and can_make_hosts()
     console.print(f"hosts: {'network namespaces' if hosts else 'this one, over loopback'}")
-    with shown(console), Rehearsal(home, [RETRY, *(overrides or [])], {}, hosts) as rehearsal:
+    with shown(console), Rehearsal(home, [RETRY, *(overrides or [])], hosts) as rehearsal:
         console.print(f"started: {len(rehearsal.hospitals)} hospitals; all files are in {home}")
         if kills:
             _endure(rehearsal, kills, seed)

@@ -33,6 +33,12 @@ def run(
 
     Without settings, it runs FedDPSD on scikit-learn's digits with 5 simulated clients. Teachers
     are trained with DP-SGD, at epsilon 3 for a record that is added or removed.
+
+    Example: fed-dpsd run rounds=5
+
+    Or: fed-dpsd run method=dpsd data=mnist
+
+    Read on: docs/commands.md
     """
     with importing():
         from fed_dpsd import api
@@ -55,7 +61,12 @@ def resume(
         typer.Argument(help="Folder of the run (its last line of output).", metavar="RUN"),
     ],
 ) -> None:
-    """Continue a stopped run from its last checkpoint in this process, with identical results."""
+    """Continue a stopped run from its last checkpoint in this process, with identical results.
+
+    Example: fed-dpsd resume runs/RUN
+
+    Read on: docs/commands.md
+    """
     if context.args:
         context.fail(
             f"{context.args[0]}: resume takes no settings; for a longer run, start a new one "
@@ -93,6 +104,12 @@ def doctor(overrides: Overrides = None) -> None:
     """Check whether this machine can run these settings, and print a remedy for each problem.
 
     The run's data is read; nothing is trained or charged.
+
+    Example: fed-dpsd doctor
+
+    Or: fed-dpsd doctor training=plain model=cnn num_clients=20
+
+    Read on: docs/gpus.md
     """
     with importing():
         from fed_dpsd import api

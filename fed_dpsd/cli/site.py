@@ -27,6 +27,10 @@ def init(file: File) -> None:
     """Write a template of a hospital's file, with a comment on each key.
 
     Its state folder is named after the file, so one folder may hold several hospitals' files.
+
+    Example: fed-dpsd site init site.yaml
+
+    Read on: docs/deployment.md
     """
     from fed_dpsd.storage import conf_folder, encoded, write_atomically
 
@@ -44,7 +48,12 @@ def init(file: File) -> None:
 
 
 def key(file: File) -> None:
-    """Print this hospital's public key for secure sums, for the other hospitals' files."""
+    """Print this hospital's public key for secure sums, for the other hospitals' files.
+
+    Example: fed-dpsd site key site.yaml
+
+    Read on: docs/deployment.md
+    """
     from fed_dpsd.accounts.secret import exchange_key, secret_of
     from fed_dpsd.client.hospital import open_file
     from fed_dpsd.privacy.secure_sum import public_key
@@ -65,6 +74,10 @@ def check(
     """Count the data, train and test a teacher, and rehearse an answer; nothing is charged.
 
     The output is exact and private: only the hospital may see it.
+
+    Example: fed-dpsd site check site.yaml
+
+    Read on: docs/deployment.md
     """
     from fed_dpsd.client.check import check
     from fed_dpsd.client.hospital import open_file
@@ -91,6 +104,11 @@ def serve(
     The console shows a line for each request: what was requested, charged or refused, and the
     budget left. A node that ends with an error is restarted. After a crash, the SuperLink takes up
     to a minute to notice that the old node is gone, and refuses a new one until then.
+
+    Example: fed-dpsd site serve site.yaml --superlink fl.example.org:443 --certificate ca.crt
+        --node-key node_key
+
+    Read on: docs/deployment.md
     """
     from fed_dpsd.client.hospital import open_file
     from fed_dpsd.engines.flower.supernode import serve

@@ -42,6 +42,12 @@ def export(
 
     PRIVACY.md, privacy_card.json, README.md (a model card for the Hugging Face hub) and config.json
     are written next to it. An ONNX file is first compared with torch on the run's test images.
+
+    Example: fed-dpsd export runs/RUN --out model
+
+    Or: fed-dpsd export runs/RUN --out model --format onnx
+
+    Read on: docs/artefacts.md
     """
     from fed_dpsd.server.export import export as write_student
 
@@ -73,6 +79,10 @@ def synthesize(
     Read the file with `datasets.load_dataset("parquet", data_files=FILE)` or data.path. PRIVACY.md,
     privacy_card.json and README.md (a dataset card for the Hugging Face hub) are written next to
     it.
+
+    Example: fed-dpsd synthesize runs/RUN --num 1000 --labels --out synthetic/train.parquet
+
+    Read on: docs/artefacts.md
     """
     from fed_dpsd.server.synthesis import synthesize as write_images
 
@@ -105,6 +115,10 @@ def predict(
     On a terminal, without --all, it prints a table of the first images instead. Images are
     converted to grey or RGB and scaled like a hospital's records. Nothing is sent anywhere.
     Unreadable files are reported on stderr, and the exit code is then 1.
+
+    Example: fed-dpsd predict model/student.safetensors IMAGE.png
+
+    Read on: docs/artefacts.md
     """
     with importing():
         from fed_dpsd.api import load_student

@@ -23,6 +23,12 @@ def sweep(
 
     Separate values with commas, as in seed=0,1,2, or give the file of your own grid, such as
     my_grid.yaml. To resume a sweep, repeat the command.
+
+    Example: fed-dpsd sweep seed=0,1,2 answers=label,votes
+
+    Or: fed-dpsd sweep experiment=ci
+
+    Read on: docs/results.md
     """
     with importing():
         from fed_dpsd import api
@@ -71,6 +77,10 @@ def report(
     seeds. A page is a single file that works offline. Figures (PDF, SVG and PNG) show accuracy
     against the proven epsilon, queries, seconds and partition.alpha, and which classes are
     confused. A LaTeX table has a column for each alpha.
+
+    Example: fed-dpsd report runs/sweep/results.csv
+
+    Read on: docs/results.md
     """
     from fed_dpsd.report import pages
     from fed_dpsd.sweep.reported import facts_of, run_in, tables_of, unfinished_nearby

@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,6 @@ from fed_dpsd.storage import app_folder, writing
 
 PORT = 9192
 START_SECONDS = 90.0
-STOP_SECONDS = 20.0
 COORDINATOR = "coordinator"
 SERVER = "flwr-serverapp"
 
@@ -57,7 +56,6 @@ class Rehearsal:
     Args:
         folder: an empty folder; hospital J uses folder/hospitalJ, and runs are in folder/runs.
         overrides: overrides of the experiment, on top of conf/federation/deployment.yaml.
-        settings: keys of every site file, which override the keys written here.
         hosts: whether each host is a network namespace.
         late: the hospitals that `start_hospital` starts later; all others start at once.
 
@@ -70,7 +68,6 @@ class Rehearsal:
         self,
         folder: Path,
         overrides: Sequence[str],
-        settings: Mapping[str, Any],
         hosts: bool,
         late: Collection[int] = (),
     ) -> None:
@@ -93,7 +90,7 @@ class Rehearsal:
             folder.mkdir(parents=True, exist_ok=True)
         train = load_data(config.data, config.cache).train
         parts = partitions(self.experiment)
-        facts = {**agreeing(self.experiment, overrides), **settings}
+        facts = agreeing(self.experiment, overrides)
         secrets = (
             secret_of(self.site(number).parent / facts["state"] / "secret")
             for number in self.hospitals
@@ -219,14 +216,6 @@ class Rehearsal:
             *("--certificate", str(self.folder / "certificates" / "ca.crt")),
             *("--node-key", str(self.node_key(number))),
         )
-
-    def stop_hospital(self, number: int) -> None:
-        """Stop a hospital's service as its owner would, so that its node leaves the federation."""
-        host = f"hospital{number}"
-        self._processes[host].terminate()
-        with contextlib.suppress(psutil.TimeoutExpired):
-            self._processes[host].wait(STOP_SECONDS)
-        self.kill(host)
 
     def _environment(self, host: str) -> dict[str, str]:
         home = self.folder / host

@@ -101,7 +101,6 @@ class Chart:
         x: the horizontal axis.
         y: the vertical axis.
         series: the series to draw.
-        table: the header and rows of the chart's numbers; None for a table of the points.
         note: a sentence on what is omitted; "" for none.
         panel: the chart's title among other charts in a figure, such as the data set.
     """
@@ -112,7 +111,6 @@ class Chart:
     x: Axis
     y: Axis
     series: Sequence[Series]
-    table: Numbers | None = None
     note: str = ""
     panel: str = ""
 
@@ -123,9 +121,7 @@ class Chart:
 
     def numbers(self) -> Numbers:
         """Return a header, and a row for each x, with a column for each series."""
-        if self.table:
-            return self.table
-        shown = [s for s in self.series if s.points and s.kind != "guide"]
+        shown = [s for s in self.series if s.points and s.kind not in ("curve", "guide")]
         places = sorted({x for s in shown if s.kind != "level" for x, _ in s.points})
         rows = {place: [self.x.text(place)] for place in places}
         for series in shown:
@@ -322,37 +318,22 @@ def roc(predictions: Predictions | None, points: Sequence[Operating], positive: 
     if predictions is None or not points:
         return []
     curve = [(100 * x, 100 * y) for x, y in scores.roc(predictions)]
-    series = [Series("student, all test images", curve, kind="curve")]
-    rows = []
+    series, said = [Series("student, all test images", curve, kind="curve")], []
     for point in points:
         (seen, ill), (spared, well) = point.positives, point.negatives
-        place = 100 * (1 - spared / well), 100 * seen / ill
-        name = f"threshold {point.threshold:.4g}, tested on {point.images}"
-        series.append(Series(name, [place], kind="mark"))
-        rows.append([f"{point.threshold:.4g}", *(f"{value:.1f} %" for value in place)])
+        wrong, right = 100 * (1 - spared / well), 100 * seen / ill
+        name = f"threshold {point.threshold:.4g}"
+        series.append(Series(f"{name}, tested on {point.images}", [(wrong, right)], kind="mark"))
+        said.append(f"{name}: {wrong:.1f} % false alarms, sensitivity {right:.1f} %")
     series.append(Series("no better than chance", [(0, 0), (100, 100)], kind="guide"))
-    text = "; ".join(
-        f"threshold {threshold}: {wrong} false alarms, sensitivity {right}"
-        for threshold, wrong, right in rows
-    )
-    return [
-        Chart(
-            "roc",
-            f"ROC curve for {positive}",
-            text,
-            Axis("false alarms: 100 % minus specificity, %", 0, 100),
-            Axis("sensitivity, %", 0, 100),
-            series,
-            (["threshold", "false alarms", "sensitivity"], rows),
-        )
-    ]
+    x, y = Axis("false alarms: 100 % minus specificity, %", 0, 100), Axis("sensitivity, %", 0, 100)
+    return [Chart("roc", f"ROC curve for {positive}", "; ".join(said), x, y, series)]
 
 
 def calibration(parts: Mapping[str, Any]) -> list[Chart]:
     """Return the reliability diagram of the student's probabilities."""
     bins = _bins(parts)
     each = "; ".join(f"{x:.0f} % sure, {y:.0f} % right, {n:,} images" for x, y, n in bins)
-    rows = [[f"{sure:.1f} %", f"{right:.1f} %", f"{n:,}"] for sure, right, n in bins]
     return [
         Chart(
             "calibration",
@@ -364,6 +345,5 @@ def calibration(parts: Mapping[str, Any]) -> list[Chart]:
                 Series("student", [(sure, right) for sure, right, _ in bins]),
                 Series("perfect", [(0, 0), (100, 100)], kind="guide"),
             ],
-            (["confidence", "right", "images"], rows),
         )
     ]

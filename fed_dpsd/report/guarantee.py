@@ -30,41 +30,12 @@ UNPROVEN = {  # the same for the relations without a bound
     ),
     "client": ("a whole client", "an added or removed client", "a client that is replaced"),
 }
-WHOLE = {  # what an attacker's coin decides about
-    "record": "a record",
-    "patient": "all records of a patient at a client",
-    "client": "all records of a client",
-}
-USES = {  # what the attacker wants to know
-    "record": "a record was used",
-    "patient": "a patient's records were used",
-    "client": "a client's records were used",
-}
-TRUST = {
-    "nobody": "nobody",
-    "threshold": "enough of the clients",
-    "server": "the coordinator",
-}
 TRUSTED = {
     "nobody": "nobody has to be trusted",
     "threshold": "enough of the clients have to be trusted",
     "server": "the coordinator has to be trusted",
 }
 RELATIONS = {"add_remove": "a {} added or removed", "replace_one": "a replaced {}"}
-TRUST_SENTENCES = {
-    "nobody": "Nobody else: the bound holds against the coordinator, all other clients and the "
-    "public, even if they work together.",
-    "threshold": "Enough of the other clients: they must not work with the coordinator.",
-    "server": "The coordinator: it sees the clients' releases without noise, and adds the noise "
-    "itself. Nothing is proven against it.",
-}
-# The attacker that an epsilon bounds, by the party that must be trusted.
-ATTACKERS = {
-    "nobody": "An attacker who sees everything that left the clients",
-    "threshold": "An attacker who sees everything that the coordinator sees, while enough of the "
-    "clients are honest,",
-    "server": "An attacker who sees everything that the coordinator publishes",
-}
 BY = {  # what a proof rests on
     "training": "the training",
     "answers": "the answers",
@@ -86,10 +57,10 @@ NOTES = {
 FALSE_ALARMS = 0.01
 
 
-def short(row: Mapping[str, Any], digits: int = 3) -> str:
+def short(row: Mapping[str, Any]) -> str:
     """Return an epsilon with its unit, relation, trust and delta, as a clause."""
     return (
-        f"epsilon {rounded_up(float(row['epsilon']), digits)} ({row['unit']}, {row['relation']}, "
+        f"epsilon {rounded_up(float(row['epsilon']))} ({row['unit']}, {row['relation']}, "
         f"trust {row['trust']}, delta {row['delta']:g}{review(row)})"
     )
 

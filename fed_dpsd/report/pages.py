@@ -29,14 +29,12 @@ OFFICER = "privacy_officer.html"
 RECORD, REPLACED = CLAIMS[:2]
 MOST_CLIENTS = 50  # rows of a table
 MOST_CLASSES = 20  # of a matrix
-MOST_PAIRS = 10  # most frequent confusions
 MOST_LETTERS = 40  # of all class names together, as column titles of a printed matrix
 MOST_SHADE = 0.55  # numbers on darker cells are hard to read
 MOST_LINES = 8  # settings in one chart
 MOST_PRINTED = 6  # settings in one chart of a paper
 PICTURES = 6
-ACROSS, DOWN = 8, 3  # columns of a run's pictures, and how many of their rows a page shows
-LARGEST_IMAGE = 48  # pixels; larger ones are scaled down
+LARGEST_PICTURE = 400  # pixels; larger ones are scaled down
 SCORE_NAMES = {
     f"{prefix}{column}": f"{name}, {metric}"
     for prefix, metric in (("", "accuracy"), ("auroc_", "AUROC"))
@@ -113,7 +111,7 @@ def write(
         yield write_own(folder / OFFICER, officer_page(run))
         page = run_page(run)
     else:
-        page = sweep_page(stem, settings, rounds, pairs, differences, unfinished, title)
+        page = sweep_page(stem, settings, rounds, differences, unfinished, title)
     yield write_own(folder / f"{stem}.html", page)
 
 
@@ -159,31 +157,17 @@ def _environment() -> Environment:
     environment.filters |= {
         "capitalised": lambda text: f"{text[:1].upper()}{text[1:]}",
         "commas": "{:,}".format,
-        "found_at_most": guarantee.found_at_most,
         "interval": _interval,
         "json": json.dumps,
         "legend": lambda setting: (setting.all_of("trust"), setting.all_of("delta")),
-        "released": guarantee.released,
-        "right_at_most": guarantee.right_at_most,
         "svg": _svg,
         "with_interval": lambda counts: with_interval(*counts),
     }
     environment.tests["finite"] = math.isfinite
     environment.globals |= {
-        "attackers": guarantee.ATTACKERS,
         "first_line": Markup(FIRST_LINE),
-        "most_epsilon": MEANINGFUL,
-        "most_delta": MEANINGFUL_DELTA,
-        "in_words": guarantee.in_words,
-        "replacement_costs_more": guarantee.replacement_costs_more,
-        "review": guarantee.review,
-        "short": guarantee.short,
-        "sentence_of": guarantee.sentence_of,
+        "guarantee": guarantee,
         "spread": numbers.spread,
-        "trusts": guarantee.TRUST,
-        "unproven": guarantee.unproven,
-        "uses": guarantee.USES,
-        "whole": guarantee.WHOLE,
     }
     return environment
 
@@ -201,16 +185,12 @@ def run_page(facts: Facts) -> str:
     return _render(
         "run.html.j2",
         facts=facts,
-        false_alarms=guarantee.FALSE_ALARMS,
-        claims=guarantee.claims(facts.card),
-        notes=guarantee.notes(facts.card),
         over_rounds=charts.of_rounds(facts),
         response_times=charts.response_times(facts),
         calibration=charts.calibration(calibration) if calibration else [],
         overconfident=calibration and charts.overconfidence(calibration) > 0,
         pictures=_pictures(facts),
         refused=Counter(int(client) for line in facts.rounds for client in line["refused"]),
-        answered=_image_answers(facts) if facts.answers_images else 0,
         settings=sorted(facts.settings.items(), key=lambda item: item[0].rpartition(".")[0]),
         most_clients=MOST_CLIENTS,
         **_performance(facts),
@@ -227,10 +207,6 @@ def officer_page(facts: Facts) -> str:
     return _render(
         "privacy_officer.html.j2",
         facts=facts,
-        claims=guarantee.claims(facts.card),
-        notes=guarantee.notes(facts.card),
-        trust_sentences=guarantee.TRUST_SENTENCES,
-        trusted_by=guarantee.trusted_by,
     )
 
 
@@ -272,16 +248,6 @@ def _performance(facts: Facts) -> dict[str, Any]:
     }
 
 
-def _image_answers(facts: Facts) -> int:
-    """Return the number of answered images, summed over the clients that answered them."""
-    clients = facts.settings.get("clients_per_round") or facts.summary["num_clients"]
-    total = before = 0
-    for line in facts.rounds:
-        total += (line["answered_queries"] - before) * (clients - len(line["refused"]))
-        before = line["answered_queries"]
-    return total
-
-
 def _pictures(facts: Facts) -> list[tuple[int, str, float | None]]:
     """Return the number, base64 PNG and agreement of some rounds, from first to last."""
     rounds = sorted(facts.samples)
@@ -292,45 +258,37 @@ def _pictures(facts: Facts) -> list[tuple[int, str, float | None]]:
     )
     agreement = {line["round"]: line.get("agreement") for line in facts.rounds}
     return [
-        (number, base64.b64encode(first_of(facts.samples[number])).decode(), agreement.get(number))
+        (number, base64.b64encode(small_png(facts.samples[number])).decode(), agreement.get(number))
         for number in some
     ]
 
 
-def first_of(path: Path) -> bytes:
-    """Return a PNG of the first rows of a grid of images that is small enough for a page."""
-    with Image.open(path) as whole:
-        tile = (whole.width - 2) / ACROSS  # each image has a margin of two pixels
-        rows = min(DOWN, max(1, round((whole.height - 2) / tile)))
-        part = whole.convert("RGB").crop((0, 0, whole.width, round(rows * tile) + 2))
-    if tile > LARGEST_IMAGE + 2:
-        scale = LARGEST_IMAGE / tile
-        part = part.resize((round(part.width * scale), round(part.height * scale)))
-    if part.getextrema()[0] == part.getextrema()[1] == part.getextrema()[2]:
-        part = part.convert("L")
+def small_png(path: Path) -> bytes:
+    """Return a PNG of a grid of images that is small enough for a page."""
+    with Image.open(path) as picture:
+        red, green, blue = picture.convert("RGB").split()
+        small = picture.convert("L" if red == green == blue else "RGB")
+    small.thumbnail((LARGEST_PICTURE, LARGEST_PICTURE))
     content = io.BytesIO()
-    part.save(content, "PNG", optimize=True)
+    small.save(content, "PNG", optimize=True)
     return content.getvalue()
 
 
 def _classes(facts: Facts) -> dict[str, Any]:
-    """Return the table rows of the classes, their confusion matrix and frequent confusions."""
+    """Return the table rows of the classes, and their confusion matrix."""
     counts, classes = facts.summary["confusion"] or [], facts.classes
-    each_class, matrix, wrong = [], [], []
+    each_class, matrix = [], []
     for k, row in enumerate(counts):
         images, named = sum(row), sum(other[k] for other in counts)
-        pairs = sorted(((n, c) for c, n in enumerate(row) if c != k and n), key=lambda p: -p[0])
-        worst = f"{classes[pairs[0][1]]} ({pairs[0][0]:,})" if pairs else "-"
+        most, other = max((n, -c) for c, n in enumerate(row) if c != k)
+        worst = f"{classes[-other]} ({most:,})" if most else "-"
         right = [with_interval(row[k], images), with_interval(row[k], named)]
         each_class.append([classes[k], f"{images:,}", *right, worst])
         matrix.append((classes[k], [(n, MOST_SHADE * n / (images or 1)) for n in row]))
-        wrong += [(n, classes[k], classes[c]) for n, c in pairs]
-    wrong.sort(key=lambda pair: -pair[0])
     return {
         "each_class": each_class,
         "matrix": matrix if len(counts) <= MOST_CLASSES else [],
         "names_fit": sum(map(len, classes)) <= MOST_LETTERS,
-        "confused": [[truth, taken, f"{n:,}"] for n, truth, taken in wrong[:MOST_PAIRS]],
     }
 
 
@@ -380,7 +338,6 @@ def sweep_page(
     name: str,
     settings: Sequence[Setting],
     rounds: Mapping[str, Sequence[Row]],
-    pairs: Mapping[str, Sequence[Row]],
     differences: Sequence[Sequence[str]] = (),
     unfinished: Sequence[Unfinished] = (),
     own_title: str = "",
@@ -391,7 +348,6 @@ def sweep_page(
         name: the table's name.
         settings: the settings to compare.
         rounds: rows of each run's rounds, by the run's key.
-        pairs: rows of each run's confusions, by the run's key.
         differences: header and rows of paired differences; () for none.
         unfinished: runs of the sweep that have not completed, which the numbers exclude.
         own_title: the reader's title; "" for a description.
@@ -423,7 +379,6 @@ def sweep_page(
         main=sweep_charts.over_epsilon(settings) or sweep_charts.dots(settings),
         over_rounds=sweep_charts.over_rounds(settings, rounds, MOST_LINES),
         over_alpha=sweep_charts.over_alpha(settings, MOST_LINES),
-        by_class=_by_class(settings, pairs),
         preface=tables.preface(settings),
         origin_of=tables.origin(settings),
     )
@@ -432,20 +387,3 @@ def sweep_page(
 def _is_meaningful(setting: Setting) -> bool:
     deltas = [float(run["delta"]) for run in setting.runs]
     return setting.epsilon(RECORD) <= MEANINGFUL and max(deltas) <= MEANINGFUL_DELTA
-
-
-def _by_class(
-    settings: Sequence[Setting], pairs: Mapping[str, Sequence[Row]]
-) -> list[tuple[str, list[str], list[list[str]]]]:
-    """Return the title, header and rows of class accuracies for each data set, over all seeds."""
-    known = [s for s in settings if any(run["key"] in pairs for run in s.runs)]
-    found = []
-    for title, group in sweep_charts.by_data(known).items():
-        rows = []
-        for setting, name in zip(group, names(group), strict=True):
-            counts = plots.confusions(setting, pairs)
-            right = zip(counts.diagonal(), counts.sum(1), strict=True)
-            rows.append([name, *(f"{100 * n / total:.0f}" if total else "-" for n, total in right)])
-        header = ["setting", *map(str, range(int(group[0].values["num_classes"])))]
-        found.append((title, header, rows))
-    return found

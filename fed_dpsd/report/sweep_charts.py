@@ -102,7 +102,7 @@ def over_epsilon(settings: Sequence[Setting], most: int | None = None) -> list[C
         )
         heading = f"Accuracy of students against the proven epsilon: {title}"
         every = [*students, *series]
-        charts.append(Chart(f"epsilon-{number}", heading, text, x, y, every, None, note, title))
+        charts.append(Chart(f"epsilon-{number}", heading, text, x, y, every, note, title))
     return charts
 
 
@@ -273,4 +273,4 @@ def _against(
     name: str, title: str, x: Axis, series: Sequence[Series], note: str, panel: str
 ) -> Chart:
     text = "; ".join(f"{s.name}: {s.points[-1][1]:.1f} %" for s in series if s.points)
-    return Chart(name, title, text, x, _accuracy_axis(series), series, None, note, panel)
+    return Chart(name, title, text, x, _accuracy_axis(series), series, note, panel)

@@ -1,4 +1,4 @@
-"""Tables of settings as Markdown, LaTeX and CSV, paired differences, and tables of attacks."""
+"""Tables of settings as Markdown, LaTeX and CSV, and paired differences."""
 
 import csv
 import io
@@ -385,65 +385,3 @@ def _latex(text: str) -> str:
     special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
     special |= {letter: f"\\{letter}" for letter in "&%$#_{}"}
     return "".join(special.get(letter, letter) for letter in text)
-
-
-# --- attacks ---
-
-
-def membership_table(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Return the header and a line for each membership attack, for Markdown."""
-    lines = [
-        [
-            *("setting", "victim", "attack", "accuracy", "AUC"),
-            *("TPR at 1 % FPR", "cap", "TPR at 0.1 % FPR", "cap"),
-            *("epsilon at least", "proven (record, add_remove)", "epsilon_published"),
-        ]
-    ]
-    for row in rows:
-        line = [str(row[key]) for key in ("setting", "victim", "attack")]
-        line += [_scaled(row, "accuracy", 100, 1), _scaled(row, "auc", 1, 3)]
-        for wanted in ("1%", "0.1%"):
-            low, high = (100 * row[f"tpr@{wanted}_{end}"] for end in ("low", "high"))
-            text = f"{100 * row[f'tpr@{wanted}']:.2f} ({low:.2f}-{high:.2f})"
-            line.append(text if row[f"resolved@{wanted}"] else f"{text}, not resolved")
-            line.append(_cap(row, wanted))
-        least = row["epsilon_at_least"]
-        line.append("-" if least is None else f"{least:.2f}")
-        lines.append([*line, _proven(row), str(row["epsilon_published"])])
-    return lines
-
-
-def inversion_table(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Return the header and a line for each inversion attack, for Markdown."""
-    lines = [
-        [
-            *("setting", "victim", "attack", "Inception score", "recognised, %"),
-            *("nearest record is a member, %", "attack reached, %"),
-            *("proven (record, add_remove)", "epsilon_published"),
-        ]
-    ]
-    for row in rows:
-        line = [str(row[key]) or "-" for key in ("setting", "victim", "attack")]
-        line.append(_scaled(row, "inception", 1, 2))
-        line += [_scaled(row, key, 100, 1) for key in ("recognised", "nearest_member", "reached")]
-        lines.append([*line, _proven(row), str(row.get("epsilon_published", "-"))])
-    return lines
-
-
-def _proven(row: Mapping[str, Any]) -> str:
-    """Return the proven epsilon of a row; "-" for a row without an attacked model."""
-    review = " (not reviewed)" if row.get("review") else ""
-    return str(row.get("epsilon_proven", "-")) + review
-
-
-def _cap(row: Mapping[str, Any], wanted: str) -> str:
-    """Return the cap from the card's epsilon and, if smaller, the cap from the whole proof."""
-    caps = [100 * row[f"{kind}@{wanted}"] for kind in ("cap", "profile_cap")]
-    one, whole = ("none" if cap > 99.995 else f"{cap:.2f}" for cap in caps)
-    return one if one == whole else f"{one}; {whole}"
-
-
-def _scaled(row: Mapping[str, Any], key: str, scale: float, places: int) -> str:
-    mean, deviation = scale * row[key], scale * row[f"{key}_deviation"]
-    text = "-" if math.isnan(mean) else f"{mean:.{places}f}"
-    return text if math.isnan(deviation) else f"{text} ± {deviation:.{places}f}"

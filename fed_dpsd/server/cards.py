@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from fed_dpsd import __version__
@@ -40,7 +39,6 @@ POST_PROCESSING = (
 UNITS = {"record": "a record", "patient": "a patient", "client": "a whole client"}
 NOTHING_PROVEN = "nothing is proven"
 CHANGES = {"add_remove": "added or removed", "replace_one": "replaced"}
-TASK = "image-classification"
 SIZES = {1e3: "n<1K", 1e4: "1K<n<10K", 1e5: "10K<n<100K", 1e6: "100K<n<1M", 1e7: "1M<n<10M"}
 LARGEST = "10M<n<100M"
 
@@ -219,29 +217,16 @@ def model_card(
         card: the student's privacy card.
     """
     config, summary = run.experiment.config, run.summary
-    metadata: dict[str, Any] = {
-        "library_name": "fed-dpsd",
-        "pipeline_tag": TASK,
-        "tags": _tags(summary),
-    }
-    hub = config.data.hub if config.data.path is None else None
-    if hub:
-        metadata["datasets"] = [hub]
-    scores = {"accuracy": ("accuracy", "accuracy"), "auroc": ("roc_auc", "AUROC")}
-    metrics = [
-        {"type": kind, "value": summary[key]["student"], "name": shown}
-        for key, (kind, shown) in scores.items()
-        if summary[key]["student"] is not None
-    ]
-    if metrics:
-        tested = {"name": summary["data"], "type": hub or summary["data"]}
-        result = {"task": {"type": TASK}, "dataset": tested, "metrics": metrics}
-        name = f"{summary['method']}-{summary['data']}"
-        metadata["model-index"] = [{"name": name, "results": [result]}]
     missed = {} if config.federation.simulation else absent(requests_of(run.folder))
-    clients = config.num_clients - sum(not known.answered for known in missed.values())
-    facts = {"classes": classes, "sizes": config.data.shape, "clients": clients}
-    return _hub_card("model.md.j2", metadata, card, summary=summary, file=file, **facts)
+    return _hub_card(
+        "model.md.j2",
+        *(run, file, card),
+        hub=config.data.hub if config.data.path is None else None,
+        scores={"accuracy": summary["accuracy"]["student"], "AUROC": summary["auroc"]["student"]},
+        classes=classes,
+        sizes=config.data.shape,
+        clients=config.num_clients - sum(not known.answered for known in missed.values()),
+    )
 
 
 def dataset_card(
@@ -257,18 +242,9 @@ def dataset_card(
         labelled: whether the student labelled the images.
         card: the images' privacy card.
     """
-    summary = run.summary
-    metadata = {
-        "pretty_name": f"Synthetic images of {summary['method']} on {summary['data']}",
-        "task_categories": [TASK],
-        "size_categories": [next((s for n, s in SIZES.items() if number < n), LARGEST)],
-        "tags": ["synthetic", *_tags(summary)],
-        "configs": [
-            {"config_name": "default", "data_files": [{"split": "train", "path": file}]},
-        ],
-    }
-    facts = {"number": number, "origin": origin, "labelled": labelled}
-    return _hub_card("dataset.md.j2", metadata, card, summary=summary, file=file, **facts)
+    size = next((size for most, size in SIZES.items() if number < most), LARGEST)
+    facts = {"number": number, "size": size, "origin": origin, "labelled": labelled}
+    return _hub_card("dataset.md.j2", run, file, card, **facts)
 
 
 @functools.cache
@@ -284,12 +260,10 @@ def _template(name: str) -> Template:
 
 
 def _hub_card(
-    template: str, metadata: Mapping[str, Any], card: Mapping[str, Any], **values: Any
+    template: str, run: CompletedRun, file: str, card: Mapping[str, Any], **values: Any
 ) -> str:
-    block = yaml.safe_dump(dict(metadata), sort_keys=False, allow_unicode=True)
-    return _template(template).render(
-        metadata=block, card=card, nothing_proven=NOTHING_PROVEN, **values
-    )
+    facts = {"summary": run.summary, "file": file, "card": card, "tags": _tags(run.summary)}
+    return _template(template).render(facts, nothing_proven=NOTHING_PROVEN, **values)
 
 
 def _tags(summary: Mapping[str, Any]) -> list[str]:
@@ -297,5 +271,5 @@ def _tags(summary: Mapping[str, Any]) -> list[str]:
     card = PrivacyCard(summary["privacy"])
     claim = card.epsilon("record", "add_remove")
     guaranteed = is_meaningful(claim) and SEEDED_NOTE not in claim.notes and not card.review
-    tags = ["fed-dpsd", TASK, "federated-learning", "knowledge-distillation"]
+    tags = ["fed-dpsd", "image-classification", "federated-learning", "knowledge-distillation"]
     return [*tags, "differential-privacy"] if guaranteed else tags

@@ -3,7 +3,7 @@
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,6 @@ OF_TEACHERS = ("ensemble", "weighted_ensemble", "clients", "vote", "answered_vot
 ANSWERS = ("forward_answers", "backward_answers")  # answers of teachers: images times teachers
 TRAVELLED = ("bytes_to_clients", "bytes_to_server")
 MOST_NAMED = 5  # clients in a line on a round
-BARS, SPARKS = "▁▂▃▄▅▆▇█", 24  # the bars of a live display, and how many it shows
 
 
 def blank_summary(experiment: Experiment, engine: str) -> dict[str, Any]:
@@ -230,31 +229,14 @@ def privacy_text(card: Mapping[str, Any], word: str = "proven") -> str:
 def round_text(line: Mapping[str, Any]) -> str:
     """Return a line of rounds.jsonl as readable text; queries and seconds are for the round."""
     refused = f" · {_without(line)}" if line["refused"] else ""
-    agreed = line.get("agreement")
+    accuracy, agreed = line["student_accuracy"], line.get("agreement")
+    student = "not scored" if accuracy is None else f"{100 * accuracy:.1f} %"
     agreement = "" if agreed is None else f"agreement {100 * agreed:.1f} % · "
     spent = f"{_spent(line)} · " if "spent" in line else ""
     return (
-        f"round {line['round']}/{line['rounds']} · student {_student(line)} · {agreement}{spent}"
+        f"round {line['round']}/{line['rounds']} · student {student} · {agreement}{spent}"
         f"{line['round_queries']:,} queries · {line['round_seconds']:.1f} s{refused}"
     )
-
-
-def round_facts(lines: Sequence[Mapping[str, Any]], planned: Epsilon) -> dict[str, str]:
-    """Return the texts of a live display after some rounds, by row name.
-
-    Args:
-        lines: the lines of rounds.jsonl so far, at least one.
-        planned: the epsilon (add_remove) of the whole run, for the requested unit.
-    """
-    last = lines[-1]
-    facts = {"student": f"{_student(last)}  {_sparks(lines, 'student_accuracy')}"}
-    if last.get("agreement") is not None:
-        facts["agreement"] = f"{100 * last['agreement']:.1f} %  {_sparks(lines, 'agreement')}"
-    if "spent" in last:
-        facts["budget"] = f"{_spent(last)}, of {planned.number(3)} planned"
-    refused = f", {_without(last)}" if last["refused"] else ""
-    facts["images"] = f"{last['answered_queries']:,} answered{refused}"
-    return {name: text.rstrip() for name, text in facts.items()}
 
 
 def _without(line: Mapping[str, Any]) -> str:
@@ -265,11 +247,6 @@ def _without(line: Mapping[str, Any]) -> str:
     return f"without client{'s' * (len(clients) > 1)} {', '.join(map(str, clients))}"
 
 
-def _student(line: Mapping[str, Any]) -> str:
-    accuracy = line["student_accuracy"]
-    return "not scored" if accuracy is None else f"{100 * accuracy:.1f} %"
-
-
 def _spent(line: Mapping[str, Any]) -> str:
     """Return the largest epsilon that a client has spent, with unit and relation."""
     row = line["spent"]
@@ -277,10 +254,3 @@ def _spent(line: Mapping[str, Any]) -> str:
     spent = Epsilon(float(row["epsilon"]), *meaning, "", 0, tuple(row.get("notes", ())))
     review = f", {NOT_REVIEWED}" if spent.review else ""
     return f"epsilon {spent.number(3)} spent ({spent.unit}, {spent.relation}{review})"
-
-
-def _sparks(lines: Sequence[Mapping[str, Any]], key: str) -> str:
-    """Return the last values of a key, from 0 to 1, as small bars; "" for fewer than two."""
-    known = [line[key] for line in lines if line.get(key) is not None][-SPARKS:]
-    bars = (BARS[min(len(BARS) - 1, int(value * len(BARS)))] for value in known)
-    return "".join(bars) if len(known) > 1 else ""

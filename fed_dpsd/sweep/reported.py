@@ -1,6 +1,5 @@
 """The paths given to `fed-dpsd report`: their tables, and the facts of a single run."""
 
-import csv
 import dataclasses
 import json
 import os
@@ -45,7 +44,7 @@ from fed_dpsd.server.summary import (
 )
 from fed_dpsd.storage import client_name, writing
 from fed_dpsd.sweep.repeat import command_of
-from fed_dpsd.sweep.sweep import PLACES, TABLE, Cell, write_tables
+from fed_dpsd.sweep.sweep import PLACES, TABLE, Cell, read_table, write_tables
 
 REPORTED = (
     "a table of `fed-dpsd sweep`, or the folder that a sweep, a run or a rehearsal has written"
@@ -85,7 +84,7 @@ def tables_of(paths: Sequence[Path], out: Path | None = None) -> list[Path]:
             table.parent.mkdir(parents=True, exist_ok=True)
         if out is None:  # the table of the run itself, whose folder may have been renamed
             _delete(table)
-        elif others := _keys(table) - {cell.key for cell in cells}:
+        elif others := read_table(table)[1].keys() - {cell.key for cell in cells}:
             raise UserError(
                 f"{table} is a table of other runs ({', '.join(sorted(others)[:MOST_NAMED])}); "
                 "choose another --out, or delete this folder"
@@ -97,14 +96,6 @@ def tables_of(paths: Sequence[Path], out: Path | None = None) -> list[Path]:
             [dataclasses.replace(c, overrides=o) for c, o in zip(cells, own, strict=True)],
         )
     return list(dict.fromkeys(tables))
-
-
-def _keys(table: Path) -> set[str]:
-    """Return the keys of the runs in a table; none if it does not exist."""
-    if not table.is_file():
-        return set()
-    with table.open(newline="") as file:
-        return {row.get("key") or "?" for row in csv.DictReader(file)}
 
 
 def _delete(table: Path) -> None:

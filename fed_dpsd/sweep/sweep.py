@@ -336,7 +336,7 @@ def write_tables(path: Path, cells: Sequence[Cell]) -> None:
 
 def _merged(path: Path, columns: Iterable[str], ours: Mapping[str, Sequence[Row]]) -> bytes:
     """Return a table with rows added by key, in place of the first row with that key or last."""
-    before, old = _read_table(path)
+    before, old = read_table(path)
     ahead = itertools.takewhile(lambda key: key not in ours, old)
     known = old | ours
     rows = [row for key in dict.fromkeys([*ahead, *ours, *old]) for row in known[key]]
@@ -348,7 +348,7 @@ def _merged(path: Path, columns: Iterable[str], ours: Mapping[str, Sequence[Row]
     return encoded(text.getvalue())
 
 
-def _read_table(path: Path) -> tuple[list[str], dict[str, list[Row]]]:
+def read_table(path: Path) -> tuple[list[str], dict[str, list[Row]]]:
     """Return the columns and the rows by key of a table, which need not exist yet."""
     if not path.exists():
         return [], {}

@@ -17,7 +17,7 @@ from fed_dpsd.audits.black_box import audit as sampled
 from fed_dpsd.audits.black_box import verdict as sentences_on
 from fed_dpsd.privacy.accounting import Stage, prove
 from fed_dpsd.privacy.gaussian import NormalizedGradient
-from fed_dpsd.privacy.mechanism import ExactCounts, Probabilities, Shards, Weights
+from fed_dpsd.privacy.mechanism import Shards
 from fed_dpsd.privacy.noisy_max import NoisyMax
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.votes import NoisyVotes
@@ -323,27 +323,3 @@ def test_clopper_pearson(hits, share):
     exact = binomtest(hits, 100).proportion_ci(1 - 2 * share, method="exact")
     assert rates.low(hits, 100, share) == pytest.approx(exact.low, rel=1e-6, abs=1e-12)
     assert rates.high(hits, 100, share) == pytest.approx(exact.high, rel=1e-6)
-
-
-def test_mechanisms_without_noise_of_their_own_have_no_audit():
-    for mechanism in (Probabilities(), Weights(), ExactCounts()):
-        with pytest.raises(ValueError, match=f"{mechanism.name}.*no attack knows.*'votes'"):
-            audit(mechanism, 1, 1, 0.0, 0.5, 0)
-
-
-@every(
-    ("field", "value"),
-    [
-        ("queries", 0),
-        ("runs", 0),
-        ("delta", -1e-9),
-        ("delta", 1.0),
-        ("delta", math.nan),
-        ("failure_probability", 0.0),
-        ("failure_probability", 1.0),
-    ],
-)
-def test_arguments_are_checked(field, value):
-    arguments = {"queries": 1, "runs": 10, "delta": 0.0, "failure_probability": 0.1, "seed": 0}
-    with pytest.raises(ValueError, match=f"{field}="):
-        audit(GRADIENT, **arguments | {field: value})

@@ -15,7 +15,6 @@ from fed_dpsd.audits.one_run import (
     advantage_at_least,
     approximate,
     conclude,
-    gaussian,
     profile,
     refuted,
     refutes,
@@ -79,15 +78,14 @@ def test_all_canaries_given_away_at_once_do_not_fool_the_bound():
 
 @every("mu", [0.3, 0.72, 2.0])
 def test_bounds_stay_below_what_is_true_and_come_near(mu):
-    """Fails with probability at most 3 * 0.003: each bound may be too large in one of a thousand.
+    """Fails with probability at most 3 * 0.002: each bound may be too large in one of a thousand.
 
-    The mean over 1,000 runs comes within a tenth or 0.05; guesses of one run, to a third of mu.
+    The mean over 1,000 runs comes within a tenth or 0.05.
     """
     guesses = gaussian_guesses(mu, 1_000, 100)
     advantage = 2 * ndtr(mu / 2) - 1
     assert max(0.9 * advantage - 0.02, 0) < advantage_at_least(guesses, 1e-3) <= advantage
     pooled = Guesses(guesses.included[:100].ravel()[None], guesses.scores[:100].ravel()[None])
-    assert mu / 3 < strongest(gaussian, pooled, 1e-3) <= mu
     epsilon = strongest(lambda value: approximate(value, 1e-6), pooled, 1e-3)
     assert 0.05 < epsilon <= gaussian_epsilon(mu, 1e-6)
 
@@ -110,6 +108,3 @@ def test_few_runs_are_never_trusted_however_many_canaries_are_right():
     )
     many = np.ones((100, 10), bool)
     assert advantage_at_least(Guesses(many, np.ones((100, 10))), 0.001) > 0.8
-    one = conclude(Guesses(perfect[:1], np.ones((1, 10_000))), 1e-6, 0.001, 0, "", "")
-    assert one.advantage_lower_bound is None
-    assert one.mu_lower_bound > 1

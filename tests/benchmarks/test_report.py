@@ -1,30 +1,16 @@
-"""Tables of benchmarks, and the page sections that show their figures."""
-
-import json
+"""Tables of benchmarks."""
 
 import pytest
 
 from fed_dpsd.benchmarks import report as bench
-from fed_dpsd.benchmarks.report import (
-    FORMAT,
-    filled,
-    markdown,
-    number,
-    ratios,
-    read,
-    slope,
-    statistics,
-)
-from fed_dpsd.errors import UserError
+from fed_dpsd.benchmarks.report import number, ratios, shown, slope, statistics
 
 
 def repetition(total, rounds=10.0, memory=2e9, processor=20.0, student="aa", **more):
     return {
         "seconds": {"total": total, "start": 1.0, "rounds": rounds},
-        "stages": {"asks": rounds / 2},
         "processor": {"seconds": processor, "share": 0.5},
         "peak_memory": memory,
-        "operations": None,
         "accuracy": {"student": 0.9, "ensemble": None},
         "student_sha256": student,
         **more,
@@ -40,7 +26,6 @@ def row(name, *repetitions, clients=5):
 
 def content(*rows):
     whole = {
-        "format": FORMAT,
         "command": "fed-dpsd bench rounds=2",
         "machine": {"processor": "P", "cores": 2, "memory": 8, "load_average": [0.5, 1, 2]},
         "versions": {"commit": "abc", "machine": "m, 2 cores"},
@@ -59,10 +44,10 @@ def three():
 
 
 def test_statistics_are_median_least_and_most_of_what_all_repetitions_have():
-    known = statistics([repetition(4.0, device={"peak_memory": 1}), repetition(1.0)])
+    known = statistics([repetition(4.0, images={"trained": 1}), repetition(1.0)])
     assert known["seconds.total"] == {"median": 2.5, "least": 1.0, "most": 4.0}
     assert known["accuracy.student"]["median"] == 0.9
-    assert not {"device.peak_memory", "accuracy.ensemble", "student_sha256"} & set(known)
+    assert not {"images.trained", "accuracy.ensemble", "student_sha256"} & set(known)
 
 
 def test_ratios_are_of_medians_of_rows_with_as_many_clients(three):
@@ -83,7 +68,7 @@ def test_ratios_are_of_medians_of_rows_with_as_many_clients(three):
 def test_another_student_is_reported():
     other = content(row("local", repetition(1)), row("flower", repetition(1, student="bb")))
     assert other["ratios"]["flower/local"]["same_student"] is False
-    assert "| flower/local | 1.00 | 1.00 | 1.00 | 1.00 | no |" in markdown(other)
+    assert shown(other)["ratios"][1] == ["flower/local", *["1.00"] * 4, "no"]
 
 
 @pytest.mark.parametrize(
@@ -97,27 +82,29 @@ def test_numbers_have_three_digits(value, scale, text):
     assert number(value, scale) == text
 
 
-def test_the_page_has_every_table_that_says_something(three):
-    assert markdown(three) == (
-        "|  | local | flower | fedavg |\n| --- | --- | --- | --- |\n"
-        "| seconds in all | 16.0 (10.0 to 20.0) | 32.0 (30.0 to 40.0) | 8.00 |\n"
-        "| until the server begins, s | 1.00 | 1.00 | 1.00 |\n"
-        "| rounds, s | 10.0 | 25.0 (10.0 to 30.0) | 4.00 |\n"
-        "| student's accuracy, % | 90.0 | 90.0 | 90.0 |\n\n"
-        "|  | local | flower | fedavg |\n| --- | --- | --- | --- |\n"
-        "| peak memory, MB | 2,000 | 2,000 (2,000 to 8,000) | 2,000 |\n"
-        "| processor seconds | 20.0 | 20.0 | 20.0 |\n"
-        "| use of all cores, % | 50.0 | 50.0 | 50.0 |\n\n"
-        "|  | local | flower | fedavg |\n| --- | --- | --- | --- |\n"
-        "| asks, s | 5.00 | 12.5 (5.00 to 15.0) | 2.00 |\n\n"
-        "|  | seconds | seconds of rounds | processor seconds | peak memory | same student |\n"
-        "| --- | --- | --- | --- | --- | --- |\n"
-        "| flower/local | 2.00 | 2.50 | 1.00 | 1.00 | yes |\n"
-        "| local/fedavg | 2.00 | 2.50 | 1.00 | 1.00 | - |\n"
-        "| flower/fedavg | 4.00 | 6.25 | 1.00 | 1.00 | - |\n\n"
+def test_the_tables_have_every_number_that_a_row_has(three):
+    assert shown(three) == {
+        "measures": [
+            ["", "local", "flower", "fedavg"],
+            ["seconds in all", "16.0 (10.0 to 20.0)", "32.0 (30.0 to 40.0)", "8.00"],
+            ["until the server begins, s", "1.00", "1.00", "1.00"],
+            ["rounds, s", "10.0", "25.0 (10.0 to 30.0)", "4.00"],
+            ["student's accuracy, %", "90.0", "90.0", "90.0"],
+            ["peak memory, MB", "2,000", "2,000 (2,000 to 8,000)", "2,000"],
+            ["processor seconds", "20.0", "20.0", "20.0"],
+            ["use of all cores, %", "50.0", "50.0", "50.0"],
+        ],
+        "ratios": [
+            ["", *bench.RATIOS.values(), "same student"],
+            ["flower/local", "2.00", "2.50", "1.00", "1.00", "yes"],
+            ["local/fedavg", "2.00", "2.50", "1.00", "1.00", "-"],
+            ["flower/fedavg", "4.00", "6.25", "1.00", "1.00", "-"],
+        ],
+    }
+    assert bench.origin(three) == (
         "`fed-dpsd bench rounds=2`: medians, with minimum and maximum in brackets, of 3 runs of "
-        "each row, in\nturn, each in a separate process. Commit abc, P, m, 2 cores, load average "
-        "at the start 0.50, 1.00,\n2.00.\n"
+        "each row, in turn, each in a separate process. Commit abc, P, m, 2 cores, load average at "
+        "the start 0.50, 1.00, 2.00."
     )
 
 
@@ -136,33 +123,3 @@ def test_slopes_are_against_the_first_row_of_the_kind():
     assert third[0] == "fedavg"
     assert third[-2:] == ["-", "-"]
     assert list(bench.shown(content(*rows)))[-1] == "clients"
-
-
-def test_marked_places_are_filled_and_the_rest_stays(three, tmp_path):
-    (tmp_path / "b.json").write_text(json.dumps(three))
-    page = (
-        "# Title\n\nFlower takes <!-- bench: b.json flower/local.seconds.total -->?<!-- end of "
-        "bench --> times the <!-- bench: b.json local.seconds.total --><!-- end of bench --> s.\n\n"
-        "<!-- bench: b.json ratios -->\nold\n<!-- end of bench -->\n\nLast.\n"
-    )
-    new = filled(page, tmp_path)
-    assert "Flower takes <!-- bench: b.json flower/local.seconds.total -->2.00<!-- end" in new
-    assert "local.seconds.total -->16.0<!-- end of bench --> s." in new
-    assert "ratios -->\n\n|  | seconds |" in new
-    assert "old" not in new
-    assert new.startswith("# Title\n\n")
-    assert new.endswith("\n\nLast.\n")
-    assert filled(new, tmp_path) == new
-    (tmp_path / "b.json").write_text(json.dumps(content(row("local", repetition(1.0)))))
-    with pytest.raises(UserError, match="b.json has no 'flower/local.seconds.total'; it has times"):
-        filled(new, tmp_path)
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 2, "rows": [1]}', '{"format": 1}'])
-def test_another_file_is_refused(tmp_path, text):
-    path = tmp_path / "b.json"
-    with pytest.raises(UserError, match="b.json cannot be read"):
-        read(path)
-    path.write_text(text)
-    with pytest.raises(UserError, match="was not written by `fed-dpsd bench --out`"):
-        read(path)

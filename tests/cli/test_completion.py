@@ -17,28 +17,24 @@ from fed_dpsd.config import keys
 from tests.cli.test_catalogue import HEAVY, imported
 
 WORDS = [
-    (("resu",), ["resume"]),
-    (("run", "rou"), ["rounds="]),
-    (("run", "meth"), ["method=", "method."]),
-    (("run", "method", "=", "fed_"), ["fed_dpsd"]),  # as bash splits words
-    (("run", "method=fed_"), ["method=fed_dpsd"]),  # where COMP_WORDBREAKS has no =
-    (("run", "method", "=", "dense", "method.generator_s"), ["method.generator_steps="]),
-    (
-        ("run", "data", "=", "mnist", "privacy.bud"),
-        ["privacy.budget=", "privacy.budget_relation="],
-    ),
-    (("run", "experiment", "=", "two"), ["two_axes"]),
-    (("run", "model.student", "=", "resnet1"), ["resnet18"]),
-    (("run", "noise", "="), ["seeded", "secure"]),  # the schema's
-    (("run", "answers.noise_at", "="), ["client", "distributed"]),  # a class's
-    (("run", "partition.self_balancing", "=", "t"), ["true"]),
-    (("sweep", "seed", "=", "0,1", "answers", "=", "label,vo"), ["label,votes"]),
-    (("privacy", "plan", "training", "=", "dp"), ["dp_gan", "dp_merf", "dp_sgd"]),
-    (("list", "ke"), ["keys"]),
-    (("list", "keys", "method", "=", "dgd_"), ["dgd_plus"]),
-    (("run", "--eng"), ["--engine"]),
-    (("run", "--engine", "fl"), ["flower"]),
-    (("run", "nothing_begins_so"), [""]),
+    ("resu", ["resume"]),
+    ("run rou", ["rounds="]),
+    ("run meth", ["method=", "method."]),
+    ("run method=fed_", ["method=fed_dpsd"]),
+    ("run method=dense method.generator_s", ["method.generator_steps="]),
+    ("run data=mnist privacy.bud", ["privacy.budget=", "privacy.budget_relation="]),
+    ("run experiment=two", ["experiment=two_axes"]),
+    ("run model.student=resnet1", ["model.student=resnet18"]),
+    ("run noise=", ["noise=seeded", "noise=secure"]),  # the schema's
+    ("run answers.noise_at=", ["answers.noise_at=client", "answers.noise_at=distributed"]),
+    ("run partition.self_balancing=t", ["partition.self_balancing=true"]),
+    ("sweep seed=0,1 answers=label,vo", ["answers=label,votes"]),
+    ("privacy plan training=dp", [f"training=dp_{name}" for name in ("gan", "merf", "sgd")]),
+    ("list ke", ["keys"]),
+    ("list keys method=dgd_", ["method=dgd_plus"]),
+    ("run --eng", ["--engine"]),
+    ("run --engine fl", ["flower"]),
+    ("run nothing_begins_so", [""]),
 ]
 
 
@@ -62,20 +58,19 @@ def complete(monkeypatch, capsys):
 
 @pytest.fixture
 def bash(complete):
-    def call(*words):
-        typed = "\n".join(("fed-dpsd", *words))
-        return complete("complete_bash", COMP_WORDS=typed, COMP_CWORD=str(len(words)))
+    def call(typed):
+        return complete("complete_bash", COMP_LINE=f"fed-dpsd {typed}")
 
     return call
 
 
 def test_bash_gets_what_can_follow(bash):
-    found = {words: bash(*words) for words, _ in WORDS}
+    found = {typed: bash(typed) for typed, _ in WORDS}
     assert found == dict(WORDS)
 
 
 def test_every_group_and_section_is_offered_before_a_letter_is_typed(bash):
-    offered = bash("run", "")
+    offered = bash("run ")
     assert {f"{group}=" for group in keys.groups()} <= set(offered)
     assert {"rounds=", "privacy.", "method."} <= set(offered)
     assert len(offered) < 50
@@ -93,8 +88,8 @@ def test_zsh_gets_a_line_on_each_choice(complete):
 
 
 def test_completion_imports_nothing_heavy():
-    words = {"COMP_WORDS": "fed-dpsd\nrun\nmethod\n=\nfed_", "COMP_CWORD": "4"}
-    modules = imported("", _FED_DPSD_COMPLETE="complete_bash", **words)
+    typed = {"_FED_DPSD_COMPLETE": "complete_bash", "COMP_LINE": "fed-dpsd run method=fed_"}
+    modules = imported("", **typed)
     assert "fed_dpsd" in modules  # the control
     assert HEAVY.isdisjoint(modules)
 

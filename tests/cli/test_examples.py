@@ -127,7 +127,7 @@ def measured(monkeypatch):
 
     def bench(planned, *_):
         for each in planned:
-            measuring.composed(each.row, each.overrides)
+            measuring.composed(each.overrides)
         return content([each.name for each in planned])
 
     monkeypatch.setattr(rows, "bench", bench)

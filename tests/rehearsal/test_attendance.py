@@ -29,8 +29,17 @@ PATIENCE = 900
 def rehearsal(tmp_path_factory):
     """A coordinator and hospital 0; hospital 1 is not there yet."""
     folder = tmp_path_factory.mktemp("rehearsal")
-    with Rehearsal(folder, SMALL, {}, hosts=False, late=(1,)) as found:
+    with Rehearsal(folder, SMALL, hosts=False, late=(1,)) as found:
         yield found
+
+
+def stop(rehearsal, host):
+    """Stop a hospital's service as its owner would, so that its node leaves the federation."""
+    service = rehearsal._processes[host]
+    service.terminate()
+    with contextlib.suppress(psutil.TimeoutExpired):
+        service.wait(20)
+    rehearsal.kill(host)
 
 
 def lines(path):

@@ -33,7 +33,7 @@ CONNECTED = "SuperNode ID"  # what an admitted node logs
 @pytest.fixture(scope="module")
 def rehearsal(tmp_path_factory):
     folder = tmp_path_factory.mktemp("rehearsal")
-    with Rehearsal(folder, SMALL, {}, can_make_hosts()) as found:
+    with Rehearsal(folder, SMALL, can_make_hosts()) as found:
         yield found
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fed_dpsd.report import pages, plots, sweep_charts
+from fed_dpsd.report import pages, sweep_charts
 from fed_dpsd.report.facts import Unfinished
 from fed_dpsd.report.settings import read, rows_by_key
 from tests.report.runs import SUMMARY, deployment, run
@@ -63,14 +63,11 @@ def files(tmp_path_factory):
     )
     table = RESULTS / "table5_cifar10.csv"
     rounds = rows_by_key([table], "rounds", sweep_charts.ROUND_COLUMNS)
-    pairs = rows_by_key([table], "confusion", plots.PAIR_COLUMNS)
     texts = (
         *(pages.run_page(run(folder)), pages.run_page(many), pages.run_page(deployment(folder))),
         pages.officer_page(deployment(folder)),
         pages.run_page(deployment(folder, unfinished=STOPPED)),
-        pages.sweep_page(
-            "table5_cifar10", read([table])[6:11], rounds, pairs, unfinished=[STOPPED]
-        ),
+        pages.sweep_page("table5_cifar10", read([table])[6:11], rounds, unfinished=[STOPPED]),
     )
     for name, text in zip(PAGES, texts, strict=True):
         (folder / f"{name}.html").write_text(text)

@@ -13,8 +13,8 @@ OWN = {"epsilon_published": "inf", "caveats": "seeded noise; per run"}
 STOPPED = Unfinished("ab12", 2, 5, "the disk is full", False, "fed-dpsd resume ab12")
 
 
-def page(path, rounds=None, pairs=None, differences=(), unfinished=()):
-    text = sweep_page("curve", read([path]), rounds or {}, pairs or {}, differences, unfinished)
+def page(path, rounds=None, differences=(), unfinished=()):
+    text = sweep_page("curve", read([path]), rounds or {}, differences, unfinished)
     assert text.startswith(FIRST_LINE)
     return check_structure(text)
 
@@ -109,20 +109,18 @@ def test_a_plug_ins_epsilon_is_not_reviewed(table):
     assert "not reviewed" in found.text_of("p", class_="lead")
 
 
-def test_curves_alphas_classes_and_differences_are_there_if_known(shown, table):
+def test_curves_alphas_and_differences_are_there_if_known(shown, table):
     path = table(*({"partition.alpha": a, "seed": 0} for a in (0.1, 0.5)))
     line = {"seconds": 1, "forward_answers": 10, "backward_answers": 0, "student_accuracy": 0.5}
     rounds = {
         "curve.csv0": [{k: str(v) for k, v in line.items()} | {"round": str(n)} for n in (1, 2)]
     }
-    pairs = {"curve.csv0": [{"truth": "1", "predicted": "1", "count": "5"}]}
     differences = [["minus x", "student", "seeds"], ["y", "+1.0", "2"]]
-    found = page(path, rounds, pairs, differences)
-    assert found.texts("h2")[:5] == [
+    found = page(path, rounds, differences)
+    assert found.texts("h2")[:4] == [
         *("The settings", "Differences, seed by seed", "Over the rounds"),
-        *("How much clients differ", "Class by class"),
+        "How much clients differ",
     ]
-    assert found.rows("Accuracy of each class")[0]["1"] == "100"
     assert found.rows("Differences between students")[0]["student"] == "+1.0"
     assert "Over the rounds" not in shown.texts("h2")
 

@@ -10,7 +10,6 @@ import pytest
 from scipy.stats import ttest_rel
 
 from fed_dpsd.errors import UserError
-from fed_dpsd.report import tables
 from fed_dpsd.report.settings import NEEDED, RESULTS, names, read, rows_by_key
 from fed_dpsd.report.sweep_charts import ROUND_COLUMNS
 from fed_dpsd.report.tables import (
@@ -305,40 +304,6 @@ def test_r4_a_table_has_a_line_for_each_method_and_a_column_for_each_alpha(table
     assert r"c & 65.0 $\pm$ 7.1 & -- & 2 \\" in latex
     assert r"\label{tab:curve}" in latex
     assert not re.search(r"(?<!\\)[%_]", latex.partition("\n")[2])
-
-
-# --- attacks ---
-
-MEMBERS = {
-    **{"setting": "proven, 1", "victim": "student", "attack": "lira", "accuracy": 0.75},
-    **{"accuracy_deviation": 0.02, "auc": 0.512, "auc_deviation": 0.004, "tpr@1%": 0.0123},
-    **{"tpr@1%_low": 0.009, "tpr@1%_high": 0.016, "resolved@1%": True, "cap@1%": 0.031},
-    **{"profile_cap@1%": 0.027, "tpr@0.1%": 0.001, "tpr@0.1%_low": 0.0, "tpr@0.1%_high": 0.003},
-    **{"resolved@0.1%": False, "cap@0.1%": 1.0, "profile_cap@0.1%": 1.0},
-    **{"epsilon_at_least": None, "epsilon_proven": "0.99993", "epsilon_published": "inf"},
-}
-
-
-def test_a_line_on_members_has_rates_with_intervals_and_both_caps():
-    head, line = tables.membership_table([MEMBERS])
-    assert line[3:9] == [
-        *("75.0 ± 2.0", "0.512 ± 0.004", "1.23 (0.90-1.60)", "3.10; 2.70"),
-        *("0.10 (0.00-0.30), not resolved", "none"),
-    ]
-    assert line[9:] == ["-", "0.99993", "inf"]
-    assert head[10] == "proven (record, add_remove)"
-    _, line = tables.membership_table([MEMBERS | {"review": "not reviewed: of a plug-in"}])
-    assert line[10] == "0.99993 (not reviewed)"
-
-
-def test_a_line_on_pictures_leaves_out_what_a_control_has_not():
-    score = {"inception": 5.0, "recognised": 0.5, "nearest_member": 0.52}
-    row = score | {f"{name}_deviation": 0.1 for name in score}
-    row |= {"setting": "random pixels", "victim": "", "attack": ""}
-    row |= {"reached": np.nan, "reached_deviation": np.nan}
-    _, line = tables.inversion_table([row])
-    scores = ["5.00 ± 0.10", "50.0 ± 10.0", "52.0 ± 10.0"]
-    assert line == ["random pixels", "-", "-", *scores, "-", "-", "-"]
 
 
 def test_a_table_has_the_columns_of_all_rows():

@@ -13,7 +13,7 @@ Bench = Mapping[str, Any]
 Lines = list[list[str]]
 PAIRS = (
     *(("flower", "local"), ("local", "fedavg"), ("flower", "fedavg")),
-    *(("local", "pfl"), ("local", "fluke")),
+    *(("local", "pfl"), ("local", "fluke"), ("local", "appfl")),
 )
 RATIOS = {
     "seconds.total": "seconds",

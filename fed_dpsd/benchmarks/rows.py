@@ -34,6 +34,7 @@ PEERS = {
     "fedavg": ("flower_fedavg.py", ""),
     "pfl": ("pfl_research.py", "pfl[pytorch]==0.6.0"),
     "fluke": ("fluke_fl.py", "fluke-fl==0.8.1"),
+    "appfl": ("appfl_serial.py", "appfl==1.12.0"),
 }
 LOOKS_EVERY = 0.5  # seconds
 MEMORY_PAUSE = 50  # after a reading of memory, which is slow, in multiples of its time

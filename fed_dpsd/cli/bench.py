@@ -20,7 +20,7 @@ def bench(
         str,
         typer.Option(
             help="Rows to measure, separated by commas. local: in one process; flower: through "
-            "Flower. Default: both, or local with --clients. fedavg, pfl, fluke: FedAvg in "
+            "Flower. Default: both, or local with --clients. fedavg, pfl, fluke, appfl: FedAvg in "
             "Flower and in other simulators, with method=fedavg."
         ),
     ] = "",

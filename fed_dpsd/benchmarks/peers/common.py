@@ -102,3 +102,8 @@ def task() -> Task:
 
 def _unit(images: Any) -> torch.Tensor:
     return torch.from_numpy(images).float().div_(255).contiguous(memory_format=torch.channels_last)
+
+
+def share_right(labels: Any, predictions: Any) -> float:
+    """Return the accuracy of (n, K) predictions, a metric of APPFL's trainer."""
+    return float((predictions.argmax(1) == labels).mean())

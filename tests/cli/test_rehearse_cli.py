@@ -18,7 +18,7 @@ def rehearse(fed_dpsd, run_of, monkeypatch, tmp_path):
     class Stub:
         status = faults.COMPLETED
 
-        def __init__(self, folder, overrides, settings, hosts):
+        def __init__(self, folder, overrides, hosts):
             self.folder, self.hospitals = folder, range(2)
             self.experiment = set_up(compose(SMALL), tmp_path)
 

@@ -32,9 +32,7 @@ NOTE = "features are EfficientNet-Lite2's, trained on ImageNet, which is public 
 
 
 class Pretrained(nn.Module):
-    """Module from (B, C, S, S) in [-1, 1] to (B, F): three parts of features with equal norms.
-
-    Two parts are public, and patch features are the third, which helps on grey images.
+    """Module from (B, C, S, S) in [-1, 1] to (B, F): two kinds of features with equal norms.
 
     There are no parameters. On a CPU, each image's row is cached by the hash of its pixels and, if
     `folder` is given, also stored there for other processes, 1,024 rows at a time.
@@ -63,9 +61,8 @@ class Pretrained(nn.Module):
             public = efficientnet.features(images)
         else:
             public = _memory(self.shape, self.folder, memory, torch.get_num_threads())(images)
-        fixed = self.fixed(images)
-        parts = public, fixed / fixed.norm(dim=1, keepdim=True)
-        return torch.cat(parts, 1) * (LENGTH / 3**0.5)
+        parts = [part / part.norm(dim=1, keepdim=True) for part in (public, self.fixed(images))]
+        return torch.cat(parts, 1) * (LENGTH / 2**0.5)
 
 
 class Memory:

@@ -71,12 +71,14 @@ def test_where_places_do_not_agree_images_are_taken_one_by_one(monkeypatch):
 
 @pytest.mark.slow
 @every("channels", [1, 3])
-def test_rows_have_three_equal_parts_and_one_length(channels):
+def test_rows_have_two_equal_kinds_and_one_length(channels):
     backbone = Pretrained((channels, 8, 8), 32)
     rows = backbone(images(5, channels))
     assert rows.shape == (5, backbone.num_features)
-    for part in rows.split([efficientnet.LAST, efficientnet.BEFORE, 32], dim=1):
-        assert part.norm(dim=1).tolist() == pytest.approx([48**0.5] * 5)
+    for part in rows.split([efficientnet.NUM_FEATURES, 32], dim=1):
+        assert part.norm(dim=1).tolist() == pytest.approx([72**0.5] * 5)
+    public = rows[:, : efficientnet.LAST]
+    assert public.norm(dim=1).tolist() == pytest.approx([6] * 5)
     assert next(backbone.parameters(), None) is None
 
 

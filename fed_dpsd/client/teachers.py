@@ -137,6 +137,10 @@ class Teachers:
         shape, asked = config.data.shape, config.precision
         return choose_precision(teacher, shape, asked, self._learns_on).bfloat16
 
+    @functools.cached_property
+    def _features_version(self) -> str:
+        return make_teacher(self._config, self._client, 0).features_version
+
     def _untrained(self, shard: int) -> Classifier:
         teacher = make_teacher(self._config, self._client, shard)
         teacher.bfloat16 = self._bfloat16
@@ -158,6 +162,7 @@ class Teachers:
         settings += [self._secret.identity] if self._secret else []
         settings += [model_of(self._learns_on)] if self._learns_on != CPU else []
         settings += ["bfloat16"] if self._bfloat16 else []
+        settings += [self._features_version] if self._features_version else []
         settings += [config.plugins] if config.plugins else []
         if is_function(name := config.architecture(self._client)):
             settings += [digest_of(name, config.data.shape, config.data.num_classes)]

@@ -57,7 +57,7 @@ def features(images: torch.Tensor) -> torch.Tensor:
     """Map (B, C, S, S) floats in [-1, 1], C = 1 or 3, to (B, 1184) features: two parts of norm 1.
 
     The parts are the mean of the last group's maps, and the means of the previous group's maps in
-    each quarter of the image.
+    each of four overlapping parts of the image.
 
     Raises:
         UserError: the package with the weights is missing or contains other weights.

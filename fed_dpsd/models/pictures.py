@@ -58,8 +58,7 @@ def load(source: str, size: int) -> Pictures:
     """Read the pictures of a package or of a folder, for crops of `size` pixels.
 
     Args:
-        source: "scikit-learn", or a folder with picture files or with parquet files that contain
-            pictures in a column "image" or "img".
+        source: "scikit-learn", or a folder with picture files.
         size: height and width of the crops.
 
     Raises:

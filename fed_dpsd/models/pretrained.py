@@ -54,6 +54,13 @@ class Pretrained(nn.Module):
         self.fixed = Patches(shape, num_fixed)
         self.num_features = efficientnet.NUM_FEATURES + self.fixed.num_features
 
+    @staticmethod
+    @functools.cache
+    def version() -> str:
+        """Return a digest of the code and weights that determine features, for names in caches."""
+        sources = [Path(file).read_bytes() for file in (__file__, efficientnet.__file__)]
+        return hashlib.blake2b(b"".join(sources), digest_size=4).hexdigest()
+
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Map (B, C, S, S) floats to (B, F) float32 rows of length 12."""
         memory = memory_for(images)
@@ -153,6 +160,6 @@ def _memory(
 
     Records and requested images have separate folders (see `remembering`).
     """
-    version = [efficientnet.SHA256[:8], torch.__version__, torch.backends.cpu.get_cpu_capability()]
+    version = [Pretrained.version(), torch.__version__, torch.backends.cpu.get_cpu_capability()]
     name = "-".join([*version, str(threads), "x".join(map(str, shape))])
     return Memory(folder and folder / memory / name)

@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch.nn import functional
 
+from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.errors import UserError
+from fed_dpsd.experiment import load_data
 from fed_dpsd.models import efficientnet, pretrained
 from fed_dpsd.models.classifiers import CLASSIFIERS
 from fed_dpsd.models.fixed_features import remembering
@@ -242,3 +244,21 @@ def test_threads_have_memories_of_their_own():
     assert pretrained._memory((1, 8, 8), None, "asked", 1) is not pretrained._memory(
         (1, 8, 8), None, "asked", 2
     )
+
+
+def test_teachers_and_rows_of_other_features_are_not_reused(small, tmp_path, monkeypatch):
+    """A teacher that was trained on other features would load and answer at random."""
+
+    def names():
+        experiment = small("model=pretrained", "num_clients=1")
+        config, ids = experiment.config, np.arange(9)
+        records = load_data(config.data, config.cache).train.take(ids)
+        teachers = Teachers(config, experiment.training, 0, records, ids)
+        return teachers.keys, pretrained._memory((1, 8, 8), tmp_path, "asked", 1)._folder
+
+    first = names()
+    assert names() == first
+    pretrained._memory.cache_clear()
+    monkeypatch.setattr(Pretrained, "version", staticmethod(lambda: "other"))
+    assert not set(first[0]) & set(names()[0])
+    assert names()[1] != first[1]

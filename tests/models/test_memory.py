@@ -8,18 +8,17 @@ import pytest
 PROGRAM = """
 import ctypes, resource, sys
 import torch
-from fed_dpsd.models import initialise, keep_freed_memory
-from fed_dpsd.models.classifiers import CLASSIFIERS
-torch.set_num_threads(1)
+from fed_dpsd.models import keep_freed_memory
 if sys.argv[1] == "kept":
     keep_freed_memory()
-network = initialise(lambda: CLASSIFIERS["cnn"]((3, 32, 32), 10, 32), torch.Generator())
-images = torch.zeros(128, 3, 32, 32).contiguous(memory_format=torch.channels_last)
+else:  # glibc adapts what it keeps by default, so the control gives all back
+    ctypes.CDLL(None).mallopt(-1, 0)
 def step():
-    network(images).sum().backward()
-step()
+    activations = [torch.ones(7_000_000) for _ in range(8)]
+for _ in range(5):
+    step()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(20):
+for _ in range(30):
     step()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
@@ -32,4 +31,4 @@ def page_faults(how):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs glibc")
 def test_a_step_that_repeats_reuses_its_memory():
-    assert page_faults("kept") < page_faults("given back") / 3
+    assert page_faults("kept") < 1_000 < page_faults("given back")

@@ -152,8 +152,8 @@ def torch_threads(count: int) -> Iterator[None]:
 def keep_freed_memory() -> None:
     """Let this process reuse freed memory, for the rest of its life, on systems with glibc.
 
-    By default, glibc may return the activations of a step to the system. The next step then spends up
-    to a third of its time on getting and clearing new pages.
+    By default, glibc may return the activations of a step to the system. The next step then spends
+    up to a third of its time on getting and clearing new pages.
     """
     if set_parameter := getattr(ctypes.CDLL(None), "mallopt", None):
         set_parameter(MMAP_THRESHOLD, KEPT_BLOCK)

@@ -45,6 +45,7 @@ from fed_dpsd.models.footprint import weight_bytes
 from fed_dpsd.models.functions import digest_of
 from fed_dpsd.models.inference import Images
 from fed_dpsd.models.precision import choose_precision
+from fed_dpsd.models.pretrained import Pretrained
 from fed_dpsd.privacy.label_dp import LabelPrivate
 from fed_dpsd.privacy.noise import Noise, SecretStreams
 from fed_dpsd.privacy.training import CustomTraining, Training, TrainingMechanism
@@ -137,10 +138,6 @@ class Teachers:
         shape, asked = config.data.shape, config.precision
         return choose_precision(teacher, shape, asked, self._learns_on).bfloat16
 
-    @functools.cached_property
-    def _features_version(self) -> str:
-        return make_teacher(self._config, self._client, 0).features_version
-
     def _untrained(self, shard: int) -> Classifier:
         teacher = make_teacher(self._config, self._client, shard)
         teacher.bfloat16 = self._bfloat16
@@ -149,8 +146,8 @@ class Teachers:
     @property
     def settings(self) -> str:
         """Return every public setting that the teachers depend on, as JSON."""
-        config = self._config
-        settings = [config.architecture(self._client), config.model.teacher_width]
+        config, name = self._config, self._config.architecture(self._client)
+        settings = [name, config.model.teacher_width]
         # Noise follows this text, so that what is off is not in it.
         on = {key: v for key, v in vars(config.teacher).items() if v or key not in OFF_BY_DEFAULT}
         settings += [config.data.num_classes, on, config.threads_client]
@@ -162,9 +159,9 @@ class Teachers:
         settings += [self._secret.identity] if self._secret else []
         settings += [model_of(self._learns_on)] if self._learns_on != CPU else []
         settings += ["bfloat16"] if self._bfloat16 else []
-        settings += [self._features_version] if self._features_version else []
+        settings += [Pretrained.version()] if name == "pretrained" else []
         settings += [config.plugins] if config.plugins else []
-        if is_function(name := config.architecture(self._client)):
+        if is_function(name):
             settings += [digest_of(name, config.data.shape, config.data.num_classes)]
         return json.dumps(settings, sort_keys=True)
 

@@ -27,10 +27,10 @@ def ready(
         The placement, and the `cautions` and `weak_delta`.
 
     Raises:
-        UserError: a Python function is missing, its clients are hospitals, a device does not
-            exist or lacks the precision, its budget is less than it needs, a folder cannot be
-            written, a ledger belongs to other records, the data does not allow so many clients, or
-            pictures or teachers cannot be read.
+        UserError: a Python function is missing, the clients are hospitals, a device does not exist
+            or lacks the precision, the budget is too small, a folder cannot be written, a ledger
+            belongs to other records, the data does not allow so many clients, or pictures or
+            teachers cannot be read.
     """
     text = " ".join(overrides)
     require_functions(experiment.config)

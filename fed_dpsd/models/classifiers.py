@@ -55,11 +55,6 @@ class Classifier(nn.Module):
         return next(self.backbone.parameters(), None) is None
 
     @property
-    def features_version(self) -> str:
-        """Return what identifies the public features' code and weights; "" without any."""
-        return self.backbone.version() if isinstance(self.backbone, Pretrained) else ""
-
-    @property
     def features_key(self) -> tuple[object, ...]:
         """Return the settings that fixed features depend on (apart from images and device).
 

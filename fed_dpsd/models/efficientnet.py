@@ -64,7 +64,7 @@ def features(images: torch.Tensor) -> torch.Tensor:
     """
     before, last = maps(images)
     parts = last.mean((2, 3)), functional.adaptive_avg_pool2d(before, 2).flatten(1)
-    return torch.cat([part / part.norm(dim=1, keepdim=True) for part in parts], 1)
+    return torch.cat([functional.normalize(part) for part in parts], 1)
 
 
 def maps(images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

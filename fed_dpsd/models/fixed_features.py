@@ -116,6 +116,15 @@ class FixedFeatures(nn.Module):
         return features * (self.num_features**0.5 / length)
 
 
+def version_of(*files: str) -> str:
+    """Return a digest of code, torch's version and the instruction set, for names in caches."""
+    versions = torch.__version__, torch.backends.cpu.get_cpu_capability()
+    digest = hashlib.blake2b(repr(versions).encode(), digest_size=8)
+    for file in files:
+        digest.update(Path(file).read_bytes())
+    return digest.hexdigest()
+
+
 @functools.cache
 @torch.inference_mode(False)  # a classifier may train on what they give
 def whitening(
@@ -132,12 +141,9 @@ def whitening(
     examples = kind.examples(shape)
     if folder is None:
         return _components(kind, examples, num_features)
-    version = [torch.__version__, torch.backends.cpu.get_cpu_capability()]
-    sources = [Path(file).read_bytes() for file in (__file__, inspect.getfile(kind))]
-    digest = hashlib.blake2b(repr(version).encode(), digest_size=8)
-    for part in (*sources, examples.tobytes()):
-        digest.update(part)
-    name = f"{kind.__name__}-{num_features}-{digest.hexdigest()}"
+    drawn = hashlib.blake2b(examples.tobytes(), digest_size=8).hexdigest()
+    version = version_of(__file__, inspect.getfile(kind))
+    name = f"{kind.__name__}-{num_features}-{version}-{drawn}"
     files = [folder / f"{name}.{part}.npy" for part in ("mean", "components")]
     with contextlib.suppress(OSError, EOFError, ValueError):
         mean, components = (torch.from_numpy(np.load(file)) for file in files)

@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
+from torch.nn import functional
 
 from fed_dpsd.models import efficientnet
-from fed_dpsd.models.fixed_features import Remembering, memory_for
+from fed_dpsd.models.fixed_features import Remembering, memory_for, version_of
 from fed_dpsd.models.patches import Patches
 from fed_dpsd.privacy.lattice import places_agree
 from fed_dpsd.storage import write_together
@@ -57,9 +58,8 @@ class Pretrained(nn.Module):
     @staticmethod
     @functools.cache
     def version() -> str:
-        """Return a digest of the code and weights that determine features, for names in caches."""
-        sources = [Path(file).read_bytes() for file in (__file__, efficientnet.__file__)]
-        return hashlib.blake2b(b"".join(sources), digest_size=4).hexdigest()
+        """Return what names features in caches: their code states the weights' digest."""
+        return version_of(__file__, efficientnet.__file__)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Map (B, C, S, S) floats to (B, F) float32 rows of length 12."""
@@ -68,7 +68,7 @@ class Pretrained(nn.Module):
             public = efficientnet.features(images)
         else:
             public = _memory(self.shape, self.folder, memory, torch.get_num_threads())(images)
-        parts = [part / part.norm(dim=1, keepdim=True) for part in (public, self.fixed(images))]
+        parts = [functional.normalize(part) for part in (public, self.fixed(images))]
         return torch.cat(parts, 1) * (LENGTH / 2**0.5)
 
 
@@ -160,6 +160,5 @@ def _memory(
 
     Records and requested images have separate folders (see `remembering`).
     """
-    version = [Pretrained.version(), torch.__version__, torch.backends.cpu.get_cpu_capability()]
-    name = "-".join([*version, str(threads), "x".join(map(str, shape))])
+    name = "-".join([Pretrained.version(), str(threads), "x".join(map(str, shape))])
     return Memory(folder and folder / memory / name)

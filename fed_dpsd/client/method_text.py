@@ -24,7 +24,7 @@ _LEFT_OUT = {
     "recombined_fraction": 0.0,
 }
 # Of FedDPSD and DPSD, for the student's training.
-_STUDENT = {"temperature": 1.0, "shift": 0, "flip": False}
+_STUDENT = {"temperature": 1.0, "shift": 0, "flip": False, "final_fit": "steps"}
 _NOT_LITERAL = "fed_dpsd.FedDPSD", "dpsd.DPSD"
 # Classes that methods had before they became settings of others, by class and name.
 _CLASSES = {

@@ -17,7 +17,7 @@ round.
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, cast
 
 import numpy as np
 import torch
@@ -50,6 +50,7 @@ from fed_dpsd.models.augmentation import augment
 from fed_dpsd.models.classifiers import FIXED, Classifier
 from fed_dpsd.models.divergence import descend, rates_of
 from fed_dpsd.models.inference import learner, predict
+from fed_dpsd.models.least_squares import fit_log_probabilities
 from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.mechanism import Additive, Mechanism, Probabilities
@@ -75,6 +76,7 @@ class FedDPSD(Queries, Method):
     asks_cohorts: ClassVar[bool] = True
     student_steps: int
     final_student_steps: int
+    final_fit: Literal["steps", "least_squares"]
     student_learning_rate: float
     batch_size: int
     temperature: float
@@ -114,6 +116,13 @@ class FedDPSD(Queries, Method):
             problems.append(
                 f"method.temperature={self.temperature:g} softens probabilities, and "
                 f"answers={answers.name if answers else None} has none; use method.temperature=1"
+            )
+        linear = config.model.student in FIXED and isinstance(answers, Probabilities)
+        if self.final_fit == "least_squares" and not linear:
+            problems.append(
+                "method.final_fit=least_squares needs answers=probabilities and a student that is "
+                f"linear on fixed features; use model.student={' or '.join(FIXED)} instead of "
+                f"{config.model.student}, or method.final_fit=steps"
             )
         if (self.shift or self.flip) and config.model.student in FIXED:
             problems.append(
@@ -258,12 +267,20 @@ class FedDPSD(Queries, Method):
     ) -> dict[str, float]:
         """Train the student by Eq. 7 on batches from the whole buffer, with Adam.
 
+        With `final_fit="least_squares"`, the last student is solved for instead.
+
         Returns:
             The last loss, and the wall-clock seconds of all steps, as metrics of the round.
         """
         steps = self.final_student_steps if last else self.student_steps
         whole = ReplayBuffer.joined(buffer)
         model, take = learner(student, whole.images, context.device)
+        started = time.perf_counter()
+        if last and self.final_fit == "least_squares":
+            labels = torch.from_numpy(whole.labels).to(context.device)
+            features = take(np.arange(len(labels)))
+            fit_log_probabilities(cast(nn.Linear, model), features, labels)
+            return _metrics(losses.student_loss(model(features), labels), started)
         optimiser = torch.optim.Adam(model.parameters(), self.student_learning_rate, foreach=True)
         schedule = torch.optim.lr_scheduler.OneCycleLR(
             optimiser, self.student_learning_rate, total_steps=max(steps, 20), pct_start=0.1
@@ -273,20 +290,15 @@ class FedDPSD(Queries, Method):
         rng = streams.torch("replay", query_id=number)
         student.train()
 
-        def losses() -> Iterator[torch.Tensor]:
+        def batch_losses() -> Iterator[torch.Tensor]:
             for _ in reported("steps of the student", range(steps)):
                 chosen = torch.randint(len(labels), (self.batch_size,), generator=rng).numpy()
                 inputs = augment(take(chosen), self.shift, self.flip, rng)
                 yield loss_of(model(inputs), labels[chosen].to(context.device), chosen)
                 schedule.step()
 
-        started = time.perf_counter()
         rates = rates_of(self, "student_learning_rate")
-        loss = descend(optimiser, losses(), "the student", rates).item()
-        return {
-            "student_loss": loss,  # reading it waited for the device
-            "student_seconds": round(time.perf_counter() - started, 4),
-        }
+        return _metrics(descend(optimiser, batch_losses(), "the student", rates), started)
 
     def student_loss(self, context: PublicContext, predictions: NDArray[np.float32]) -> StudentLoss:
         """Return L_s: likelihood for responses, least squares under noise, or cross-entropy.
@@ -306,3 +318,9 @@ class FedDPSD(Queries, Method):
         if isinstance(mechanism, Additive):
             return lambda logits, labels, _: losses.squared_loss(logits, labels)
         return lambda logits, labels, _: losses.student_loss(logits, labels, self.temperature)
+
+
+def _metrics(loss: torch.Tensor, started: float) -> dict[str, float]:
+    """Return the metrics of the student's training, which began at `started`."""
+    value = loss.item()  # reading it waits for the device
+    return {"student_loss": value, "student_seconds": round(time.perf_counter() - started, 4)}

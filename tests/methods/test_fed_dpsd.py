@@ -12,7 +12,7 @@ from fed_dpsd.methods.method import ReplayBuffer, draw_public
 from fed_dpsd.models.inference import predict
 from fed_dpsd.protocol import Aggregate, Request
 from fed_dpsd.streams import Streams
-from tests.running import context_of, finish
+from tests.running import context_of, finish, not_refused
 
 
 def test_gradient_labels_follow_eq_3(small):
@@ -223,3 +223,24 @@ def test_the_temperature_and_moved_images_change_what_the_student_learns(small):
         students.append(torch.cat([p.detach().ravel() for p in student.parameters()]))
     assert torch.equal(students[0], students[1])
     assert not any(torch.equal(students[0], other) for other in students[2:])
+
+
+def test_least_squares_reproduces_the_pooled_odds_of_linear_teachers(small, tmp_path):
+    """Steps of the cross-entropy on the same answers stay further away."""
+    distances = {}
+    for fit in ("least_squares", "steps"):
+        experiment = small(
+            *("training=plain", "answers=probabilities", "method.pooling=odds", "model=patches"),
+            *("teacher.epochs=2", "rounds=2", "queries_per_round=512", f"method.final_fit={fit}"),
+        )
+        last = finish(experiment, tmp_path / fit)[1][-1]
+        answered = ReplayBuffer.joined(last.state.buffer)
+        found = predict(last.student, answered.images, torch.device("cpu"))
+        distances[fit] = np.abs(found - answered.labels).mean()
+    assert distances["least_squares"] < 0.005 < distances["steps"]
+
+
+def test_least_squares_needs_probabilities_and_a_linear_student(small):
+    refused = "final_fit=least_squares needs .* or method.final_fit=steps"
+    table = [("answers=label model=patches", refused), ("answers=probabilities", refused)]
+    assert not not_refused(small, table, "training=plain", "method.final_fit=least_squares")

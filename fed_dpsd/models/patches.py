@@ -32,7 +32,8 @@ class Patches(FixedFeatures):
     """Responses to 128 patterns and their negatives in nine parts of an image: 2,304 coefficients.
 
     A patch is centred and divided by its standard deviation, so a response depends on form, but not
-    on brightness and contrast.
+    on brightness and contrast. Photographs are as likely as their mirror images, so a colour image
+    has the mean responses of both; an X-ray's sides differ.
     """
 
     @staticmethod
@@ -43,8 +44,11 @@ class Patches(FixedFeatures):
     @staticmethod
     def coefficients(images: torch.Tensor) -> torch.Tensor:
         """Map (B, C, S, S) floats in [-1, 1] to (B, 2304) coefficients, with rows of length 1."""
-        count = min(32, max(1, AT_ONCE // images.shape[-1] ** 2))
-        return torch.cat([_coefficients(part) for part in images.split(count)])
+        parts = images.split(min(32, max(1, AT_ONCE // images.shape[-1] ** 2)))
+        if images.shape[1] == 1:
+            return torch.cat([_coefficients(part) for part in parts])
+        both = [_coefficients(part) + _coefficients(part.flip(3)) for part in parts]
+        return functional.normalize(torch.cat(both))
 
     @staticmethod
     def examples(shape: tuple[int, ...]) -> NDArray[np.uint8]:

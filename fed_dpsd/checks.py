@@ -12,8 +12,8 @@ from fed_dpsd.data.partition import Partition
 from fed_dpsd.errors import UserError, shown
 from fed_dpsd.methods.method import Method
 from fed_dpsd.models.classifiers import CLASSIFIERS, FIXED, NO_DP_SGD
-from fed_dpsd.models.efficientnet import require_weights
 from fed_dpsd.models.functions import problem_of
+from fed_dpsd.models.pretrained import public_of
 from fed_dpsd.models.torchvision_networks import GROUP_FORMS
 from fed_dpsd.privacy.mechanism import Mechanism
 from fed_dpsd.privacy.plan import Plan
@@ -79,7 +79,7 @@ def _teachers_keys(config: Config) -> dict[str, str]:
 
 
 def unknown_networks(config: Config) -> list[str]:
-    """Return the architectures that are unknown or lack their public weights."""
+    """Return the architectures that are unknown."""
     model, known = config.model, ", ".join(CLASSIFIERS)
     named = _teachers_keys(config) | {
         "model.teacher": model.teacher,
@@ -87,20 +87,27 @@ def unknown_networks(config: Config) -> list[str]:
     }
     if config.teacher.arch is not None:
         named["teacher.arch"] = config.teacher.arch
-    problems = [
+    return [
         f"{key}={name} is unknown; choose one of: {known}"
         for key, name in named.items()
         if name not in CLASSIFIERS and not is_function(name)
     ]
-    here = {model.student}
+
+
+def public_features(config: Config) -> list[str]:
+    """Return why this process cannot compute the public features that it needs.
+
+    A coordinator needs none for the teachers of hospitals.
+    """
+    here = {config.model.student}
     if config.federation.simulation:
         here |= set(map(config.architecture, range(config.num_clients)))
     if "pretrained" in here:
         try:
-            require_weights()
+            public_of(config.model).require()
         except UserError as error:
-            problems.append(str(error))
-    return problems
+            return [str(error)]
+    return []
 
 
 def own_networks(config: Config, training: Training | None) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fed_dpsd.checks import check, unread, warnings
+from fed_dpsd.checks import check, public_features, unread, warnings
 from fed_dpsd.claims import cost
 from fed_dpsd.config import BUNDLED, Config, DataConfig, to_json
 from fed_dpsd.config.bind import Binder
@@ -370,7 +370,13 @@ def _resolve_paths(binder: Binder, config: Config, base: Path | None, written: b
                 f"teacher.path={config.teacher.path}: {missing} does not exist; give the "
                 "safetensors file of a trained teacher"
             )
-    return dataclasses.replace(config, **changes)
+    if config.model.weights is not None:
+        path = absolute("model.weights", config.model.weights)
+        changes["model"] = dataclasses.replace(config.model, weights=path)
+    config = dataclasses.replace(config, **changes)
+    if not written:  # a hospital's errors must not name its files to the coordinator
+        binder.problems += public_features(config)
+    return config
 
 
 # --- simulated records ---

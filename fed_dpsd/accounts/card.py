@@ -20,7 +20,8 @@ from fed_dpsd.config.bind import read_yaml
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.methods.method import PublicContext
-from fed_dpsd.models import pictures, pretrained
+from fed_dpsd.models import pictures
+from fed_dpsd.models.pretrained import public_of
 from fed_dpsd.privacy.accounting import Bound, prove
 from fed_dpsd.privacy.epsilon import NOT_REVIEWED_NOTE, Epsilon, reviewed
 from fed_dpsd.privacy.label_dp import IMAGES_NOTE, LabelPrivate, prove_label
@@ -317,7 +318,7 @@ def proven(
     if config.pictures:
         notes.append(str(pictures.load(config.pictures, config.data.shape[1])))
     if "pretrained" in {*map(config.architecture, range(config.num_clients)), config.model.student}:
-        notes.append(pretrained.NOTE)
+        notes.append(public_of(config.model).note)
     mechanisms = (stage.mechanism for stage in plan.charged)
     caveats = reviewed((*notes, *further_notes), *mechanisms)
     found = claims(

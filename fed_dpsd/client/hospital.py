@@ -113,7 +113,11 @@ class Hospital(Terms):
             "noise": "secure",
             "data": {**raw["data"], **own},
             "privacy": {**raw["privacy"], **budget},
+            "model": {**raw["model"], **self._own_weights(raw)},
         }
+
+    def _own_weights(self, raw: Mapping[str, Any]) -> dict[str, Any]:
+        return {"weights": self.weights} if raw["model"].get("backbone") is not None else {}
 
     def open(self, experiment: Experiment, run: str) -> Site:
         """Read the records again, and return the site that answers for this hospital.
@@ -196,4 +200,5 @@ def _with_absolute_paths(hospital: Hospital, folder: Path) -> Hospital:
         return str(folder / Path(path).expanduser())
 
     files = replace(hospital.files, path=absolute(hospital.files.path))
-    return replace(hospital, state=absolute(hospital.state), files=files)
+    weights = hospital.weights and absolute(hospital.weights)
+    return replace(hospital, state=absolute(hospital.state), files=files, weights=weights)

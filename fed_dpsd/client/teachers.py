@@ -39,13 +39,13 @@ from fed_dpsd.data.datasets import Split
 from fed_dpsd.errors import UserError
 from fed_dpsd.methods.method import HeadLoss, Regulariser
 from fed_dpsd.models import initialise, load_vector, read_facts, read_file, to_vector, write_weights
-from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
+from fed_dpsd.models.classifiers import Classifier, builder
 from fed_dpsd.models.devices import model_of
 from fed_dpsd.models.footprint import weight_bytes
 from fed_dpsd.models.functions import digest_of
 from fed_dpsd.models.inference import Images
 from fed_dpsd.models.precision import choose_precision
-from fed_dpsd.models.pretrained import Pretrained
+from fed_dpsd.models.pretrained import public_of
 from fed_dpsd.privacy.label_dp import LabelPrivate
 from fed_dpsd.privacy.noise import Noise, SecretStreams
 from fed_dpsd.privacy.training import CustomTraining, Training, TrainingMechanism
@@ -159,7 +159,7 @@ class Teachers:
         settings += [self._secret.identity] if self._secret else []
         settings += [model_of(self._learns_on)] if self._learns_on != CPU else []
         settings += ["bfloat16"] if self._bfloat16 else []
-        settings += [Pretrained.version()] if name == "pretrained" else []
+        settings += [public_of(config.model).version] if name == "pretrained" else []
         settings += [config.plugins] if config.plugins else []
         if is_function(name):
             settings += [digest_of(name, config.data.shape, config.data.num_classes)]
@@ -286,7 +286,7 @@ class Teachers:
     def size(self) -> int:
         """Return the number of weights of a teacher."""
         name, *sizes = _architecture(self._config, self._client)
-        return _size(CLASSIFIERS[name], *sizes)
+        return _size(builder(name, self._config.model), *sizes)
 
     def check_weights(
         self, weights: NDArray[np.float32], regulariser: Regulariser | None = None
@@ -463,7 +463,7 @@ def _size(build: Callable[..., Classifier], *sizes: Any) -> int:
 def make_teacher(config: Config, client: int, shard: int) -> Classifier:
     """Return an untrained teacher of the client's architecture."""
     name, *sizes = _architecture(config, client)
-    build = functools.partial(CLASSIFIERS[name], *sizes)
+    build = functools.partial(builder(name, config.model), *sizes)
     drawn_for = (0, 0) if config.teacher.same_start else (client, shard)
     rng = Streams(config.teacher.seed).torch("teacher weights", *drawn_for)
     return initialise(build, rng).keep_features(Path(config.cache))

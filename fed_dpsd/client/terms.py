@@ -18,6 +18,7 @@ from fed_dpsd.config.compose import compose
 from fed_dpsd.config.plugins import files_of, find, searching
 from fed_dpsd.errors import ConfigError, ProtocolError
 from fed_dpsd.models.classifiers import CLASSIFIERS, add_networks
+from fed_dpsd.models.public_networks import digest_of
 from fed_dpsd.privacy.mechanism import Relation, Trust
 from fed_dpsd.privacy.training import TrainedUnit
 from fed_dpsd.protocol import MOST_CLASSES, are_classes, compare_classes
@@ -28,6 +29,7 @@ LIMITS = {
     "teachers_per_client": 100,
     "queries_per_round": 10_000,
     "model.teacher_width": 64,
+    "model.pixels": 512,
     "teacher.epochs": 300,
     "teacher.min_steps": 10_000,
     "teacher.batch_size": 1_024,
@@ -88,6 +90,8 @@ class Terms:
             the hospital's own `fed-dpsd site key`.
         colluding: number of hospitals that may collude with the coordinator in secure sums, or see
             their results. Secure sums that withstand fewer are refused.
+        weights: safetensors file of public features, for experiments with a `model.backbone` and
+            this file's digest; None refuses them.
         limits: limits on a message, which override LIMITS.
         plugins: plug-ins that may run here; methods, training, answers and models must allow their
             parts too. Nothing is proven about plug-ins until they have been reviewed.
@@ -123,6 +127,7 @@ class Terms:
     device: Device = "cpu"
     precision: Precision = "auto"
     plugins: tuple[str, ...] = ()
+    weights: str | None = None
 
     def __post_init__(self) -> None:
         require(self, client=0, num_clients=1, queries=0, threads=1)
@@ -201,6 +206,13 @@ class Terms:
         for model in (raw["model"]["teacher"], *raw["model"]["teachers"]):
             if model not in self.models:
                 raise NotAllowed(f"this site allows only the teachers {' or '.join(self.models)}")
+        if raw["model"].get("backbone") is not None:
+            own = digest_of("weights", self.weights) if self.weights else None
+            if own is None or raw["model"]["digest"] != own:
+                raise NotAllowed(
+                    f"model.digest is {own} at this site (weights: in its file); all sites must "
+                    "have the same file of public features"
+                )
         facts: dict[str, Any] = {
             "num_clients": self.num_clients,
             "data.shape": list(self.shape),

@@ -5,6 +5,7 @@ from fed_dpsd.config.schema import LARGEST_SHIFT as LARGEST_SHIFT
 from fed_dpsd.config.schema import Config as Config
 from fed_dpsd.config.schema import DataConfig as DataConfig
 from fed_dpsd.config.schema import Device as Device
+from fed_dpsd.config.schema import ModelConfig as ModelConfig
 from fed_dpsd.config.schema import Precision as Precision
 from fed_dpsd.config.schema import PrivacyConfig as PrivacyConfig
 from fed_dpsd.config.schema import TeacherConfig as TeacherConfig

@@ -113,6 +113,29 @@ class ModelConfig:
     student: str = Field(description="architecture; `fed-dpsd list models` names all")
     student_width: int = Field(ge=1, description="channels of the first layer")
     generator_width: int = Field(ge=1, description="channels of the first layer")
+    backbone: str | None = Field(
+        None,
+        description="public network: torchvision/NAME or timm/NAME; null uses EfficientNet-Lite2",
+    )
+    weights: str | None = Field(None, description="safetensors file of that network's weights")
+    digest: str | None = Field(
+        None, description='"sha256:" and the SHA-256 of that file, which all sites must have'
+    )
+    pixels: int = Field(224, ge=8, description="side that images are scaled to for that network")
+
+    def __post_init__(self) -> None:
+        if self.digest is not None and not re.fullmatch(r"sha256:[0-9a-f]{64}", self.digest):
+            raise ValueError(
+                f"digest={self.digest} must be sha256: and 64 hexadecimal digits, as sha256sum "
+                "prints them"
+            )
+        own = {"weights": self.weights, "digest": self.digest}
+        for name, value in own.items():
+            if value is not None and self.backbone is None:
+                raise ValueError(
+                    f"{name}={value} names no network; add model.backbone=NAME, such as "
+                    "torchvision/resnet50"
+                )
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -362,10 +385,13 @@ def require_device(key: str, name: str, count: int) -> None:
 def to_json(config: Config) -> str:
     """Return the whole configuration as JSON in the layout of conf/, which can be bound again.
 
-    Without plug-ins, the text has no `plugins` key, and with diagnostics, no `diagnostics` key. A
-    sweep identifies its cells by it.
+    Without plug-ins, the text has no `plugins` key, with diagnostics, no `diagnostics` key, and
+    without a public network, none of its keys. A sweep identifies its cells by it.
     """
     values = dataclasses.asdict(config)
+    if config.model.backbone is None:
+        for key in ("backbone", "weights", "digest", "pixels"):
+            del values["model"][key]
     if config.diagnostics:
         del values["diagnostics"]
     if not config.plugins:

@@ -24,6 +24,7 @@ from fed_dpsd.storage import npz_of, write_atomically
 
 if TYPE_CHECKING:
     import pyarrow
+    from datasets import Dataset
     from flwr_datasets.partitioner import Partitioner
 
 CONNECT_SECONDS = 5.0
@@ -167,7 +168,68 @@ class Coins(IID):
         return rng.random(number) < self.fraction
 
 
-PARTITIONS: dict[str, type] = {kind.name: kind for kind in (Dirichlet, IID, ByClass, Coins)}
+@dataclass(frozen=True)
+class Counts(Partition):
+    """A split that gives each client `counts` records of each class, drawn at random."""
+
+    name: ClassVar[str] = "counts"
+    seed: int
+    counts: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self) -> None:
+        require(self, seed=0)
+        for own in self.counts:
+            if min(own, default=0) < 0 or not sum(own):
+                raise ValueError(f"counts has {list(own)}; give numbers >= 0, and one above 0")
+
+    def check(self, config: Config) -> list[str]:
+        """Reject counts that are not one list for each client, with a number for each class."""
+        clients, classes = config.num_clients, config.data.num_classes
+        if len(self.counts) == clients and {*map(len, self.counts)} == {classes}:
+            return []
+        return [
+            f"partition.counts={list(map(list, self.counts))} must have num_clients={clients} "
+            f"lists, each with a number of records for each of the {classes} classes of "
+            f"data={config.data.name}"
+        ]
+
+    def without(self, classes: int, num_clients: int) -> str:
+        """Return why some records have no client."""
+        return "left out by partition.counts"
+
+    def partitioner(self, num_clients: int) -> "Partitioner":
+        """Return a partitioner that takes each class's records in order, one client after another.
+
+        flwr-datasets' own with counts accepts only multiples of the number of classes as clients.
+        """
+        from flwr_datasets.partitioner import Partitioner
+
+        counts = self.counts
+
+        class ByCounts(Partitioner):
+            @property
+            def num_partitions(self) -> int:
+                return len(counts)
+
+            def load_partition(self, partition_id: int) -> "Dataset":
+                labels = np.asarray(self.dataset["label"])
+                chosen = list[NDArray[np.int64]]()
+                for label, number in enumerate(counts[partition_id]):
+                    own = np.flatnonzero(labels == label)
+                    before = sum(each[label] for each in counts[:partition_id])
+                    if before + number > len(own):
+                        raise UserError(
+                            f"partition.counts: clients 0 to {partition_id} get "
+                            f"{before + number:,} of the {len(own):,} records or patients of "
+                            f"class {label}; lower them"
+                        )
+                    chosen.append(own[before : before + number])
+                return self.dataset.select(np.concatenate(chosen))
+
+        return ByCounts()
+
+
+PARTITIONS: dict[str, type] = {kind.name: kind for kind in (Dirichlet, IID, ByClass, Coins, Counts)}
 
 
 def load_or_split(

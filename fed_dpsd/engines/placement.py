@@ -17,7 +17,7 @@ from fed_dpsd.client.learning import PublicImages
 from fed_dpsd.config import Config, require_device
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment
-from fed_dpsd.models.classifiers import CLASSIFIERS, FIXED, Classifier
+from fed_dpsd.models.classifiers import FIXED, Classifier, builder
 from fed_dpsd.models.devices import Device, gib, gpus, named_device, number_of_gpus
 from fed_dpsd.models.footprint import peak_bytes, weight_bytes
 from fed_dpsd.models.inference import IMAGES_AT_ONCE
@@ -224,7 +224,8 @@ def _server_need(config: Config) -> int:
 def on_meta(config: Config, architecture: str, width: int) -> Classifier:
     """Return a classifier on the meta device, which stores shapes but no data."""
     with torch.device("meta"):
-        return CLASSIFIERS[architecture](config.data.shape, config.data.num_classes, width)
+        build = builder(architecture, config.model)
+        return build(config.data.shape, config.data.num_classes, width)
 
 
 def _answering(teacher: Classifier, config: Config) -> int:

@@ -17,7 +17,7 @@ from fed_dpsd.config import Config
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.errors import ProtocolError, UserError, shown
 from fed_dpsd.models import initialise, pictures, procedural
-from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
+from fed_dpsd.models.classifiers import Classifier, builder
 from fed_dpsd.models.devices import choose
 from fed_dpsd.models.generators import Generator
 from fed_dpsd.models.precision import choose_precision
@@ -58,7 +58,7 @@ class PublicContext:
         shape, model = config.data.shape, config.model
 
         def student() -> Classifier:
-            build = CLASSIFIERS[model.student]
+            build = builder(model.student, model)
             classifier = build(shape, config.data.num_classes, model.student_width)
             return classifier.keep_features(Path(config.cache))
 
@@ -72,7 +72,7 @@ class PublicContext:
             return choose_precision(module, (latent_size,), config.precision, device).to(device)
 
         def teacher(client: int) -> Classifier:
-            build = CLASSIFIERS[config.architecture(client)]
+            build = builder(config.architecture(client), model)
             return placed(
                 lambda: build(shape, config.data.num_classes, model.teacher_width),
                 torch.Generator(),

@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from fed_dpsd.config import ModelConfig
 from fed_dpsd.config.plugins import Plugin
 from fed_dpsd.errors import ConfigError
 from fed_dpsd.models.fixed_features import FixedFeatures
 from fed_dpsd.models.patches import Patches
-from fed_dpsd.models.pretrained import Pretrained
+from fed_dpsd.models.pretrained import LITE2, Pretrained, Public, public_of
 from fed_dpsd.models.resnet9 import ResNet9
 from fed_dpsd.models.scattering import Scattering
 from fed_dpsd.models.torchvision_networks import GROUP_FORMS, NETWORKS, backbone
@@ -60,7 +61,9 @@ class Classifier(nn.Module):
 
         A different number of threads may change the last bits.
         """
-        return type(self.backbone), self.classifier.in_features, torch.get_num_threads()
+        public = getattr(self.backbone, "public", None)
+        size = self.classifier.in_features
+        return type(self.backbone), public, size, torch.get_num_threads()
 
     def features(self, images: torch.Tensor) -> torch.Tensor:
         """Return the (B, F) output of the backbone, before the classifier."""
@@ -196,9 +199,11 @@ def patches(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
     return Classifier(backbone, backbone.num_features, num_classes)
 
 
-def pretrained(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
+def pretrained(
+    shape: tuple[int, ...], num_classes: int, width: int, public: Public = LITE2
+) -> Classifier:
     """Build a linear classifier on public features and at most 16 * width fixed features."""
-    backbone = Pretrained(shape, 16 * width)
+    backbone = Pretrained(shape, 16 * width, public)
     return Classifier(backbone, backbone.num_features, num_classes)
 
 
@@ -265,6 +270,17 @@ CLASSIFIERS: dict[str, Build] = {
         *(scattering, patches, pretrained, resnet9, resnet9_gn, resnet18, mobilenet, squeezenet),
     )
 } | {name: functools.partial(_large, name) for name in (*NETWORKS, *GROUP_FORMS.values())}
+
+
+def builder(name: str, model: ModelConfig) -> Build:
+    """Return the function that builds an architecture, with the experiment's public features."""
+    build = CLASSIFIERS[name]
+    return _on(public_of(model)) if build is pretrained else build
+
+
+@functools.lru_cache(maxsize=16)
+def _on(public: Public) -> Build:
+    return functools.partial(pretrained, public=public)
 
 
 def add_networks(plugins: Sequence[Plugin]) -> None:

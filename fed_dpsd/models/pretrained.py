@@ -1,4 +1,4 @@
-"""Public features from EfficientNet-Lite2, trained on ImageNet, and the fixed patch features.
+"""Public features from EfficientNet-Lite2 or another network, and the fixed patch features.
 
 With a small privacy budget, features matter most (Tramer and Boneh, arXiv 2011.11660), and public
 features are richer. ImageNet is assumed to be public; no epsilon covers it.
@@ -9,6 +9,7 @@ import functools
 import hashlib
 import itertools
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +18,11 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
+from fed_dpsd.config import ModelConfig
 from fed_dpsd.models import efficientnet
 from fed_dpsd.models.fixed_features import Remembering, memory_for, version_of
 from fed_dpsd.models.patches import Patches
+from fed_dpsd.models.public_networks import PublicNetwork
 from fed_dpsd.privacy.lattice import places_agree
 from fed_dpsd.storage import write_together
 
@@ -29,7 +32,38 @@ LENGTH = 12.0  # of a row; best of 3 to 40 on CIFAR10 at epsilon 1, with one cli
 BATCH = 16
 WRITTEN_AT = 1_024  # rows in a file of the cache
 MOST_READ = 400 * WRITTEN_AT  # rows of the cache; older files are removed
-NOTE = "features are EfficientNet-Lite2's, trained on ImageNet, which is public by assumption"
+
+
+@dataclass(frozen=True)
+class Lite2:
+    """EfficientNet-Lite2's features, with the interface of `PublicNetwork`."""
+
+    num_features = efficientnet.NUM_FEATURES
+    note = "features are EfficientNet-Lite2's, trained on ImageNet, which is public by assumption"
+
+    @property
+    def version(self) -> str:
+        """The name of these features in caches: their code states the weights' digest."""
+        return version_of(__file__, efficientnet.__file__)
+
+    def require(self) -> None:
+        """Raise UserError if the weights are not installed."""
+        efficientnet.require_weights()
+
+    def features(self, images: torch.Tensor) -> torch.Tensor:
+        """Map (B, C, S, S) floats in [-1, 1] to (B, 1184) features."""
+        return efficientnet.features(images)
+
+
+Public = Lite2 | PublicNetwork
+LITE2 = Lite2()
+
+
+def public_of(model: ModelConfig) -> Public:
+    """Return the public features that an experiment chooses."""
+    if model.backbone is None:
+        return LITE2
+    return PublicNetwork(model.backbone, model.pixels, model.digest, model.weights)
 
 
 class Pretrained(nn.Module):
@@ -41,33 +75,29 @@ class Pretrained(nn.Module):
     Args:
         shape: (C, S, S) of the images, C = 1 or 3.
         num_fixed: the largest number of fixed features.
+        public: the public features.
 
     Raises:
-        UserError: the weights of EfficientNet-Lite2 are not installed.
+        UserError: the weights of the public features are missing, or are others.
     """
 
     folder: Path | None = None
 
-    def __init__(self, shape: tuple[int, ...], num_fixed: int) -> None:
+    def __init__(self, shape: tuple[int, ...], num_fixed: int, public: Public = LITE2) -> None:
         super().__init__()
-        efficientnet.require_weights()
-        self.shape = shape
+        public.require()
+        self.shape, self.public = shape, public
         self.fixed = Patches(shape, num_fixed)
-        self.num_features = efficientnet.NUM_FEATURES + self.fixed.num_features
-
-    @staticmethod
-    @functools.cache
-    def version() -> str:
-        """Return what names features in caches: their code states the weights' digest."""
-        return version_of(__file__, efficientnet.__file__)
+        self.num_features = public.num_features + self.fixed.num_features
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Map (B, C, S, S) floats to (B, F) float32 rows of length 12."""
         memory = memory_for(images)
         if memory == "nothing":
-            public = efficientnet.features(images)
+            public = self.public.features(images)
         else:
-            public = _memory(self.shape, self.folder, memory, torch.get_num_threads())(images)
+            threads = torch.get_num_threads()
+            public = _memory(self.shape, self.folder, memory, threads, self.public)(images)
         parts = [functional.normalize(part) for part in (public, self.fixed(images))]
         return torch.cat(parts, 1) * (LENGTH / 2**0.5)
 
@@ -79,31 +109,31 @@ class Memory:
     when they start.
     """
 
-    def __init__(self, folder: Path | None) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path | None, public: Public = LITE2) -> None:
+        self._folder, self._public = folder, public
         self._batch = 0  # unknown before the first images
         self._rows: dict[bytes, NDArray[np.float32]] = {}
         self._unwritten: dict[bytes, NDArray[np.float32]] = {}
         self._numbers = itertools.count()
         for path in sorted(folder.glob("*.hashes.npy"), key=_age) if folder else ():
-            if len(self._rows) < MOST_READ and (known := _read(path)):
+            if len(self._rows) < MOST_READ and (known := _read(path, public)):
                 self._rows |= known
             else:  # damaged or old: its features are computed again, bit for bit
                 path.unlink(missing_ok=True)
                 _rows_file(path).unlink(missing_ok=True)
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        """Return the (B, 1184) features of (B, C, S, S) images; compute only missing rows."""
+        """Return the (B, F) features of (B, C, S, S) images; compute only missing rows."""
         keys = [
             hashlib.blake2b(image.tobytes(), digest_size=16).digest()
             for image in images.contiguous().numpy()
         ]
         unseen = list({k: place for place, k in enumerate(keys) if k not in self._rows}.items())
         if unseen and not self._batch:
-            self._batch = BATCH if places_agree(_features_at, images, BATCH) else 1
+            self._batch = BATCH if places_agree(self._features_at, images, BATCH) else 1
         for start in range(0, len(unseen), self._batch or 1):
             self._compute(images, dict(unseen[start : start + self._batch]))
-        rows = np.empty((len(keys), efficientnet.NUM_FEATURES), np.float32)
+        rows = np.empty((len(keys), self._public.num_features), np.float32)
         for row, key in zip(rows, keys, strict=True):
             row[:] = self._rows[key]
         return torch.from_numpy(rows)
@@ -112,12 +142,16 @@ class Memory:
         batch = images.new_zeros((self._batch, *images.shape[1:]))
         batch[: len(places)] = images[list(places.values())]
         with torch.inference_mode():
-            computed = efficientnet.features(batch)[: len(places)].numpy().copy()
+            computed = self._public.features(batch)[: len(places)].numpy().copy()
         rows = dict(zip(places, computed, strict=True))
         self._rows |= rows
         self._unwritten |= rows
         if self._folder and len(self._unwritten) >= WRITTEN_AT:
             self._write(self._folder)
+
+    def _features_at(self, pixels: torch.Tensor, _: torch.Tensor) -> list[torch.Tensor]:
+        with torch.inference_mode():
+            return [self._public.features(2 * pixels - 1)]
 
     def _write(self, folder: Path) -> None:
         path = folder / f"{os.getpid()}-{os.urandom(4).hex()}-{next(self._numbers)}.hashes.npy"
@@ -125,11 +159,6 @@ class Memory:
         keys = np.array([np.frombuffer(key, np.uint8) for key in self._unwritten])
         write_together({_rows_file(path): rows, path: keys})
         self._unwritten.clear()
-
-
-def _features_at(pixels: torch.Tensor, _: torch.Tensor) -> list[torch.Tensor]:
-    with torch.inference_mode():
-        return [efficientnet.features(2 * pixels - 1)]
 
 
 def _rows_file(path: Path) -> Path:
@@ -143,22 +172,26 @@ def _age(path: Path) -> float:
     return 0
 
 
-def _read(path: Path) -> dict[bytes, NDArray[np.float32]]:
+def _read(path: Path, public: Public) -> dict[bytes, NDArray[np.float32]]:
     """Return a pair's rows by their hashes; empty if the pair is damaged."""
     with contextlib.suppress(OSError, EOFError, ValueError):
         rows, keys = np.load(_rows_file(path), mmap_mode="r"), np.load(path)
-        if rows.shape == (len(keys), efficientnet.NUM_FEATURES) and rows.dtype == np.float32:
+        if rows.shape == (len(keys), public.num_features) and rows.dtype == np.float32:
             return {key.tobytes(): np.asarray(row) for key, row in zip(keys, rows, strict=True)}
     return {}
 
 
 @functools.cache
 def _memory(
-    shape: tuple[int, ...], folder: Path | None, memory: Remembering, threads: int
+    shape: tuple[int, ...],
+    folder: Path | None,
+    memory: Remembering,
+    threads: int,
+    public: Public = LITE2,
 ) -> Memory:
     """Return the process's cache for images of a shape; caches are separate if rounding may differ.
 
     Records and requested images have separate folders (see `remembering`).
     """
-    name = "-".join([Pretrained.version(), str(threads), "x".join(map(str, shape))])
-    return Memory(folder and folder / memory / name)
+    name = "-".join([public.version, str(threads), "x".join(map(str, shape))])
+    return Memory(folder and folder / memory / name, public)

@@ -54,6 +54,12 @@ def export(run_folder: Path, folder: Path, form: Format) -> Exported:
         onnx_file.require()
     run = open_completed(run_folder)
     student = student_of(run)
+    backbone = run.experiment.config.model.backbone
+    if form == "safetensors" and backbone and student.network.architecture == "pretrained":
+        raise UserError(
+            f"--format safetensors would leave out the features of model.backbone={backbone}; use "
+            "--format onnx, which includes them"
+        )
     digest = str(student.facts["student_sha256"])
     files = _files_of(folder, digest)
     metadata, compared = {FACTS: json.dumps(student.facts)}, ""

@@ -11,12 +11,12 @@ import torch
 from numpy.typing import NDArray
 
 from fed_dpsd import __version__
-from fed_dpsd.config import is_function
+from fed_dpsd.config import ModelConfig, is_function
 from fed_dpsd.config.bind import bound
 from fed_dpsd.errors import ConfigError, Diverged, UserError
 from fed_dpsd.methods.method import below
 from fed_dpsd.models import initialise, misfit, procedural, read_file
-from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
+from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier, builder
 from fed_dpsd.models.functions import missing_function
 from fed_dpsd.models.inference import predict
 from fed_dpsd.server import checkpoint
@@ -56,15 +56,16 @@ class Network:
         if len(self.shape) != 3 or min(self.width, *self.shape) < 1 or self.num_classes < 2:
             raise ValueError(f"{self} has an invalid size")
 
-    def build(self) -> Classifier:
-        """Return the network with placeholder weights.
+    def build(self, model: ModelConfig | None = None) -> Classifier:
+        """Return the network with placeholder weights, on the public features of `model`, if any.
 
         Raises:
             UserError: the network comes from a Python function that this process does not have.
         """
         if missing := missing_function("student", self.architecture):
             raise UserError(missing)
-        make = CLASSIFIERS[self.architecture]
+        name = self.architecture
+        make = builder(name, model) if model else CLASSIFIERS[name]
         return initialise(
             lambda: make(self.shape, self.num_classes, self.width), torch.Generator()
         ).eval()
@@ -128,7 +129,7 @@ def student_of(run: CompletedRun) -> Student:
     if run.experiment.method.averages or alone:  # they have the teachers' architecture
         arch, width = config.architecture(0), config.model.teacher_width
     network = Network(arch, width, config.data.shape, config.data.num_classes)
-    model = network.build()
+    model = network.build(config.model)
     if reason := misfit(model, weights):
         reason = ALL_TEACHERS if alone else reason if weights else "it trains none"
         raise UserError(

@@ -178,7 +178,7 @@ BAD_VALUES = [
     ),
     (
         "partition.name=random",
-        "partition.name=random is not one of dirichlet, iid, class, coins",
+        "partition.name=random is not one of dirichlet, iid, class, coins, counts",
     ),
     (
         "+privacy.sigma=1",

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fed_dpsd.data import partition
-from fed_dpsd.data.partition import IID, ByClass, Coins, Dirichlet, split
+from fed_dpsd.data.partition import IID, ByClass, Coins, Counts, Dirichlet, split
 from fed_dpsd.errors import UserError
 
 LABELS = np.repeat(np.arange(10), 140)
@@ -48,6 +48,29 @@ def test_by_class_shares_hold_so_many_classes():
         shares = split(ByClass(0, classes), LABELS, 5)
         check(shares, len(LABELS))
         assert all(len(np.unique(LABELS[share])) == classes for share in shares)
+
+
+def test_counts_are_given_exactly_and_drawn_at_random():
+    """Records of no client are left out, and one client may lack a class."""
+    wanted = np.array([[10] * 10, [100] * 10, [0] + [30] * 9])
+    rule = Counts(0, tuple(map(tuple, wanted.tolist())))
+    shares = split(rule, LABELS, 3)
+    check(shares, len(LABELS))
+    assert [np.bincount(LABELS[s], minlength=10).tolist() for s in shares] == wanted.tolist()
+    assert "30 have none, left out by partition.counts" in partition.unused(rule, LABELS, shares)
+    other = split(replace(rule, seed=1), LABELS, 3)
+    assert not np.array_equal(shares[0], other[0])
+
+
+def test_counts_that_the_data_or_the_clients_do_not_allow_are_named(small):
+    with pytest.raises(UserError, match="clients 0 to 1 get 141 of the 140 records or patients of"):
+        split(Counts(0, ((140,) * 10, (1,) * 10)), LABELS, 2)
+    with pytest.raises(ValueError, match=r"counts has \[0, 0\]; give numbers >= 0, and one above"):
+        Counts(0, ((0, 0), (1, 1)))
+    with pytest.raises(
+        UserError, match=r"partition.counts=\[\] must have num_clients=2 lists, each"
+    ):
+        small("partition=counts", "num_clients=2")
 
 
 RULES = [Dirichlet(0, 0.5, False, 10), IID(0), ByClass(0, 2)]

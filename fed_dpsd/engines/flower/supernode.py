@@ -240,6 +240,8 @@ def _prepare(site: Path) -> None:
     torch.set_num_threads(1)  # more would not survive a fork
     hospital = open_file(site)
     for name in hospital.models:
+        if name == "pretrained" and hospital.weights:
+            continue  # its network is known from the first message
         build = functools.partial(CLASSIFIERS[name], hospital.shape, hospital.num_classes)
         teacher = initialise(functools.partial(build, USUAL_WIDTH), torch.Generator()).eval()
         with torch.inference_mode():

@@ -53,6 +53,7 @@ from fed_dpsd.models.inference import learner, predict
 from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.mechanism import Additive, Mechanism, Probabilities
+from fed_dpsd.privacy.optimisers import Adam
 from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.training import Training, TrainingMechanism
@@ -264,7 +265,7 @@ class FedDPSD(Queries, Method):
         steps = self.final_student_steps if last else self.student_steps
         whole = ReplayBuffer.joined(buffer)
         model, take = learner(student, whole.images, context.device)
-        optimiser = torch.optim.Adam(model.parameters(), self.student_learning_rate, foreach=True)
+        optimiser = Adam(model.parameters(), self.student_learning_rate, foreach=True)
         schedule = torch.optim.lr_scheduler.OneCycleLR(
             optimiser, self.student_learning_rate, total_steps=max(steps, 20), pct_start=0.1
         )

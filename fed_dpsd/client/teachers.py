@@ -38,13 +38,20 @@ from fed_dpsd.config import Config, Precision, is_function
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.errors import UserError
 from fed_dpsd.methods.method import HeadLoss, Regulariser
-from fed_dpsd.models import initialise, load_vector, read_facts, read_file, to_vector, write_weights
+from fed_dpsd.models import (
+    initialise,
+    load_vector,
+    precision,
+    read_facts,
+    read_file,
+    to_vector,
+    write_weights,
+)
 from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
 from fed_dpsd.models.devices import model_of
 from fed_dpsd.models.footprint import weight_bytes
 from fed_dpsd.models.functions import digest_of
 from fed_dpsd.models.inference import Images
-from fed_dpsd.models.precision import choose_precision
 from fed_dpsd.models.pretrained import Pretrained
 from fed_dpsd.privacy.label_dp import LabelPrivate
 from fed_dpsd.privacy.noise import Noise, SecretStreams
@@ -134,8 +141,12 @@ class Teachers:
         """Return whether the teachers compute in bfloat16; privately trained ones never do."""
         if self._training or self._custom:
             return False
+        asked, device = self._config.precision, self._learns_on
+        precision.require_precision(asked, device)
+        if not precision.has_bfloat16(device):
+            return False
         name, *sizes = _architecture(self._config, self._client)
-        return _bfloat16(CLASSIFIERS[name], self._config.precision, self._learns_on, *sizes)
+        return _bfloat16(CLASSIFIERS[name], asked, device, *sizes)
 
     def _untrained(self, shard: int) -> Classifier:
         teacher = make_teacher(self._config, self._client, shard)
@@ -468,7 +479,7 @@ def _bfloat16(
     *sizes: Any,
 ) -> bool:
     teacher = initialise(lambda: build(shape, *sizes), torch.Generator())
-    return choose_precision(teacher, shape, asked, device).bfloat16
+    return precision.choose_precision(teacher, shape, asked, device).bfloat16
 
 
 def make_teacher(config: Config, client: int, shard: int) -> Classifier:

@@ -5,7 +5,7 @@ import os
 import sys
 import traceback
 
-LATE = ("flwr_datasets.partitioner", "torch._dynamo")  # what a run imports lazily
+LATE = ("flwr_datasets.partitioner",)  # what a run imports lazily
 
 
 def fork(work, log, folder=None):

@@ -27,6 +27,7 @@ from fed_dpsd.models import initialise, to_vector, torch_threads
 from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
 from fed_dpsd.models.generators import Generator
 from fed_dpsd.models.inference import predict, to_bytes
+from fed_dpsd.privacy.optimisers import Adam
 from fed_dpsd.progress import reported
 from fed_dpsd.streams import Streams
 
@@ -209,7 +210,7 @@ def fredrikson(
     """
     pixels = 0.2 * torch.rand((len(labels), *shape), generator=rng)
     pixels.requires_grad_(True)
-    optimiser = torch.optim.Adam([pixels], RATE)
+    optimiser = Adam([pixels], RATE)
     for _ in range(STEPS):
         loss = functional.cross_entropy(model(pixels), labels, reduction="sum")
         optimiser.zero_grad()
@@ -233,7 +234,7 @@ def generative(
     num_classes = int(labels.max()) + 1
     generator = initialise(lambda: Generator(shape, LATENT_SIZE + num_classes, 32), rng)
     generator.start(rng)
-    optimiser = torch.optim.Adam(generator.parameters(), GENERATOR_RATE)
+    optimiser = Adam(generator.parameters(), GENERATOR_RATE)
 
     def draw(classes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         latents = torch.randn((len(classes), LATENT_SIZE), generator=rng)

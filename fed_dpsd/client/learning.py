@@ -25,6 +25,7 @@ from fed_dpsd.models.fixed_features import remembering
 from fed_dpsd.models.inference import IMAGES_AT_ONCE, learner
 from fed_dpsd.privacy.label_dp import Targets, fixed
 from fed_dpsd.privacy.noise import Rng
+from fed_dpsd.privacy.optimisers import SGD, Adam
 from fed_dpsd.privacy.training import CustomTraining, Training, TrainingMechanism
 from fed_dpsd.progress import reported, reporting
 
@@ -193,9 +194,9 @@ class PublicImages:
 def _optimiser(model: nn.Module, settings: TeacherConfig) -> torch.optim.Optimizer:
     rate, decay = settings.learning_rate, settings.weight_decay
     if settings.momentum is None:
-        return torch.optim.Adam(model.parameters(), rate, weight_decay=decay, foreach=True)
+        return Adam(model.parameters(), rate, weight_decay=decay, foreach=True)
     momentum = settings.momentum
-    return torch.optim.SGD(model.parameters(), rate, momentum, weight_decay=decay, foreach=True)
+    return SGD(model.parameters(), rate, momentum, weight_decay=decay, foreach=True)
 
 
 def _one_cycle(

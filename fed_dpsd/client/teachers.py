@@ -34,17 +34,24 @@ from fed_dpsd.client.learning import (
     train_privately,
 )
 from fed_dpsd.client.teacher_file import read_teacher
-from fed_dpsd.config import Config, is_function
+from fed_dpsd.config import Config, Precision, is_function
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.errors import UserError
 from fed_dpsd.methods.method import HeadLoss, Regulariser
-from fed_dpsd.models import initialise, load_vector, read_facts, read_file, to_vector, write_weights
+from fed_dpsd.models import (
+    initialise,
+    load_vector,
+    precision,
+    read_facts,
+    read_file,
+    to_vector,
+    write_weights,
+)
 from fed_dpsd.models.classifiers import Classifier, builder
 from fed_dpsd.models.devices import model_of
 from fed_dpsd.models.footprint import weight_bytes
 from fed_dpsd.models.functions import digest_of
 from fed_dpsd.models.inference import Images
-from fed_dpsd.models.precision import choose_precision
 from fed_dpsd.models.pretrained import public_of
 from fed_dpsd.privacy.label_dp import LabelPrivate
 from fed_dpsd.privacy.noise import Noise, SecretStreams
@@ -134,9 +141,12 @@ class Teachers:
         """Return whether the teachers compute in bfloat16; privately trained ones never do."""
         if self._training or self._custom:
             return False
-        teacher, config = make_teacher(self._config, self._client, 0), self._config
-        shape, asked = config.data.shape, config.precision
-        return choose_precision(teacher, shape, asked, self._learns_on).bfloat16
+        asked, device = self._config.precision, self._learns_on
+        precision.require_precision(asked, device)
+        if not precision.has_bfloat16(device):
+            return False
+        name, *sizes = _architecture(self._config, self._client)
+        return _bfloat16(builder(name, self._config.model), asked, device, *sizes)
 
     def _untrained(self, shard: int) -> Classifier:
         teacher = make_teacher(self._config, self._client, shard)
@@ -458,6 +468,18 @@ def _architecture(config: Config, client: int) -> tuple[str, tuple[int, ...], in
 @functools.lru_cache(maxsize=16)
 def _size(build: Callable[..., Classifier], *sizes: Any) -> int:
     return len(to_vector(initialise(lambda: build(*sizes), torch.Generator())))
+
+
+@functools.lru_cache(maxsize=16)
+def _bfloat16(
+    build: Callable[..., Classifier],
+    asked: Precision,
+    device: torch.device,
+    shape: tuple[int, ...],
+    *sizes: Any,
+) -> bool:
+    teacher = initialise(lambda: build(shape, *sizes), torch.Generator())
+    return precision.choose_precision(teacher, shape, asked, device).bfloat16
 
 
 def make_teacher(config: Config, client: int, shard: int) -> Classifier:

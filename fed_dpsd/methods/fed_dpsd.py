@@ -54,6 +54,7 @@ from fed_dpsd.models.least_squares import fit_log_probabilities
 from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.mechanism import Additive, Mechanism, Probabilities
+from fed_dpsd.privacy.optimisers import Adam
 from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.training import Training, TrainingMechanism
@@ -281,7 +282,7 @@ class FedDPSD(Queries, Method):
             features = take(np.arange(len(labels)))
             fit_log_probabilities(cast(nn.Linear, model), features, labels)
             return _metrics(losses.student_loss(model(features), labels), started)
-        optimiser = torch.optim.Adam(model.parameters(), self.student_learning_rate, foreach=True)
+        optimiser = Adam(model.parameters(), self.student_learning_rate, foreach=True)
         schedule = torch.optim.lr_scheduler.OneCycleLR(
             optimiser, self.student_learning_rate, total_steps=max(steps, 20), pct_start=0.1
         )

@@ -25,6 +25,7 @@ from fed_dpsd.methods.white_box import BatchStatistics, Distilling, Ensemble
 from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.models.divergence import descend, rates_of
 from fed_dpsd.models.inference import to_bytes
+from fed_dpsd.privacy.optimisers import Adam
 from fed_dpsd.streams import Streams
 
 COMPETITION_TEMPERATURE = 3.0
@@ -63,7 +64,7 @@ class FedADI(Distilling):
         targets = torch.randint(context.num_classes, shape[:1], generator=rng).to(context.device)
         images = (0.5 + 0.25 * torch.randn(shape, generator=rng)).clamp(0, 1).to(context.device)
         images.requires_grad_(True)
-        optimiser = torch.optim.Adam([images], self.pixel_learning_rate, (0.5, 0.9))
+        optimiser = Adam([images], self.pixel_learning_rate, (0.5, 0.9))
         statistics = BatchStatistics(ensemble)
         student.eval().requires_grad_(False)
 

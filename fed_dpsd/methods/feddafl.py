@@ -22,6 +22,7 @@ from fed_dpsd.methods.method import Federation, PublicContext, Round, State
 from fed_dpsd.methods.white_box import Ensemble, WhiteBox, divergence, fetch_ensemble
 from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.models.divergence import check_losses, rates_of
+from fed_dpsd.privacy.optimisers import Adam
 from fed_dpsd.streams import Streams
 
 
@@ -75,8 +76,8 @@ class FedDAFL(WhiteBox):
         rng: torch.Generator,
     ) -> float:
         """Take the steps of a round; return the student's last loss."""
-        generator_optimiser = torch.optim.Adam(generator.parameters(), self.generator_learning_rate)
-        student_optimiser = torch.optim.Adam(student.parameters(), self.student_learning_rate)
+        generator_optimiser = Adam(generator.parameters(), self.generator_learning_rate)
+        student_optimiser = Adam(student.parameters(), self.student_learning_rate)
         generator.train()
         student.train()
         seen: dict[str, list[torch.Tensor]] = {"generator": [], "student": []}

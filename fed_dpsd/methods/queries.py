@@ -21,6 +21,7 @@ from fed_dpsd.models import procedural
 from fed_dpsd.models.divergence import descend, rates_of
 from fed_dpsd.models.inference import to_bytes
 from fed_dpsd.models.recombination import recombine
+from fed_dpsd.privacy.optimisers import Adam
 from fed_dpsd.streams import Streams
 
 
@@ -132,7 +133,7 @@ class Queries:
             {"params": generator.parameters(), "lr": self.generator_learning_rate},
             {"params": [latents], "lr": self.latent_learning_rate},
         ]
-        optimiser = torch.optim.Adam(groups, betas=(0.5, 0.999))
+        optimiser = Adam(groups, betas=(0.5, 0.999))
         generator.train()
         discriminator.eval().requires_grad_(False)
         steps = range(self.generator_steps)

@@ -34,6 +34,7 @@ from fed_dpsd.models.divergence import descend, rates_of
 from fed_dpsd.models.inference import batches, to_bytes, to_unit
 from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.mechanism import Weights
+from fed_dpsd.privacy.optimisers import SGD, Adam
 from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.training import Training
 from fed_dpsd.protocol import Refusal, Request, Response
@@ -311,7 +312,7 @@ class Distilling(WhiteBox):
     ) -> float:
         """Train on batches of images and the ensemble's logits; return the last batch's loss."""
         rate = self.student_learning_rate
-        optimiser = torch.optim.SGD(student.parameters(), rate, momentum=0.9, foreach=True)
+        optimiser = SGD(student.parameters(), rate, momentum=0.9, foreach=True)
         student.train()
         losses = (divergence(own, student(seen), self.temperature) for seen, own in batches)
         rates = rates_of(self, "student_learning_rate")
@@ -369,7 +370,7 @@ class Generating(Distilling):
         shape = context.queries_per_round, self.latent_size
         latents = torch.randn(shape, generator=rng).to(context.device).requires_grad_(True)
         learnt, rate = [*generator.parameters(), latents], self.generator_learning_rate
-        optimiser = torch.optim.Adam(learnt, rate, (0.5, 0.999))
+        optimiser = Adam(learnt, rate, (0.5, 0.999))
         student.eval().requires_grad_(False)
         least, best = float("inf"), np.empty(0, np.uint8)
 

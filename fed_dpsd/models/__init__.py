@@ -32,7 +32,8 @@ def initialise(build: Callable[[], Module], generator: torch.Generator) -> Modul
     """
     with torch.device("meta"):
         module = build()
-    module.to_empty(device="cpu")
+    # `to_empty` does the same, but imports SymPy for it.
+    module._apply(lambda meta: torch.empty(meta.shape, dtype=meta.dtype))
     with torch.no_grad():
         for layer in module.modules():
             if isinstance(layer, nn.Conv2d | nn.Linear):

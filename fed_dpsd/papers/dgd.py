@@ -50,6 +50,7 @@ from fed_dpsd.models.inference import predict, to_bytes, to_unit
 from fed_dpsd.papers.vae import VAE
 from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.mechanism import Mechanism
+from fed_dpsd.privacy.optimisers import Adam
 from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.training import BaselineWeights, Training, TrainingMechanism
 from fed_dpsd.protocol import Aggregate, Refusal, Request, Response
@@ -193,7 +194,7 @@ class DGD(Method):
         These are the five steps of Sec. III-B.
         """
         rng = streams.torch("latents")
-        optimiser = torch.optim.Adam(generator.parameters(), self.generator_learning_rate)
+        optimiser = Adam(generator.parameters(), self.generator_learning_rate)
         schedule = torch.optim.lr_scheduler.StepLR(optimiser, GENERATOR_ROUNDS, 0.1)
         generator.train()
 
@@ -239,7 +240,7 @@ class DGD(Method):
     ) -> None:
         """Train the autoencoder on the synthetic images."""
         rng = streams.torch("batches of the autoencoder")
-        optimiser = torch.optim.Adam(vae.parameters(), self.learning_rate)
+        optimiser = Adam(vae.parameters(), self.learning_rate)
         schedule = to_zero(optimiser, self.vae_steps)
 
         def losses() -> Iterator[torch.Tensor]:
@@ -264,7 +265,7 @@ class DGD(Method):
         whole = ReplayBuffer.joined(buffer)
         labelled, labels = whole.images, torch.from_numpy(whole.labels)
         rng = streams.torch("replay", query_id=number)
-        optimiser = torch.optim.Adam(student.parameters(), self.learning_rate, foreach=True)
+        optimiser = Adam(student.parameters(), self.learning_rate, foreach=True)
         schedule = to_zero(optimiser, self.student_steps)
         student.train()
         weight = self.unsupervised_weight

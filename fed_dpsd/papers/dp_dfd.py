@@ -34,6 +34,7 @@ from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.models.divergence import descend, rates_of
 from fed_dpsd.models.generators import Generator
 from fed_dpsd.models.inference import learner, predict, to_bytes
+from fed_dpsd.privacy.optimisers import Adam
 from fed_dpsd.protocol import Request
 from fed_dpsd.streams import Streams
 
@@ -128,7 +129,7 @@ class DPDataFreeDistillation(Discriminating):
     ) -> None:
         """Take an Adam step on the loss of each batch of latent vectors."""
         rate = self.generator_learning_rate
-        optimiser = torch.optim.Adam(generator.parameters(), rate, betas=(0.5, 0.999))
+        optimiser = Adam(generator.parameters(), rate, betas=(0.5, 0.999))
         generator.train()
         losses = (loss(generator(latents)) for latents in batches)
         descend(optimiser, losses, "the generator", rates_of(self, "generator_learning_rate"))
@@ -167,7 +168,7 @@ class DPDataFreeDistillation(Discriminating):
         labels = torch.from_numpy(whole.labels)
         model, take = learner(student, whole.images, context.device)
         rate = self.student_learning_rate * (1 - (number - 1) / context.rounds)
-        optimiser = torch.optim.Adam(model.parameters(), rate, foreach=True)
+        optimiser = Adam(model.parameters(), rate, foreach=True)
         rng = streams.torch("replay", query_id=number)
         student.train()
 

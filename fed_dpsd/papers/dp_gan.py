@@ -21,6 +21,7 @@ from fed_dpsd.privacy import lattice
 from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.mechanism import Relation, Unit
 from fed_dpsd.privacy.noise import Rng
+from fed_dpsd.privacy.optimisers import Adam
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ class DPGAN(Generative):
             classes = torch.multinomial(uniform, self.batch_size, True, generator=draws)
             return critic(generator(classes, draws)).gather(1, classes[:, None]).mean()
 
-        optimiser = torch.optim.Adam(parameters.values(), self.critic_learning_rate, (0.5, 0.9))
+        optimiser = Adam(parameters.values(), self.critic_learning_rate, (0.5, 0.9))
         inputs, records = images[:, None], 0
 
         def losses() -> Iterator[torch.Tensor]:

@@ -19,6 +19,7 @@ from fed_dpsd.papers.generative import Conditional, Generative
 from fed_dpsd.privacy.events import FinitePrecisionDpEvent
 from fed_dpsd.privacy.mechanism import Relation, Unit
 from fed_dpsd.privacy.noise import GAUSSIAN_LOSS, Rng, noisy_sum
+from fed_dpsd.privacy.optimisers import Adam
 
 SPACING = 2.0**-20  # of a record's numbers: their sums are exact in float64
 TURN = 2.0**32  # units of an angle in a full turn
@@ -131,7 +132,7 @@ class DPMERF(Generative):
                 one_hot = functional.one_hot(classes, num_classes).to(own)
                 yield (one_hot.T @ own / self.batch_size - mean).square().sum()
 
-        optimiser = torch.optim.Adam(generator.parameters(), self.generator_learning_rate)
+        optimiser = Adam(generator.parameters(), self.generator_learning_rate)
         self.descend(optimiser, losses())
         return weights
 

@@ -34,6 +34,7 @@ from fed_dpsd.methods.method import (
 from fed_dpsd.models import initialise, load_vector, to_vector
 from fed_dpsd.models.divergence import descend, rates_of
 from fed_dpsd.privacy.mechanism import Weights
+from fed_dpsd.privacy.optimisers import Adam
 from fed_dpsd.protocol import Refusal, Request, Response
 from fed_dpsd.streams import Streams
 
@@ -210,7 +211,7 @@ class FedGen(FedAVG):
         """
         weights, biases = (torch.stack(parts) for parts in zip(*heads, strict=True))
         of_classes = torch.from_numpy(shares).to(weights)
-        optimiser = torch.optim.Adam(generator.parameters(), self.generator_learning_rate)
+        optimiser = Adam(generator.parameters(), self.generator_learning_rate)
 
         def losses() -> Iterator[torch.Tensor]:
             for _ in range(self.generator_steps):

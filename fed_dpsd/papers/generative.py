@@ -20,6 +20,7 @@ from fed_dpsd.models.divergence import descend
 from fed_dpsd.models.generators import Generator
 from fed_dpsd.privacy.mechanism import Relation, Unit
 from fed_dpsd.privacy.noise import Rng
+from fed_dpsd.privacy.optimisers import Adam
 from fed_dpsd.privacy.training import TrainingMechanism
 
 DECAY = 0.98  # of the moving average of a GAN's generator
@@ -148,7 +149,7 @@ class Generative(TrainingMechanism, ABC):
         generator = initialise(lambda: self.generator(shape, num_classes), draws)
         generator.images.start(draws)
         weights = self.train_generator(generator, inputs[:, 0], labels, rng, draws)
-        optimiser = torch.optim.Adam(teacher.parameters(), self.learning_rate)
+        optimiser = Adam(teacher.parameters(), self.learning_rate)
         teacher.train()
 
         def losses() -> Iterator[torch.Tensor]:
@@ -176,7 +177,7 @@ class Generative(TrainingMechanism, ABC):
                 averaged.update_parameters(generator)
 
         rate = self.generator_learning_rate
-        self.descend(torch.optim.Adam(generator.parameters(), rate, (0.5, 0.9)), followed())
+        self.descend(Adam(generator.parameters(), rate, (0.5, 0.9)), followed())
         generator.load_state_dict(averaged.module.state_dict())
 
     def generator(self, shape: tuple[int, ...], num_classes: int) -> Conditional:

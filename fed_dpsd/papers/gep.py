@@ -21,6 +21,7 @@ from fed_dpsd.papers.generative import baseline_problems
 from fed_dpsd.privacy import lattice
 from fed_dpsd.privacy.dp_sgd import GRADIENTS_AT_ONCE, SampledGaussian, with_noise
 from fed_dpsd.privacy.noise import Rng
+from fed_dpsd.privacy.optimisers import Adam
 from fed_dpsd.streams import Streams
 
 CPU = torch.device("cpu")
@@ -108,7 +109,7 @@ class GEP(SampledGaussian):
         images, classes = self.public_images(teacher, tuple(inputs.shape[2:]), draws)
         model = GradSampleModule(teacher.train(), loss_reduction="sum")
         parameters = list(model.parameters())
-        optimiser = torch.optim.Adam(parameters, self.learning_rate)
+        optimiser = Adam(parameters, self.learning_rate)
         # Of the memory layout of all later bases: `records_at_once` checks this layout's kernels.
         basis = torch.linalg.qr(torch.randn((size, self.basis_size), generator=draws)).Q
 

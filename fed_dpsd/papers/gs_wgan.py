@@ -24,6 +24,7 @@ from fed_dpsd.privacy.events import FinitePrecisionDpEvent, ReplacedInSampleDpEv
 from fed_dpsd.privacy.lattice import ROOM
 from fed_dpsd.privacy.mechanism import Relation, Unit
 from fed_dpsd.privacy.noise import Rng, noisy_sum
+from fed_dpsd.privacy.optimisers import Adam
 
 PENALTY = 10.0  # weight of the gradient penalty
 Weights = dict[str, torch.Tensor]
@@ -218,7 +219,7 @@ class Group:
 
     def __init__(self, network: nn.Module, models: list[nn.Module], rate: float) -> None:
         self.parameters, _ = stack_module_state(models)
-        self.optimiser = torch.optim.Adam(self.parameters.values(), rate, (0.5, 0.9))
+        self.optimiser = Adam(self.parameters.values(), rate, (0.5, 0.9))
         self.gradients = vmap(grad(functools.partial(loss, network)), (0, 0, 0, None, None, None))
 
     def weights(self, index: int) -> Weights:

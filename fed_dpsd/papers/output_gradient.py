@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from fed_dpsd.config import require, require_positive
 from fed_dpsd.privacy.noise import Rng, noisy_sum
+from fed_dpsd.privacy.optimisers import SGD
 from fed_dpsd.privacy.published import theorem_1
 from fed_dpsd.privacy.training import CustomTraining
 
@@ -111,7 +112,7 @@ class OutputGradient(CustomTraining):
         rng: Rng,
     ) -> None:
         """Run Algorithm 3; comments give the paper's line numbers."""
-        optimiser = torch.optim.SGD(teacher.parameters(), self.learning_rate)
+        optimiser = SGD(teacher.parameters(), self.learning_rate)
         teacher.train()
         for _ in range(self.steps):  # 1
             drawn = rng.random(len(labels)) < self.batch_size / len(labels)

@@ -38,11 +38,12 @@ from fed_dpsd.methods.method import (
 from fed_dpsd.models.divergence import descend, rates_of
 from fed_dpsd.models.inference import predict, to_bytes, to_unit
 from fed_dpsd.privacy.gaussian import NormalizedGradient
+from fed_dpsd.privacy.optimisers import SGD, Adam
 from fed_dpsd.privacy.training import Training
 from fed_dpsd.protocol import Aggregate, Request
 from fed_dpsd.streams import Streams
 
-OPTIMISERS = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
+OPTIMISERS = {"adam": Adam, "sgd": SGD}
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from fed_dpsd.privacy.events import (
 )
 from fed_dpsd.privacy.mechanism import Relation, Unit
 from fed_dpsd.privacy.noise import GAUSSIAN_LOSS, UNIFORM_STEP, Rng, noisy_sum
+from fed_dpsd.privacy.optimisers import Adam
 from fed_dpsd.privacy.training import TrainedUnit, TrainingMechanism
 
 SPACING = 2.0**-25  # largest spacing of the noise's lattice, over its scale; it truncates sums
@@ -371,7 +372,7 @@ class DPSGD(SampledGaussian):
         rng: Rng,
     ) -> None:
         """Train on residuals and inputs, which give the norm of a record's gradient directly."""
-        optimiser = torch.optim.Adam(layer.parameters(), self.learning_rate)
+        optimiser = Adam(layer.parameters(), self.learning_rate)
         size = layer.weight.numel() + layer.bias.numel()
         records = lattice.Records.of(inputs, labels)
         for _ in range(self.steps):
@@ -396,7 +397,7 @@ class DPSGD(SampledGaussian):
         teacher.to(memory_format=torch.contiguous_format)
         model = GradSampleModule(teacher.train(), loss_reduction="sum")
         parameters = list(model.parameters())
-        optimiser = torch.optim.Adam(parameters, self.learning_rate)
+        optimiser = Adam(parameters, self.learning_rate)
         form = functools.partial(lattice.single_gradients, model)
         size = sum(parameter.numel() for parameter in parameters)
         records = self.records_at_once(form, inputs, size)

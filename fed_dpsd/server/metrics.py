@@ -1,7 +1,6 @@
 """Metrics of probabilities on the test split."""
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 BINS = 10  # parts of a reliability diagram
@@ -33,17 +32,22 @@ def auroc(probabilities: NDArray[np.floating], labels: NDArray[np.int64]) -> flo
         The area in [0, 1]; None if it is undefined because a class is absent from `labels` or a
         probability is not finite.
     """
+    present = np.unique(labels)
     num_classes = probabilities.shape[1]
-    # torchmetrics scores an absent class 0, averages that in, and ranks NaN like any number.
-    if len(np.unique(labels)) < num_classes or not np.isfinite(probabilities).all():
+    if len(present) < num_classes or not np.isfinite(probabilities).all():
         return None
-    # This import takes seconds; commands that evaluate nothing should not wait for it.
-    from torchmetrics.functional.classification import binary_auroc, multiclass_auroc
+    classes = present[1:] if num_classes == 2 else present
+    areas = [_area(probabilities[:, each], labels == each) for each in classes]
+    return float(np.mean(areas))
 
-    scores, truth = torch.from_numpy(probabilities), torch.from_numpy(labels)
-    if num_classes == 2:
-        return float(binary_auroc(scores[:, 1], truth))
-    return float(multiclass_auroc(scores, truth, num_classes))
+
+def _area(scores: NDArray[np.floating], positive: NDArray[np.bool_]) -> float:
+    """Return the area from the ranks of the positive scores (Mann-Whitney); ties share a rank."""
+    _, place, count = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(count) - (count - 1) / 2)[place]
+    positives = int(positive.sum())
+    above = ranks[positive].sum() - positives * (positives + 1) / 2
+    return float(above / (positives * (len(scores) - positives)))
 
 
 def confusion(probabilities: NDArray[np.floating], labels: NDArray[np.int64]) -> list[list[int]]:
@@ -53,12 +57,10 @@ def confusion(probabilities: NDArray[np.floating], labels: NDArray[np.int64]) ->
         probabilities: (N, K); a row that is not finite predicts no class, so it is not counted.
         labels: (N,) true classes, 0..K-1.
     """
-    from torchmetrics.functional.classification import multiclass_confusion_matrix
-
-    finite = np.isfinite(probabilities).all(1)
-    predicted = torch.from_numpy(probabilities[finite].argmax(1))
-    truth = torch.from_numpy(labels[finite])
-    return multiclass_confusion_matrix(predicted, truth, probabilities.shape[1]).tolist()
+    finite, num_classes = np.isfinite(probabilities).all(1), probabilities.shape[1]
+    pairs = labels[finite] * num_classes + probabilities[finite].argmax(1)
+    counts = np.bincount(pairs, minlength=num_classes**2)
+    return counts.reshape(num_classes, num_classes).tolist()
 
 
 def calibration(

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import yaml
 from numpy.typing import NDArray
+from PIL import Image
 
 from fed_dpsd import __version__
 from fed_dpsd.config.bind import read_run
@@ -23,7 +24,6 @@ from fed_dpsd.data.intake import Split
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment, set_up
 from fed_dpsd.methods.method import ReplayBuffer
-from fed_dpsd.models.inference import to_unit
 from fed_dpsd.storage import (
     RUN_NAME,
     Unwritable,
@@ -36,6 +36,7 @@ from fed_dpsd.storage import (
 )
 
 PREDICTIONS = "predictions.npz"  # of the student, for the test images
+GAP = 2  # pixels between images of a picture
 REHEARSAL = "FED_DPSD_REHEARSAL"  # set in the environment of a rehearsal's coordinator
 _LIBRARIES = ("flwr", "ray", "torch", "torchvision", "numpy", "hydra-core", "dp-accounting")
 
@@ -192,12 +193,18 @@ def read_predictions(folder: Path, number: int) -> dict[str, NDArray[Any]]:
 
 
 def save_samples(folder: Path, buffer: ReplayBuffer, number: int) -> None:
-    """Write a PNG grid of the round's first 64 synthetic images."""
-    from torchvision.utils import save_image  # takes seconds to import; only a server needs it
-
-    images = to_unit(buffer.images[:64], torch.device("cpu"))
+    """Write a PNG grid of the round's first 64 synthetic images, 8 in a row."""
+    images = buffer.images[:64]
+    count, channels, *size = images.shape
+    height, width = (side + GAP for side in size)
+    rows, columns = -(-count // 8), min(count, 8)
+    grid = np.zeros((channels, rows * height + GAP, columns * width + GAP), np.uint8)
+    for place, image in enumerate(images):
+        top, left = place // 8 * height + GAP, place % 8 * width + GAP
+        grid[:, top : top + size[0], left : left + size[1]] = image
+    colours = np.broadcast_to(grid, (3, *grid.shape[1:]))
     with replacing(sample_path(folder, number)) as temporary:
-        save_image(images, temporary, format="png", nrow=8)
+        Image.fromarray(np.ascontiguousarray(colours.transpose(1, 2, 0))).save(temporary, "png")
 
 
 def sample_path(folder: Path, number: int) -> Path:

@@ -54,7 +54,7 @@ def test_a_one_cycle_schedule_ends_at_a_rate_of_zero(small, records, monkeypatch
             seen.append(self.param_groups[0]["lr"])
             return super().step(*args)
 
-    monkeypatch.setattr(torch.optim, "SGD", Watched)
+    monkeypatch.setattr("fed_dpsd.client.learning.SGD", Watched)
     for one_cycle in ("true", "false"):
         seen.clear()
         settings = "teacher.momentum=0.9", "teacher.learning_rate=0.1", "teacher.min_steps=50"

@@ -99,7 +99,9 @@ def class_counts(count):
 )
 def test_noise_has_its_law_and_no_other(draw, law, scale, source, seed, monkeypatch):
     """Zeros outside a private mask would reveal the teacher's choice, so all classes get noise."""
-    monkeypatch.setattr(torch.optim, "Adam", torch.optim.SGD)  # so that a step is the noisy sum
+    monkeypatch.setattr(
+        "fed_dpsd.privacy.dp_sgd.Adam", torch.optim.SGD
+    )  # so that a step is the noisy sum
 
     def fits(sample, scale):
         return stats.kstest(sample, LAWS[law](scale=scale).cdf).pvalue > LEVEL

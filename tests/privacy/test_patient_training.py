@@ -186,7 +186,7 @@ def test_a_patients_gradient_is_the_mean_over_their_records_with_their_own_label
 
 def test_a_step_without_patients_is_noise_alone(monkeypatch):
     """No patient at all, and none sampled; rejects the right law with probability 1e-6."""
-    monkeypatch.setattr(torch.optim, "Adam", torch.optim.SGD)
+    monkeypatch.setattr("fed_dpsd.privacy.dp_sgd.Adam", torch.optim.SGD)
     for count, rate in ((0, 1.0), (3, 1e-9)):
         layer = nn.Linear(2_000, 2)
         nn.init.zeros_(layer.weight)
@@ -200,7 +200,7 @@ def test_a_step_without_patients_is_noise_alone(monkeypatch):
 
 def test_patients_are_sampled_each_with_all_their_records(monkeypatch):
     """40 steps, a coordinate for each patient: whole parts, binomially many (level 1e-6)."""
-    monkeypatch.setattr(torch.optim, "Adam", torch.optim.SGD)
+    monkeypatch.setattr("fed_dpsd.privacy.dp_sgd.Adam", torch.optim.SGD)
     model = nn.Sequential(nn.Linear(50, 2, bias=False))
     nn.init.zeros_(model[0].weight)
     mechanism = by_patient(noise_multiplier=1e-9, sample_rate=0.3, steps=40, learning_rate=1e-9)

@@ -39,7 +39,7 @@ def counting(noise, **fields):
 @pytest.fixture
 def _plain_steps(monkeypatch):
     """Steps equal to the noisy sum, to make it visible."""
-    monkeypatch.setattr(torch.optim, "Adam", torch.optim.SGD)
+    monkeypatch.setattr("fed_dpsd.privacy.dp_sgd.Adam", torch.optim.SGD)
 
 
 def trained(mechanism, images, seed, features=4_000):

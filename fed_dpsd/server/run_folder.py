@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import yaml
 from numpy.typing import NDArray
+from PIL import Image
 
 from fed_dpsd import __version__
 from fed_dpsd.config.bind import read_run
@@ -23,7 +24,6 @@ from fed_dpsd.data.intake import Split
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment, set_up
 from fed_dpsd.methods.method import ReplayBuffer
-from fed_dpsd.models.inference import to_unit
 from fed_dpsd.storage import (
     RUN_NAME,
     Unwritable,
@@ -192,12 +192,15 @@ def read_predictions(folder: Path, number: int) -> dict[str, NDArray[Any]]:
 
 
 def save_samples(folder: Path, buffer: ReplayBuffer, number: int) -> None:
-    """Write a PNG grid of the round's first 64 synthetic images."""
-    from torchvision.utils import save_image  # takes seconds to import; only a server needs it
-
-    images = to_unit(buffer.images[:64], torch.device("cpu"))
+    """Write a PNG grid of the round's first 64 synthetic images, eight to a row."""
+    images = buffer.images[:64]  # (B, C, S, S)
+    across, edge = min(8, len(images)), 2
+    images = np.pad(images, ((0, -len(images) % across), (0, 0), (edge, 0), (edge, 0)))
+    _, channels, height, width = images.shape
+    rows = images.reshape(-1, across, channels, height, width).transpose(0, 3, 1, 4, 2)
+    grid = np.pad(rows.reshape(-1, across * width, channels), ((0, edge), (0, edge), (0, 0)))
     with replacing(sample_path(folder, number)) as temporary:
-        save_image(images, temporary, format="png", nrow=8)
+        Image.fromarray(grid.squeeze(2) if channels == 1 else grid).save(temporary, format="png")
 
 
 def sample_path(folder: Path, number: int) -> Path:

@@ -1,17 +1,16 @@
 """The order in which the apps of `flwr run` start in a simulation.
 
 Flower loads both apps in one process: the ServerApp in a thread, and the ClientApp right before it
-starts Ray. The ClientApp waits here until the ServerApp has done its first checks of the run. It
-then places the clients, so that Ray starts with the environment for that placement. An error on
-either side ends the other side's wait.
+starts Ray. The ClientApp waits here until the ServerApp has done its first checks of the run, and,
+on a machine with GPUs, has let it place the clients, so that Ray starts with the environment for
+that placement. Without GPUs, Ray starts while the ServerApp imports torch.
 
 This file needs only Flower and the standard library, because it reports what is not installed.
 """
 
-import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -24,8 +23,11 @@ from fed_dpsd.errors import UserError, one_line
 
 LONGEST = 600.0  # seconds, in case Flower loads only one of the apps
 NODES_WITHIN = 5.0  # seconds for a simulation's nodes
-_checked: Future[tuple[Any, int] | None] = Future()  # the experiment and the number of nodes
-_placed: Future[str] = Future()
+RAY_WITHIN = 5.0  # seconds for Ray to start
+WAKE = "query.wake"  # the message after which a simulation's client process imports its app
+GPU_FILES = ("nvidia[0-9]*", "dxg", "kfd")  # in /dev, of any GPU that torch may find
+_needed: Future[bool] = Future()  # whether the run needs clients
+_place: Future[Callable[[Any, int], str]] = Future()  # for an experiment and a number of nodes
 
 
 def in_simulation() -> bool:
@@ -48,6 +50,11 @@ def number_of_nodes(grid: Grid) -> int:
             )
         time.sleep(0.01)
     return nodes
+
+
+def may_have_gpus() -> bool:
+    """Return whether torch, whose import takes seconds, could find a GPU in this machine."""
+    return any(any(Path("/dev").glob(file)) for file in GPU_FILES)
 
 
 # --- for the ServerApp ---
@@ -83,45 +90,50 @@ def failing(error: BaseException) -> ServerApp:
 
 
 def place_clients(experiment: Any, nodes: int) -> str:
-    """Let the ClientApp place a checked experiment's clients on devices before Ray starts.
+    """Place a checked experiment's clients on devices, with the ClientApp's function.
 
     Returns:
         The placement as one line.
 
     Raises:
         UserError: a device does not exist or is too small.
-        Exception: the ClientApp cannot be loaded, or cannot place clients.
+        Exception: the rest of the ClientApp cannot be imported, or cannot place clients.
     """
-    _checked.set_result((experiment, nodes))
-    return _placed.result(LONGEST)
+    line = _place.result(LONGEST)(experiment, nodes)
+    start_clients()
+    return line
+
+
+def start_clients() -> None:
+    """Let Flower start Ray and the clients."""
+    if not _needed.done():
+        _needed.set_result(True)
+
+
+def wait_for_ray() -> None:
+    """Wait until Ray has started, which takes longer while this process imports other things."""
+    until = time.monotonic() + RAY_WITHIN
+    while time.monotonic() < until:
+        started = getattr(sys.modules.get("ray"), "is_initialized", bool)
+        if started():
+            return
+        time.sleep(0.01)
 
 
 def close() -> None:
     """Report that the ServerApp has ended, so that the ClientApp stops waiting for it."""
-    if not _checked.done():
-        _checked.set_result(None)
+    if not _needed.done():
+        _needed.set_result(False)
 
 
 # --- for the ClientApp ---
 
 
-def is_needed() -> bool:
-    """In a simulation, wait for the ServerApp's checks; return whether clients are needed."""
-    return not in_simulation() or _checked.result(LONGEST) is not None
+def is_needed(place: Callable[[Any, int], str]) -> bool:
+    """Give the ServerApp a function that places clients, and wait until it starts them.
 
-
-@contextlib.contextmanager
-def reporting() -> Iterator[None]:
-    """Pass any error in this block to a simulation's waiting ServerApp, which raises it."""
-    try:
-        yield
-    except Exception as error:
-        if not in_simulation():
-            raise
-        _placed.set_exception(error)
-
-
-def answer(place: Callable[[Any, int], str]) -> None:
-    """Place a simulation's clients with `place`, for the waiting ServerApp."""
-    if in_simulation() and (checked := _checked.result()) is not None:
-        _placed.set_result(place(*checked))
+    Returns:
+        Whether clients are needed; otherwise, the run has failed.
+    """
+    _place.set_result(place)
+    return _needed.result(LONGEST)

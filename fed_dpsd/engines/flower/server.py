@@ -6,12 +6,13 @@ waiting for the imports.
 
 import contextlib
 import logging
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context
+from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
 from fed_dpsd.config.bind import read_run
@@ -65,6 +66,10 @@ def serve(grid: Grid, run_config: Mapping[str, Any]) -> None:
         if gate.in_simulation():
             clients, nodes = values.get("num_clients"), gate.number_of_nodes(grid)
             print(f"{clients} clients on {nodes:,} nodes; {_devices(values)}", flush=True)
+            if not (folder or gate.may_have_gpus()) and values["federation"]["simulation"]:
+                gate.start_clients()
+                _wake(grid)
+                gate.wait_for_ray()
         from fed_dpsd.engines.flower import job  # takes seconds: torch and all methods
 
         experiment, folder = job.prepare(grid, run_config, folder)
@@ -82,6 +87,14 @@ def serve(grid: Grid, run_config: Mapping[str, Any]) -> None:
     except Exception as error:
         print(f"error: {one_line(error)}\nrun folder: {folder}", flush=True)
         raise RunFailed(one_line(error)) from None
+
+
+def _wake(grid: Grid) -> None:
+    """Let client processes import their app while this process imports the rest."""
+    nodes = sorted(grid.get_node_ids())[: os.cpu_count()]  # at most one process for each processor
+    grid.push_messages(
+        [Message(RecordDict(), dst_node_id=node, message_type=gate.WAKE) for node in nodes]
+    )
 
 
 def _devices(values: Mapping[str, Any]) -> str:

@@ -24,6 +24,9 @@ def start_ray(backend: Mapping[str, Any]) -> None:
     Flower gives its actors an environment of their own, for which prestarted workers are of no use.
     Here the actors inherit this process's environment, so that prestarted workers become actors.
     """
+    from fed_dpsd.engines.flower import import_ray
+
+    import_ray()
     import ray
 
     os.environ.pop("RAY_prestart_worker_first_driver", None)

@@ -322,6 +322,7 @@ def test_a_resumed_runs_first_line_is_that_of_a_new_one(small, capsys, monkeypat
 
     folder = new_run_folder(small("client_device=auto"))
     monkeypatch.setattr(flower.gate, "in_simulation", lambda: True)
+    monkeypatch.setattr(flower.gate, "may_have_gpus", lambda: True)  # otherwise Ray starts first
     monkeypatch.setattr("fed_dpsd.engines.flower.job.prepare", stop)
     for run_config in (
         {"resume": str(folder)},

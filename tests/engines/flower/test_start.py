@@ -4,6 +4,7 @@ import importlib.util
 import json
 import multiprocessing
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -12,9 +13,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from flwr.app import Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+from ray import cloudpickle
 
 from fed_dpsd.client.device import TEACHER_BYTES
-from fed_dpsd.engines.flower import gate, shares
+from fed_dpsd.engines.flower import client, gate, job, server, shares
 from fed_dpsd.engines.placement import Placement
 from fed_dpsd.errors import UserError
 
@@ -38,8 +42,8 @@ try:
 except RunFailed as error:
     print("status:", error)
 assert not {"torch", "ray", "fed_dpsd.experiment"} & set(sys.modules)
-import client_app  # which does not wait for ever, and does not load torch for a failed run
-assert "torch" not in sys.modules
+import client_app  # which does not wait for ever, and does not load Ray for a failed run
+assert not {"torch", "ray"} & set(sys.modules)
 """
 # In a new process: only Flower and its own packages are installed.
 BARE = """
@@ -98,23 +102,73 @@ def test_r8_the_first_error_waits_for_nothing():
 @pytest.fixture
 def simulation(monkeypatch):
     """The start of a simulation, whose process this one claims to be."""
-    monkeypatch.setattr(gate, "_checked", Future())
-    monkeypatch.setattr(gate, "_placed", Future())
+    monkeypatch.setattr(gate, "_needed", Future())
+    monkeypatch.setattr(gate, "_place", Future())
     monkeypatch.setattr(gate, "LONGEST", 2)  # fails instead of waiting
     monkeypatch.setattr(sys, "argv", ["/usr/bin/flwr-simulation"])
+    for name in ("task_id", "run_id", "node_id"):  # of messages
+        monkeypatch.setattr(TaskIdentity, f"_{name}", 1)
 
 
 def test_a_client_app_loads_after_the_server_apps_checks(simulation):
     with ThreadPoolExecutor(2) as threads:
-        needed = threads.submit(gate.is_needed)
+        needed = threads.submit(gate.is_needed, "{} on {}".format)
         assert wait([needed], timeout=0.05).not_done
-        line = threads.submit(gate.place_clients, "experiment", 5)
+        assert gate.place_clients("experiment", 5) == "experiment on 5"
         assert needed.result()
-        assert wait([line], timeout=0.05).not_done
-        gate.answer("{} on {}".format)
-        assert line.result() == "experiment on 5"
     gate.close()  # at the end of the run
-    assert gate.is_needed()
+    assert gate._needed.result()
+
+
+def test_without_gpus_ray_starts_before_the_clients_are_placed(simulation, monkeypatch):
+    order = []
+
+    class Grid:
+        def get_node_ids(self):
+            return [1, 2]
+
+        def push_messages(self, messages):
+            order.append({message.metadata.message_type for message in messages})
+
+    def stopped(*_):
+        order.append(gate._needed.done())
+        raise UserError("stopped here")
+
+    monkeypatch.setattr(gate, "wait_for_ray", lambda: order.append("Ray runs"))
+    monkeypatch.setattr(job, "prepare", stopped)
+    for gpus, early in ((True, [False]), (False, [{gate.WAKE}, "Ray runs", True])):
+        monkeypatch.setattr(gate, "may_have_gpus", lambda gpus=gpus: gpus)
+        with pytest.raises(gate.RunFailed, match="stopped here"):
+            server.serve(Grid(), {})
+        assert order == early
+        order.clear()
+
+
+def test_a_wait_for_ray_ends_when_it_runs_or_the_time_is_up(monkeypatch):
+    monkeypatch.setattr(gate, "RAY_WITHIN", 30)
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: True))
+    gate.wait_for_ray()
+    monkeypatch.setattr(gate, "RAY_WITHIN", 0.05)
+    for ray in (SimpleNamespace(), SimpleNamespace(is_initialized=lambda: False), None):
+        monkeypatch.setitem(sys.modules, "ray", ray)
+        gate.wait_for_ray()
+
+
+def test_a_simulations_app_is_imported_where_its_first_message_arrives(simulation, monkeypatch):
+    monkeypatch.setattr("fed_dpsd.engines.flower.import_ray", lambda: None)
+    gate.start_clients()
+    app = load("client_app")
+    client = SimpleNamespace(app=lambda message, context: (message, context))
+    monkeypatch.setitem(sys.modules, "fed_dpsd.engines.flower.client", client)
+    sent = pickle.loads(cloudpickle.dumps(app))
+    question, wake = (
+        Message(RecordDict(), dst_node_id=1, message_type=kind) for kind in ("query", gate.WAKE)
+    )
+    assert sent(question, "context") == (question, "context")
+    assert not sent(wake, "context").content
+    monkeypatch.setitem(sys.modules, "fed_dpsd.engines.flower.client", None)
+    with pytest.raises(ImportError):
+        sent(wake, "context")
 
 
 @pytest.mark.parametrize("kind", [UserError, RuntimeError])
@@ -124,10 +178,10 @@ def test_clients_that_cannot_be_placed_end_the_server_app(simulation, monkeypatc
 
     monkeypatch.setattr(shares, "place_clients", full)
     with ThreadPoolExecutor(1) as threads:
-        line = threads.submit(gate.place_clients, "experiment", 5)
-        load("client_app")
+        threads.submit(load, "client_app")
         with pytest.raises(kind, match="the GPU is full"):
-            line.result()
+            gate.place_clients("experiment", 5)
+        gate.close()
 
 
 def load(app):
@@ -144,15 +198,12 @@ def test_an_app_that_cannot_be_imported_ends_the_run_with_the_remedy(
     for app in ("server", "client"):
         monkeypatch.setitem(sys.modules, f"fed_dpsd.engines.flower.{app}", None)
     with ThreadPoolExecutor(1) as threads:
-        line = threads.submit(gate.place_clients, "experiment", 5)
-        load("client_app")
-        with pytest.raises(ImportError, match=r"engines\.flower\.client"):
-            line.result()
-        monkeypatch.setattr(gate, "_checked", Future())
-        needed = threads.submit(gate.is_needed)
+        threads.submit(load, "client_app")
+        with pytest.raises(ImportError, match=r"engines\.flower"):
+            gate.place_clients("experiment", 5)
         with pytest.raises(gate.RunFailed) as failed:
             load("server_app")(None, None)
-        assert not needed.result()
+        assert not gate._needed.result()
     assert str(failed.value).endswith("install FedDPSD where the SuperLink runs: pip install -e .")
     assert capsys.readouterr().out == f"error: {failed.value}\n"
     monkeypatch.setattr(sys, "argv", ["/usr/bin/flwr-clientapp"])
@@ -178,14 +229,12 @@ def test_a_simulation_without_nodes_is_an_error_with_the_remedy(monkeypatch):
 
 def test_a_failed_run_needs_no_clients(simulation):
     gate.close()
-    assert not gate.is_needed()
-    gate.answer(pytest.fail)
+    assert not gate.is_needed(pytest.fail)
 
 
 def test_a_client_app_waits_only_in_a_simulation(simulation, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["/usr/bin/flwr-clientapp"])
-    assert gate.is_needed()
-    gate.answer(pytest.fail)
+    assert load("client_app") is client.app
 
 
 # --- shares ---

@@ -11,7 +11,7 @@ import json
 import os
 import sys
 
-REPLACED = "fed_dpsd.models.devices"
+DEVICES, GATE = "fed_dpsd.models.devices", "fed_dpsd.engines.flower.gate"
 FREE = 5 * 2**29  # bytes
 
 
@@ -40,15 +40,19 @@ def replace(devices):
 
 class Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name != REPLACED:
+        if name not in (DEVICES, GATE):
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
+        sys.meta_path.insert(0, self)
         execute = spec.loader.exec_module
 
         def exec_module(module):
             execute(module)
-            replace(module)
+            if name == DEVICES:
+                replace(module)
+            else:
+                module.may_have_gpus = lambda: True
 
         spec.loader.exec_module = exec_module
         return spec

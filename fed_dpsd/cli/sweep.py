@@ -75,8 +75,8 @@ def report(
     The page of a run or a deployment shows its result, how it was obtained and what is protected. A
     second page is for a privacy officer. The page of a sweep compares settings by their means over
     seeds. A page is a single file that works offline. Figures (PDF, SVG and PNG) show accuracy
-    against the proven epsilon, queries, seconds and partition.alpha, and which classes are
-    confused. A LaTeX table has a column for each alpha.
+    against the proven epsilon, queries, seconds and partition.alpha. A LaTeX table has a column for
+    each alpha.
 
     Example: fed-dpsd report runs/sweep/results.csv
 

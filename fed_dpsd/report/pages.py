@@ -15,7 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 from PIL import Image
 
-from fed_dpsd.report import charts, figures, guarantee, numbers, plots, scores, sweep_charts, tables
+from fed_dpsd.report import charts, figures, guarantee, numbers, scores, sweep_charts, tables
 from fed_dpsd.report.charts import Chart, Dots
 from fed_dpsd.report.facts import NEVER, Facts, Unfinished
 from fed_dpsd.report.guarantee import MEANINGFUL, MEANINGFUL_DELTA
@@ -83,7 +83,6 @@ def write(
     settings, stem = read(paths), paths[0].stem
     differences = tables.differences(settings, against) if against else []
     rounds = rows_by_key(paths, "rounds", sweep_charts.ROUND_COLUMNS)
-    pairs = rows_by_key(paths, "confusion", plots.PAIR_COLUMNS)
     progress = sweep_charts.over_rounds(settings, rounds, MOST_PRINTED)
     alphas = sweep_charts.over_alpha(settings, MOST_PRINTED)
     epsilons = sweep_charts.over_epsilon(settings, MOST_PRINTED)
@@ -100,7 +99,6 @@ def write(
             "_settings": figures.draw_dots(compared, width),
             "_progress": figures.draw(progress, width, across),
             "_alpha": figures.draw(alphas, width, min(across, len(alphas))),
-            "_confusion": plots.draw_confusions(settings, pairs, width),
         }
         for kind, figure in drawn.items():
             for suffix in ("png", "pdf", "svg") if across == 2 else ("pdf", "svg"):

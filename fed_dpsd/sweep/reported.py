@@ -99,8 +99,8 @@ def tables_of(paths: Sequence[Path], out: Path | None = None) -> list[Path]:
 
 
 def _delete(table: Path) -> None:
-    """Delete the table of a run, and the tables of its rounds and confusions."""
-    for suffix in ("", "_rounds", "_confusion"):
+    """Delete the table of a run, and the table of its rounds."""
+    for suffix in ("", "_rounds"):
         table.with_stem(f"{table.stem}{suffix}").unlink(missing_ok=True)
 
 

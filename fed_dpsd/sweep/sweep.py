@@ -38,7 +38,6 @@ PLACES = ("out", "cache", "run_folder", "ledger", "tracker")
 PLACES += ("data.path", "data.classes", "teacher.path")
 TABLE = "results.csv"
 ROUNDS = ("key", "round", "seconds", *ANSWERS, "student_accuracy")
-CONFUSION = ("key", "truth", "predicted", "count")
 
 Row = dict[str, str]
 Say = Callable[[str], None]
@@ -314,9 +313,8 @@ def _lock(path: Path, wait: bool) -> Iterator[bool]:
 def write_tables(path: Path, cells: Sequence[Cell]) -> None:
     """Write the rows of finished cells to CSV files, replacing rows with the same keys.
 
-    `path`, STEM.csv, has a row per cell; STEM_rounds.csv has a row per round of each cell; and
-    STEM_confusion.csv has a row per pair of true and predicted classes of the last student on the
-    test split. All other rows and all columns stay in place.
+    `path`, STEM.csv, has a row per cell, and STEM_rounds.csv a row per round of each cell. All
+    other rows and all columns stay in place.
 
     Raises:
         UserError: an existing file has no column `key`, or a file cannot be written.
@@ -327,7 +325,6 @@ def write_tables(path: Path, cells: Sequence[Cell]) -> None:
         for suffix, columns, rows_of in (
             ("", ("key",), lambda cell: [_row(cell, swept)]),
             ("_rounds", ROUNDS, _rounds),
-            ("_confusion", CONFUSION, _confusion),
         ):
             file = path.with_stem(f"{path.stem}{suffix}")
             files[file] = _merged(file, columns, {cell.key: rows_of(cell) for cell in finished})
@@ -415,17 +412,6 @@ def _rounds(cell: Cell) -> list[Row]:
     """Return a row per line of rounds.jsonl; answers and seconds are totals so far."""
     lines = (line | {"key": cell.key} for line in read_log(cell.folder))
     return [_texts({column: line.get(column) for column in ROUNDS}) for line in lines]
-
-
-def _confusion(cell: Cell) -> list[Row]:
-    """Return a row for each count > 0; a run without a student has no rows."""
-    counts = read_summary(cell.folder)["confusion"] or ()
-    return [
-        _texts(dict(zip(CONFUSION, (cell.key, truth, predicted, count), strict=True)))
-        for truth, row in enumerate(counts)
-        for predicted, count in enumerate(row)
-        if count
-    ]
 
 
 def _texts(row: Mapping[str, Any]) -> Row:

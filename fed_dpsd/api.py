@@ -188,20 +188,14 @@ def _pandas(used: str) -> Any:
 
 @dataclass(frozen=True)
 class Job:
-    """A run that is ready to start or to continue.
-
-    Args:
-        experiment: the experiment of the run.
-        folder: the run folder.
-        work: a function that runs it with a progress callback, and returns its summary.
-        completed: whether the run is already completed.
-        warnings: warnings to show before a new run, one sentence each (see `ready` and `unused`).
-    """
+    """A run that is ready to start or to continue."""
 
     experiment: Experiment
     folder: Path
+    # a function that runs it with a progress callback, and returns its summary
     work: Callable[[Progress], Mapping[str, Any]]
-    completed: bool = False
+    completed: bool = False  # whether the run is already completed
+    # warnings to show before a new run, one sentence each (see `ready` and `unused`)
     warnings: Sequence[str] = ()
 
     def run(self, progress: Progress) -> Run:
@@ -328,9 +322,6 @@ def run_cells(
 
     Returns:
         The error of each cell that failed.
-
-    Raises:
-        UserError: a cell cannot run; no cell has been started.
     """
     checked = sweeps.check(cells, ready)
     for line in dict.fromkeys(line for _, warnings in checked for line in warnings):
@@ -402,11 +393,7 @@ def plan(*overrides: str) -> PlannedRun:
 
 
 def new_job(overrides: tuple[str, ...], engine: Engine = "local", nodes: int | None = None) -> Job:
-    """Prepare a run: check its configuration, then read its data, then make its folder.
-
-    Raises:
-        UserError: an override is wrong, the data cannot be read, or the run folder cannot be made.
-    """
+    """Prepare a run: check its configuration, then read its data, then make its folder."""
     experiment = composed(overrides)
     if engine not in get_args(Engine):
         raise UserError(f"engine={engine} must be {' or '.join(get_args(Engine))}")
@@ -431,11 +418,7 @@ def new_job(overrides: tuple[str, ...], engine: Engine = "local", nodes: int | N
 
 
 def resumed_job(folder: Path) -> Job:
-    """Prepare the run of a folder to continue in this process.
-
-    Raises:
-        UserError: `folder` is not a run folder, or its clients are hospitals.
-    """
+    """Prepare the run of a folder to continue in this process."""
     folder = folder.absolute()
     experiment = open_run_folder(folder)
     job = local_job(experiment, folder)
@@ -482,11 +465,7 @@ def shown_progress(experiment: Experiment, console: Console) -> Iterator[Progres
 
 
 def composed(overrides: Sequence[str]) -> Experiment:
-    """Return the single experiment of overrides; relative paths start from the working directory.
-
-    Raises:
-        UserError: an override is wrong, or the overrides declare a grid of experiments.
-    """
+    """Return the single experiment of overrides; relative paths start from the current folder."""
     if not all(isinstance(override, str) for override in overrides):
         raise UserError(
             f"overrides={overrides!r}: give each override as a string, as in "

@@ -48,18 +48,12 @@ class RecordsChanged(Exception):
 
 @dataclass(frozen=True)
 class Joined:
-    """A client's note on a run, kept with its ledger.
+    """A client's note on a run, kept with its ledger."""
 
-    Args:
-        records: keyed digest of the client's records; "" before it joined.
-        changed: how often the records have changed since then.
-        forgotten: releases by mechanism that the coordinator has recorded and the ledger has lost.
-        reused: digests of other runs' entries that this run reuses.
-    """
-
-    records: str = ""
-    changed: int = 0
-    reused: tuple[str, ...] = ()
+    records: str = ""  # keyed digest of the client's records; "" before it joined
+    changed: int = 0  # how often the records have changed since then
+    reused: tuple[str, ...] = ()  # digests of other runs' entries that this run reuses
+    # releases by mechanism that the coordinator has recorded and the ledger has lost
     forgotten: Releases = field(default_factory=dict)
 
 

@@ -360,9 +360,6 @@ def ledger_files(path: Path) -> list[Path]:
     """List the ledgers at `path`: the file itself, or all ledgers of a folder or run folder.
 
     A run folder in which nothing was charged has none.
-
-    Raises:
-        UserError: `path` contains no ledger, or its run keeps ledgers elsewhere.
     """
     if path.is_file():
         if not is_database(path):

@@ -18,19 +18,12 @@ CHECK_FAILURE = 1e-5  # of each counting check
 
 @dataclass(frozen=True)
 class Count:
-    """Hits among independent trials with one known probability.
+    """Hits among independent trials with one known probability."""
 
-    Args:
-        what: the event, in words.
-        hits: how often it occurred.
-        trials: number of trials, >= 0.
-        probability: the probability of a hit for correct code; with 0 or 1, correct code never
-            fails.
-    """
-
-    what: str
-    hits: int
-    trials: int
+    what: str  # the event, in words
+    hits: int  # how often it occurred
+    trials: int  # number of trials, >= 0
+    # the probability of a hit for correct code; with 0 or 1, correct code never fails
     probability: float
 
     @property
@@ -47,21 +40,13 @@ class Count:
 
 @dataclass(frozen=True)
 class Check:
-    """A check of a property of a client's code.
+    """A check of a property of a client's code."""
 
-    Args:
-        part: the part of the audit that the check belongs to.
-        title: the property, in words.
-        contradiction: what was observed instead; "" if the property is satisfied.
-        evidence: what was examined, in words.
-        failure_probability: an upper bound on how often correct code fails it.
-    """
-
-    part: Part
-    title: str
-    contradiction: str
-    evidence: str
-    failure_probability: float = 0.0
+    part: Part  # the part of the audit that the check belongs to
+    title: str  # the property, in words
+    contradiction: str  # what was observed instead; "" if the property is satisfied
+    evidence: str  # what was examined, in words
+    failure_probability: float = 0.0  # an upper bound on how often correct code fails it
 
     @property
     def contradicts(self) -> bool:

@@ -36,20 +36,13 @@ TITLES: dict[Part, str] = {
 
 @dataclass(frozen=True)
 class Conformance:
-    """The result of a client's audit.
+    """The result of a client's audit."""
 
-    Args:
-        attacks: bounds on the leak of releases, compared with proofs; the run's own settings come
-            last.
-        checks: properties of correct code, for all parts.
-        broken: how the attacked hospital's noise was weakened.
-        untested: the setting with noise that no attack knows; "" if there is none.
-    """
-
+    # bounds on the leak of releases, compared with proofs; the run's own settings come last
     attacks: tuple[Attack, ...]
-    checks: tuple[Check, ...]
-    broken: Broken | None
-    untested: str = ""
+    checks: tuple[Check, ...]  # properties of correct code, for all parts
+    broken: Broken | None  # how the attacked hospital's noise was weakened
+    untested: str = ""  # the setting with noise that no attack knows; "" if there is none
 
     def contradicts(self, part: Part) -> bool:
         """Return whether anything in a part of the audit is contradicted."""
@@ -82,9 +75,6 @@ def audit_client(experiment: Experiment, broken: Broken | None, say: Say) -> Con
     """Audit the code that hospitals run; arguments are as for `answer_attacks`.
 
     The protocol does not depend on noise, so it is not tested for a broken hospital.
-
-    Raises:
-        UserError: nothing released is randomised.
     """
     private, answered = audited_parts(experiment)
     attacks: list[Attack] = []
@@ -111,11 +101,7 @@ def audit_client(experiment: Experiment, broken: Broken | None, say: Say) -> Con
 
 
 def audited_parts(experiment: Experiment) -> tuple[bool, bool]:
-    """Return whether the training and the answers are audited.
-
-    Raises:
-        UserError: neither is audited, or no attack knows the mechanism of the answers.
-    """
+    """Return whether the training and the answers are audited."""
     private = isinstance(experiment.training, DPSGD)
     randomised = not isinstance(experiment.answers.event("record", "add_remove"), NonPrivateDpEvent)
     answered = any(stage.mechanism == experiment.answers for stage in plan_of(experiment).stages)

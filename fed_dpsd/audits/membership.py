@@ -31,25 +31,16 @@ CURVE = np.geomspace(1e-4, 1, 200)  # false positive rates drawn in a figure
 
 @dataclass(frozen=True)
 class Outcome:
-    """An attack on the target runs of a setting.
+    """An attack on the target runs of a setting."""
 
-    Args:
-        row: the setting.
-        victim: the attacked model of each run.
-        attack: LiRA, or a threshold on the loss.
-        scores: (T, N) scores; the higher, the more a record of a target run looks like a member.
-        included: (T, N) mask of members.
-        shadows: number of shadow runs.
-        claims: the claims proven for the victim (see `ShadowRun.claims`).
-    """
-
-    row: Row
-    victim: Victim
-    attack: Literal["lira", "loss"]
+    row: Row  # the setting
+    victim: Victim  # the attacked model of each run
+    attack: Literal["lira", "loss"]  # LiRA, or a threshold on the loss
+    # (T, N) scores; the higher, the more a record of a target run looks like a member
     scores: Scores
-    included: Members
-    shadows: int
-    claims: tuple[Claim, ...]
+    included: Members  # (T, N) mask of members
+    shadows: int  # number of shadow runs
+    claims: tuple[Claim, ...]  # the claims proven for the victim (see `ShadowRun.claims`)
 
     @functools.cached_property
     def points(self) -> tuple[Point, ...]:
@@ -131,9 +122,6 @@ def attack(path: Path, say: Say) -> Iterator[Outcome]:
     Two thirds of a setting's runs are shadow runs, and the attacker knows their coins. The other
     runs are targets. Teachers are queried with the records that their client holds or would hold.
     Untrained teachers, which do not depend on coins, are the control.
-
-    Raises:
-        UserError: there are too few runs, or they have no coins.
     """
     rows = rows_of(path)
     for row in rows:
@@ -155,11 +143,7 @@ def attack(path: Path, say: Say) -> Iterator[Outcome]:
 
 
 def _check(row: Row, path: Path) -> None:
-    """Reject settings with shadow runs that reveal nothing about targets, or reveal their members.
-
-    Raises:
-        UserError: there are too few runs, or their coins or holders are unsuitable.
-    """
+    """Reject settings with shadow runs that reveal nothing about targets, or their members."""
     number = len(row.runs)
     if number < FEWEST:
         runs = "run" if number == 1 else "runs"

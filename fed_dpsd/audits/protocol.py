@@ -55,23 +55,14 @@ class _Listed(SecretStreams):
 
 @dataclasses.dataclass
 class _Case:
-    """A site under test, with everything that its releases need.
-
-    Args:
-        experiment: the experiment.
-        mechanism: the mechanism of answers, noisy enough for two draws of QUERIES rows to differ.
-        training: the run's training, shortened to a few steps; Plain if it is not private.
-        memory: the ledger, which starts empty; None for one in a file.
-        secret: the source of the site's noise.
-        folder: the folder of its teachers and its ledger.
-    """
+    """A site under test, with everything that its releases need."""
 
     experiment: Experiment
-    mechanism: Any
-    training: Training
-    memory: MemoryLedger | None
-    secret: _Listed
-    folder: str
+    mechanism: Any  # the mechanism of answers, noisy enough for two draws of QUERIES rows to differ
+    training: Training  # the run's training, shortened to a few steps; Plain if it is not private
+    memory: MemoryLedger | None  # the ledger, which starts empty; None for one in a file
+    secret: _Listed  # the source of the site's noise
+    folder: str  # the folder of its teachers and its ledger
 
     def site(self, training: Training | None = None, budget: float | None = None) -> Site:
         """Open a site on the ledger, as after a restart."""

@@ -23,20 +23,13 @@ class Point:
     non-members above it. So `fpr_high` bounds the rate above an order statistic, which is Clopper
     and Pearson's bound for the wanted number. Intervals treat guesses as independent, which is not
     quite true within one run.
-
-    Args:
-        wanted: the requested false positive rate.
-        false_positives: the number of non-members above the threshold.
-        non_members: the number of non-members.
-        true_positives: the number of members above the threshold.
-        members: the number of members.
     """
 
-    wanted: float
-    false_positives: int
-    non_members: int
-    true_positives: int
-    members: int
+    wanted: float  # the requested false positive rate
+    false_positives: int  # the number of non-members above the threshold
+    non_members: int  # the number of non-members
+    true_positives: int  # the number of members above the threshold
+    members: int  # the number of members
 
     @property
     def resolved(self) -> bool:

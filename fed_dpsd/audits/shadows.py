@@ -45,15 +45,10 @@ DELTAS = np.geomspace(1e-6, 0.5, 24)
 
 @dataclass(frozen=True)
 class ShadowRun:
-    """A completed run of a sweep with coins.
-
-    Args:
-        folder: the run folder.
-        experiment: its experiment, with `partition=coins`.
-    """
+    """A completed run of a sweep with coins."""
 
     folder: Path
-    experiment: Experiment
+    experiment: Experiment  # its experiment, with `partition=coins`
 
     @property
     def data(self) -> Dataset:
@@ -145,15 +140,10 @@ class ShadowRun:
 
 @dataclass(frozen=True)
 class Row:
-    """Runs under attack that differ only in the seed.
+    """Runs under attack that differ only in the seed."""
 
-    Args:
-        name: the setting's name in its sweep.
-        runs: its runs, by seed.
-    """
-
-    name: str
-    runs: Sequence[ShadowRun]
+    name: str  # the setting's name in its sweep
+    runs: Sequence[ShadowRun]  # its runs, by seed
 
     def least_proven(self, victim: Victim) -> ShadowRun:
         """Return the run with the weakest proof, for example a run charged more than planned."""
@@ -205,11 +195,7 @@ def facts(row: Row, victim: Victim) -> dict[str, Any]:
 
 
 def rows_of(path: Path) -> list[Row]:
-    """Return the settings in a sweep's folder, or in a table next to its run folders.
-
-    Raises:
-        UserError: there is no table, a run folder is missing, or a run has no coins.
-    """
+    """Return the settings in a sweep's folder, or in a table next to its run folders."""
     (table,) = tables_of([path])
     settings = read([table])
     alone = is_run_folder(table.parent)  # a run's own table is in its folder

@@ -207,11 +207,7 @@ def _print_table(file: TextIO, header: Sequence[str], rows: Sequence[Sequence[st
 
 
 def _files(paths: Sequence[Path]) -> list[Path]:
-    """Return the files, replacing each folder by all files below it except hidden ones.
-
-    Raises:
-        UserError: a folder contains no file, or cannot be read.
-    """
+    """Return the files, replacing each folder by all files below it except hidden ones."""
     from fed_dpsd.data.folders import walk_classes
 
     files: list[Path] = []

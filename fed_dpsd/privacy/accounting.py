@@ -97,9 +97,6 @@ def prove(
 
     Guarantee: for every such pair of neighbouring data sets, the answers are (epsilon,
         delta)-indistinguishable to anyone except the parties named by the most trusting mechanism.
-
-    Raises:
-        UnsupportedEventError: no proof here covers a stage.
     """
     bound = epsilon(ComposedDpEvent([stage.event(unit, relation) for stage in stages]), delta)
     trust = weakest(trust_of(stage.mechanism.noise_at) for stage in stages)
@@ -112,17 +109,11 @@ def prove(
 
 @dataclass(frozen=True)
 class Bound:
-    """An intermediate result of a proof, which is never printed and becomes an `Epsilon`.
+    """An intermediate result of a proof, which is never printed and becomes an `Epsilon`."""
 
-    Args:
-        epsilon: proven epsilon, >= 0.
-        delta: the delta that the bound needs; 0 if a pure bound is just as good.
-        accountant: the name of the proof.
-    """
-
-    epsilon: float
-    delta: float
-    accountant: str
+    epsilon: float  # proven epsilon, >= 0
+    delta: float  # the delta that the bound needs; 0 if a pure bound is just as good
+    accountant: str  # the name of the proof
 
 
 def epsilon(event: DpEvent, delta: float) -> Bound:
@@ -242,9 +233,6 @@ def within_budget(
         budget: epsilon >= 0, fixed before the first charge.
         delta: in (0, 1), fixed before the first charge.
         times: how many times each charge was made; None for once each.
-
-    Raises:
-        UnsupportedEventError: no proof here covers a charge.
     """
     charges = [_budgeted(charge) for charge in charges]
     counted = map(SelfComposedDpEvent, charges, times or [1] * len(charges))

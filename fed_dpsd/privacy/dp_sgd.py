@@ -78,9 +78,6 @@ class SampledGaussian(TrainingMechanism):
         unit: "record" or "patient", the unit that is sampled and has its gradient clipped.
         records_per_patient: R >= 1, the largest number of records used per patient (`places_of`); R
             times `copies` is at most 64. With `unit="record"`, it is 1.
-
-    Raises:
-        ValueError: a parameter is out of its range.
     """
 
     title: ClassVar[str] = "DP-SGD"

@@ -74,9 +74,6 @@ class NormalizedGradient(Mechanism):
         shards: the client's teachers.
         scaling: "normalise" (each gradient is scaled to norm `bound`, except for `stability`) or
             "clip" (only longer gradients are shortened to `bound`, as in DP-SGD).
-
-    Raises:
-        ValueError: a parameter is out of its range.
     """
 
     name: ClassVar[str] = "gradient"

@@ -33,9 +33,6 @@ class SecureGenerator:
 
     Args:
         key: 32 bytes; equal keys give equal draws.
-
-    Raises:
-        ValueError: the key has the wrong length.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -160,9 +157,6 @@ class SecretStreams:
 
     Args:
         secret: at least 32 bytes that only the client knows.
-
-    Raises:
-        ValueError: the secret is shorter.
     """
 
     secret: bytes = field(repr=False)

@@ -50,9 +50,6 @@ class NoisyMax(Mechanism):
             votes; 0 adds no noise, and nothing is proven.
         noise_law: "laplace", "gaussian" or "gumbel".
         shards: the client's teachers.
-
-    Raises:
-        ValueError: a parameter is out of its range.
     """
 
     name: ClassVar[str] = "noisy_max"

@@ -69,9 +69,6 @@ class TopKRandomizedResponse(Mechanism):
         quorum: the quorum of the secure sum; only with noise_at="distributed".
         shards: the client's teachers.
         lies: "candidates" (a lie is a member of I) or "classes" (Eq. 5 as printed).
-
-    Raises:
-        ValueError: a parameter is out of its range.
     """
 
     name: ClassVar[str] = "label"

@@ -187,11 +187,7 @@ def places_of(patients: NDArray[np.int64], most: int) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class ClassCounts(Clear):
-    """Noisy class counts of a client's records, released once, for any number of teachers.
-
-    Args:
-        training: the training, which sets the counts' noise by `count_fraction`.
-    """
+    """Noisy class counts of a client's records, released once, for any number of teachers."""
 
     name: ClassVar[str] = "class_counts"
     reason: ClassVar[str] = "class counts have no bound for larger units than their training"
@@ -216,9 +212,6 @@ class BaselineWeights(Clear):
 
     All noise is drawn during the classifier's training. It does not cover the teachers' answers,
     which are charged separately.
-
-    Args:
-        training: how the classifier is trained.
     """
 
     name: ClassVar[str] = "baseline"

@@ -71,9 +71,6 @@ class NoisyVotes(Mechanism):
         quorum: the quorum of the secure sum; only with noise_at="distributed", where each client
             adds a noise share.
         shards: the client's teachers.
-
-    Raises:
-        ValueError: a parameter is out of its range.
     """
 
     name: ClassVar[str] = "votes"

@@ -93,13 +93,7 @@ def look(number: int, variant: int = 0) -> dict[str, Any]:
 
 
 def draw(charts: Sequence[Chart], width: float = PAGE, across: int = 1) -> Figure | None:
-    """Draw charts over two axes; return None if there are no charts.
-
-    Args:
-        charts: one chart, or several for a paper.
-        width: PAGE, COLUMN or TEXT.
-        across: charts per row.
-    """
+    """Draw charts, `across` in a row, as wide as PAGE, COLUMN or TEXT; None without charts."""
     if not charts:
         return None
     named = (s.name for chart in charts for s in chart.series if s.coloured)
@@ -263,17 +257,7 @@ def arrange(
     left: float = 0.5,
     right: float = 0.15,
 ) -> None:
-    """Place the panels of a figure in rows above a legend, and set the height of the figure.
-
-    Args:
-        figure: the figure, with its panels.
-        titles: a title for each panel; "" for none.
-        heights: the height of each panel, in inches.
-        entries: the artists in the legend, by label.
-        across: panels per row.
-        left: space for the labels of the y axis, in inches of a page.
-        right: space for text to the right of a panel, in inches of a page.
-    """
+    """Place panels in rows above a legend, and set the figure's height; lengths are in inches."""
     size = scale()
     below, left, right, letter = size * BELOW, size * left, size * right, size * 0.08
     whole, line = figure.get_figwidth(), 1.25 * matplotlib.rcParams["font.size"] / 72
@@ -361,11 +345,7 @@ def draw_dots(groups: Sequence[Dots], width: float = PAGE) -> Figure | None:
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write a figure as PNG, PDF or SVG, depending on the suffix of `path`.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
+    """Write a figure as PNG, PDF or SVG, depending on the suffix of `path`."""
     kind = path.suffix.removeprefix(".")
     metadata: dict[str, dict[str, None]] = {
         "pdf": {"Creator": None, "Producer": None, "CreationDate": None},

@@ -78,12 +78,7 @@ def in_words(row: Mapping[str, Any]) -> str:
 def trusted_by(
     finite: Sequence[tuple[Mapping[str, Any], str, Any]], label: Mapping[str, Any] | None
 ) -> list[tuple[str, str]]:
-    """Return each trust with the changes that need it; "" if all numbers need the same trust.
-
-    Args:
-        finite: rows of a card with a finite epsilon, each with its change in words.
-        label: the card's row for a label, if any.
-    """
+    """Return each trust with the changes that need it; "" if all numbers need the same trust."""
     rows = [(row["trust"], RELATIONS[row["relation"]].format(row["unit"])) for row, *_ in finite]
     if label and math.isfinite(float(label["epsilon"])):
         rows.append((label["trust"], "a replaced label"))

@@ -50,11 +50,7 @@ REQUESTS = {"counts": "class counts", "weights": "weights", "baseline": "weights
 
 
 def write_unfinished(run: Facts, folder: Path) -> Path:
-    """Write the page of an unfinished run to where the completed run's page will be.
-
-    Raises:
-        UserError: the existing file is not a report, or the file cannot be written.
-    """
+    """Write the page of an unfinished run to where the completed run's page will be."""
     return write_own(folder / UNFINISHED, run_page(run))
 
 
@@ -340,16 +336,7 @@ def sweep_page(
     unfinished: Sequence[Unfinished] = (),
     own_title: str = "",
 ) -> str:
-    """Return the page of a sweep.
-
-    Args:
-        name: the table's name.
-        settings: the settings to compare.
-        rounds: rows of each run's rounds, by the run's key.
-        differences: header and rows of paired differences; () for none.
-        unfinished: runs of the sweep that have not completed, which the numbers exclude.
-        own_title: the reader's title; "" for a description.
-    """
+    """Return the page of a sweep."""
     compared = list(zip(settings, names(settings), strict=True))
     ranked = [each for each in compared if not math.isnan(each[0].score("student")[0])]
     ranked.sort(key=lambda each: -each[0].score("student")[0])

@@ -15,12 +15,7 @@ MOST_LEGEND = 20  # classes that a legend can name
 
 
 def draw_partition(counts: NDArray[np.int64], classes: Sequence[str]) -> Figure:
-    """Draw a bar for each client's number of records, divided by class.
-
-    Args:
-        counts: (clients, K) numbers of records.
-        classes: the names of the K classes.
-    """
+    """Draw a bar for each client's records, divided by class, from their (clients, K) numbers."""
     clients = np.arange(len(counts))
     with matplotlib.rc_context(PRINT):
         figure = Figure((TEXT, 1))

@@ -23,39 +23,27 @@ FEWEST = 10  # images of each class, for the interval of an AUROC
 
 @dataclass(frozen=True)
 class Predictions:
-    """A student's predictions for the test images.
+    """A student's predictions for the test images."""
 
-    Args:
-        probabilities: (N, K) float.
-        labels: (N,) true classes, 0..K-1.
-        choosing: (N,) bool mask of the images that may be used to choose a threshold. Copies of an
-            image have the same value, and so do images of the same patient if patients are known.
-    """
-
-    probabilities: NDArray[np.float32]
-    labels: NDArray[np.int64]
+    probabilities: NDArray[np.float32]  # (N, K) float
+    labels: NDArray[np.int64]  # (N,) true classes, 0..K-1
+    # (N,) bool mask of the images that may be used to choose a threshold. Copies of an image have
+    # the same value, and so do images of the same patient if patients are known.
     choosing: NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
 class Operating:
-    """A threshold, with the numbers of images that it classifies correctly.
+    """A threshold, with the numbers of images that it classifies correctly."""
 
-    Args:
-        threshold: the least probability at which an image counts as positive.
-        origin: the data that the threshold was chosen on, in words.
-        images: the images that the threshold is tested on, in words.
-        positives: the number of positive images classified correctly, and of all positive images.
-        negatives: the number of negative images classified correctly, and of all negative images.
-        marked: whether the page lists the threshold first.
-    """
-
-    threshold: float
-    origin: str
-    images: str
+    threshold: float  # the least probability at which an image counts as positive
+    origin: str  # the data that the threshold was chosen on, in words
+    images: str  # the images that the threshold is tested on, in words
+    # the number of positive images classified correctly, and of all positive images
     positives: tuple[int, int]
+    # the number of negative images classified correctly, and of all negative images
     negatives: tuple[int, int]
-    marked: bool = False
+    marked: bool = False  # whether the page lists the threshold first
 
 
 def area(predictions: Predictions) -> Interval | None:

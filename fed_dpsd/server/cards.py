@@ -208,14 +208,7 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 def model_card(
     run: CompletedRun, file: str, classes: Sequence[str], card: Mapping[str, Any]
 ) -> str:
-    """Return the README.md of an exported student.
-
-    Args:
-        run: the run that trained the student.
-        file: the name of the student's file.
-        classes: the names of the classes, in order.
-        card: the student's privacy card.
-    """
+    """Return the README.md of an exported student."""
     config, summary = run.experiment.config, run.summary
     missed = {} if config.federation.simulation else absent(requests_of(run.folder))
     return _hub_card(
@@ -232,16 +225,7 @@ def model_card(
 def dataset_card(
     run: CompletedRun, file: str, number: int, origin: str, labelled: bool, card: Mapping[str, Any]
 ) -> str:
-    """Return the README.md of a set of synthetic images.
-
-    Args:
-        run: the run that the images come from.
-        file: the name of the parquet file.
-        number: number of images in the file.
-        origin: a sentence on how the images were drawn.
-        labelled: whether the student labelled the images.
-        card: the images' privacy card.
-    """
+    """Return the README.md of a set of synthetic images."""
     size = next((size for most, size in SIZES.items() if number < most), LARGEST)
     facts = {"number": number, "size": size, "origin": origin, "labelled": labelled}
     return _hub_card("dataset.md.j2", run, file, card, **facts)

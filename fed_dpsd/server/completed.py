@@ -15,27 +15,16 @@ from fed_dpsd.server.summary import read_summary
 
 @dataclass(frozen=True)
 class CompletedRun:
-    """A completed run, read from its folder.
-
-    Args:
-        folder: the run folder.
-        experiment: the experiment that was run.
-        summary: the content of summary.json.
-        state: the last checkpoint; it has no tensors if the method keeps none.
-    """
+    """A completed run, read from its folder."""
 
     folder: Path
     experiment: Experiment
     summary: Mapping[str, Any]
-    state: State
+    state: State  # the last checkpoint; it has no tensors if the method keeps none
 
 
 def open_completed(folder: Path) -> CompletedRun:
-    """Read the folder of a completed run.
-
-    Raises:
-        UserError: `folder` is not a run folder, or the run has not completed.
-    """
+    """Read the folder of a completed run."""
     experiment = open_run_folder(folder)
     summary = read_summary(folder)
     if summary.get("status") != "completed":

@@ -42,10 +42,6 @@ def export(run_folder: Path, folder: Path, form: Format) -> Exported:
     The cards next to the file are privacy_card.json and PRIVACY.md, README.md (a model card for the
     Hugging Face hub) and config.json (classes and sizes). An ONNX file is compared with torch on
     the run's test images before it is written.
-
-    Raises:
-        UserError: the run has not completed, or has no student of its own; a file exists or cannot
-            be written; a package for ONNX is missing, or ONNX predictions differ from torch's.
     """
     path = folder / f"{NAME}.{form}"
     if path.exists():
@@ -75,11 +71,7 @@ def export(run_folder: Path, folder: Path, form: Format) -> Exported:
 
 
 def _files_of(folder: Path, digest: str) -> dict[str, Any]:
-    """Return the entries for files in a folder's card; {} for a new folder.
-
-    Raises:
-        UserError: the folder has cards of another student.
-    """
+    """Return the entries for files in a folder's card; {} for a new folder."""
     there = [name for name in CARDS if (folder / name).exists()]
     if not there:
         return {}

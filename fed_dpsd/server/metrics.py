@@ -90,15 +90,7 @@ def calibration(
 
 
 def agreement(predictions: NDArray[np.floating], answers: NDArray[np.floating]) -> float | None:
-    """Return the fraction of images for which student and answers give the same class.
-
-    Args:
-        predictions: (B, K) probabilities of a student.
-        answers: (B, K) soft labels.
-
-    Returns:
-        The fraction in [0, 1]; None without predictions.
-    """
+    """Return how often (B, K) predictions and soft labels agree in class; None if there are none."""
     if predictions.shape != answers.shape or not answers.size:
         return None
     return float((predictions.argmax(1) == answers.argmax(1)).mean())

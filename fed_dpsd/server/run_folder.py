@@ -51,11 +51,7 @@ def name_run_folder(experiment: Experiment) -> Path:
 
 
 def new_run_folder(experiment: Experiment) -> Path:
-    """Create the run folder with its configuration; never overwrite an existing folder.
-
-    Raises:
-        UserError: the folder exists or cannot be written; no new file is left behind.
-    """
+    """Create the run folder with its configuration; never overwrite an existing folder."""
     folder = name_run_folder(experiment)
     if folder.is_dir():
         remedy = "choose another"
@@ -123,20 +119,12 @@ def is_run_folder(folder: Path) -> bool:
 
 
 def open_run_folder(folder: Path) -> Experiment:
-    """Return the experiment of an existing run folder.
-
-    Raises:
-        UserError: `folder` is not a run folder, or its configuration cannot be read.
-    """
+    """Return the experiment of an existing run folder."""
     return set_up(read_run(folder), None, written=True)
 
 
 def open_log(path: Path, rounds: int) -> tuple[Path, list[dict[str, Any]]]:
-    """Keep only the first `rounds` lines of a log, which may be ahead of its checkpoint.
-
-    Raises:
-        UserError: the log is damaged: it has fewer rounds than its checkpoint.
-    """
+    """Keep only the first `rounds` lines of a log, which may be ahead of its checkpoint."""
     text = path.read_text().splitlines()[:rounds] if path.exists() else []
     try:
         lines = [json.loads(line) for line in text]
@@ -152,11 +140,7 @@ def open_log(path: Path, rounds: int) -> tuple[Path, list[dict[str, Any]]]:
 
 
 def read_log(folder: Path, seen: int = 0) -> list[dict[str, Any]]:
-    """Return the complete lines of a run's rounds.jsonl after the first `seen` lines.
-
-    Raises:
-        UserError: a complete line is damaged.
-    """
+    """Return the complete lines of a run's rounds.jsonl after the first `seen` lines."""
     path = folder / "rounds.jsonl"
     lines = path.read_text().split("\n")[seen:-1] if path.exists() else []
     try:

@@ -35,19 +35,12 @@ ROUNDING = 1e-3  # largest difference of a probability between processors
 
 @dataclass(frozen=True)
 class Network:
-    """The architecture and sizes of a student.
+    """The architecture and sizes of a student."""
 
-    Args:
-        architecture: a key of `CLASSIFIERS`, or the name of a Python function.
-        width: width of its first layer, >= 1.
-        shape: (C, S, S) of its images.
-        num_classes: number of classes, >= 2.
-    """
-
-    architecture: str
-    width: int
-    shape: tuple[int, ...]
-    num_classes: int
+    architecture: str  # a key of `CLASSIFIERS`, or the name of a Python function
+    width: int  # width of its first layer, >= 1
+    shape: tuple[int, ...]  # (C, S, S) of its images
+    num_classes: int  # number of classes, >= 2
 
     def __post_init__(self) -> None:
         if self.architecture not in CLASSIFIERS and not is_function(self.architecture):
@@ -57,11 +50,7 @@ class Network:
             raise ValueError(f"{self} has an invalid size")
 
     def build(self) -> Classifier:
-        """Return the network with placeholder weights.
-
-        Raises:
-            UserError: the network comes from a Python function that this process does not have.
-        """
+        """Return the network with placeholder weights."""
         if missing := missing_function("student", self.architecture):
             raise UserError(missing)
         make = CLASSIFIERS[self.architecture]
@@ -115,11 +104,7 @@ class Student:
 
 
 def student_of(run: CompletedRun) -> Student:
-    """Return the student of a completed run, from its last checkpoint.
-
-    Raises:
-        UserError: the run has no student of its own.
-    """
+    """Return the student of a completed run, from its last checkpoint."""
     config, summary = run.experiment.config, run.summary
     arch, width = config.model.student, config.model.student_width
     weights = below("student", run.state.tensors)
@@ -156,11 +141,7 @@ def student_of(run: CompletedRun) -> Student:
 
 
 def open_student(path: Path) -> Student:
-    """Read a student that `export` wrote, as safetensors or ONNX.
-
-    Raises:
-        UserError: the file is damaged or not an exported student, or a package for ONNX is missing.
-    """
+    """Read a student that `export` wrote, as safetensors or ONNX."""
     if problem := _no_model(path):
         raise UserError(f"{path} {problem}")
     weights = {}

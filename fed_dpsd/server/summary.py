@@ -67,11 +67,7 @@ def blank_summary(experiment: Experiment, engine: str) -> dict[str, Any]:
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """Read summary.json of a run folder; empty if there is none yet.
-
-    Raises:
-        UserError: the file is damaged.
-    """
+    """Read summary.json of a run folder; empty if there is none yet."""
     path = folder / "summary.json"
     try:
         return dict(json.loads(path.read_text())) if path.exists() else {}
@@ -190,12 +186,7 @@ def result_line(experiment: Experiment, summary: Mapping[str, Any]) -> str:
 
 
 def privacy_text(card: Mapping[str, Any], word: str = "proven") -> str:
-    """Return the published epsilon and the proven epsilons of the requested unit, in one line.
-
-    Args:
-        card: as `privacy_card` returns it.
-        word: the word for the bounds: "proven" after a run, "planned" before it.
-    """
+    """Return the published epsilon and the proven epsilons of the requested unit, in one line."""
     if all(NOTHING_NOTE in row["notes"] for row in card["proven"]):
         return NOTHING_NOTE
     rows = {(row["unit"], row["relation"]): Epsilon.from_json(row) for row in card["proven"]}

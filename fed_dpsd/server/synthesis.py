@@ -53,21 +53,7 @@ def synthesize(
     source: Source | None = None,
     seed: int = 0,
 ) -> Synthetic:
-    """Write a parquet file of synthetic images in the hub's layout, and its cards.
-
-    Args:
-        run_folder: the folder of a completed run.
-        number: number of images to draw, >= 1.
-        path: the file to write, FILE.parquet, in a folder without other cards.
-        labels: whether to add the student's labels, in columns `label` and `probabilities`.
-        source: "generator" for images of the run's generator, "queries" for images like the
-            requested ones; None selects the generator if there is one.
-        seed: the same seed gives the same file.
-
-    Raises:
-        UserError: the run has not completed or keeps no such images, or a file exists or cannot be
-            written.
-    """
+    """Write a parquet file of synthetic images in the hub's layout, and its cards."""
     _check_place(path)
     run = open_completed(run_folder)
     student = student_of(run)
@@ -109,11 +95,7 @@ def _check_place(path: Path) -> None:
 def drawn(
     run: CompletedRun, student: Student, number: int, source: Source | None, seed: int
 ) -> tuple[NDArray[np.uint8], str]:
-    """Draw (N, C, S, S) uint8 images of a run; also return a sentence on how they were drawn.
-
-    Raises:
-        UserError: the run keeps nothing to draw from, or too few images.
-    """
+    """Draw (N, C, S, S) uint8 images of a run; also return a sentence on how they were drawn."""
     method, name = run.experiment.method, run.summary["method"]
     config = dataclasses.replace(run.experiment.config, server_device="cpu")
     context = PublicContext.of(config, run.experiment.training, run.experiment.answers)

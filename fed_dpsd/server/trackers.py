@@ -150,11 +150,7 @@ TRACKERS: dict[str, tuple[str, Callable[[Path, Settings], Tracker]]] = {
 
 
 def require_tracker(name: str) -> None:
-    """Check that a tracker's package is installed, without importing it.
-
-    Raises:
-        UserError: the package is missing; the message names the extra to install.
-    """
+    """Check that a tracker's package is installed, without importing it."""
     if name in TRACKERS and importlib.util.find_spec(TRACKERS[name][0]) is None:
         raise UserError(
             f"tracker={name} needs a package that is not installed: pip install 'fed-dpsd[{name}]'"
@@ -174,11 +170,7 @@ class Tracking:
         self._round = 0
 
     def open(self) -> None:
-        """Open the tracker.
-
-        Raises:
-            UserError: the tracker cannot be opened; no request was sent.
-        """
+        """Open the tracker."""
         name = self._experiment.config.tracker
         require_tracker(name)
         if name not in TRACKERS:

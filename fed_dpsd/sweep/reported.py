@@ -59,10 +59,6 @@ def tables_of(paths: Sequence[Path], out: Path | None = None) -> list[Path]:
     Args:
         paths: tables, folders of sweeps or rehearsals, or run folders.
         out: the folder for one table of all runs; None for a table in each run folder.
-
-    Raises:
-        UserError: a path has no table and no run, a run has not completed, or a table cannot be
-            written.
     """
     written: dict[Path, list[Cell]] = {}
     tables = []
@@ -199,9 +195,6 @@ def facts_of(
         paths: the paths given to `fed-dpsd report`.
         title: the reader's title for the page; "" for a description.
         threshold: the reader's threshold for two classes, in (0, 1); None to choose one.
-
-    Raises:
-        UserError: a file is damaged, or the threshold does not apply.
     """
     if threshold is not None and not 0 < threshold < 1:
         raise UserError(f"--threshold={threshold:g} must be above 0 and below 1")

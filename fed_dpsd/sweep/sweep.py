@@ -46,21 +46,13 @@ Work = Callable[[Experiment, Path], Any]
 
 @dataclass(frozen=True)
 class Cell:
-    """A run of a sweep.
+    """A run of a sweep."""
 
-    Args:
-        key: the name of its run folder.
-        name: the overrides that distinguish it from other cells of the sweep, for display.
-        grid: the name of its grid; "" if there is only one.
-        overrides: all its overrides, by key.
-        experiment: the experiment, with its run folder.
-    """
-
-    key: str
-    name: str
-    grid: str
-    overrides: Mapping[str, str]
-    experiment: Experiment
+    key: str  # the name of its run folder
+    name: str  # the overrides that distinguish it from other cells of the sweep, for display
+    grid: str  # the name of its grid; "" if there is only one
+    overrides: Mapping[str, str]  # all its overrides, by key
+    experiment: Experiment  # the experiment, with its run folder
 
     @property
     def folder(self) -> Path:
@@ -114,9 +106,6 @@ def plan(
         base: folder that paths are relative to.
         say: called with progress (calibration takes seconds) and with duplicate cells.
         only: as for `expand`.
-
-    Raises:
-        ConfigError: every problem of every cell.
     """
     with own_grid(overrides, base) as known:
         points = expand(known, only)
@@ -180,9 +169,6 @@ def check(cells: Sequence[Cell], ready: Callable[[Experiment, Sequence[str]], An
         cells: the cells of one `plan`.
         ready: called with an experiment and its overrides; raises UserError if that cannot run
             here.
-
-    Raises:
-        ConfigError: every problem of every cell.
     """
     problems = _Problems(len(cells))
     found = []
@@ -197,11 +183,7 @@ def check(cells: Sequence[Cell], ready: Callable[[Experiment, Sequence[str]], An
 
 
 class _Problems:
-    """The problems of many cells; each problem is reported once.
-
-    Args:
-        cells: the number of cells.
-    """
+    """The problems of many cells; each problem is reported once."""
 
     def __init__(self, cells: int) -> None:
         self._cells = cells
@@ -241,9 +223,6 @@ def run(cells: Sequence[Cell], work: Work, table: Path, say: Say) -> dict[str, s
 
     Returns:
         The error of each failed cell, by the cell's name.
-
-    Raises:
-        UserError: a folder or a table cannot be written, or a file is not a sweep's table.
     """
     for parent in {cell.folder.parent for cell in cells} | {table.parent}:
         with writing(parent):
@@ -315,9 +294,6 @@ def write_tables(path: Path, cells: Sequence[Cell]) -> None:
 
     `path`, STEM.csv, has a row per cell, and STEM_rounds.csv a row per round of each cell. All
     other rows and all columns stay in place.
-
-    Raises:
-        UserError: an existing file has no column `key`, or a file cannot be written.
     """
     swept = dict.fromkeys(key for cell in cells for key in cell.overrides if key not in PLACES)
     with _lock(path.parent, wait=True):

@@ -90,7 +90,7 @@ def calibration(
 
 
 def agreement(predictions: NDArray[np.floating], answers: NDArray[np.floating]) -> float | None:
-    """Return how often (B, K) predictions and soft labels agree in class; None if there are none."""
+    """Return how often (B, K) predictions and soft labels agree in class; None without any."""
     if predictions.shape != answers.shape or not answers.size:
         return None
     return float((predictions.argmax(1) == answers.argmax(1)).mean())

@@ -246,7 +246,6 @@ def privacy_card(
 
 
 def _label(experiment: Experiment, plan: Plan) -> dict[str, Any] | None:
-    """Return the epsilon of a label if training protects only labels."""
     if not isinstance(experiment.training, LabelPrivate):
         return None
     notes = (SEEDED_NOTE,) if experiment.seeded else ()
@@ -345,7 +344,6 @@ def asked_unit(experiment: Experiment) -> Unit:
 
 
 def _by_patient(experiment: Experiment) -> bool:
-    """Return whether patients are the unit of private training."""
     return asked_unit(experiment) == "patient"
 
 

@@ -72,12 +72,10 @@ def _of(experiment: Experiment, card: PrivacyCard, unit: Unit) -> str:
 
 
 def _number(epsilon: Epsilon) -> str:
-    """Format the second of two epsilons in a sentence."""
     return "nothing proven" if math.isinf(epsilon.value) else epsilon.number(3)
 
 
 def _deltas(first: Epsilon, second: Epsilon) -> str:
-    """Return the delta of two numbers; both deltas if they differ."""
     deltas = dict.fromkeys(f"{e.delta:g}" for e in (first, second) if not math.isinf(e.value))
     return f"delta {' and '.join(deltas)}"
 

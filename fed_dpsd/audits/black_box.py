@@ -371,5 +371,4 @@ def _randomness(mechanism: Audited) -> str:
 
 
 def _down(bound: float) -> str:
-    """Format a lower bound, rounded down."""
     return f"{math.floor(bound * 1e3) / 1e3:.3f}" if math.isfinite(bound) else "inf"

@@ -116,7 +116,6 @@ def attack(path: Path, say: Say) -> Iterator[Outcome]:
 
 
 def _outcome(row: Row, victim: Victim, name: Attack, recognising: Classifier) -> Outcome:
-    """Attack a model of each run of a setting."""
     drawn = []
     for run in reported("runs", row.runs):
         judge, model = Judge.of(run, victim, recognising), _model(run, victim)
@@ -129,7 +128,6 @@ def _outcome(row: Row, victim: Victim, name: Attack, recognising: Classifier) ->
 
 
 def _controls(row: Row, recognising: Classifier) -> Iterator[Outcome]:
-    """Score pictures that no attack made: the test split and random pixels."""
     test = row.runs[0].data.test
     classes = np.unique(test.labels)
     chosen = [np.flatnonzero(test.labels == label)[:PER_CLASS] for label in classes]

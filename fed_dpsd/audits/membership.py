@@ -166,7 +166,6 @@ def _check(row: Row, path: Path) -> None:
 def _guess(
     row: Row, victim: Victim, scores: Scores, included: Members, claims: tuple[Claim, ...]
 ) -> Iterator[Outcome]:
-    """Guess the coins of the targets with both attacks."""
     shadows = len(scores) - len(scores) // TARGETS
     likelihoods = lira(scores[:shadows], included[:shadows], scores[shadows:])
     # The sign is the guess, so losses are centred at the middle of the shadows' losses.
@@ -190,7 +189,6 @@ def _scores(row: Row, victim: Victim) -> Scores:
 
 
 def _answers(run: ShadowRun, victim: Victim, client: int, images: Images) -> NDArray[np.floating]:
-    """Return a victim's (N, K) answers as probabilities."""
     if victim == "student":
         return images.predict(run.student())
     if victim == "untrained teachers":

@@ -48,7 +48,6 @@ class _Listed(SecretStreams):
         object.__setattr__(self, "purposes", [])
 
     def numpy(self, purpose: str, client: int = 0, query_id: int = 0) -> Rng:
-        """Return a generator, and record its purpose."""
         self.purposes.append(purpose)  # type: ignore[attr-defined]
         return super().numpy(purpose, client, query_id)
 
@@ -109,7 +108,6 @@ class _Case:
 
     @property
     def num_classes(self) -> int:
-        """Return the number of classes."""
         return self.experiment.config.data.num_classes
 
     @property

@@ -59,7 +59,6 @@ class _Alike(SecretStreams):
 
     @property
     def identity(self) -> str:
-        """Return the same identity for every secret."""
         return "0" * 64
 
 
@@ -133,7 +132,6 @@ def _tails(what: str, drawn: NDArray[np.float64], law: Law) -> Check:
 
 
 def _repeated(title: str, drawn: NDArray[Any], again: NDArray[Any]) -> Check:
-    """Check that the same secret and names give the same draws."""
     wrong = "" if np.array_equal(drawn, again) else "the same secret and names give different draws"
     return Check("sampler", title, wrong, f"{drawn.size:,} draws")
 

@@ -76,7 +76,6 @@ def _steps(
     secrets: Iterator[SecretStreams],
     say: Say,
 ) -> Iterator[Attack]:
-    """Attack the noisy sums of steps at the run's rate, and their differences."""
     config, delta = experiment.config, experiment.config.privacy.delta
     linear = make_teacher(config, 0, 0).fixed
     num_classes = min(config.data.num_classes, canaries.MOST_CLASSES)
@@ -143,7 +142,6 @@ def _clipping(
 def _counts(
     close: DPSGD, broken: victims.Broken | None, secrets: Iterator[SecretStreams], delta: float
 ) -> Attack:
-    """Attack the class counts."""
     counting = dataclasses.replace(close, count_fraction=1.0)
     guesses = canaries.guess_counts(
         victims.break_noise(counting, broken), COUNTED_CANARIES, secrets, COUNTED_RUNS

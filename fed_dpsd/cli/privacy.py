@@ -240,7 +240,6 @@ def ledger(
 def _print_charges(
     out: Console, file: Path, entries: Sequence["Entry"], totals: Iterable["Proofs"], delta: float
 ) -> None:
-    """Print all charges of a ledger, and the epsilons that they prove together."""
     from fed_dpsd.accounts.card import account
 
     out.print(str(file), markup=False, soft_wrap=True)
@@ -291,7 +290,6 @@ def _spent_table(
 
 
 def _meanings(totals: Mapping[Path, Mapping["Pair", "Proofs"]], delta: float) -> Iterator[str]:
-    """Yield sentences that explain the numbers of `_spent_table`."""
     records = [of_file["record", "add_remove"] for of_file in totals.values()]
     claims = [next(iter(proofs.values())) for proofs in records]
     notes = dict.fromkeys(note for claim in claims for note in claim.notes)

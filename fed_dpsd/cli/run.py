@@ -79,7 +79,6 @@ def resume(
 
 
 def _finish(job: "Job") -> None:
-    """Run a job, print the next steps, and always print its run folder last."""
     from fed_dpsd import api
     from fed_dpsd.server.words import how_to_continue, next_steps
 

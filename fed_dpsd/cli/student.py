@@ -188,7 +188,6 @@ def _write_csv(file: TextIO, header: Sequence[str], rows: Iterable[Sequence[str]
 
 
 def _print_table(file: TextIO, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print the first rows as a table, and the number of images of each class."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     for name in header:
         table.add_column(name, justify="right" if name == "probability" else "left")

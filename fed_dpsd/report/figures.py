@@ -114,7 +114,6 @@ def draw(charts: Sequence[Chart], width: float = PAGE, across: int = 1) -> Figur
 def _plot(
     axes: Axes, chart: Chart, numbers: Mapping[str, tuple[int, int]], width: float
 ) -> dict[str, Artist]:
-    """Draw a chart, and return the entries of its legend."""
     drawn = [s for s in chart.series if s.points]
     lines = sum(s.coloured for s in drawn)
     values = [x for s in drawn if s.kind != "level" for x, _ in s.points]
@@ -173,7 +172,6 @@ def _with_reach(series: Series) -> Iterable[tuple[tuple[float, float], float]]:
 
 
 def _ends(axis: Axis, values: Sequence[float]) -> tuple[float, float]:
-    """Return the lowest and the highest value to show."""
     finite = [value for value in values if not axis.beyond(value)]
     if axis.logarithmic:
         positive = [value for value in finite if value > 0] or [1.0]

@@ -205,7 +205,6 @@ def officer_page(facts: Facts) -> str:
 
 
 def _performance(facts: Facts) -> dict[str, Any]:
-    """Return the student's scores on the test images, and its thresholds for two classes."""
     confusion, predictions = facts.summary["confusion"], facts.predictions
     if not confusion or not facts.right_and_all:
         return {"measures": [], "area": None, "balanced": None, "operating": [], "roc": []}
@@ -269,7 +268,6 @@ def small_png(path: Path) -> bytes:
 
 
 def _classes(facts: Facts) -> dict[str, Any]:
-    """Return the table rows of the classes, and their confusion matrix."""
     counts, classes = facts.summary["confusion"] or [], facts.classes
     each_class, matrix = [], []
     for k, row in enumerate(counts):
@@ -287,7 +285,6 @@ def _classes(facts: Facts) -> dict[str, Any]:
 
 
 def _hospitals(facts: Facts) -> dict[str, Any]:
-    """Return hospitals' answers and statements, faults, and the number of repeated requests."""
     rows = []
     for number in range(facts.summary["num_clients"]):
         statement = facts.charges.get("clients", {}).get(str(number), {})

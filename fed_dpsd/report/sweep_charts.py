@@ -33,7 +33,6 @@ def looks(settings: Sequence[Setting], names: Sequence[str]) -> dict[str, tuple[
 
 
 def _accuracy_axis(series: Sequence[Series]) -> Axis:
-    """Return the axis of accuracies with their deviations."""
     pairs = [(y, d) for s in series for (_, y), d in zip(s.points, s.deviations(), strict=True)]
     return accuracy_axis([end for y, d in pairs for end in (y - d, y + d)])
 
@@ -255,7 +254,6 @@ def _known_score(setting: Setting) -> float:
 
 
 def _omitted(title: str, known: int, shown: int, noun: str) -> str:
-    """Return a note on what a chart omits; "" if it omits nothing."""
     return f"{title}: the best {shown} of {known} {noun}." if shown < known else ""
 
 

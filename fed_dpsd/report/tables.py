@@ -265,7 +265,6 @@ def _pairs(
 
 
 def _interval(values: Sequence[float]) -> str:
-    """Return the mean and, if there are enough values, the deviation and the interval."""
     from scipy.stats import t
 
     if not values:
@@ -349,7 +348,6 @@ class Grid:
 
 
 def _bounds(settings: Sequence[Setting]) -> str:
-    """Return sentences on the epsilons of a table, with their unit, trust, delta and caveats."""
     proven = [s for s in settings if 0 < s.epsilon(CLAIMS[0]) < math.inf]
     if not proven:
         return "No epsilon is proven for a record."
@@ -369,7 +367,6 @@ def _latex_score(mean: float, deviation: float, best: bool) -> str:
 
 
 def _latex(text: str) -> str:
-    """Return plain text with LaTeX's special characters escaped."""
     special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
     special |= {letter: f"\\{letter}" for letter in "&%$#_{}"}
     return "".join(special.get(letter, letter) for letter in text)

@@ -83,7 +83,6 @@ def privacy_card_of(run: CompletedRun) -> dict[str, Any]:
 
 
 def _asked(run: CompletedRun) -> str:
-    """Describe the server's requests and the number of answered images."""
     config, summary = run.experiment.config, run.summary
     clients = f"{config.num_clients:,} client{'s' * (config.num_clients != 1)}"
     if not config.federation.simulation and (missed := absent(requests_of(run.folder))):
@@ -102,7 +101,6 @@ def _asked(run: CompletedRun) -> str:
 
 
 def _source(run: CompletedRun) -> Iterator[str]:
-    """Yield the sources of the numbers: the plan, and the clients' ledgers or statements."""
     config = run.experiment.config
     stated = len(ChargeLog(run.folder, {}).heard)
     yield (
@@ -124,7 +122,6 @@ def _source(run: CompletedRun) -> Iterator[str]:
 def _not_covered(
     experiment: Experiment, summary: Mapping[str, Any], card: PrivacyCard
 ) -> Iterator[str]:
-    """Yield what the proven numbers do not cover."""
     for claim in card.proven:
         if math.isinf(claim.value):
             unit, change = UNITS[claim.unit], CHANGES[claim.relation]
@@ -190,7 +187,6 @@ def as_markdown(card: Mapping[str, Any]) -> str:
 
 
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return a row of the table of proven epsilons, with numbers as printed."""
     claim = Epsilon.from_json(row)
     planned, spent = (
         Epsilon.from_json({**row, "epsilon": row[key]}).number(5) if key in row else ""

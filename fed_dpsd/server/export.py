@@ -87,7 +87,6 @@ def _files_of(folder: Path, digest: str) -> dict[str, Any]:
 
 
 def _config(student: Student) -> dict[str, Any]:
-    """Return config.json, with the network, and the class names in the hub libraries' format."""
     names = dict(enumerate(student.classes))
     return {
         **{key: list(v) if isinstance(v, tuple) else v for key, v in vars(student.network).items()},
@@ -98,7 +97,6 @@ def _config(student: Student) -> dict[str, Any]:
 
 
 def _compared(content: bytes, student: Student, run: CompletedRun) -> str:
-    """Compare an ONNX file's probabilities with torch's; describe the result."""
     images, named = _test_images(run)
     own = predict(student.model, images, torch.device("cpu"))
     largest = float(np.abs(onnx_file.OnnxModel(content).predict(images) - own).max())

@@ -47,7 +47,6 @@ class InUse(UserError):
 
 
 def _locked(run_folder: Path) -> IO[bytes]:
-    """Lock the run for the lifetime of this process."""
     with writing(run_folder / "lock"):
         run_folder.mkdir(parents=True, exist_ok=True)
         lock = locked(run_folder / "lock")
@@ -157,7 +156,6 @@ class HostedFederation(ABC):
         return answers
 
     def _with_charges(self, request: Request) -> Request:
-        """Return the request with the run's charges."""
         return replace(
             request, acknowledged=dict(self._charge_log.acknowledged), heard=self._charge_log.heard
         )

@@ -61,14 +61,11 @@ class OnnxModel:
 
 
 class _Probabilities(nn.Module):
-    """A classifier that outputs probabilities."""
-
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Map (B, C, S, S) images in [0, 1] to (B, K) probabilities."""
         return self.model(images).softmax(1)
 
 

@@ -154,7 +154,6 @@ def _run(
 
 
 def _check_state(state: State) -> None:
-    """Check that a state is finite, before saving or after loading it."""
     for name, tensor in state.tensors.items():
         if not tensor.isfinite().all():
             raise Diverged(f"{name} holds NaN or infinity after round {state.round}", {})

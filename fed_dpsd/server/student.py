@@ -171,7 +171,6 @@ def open_student(path: Path) -> Student:
 def _built(
     network: Network, weights: dict[str, torch.Tensor], facts: Mapping[str, Any], path: Path
 ) -> Classifier:
-    """Return a network with the weights of a file."""
     model = network.build()
     if reason := misfit(model, weights):
         raise UserError(f"{path}: {reason}; export the student again")
@@ -213,7 +212,6 @@ def _reason_of_other_answers(model: Classifier | OnnxModel) -> str:
 
 
 def _probabilities(model: Classifier | OnnxModel, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Return the (B, K) probabilities of (B, C, S, S) uint8 images."""
     if isinstance(model, OnnxModel):
         return model.predict(images)
     return predict(model, images, torch.device("cpu"))

@@ -239,7 +239,6 @@ def _without(line: Mapping[str, Any]) -> str:
 
 
 def _spent(line: Mapping[str, Any]) -> str:
-    """Return the largest epsilon that a client has spent, with unit and relation."""
     row = line["spent"]
     meaning = row["delta"], row["unit"], row["relation"], row["trust"]
     spent = Epsilon(float(row["epsilon"]), *meaning, "", 0, tuple(row.get("notes", ())))

@@ -78,7 +78,6 @@ def synthesize(
 
 
 def _check_place(path: Path) -> None:
-    """Check that a file can be written without replacing anything."""
     if path.suffix != ".parquet":
         raise UserError(f"--out {path}: give a name that ends in .parquet")
     for each in (path, *(path.parent / name for name in CARDS)):
@@ -128,7 +127,6 @@ def drawn(
 
 
 def _taken(parts: Iterator[NDArray[np.uint8]], number: int) -> NDArray[np.uint8]:
-    """Return the first images of a stream of batches."""
     taken: list[NDArray[np.uint8]] = []
     with reporting("images drawn", number) as task:
         while (missing := number - sum(map(len, taken))) > 0:
@@ -188,7 +186,6 @@ def _of_next_rounds(
 
 
 def _of_the_bank(run: CompletedRun, number: int, streams: Streams) -> NDArray[np.uint8]:
-    """Return some of the images that a run sent, in random order."""
     asked = [part.images for part in run.state.buffer]
     if not asked:
         raise UserError(

@@ -247,7 +247,6 @@ def numbers_of_run(summary: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def _meaning(row: Mapping[str, Any]) -> str:
-    """Return the meaning of an epsilon as part of its name."""
     review = any(note.startswith(NOT_REVIEWED) for note in row.get("notes", ()))
     meaning = f"{row['unit']}/{row['relation']}/trust_{row['trust']}"
     return meaning + "/not_reviewed" * review

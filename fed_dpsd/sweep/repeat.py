@@ -56,7 +56,6 @@ def command_of(experiment: Experiment) -> str:
 
 
 def _choices(experiment: Experiment, values: dict[str, Any]) -> list[str]:
-    """Return the choices of conf/ that are not the defaults."""
     method = f"method={experiment.method_name}"
     typed = (
         [method] if read([]).values["method"]["_target_"] != values["method"]["_target_"] else []

@@ -124,7 +124,6 @@ def _apart(experiments: Sequence[Experiment]) -> list[str]:
 
 
 def _cell(folder: Path) -> Cell:
-    """Return a completed run as the cell of a sweep."""
     experiment = open_run_folder(folder)
     if unfinished := unfinished_in(folder, experiment):
         raise UserError(
@@ -266,7 +265,6 @@ def _epsilon(plan: Plan, releases: Mapping[str, int], delta: float, unit: Unit) 
 
 
 def _settings(experiment: Experiment) -> dict[str, Any]:
-    """Return the settings, without paths."""
     values = leaves(json.loads(experiment.to_json()))
     return {
         key: value

@@ -260,7 +260,6 @@ def run(cells: Sequence[Cell], work: Work, table: Path, say: Say) -> dict[str, s
 
 
 def _make_folder(cell: Cell) -> None:
-    """Make a run folder unless it exists; replace an incomplete folder."""
     if not (cell.folder / "config.yaml").exists():
         if cell.folder.exists():
             shutil.rmtree(cell.folder)
@@ -395,7 +394,6 @@ def _texts(row: Mapping[str, Any]) -> Row:
 
 
 def _scores(scores: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return the scores with both an accuracy and an AUROC."""
     clients = [score for score in scores["clients"] or () if score is not None]
     return {role: scores[role] for role in ("student", "ensemble", "weighted_ensemble")} | {
         "client_best": max(clients, default=None),

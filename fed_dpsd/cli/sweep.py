@@ -61,7 +61,6 @@ def report(
         str | None,
         typer.Option(help="Entry to compare the others with, at equal seeds and varied keys."),
     ] = None,
-    title: Annotated[str, typer.Option(help="Title of the page, such as the study's name.")] = "",
     threshold: Annotated[
         float | None,
         typer.Option(
@@ -86,7 +85,7 @@ def report(
     from fed_dpsd.sweep.reported import facts_of, run_in, tables_of, unfinished_nearby
 
     places = [path.absolute() for path in paths]
-    run = facts_of(places, title, threshold)
+    run = facts_of(places, threshold)
     if run and run.unfinished:  # its numbers are not in a table yet
         say(f"not finished: {run.unfinished.status}")
         print(pages.write_unfinished(run, (out or run_in(places[0])).absolute()))
@@ -96,5 +95,5 @@ def report(
     for each in unfinished:
         say(f"{each.name} is not finished: {each.status}")
     folder = (out or tables[0].parent).absolute()
-    for path in pages.write(tables, folder, against, run, unfinished, title):
+    for path in pages.write(tables, folder, against, run, unfinished):
         print(path)

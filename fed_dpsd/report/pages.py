@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 from PIL import Image
@@ -19,7 +20,7 @@ from fed_dpsd.report import charts, figures, guarantee, numbers, scores, sweep_c
 from fed_dpsd.report.charts import Chart, Dots
 from fed_dpsd.report.facts import NEVER, Facts, Unfinished
 from fed_dpsd.report.guarantee import MEANINGFUL, MEANINGFUL_DELTA
-from fed_dpsd.report.numbers import counted, with_interval
+from fed_dpsd.report.numbers import counted, wilson, with_interval
 from fed_dpsd.report.settings import CLAIMS, GRID, Row, Setting, apart, names, read, rows_by_key
 from fed_dpsd.report.tables import FIRST_LINE, SUMMARY_START, write_own
 from fed_dpsd.storage import templates_folder
@@ -60,7 +61,6 @@ def write(
     against: str | None = None,
     run: Facts | None = None,
     unfinished: Sequence[Unfinished] = (),
-    title: str = "",
 ) -> Iterator[Path]:
     """Write the files, named after the first table, and yield each path.
 
@@ -70,7 +70,6 @@ def write(
         against: name of the settings to compare the others with, run by run.
         run: the run, if the table has a single run; None for a sweep.
         unfinished: runs of the sweep that have not completed, named on its page.
-        title: the title of a sweep's page; "" for a description. A run's title is in `run`.
 
     Raises:
         UserError: a file cannot be read or written, an existing file is not part of a report, or no
@@ -105,7 +104,7 @@ def write(
         yield write_own(folder / OFFICER, officer_page(run))
         page = run_page(run)
     else:
-        page = sweep_page(stem, settings, rounds, differences, unfinished, title)
+        page = sweep_page(stem, settings, rounds, differences, unfinished)
     yield write_own(folder / f"{stem}.html", page)
 
 
@@ -129,11 +128,6 @@ def _svg(chart: Chart | Dots) -> tuple[str, Markup]:
     return box, Markup(content)
 
 
-def _interval(counts: tuple[int, int]) -> str:
-    low, high = numbers.wilson(*counts)
-    return f"{100 * low:.1f} to {100 * high:.1f}"
-
-
 @functools.cache
 def _environment() -> Environment:
     environment = Environment(
@@ -151,7 +145,7 @@ def _environment() -> Environment:
     environment.filters |= {
         "capitalised": lambda text: f"{text[:1].upper()}{text[1:]}",
         "commas": "{:,}".format,
-        "interval": _interval,
+        "interval": lambda counts: "{:.1f} to {:.1f}".format(*100 * np.array(wilson(*counts))),
         "json": json.dumps,
         "legend": lambda setting: (setting.all_of("trust"), setting.all_of("delta")),
         "svg": _svg,
@@ -331,7 +325,6 @@ def sweep_page(
     rounds: Mapping[str, Sequence[Row]],
     differences: Sequence[Sequence[str]] = (),
     unfinished: Sequence[Unfinished] = (),
-    own_title: str = "",
 ) -> str:
     """Return the page of a sweep."""
     compared = list(zip(settings, names(settings), strict=True))
@@ -347,7 +340,6 @@ def sweep_page(
         best=next(iter(ranked), None),
         best_proven=next((each for each in ranked if _is_meaningful(each[0])), None),
         unfinished=unfinished,
-        own_title=own_title,
         seeded=any("seeded noise" in s.caveats and s.epsilon(RECORD) < math.inf for s in settings),
         ensembles=any(not math.isnan(s.score("ensemble")[0]) for s in settings),
         record=RECORD,

@@ -90,11 +90,11 @@ def _below(others: NDArray[np.float32], scores: NDArray[np.float32]) -> NDArray[
 
 def roc(predictions: Predictions) -> list[tuple[float, float]]:
     """Return (false positive rate, sensitivity) at every threshold, from (0, 0) to (1, 1)."""
+    from sklearn.metrics import roc_curve  # takes a second to import; few pages need it
+
     scores, positive = predictions.probabilities[:, 1], predictions.labels == 1
-    order = np.argsort(-scores, kind="stable")
-    last = np.append(np.diff(scores[order]) != 0, True)  # one point for equal scores
-    curves = (np.cumsum(part[order])[last] / part.sum() for part in (~positive, positive))
-    return [(0.0, 0.0), *((float(x), float(y)) for x, y in zip(*curves, strict=True))]
+    wrong, right, _ = roc_curve(positive, scores, drop_intermediate=False)
+    return list(zip(wrong.tolist(), right.tolist(), strict=True))
 
 
 def operating_points(predictions: Predictions, given: float | None) -> list[Operating]:
@@ -169,9 +169,7 @@ def mean_rate(counts: Sequence[tuple[int, int]]) -> Interval | None:
 
 def specificities(confusion: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
     """Return, for each class, the number of other images not assigned to it, and of all others."""
-    total = sum(map(sum, confusion))
-    pairs = []
-    for k, row in enumerate(confusion):
-        others = total - sum(row)
-        pairs.append((others - sum(other[k] for other in confusion) + row[k], others))
-    return pairs
+    counts = np.array(confusion)
+    others = counts.sum() - counts.sum(1)
+    right = others - counts.sum(0) + counts.diagonal()
+    return list(zip(right.tolist(), others.tolist(), strict=True))

@@ -12,7 +12,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from fed_dpsd.config.keys import leaves
 from fed_dpsd.errors import UserError, one_line
@@ -26,16 +26,6 @@ logger = logging.getLogger("fed_dpsd")
 
 Numbers = Mapping[str, float]
 Settings = Mapping[str, str | int | float | bool]
-
-
-class Tracker(Protocol):
-    """A destination for a run's numbers."""
-
-    def log(self, numbers: Numbers, step: int) -> None:
-        """Log numbers of a round or, at the end, of the whole run."""
-
-    def close(self, completed: bool) -> None:
-        """Finish pending work; nothing more is logged."""
 
 
 class TensorBoard:
@@ -142,7 +132,8 @@ class MLflow:
         self._client.set_terminated(self._run, "FINISHED" if completed else "FAILED")
 
 
-TRACKERS: dict[str, tuple[str, Callable[[Path, Settings], Tracker]]] = {
+Tracker = TensorBoard | WeightsAndBiases | MLflow
+TRACKERS: dict[str, tuple[str, type[Tracker]]] = {
     "tensorboard": ("tensorboard", TensorBoard),
     "wandb": ("wandb", WeightsAndBiases),
     "mlflow": ("mlflow", MLflow),
@@ -188,15 +179,15 @@ class Tracking:
         self._round = line["round"]
         self._pass(lambda tracker: tracker.log(dict(numbers_of_round(line)), self._round))
         picture = sample_path(self._folder, self._round)
-        if picture.exists():
-            self._pass(lambda tracker: _show(tracker, picture, self._round))
+        if picture.exists() and isinstance(self._tracker, TensorBoard):
+            self._pass(lambda tracker: tracker.show(picture, self._round))
 
     def close(self, summary: Mapping[str, Any]) -> None:
         """Pass on a summary, and close the tracker."""
         self._pass(lambda tracker: tracker.log(dict(numbers_of_run(summary)), self._round))
         self._pass(lambda tracker: tracker.close(summary["status"] == "completed"))
 
-    def _pass(self, work: Callable[[Tracker], None]) -> None:
+    def _pass(self, work: Callable[[Any], None]) -> None:
         if self._tracker is None:
             return
         try:
@@ -205,11 +196,6 @@ class Tracking:
             self._tracker = None
             name = self._experiment.config.tracker
             logger.warning("tracker=%s failed and is no longer used: %s", name, one_line(error))
-
-
-def _show(tracker: Tracker, picture: Path, step: int) -> None:
-    if isinstance(tracker, TensorBoard):
-        tracker.show(picture, step)
 
 
 def settings_of(experiment: Experiment) -> Iterator[tuple[str, str | int | float | bool]]:

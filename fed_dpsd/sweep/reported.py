@@ -185,14 +185,11 @@ def _summary_so_far(
 # --- the facts of one run ---
 
 
-def facts_of(
-    paths: Sequence[Path], title: str = "", threshold: float | None = None
-) -> Facts | None:
+def facts_of(paths: Sequence[Path], threshold: float | None = None) -> Facts | None:
     """Return the facts of a single run; None for any other `paths`.
 
     Args:
         paths: the paths given to `fed-dpsd report`.
-        title: the reader's title for the page; "" for a description.
         threshold: the reader's threshold for two classes, in (0, 1); None to choose one.
     """
     if threshold is not None and not 0 < threshold < 1:
@@ -244,7 +241,6 @@ def facts_of(
         rehearsed=bool(versions.get("rehearsal")),
         predictions=predictions,
         threshold=threshold,
-        own_title=title,
     )
 
 

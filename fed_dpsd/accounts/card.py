@@ -100,16 +100,7 @@ class PrivacyCard:
     @property
     def claims(self) -> tuple[str, ...]:
         """Return a line for each proven epsilon, with its other proofs."""
-        lines = []
-        for row in self.content["proven"]:
-            claim, others = Epsilon.from_json(row), row["beside"]
-            line = str(claim)
-            if others:
-                line += f" by {BY[row['basis']]}"
-            for other in others:
-                number = dataclasses.replace(claim, value=float(other["epsilon"])).number(5)
-                line += f"; by {BY[other['basis']]} {number} (trust {other['trust']})"
-            lines.append(line)
+        lines = [line_of(row) for row in self.content["proven"]]
         if self.label:
             lines.append(f"{self.label}: of labels alone, {IMAGES_NOTE}")
         return tuple(lines)
@@ -146,6 +137,28 @@ class PrivacyCard:
         return "\n".join(lines + ([f"reason: {reason}"] if reason else []))
 
     __repr__ = __str__
+
+
+def line_of(row: Mapping[str, Any]) -> str:
+    """Return a row's smallest epsilon, with the bases of its proofs if there are several."""
+    claim, line = Epsilon.from_json(row), str(Epsilon.from_json(row))
+    line += f" by {BY[row['basis']]}" if row["beside"] else ""
+    for other in row["beside"]:
+        number = dataclasses.replace(claim, value=float(other["epsilon"])).number(5)
+        line += f"; by {BY[other['basis']]} {number} (trust {other['trust']})"
+    return line
+
+
+def row_of(claims: Mapping[Basis, Epsilon]) -> dict[str, Any]:
+    """Return a card's row for the epsilons of several proofs, the smallest first."""
+    rows = [claim.to_json() | {"basis": basis} for basis, claim in claims.items()]
+    return _with_others(rows)
+
+
+def _with_others(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    smallest, *others = rows
+    kept = ("basis", "trust", "epsilon")
+    return {**smallest, "beside": [{key: row[key] for key in kept} for row in others]}
 
 
 def mechanism_of(card: Mapping[str, Any]) -> str:
@@ -212,9 +225,7 @@ def privacy_card(
                 )
             row = claim.to_json() | {"basis": basis, "planned": _number(planned.value)}
             claims.append(row | ({"spent": _number(max(map(_value, spent)))} if used else {}))
-        smallest, *others = sorted(claims, key=lambda row: float(row["epsilon"]))
-        kept = ("basis", "trust", "epsilon")
-        rows.append(smallest | {"beside": [{key: row[key] for key in kept} for row in others]})
+        rows.append(_with_others(sorted(claims, key=lambda row: float(row["epsilon"]))))
     charges = [stage.mechanism for stage in plan.charged]
     uncharged = () if experiment.training in charges else (experiment.training,)
     reasons = [each.reason for each in (*uncharged, *charges) if each.reason]
@@ -307,7 +318,7 @@ def proven(
         notes.append(PATIENT_NOTE)
     if config.data.records_per_patient is not None:  # what a record's shard and part depend on
         notes.append(MADE_UP_NOTE.format(config.data.records_per_patient))
-    if (unit, relation) == ("record", "replace_one") and _by_patient(experiment):
+    if (unit, relation) == ("record", "replace_one") and asked_unit(experiment) == "patient":
         notes.append(SAME_PATIENT_NOTE)
     if unit != "client" and relation == "replace_one" and config.teachers_per_client > 1:
         notes.append(SAME_IMAGE_NOTE)
@@ -341,10 +352,6 @@ def asked_unit(experiment: Experiment) -> Unit:
     """Return the unit that the settings ask to protect: a record, unless `training.unit` is set."""
     training = experiment.training
     return training.unit if isinstance(training, TrainingMechanism) else "record"
-
-
-def _by_patient(experiment: Experiment) -> bool:
-    return asked_unit(experiment) == "patient"
 
 
 def _number(value: float) -> float | str:

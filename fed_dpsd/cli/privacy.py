@@ -202,7 +202,7 @@ def ledger(
     Read on: docs/privacy.md
     """
     with importing():
-        from fed_dpsd.accounts.card import NO_SECRET_NOTE, account, ledger_files
+        from fed_dpsd.accounts.card import NO_SECRET_NOTE, account, ledger_files, row_of
         from fed_dpsd.accounts.database import read
         from fed_dpsd.accounts.secret import has_secret
         from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
@@ -219,7 +219,7 @@ def ledger(
         listed = {
             str(file): {
                 "entries": [json.loads(entry.to_json()) for entry in entries],
-                "spent": [_json(proofs) for proofs in totals[file].values()],
+                "spent": [row_of(proofs) for proofs in totals[file].values()],
             }
             for file, entries in accounts.items()
         }
@@ -240,12 +240,12 @@ def ledger(
 def _print_charges(
     out: Console, file: Path, entries: Sequence["Entry"], totals: Iterable["Proofs"], delta: float
 ) -> None:
-    from fed_dpsd.accounts.card import account
+    from fed_dpsd.accounts.card import account, line_of, row_of
 
     out.print(str(file), markup=False, soft_wrap=True)
     for number, entry in enumerate(entries, start=1):
         request = f" to request {entry.query_id}" if entry.request else ""
-        so_far = _text(account(entries[:number], delta, "record", "add_remove"))
+        so_far = line_of(row_of(account(entries[:number], delta, "record", "add_remove")))
         out.print(
             f"{entry.at} {entry.run or 'unnamed run'}: {entry.kind}{request}, "
             f"{entry.queries:,} queries, {entry.digest[:12]}: so far {so_far}",
@@ -254,7 +254,7 @@ def _print_charges(
         )
     for proofs in totals:
         notes = ", ".join(next(iter(proofs.values())).notes)
-        out.print(f"spent: {_text(proofs)}; {notes}", soft_wrap=True)
+        out.print(f"spent: {line_of(row_of(proofs))}; {notes}", soft_wrap=True)
 
 
 def _spent_table(
@@ -305,22 +305,3 @@ def _meanings(totals: Mapping[Path, Mapping["Pair", "Proofs"]], delta: float) ->
         )
     if bases - {"training"}:
         yield "A budget counts private training but not the teachers' answers: more of it is spent."
-
-
-def _json(proofs: "Proofs") -> dict[str, Any]:
-    """Return the smallest proven epsilon in the format of a card, with all others."""
-    (basis, claim), *others = proofs.items()
-    kept = ("trust", "epsilon")
-    rows = [{"basis": name} | {key: other.to_json()[key] for key in kept} for name, other in others]
-    return claim.to_json() | {"basis": basis, "beside": rows}
-
-
-def _text(proofs: "Proofs") -> str:
-    """Return the smallest proven epsilon with the basis of its proof, and all others."""
-    from fed_dpsd.accounts.card import BY
-
-    (basis, claim), *others = proofs.items()
-    if not others:
-        return str(claim)
-    rest = (f"by {BY[name]} {other.number(5)} (trust {other.trust})" for name, other in others)
-    return "; ".join([f"{claim} by {BY[basis]}", *rest])

@@ -31,12 +31,7 @@ from fed_dpsd.server.run import Progress
 from fed_dpsd.server.run import run as run_rounds
 from fed_dpsd.server.run_folder import new_run_folder, open_run_folder, read_log
 from fed_dpsd.server.student import Student, open_student, student_of
-from fed_dpsd.server.summary import (
-    read_summary,
-    result_line,
-    round_text,
-    write_failure,
-)
+from fed_dpsd.server.summary import read_summary, result_line, round_text, write_failure
 from fed_dpsd.server.synthesis import Source, synthesize
 from fed_dpsd.server.trackers import require_tracker
 from fed_dpsd.server.words import opening

@@ -24,13 +24,7 @@ from fed_dpsd.models import pictures, pretrained
 from fed_dpsd.privacy.accounting import Bound, prove
 from fed_dpsd.privacy.epsilon import NOT_REVIEWED_NOTE, Epsilon, reviewed
 from fed_dpsd.privacy.label_dp import IMAGES_NOTE, LabelPrivate, prove_label
-from fed_dpsd.privacy.mechanism import (
-    UNITS_AND_RELATIONS,
-    Basis,
-    Relation,
-    Unit,
-    quorum_of,
-)
+from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Basis, Relation, Unit, quorum_of
 from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.published import published_epsilon, published_of_training
 from fed_dpsd.privacy.training import TrainingMechanism

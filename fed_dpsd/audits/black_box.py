@@ -313,9 +313,7 @@ def _ratios(mechanism: Audited, client: Client, queries: int, runs: int) -> NDAr
     return ratios
 
 
-def _statistic(
-    mechanism: Audited,
-) -> Callable[[Values, NDArray[np.int64]], NDArray[np.float64]]:
+def _statistic(mechanism: Audited) -> Callable[[Values, NDArray[np.int64]], NDArray[np.float64]]:
     """Return the function from (B, K) answers and (B,) places to (B,) log-likelihood ratios.
 
     A place is the index of the prediction's row in `_public`. Ratios omit constants. For a noisy

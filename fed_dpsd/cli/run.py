@@ -57,8 +57,7 @@ def run(
 def resume(
     context: typer.Context,
     run_folder: Annotated[
-        Path,
-        typer.Argument(help="Folder of the run (its last line of output).", metavar="RUN"),
+        Path, typer.Argument(help="Folder of the run (its last line of output).", metavar="RUN")
     ],
 ) -> None:
     """Continue a stopped run from its last checkpoint in this process, with identical results.

@@ -23,8 +23,7 @@ SHOWN = 20  # rows of a table on a terminal
 
 
 Run = Annotated[
-    Path,
-    typer.Argument(help="Folder of a completed run (its last line of output).", metavar="RUN"),
+    Path, typer.Argument(help="Folder of a completed run (its last line of output).", metavar="RUN")
 ]
 
 

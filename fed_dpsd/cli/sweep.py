@@ -49,8 +49,7 @@ def report(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            help="Run folders, sweep folders or tables, or a rehearsal's folder.",
-            metavar="PATH...",
+            help="Run folders, sweep folders or tables, or a rehearsal's folder.", metavar="PATH..."
         ),
     ],
     out: Annotated[

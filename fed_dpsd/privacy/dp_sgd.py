@@ -332,11 +332,7 @@ class DPSGD(SampledGaussian):
     name: ClassVar[str] = "dp_sgd"
 
     def train(
-        self,
-        teacher: nn.Module,
-        inputs: torch.Tensor,
-        labels: torch.Tensor,
-        rng: Rng,
+        self, teacher: nn.Module, inputs: torch.Tensor, labels: torch.Tensor, rng: Rng
     ) -> None:
         """Take `steps` steps of Adam on noisy sums; draw samples and noise from `rng`.
 
@@ -361,11 +357,7 @@ class DPSGD(SampledGaussian):
         return torch.from_numpy(noisy * self.max_grad_norm).float()
 
     def _train_linear(
-        self,
-        layer: nn.Linear,
-        inputs: torch.Tensor,
-        labels: torch.Tensor,
-        rng: Rng,
+        self, layer: nn.Linear, inputs: torch.Tensor, labels: torch.Tensor, rng: Rng
     ) -> None:
         """Train on residuals and inputs, which give the norm of a record's gradient directly."""
         optimiser = torch.optim.Adam(layer.parameters(), self.learning_rate)
@@ -380,11 +372,7 @@ class DPSGD(SampledGaussian):
             optimiser.step()
 
     def _train_network(
-        self,
-        teacher: nn.Module,
-        inputs: torch.Tensor,
-        labels: torch.Tensor,
-        rng: Rng,
+        self, teacher: nn.Module, inputs: torch.Tensor, labels: torch.Tensor, rng: Rng
     ) -> None:
         """Train on the gradient of each record or patient, as computed by Opacus."""
         from opacus import GradSampleModule  # takes seconds to import, and few runs need it
@@ -405,12 +393,7 @@ class DPSGD(SampledGaussian):
         model.to_standard_module()
 
     def noisy_gradients(
-        self,
-        form: lattice.Form,
-        inputs: torch.Tensor,
-        labels: torch.Tensor,
-        records: int,
-        rng: Rng,
+        self, form: lattice.Form, inputs: torch.Tensor, labels: torch.Tensor, records: int, rng: Rng
     ) -> list[torch.Tensor]:
         """Sample records and sum their clipped gradients, plus noise: one step of the event.
 

@@ -64,11 +64,7 @@ class CustomTraining(Plain, ABC):
 
     @abstractmethod
     def train(
-        self,
-        teacher: nn.Module,
-        inputs: torch.Tensor,
-        labels: torch.Tensor,
-        rng: Rng,
+        self, teacher: nn.Module, inputs: torch.Tensor, labels: torch.Tensor, rng: Rng
     ) -> None:
         """Train a teacher in place on one shard's (N, ...) inputs and (N,) labels."""
 
@@ -147,11 +143,7 @@ class TrainingMechanism(ABC):
 
     @abstractmethod
     def train(
-        self,
-        teacher: nn.Module,
-        inputs: torch.Tensor,
-        labels: torch.Tensor,
-        rng: Rng,
+        self, teacher: nn.Module, inputs: torch.Tensor, labels: torch.Tensor, rng: Rng
     ) -> None:
         """Train a teacher in place on one shard's (N, A, ...) inputs and (N,) labels.
 

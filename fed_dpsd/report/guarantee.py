@@ -23,11 +23,7 @@ CHANGES = {
 CLASS_COUNTS = "class counts have no bound"  # how their reason starts
 UNPROVEN = {  # the same for the relations without a bound
     "record": ("a record", "an added or removed record", "a replaced record"),
-    "patient": (
-        "a patient",
-        "an added or removed patient",
-        "a patient whose records are replaced",
-    ),
+    "patient": ("a patient", "an added or removed patient", "a patient whose records are replaced"),
     "client": ("a whole client", "an added or removed client", "a client that is replaced"),
 }
 TRUSTED = {
@@ -165,9 +161,7 @@ def found_at_most(row: Mapping[str, Any]) -> float:
     return min(math.exp(float(row["epsilon"])) * FALSE_ALARMS + float(row["delta"]), 1.0)
 
 
-def claims(
-    card: Mapping[str, Any],
-) -> tuple[list[tuple[Mapping[str, Any], str, str]], list[str]]:
+def claims(card: Mapping[str, Any]) -> tuple[list[tuple[Mapping[str, Any], str, str]], list[str]]:
     """Return the row, change and proofs of each finite epsilon, and the changes without any."""
     finite, infinite = [], []
     for row in card["proven"]:

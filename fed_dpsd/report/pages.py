@@ -192,10 +192,7 @@ def officer_page(facts: Facts) -> str:
 
     Every number on the page is from the card's proven epsilons.
     """
-    return _render(
-        "privacy_officer.html.j2",
-        facts=facts,
-    )
+    return _render("privacy_officer.html.j2", facts=facts)
 
 
 def _performance(facts: Facts) -> dict[str, Any]:

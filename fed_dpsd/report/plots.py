@@ -36,9 +36,7 @@ def draw_partition(counts: NDArray[np.int64], classes: Sequence[str]) -> Figure:
     return figure
 
 
-def draw_roc(
-    curves: Sequence[tuple[str, str, Sequence[NDArray[np.float64]]]],
-) -> Figure:
+def draw_roc(curves: Sequence[tuple[str, str, Sequence[NDArray[np.float64]]]]) -> Figure:
     """Draw ROC curves of attacks on logarithmic axes, with the bounds of a proof as dotted lines.
 
     Args:

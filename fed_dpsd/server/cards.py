@@ -64,10 +64,7 @@ def privacy_card_of(run: CompletedRun) -> dict[str, Any]:
         },
         "verdict": sorted(verdict(experiment, card), key=lambda said: said != SEEDED_VERDICT),
         "asked": _asked(run),
-        "answered": {
-            "training": how_trained(experiment),
-            "answers": how_answered(experiment),
-        },
+        "answered": {"training": how_trained(experiment), "answers": how_answered(experiment)},
         "privacy": dict(summary["privacy"]),
         "published": published_line(card),
         "source": list(_source(run)),

@@ -54,10 +54,7 @@ def blank_summary(experiment: Experiment, engine: str) -> dict[str, Any]:
         "auroc": {"student": None, "ensemble": None, "weighted_ensemble": None, "clients": None},
         "confusion": None,
         "calibration": None,
-        "queries": {
-            "answered_per_client": 0,
-            **dict.fromkeys((*ANSWERS, *TRAVELLED), 0),
-        },
+        "queries": {"answered_per_client": 0, **dict.fromkeys((*ANSWERS, *TRAVELLED), 0)},
         "privacy": None,
         "diagnostics": {},
         "precision": {"asked": config.precision, "teachers": None, "student": None},

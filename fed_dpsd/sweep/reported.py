@@ -29,12 +29,7 @@ from fed_dpsd.server import checkpoint
 from fed_dpsd.server.attendance import absent, requests_of
 from fed_dpsd.server.charge_log import clients_in
 from fed_dpsd.server.federation import in_use
-from fed_dpsd.server.run_folder import (
-    is_run_folder,
-    open_run_folder,
-    read_log,
-    read_predictions,
-)
+from fed_dpsd.server.run_folder import is_run_folder, open_run_folder, read_log, read_predictions
 from fed_dpsd.server.summary import (
     TRAVELLED,
     add_privacy,
@@ -88,8 +83,7 @@ def tables_of(paths: Sequence[Path], out: Path | None = None) -> list[Path]:
         known = [dict(leaves(json.loads(cell.experiment.to_json()))) for cell in cells]
         own = [{key: shown(each[key]) for key in apart if key in each} for each in known]
         write_tables(
-            table,
-            [dataclasses.replace(c, overrides=o) for c, o in zip(cells, own, strict=True)],
+            table, [dataclasses.replace(c, overrides=o) for c, o in zip(cells, own, strict=True)]
         )
     return list(dict.fromkeys(tables))
 

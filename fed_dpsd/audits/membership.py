@@ -13,9 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fed_dpsd.audits.claims import Say
-from fed_dpsd.audits.lira import Members, Scores, lira, logits
 from fed_dpsd.audits.one_run import Guesses, approximate, profile, refuted, strongest
-from fed_dpsd.audits.roc import FAILURE, Claim, Point, auc, cap, point
+from fed_dpsd.audits.rates import (
+    FAILURE,
+    Claim,
+    Members,
+    Point,
+    Scores,
+    auc,
+    cap,
+    lira,
+    logits,
+    point,
+)
 from fed_dpsd.audits.shadows import Row, ShadowRun, Victim, facts, rows_of
 from fed_dpsd.errors import UserError
 from fed_dpsd.models import torch_threads

@@ -19,9 +19,19 @@ from fed_dpsd.accounts.card import plan_of
 from fed_dpsd.audits import victims
 from fed_dpsd.audits.black_box import public_rows
 from fed_dpsd.audits.canaries import Watched
-from fed_dpsd.audits.checks import Check, Count, counted
+from fed_dpsd.audits.checks import (
+    LAWS,
+    Check,
+    Count,
+    counted,
+    dependence,
+    independence,
+    low_bits,
+    ones,
+    residues,
+    tails,
+)
 from fed_dpsd.audits.claims import Say, secrets_of
-from fed_dpsd.audits.counting import LAWS, dependence, independence, low_bits, ones, residues, tails
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.gaussian import NormalizedGradient

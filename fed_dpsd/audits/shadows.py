@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fed_dpsd.accounts.card import PrivacyCard, plan_of, plugins_note
 from fed_dpsd.accounts.secret import noise_of
-from fed_dpsd.audits.roc import Claim
+from fed_dpsd.audits.rates import Claim
 from fed_dpsd.client.teachers import Teachers, make_teacher
 from fed_dpsd.data.datasets import Dataset
 from fed_dpsd.data.partition import Coins

@@ -24,12 +24,11 @@ from fed_dpsd.experiment import Experiment, one_run, unused
 from fed_dpsd.models.functions import MakeNetwork, add_functions, require_functions
 from fed_dpsd.planned import PlannedRun, planned_run
 from fed_dpsd.progress import reporting
-from fed_dpsd.server.completed import open_completed
 from fed_dpsd.server.export import Format, export
 from fed_dpsd.server.federation import InUse
 from fed_dpsd.server.run import Progress
 from fed_dpsd.server.run import run as run_rounds
-from fed_dpsd.server.run_folder import new_run_folder, open_run_folder, read_log
+from fed_dpsd.server.run_folder import new_run_folder, open_completed, open_run_folder, read_log
 from fed_dpsd.server.student import Student, open_student, student_of
 from fed_dpsd.server.summary import read_summary, result_line, round_text, write_failure
 from fed_dpsd.server.synthesis import Source, synthesize

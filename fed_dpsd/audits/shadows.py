@@ -29,8 +29,7 @@ from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.privacy.accounting import Stage, prove
 from fed_dpsd.privacy.epsilon import Epsilon
 from fed_dpsd.report.settings import Setting, names, read
-from fed_dpsd.server.completed import open_completed
-from fed_dpsd.server.run_folder import is_run_folder, open_run_folder
+from fed_dpsd.server.run_folder import is_run_folder, open_completed, open_run_folder
 from fed_dpsd.server.student import student_of
 from fed_dpsd.server.summary import read_summary, scores_of
 from fed_dpsd.storage import client_name

@@ -27,7 +27,7 @@ from fed_dpsd.experiment import Experiment
 from fed_dpsd.privacy.epsilon import Epsilon
 from fed_dpsd.server.attendance import absent, requests_of
 from fed_dpsd.server.charge_log import ChargeLog
-from fed_dpsd.server.completed import CompletedRun
+from fed_dpsd.server.run_folder import CompletedRun
 from fed_dpsd.server.summary import result_line
 from fed_dpsd.storage import encoded, json_of, templates_folder
 

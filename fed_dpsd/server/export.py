@@ -16,7 +16,7 @@ from fed_dpsd.models import procedural
 from fed_dpsd.models.inference import predict
 from fed_dpsd.server import onnx_file
 from fed_dpsd.server.cards import cards_in, model_card
-from fed_dpsd.server.completed import CompletedRun, open_completed
+from fed_dpsd.server.run_folder import CompletedRun, open_completed
 from fed_dpsd.server.student import FACTS, Student, student_of
 from fed_dpsd.storage import encoded, json_of, write_together
 from fed_dpsd.streams import Streams

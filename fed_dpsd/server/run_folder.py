@@ -8,6 +8,8 @@ import platform
 import secrets
 import subprocess
 import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -22,8 +24,10 @@ from fed_dpsd.config.bind import read_run
 from fed_dpsd.data.intake import Split
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment, set_up
-from fed_dpsd.methods.method import ReplayBuffer
+from fed_dpsd.methods.method import ReplayBuffer, State
 from fed_dpsd.models.inference import to_unit
+from fed_dpsd.server import checkpoint
+from fed_dpsd.server.summary import read_summary
 from fed_dpsd.storage import (
     RUN_NAME,
     Unwritable,
@@ -121,6 +125,30 @@ def is_run_folder(folder: Path) -> bool:
 def open_run_folder(folder: Path) -> Experiment:
     """Return the experiment of an existing run folder."""
     return set_up(read_run(folder), None, written=True)
+
+
+@dataclass(frozen=True)
+class CompletedRun:
+    """A completed run, read from its folder."""
+
+    folder: Path
+    experiment: Experiment
+    summary: Mapping[str, Any]
+    state: State  # the last checkpoint; it has no tensors if the method keeps none
+
+
+def open_completed(folder: Path) -> CompletedRun:
+    """Read the folder of a completed run."""
+    experiment = open_run_folder(folder)
+    summary = read_summary(folder)
+    if summary.get("status") != "completed":
+        cause = f" ({summary['error']})" if summary.get("error") else ""
+        raise UserError(
+            f"{folder}: this run has not completed{cause}; continue it with `fed-dpsd resume "
+            f"{folder}`, or run it again with other settings"
+        )
+    state = checkpoint.load(folder / "checkpoint") or State(0, {}, ())
+    return CompletedRun(folder, experiment, summary, state)
 
 
 def open_log(path: Path, rounds: int) -> tuple[Path, list[dict[str, Any]]]:

@@ -21,9 +21,8 @@ from fed_dpsd.models.functions import missing_function
 from fed_dpsd.models.inference import predict
 from fed_dpsd.server import checkpoint
 from fed_dpsd.server.cards import privacy_card_of
-from fed_dpsd.server.completed import CompletedRun
 from fed_dpsd.server.onnx_file import OnnxModel
-from fed_dpsd.server.run_folder import is_run_folder
+from fed_dpsd.server.run_folder import CompletedRun, is_run_folder
 from fed_dpsd.server.summary import result_line
 from fed_dpsd.streams import Streams
 

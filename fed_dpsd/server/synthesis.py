@@ -27,7 +27,7 @@ from fed_dpsd.models import procedural, torch_threads
 from fed_dpsd.models.inference import to_bytes
 from fed_dpsd.progress import reporting
 from fed_dpsd.server.cards import cards_in, dataset_card, privacy_card_of
-from fed_dpsd.server.completed import CompletedRun, open_completed
+from fed_dpsd.server.run_folder import CompletedRun, open_completed
 from fed_dpsd.server.student import Student, student_of
 from fed_dpsd.storage import encoded, write_together
 from fed_dpsd.streams import Streams

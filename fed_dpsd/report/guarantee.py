@@ -125,10 +125,7 @@ def unproven(card: Mapping[str, Any]) -> str:
 
 
 def replacement_costs_more(card: Mapping[str, Any]) -> bool:
-    """Return whether a changed record counts as replacing its patient (training.unit=patient).
-
-    Only then is a record's epsilon larger than its patient's epsilon.
-    """
+    """Return whether a changed record counts as replacing its patient (training.unit=patient)."""
     record, patient = (
         next(
             float(row["epsilon"])

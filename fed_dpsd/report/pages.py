@@ -70,10 +70,6 @@ def write(
         against: name of the settings to compare the others with, run by run.
         run: the run, if the table has a single run; None for a sweep.
         unfinished: runs of the sweep that have not completed, named on its page.
-
-    Raises:
-        UserError: a file cannot be read or written, an existing file is not part of a report, or no
-            setting is named `against`.
     """
     settings, stem = read(paths), paths[0].stem
     differences = tables.differences(settings, against) if against else []
@@ -188,10 +184,7 @@ def run_page(facts: Facts) -> str:
 
 
 def officer_page(facts: Facts) -> str:
-    """Return the page for a privacy officer: what left, what is proven about it, and what is not.
-
-    Every number on the page is from the card's proven epsilons.
-    """
+    """Return the page for a privacy officer; every number is from the card's proven epsilons."""
     return _render("privacy_officer.html.j2", facts=facts)
 
 

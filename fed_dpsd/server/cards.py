@@ -46,11 +46,8 @@ LARGEST = "10M<n<100M"
 def privacy_card_of(run: CompletedRun) -> dict[str, Any]:
     """Return the content of privacy_card.json, for anything made from a run.
 
-    `privacy` is copied from the run's summary. The other keys are texts and names: the `verdict` in
-    sentences, what was `asked` and `answered`, the `source` of the numbers, what they leave
-    `not_covered`, further `notes` on them, plug-ins and functions that are `not_reviewed`, and
-    `versions`. If the noise is seeded, the verdict starts with this fact, because people quote
-    first lines.
+    `privacy` is copied from the run's summary; the other keys are texts and names. If the noise is
+    seeded, the verdict starts with this fact, because people quote first lines.
     """
     experiment, summary = run.experiment, run.summary
     card = PrivacyCard(summary["privacy"])

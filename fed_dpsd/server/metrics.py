@@ -1,4 +1,4 @@
-"""Metrics of probabilities on the test split."""
+"""Metrics of (N, K) probabilities on the test split, with (N,) true classes 0..K-1."""
 
 import numpy as np
 import torch
@@ -8,30 +8,20 @@ BINS = 10  # parts of a reliability diagram
 
 
 def accuracy(probabilities: NDArray[np.floating], labels: NDArray[np.int64]) -> float:
-    """Return the fraction of images with the true class as the most probable class.
+    """Return the fraction of images with the true class as the most probable one.
 
-    Args:
-        probabilities: (N, K), or values proportional to them; a row that is not finite predicts no
-            class, so it is wrong.
-        labels: (N,) true classes, 0..K-1.
+    A row that is not finite predicts no class, so it is wrong.
     """
     finite = np.isfinite(probabilities).all(1)
     return float((finite & (probabilities.argmax(1) == labels)).mean())
 
 
 def auroc(probabilities: NDArray[np.floating], labels: NDArray[np.int64]) -> float | None:
-    """Return the area under the ROC curve; ties count half.
+    """Return the area under the ROC curve in [0, 1]; ties count half.
 
     For two classes, it is the area of class 1; otherwise, it is the mean over classes of the area
-    of each class against the rest.
-
-    Args:
-        probabilities: (N, K), in [0, 1].
-        labels: (N,) true classes, 0..K-1.
-
-    Returns:
-        The area in [0, 1]; None if it is undefined because a class is absent from `labels` or a
-        probability is not finite.
+    of each class against the rest. It is None if a class is absent from `labels`, or a probability
+    is not finite.
     """
     num_classes = probabilities.shape[1]
     # torchmetrics scores an absent class 0, averages that in, and ranks NaN like any number.
@@ -49,9 +39,7 @@ def auroc(probabilities: NDArray[np.floating], labels: NDArray[np.int64]) -> flo
 def confusion(probabilities: NDArray[np.floating], labels: NDArray[np.int64]) -> list[list[int]]:
     """Count the images of each true class (K rows) that are predicted as each class (K columns).
 
-    Args:
-        probabilities: (N, K); a row that is not finite predicts no class, so it is not counted.
-        labels: (N,) true classes, 0..K-1.
+    A row that is not finite predicts no class, so it is not counted.
     """
     from torchmetrics.functional.classification import multiclass_confusion_matrix
 
@@ -66,9 +54,7 @@ def calibration(
 ) -> dict[str, float | list[float] | list[int]]:
     """Compare a classifier's confidence with its accuracy (Guo et al., arXiv 1706.04599).
 
-    Args:
-        probabilities: (N, K), N >= 1; a row that is not finite has confidence 0 and is wrong.
-        labels: (N,) true classes, 0..K-1.
+    A row that is not finite has confidence 0 and is wrong.
 
     Returns:
         `count`, mean `confidence` and `accuracy` of the images with their largest probability in

@@ -95,10 +95,7 @@ def versions() -> dict[str, str | None]:
 
 @functools.cache  # cached, since later commits do not change the imported code
 def _commit() -> str | None:
-    """Return the commit of this package's Git checkout; None if there is none.
-
-    It ends in "+dirty" if the checkout has changes.
-    """
+    """Return the commit of this package's Git checkout, "+dirty" if changed; None if there is none."""
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(Path(__file__).parent), *arguments]

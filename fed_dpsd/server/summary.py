@@ -108,10 +108,7 @@ def write_failure(experiment: Experiment, folder: Path, engine: str, error: Base
 
 
 def add_privacy(summary: dict[str, Any], experiment: Experiment, folder: Path) -> None:
-    """Add the run's cost, from the plan, the clients' statements and simulated ledgers.
-
-    Hospitals keep their ledgers.
-    """
+    """Add the run's cost, from the plan, the clients' statements and simulated ledgers."""
     ledgers = []
     config = experiment.config
     plan, accounts = plan_of(experiment), ledgers_in(ledger_folder(experiment, folder))

@@ -163,13 +163,7 @@ def _key_in(folder: Path) -> str | None:
 
 
 def check(cells: Sequence[Cell], ready: Callable[[Experiment, Sequence[str]], Any]) -> list[Any]:
-    """Check each unfinished cell before any of them runs; return the results of `ready`.
-
-    Args:
-        cells: the cells of one `plan`.
-        ready: called with an experiment and its overrides; raises UserError if that cannot run
-            here.
-    """
+    """Check each unfinished cell before any of them runs; return the results of `ready`."""
     problems = _Problems(len(cells))
     found = []
     for cell in cells:

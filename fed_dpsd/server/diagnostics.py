@@ -1,4 +1,4 @@
-"""Exact scores of teachers without noise, only for simulations: of each client and of all together."""
+"""Exact scores of teachers without noise, of each client and of all, only for simulations."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -95,7 +95,7 @@ def versions() -> dict[str, str | None]:
 
 @functools.cache  # cached, since later commits do not change the imported code
 def _commit() -> str | None:
-    """Return the commit of this package's Git checkout, "+dirty" if changed; None if there is none."""
+    """Return the commit of this package's Git checkout, "+dirty" if changed; None without one."""
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(Path(__file__).parent), *arguments]

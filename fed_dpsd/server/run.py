@@ -178,7 +178,7 @@ def _costs(plan: Plan, charges: Mapping[int, Releases], experiment: Experiment) 
 def _student_scores(
     folder: Path, test: Split | None, images: Images | None, student: nn.Module | None, number: int
 ) -> dict[str, Any]:
-    """Store the student's predictions, and return its scores; None without student or test split."""
+    """Store the student's predictions and return its scores; None without student or test split."""
     metrics = METRICS | {"confusion": confusion, "calibration": calibration}
     if test is None or images is None or student is None:
         return {f"student_{name}": None for name in metrics}

@@ -15,7 +15,6 @@ from typing import Any, Literal
 from fed_dpsd.accounts.database import is_database, ledgers_in
 from fed_dpsd.accounts.entry import MARK, Entry, of_entries
 from fed_dpsd.claims import Proof, claims, covers, of_plan, on, proofs
-from fed_dpsd.config import Config
 from fed_dpsd.config.bind import read_yaml
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment
@@ -308,7 +307,8 @@ def proven(
         notes.append(TIME_NOTE)
         if plan.counts:
             notes.append(COUNTS_NOTE)
-    if unit == "patient" and not _deals_patients(config):
+    known = (config.data.patient_column, config.data.records_per_patient) != (None, None)
+    if unit == "patient" and not (known and config.federation.simulation):
         notes.append(PATIENT_NOTE)
     if config.data.records_per_patient is not None:  # what a record's shard and part depend on
         notes.append(MADE_UP_NOTE.format(config.data.records_per_patient))
@@ -333,13 +333,6 @@ def proven(
         basis: dataclasses.replace(claim, notes=caveats if basis == "training" else summed)
         for basis, claim in found.items()
     }
-
-
-def _deals_patients(config: Config) -> bool:
-    """Return whether a simulation knows its patients, so that each belongs to one client."""
-    data = config.data
-    known = data.patient_column is not None or data.records_per_patient is not None
-    return known and config.federation.simulation
 
 
 def asked_unit(experiment: Experiment) -> Unit:
@@ -398,14 +391,10 @@ def account(
     notes = ["over the ledger's life", "settings chosen in advance", PUBLIC_NOTE, *further_notes]
     if unit == "patient":
         notes.append(PATIENT_NOTE)
-    if (unit, relation) == ("record", "replace_one") and any(map(_of_patients, entries)):
+    trained = " ".join(entry.mechanism for entry in entries if entry.kind == "training")
+    if (unit, relation) == ("record", "replace_one") and "unit='patient'" in trained:
         notes.append(SAME_PATIENT_NOTE)
     if any(entry.mechanism.endswith(MARK) for entry in entries):
         notes.append(NOT_REVIEWED_NOTE.format("a plug-in"))
     found = claims(of_entries(entries, unit, relation), delta, unit, relation, queries)
     return {basis: dataclasses.replace(claim, notes=tuple(notes)) for basis, claim in found.items()}
-
-
-def _of_patients(entry: Entry) -> bool:
-    """Return whether an entry is for private training with patients as the unit."""
-    return entry.kind == "training" and "unit='patient'" in entry.mechanism

@@ -80,7 +80,10 @@ def load(connection: sqlite3.Connection, path: Path) -> Content:
         raise ValueError(found)
     *values, head, kept = connection.execute("SELECT * FROM account").fetchone()
     if values[0] != FORMAT:
-        raise other_format(path, values[0], FORMAT)
+        raise LedgerError(
+            f"the ledger {path} has format {values[0]}, but this version of FedDPSD supports only "
+            f"{FORMAT}; use the version that wrote it"
+        )
     account.open(dict(zip(("format", "data", "client"), values, strict=True)))
     query = "SELECT number, digest, entry, head FROM charges ORDER BY number"
     for number, digest, content, link in connection.execute(query):
@@ -261,12 +264,4 @@ def _corrupt(path: Path, error: Exception) -> LedgerError:
     return LedgerError(
         f"the ledger {path} is corrupt ({' '.join(str(error).split())}); restore it from a backup: "
         "without it nobody knows what this client has spent"
-    )
-
-
-def other_format(path: Path, found: object, known: int) -> LedgerError:
-    """Return the error for a ledger in a format that this version does not support."""
-    return LedgerError(
-        f"the ledger {path} has format {found}, but this version of FedDPSD supports only {known}; "
-        "use the version that wrote it"
     )

@@ -28,7 +28,7 @@ from fed_dpsd.experiment import Experiment, load_data, partitions
 from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.privacy.accounting import Stage, prove
 from fed_dpsd.privacy.epsilon import Epsilon
-from fed_dpsd.report.settings import Setting, names, read
+from fed_dpsd.report.settings import names, read
 from fed_dpsd.server.run_folder import is_run_folder, open_completed, open_run_folder
 from fed_dpsd.server.student import student_of
 from fed_dpsd.server.summary import read_summary, scores_of
@@ -198,17 +198,12 @@ def rows_of(path: Path) -> list[Row]:
     (table,) = tables_of([path])
     settings = read([table])
     alone = is_run_folder(table.parent)  # a run's own table is in its folder
-    return [
-        Row(
-            name,
-            [_opened(table.parent / ("" if alone else run["key"])) for run in _by_seed(setting)],
-        )
-        for name, setting in zip(names(settings), settings, strict=True)
-    ]
-
-
-def _by_seed(setting: Setting) -> list[dict[str, str]]:
-    return sorted(map(dict, setting.runs), key=lambda run: int(run["seed"]))
+    rows = []
+    for name, setting in zip(names(settings), settings, strict=True):
+        runs = sorted(setting.runs, key=lambda run: int(run["seed"]))
+        folders = [table.parent / ("" if alone else run["key"]) for run in runs]
+        rows.append(Row(name, list(map(_opened, folders))))
+    return rows
 
 
 def _opened(folder: Path) -> ShadowRun:

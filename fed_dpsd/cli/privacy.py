@@ -55,7 +55,7 @@ def plan(
         facts |= {"smallest_budget": "inf" if math.isinf(budget) else budget}
         print(json.dumps(facts | {"seconds": planned.duration and vars(planned.duration)}))
         return
-    Console(highlight=False).print(str(planned), markup=False, soft_wrap=True)
+    print(planned)
 
 
 def audit(
@@ -95,24 +95,23 @@ def audit(
         claim.pop("key", None)
         print(json.dumps(claim | named | more))
     else:
-        out = Console(highlight=False)
         for part, title in TITLES.items():
-            out.print(title)
+            print(title)
             for attack in found.attacks if part == "attacks" else ():
-                out.print(f"  {attack.title}: {attack.mechanism}", markup=False, soft_wrap=True)
+                print(f"  {attack.title}: {attack.mechanism}")
                 for sentence in attack.verdict():
-                    out.print(f"    {sentence}", markup=False, soft_wrap=True)
+                    print(f"    {sentence}")
             for check in found.of(part):
-                out.print(f"  {check}", markup=False, soft_wrap=True)
+                print(f"  {check}")
             wrong = "contradicted" if found.contradicts(part) else "nothing is contradicted"
             if found.of(part) or part == "attacks":
-                out.print(f"  {title.lower()}: {wrong}", soft_wrap=True)
+                print(f"  {title.lower()}: {wrong}")
         if found.untested:
-            out.print(f"not tested: the noise of {found.untested}, which no attack knows")
+            print(f"not tested: the noise of {found.untested}, which no attack knows")
         if broken:
             noise = "half of the noise" if broken == "half" else "next to no noise"
             verdict = "refuted, as expected" if found.refuted else "NOT refuted: the audit is blind"
-            out.print(f"a hospital with {noise}: {verdict}", soft_wrap=True)
+            print(f"a hospital with {noise}: {verdict}")
     if not found.as_expected:
         raise typer.Exit(UNEXPECTED)
 
@@ -225,36 +224,33 @@ def ledger(
         }
         print(json.dumps(listed))
         return
-    out = Console(highlight=False)
     if not accounts:
-        out.print(f"nothing was charged in this run: {path}", markup=False, soft_wrap=True)
+        print(f"nothing was charged in this run: {path}")
         return
     if charges:
         for file, entries in accounts.items():
-            _print_charges(out, file, entries, totals[file].values(), delta)
-    out.print(_spent_table(accounts, totals))
+            _print_charges(file, entries, totals[file].values(), delta)
+    Console(highlight=False).print(_spent_table(accounts, totals))
     for sentence in _meanings(totals, delta):
-        out.print(sentence, soft_wrap=True)
+        print(sentence)
 
 
 def _print_charges(
-    out: Console, file: Path, entries: Sequence["Entry"], totals: Iterable["Proofs"], delta: float
+    file: Path, entries: Sequence["Entry"], totals: Iterable["Proofs"], delta: float
 ) -> None:
     from fed_dpsd.accounts.card import account, line_of, row_of
 
-    out.print(str(file), markup=False, soft_wrap=True)
+    print(str(file))
     for number, entry in enumerate(entries, start=1):
         request = f" to request {entry.query_id}" if entry.request else ""
         so_far = line_of(row_of(account(entries[:number], delta, "record", "add_remove")))
-        out.print(
+        print(
             f"{entry.at} {entry.run or 'unnamed run'}: {entry.kind}{request}, "
-            f"{entry.queries:,} queries, {entry.digest[:12]}: so far {so_far}",
-            markup=False,
-            soft_wrap=True,
+            f"{entry.queries:,} queries, {entry.digest[:12]}: so far {so_far}"
         )
     for proofs in totals:
         notes = ", ".join(next(iter(proofs.values())).notes)
-        out.print(f"spent: {line_of(row_of(proofs))}; {notes}", soft_wrap=True)
+        print(f"spent: {line_of(row_of(proofs))}; {notes}")
 
 
 def _spent_table(

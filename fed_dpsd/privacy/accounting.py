@@ -202,17 +202,13 @@ def pure(event: DpEvent) -> Bound:
 def unchanged_epsilon(event: DpEvent, delta: float) -> float:
     """Return the smallest budget for which `within_budget` admits `event` with fixed settings."""
     counts, loss = _leaves(_budgeted(event))
-    ideal = _smallest_bound(_parts(counts), _for_ideal_noise(delta)).epsilon
+    unchanging = (1 - CHANGED_SETTINGS_FRACTION) * delta * math.exp(-PRECISION_MOST)
+    ideal = _smallest_bound(_parts(counts), unchanging).epsilon
     largest = PRECISION_MOST / PRECISION_FRACTION  # above, PRECISION_MOST is reserved
     needed = ideal / (1 - PRECISION_FRACTION)
     needed = needed if needed <= largest else ideal + PRECISION_MOST
     proven = loss <= PRECISION_MOST and not (loss and delta < SMALLEST_DELTA)
     return max(needed, loss / PRECISION_FRACTION) if proven else math.inf
-
-
-def _for_ideal_noise(delta: float) -> float:
-    """Return the part of a budget's delta for data sets with settings that never change."""
-    return (1 - CHANGED_SETTINGS_FRACTION) * delta * math.exp(-PRECISION_MOST)
 
 
 def within_budget(

@@ -121,19 +121,13 @@ class NoisyVotes(Mechanism):
             return np.asarray(value.sum(0))
         return noisy_sum(value, self.scale, self.noise_law, rng)
 
-    @property
-    def _farthest(self) -> float:
-        """Return the farthest noise: FARTHEST standard deviations, or FARTHEST^2 / 2 scales.
-
-        Honest noise exceeds it with a probability of about exp(-FARTHEST^2 / 2).
-        """
-        return self.scale * (FARTHEST if self.noise_law == "gaussian" else FARTHEST**2 / 2)
-
     def admissible(self, values: Values, predictions: Values, teachers: int) -> NDArray[np.bool_]:
         """Mark the rows that are possible with at most `teachers` votes and the noise."""
         if self.noise_at != "server":
             away = np.maximum(-values, values - teachers)
-            return np.asarray((away <= self._farthest).all(axis=1))
+            # Honest noise is farther with a probability of about exp(-FARTHEST^2 / 2).
+            most = self.scale * (FARTHEST if self.noise_law == "gaussian" else FARTHEST**2 / 2)
+            return np.asarray((away <= most).all(axis=1))
         counts = (values >= 0) & (values == np.round(values))
         return np.asarray(counts.all(axis=1) & (values.sum(axis=1) <= teachers))
 

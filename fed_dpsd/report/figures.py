@@ -8,7 +8,7 @@ import io
 import math
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -118,7 +118,8 @@ def _plot(
     lines = sum(s.coloured for s in drawn)
     values = [x for s in drawn if s.kind != "level" for x, _ in s.points]
     place = _set_x(axes, chart.x, values, lines)
-    heights = [y + r for s in drawn for (_, y), d in _with_reach(s) for r in (-d, d)]
+    pairs = [pair for s in drawn for pair in zip(s.points, s.deviations(), strict=True)]
+    heights = [y + reach for (_, y), d in pairs for reach in (-d, d)]
     low, high = _ends(chart.y, heights)
     axes.set_ylim(low, high + 0.03 * (high - low) * (chart.y.high in (None, 100)))
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
@@ -165,10 +166,6 @@ def _line(
     (line,) = axes.plot(x[:inside], y[:inside], **style, markevery=marks, clip_on=False)
     axes.plot(x[inside:], y[inside:], **{**style, "linestyle": ""}, clip_on=False)
     return line
-
-
-def _with_reach(series: Series) -> Iterable[tuple[tuple[float, float], float]]:
-    return zip(series.points, series.deviations(), strict=True)
 
 
 def _ends(axis: Axis, values: Sequence[float]) -> tuple[float, float]:

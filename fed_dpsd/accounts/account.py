@@ -174,13 +174,7 @@ class Account:
     ) -> Entry | None:
         """Return the entry that the run must still pay for; None if it has paid.
 
-        Args:
-            mechanism: the mechanism that releases the values.
-            digest: idempotency key of the charge.
-            kind: the kind of content that leaves.
-            request: the request that leads to the charge; None for no request.
-            training: digest of the private training run that covers it; "" if there is none.
-            reserved: number of queries that must still fit after this request's.
+        After it, `reserved` more queries must fit.
 
         Raises:
             BudgetSpent: the charge would exceed the budget, the client's number of queries, or

@@ -34,12 +34,7 @@ _EVENTS: dict[str, type[DpEvent]] = {
 
 
 def described(mechanism: object, plugins: bool = False) -> str:
-    """Return the text that describes a mechanism in a ledger, marked if a plug-in's code took part.
-
-    Args:
-        mechanism: the mechanism.
-        plugins: whether the run has plug-ins, which may train teachers or choose what is released.
-    """
+    """Return the text that describes a mechanism in a ledger, marked if a plug-in took part."""
     return f"{mechanism}{MARK}" if plugins or not is_own(mechanism) else str(mechanism)
 
 

@@ -35,14 +35,7 @@ CLAIM_RUNS, CLAIM_FAILURE = 300, 1e-6
 def answer_attacks(
     experiment: Experiment, broken: victims.Broken | None, say: Say
 ) -> Iterator[Attack]:
-    """Attack answers at settings where audit and proof are close, then at the run's own settings.
-
-    Args:
-        experiment: the experiment with the claims about answers to test.
-        broken: how much of the attacked hospital's noise to keep: half, or almost none; None keeps
-            all of it.
-        say: called with each line of progress.
-    """
+    """Attack answers at settings where audit and proof are close, then at the run's own."""
     mechanism, config = experiment.answers, experiment.config
     alone = mechanism.releases(1, 2) != 2
     plan = plan_of(experiment)

@@ -202,15 +202,7 @@ def enumerate_response(mechanism: TopKRandomizedResponse) -> float:
 
 
 def verdict(audit: Audit, proof: Proof, published: float, published_delta: float) -> list[str]:
-    """Describe in sentences what the audit refutes and what it does not.
-
-    Args:
-        audit: the audit of the answers or training; all numbers refer to it.
-        proof: the proven numbers.
-        published: the paper's epsilon for the same number of queries; `inf` if the paper claims
-            none.
-        published_delta: the delta that the paper claims.
-    """
+    """Describe in sentences what the audit refutes and what it does not."""
     odds = f"(failure probability {audit.failure_probability:g})"
     proven = proof.epsilon
     numbers = "".join(

@@ -200,13 +200,6 @@ def guess_steps(
     z^2) + q N(1, z^2) against N(0, z^2). Its second score is the length of the differences between
     consecutive steps: noise shared by steps cancels, which reveals the steps that a canary took
     part in.
-
-    Args:
-        mechanism: the mechanism that trains; its class counts are ignored.
-        claimed: the mechanism with the rate and noise that the adversary assumes.
-        canaries: canaries with orthogonal or nearly orthogonal gradients.
-        streams: secrets of the runs.
-        runs: R, the number of independent runs.
     """
 
     def score(included: NDArray[np.bool_], secret: SecretStreams) -> NDArray[np.float64]:

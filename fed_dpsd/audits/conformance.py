@@ -72,7 +72,7 @@ class Conformance:
 
 
 def audit_client(experiment: Experiment, broken: Broken | None, say: Say) -> Conformance:
-    """Audit the code that hospitals run; arguments are as for `answer_attacks`.
+    """Audit the code that hospitals run.
 
     The protocol does not depend on noise, so it is not tested for a broken hospital.
     """

@@ -161,14 +161,7 @@ def _model(run: ShadowRun, victim: Victim) -> Classifier:
 def invert(
     name: Attack, model: nn.Module, shape: tuple[int, ...], streams: Streams
 ) -> tuple[Images, NDArray[np.int64]]:
-    """Extract (K * PER_CLASS, C, H, W) pictures from a classifier; return them with their classes.
-
-    Args:
-        name: the attack.
-        model: network from (B, C, H, W) images in [0, 1] to (B, K) logits.
-        shape: (C, H, W).
-        streams: source of initial pixels, or of weights and latent vectors.
-    """
+    """Extract (K * PER_CLASS, C, H, W) pictures from a classifier; return them and their classes."""
     model.eval()
     for parameter in model.parameters():
         parameter.requires_grad_(False)

@@ -89,12 +89,6 @@ def strongest(
 
     The most confident guesses are tested, at several fractions of the canaries. The tests share the
     failure probability equally.
-
-    Args:
-        family: claims by a parameter >= 0.
-        guesses: the guesses of all runs; runs with separate canaries count as one algorithm.
-        failure: the probability, in (0, 1), that the result is too large, over coins and noise.
-        tolerance: the precision of the result, which is rounded down; 0 if nothing is refuted.
     """
     best = 0.0
     for counts in _counts(guesses, failure):

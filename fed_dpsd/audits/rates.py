@@ -145,13 +145,7 @@ class Point:
 
 
 def point(scores: Scores, included: Members, wanted: float) -> Point:
-    """Return the point of an attack at a false positive rate of at most `wanted`.
-
-    Args:
-        scores: scores of guesses, of any shape; larger means a member.
-        included: mask of the guesses about members, of the same shape.
-        wanted: the rate, in (0, 1).
-    """
+    """Return the point of an attack at a false positive rate of at most `wanted`."""
     members, others = scores[included], np.sort(scores[~included])[::-1]
     threshold = others[math.floor(wanted * len(others))]
     return Point(
@@ -178,11 +172,6 @@ def cap(fpr: float, claims: Sequence[Claim]) -> float:
     delta. The same holds for guessing "out", with the worlds exchanged. Both bounds are linear in
     the rates, so they also hold for a mean over records and over the other records' coins.
     (Kairouz, Oh, Viswanath: arXiv 1311.0776, Theorem 2.1.)
-
-    Args:
-        fpr: the false positive rate, in [0, 1].
-        claims: proven pairs of epsilon, which may be infinite, and delta; if empty, nothing is
-            proven.
     """
     bound = 1.0
     for epsilon, delta in claims:

@@ -67,10 +67,7 @@ class _Alike(SecretStreams):
 def sampler_tests(
     experiment: Experiment, broken: victims.Broken | None, say: Say
 ) -> Iterator[Check]:
-    """Test a client's draws: its generator, and the noise of its answers and training.
-
-    Arguments are as for `answer_attacks`.
-    """
+    """Test a client's draws: its generator, and the noise of its answers and training."""
     mechanism = experiment.answers
     secrets = [_Alike(s.secret) for s in islice(secrets_of(experiment.config, "sampler"), 3)]
     say(f"the sampler: {OWN_DRAWS:,} draws")

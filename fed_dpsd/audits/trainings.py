@@ -51,10 +51,7 @@ BLACK_BOX = "the adversary chooses the records and sees only the released probab
 def training_attacks(
     experiment: Experiment, broken: victims.Broken | None, say: Say
 ) -> Iterator[Attack]:
-    """Attack training: steps, clipping, class counts, and teachers (last at the run's settings).
-
-    Arguments are as for `answer_attacks`.
-    """
+    """Attack training: steps, clipping, class counts, and teachers (last at the run's settings)."""
     config, mechanism = experiment.config, experiment.training
     assert isinstance(mechanism, DPSGD)
     secrets, delta = secrets_of(config, "training"), config.privacy.delta

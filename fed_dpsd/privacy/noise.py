@@ -217,12 +217,7 @@ def lattice_spacing(scale: float) -> float:
 
 
 def cut_off(values: NDArray[Any], spacing: float) -> NDArray[np.float64]:
-    """Truncate values towards zero to a lattice; their sums are on the lattice too.
-
-    Args:
-        values: an array of any shape.
-        spacing: the spacing of the lattice, a power of two.
-    """
+    """Truncate values towards zero to a lattice; their sums are on the lattice too."""
     return np.asarray(np.trunc(np.asarray(values, np.float64) / spacing) * spacing)
 
 

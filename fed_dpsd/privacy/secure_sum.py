@@ -256,12 +256,6 @@ def combine(
 ) -> NDArray[np.int64]:
     """Sum, at the server, the values of all parties with a first message that arrived.
 
-    Args:
-        masked: the first messages that arrived, by party.
-        opened: the third messages, by party.
-        parties: m.
-        threshold: the parties' threshold.
-
     Raises:
         SumError: there are too few secret shares.
     """

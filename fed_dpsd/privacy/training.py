@@ -162,10 +162,6 @@ def places_of(patients: NDArray[np.int64], most: int) -> NDArray[np.int64]:
     A patient's first R records are taken in order; if there are fewer, they are repeated in turn.
     Records with known patients are in the order of their digests (`Split.in_order`), so a patient's
     row depends only on this patient's records.
-
-    Args:
-        patients: (N,) patient of each record.
-        most: R >= 1, a public constant.
     """
     order = np.argsort(patients, kind="stable")
     _, first, count = np.unique(patients[order], return_index=True, return_counts=True)

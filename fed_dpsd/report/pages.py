@@ -62,15 +62,7 @@ def write(
     run: Facts | None = None,
     unfinished: Sequence[Unfinished] = (),
 ) -> Iterator[Path]:
-    """Write the files, named after the first table, and yield each path.
-
-    Args:
-        paths: tables of `fed-dpsd sweep`; existing files next to them are read too.
-        folder: folder to write to.
-        against: name of the settings to compare the others with, run by run.
-        run: the run, if the table has a single run; None for a sweep.
-        unfinished: runs of the sweep that have not completed, named on its page.
-    """
+    """Write the files, named after the first table, and yield each path."""
     settings, stem = read(paths), paths[0].stem
     differences = tables.differences(settings, against) if against else []
     rounds = rows_by_key(paths, "rounds", sweep_charts.ROUND_COLUMNS)

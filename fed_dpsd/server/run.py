@@ -51,12 +51,6 @@ def run(
 ) -> dict[str, Any]:
     """Run, or resume, the experiment of `folder`; return its summary.
 
-    Args:
-        experiment: the experiment to run.
-        federation: the clients.
-        folder: the run folder; if it holds a checkpoint, the run continues from there.
-        progress: called with each new line of rounds.jsonl.
-
     Raises:
         UserError: an error that the user can fix. After any error, the status in summary.json is
             "failed", and everything on disk is kept.

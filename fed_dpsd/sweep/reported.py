@@ -49,12 +49,7 @@ REHEARSED = "run"  # the run folder in a rehearsal's folder
 
 
 def tables_of(paths: Sequence[Path], out: Path | None = None) -> list[Path]:
-    """Return the tables of paths; tables of runs are written first.
-
-    Args:
-        paths: tables, folders of sweeps or rehearsals, or run folders.
-        out: the folder for one table of all runs; None for a table in each run folder.
-    """
+    """Return the tables of paths; tables of runs are written first."""
     written: dict[Path, list[Cell]] = {}
     tables = []
     for path in map(run_in, paths):
@@ -180,12 +175,7 @@ def _summary_so_far(
 
 
 def facts_of(paths: Sequence[Path], threshold: float | None = None) -> Facts | None:
-    """Return the facts of a single run; None for any other `paths`.
-
-    Args:
-        paths: the paths given to `fed-dpsd report`.
-        threshold: the reader's threshold for two classes, in (0, 1); None to choose one.
-    """
+    """Return the facts of a single run; None for any other `paths`."""
     if threshold is not None and not 0 < threshold < 1:
         raise UserError(f"--threshold={threshold:g} must be above 0 and below 1")
     if len(paths) != 1 or not is_run_folder(folder := run_in(paths[0])):

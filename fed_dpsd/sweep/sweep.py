@@ -99,13 +99,6 @@ def plan(
     """Set up every distinct cell, before reading any data.
 
     All keys and values of all cells are checked first, because calibrating noise is slow.
-
-    Args:
-        overrides: as for `own_grid` and `expand`.
-        folder: parent of the run folders.
-        base: folder that paths are relative to.
-        say: called with progress (calibration takes seconds) and with duplicate cells.
-        only: as for `expand`.
     """
     with own_grid(overrides, base) as known:
         points = expand(known, only)
@@ -208,12 +201,6 @@ def run(cells: Sequence[Cell], work: Work, table: Path, say: Say) -> dict[str, s
     """Run the unfinished cells, and write the tables after each.
 
     Cells that another process is running are skipped and checked again at the end.
-
-    Args:
-        cells: the cells of one `plan`.
-        work: runs or resumes an experiment in its run folder.
-        table: the CSV file (see `write_tables`).
-        say: called with each cell that is skipped, is started or has failed.
 
     Returns:
         The error of each failed cell, by the cell's name.

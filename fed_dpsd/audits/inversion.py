@@ -161,7 +161,7 @@ def _model(run: ShadowRun, victim: Victim) -> Classifier:
 def invert(
     name: Attack, model: nn.Module, shape: tuple[int, ...], streams: Streams
 ) -> tuple[Images, NDArray[np.int64]]:
-    """Extract (K * PER_CLASS, C, H, W) pictures from a classifier; return them and their classes."""
+    """Extract (K * PER_CLASS, C, H, W) pictures from a classifier, and their classes."""
     model.eval()
     for parameter in model.parameters():
         parameter.requires_grad_(False)

@@ -142,12 +142,9 @@ def of_network(count: int, num_classes: int, bound: float = 1.0) -> Canaries:
 
 @dataclass(frozen=True)
 class Watched(DPSGD):
-    """DP-SGD that records its noisy sums of gradients.
+    """DP-SGD that records its noisy sums of gradients."""
 
-    Attributes:
-        seen: the sum of each step and parameter, in step order.
-    """
-
+    # the sum of each step and parameter, in step order
     seen: list[NDArray[np.float64]] = field(default_factory=list, repr=False, compare=False)
 
     @classmethod

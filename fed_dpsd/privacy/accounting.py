@@ -87,8 +87,19 @@ def prove(
 ) -> Epsilon:
     """Prove the epsilon of a plan: stages of adaptive answers with settings fixed in advance.
 
+    Args:
+        stages: the plan; its mechanisms are the objects that draw the noise.
+        delta: in (0, 1), fixed in advance.
+        unit: the unit that changes.
+        relation: how the unit changes.
+        notes: caveats stored with the epsilon.
+        covered: number of queries that the epsilon covers; by default all queries of the stages.
+
     Guarantee: for every such pair of neighbouring data sets, the answers are (epsilon,
         delta)-indistinguishable to anyone except the parties named by the most trusting mechanism.
+
+    Raises:
+        UnsupportedEventError: no proof here covers a stage.
     """
     bound = epsilon(ComposedDpEvent([stage.event(unit, relation) for stage in stages]), delta)
     trust = weakest(trust_of(stage.mechanism.noise_at) for stage in stages)

@@ -63,34 +63,27 @@ class SampledGaussian(TrainingMechanism):
     patient has the events that a record has with `unit="record"`. Changing, adding or removing a
     record changes its patient's contribution, so it has the event of a replaced patient. Nothing is
     proven for a client.
-
-    Args:
-        noise_multiplier: sigma, noise standard deviation divided by the bound of a record's vector,
-            > 0.
-        sample_rate: q, in (0, 1].
-        steps: number of training steps, >= 1.
-        max_grad_norm: bound of one record's, or one patient's, gradient, > 0.
-        learning_rate: the learning rate of Adam, > 0.
-        copies: A, the number of copies of each record's image, in 1..9: augmentation multiplicity
-            (De et al., arXiv 2204.13650).
-        count_fraction: mu^2 of the class counts as a fraction of mu^2 of the steps (exact at rate
-            1), > 0; None releases no counts.
-        unit: "record" or "patient", the unit that is sampled and has its gradient clipped.
-        records_per_patient: R >= 1, the largest number of records used per patient (`places_of`); R
-            times `copies` is at most 64. With `unit="record"`, it is 1.
     """
 
     title: ClassVar[str] = "DP-SGD"
     part: ClassVar[str] = "gradient"  # what a record adds to a sum, in words
     calibrated_by: ClassVar[str] = "noise_multiplier"
+    # sigma, noise standard deviation divided by the bound of a record's vector, > 0
     noise_multiplier: float
-    sample_rate: float
-    steps: int
-    max_grad_norm: float
-    learning_rate: float
+    sample_rate: float  # q, in (0, 1]
+    steps: int  # number of training steps, >= 1
+    max_grad_norm: float  # bound of one record's, or one patient's, gradient, > 0
+    learning_rate: float  # the learning rate of Adam, > 0
+    # A, the number of copies of each record's image, in 1..9: augmentation multiplicity (De et al.,
+    # arXiv 2204.13650)
     copies: int = 1
+    # mu^2 of the class counts as a fraction of mu^2 of the steps (exact at rate 1), > 0; None
+    # releases no counts
     count_fraction: float | None = None
+    # "record" or "patient", the unit that is sampled and has its gradient clipped
     unit: TrainedUnit = "record"
+    # R >= 1, the largest number of records used per patient (`places_of`); R times `copies` is at
+    # most 64. With `unit="record"`, it is 1.
     records_per_patient: int = 1
 
     def __post_init__(self) -> None:

@@ -30,6 +30,11 @@ class Plain:
         """Return the problems with the training in an experiment, each with key, value and remedy.
 
         Overriding methods extend the returned list.
+
+        Args:
+            config: the experiment's Config.
+            method: its Method; None if that is invalid.
+            partition: its Partition; None if that is invalid.
         """
         return []
 

@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from dp_accounting import NonPrivateDpEvent
 
 from fed_dpsd.accounts.card import plan_of
-from fed_dpsd.audits.attacks import answer_attacks
+from fed_dpsd.audits.attacks import answer_attacks, sample_counts, training_attacks
 from fed_dpsd.audits.black_box import Audited
 from fed_dpsd.audits.checks import Check, Part, running
 from fed_dpsd.audits.claims import Attack, Say
 from fed_dpsd.audits.protocol import protocol_tests
 from fed_dpsd.audits.sampling import sampler_tests
-from fed_dpsd.audits.trainings import sample_counts, training_attacks
 from fed_dpsd.audits.victims import Broken
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment

@@ -36,6 +36,7 @@ from fed_dpsd.server.trackers import require_tracker
 from fed_dpsd.server.words import opening
 from fed_dpsd.storage import encoded, write_atomically
 from fed_dpsd.sweep import sweep as sweeps
+from fed_dpsd.sweep.reported import write_report
 
 if TYPE_CHECKING:
     import pandas
@@ -340,18 +341,10 @@ def report(
         against: entry to compare the others with, at equal seeds and varied keys.
 
     Raises:
-        UserError: there is nothing to report, or a run is not finished.
+        UserError: there is nothing to report.
     """
-    from fed_dpsd.report import pages  # matplotlib takes a second, which a plan need not wait for
-    from fed_dpsd.sweep.reported import facts_of, tables_of, unfinished_nearby
-
     places = [_place(each).absolute() for each in runs]
-    facts = facts_of(places)
-    if facts and facts.unfinished:
-        raise UserError(f"{places[0]} is not finished: {facts.unfinished.status}")
-    tables = tables_of(places, out and Path(out).absolute())
-    folder = Path(out or tables[0].parent).absolute()
-    return [*pages.write(tables, folder, against, facts, unfinished_nearby(places))][-1]
+    return [*write_report(places, out and Path(out).absolute(), against)][-1]
 
 
 def _place(each: Run | Sweep | Path | str) -> Path:

@@ -80,19 +80,8 @@ def report(
 
     Read on: docs/results.md
     """
-    from fed_dpsd.report import pages
-    from fed_dpsd.sweep.reported import facts_of, run_in, tables_of, unfinished_nearby
+    from fed_dpsd.sweep.reported import write_report
 
     places = [path.absolute() for path in paths]
-    run = facts_of(places, threshold)
-    if run and run.unfinished:  # its numbers are not in a table yet
-        say(f"not finished: {run.unfinished.status}")
-        print(pages.write_unfinished(run, (out or run_in(places[0])).absolute()))
-        return
-    tables = tables_of(places, out and out.absolute())
-    unfinished = unfinished_nearby(places)
-    for each in unfinished:
-        say(f"{each.name} is not finished: {each.status}")
-    folder = (out or tables[0].parent).absolute()
-    for path in pages.write(tables, folder, against, run, unfinished):
+    for path in write_report(places, out and out.absolute(), against, threshold, say):
         print(path)

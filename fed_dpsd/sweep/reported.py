@@ -5,7 +5,7 @@ import functools
 import json
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ from fed_dpsd.server.summary import (
     record_round,
 )
 from fed_dpsd.storage import client_name, writing
-from fed_dpsd.sweep.sweep import PLACES, TABLE, Cell, read_table, write_tables
+from fed_dpsd.sweep.sweep import PLACES, TABLE, Cell, Say, read_table, write_tables
 
 REPORTED = (
     "a table of `fed-dpsd sweep`, or the folder that a sweep, a run or a rehearsal has written"
@@ -50,6 +50,27 @@ REHEARSED = "run"  # the run folder in a rehearsal's folder
 OMITTED = ("out", "cache", "run_folder", "ledger", "tracker", "data.classes")
 FEDERATIONS = ("deployment", "simulation")
 DEPLOYED = ("flwr", "run", "APP", "federation", "--stream", "--run-config")
+
+
+def write_report(
+    paths: Sequence[Path],
+    out: Path | None = None,
+    against: str | None = None,
+    threshold: float | None = None,
+    say: Say = lambda line: None,
+) -> Iterator[Path]:
+    """Write the tables, figures and page of absolute paths; yield each file, the page last."""
+    from fed_dpsd.report import pages  # matplotlib takes a second to import
+
+    run = facts_of(paths, threshold)
+    if run and run.unfinished:  # its numbers are not in a table yet
+        say(f"not finished: {run.unfinished.status}")
+        yield pages.write_unfinished(run, out or run_in(paths[0]))
+        return
+    tables, unfinished = tables_of(paths, out), unfinished_nearby(paths)
+    for each in unfinished:
+        say(f"{each.name} is not finished: {each.status}")
+    yield from pages.write(tables, out or tables[0].parent, against, run, unfinished)
 
 
 def tables_of(paths: Sequence[Path], out: Path | None = None) -> list[Path]:

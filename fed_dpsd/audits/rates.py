@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtr
-from scipy.stats import beta, rankdata
+from scipy.stats import beta
+from sklearn.metrics import roc_auc_score
 
 SHRINKAGE = 8  # shadow runs that the pooled variance of all records counts as
 SMALLEST_VARIANCE = 1e-6
@@ -159,9 +160,7 @@ def point(scores: Scores, included: Members, wanted: float) -> Point:
 
 def auc(scores: Scores, included: Members) -> float:
     """Return the probability that a member's score exceeds a non-member's; ties count half."""
-    members, others = int(included.sum()), int((~included).sum())
-    ranks = rankdata(np.concatenate([scores[included], scores[~included]]))
-    return float((ranks[:members].sum() - members * (members + 1) / 2) / (members * others))
+    return float(roc_auc_score(included.ravel(), scores.ravel()))
 
 
 def cap(fpr: float, claims: Sequence[Claim]) -> float:

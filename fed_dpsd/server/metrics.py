@@ -41,12 +41,10 @@ def confusion(probabilities: NDArray[np.floating], labels: NDArray[np.int64]) ->
 
     A row that is not finite predicts no class, so it is not counted.
     """
-    from torchmetrics.functional.classification import multiclass_confusion_matrix
-
-    finite = np.isfinite(probabilities).all(1)
-    predicted = torch.from_numpy(probabilities[finite].argmax(1))
-    truth = torch.from_numpy(labels[finite])
-    return multiclass_confusion_matrix(predicted, truth, probabilities.shape[1]).tolist()
+    finite, num_classes = np.isfinite(probabilities).all(1), probabilities.shape[1]
+    pairs = num_classes * labels[finite] + probabilities[finite].argmax(1)
+    counts = np.bincount(pairs, minlength=num_classes**2)
+    return counts.reshape(num_classes, num_classes).tolist()
 
 
 def calibration(

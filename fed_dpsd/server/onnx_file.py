@@ -60,21 +60,12 @@ class OnnxModel:
         return np.concatenate(parts)
 
 
-class _Probabilities(nn.Module):
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.model(images).softmax(1)
-
-
 def to_onnx(model: nn.Module, shape: tuple[int, ...], metadata: Mapping[str, str]) -> bytes:
     """Return an ONNX file of a network from (B, C, S, S) images; `shape` is (C, S, S)."""
     images = torch.zeros((2, *shape))
     model(images)  # fixed features compute their constants here, so the constants are not traced
     program = torch.onnx.export(
-        _Probabilities(model).eval(),
+        nn.Sequential(model, nn.Softmax(dim=1)).eval(),
         (images,),
         input_names=["images"],
         output_names=["probabilities"],

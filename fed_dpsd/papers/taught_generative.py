@@ -293,11 +293,10 @@ class TaughtGenerative(Generative, ABC):
         rng: Rng,
         draws: torch.Generator,
     ) -> Iterator[torch.Tensor]:
-        """Yield the generator's loss in each of `generator_steps` steps, with one release in each."""
-
         """Yield the generator's loss in each of `generator_steps` steps, with a release in each."""
 
 
+@dataclass(frozen=True)
 class TaughtByGradients(TaughtGenerative, ABC):
     """A generator that follows the noisy directions in which teachers find images more real.
 

@@ -24,24 +24,19 @@ from fed_dpsd.experiment import Experiment, one_run, unused
 from fed_dpsd.models.functions import MakeNetwork, add_functions, require_functions
 from fed_dpsd.planned import PlannedRun, planned_run
 from fed_dpsd.progress import reporting
-from fed_dpsd.server.completed import open_completed
 from fed_dpsd.server.export import Format, export
 from fed_dpsd.server.federation import InUse
 from fed_dpsd.server.run import Progress
 from fed_dpsd.server.run import run as run_rounds
-from fed_dpsd.server.run_folder import new_run_folder, open_run_folder, read_log
+from fed_dpsd.server.run_folder import new_run_folder, open_completed, open_run_folder, read_log
 from fed_dpsd.server.student import Student, open_student, student_of
-from fed_dpsd.server.summary import (
-    read_summary,
-    result_line,
-    round_text,
-    write_failure,
-)
+from fed_dpsd.server.summary import read_summary, result_line, round_text, write_failure
 from fed_dpsd.server.synthesis import Source, synthesize
 from fed_dpsd.server.trackers import require_tracker
 from fed_dpsd.server.words import opening
 from fed_dpsd.storage import encoded, write_atomically
 from fed_dpsd.sweep import sweep as sweeps
+from fed_dpsd.sweep.reported import write_report
 
 if TYPE_CHECKING:
     import pandas
@@ -188,20 +183,14 @@ def _pandas(used: str) -> Any:
 
 @dataclass(frozen=True)
 class Job:
-    """A run that is ready to start or to continue.
-
-    Args:
-        experiment: the experiment of the run.
-        folder: the run folder.
-        work: a function that runs it with a progress callback, and returns its summary.
-        completed: whether the run is already completed.
-        warnings: warnings to show before a new run, one sentence each (see `ready` and `unused`).
-    """
+    """A run that is ready to start or to continue."""
 
     experiment: Experiment
     folder: Path
+    # a function that runs it with a progress callback, and returns its summary
     work: Callable[[Progress], Mapping[str, Any]]
-    completed: bool = False
+    completed: bool = False  # whether the run is already completed
+    # warnings to show before a new run, one sentence each (see `ready` and `unused`)
     warnings: Sequence[str] = ()
 
     def run(self, progress: Progress) -> Run:
@@ -328,9 +317,6 @@ def run_cells(
 
     Returns:
         The error of each cell that failed.
-
-    Raises:
-        UserError: a cell cannot run; no cell has been started.
     """
     checked = sweeps.check(cells, ready)
     for line in dict.fromkeys(line for _, warnings in checked for line in warnings):
@@ -355,18 +341,10 @@ def report(
         against: entry to compare the others with, at equal seeds and varied keys.
 
     Raises:
-        UserError: there is nothing to report, or a run is not finished.
+        UserError: there is nothing to report.
     """
-    from fed_dpsd.report import pages  # matplotlib takes a second, which a plan need not wait for
-    from fed_dpsd.sweep.reported import facts_of, tables_of, unfinished_nearby
-
     places = [_place(each).absolute() for each in runs]
-    facts = facts_of(places)
-    if facts and facts.unfinished:
-        raise UserError(f"{places[0]} is not finished: {facts.unfinished.status}")
-    tables = tables_of(places, out and Path(out).absolute())
-    folder = Path(out or tables[0].parent).absolute()
-    return [*pages.write(tables, folder, against, facts, unfinished_nearby(places))][-1]
+    return [*write_report(places, out and Path(out).absolute(), against)][-1]
 
 
 def _place(each: Run | Sweep | Path | str) -> Path:
@@ -402,11 +380,7 @@ def plan(*overrides: str) -> PlannedRun:
 
 
 def new_job(overrides: tuple[str, ...], engine: Engine = "local", nodes: int | None = None) -> Job:
-    """Prepare a run: check its configuration, then read its data, then make its folder.
-
-    Raises:
-        UserError: an override is wrong, the data cannot be read, or the run folder cannot be made.
-    """
+    """Prepare a run: check its configuration, then read its data, then make its folder."""
     experiment = composed(overrides)
     if engine not in get_args(Engine):
         raise UserError(f"engine={engine} must be {' or '.join(get_args(Engine))}")
@@ -431,11 +405,7 @@ def new_job(overrides: tuple[str, ...], engine: Engine = "local", nodes: int | N
 
 
 def resumed_job(folder: Path) -> Job:
-    """Prepare the run of a folder to continue in this process.
-
-    Raises:
-        UserError: `folder` is not a run folder, or its clients are hospitals.
-    """
+    """Prepare the run of a folder to continue in this process."""
     folder = folder.absolute()
     experiment = open_run_folder(folder)
     job = local_job(experiment, folder)
@@ -482,11 +452,7 @@ def shown_progress(experiment: Experiment, console: Console) -> Iterator[Progres
 
 
 def composed(overrides: Sequence[str]) -> Experiment:
-    """Return the single experiment of overrides; relative paths start from the working directory.
-
-    Raises:
-        UserError: an override is wrong, or the overrides declare a grid of experiments.
-    """
+    """Return the single experiment of overrides; relative paths start from the current folder."""
     if not all(isinstance(override, str) for override in overrides):
         raise UserError(
             f"overrides={overrides!r}: give each override as a string, as in "

@@ -32,21 +32,14 @@ TIMES_PLANNED = 100  # releases beyond this many plans are not accounted for: th
 
 @dataclass(frozen=True)
 class Charge:
-    """A charge for one unit and relation.
+    """A charge for one unit and relation."""
 
-    Args:
-        event: its cost by its own noise.
-        trust: the parties that must be honest for this cost.
-        teachers: name of the private training run that was charged or that trained the answering
-            teachers; "" for anything else, such as class counts or answers of teachers trained
-            without noise.
-        trainings: number of training runs; 0 for a release.
-    """
-
-    event: DpEvent
-    trust: Trust
+    event: DpEvent  # its cost by its own noise
+    trust: Trust  # the parties that must be honest for this cost
+    # name of the private training run that was charged or that trained the answering teachers; ""
+    # for anything else, such as class counts or answers of teachers trained without noise
     teachers: str = ""
-    trainings: int = 0
+    trainings: int = 0  # number of training runs; 0 for a release
 
 
 @dataclass(frozen=True)
@@ -153,13 +146,6 @@ def smallest_claim(
     """Return the smallest epsilon that is proven for a client's charges in a run so far.
 
     It is infinite if the plan does not cover a charge.
-
-    Args:
-        plan: the planned charges of a client.
-        charged: releases by mechanism that the client was charged for in the run.
-        delta: in (0, 1), fixed in advance.
-        unit: the unit that changes.
-        relation: how the unit changes.
     """
     if not covers(plan, charged):
         return Epsilon(math.inf, delta, unit, relation, "nobody", "none", 0)

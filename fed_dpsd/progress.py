@@ -53,16 +53,7 @@ def seconds_left(
 
 
 class Task:
-    """Work in progress, divided into equal parts.
-
-    Args:
-        name: what the parts are, such as "cells".
-        total: number of parts.
-        done: number of parts already done.
-        recent: as for `seconds_left`.
-        text: what to show instead of the number of parts done; "" shows the number.
-        listener: the listener to report to.
-    """
+    """Work in progress, divided into equal parts (see `reporting`)."""
 
     def __init__(
         self, name: str, total: int, done: int, recent: float, text: str, listener: "Listener"

@@ -134,45 +134,37 @@ class Request:
         return cls(query_id, *empty, kind, weights)
 
     def __post_init__(self) -> None:
-        if self.images.dtype != np.uint8 or self.images.ndim != 4:
-            raise ProtocolError(
-                f"request {self.query_id}: images are {self.images.dtype} of shape "
-                f"{self.images.shape}; they must be uint8 of shape (B, C, H, W)"
-            )
-        if self.predictions.dtype != np.float32 or self.predictions.ndim != 2:
-            raise ProtocolError(
-                f"request {self.query_id}: predictions are {self.predictions.dtype} of shape "
-                f"{self.predictions.shape}; they must be float32 of shape (B, K)"
-            )
-        if self.kind not in get_args(Kind):
-            raise ProtocolError(f"request {self.query_id}: kind={self.kind!r} is unknown")
-        if (self.kind == "answers") != bool(len(self.images)):
-            raise ProtocolError(
-                f"request {self.query_id}: {self.kind} with {len(self.images)} images; "
-                "'answers' needs images, other kinds have none"
-            )
-        if len(self.images) != len(self.predictions):
-            raise ProtocolError(
-                f"request {self.query_id}: {len(self.images)} images but {len(self.predictions)} "
-                "predictions; there must be one prediction per image"
-            )
-        if self.weights.dtype != np.float32 or self.weights.ndim != 1:
-            raise ProtocolError(
-                f"request {self.query_id}: weights are {self.weights.dtype} of shape "
-                f"{self.weights.shape}; they must be float32 of shape (P,)"
-            )
-        if (self.kind == "train") != bool(len(self.weights)):
-            raise ProtocolError(
-                f"request {self.query_id}: {self.kind} with {len(self.weights)} weights; "
-                "'train' needs weights, other kinds have none"
-            )
-        if not np.isfinite(self.weights).all():
-            raise ProtocolError(f"request {self.query_id}: weights hold NaN or infinity")
-        if not np.isfinite(self.predictions).all():
-            raise ProtocolError(f"request {self.query_id}: predictions hold NaN or infinity")
+        if problem := self._problem():
+            raise ProtocolError(f"request {self.query_id}: {problem}")
         check_releases(f"request {self.query_id}: acknowledged", self.acknowledged)
         for client, releases in self.heard.items():
             check_releases(f"request {self.query_id}: heard of client {client}", releases)
+
+    def _problem(self) -> str:
+        """Return the problem with the arrays, or with the kind; "" if there is none."""
+        for name, dtype, shape in (
+            ("images", "uint8", "(B, C, H, W)"),
+            ("predictions", "float32", "(B, K)"),
+            ("weights", "float32", "(P,)"),
+        ):
+            array = getattr(self, name)
+            if array.dtype != dtype or array.ndim != len(shape.strip("(),").split(",")):
+                found = f"{array.dtype} of shape {array.shape}"
+                return f"{name} are {found}; they must be {dtype} of shape {shape}"
+        images, predictions, weights = len(self.images), len(self.predictions), len(self.weights)
+        if self.kind not in get_args(Kind):
+            return f"kind={self.kind!r} is unknown"
+        for needing, name, count in (("answers", "images", images), ("train", "weights", weights)):
+            if (self.kind == needing) != bool(count):
+                needed = f"{needing!r} needs {name}, other kinds have none"
+                return f"{self.kind} with {count} {name}; {needed}"
+        if images != predictions:
+            found = f"{images} images but {predictions} predictions"
+            return f"{found}; there must be one prediction per image"
+        for name in ("weights", "predictions"):
+            if not np.isfinite(getattr(self, name)).all():
+                return f"{name} hold NaN or infinity"
+        return ""
 
     @property
     def nbytes(self) -> int:

@@ -68,11 +68,7 @@ def locked(path: Path) -> IO[bytes] | None:
 
 
 def templates_folder(module: str) -> Path:
-    """Return the folder `templates` next to a module's file.
-
-    Raises:
-        UserError: the folder does not exist, because a Flower bundle cannot contain it.
-    """
+    """Return the folder `templates` next to a module's file."""
     folder = Path(module).with_name("templates")
     if not folder.is_dir():
         raise UserError(
@@ -228,11 +224,7 @@ def uninterrupted() -> Iterator[None]:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace `path` with `content`, durably, or leave it unchanged.
-
-    Raises:
-        Unwritable: as for `replacing`.
-    """
+    """Replace `path` with `content`, durably, or leave it unchanged."""
     write_together({path: content})
 
 
@@ -241,9 +233,6 @@ def write_together(contents: Mapping[Path, bytes | NDArray[Any]]) -> None:
 
     They are renamed in the given order, so if the last file exists, all others do; durable on
     return.
-
-    Raises:
-        Unwritable: as for `replacing`.
     """
     sizes = [len(each) if isinstance(each, bytes) else each.nbytes for each in contents.values()]
     with ExitStack() as stack:
@@ -258,11 +247,7 @@ def write_together(contents: Mapping[Path, bytes | NDArray[Any]]) -> None:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append a line to a file; durable on return. An error leaves earlier lines unchanged.
-
-    Raises:
-        Unwritable: the file cannot be written.
-    """
+    """Append a line to a file; durable on return. An error leaves earlier lines unchanged."""
     with writing(path, len(line)), path.open("ab", buffering=0) as file:
         end = file.seek(0, os.SEEK_END)
         try:
@@ -314,11 +299,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def remove(path: Path) -> None:
-    """Delete a file if it exists; the deletion survives power loss.
-
-    Raises:
-        Unwritable: its folder is not writable.
-    """
+    """Delete a file if it exists; the deletion survives power loss."""
     with writing(path):
         path.unlink(missing_ok=True)
         sync(path.parent)

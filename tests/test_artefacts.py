@@ -13,7 +13,7 @@ from PIL import Image
 from fed_dpsd import cli
 from fed_dpsd.experiment import from_overrides
 from fed_dpsd.experiment import test_split as held_out
-from fed_dpsd.server.completed import open_completed
+from fed_dpsd.server.run_folder import open_completed
 from tests.conftest import SMALL
 
 PAGE = (Path(__file__).parents[1] / "docs" / "artefacts.md").read_text()

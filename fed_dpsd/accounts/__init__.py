@@ -4,7 +4,4 @@ A ledger (ledger.py) holds every charge (entry.py) of a data set, over all runs,
 (database.py). The secret of the client's noise is stored next to it (secret.py). An account decides
 whether a run may make another charge (account.py), and the card turns plans and charges into proven
 epsilons (card.py). The coordinator's log of the clients' statements is in server/.
-
-Both client/ and server/ import this package: a simulation's server reads its clients' ledgers, and
-a hospital prints the card of a plan before it takes part.
 """

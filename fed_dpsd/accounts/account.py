@@ -48,61 +48,40 @@ class RecordsChanged(Exception):
 
 @dataclass(frozen=True)
 class Joined:
-    """A client's note on a run, kept with its ledger.
+    """A client's note on a run, kept with its ledger."""
 
-    Args:
-        records: keyed digest of the client's records; "" before it joined.
-        changed: how often the records have changed since then.
-        forgotten: releases by mechanism that the coordinator has recorded and the ledger has lost.
-        reused: digests of other runs' entries that this run reuses.
-    """
-
-    records: str = ""
-    changed: int = 0
-    reused: tuple[str, ...] = ()
+    records: str = ""  # keyed digest of the client's records; "" before it joined
+    changed: int = 0  # how often the records have changed since then
+    reused: tuple[str, ...] = ()  # digests of other runs' entries that this run reuses
+    # releases by mechanism that the coordinator has recorded and the ledger has lost
     forgotten: Releases = field(default_factory=dict)
 
 
+@dataclass(eq=False)
 class Account:
     """A client's account of one run.
 
     All methods except `state` are called inside a transaction of the ledger.
-
-    Args:
-        ledger: the ledger of the data set, over all runs.
-        settings: budget and delta.
-        plan: the expected charges of the run.
-        run: the coordinator's name for the run.
-        most_queries: the lifetime limit of answered images in the ledger. A charge without images,
-            such as for training, counts as one.
-        when_records_change: whether the client continues a run if its records change.
-        plugins: whether the run has plug-ins; if so, its charges are marked as not reviewed.
-
-    Attributes:
-        charged: the entries that this object has charged.
     """
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        settings: PrivacyConfig,
-        plan: Plan,
-        run: str,
-        most_queries: float = math.inf,
-        when_records_change: WhenRecordsChange = "refuse",
-        plugins: bool = False,
-    ) -> None:
-        self.ledger, self.run = ledger, run
-        self.charged: list[Entry] = []
+    ledger: Ledger  # of the data set, over all runs
+    settings: PrivacyConfig  # budget and delta
+    plan: Plan  # the expected charges of the run
+    run: str  # the coordinator's name for the run
+    # The lifetime limit of answered images in the ledger. A charge without images, such as for
+    # training, counts as one.
+    most_queries: float = math.inf
+    when_records_change: WhenRecordsChange = "refuse"
+    plugins: bool = False  # whether the run has plug-ins; its charges are then marked
+    charged: list[Entry] = field(default_factory=list, init=False)  # by this object
+
+    def __post_init__(self) -> None:
         self._acknowledged: Releases = {}
-        self._settings, self._plan = settings, plan
-        self._most_queries, self._when_records_change = most_queries, when_records_change
-        name = run.encode(errors="surrogatepass")  # names stay distinct, even if not UTF-8
+        name = self.run.encode(errors="surrogatepass")  # names stay distinct, even if not UTF-8
         self._note = f"{hashlib.sha256(name).hexdigest()}-run"
-        self._plugins = plugins
         self._names = {
             described(stage.mechanism, marked): stage.mechanism.name
-            for stage in plan.charged
+            for stage in self.plan.charged
             for marked in (False, True)  # a charge of another run that is used again
         }
 
@@ -132,7 +111,7 @@ class Account:
             return
         if joined.records:
             logger.warning("the records changed since this client joined run %s", self.run)
-            if self._when_records_change == "refuse":
+            if self.when_records_change == "refuse":
                 raise RecordsChanged("the client's records changed since it joined this run")
             joined = replace(joined, changed=joined.changed + 1)
         self._keep(replace(joined, records=records))
@@ -180,13 +159,7 @@ class Account:
     ) -> Entry | None:
         """Return the entry that the run must still pay for; None if it has paid.
 
-        Args:
-            mechanism: the mechanism that releases the values.
-            digest: idempotency key of the charge.
-            kind: the kind of content that leaves.
-            request: the request that leads to the charge; None for no request.
-            training: digest of the private training run that covers it; "" if there is none.
-            reserved: number of queries that must still fit after this request's.
+        After it, `reserved` more queries must fit.
 
         Raises:
             BudgetSpent: the charge would exceed the budget, the client's number of queries, or
@@ -197,7 +170,7 @@ class Account:
             return None
         due = earlier or self._affordable(mechanism, digest, kind, request, training, reserved)
         name = mechanism.name
-        most = max(self._plan.releases[name], self._acknowledged.get(name, 0))
+        most = max(self.plan.releases[name], self._acknowledged.get(name, 0))
         total = self._charged()[name] + due.releases
         if due.releases and total > most:
             raise Unplanned({name: total})
@@ -210,7 +183,7 @@ class Account:
     @property
     def keeps_teachers(self) -> bool:
         """Return whether the result of the planned run is the teachers themselves."""
-        return self._plan.ends_with_teachers
+        return self.plan.ends_with_teachers
 
     def lacking(self, paid: Collection[str]) -> Literal["", "budget", "queries"]:
         """Return the name of the limit that the planned run would exceed; "" if none.
@@ -221,13 +194,13 @@ class Account:
         """
         unpaid = [
             replace(stage, requests=stage.requests - (stage.mechanism.name in paid))
-            for stage in self._plan.charged
+            for stage in self.plan.charged
         ]
         queries = self.ledger.charges().queries
         queries += sum(stage.requests * max(stage.queries, 1) for stage in unpaid)
-        if queries > self._most_queries:
+        if queries > self.most_queries:
             return "queries"
-        names = {stage.mechanism.name for stage in self._plan.paid}
+        names = {stage.mechanism.name for stage in self.plan.paid}
         admitted = self._budget_admits(*(s for s in unpaid if s.mechanism.name in names))
         return "" if admitted else "budget"
 
@@ -236,7 +209,7 @@ class Account:
 
         A budget charges private training, but not the releases of privately trained teachers.
         """
-        settings = self._settings
+        settings = self.settings
         charges = [*self.ledger.charges().alike(), *((charge, 1) for charge in more)]
         return settings.budget is None or all(
             within_budget(
@@ -265,14 +238,14 @@ class Account:
             query_id=request.query_id if request else 0,
             queries=queries,
             releases=mechanism.releases(1, queries),
-            mechanism=described(mechanism, self._plugins),
+            mechanism=described(mechanism, self.plugins),
             trust=trust_of(mechanism.noise_at),
             costs={pair: mechanism.event(*pair) for pair in UNITS_AND_RELATIONS},
             request=request.digest() if request else "",
             run=self.run,
             training=training,
         )
-        if self.ledger.charges().queries + max(queries, 1) + reserved > self._most_queries:
+        if self.ledger.charges().queries + max(queries, 1) + reserved > self.most_queries:
             raise BudgetSpent("the client has reached its lifetime query limit")
         if not self._budget_admits(entry):
             raise BudgetSpent("the client's privacy budget is spent")

@@ -15,7 +15,6 @@ from typing import Any, Literal
 from fed_dpsd.accounts.database import is_database, ledgers_in
 from fed_dpsd.accounts.entry import MARK, Entry, of_entries
 from fed_dpsd.claims import Proof, claims, covers, of_plan, on, proofs
-from fed_dpsd.config import Config
 from fed_dpsd.config.bind import read_yaml
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment
@@ -25,13 +24,7 @@ from fed_dpsd.models.pretrained import public_of
 from fed_dpsd.privacy.accounting import Bound, prove
 from fed_dpsd.privacy.epsilon import NOT_REVIEWED_NOTE, Epsilon, reviewed
 from fed_dpsd.privacy.label_dp import IMAGES_NOTE, LabelPrivate, prove_label
-from fed_dpsd.privacy.mechanism import (
-    UNITS_AND_RELATIONS,
-    Basis,
-    Relation,
-    Unit,
-    quorum_of,
-)
+from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Basis, Relation, Unit, quorum_of
 from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.published import published_epsilon, published_of_training
 from fed_dpsd.privacy.training import TrainingMechanism
@@ -101,16 +94,7 @@ class PrivacyCard:
     @property
     def claims(self) -> tuple[str, ...]:
         """Return a line for each proven epsilon, with its other proofs."""
-        lines = []
-        for row in self.content["proven"]:
-            claim, others = Epsilon.from_json(row), row["beside"]
-            line = str(claim)
-            if others:
-                line += f" by {BY[row['basis']]}"
-            for other in others:
-                number = dataclasses.replace(claim, value=float(other["epsilon"])).number(5)
-                line += f"; by {BY[other['basis']]} {number} (trust {other['trust']})"
-            lines.append(line)
+        lines = [line_of(row) for row in self.content["proven"]]
         if self.label:
             lines.append(f"{self.label}: of labels alone, {IMAGES_NOTE}")
         return tuple(lines)
@@ -147,6 +131,28 @@ class PrivacyCard:
         return "\n".join(lines + ([f"reason: {reason}"] if reason else []))
 
     __repr__ = __str__
+
+
+def line_of(row: Mapping[str, Any]) -> str:
+    """Return a row's smallest epsilon, with the bases of its proofs if there are several."""
+    claim, line = Epsilon.from_json(row), str(Epsilon.from_json(row))
+    line += f" by {BY[row['basis']]}" if row["beside"] else ""
+    for other in row["beside"]:
+        number = dataclasses.replace(claim, value=float(other["epsilon"])).number(5)
+        line += f"; by {BY[other['basis']]} {number} (trust {other['trust']})"
+    return line
+
+
+def row_of(claims: Mapping[Basis, Epsilon]) -> dict[str, Any]:
+    """Return a card's row for the epsilons of several proofs, the smallest first."""
+    rows = [claim.to_json() | {"basis": basis} for basis, claim in claims.items()]
+    return _with_others(rows)
+
+
+def _with_others(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    smallest, *others = rows
+    kept = ("basis", "trust", "epsilon")
+    return {**smallest, "beside": [{key: row[key] for key in kept} for row in others]}
 
 
 def mechanism_of(card: Mapping[str, Any]) -> str:
@@ -213,9 +219,7 @@ def privacy_card(
                 )
             row = claim.to_json() | {"basis": basis, "planned": _number(planned.value)}
             claims.append(row | ({"spent": _number(max(map(_value, spent)))} if used else {}))
-        smallest, *others = sorted(claims, key=lambda row: float(row["epsilon"]))
-        kept = ("basis", "trust", "epsilon")
-        rows.append(smallest | {"beside": [{key: row[key] for key in kept} for row in others]})
+        rows.append(_with_others(sorted(claims, key=lambda row: float(row["epsilon"]))))
     charges = [stage.mechanism for stage in plan.charged]
     uncharged = () if experiment.training in charges else (experiment.training,)
     reasons = [each.reason for each in (*uncharged, *charges) if each.reason]
@@ -247,7 +251,6 @@ def privacy_card(
 
 
 def _label(experiment: Experiment, plan: Plan) -> dict[str, Any] | None:
-    """Return the epsilon of a label if training protects only labels."""
     if not isinstance(experiment.training, LabelPrivate):
         return None
     notes = (SEEDED_NOTE,) if experiment.seeded else ()
@@ -305,11 +308,12 @@ def proven(
         notes.append(TIME_NOTE)
         if plan.counts:
             notes.append(COUNTS_NOTE)
-    if unit == "patient" and not _deals_patients(config):
+    known = (config.data.patient_column, config.data.records_per_patient) != (None, None)
+    if unit == "patient" and not (known and config.federation.simulation):
         notes.append(PATIENT_NOTE)
     if config.data.records_per_patient is not None:  # what a record's shard and part depend on
         notes.append(MADE_UP_NOTE.format(config.data.records_per_patient))
-    if (unit, relation) == ("record", "replace_one") and _by_patient(experiment):
+    if (unit, relation) == ("record", "replace_one") and asked_unit(experiment) == "patient":
         notes.append(SAME_PATIENT_NOTE)
     if unit != "client" and relation == "replace_one" and config.teachers_per_client > 1:
         notes.append(SAME_IMAGE_NOTE)
@@ -332,22 +336,10 @@ def proven(
     }
 
 
-def _deals_patients(config: Config) -> bool:
-    """Return whether a simulation knows its patients, so that each belongs to one client."""
-    data = config.data
-    known = data.patient_column is not None or data.records_per_patient is not None
-    return known and config.federation.simulation
-
-
 def asked_unit(experiment: Experiment) -> Unit:
     """Return the unit that the settings ask to protect: a record, unless `training.unit` is set."""
     training = experiment.training
     return training.unit if isinstance(training, TrainingMechanism) else "record"
-
-
-def _by_patient(experiment: Experiment) -> bool:
-    """Return whether patients are the unit of private training."""
-    return asked_unit(experiment) == "patient"
 
 
 def _number(value: float) -> float | str:
@@ -361,9 +353,6 @@ def ledger_files(path: Path) -> list[Path]:
     """List the ledgers at `path`: the file itself, or all ledgers of a folder or run folder.
 
     A run folder in which nothing was charged has none.
-
-    Raises:
-        UserError: `path` contains no ledger, or its run keeps ledgers elsewhere.
     """
     if path.is_file():
         if not is_database(path):
@@ -403,14 +392,10 @@ def account(
     notes = ["over the ledger's life", "settings chosen in advance", PUBLIC_NOTE, *further_notes]
     if unit == "patient":
         notes.append(PATIENT_NOTE)
-    if (unit, relation) == ("record", "replace_one") and any(map(_of_patients, entries)):
+    trained = " ".join(entry.mechanism for entry in entries if entry.kind == "training")
+    if (unit, relation) == ("record", "replace_one") and "unit='patient'" in trained:
         notes.append(SAME_PATIENT_NOTE)
     if any(entry.mechanism.endswith(MARK) for entry in entries):
         notes.append(NOT_REVIEWED_NOTE.format("a plug-in"))
     found = claims(of_entries(entries, unit, relation), delta, unit, relation, queries)
     return {basis: dataclasses.replace(claim, notes=tuple(notes)) for basis, claim in found.items()}
-
-
-def _of_patients(entry: Entry) -> bool:
-    """Return whether an entry is for private training with patients as the unit."""
-    return entry.kind == "training" and "unit='patient'" in entry.mechanism

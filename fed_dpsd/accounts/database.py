@@ -36,20 +36,14 @@ SCHEMA = (
 
 @dataclass
 class Content:
-    """The verified content of a ledger's file, except for the content of answers and notes.
+    """The verified content of a ledger's file, except for the content of answers and notes."""
 
-    Args:
-        header: format, data and client; empty if nothing has been written yet.
-        head: a hash over the header and all charges, in order.
-        kept: the bitwise xor of the hashes of each answer's and note's name and seal.
-        charges: all charges.
-        seals: a checksum of each answer and note, by table and name.
-    """
-
+    # format, data and client; empty if nothing has been written yet
     header: Mapping[str, Any] = field(default_factory=dict)
-    head: bytes = b""
-    kept: int = 0
+    head: bytes = b""  # a hash over the header and all charges, in order
+    kept: int = 0  # the bitwise xor of the hashes of each answer's and note's name and seal
     charges: Charges = field(default_factory=Charges)
+    # a checksum of each answer and note, by table and name
     seals: dict[tuple[str, str], bytes] = field(default_factory=dict)
 
     def open(self, header: Mapping[str, Any]) -> None:
@@ -86,7 +80,10 @@ def load(connection: sqlite3.Connection, path: Path) -> Content:
         raise ValueError(found)
     *values, head, kept = connection.execute("SELECT * FROM account").fetchone()
     if values[0] != FORMAT:
-        raise other_format(path, values[0], FORMAT)
+        raise LedgerError(
+            f"the ledger {path} has format {values[0]}, but this version of FedDPSD supports only "
+            f"{FORMAT}; use the version that wrote it"
+        )
     account.open(dict(zip(("format", "data", "client"), values, strict=True)))
     query = "SELECT number, digest, entry, head FROM charges ORDER BY number"
     for number, digest, content, link in connection.execute(query):
@@ -181,11 +178,7 @@ def marker_path(path: Path) -> Path:
 
 
 def check_not_lost(path: Path) -> None:
-    """Check that the ledger at `path` was not deleted or emptied after its first charge.
-
-    Raises:
-        LedgerError: the ledger was deleted or emptied.
-    """
+    """Check that the ledger at `path` was not deleted or emptied after its first charge."""
     if marker_path(path).exists() and not holds_anything(path):
         raise LedgerError(
             f"the ledger {path} is missing or empty, but {marker_path(path).name} shows that "
@@ -195,11 +188,7 @@ def check_not_lost(path: Path) -> None:
 
 
 def ledgers_in(folder: Path) -> dict[str, Path]:
-    """Return each client's ledger by the client's name, including lost ledgers (unreadable).
-
-    Raises:
-        LedgerError: the folder cannot be read.
-    """
+    """Return each client's ledger by the client's name, including lost ledgers (unreadable)."""
     with usable(folder):
         found = {path for path in folder.glob("client_*.sqlite") if holds_anything(path)}
         found |= {path.with_suffix(".sqlite") for path in folder.glob("client_*.created")}
@@ -207,11 +196,7 @@ def ledgers_in(folder: Path) -> dict[str, Path]:
 
 
 def header(path: Path) -> Mapping[str, Any]:
-    """Return the format, data and client of the ledger at `path`; empty if nothing was written.
-
-    Raises:
-        LedgerError: the file is missing, corrupt or in a different format.
-    """
+    """Return the format, data and client of the ledger at `path`; empty if nothing was written."""
     return content_of(path).header
 
 
@@ -219,9 +204,6 @@ def read(path: Path) -> Sequence[Entry]:
     """Return all charges of the ledger at `path`, oldest first.
 
     This writes nothing and locks out no other process.
-
-    Raises:
-        LedgerError: the file is missing, corrupt or in a different format.
     """
     return content_of(path).charges.entries()
 
@@ -233,11 +215,7 @@ def is_database(path: Path) -> bool:
 
 
 def content_of(path: Path) -> Content:
-    """Return the verified content of a database at one point in time.
-
-    Raises:
-        LedgerError: the file is missing, corrupt or in a different format.
-    """
+    """Return the verified content of a database at one point in time."""
     check_not_lost(path)
     with usable(path), closing(opened(path, "ro")) as connection:
         connection.execute("BEGIN")
@@ -253,11 +231,7 @@ class LedgerError(UserError):
 
 @contextmanager
 def usable(path: Path) -> Iterator[None]:
-    """Turn errors that the block raises about the file at `path` into a LedgerError with a remedy.
-
-    Raises:
-        LedgerError: the disk or the file's content has a problem.
-    """
+    """Turn errors of the block about the file at `path` into a LedgerError with a remedy."""
     try:
         yield
     except Unwritable as error:
@@ -290,12 +264,4 @@ def _corrupt(path: Path, error: Exception) -> LedgerError:
     return LedgerError(
         f"the ledger {path} is corrupt ({' '.join(str(error).split())}); restore it from a backup: "
         "without it nobody knows what this client has spent"
-    )
-
-
-def other_format(path: Path, found: object, known: int) -> LedgerError:
-    """Return the error for a ledger in a format that this version does not support."""
-    return LedgerError(
-        f"the ledger {path} has format {found}, but this version of FedDPSD supports only {known}; "
-        "use the version that wrote it"
     )

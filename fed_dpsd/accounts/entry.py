@@ -34,12 +34,7 @@ _EVENTS: dict[str, type[DpEvent]] = {
 
 
 def described(mechanism: object, plugins: bool = False) -> str:
-    """Return the text that describes a mechanism in a ledger, marked if a plug-in's code took part.
-
-    Args:
-        mechanism: the mechanism.
-        plugins: whether the run has plug-ins, which may train teachers or choose what is released.
-    """
+    """Return the text that describes a mechanism in a ledger, marked if a plug-in took part."""
     return f"{mechanism}{MARK}" if plugins or not is_own(mechanism) else str(mechanism)
 
 
@@ -47,36 +42,24 @@ def described(mechanism: object, plugins: bool = False) -> str:
 class Entry:
     """A charge.
 
-    Args:
-        digest: idempotency key, a digest of the whole request, the mechanism and the teachers.
-        kind: the kind of content that left.
-        query_id: the id of the request.
-        queries: number of answered synthetic queries; 0 for training.
-        releases: how many times each event in `costs` counts.
-        mechanism: human-readable description of the mechanism.
-        trust: the parties that must be honest.
-        costs: the event of a single release for each of UNITS_AND_RELATIONS.
-        at: time of the charge in UTC, in ISO 8601 format, to the second.
-        request: digest of the request that led to the charge; "" if there was none.
-        run: the coordinator's name for the run that was charged; "" outside a run.
-        training: digest of the training run if privately trained teachers produced the release; ""
-            otherwise, as for class counts, which do not pass through teachers.
-
     Raises:
         ValueError: a count is negative, or the cost for a unit and relation is missing.
     """
 
-    digest: str
-    kind: EntryKind
+    digest: str  # idempotency key, a digest of the whole request, the mechanism and the teachers
+    kind: EntryKind  # the kind of content that left
     query_id: int
-    queries: int
-    releases: int
-    mechanism: str
-    trust: Trust
+    queries: int  # number of answered synthetic queries; 0 for training
+    releases: int  # how many times each event in `costs` counts
+    mechanism: str  # human-readable description of the mechanism
+    trust: Trust  # the parties that must be honest
+    # the event of a single release for each of UNITS_AND_RELATIONS
     costs: Mapping[tuple[Unit, Relation], DpEvent]
-    at: str
-    request: str = ""
-    run: str = ""
+    at: str  # time of the charge in UTC, in ISO 8601 format, to the second
+    request: str = ""  # digest of the request that led to the charge; "" if there was none
+    run: str = ""  # the coordinator's name for the run that was charged; "" outside a run
+    # digest of the training run if privately trained teachers produced the release; "" otherwise,
+    # as for class counts, which do not pass through teachers
     training: str = ""
 
     def __post_init__(self) -> None:
@@ -97,11 +80,7 @@ class Entry:
         return SelfComposedDpEvent(self.costs[unit, relation], self.releases)
 
     def to_json(self) -> str:
-        """Return a readable line that lists each distinct event once, by unit and relation.
-
-        Raises:
-            TypeError: an event is not of a type that a ledger may hold.
-        """
+        """Return a readable line that lists each distinct event once, by unit and relation."""
         pairs: dict[str, list[str]] = {}
         for pair, event in self.costs.items():
             pairs.setdefault(json.dumps(event, default=_pack), []).append(" ".join(pair))
@@ -115,10 +94,6 @@ class Entry:
 
         Entries with identical costs share one object, since an account has many entries but few
         distinct costs.
-
-        Raises:
-            ValueError: `to_json` did not write the line.
-            KeyError: `to_json` did not write the line, or an event is of an unknown type.
         """
         before, _, rest = line.partition(_BEFORE_COSTS)
         costs, _, after = rest.rpartition(_AFTER_COSTS)
@@ -160,12 +135,7 @@ class Charges:
         self._alike: dict[tuple[int, int, bool], list[Entry]] = {}
 
     def add(self, content: str) -> Entry:
-        """Add a charge, given as a line of `Entry.to_json`, and return it.
-
-        Raises:
-            ValueError: its digest is already charged, or the line is not an entry.
-            KeyError: the line is not an entry, or has an event of an unknown type.
-        """
+        """Add a charge, given as a line of `Entry.to_json`, and return it."""
         entry = Entry.from_json(content)
         self.check_new(entry.digest)
         self._by_digest[entry.digest] = entry
@@ -177,11 +147,7 @@ class Charges:
         return entry
 
     def check_new(self, digest: str) -> None:
-        """Refuse a digest that is already charged.
-
-        Raises:
-            ValueError: the digest is already charged.
-        """
+        """Raise ValueError if a digest is already charged."""
         if digest in self._by_digest:
             raise ValueError(f"{digest} is already charged")
 

@@ -53,21 +53,30 @@ class Ledger(ABC):
     def charge(self, entry: Entry) -> None:
         """Write a charge, durably; noise may be drawn only after this returns."""
 
-    @abstractmethod
     def stored(self, digest: str) -> NDArray[Any] | None:
         """Return the stored answer of the charge with this digest; None if there is none."""
+        content = self._read("answers", digest)
+        return None if content is None else np.load(io.BytesIO(content), allow_pickle=False)
 
-    @abstractmethod
     def store(self, digest: str, values: NDArray[Any]) -> None:
         """Store a charge's answer, durably; the answer may leave only after this returns."""
+        content = io.BytesIO()
+        np.save(content, values, allow_pickle=False)
+        self._keep("answers", digest, content.getvalue())
 
-    @abstractmethod
     def noted(self, name: str) -> bytes | None:
         """Return a note by name; notes hold what a client must remember, apart from its charges."""
+        return self._read("notes", name)
 
-    @abstractmethod
     def note(self, name: str, content: bytes) -> None:
         """Store a note, durably."""
+        self._keep("notes", name, content)
+
+    @abstractmethod
+    def _read(self, table: str, name: str) -> bytes | None: ...
+
+    @abstractmethod
+    def _keep(self, table: str, name: str, content: bytes) -> None: ...
 
 
 class MemoryLedger(Ledger):
@@ -76,8 +85,7 @@ class MemoryLedger(Ledger):
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._charges = Charges()
-        self._answers: dict[str, NDArray[Any]] = {}
-        self._notes: dict[str, bytes] = {}
+        self._kept: dict[tuple[str, str], bytes] = {}
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -93,21 +101,11 @@ class MemoryLedger(Ledger):
         """Remember a charge."""
         self._charges.add(entry.to_json())
 
-    def stored(self, digest: str) -> NDArray[Any] | None:
-        """Return a copy of the stored answer of the charge with this digest, if any."""
-        return self._answers[digest].copy() if digest in self._answers else None
+    def _read(self, table: str, name: str) -> bytes | None:
+        return self._kept.get((table, name))
 
-    def store(self, digest: str, values: NDArray[Any]) -> None:
-        """Remember a copy of an answer."""
-        self._answers[digest] = values.copy()
-
-    def noted(self, name: str) -> bytes | None:
-        """Return the note stored under a name."""
-        return self._notes.get(name)
-
-    def note(self, name: str, content: bytes) -> None:
-        """Remember a note."""
-        self._notes[name] = content
+    def _keep(self, table: str, name: str, content: bytes) -> None:
+        self._kept[table, name] = content
 
 
 class FileLedger(Ledger):
@@ -176,31 +174,11 @@ class FileLedger(Ledger):
             row = account.charge(content), content, account.head
             self._execute("INSERT INTO charges (digest, entry, head) VALUES (?, ?, ?)", *row)
 
-    def stored(self, digest: str) -> NDArray[Any] | None:
-        """Return the stored answer of the charge with this digest; None if there is none."""
-        content = self._read("answers", digest)
-        return None if content is None else np.load(io.BytesIO(content), allow_pickle=False)
-
-    def store(self, digest: str, values: NDArray[Any]) -> None:
-        """Write an answer in NumPy's format, in an SQLite transaction."""
-        content = io.BytesIO()
-        np.save(content, values, allow_pickle=False)
+    def _keep(self, table: str, name: str, content: bytes) -> None:
         with self._written() as account:
-            self._keep(account, "answers", digest, content.getvalue())
-
-    def noted(self, name: str) -> bytes | None:
-        """Return the note stored under a name."""
-        return self._read("notes", name)
-
-    def note(self, name: str, content: bytes) -> None:
-        """Write a note in an SQLite transaction."""
-        with self._written() as account:
-            self._keep(account, "notes", name, content)
-
-    def _keep(self, account: Content, table: str, name: str, content: bytes) -> None:
-        seal = checksum(table, name, content)
-        account.keep(table, name, seal)
-        self._execute(f"INSERT OR REPLACE INTO {table} VALUES (?, ?, ?)", name, seal, content)
+            seal = checksum(table, name, content)
+            account.keep(table, name, seal)
+            self._execute(f"INSERT OR REPLACE INTO {table} VALUES (?, ?, ?)", name, seal, content)
 
     def _read(self, table: str, name: str) -> bytes | None:
         seal = self._account().seals.get((table, name))

@@ -37,11 +37,7 @@ def has_secret(ledger: Path) -> bool:
 
 
 def secret_of(path: Path) -> bytes:
-    """Return the secret at `path`; if there is none, draw one from the operating system.
-
-    Raises:
-        UserError: the file cannot be read or written, or others may read it.
-    """
+    """Return the secret at `path`; if there is none, draw one from the operating system."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")

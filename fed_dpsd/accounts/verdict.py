@@ -57,7 +57,8 @@ def _of(experiment: Experiment, card: PrivacyCard, unit: Unit) -> str:
     if math.isinf(added.value) and math.isinf(replaced.value):
         reason = f": {card.content['reason']}" if unit == "record" else ""
         return f"nothing is proven for {whole}{reason}"
-    facts = f"{_against(experiment, added, replaced)}, {_deltas(added, replaced)}"
+    deltas = dict.fromkeys(f"{e.delta:g}" for e in (added, replaced) if math.isfinite(e.value))
+    facts = f"{_against(experiment, added, replaced)}, delta {' and '.join(deltas)}"
     if not is_meaningful(added):
         of = "at" if unit == "record" else f"for {whole}:"
         return (
@@ -65,21 +66,11 @@ def _of(experiment: Experiment, card: PrivacyCard, unit: Unit) -> str:
             f"{replaced.number(3)} ({unit}, replace_one), {facts}"
         )
     of = "" if unit == "record" else f"for {whole}: "
-    numbers = f"{of}epsilon {added.number(3)} for {one}, {_number(replaced)} for {other}"
+    second = "nothing proven" if math.isinf(replaced.value) else replaced.number(3)
+    numbers = f"{of}epsilon {added.number(3)} for {one}, {second} for {other}"
     if not is_meaningful(replaced):
         numbers += ", which is not meaningful"
     return f"{numbers}, {facts}"
-
-
-def _number(epsilon: Epsilon) -> str:
-    """Format the second of two epsilons in a sentence."""
-    return "nothing proven" if math.isinf(epsilon.value) else epsilon.number(3)
-
-
-def _deltas(first: Epsilon, second: Epsilon) -> str:
-    """Return the delta of two numbers; both deltas if they differ."""
-    deltas = dict.fromkeys(f"{e.delta:g}" for e in (first, second) if not math.isinf(e.value))
-    return f"delta {' and '.join(deltas)}"
 
 
 def _against(experiment: Experiment, *epsilons: Epsilon) -> str:

@@ -1,15 +1,21 @@
-"""Attacks on answers: the site, its sampler and its messages (for training: trainings.py).
+"""Attacks on answers (the site, its sampler and its messages) and on private training.
 
 The attacked hospital may be broken on purpose; the claim never is. An audit's secrets are derived
 from the run's seed, so that it can be repeated; they protect nothing.
 """
 
+import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from dp_accounting import GaussianDpEvent
+from scipy.stats import binom
 
 from fed_dpsd.accounts.card import PrivacyCard, plan_of, privacy_card
-from fed_dpsd.audits import victims
+from fed_dpsd.audits import canaries, victims
 from fed_dpsd.audits.black_box import Proof, audit, enumerated
+from fed_dpsd.audits.checks import Check, Count, counted
 from fed_dpsd.audits.claims import (
     ATTACK_FAILURE,
     CLOSE_DELTA,
@@ -19,30 +25,45 @@ from fed_dpsd.audits.claims import (
     own_epsilon,
     secrets_of,
 )
+from fed_dpsd.audits.one_run import conclude
+from fed_dpsd.client.teachers import make_teacher
 from fed_dpsd.experiment import Experiment
+from fed_dpsd.privacy.accounting import Stage, prove
+from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.gdp import gaussian_mu
 from fed_dpsd.privacy.mechanism import Mechanism
+from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.published import published_epsilon
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
-from fed_dpsd.privacy.training import TrainingMechanism
+from fed_dpsd.privacy.training import ClassCounts, TrainingMechanism
+from fed_dpsd.progress import reporting
 
 CLOSE_QUERIES, CLOSE_RUNS = 4, 100_000
 ALONE_RUNS = 2_000  # fewer if each release needs its own request
 CLAIM_RUNS, CLAIM_FAILURE = 300, 1e-6
+# Enough steps to sample most canaries, and enough runs to count them.
+TIMES_SAMPLED, FEWEST_STEPS, STEPS_IN_ALL, RUNS = 3, 10, 12_000, (60, 1_000)
+CANARIES, COUNTED_CANARIES, COUNTED_RUNS = {True: 40, False: 20}, 1_000, 200  # linear or not
+CLIPPED_STEPS, CLIPPED_RUNS = 2, {"weights": 1_200, "bias": 1_200, "network": 600}
+# Largest bounds of the clipping attack: gradients of its canaries are longer.
+CLIPPED_BOUNDS = {"weights": 1.0, "bias": 0.25, "network": 1.0}
+SAMPLED_STEPS, SAMPLED_CANARIES = 2_000, {True: 50, False: 20}
+ASKED_STEPS, ASKED_RUNS, OWN_RUNS = 5_000, (100, 500), (10, 50)
+
+STEPS = (
+    "the training's steps (worst-case records of all classes, no class counts, weights that do not "
+    "move)"
+)
+WHITE_BOX = "the adversary chooses the records and sees the noisy sums of all steps"
+COUNTS = "the adversary chooses the records and sees the class counts"
+BLACK_BOX = "the adversary chooses the records and sees only the released probabilities"
 
 
 def answer_attacks(
     experiment: Experiment, broken: victims.Broken | None, say: Say
 ) -> Iterator[Attack]:
-    """Attack answers at settings where audit and proof are close, then at the run's own settings.
-
-    Args:
-        experiment: the experiment with the claims about answers to test.
-        broken: how much of the attacked hospital's noise to keep: half, or almost none; None keeps
-            all of it.
-        say: called with each line of progress.
-    """
+    """Attack answers at settings where audit and proof are close, then at the run's own."""
     mechanism, config = experiment.answers, experiment.config
     alone = mechanism.releases(1, 2) != 2
     plan = plan_of(experiment)
@@ -57,9 +78,9 @@ def answer_attacks(
     runs = ALONE_RUNS if alone else CLOSE_RUNS
     say(f"the implementation: {runs:,} runs of {CLOSE_QUERIES} answers in each of two worlds")
     client = victims.hospital(config, victims.break_noise(close, broken), secrets, seeded=False)
-    proof = _proof(close, CLOSE_QUERIES, CLOSE_DELTA)
+    proof = _answers_proof(close, CLOSE_QUERIES, CLOSE_DELTA)
     settings = CLOSE_QUERIES, runs, CLOSE_DELTA, ATTACK_FAILURE
-    result = audit(close, client, *settings, report_mu=_mu(close, 1) is not None)
+    result = audit(close, client, *settings, report_mu=_answers_mu(close, 1) is not None)
     key = "answers_check" if isinstance(experiment.training, TrainingMechanism) else "check"
     yield Attack(key, "the implementation", close, result, proof)
 
@@ -81,7 +102,7 @@ def answer_attacks(
         title,
         mechanism,
         result,
-        _proof(mechanism, queries, delta),
+        _answers_proof(mechanism, queries, delta),
         published_epsilon(mechanism, asked, delta),
         tests_code=False,
         also=_also_released(experiment, plan),
@@ -100,10 +121,195 @@ def _also_released(experiment: Experiment, plan: Plan) -> str:
     )
 
 
-def _mu(mechanism: Mechanism, queries: int) -> float | None:
+def _answers_mu(mechanism: Mechanism, queries: int) -> float | None:
     mu = gaussian_mu(mechanism.event("record", "replace_one"))
     return None if mu is None else mu * math.sqrt(queries)
 
 
-def _proof(mechanism: Mechanism, queries: int, delta: float) -> Proof:
-    return Proof(own_epsilon(mechanism, queries, delta, "replace_one"), _mu(mechanism, queries))
+def _answers_proof(mechanism: Mechanism, queries: int, delta: float) -> Proof:
+    return Proof(
+        own_epsilon(mechanism, queries, delta, "replace_one"), _answers_mu(mechanism, queries)
+    )
+
+
+def training_attacks(
+    experiment: Experiment, broken: victims.Broken | None, say: Say
+) -> Iterator[Attack]:
+    """Attack training: steps, clipping, class counts, and teachers (last at the run's settings)."""
+    config, mechanism = experiment.config, experiment.training
+    assert isinstance(mechanism, DPSGD)
+    secrets, delta = secrets_of(config, "training"), config.privacy.delta
+    most = max(FEWEST_STEPS, math.ceil(TIMES_SAMPLED / mechanism.sample_rate))
+    few = dataclasses.replace(mechanism, steps=min(mechanism.steps, most), count_fraction=None)
+    close = close_to(few, lambda trial: own_epsilon(trial, 0, CLOSE_DELTA, "add_remove"))
+    yield from _steps(experiment, close, broken, secrets, say)
+    yield from _clipping(experiment, few, broken, secrets, say)
+    if mechanism.counts_classes:
+        yield _counts(close, broken, secrets, delta)
+
+    yield from _answers(experiment, close, broken, secrets, say)
+
+
+def _steps(
+    experiment: Experiment,
+    close: DPSGD,
+    broken: victims.Broken | None,
+    secrets: Iterator[SecretStreams],
+    say: Say,
+) -> Iterator[Attack]:
+    config, delta = experiment.config, experiment.config.privacy.delta
+    linear = make_teacher(config, 0, 0).fixed
+    num_classes = min(config.data.num_classes, canaries.MOST_CLASSES)
+    count = max(2 * num_classes, math.ceil(CANARIES[linear] / math.sqrt(close.places)))
+    if linear:
+        kind = canaries.of_weights(count, num_classes)
+    else:
+        kind = canaries.of_network(count, num_classes, close.max_grad_norm)
+    runs = int(np.clip(STEPS_IN_ALL // close.steps, *RUNS))
+    say(f"the steps of training: {runs:,} runs of {close.steps:,} steps, {count} canaries")
+    trainings = _reported(secrets, [close.steps] * runs)
+    attacked = victims.break_noise(close, broken)
+    sums, moves = canaries.guess_steps(attacked, close, kind, trainings, runs)
+    audited = f"{'a linear layer' if linear else 'a network'} trained by DP-SGD"
+    proof = _proof(close, 0, delta, canaries.steps_advantage(close))
+    what = WHITE_BOX, audited, close.unit, kind.groups
+    for key, title, guesses in (
+        ("check", STEPS, sums),
+        ("differences", "differences between consecutive steps (the same training runs)", moves),
+    ):
+        result = conclude(guesses, delta, ATTACK_FAILURE, 0, *what)
+        # Noise that is too small shows in the sums, so only they test the code.
+        yield Attack(key, title, close, result, proof, tests_code=key == "check")
+
+
+def _clipping(
+    experiment: Experiment,
+    few: DPSGD,
+    broken: victims.Broken | None,
+    secrets: Iterator[SecretStreams],
+    say: Say,
+) -> Iterator[Attack]:
+    """Attack clipping at rate 1, not the run's rate: by class, in a bias and across layers."""
+    delta = experiment.config.privacy.delta
+    num_classes = min(experiment.config.data.num_classes, canaries.MOST_CLASSES)
+    whole = dataclasses.replace(few, sample_rate=1.0, steps=CLIPPED_STEPS)
+    close = close_to(whole, lambda trial: own_epsilon(trial, 0, CLOSE_DELTA, "add_remove"))
+    advantage = canaries.steps_advantage(close)
+    kinds = {
+        "weights": canaries.of_weights(max(CANARIES[True], num_classes), num_classes),
+        "bias": canaries.of_bias(num_classes),
+        "network": canaries.of_network(max(CANARIES[False], 2 * num_classes), num_classes),
+    }
+    places = {"weights": "a linear layer's weights", "bias": "a bias", "network": "three layers"}
+    for name, kind in kinds.items():
+        runs = CLIPPED_RUNS[name]
+        say(f"clipping in {places[name]}: {runs:,} training runs, {len(kind)} canaries")
+        bound = min(few.max_grad_norm, CLIPPED_BOUNDS[name])
+        claimed = dataclasses.replace(close, max_grad_norm=bound)
+        attacked = victims.break_noise(claimed, broken)
+        trainings = _reported(secrets, [claimed.steps] * (canaries.PILOT + runs))
+        guesses = canaries.guess_clipping(attacked, kind, trainings, runs)
+        audited = f"gradients in {places[name]}"
+        failure, groups = ATTACK_FAILURE / len(kinds), kind.groups
+        yield Attack(
+            f"clipping_{name}",
+            f"clipping at rate 1: gradients of all classes in {places[name]}",
+            claimed,
+            conclude(guesses, delta, failure, 0, WHITE_BOX, audited, claimed.unit, groups),
+            _proof(claimed, 0, delta, advantage),
+        )
+
+
+def _counts(
+    close: DPSGD, broken: victims.Broken | None, secrets: Iterator[SecretStreams], delta: float
+) -> Attack:
+    counting = dataclasses.replace(close, count_fraction=1.0)
+    guesses = canaries.guess_counts(
+        victims.break_noise(counting, broken), COUNTED_CANARIES, secrets, COUNTED_RUNS
+    )
+    proven = prove([Stage(ClassCounts(counting), 1, 0)], delta, close.unit, "add_remove")
+    return Attack(
+        "counts",
+        f"the class counts (one {close.unit} per class)",
+        counting,
+        conclude(guesses, delta, ATTACK_FAILURE, 0, COUNTS, "class counts", close.unit),
+        Proof(proven, gaussian_mu(GaussianDpEvent(counting.count_noise))),
+    )
+
+
+def sample_counts(experiment: Experiment, say: Say) -> Check:
+    """Check which canaries take part in each step, using sums with hardly any noise.
+
+    Each of many canaries should take part in each step at the run's rate q, independently of other
+    canaries and steps. The check counts the steps with the expected number of canaries and with
+    many more, the canaries that take part exactly once in about 1 / q steps, the canaries in two
+    consecutive steps, and the pairs of consecutive canaries in one step.
+    """
+    mechanism = experiment.training
+    assert isinstance(mechanism, DPSGD)
+    linear = make_teacher(experiment.config, 0, 0).fixed
+    steps, count = SAMPLED_STEPS, SAMPLED_CANARIES[linear]
+    say(f"sample counts: {steps:,} steps, {count} canaries")
+    secret = next(secrets_of(experiment.config, "samples"))
+    taken = canaries.samples(mechanism, steps, count, linear, secret)
+    rate, sizes = mechanism.sample_rate, taken.sum(axis=1)
+    usual, window = math.floor(count * rate), round(1 / rate)
+    many = math.ceil(count * rate + 2 * math.sqrt(count * rate * (1 - rate)))
+    windows = taken[: steps // window * window].reshape(-1, window, count).sum(axis=1)
+    together = taken[:, ::2] & taken[:, 1::2]
+    again = taken[::2] & taken[1::2]
+    one_of, at_least = binom.pmf(usual, count, rate), binom.sf(many - 1, count, rate)
+    events = [
+        ("canaries in steps", taken, rate),
+        (f"steps with {usual} canaries", sizes == usual, float(one_of)),
+        (f"steps with {many} canaries or more", sizes >= many, float(at_least)),
+        (f"canaries in one of {window} steps", windows == 1, float(binom.pmf(1, window, rate))),
+        ("canaries in two steps in a row", again, rate**2),
+        ("two consecutive canaries in a step", together, rate**2),
+        *((f"steps of canary {number}", of_one, rate) for number, of_one in enumerate(taken.T)),
+    ]
+    counts = [Count(what, int(hits.sum()), hits.size, chance) for what, hits, chance in events]
+    return counted("attacks", f"sample counts at rate {rate:g}", counts)
+
+
+def _answers(
+    experiment: Experiment,
+    close: DPSGD,
+    broken: victims.Broken | None,
+    secrets: Iterator[SecretStreams],
+    say: Say,
+) -> Iterator[Attack]:
+    """Attack the probabilities of trained teachers, at close settings and at the run's own."""
+    config, own = experiment.config, experiment.training
+    assert isinstance(own, DPSGD)
+    # If steps are sampled, one image moves the final weights little.
+    exposed = close.sample_rate == 1
+    probabilities = "probabilities of trained teachers"
+    images = f"the {probabilities} (only images that are far from parallel)"
+    for key, title, claimed, most, advantage, tests_code in (
+        ("answers", images, close, ASKED_RUNS, canaries.steps_advantage(close), exposed),
+        ("training_claim", f"the run's settings: {probabilities}", own, OWN_RUNS, None, False),
+    ):
+        runs = int(np.clip(ASKED_STEPS // claimed.steps, *most))
+        say(f"{title}: {runs} training runs of {claimed.steps:,} steps, {victims.CANARIES} images")
+        trainings = _reported(secrets, [claimed.steps] * (victims.PILOT + runs))
+        attacked = victims.break_noise(claimed, broken)
+        guesses = victims.guess_answers(config, attacked, trainings, runs)
+        queries, delta, unit = victims.CANARIES, config.privacy.delta, claimed.unit
+        what = BLACK_BOX, "released probabilities"
+        result = conclude(guesses, delta, ATTACK_FAILURE, queries, *what, unit)
+        proof = _proof(claimed, queries, delta, advantage)
+        yield Attack(key, title, claimed, result, proof, tests_code=tests_code)
+
+
+def _proof(mechanism: DPSGD, queries: int, delta: float, advantage: float | None) -> Proof:
+    proven = own_epsilon(mechanism, queries, delta, "add_remove")
+    return Proof(proven, gaussian_mu(mechanism.event(mechanism.unit, "add_remove")), advantage)
+
+
+def _reported(secrets: Iterator[SecretStreams], steps: Sequence[int]) -> Iterator[SecretStreams]:
+    """Yield a secret for each training run, and report its steps when the next run starts."""
+    with reporting("training steps", sum(steps)) as task:
+        for count, secret in zip(steps, secrets, strict=False):
+            yield secret
+            task.advance(count)

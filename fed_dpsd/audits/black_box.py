@@ -39,41 +39,26 @@ ROUNDING = 1e-9  # largest rounding error of an enumerated ratio
 
 @dataclass(frozen=True)
 class Audit:
-    """A lower bound on what one changed record or patient reveals; it prints with its meaning.
+    """A lower bound on what one changed record or patient reveals; it prints with its meaning."""
 
-    Args:
-        lower_bound: no epsilon below this bound is valid at `delta`.
-        mu_lower_bound: the mechanism has no Gaussian differential privacy with a smaller mu. It is
-            not converted to an epsilon, which would assume a Gaussian trade-off. None if it was not
-            computed.
-        failure_probability: the probability that any bound fails, over the audit's own randomness.
-        delta: the delta of `lower_bound`.
-        method: "sampling" of two worlds, "enumeration" of an answer's laws, or guesses at
-            "canaries".
-        assumption: the premise of the worlds, in words.
-        runs: simulated runs in each world, or training runs on canaries; 0 by enumeration.
-        queries: answers in a run.
-        audited: the audited randomness, in words.
-        relation: how the record changes.
-        advantage_lower_bound: the total variation distance between the worlds is no smaller. None
-            if it was not computed.
-        canaries: the number of canaries in a run; None for two worlds.
-        unit: the unit that changes.
-    """
-
-    lower_bound: float
+    lower_bound: float  # no epsilon below this bound is valid at `delta`
+    # the mechanism has no Gaussian differential privacy with a smaller mu. It is not converted to
+    # an epsilon, which would assume a Gaussian trade-off. None if it was not computed.
     mu_lower_bound: float | None
+    # the probability that any bound fails, over the audit's own randomness
     failure_probability: float
-    delta: float
+    delta: float  # the delta of `lower_bound`
+    # "sampling" of two worlds, "enumeration" of an answer's laws, or guesses at "canaries"
     method: Literal["sampling", "enumeration", "canaries"]
-    assumption: str
-    runs: int
-    queries: int
-    audited: str
-    relation: Relation = "replace_one"
+    assumption: str  # the premise of the worlds, in words
+    runs: int  # simulated runs in each world, or training runs on canaries; 0 by enumeration
+    queries: int  # answers in a run
+    audited: str  # the audited randomness, in words
+    relation: Relation = "replace_one"  # how the record changes
+    # the total variation distance between the worlds is no smaller. None if it was not computed.
     advantage_lower_bound: float | None = None
-    canaries: int | None = None
-    unit: Unit = "record"
+    canaries: int | None = None  # the number of canaries in a run; None for two worlds
+    unit: Unit = "record"  # the unit that changes
 
     def __str__(self) -> str:
         more = ""
@@ -105,16 +90,12 @@ class Audit:
 
 @dataclass(frozen=True)
 class Proof:
-    """Proven numbers to compare an audit with.
+    """Proven numbers to compare an audit with."""
 
-    Args:
-        epsilon: the proven epsilon of the audited answers or training.
-        mu: the mu of Gaussian differential privacy; None if the mechanism is not Gaussian.
-        advantage: the total variation distance that the proof allows; None if it was not computed.
-    """
-
-    epsilon: Epsilon
+    epsilon: Epsilon  # the proven epsilon of the audited answers or training
+    # the mu of Gaussian differential privacy; None if the mechanism is not Gaussian
     mu: float | None = None
+    # the total variation distance that the proof allows; None if it was not computed
     advantage: float | None = None
 
     def contradicted(self, audit: Audit) -> list[str]:
@@ -221,15 +202,7 @@ def enumerate_response(mechanism: TopKRandomizedResponse) -> float:
 
 
 def verdict(audit: Audit, proof: Proof, published: float, published_delta: float) -> list[str]:
-    """Describe in sentences what the audit refutes and what it does not.
-
-    Args:
-        audit: the audit of the answers or training; all numbers refer to it.
-        proof: the proven numbers.
-        published: the paper's epsilon for the same number of queries; `inf` if the paper claims
-            none.
-        published_delta: the delta that the paper claims.
-    """
+    """Describe in sentences what the audit refutes and what it does not."""
     odds = f"(failure probability {audit.failure_probability:g})"
     proven = proof.epsilon
     numbers = "".join(
@@ -332,9 +305,7 @@ def _ratios(mechanism: Audited, client: Client, queries: int, runs: int) -> NDAr
     return ratios
 
 
-def _statistic(
-    mechanism: Audited,
-) -> Callable[[Values, NDArray[np.int64]], NDArray[np.float64]]:
+def _statistic(mechanism: Audited) -> Callable[[Values, NDArray[np.int64]], NDArray[np.float64]]:
     """Return the function from (B, K) answers and (B,) places to (B,) log-likelihood ratios.
 
     A place is the index of the prediction's row in `_public`. Ratios omit constants. For a noisy
@@ -390,5 +361,4 @@ def _randomness(mechanism: Audited) -> str:
 
 
 def _down(bound: float) -> str:
-    """Format a lower bound, rounded down."""
     return f"{math.floor(bound * 1e3) / 1e3:.3f}" if math.isfinite(bound) else "inf"

@@ -35,23 +35,16 @@ SUMS = 1e-30  # added to differences of sums before taking logarithms
 
 @dataclass(frozen=True)
 class Canaries:
-    """Canaries of one kind, and the teacher that they are made for.
+    """Canaries of one kind, and the teacher that they are made for."""
 
-    Args:
-        teacher: makes the untrained teacher that has gradients along `directions`.
-        inputs: (m, D) float32 features.
-        labels: (m,) int64 classes.
-        directions: (m, P) float64 unit vectors along the canaries' gradients with respect to the
-            parameters, in the parameters' order. They are computed by torch, independently of the
-            audited code.
-        kinds: (m,) int64, the kind of each gradient.
-    """
-
+    # makes the untrained teacher that has gradients along `directions`
     teacher: Callable[[], nn.Module]
-    inputs: torch.Tensor
-    labels: torch.Tensor
+    inputs: torch.Tensor  # (m, D) float32 features
+    labels: torch.Tensor  # (m,) int64 classes
+    # (m, P) float64 unit vectors along the canaries' gradients with respect to the parameters, in
+    # the parameters' order. They are computed by torch, independently of the audited code.
     directions: NDArray[np.float64]
-    kinds: NDArray[np.int64]
+    kinds: NDArray[np.int64]  # (m,) int64, the kind of each gradient
 
     @classmethod
     def of(
@@ -149,12 +142,9 @@ def of_network(count: int, num_classes: int, bound: float = 1.0) -> Canaries:
 
 @dataclass(frozen=True)
 class Watched(DPSGD):
-    """DP-SGD that records its noisy sums of gradients.
+    """DP-SGD that records its noisy sums of gradients."""
 
-    Attributes:
-        seen: the sum of each step and parameter, in step order.
-    """
-
+    # the sum of each step and parameter, in step order
     seen: list[NDArray[np.float64]] = field(default_factory=list, repr=False, compare=False)
 
     @classmethod
@@ -207,13 +197,6 @@ def guess_steps(
     z^2) + q N(1, z^2) against N(0, z^2). Its second score is the length of the differences between
     consecutive steps: noise shared by steps cancels, which reveals the steps that a canary took
     part in.
-
-    Args:
-        mechanism: the mechanism that trains; its class counts are ignored.
-        claimed: the mechanism with the rate and noise that the adversary assumes.
-        canaries: canaries with orthogonal or nearly orthogonal gradients.
-        streams: secrets of the runs.
-        runs: R, the number of independent runs.
     """
 
     def score(included: NDArray[np.bool_], secret: SecretStreams) -> NDArray[np.float64]:
@@ -233,12 +216,6 @@ def guess_clipping(
     """Train on canaries at rate 1, `runs` times after a pilot; guess each from its own components.
 
     Thresholds are the pilot's medians, so that canaries may share coordinates.
-
-    Args:
-        mechanism: a mechanism of rate 1; its class counts are ignored.
-        canaries: canaries of any kind.
-        streams: secrets of the runs and the pilot.
-        runs: R, the number of independent runs in addition to the pilot.
     """
 
     def score(included: NDArray[np.bool_], secret: SecretStreams) -> NDArray[np.float64]:
@@ -253,15 +230,7 @@ def guess_clipping(
 def samples(
     mechanism: DPSGD, steps: int, count: int, linear: bool, secret: SecretStreams
 ) -> NDArray[np.bool_]:
-    """Train on canaries with hardly any noise; return the (steps, count) mask of participation.
-
-    Args:
-        mechanism: the mechanism that provides the sampler.
-        steps: T, the number of training steps.
-        count: m, the number of canaries.
-        linear: whether a linear layer is trained; otherwise a network.
-        secret: the secret for training.
-    """
+    """Train on canaries with hardly any noise; return the (steps, count) mask of participation."""
     faint = dataclasses.replace(mechanism, steps=steps, noise_multiplier=FAINT)
     everyone = np.ones(count, bool)
     kind = of_weights(count, 2) if linear else of_network(count, 2, mechanism.max_grad_norm)
@@ -271,14 +240,7 @@ def samples(
 def guess_counts(
     mechanism: DPSGD, canaries: int, streams: Iterator[SecretStreams], runs: int
 ) -> Guesses:
-    """Release class counts `runs` times, with one canary per class.
-
-    Args:
-        mechanism: the mechanism that counts.
-        canaries: m, the number of canaries in a run.
-        streams: secrets of the runs.
-        runs: R, the number of independent runs.
-    """
+    """Release class counts `runs` times, with one canary per class."""
 
     def score(included: NDArray[np.bool_], secret: SecretStreams) -> NDArray[np.float64]:
         labels = np.flatnonzero(included)

@@ -29,27 +29,17 @@ ATTACK_FAILURE = 1e-4
 
 @dataclass(frozen=True)
 class Attack:
-    """An audit and the numbers that it tests.
+    """An audit and the numbers that it tests."""
 
-    Args:
-        key: its name in `--json`.
-        title: the attacked part, in words.
-        mechanism: the mechanism as claimed.
-        audit: lower bounds on the leak.
-        proof: upper bounds on the leak, valid if the claim is true.
-        published: the paper's epsilon for the same number of answers; `inf` if none is tested.
-        tests_code: whether a broken implementation must be detected at these settings.
-        also: a sentence on what else the run releases; "" if nothing.
-    """
-
-    key: str
-    title: str
-    mechanism: Charged
-    audit: Audit
-    proof: Proof
+    key: str  # its name in `--json`
+    title: str  # the attacked part, in words
+    mechanism: Charged  # the mechanism as claimed
+    audit: Audit  # lower bounds on the leak
+    proof: Proof  # upper bounds on the leak, valid if the claim is true
+    # the paper's epsilon for the same number of answers; `inf` if none is tested
     published: float = math.inf
-    tests_code: bool = True
-    also: str = ""
+    tests_code: bool = True  # whether a broken implementation must be detected at these settings
+    also: str = ""  # a sentence on what else the run releases; "" if nothing
 
     @property
     def contradicts(self) -> bool:

@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from dp_accounting import NonPrivateDpEvent
 
 from fed_dpsd.accounts.card import plan_of
-from fed_dpsd.audits.attacks import answer_attacks
+from fed_dpsd.audits.attacks import answer_attacks, sample_counts, training_attacks
 from fed_dpsd.audits.black_box import Audited
 from fed_dpsd.audits.checks import Check, Part, running
 from fed_dpsd.audits.claims import Attack, Say
 from fed_dpsd.audits.protocol import protocol_tests
 from fed_dpsd.audits.sampling import sampler_tests
-from fed_dpsd.audits.trainings import sample_counts, training_attacks
 from fed_dpsd.audits.victims import Broken
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment
@@ -36,20 +35,13 @@ TITLES: dict[Part, str] = {
 
 @dataclass(frozen=True)
 class Conformance:
-    """The result of a client's audit.
+    """The result of a client's audit."""
 
-    Args:
-        attacks: bounds on the leak of releases, compared with proofs; the run's own settings come
-            last.
-        checks: properties of correct code, for all parts.
-        broken: how the attacked hospital's noise was weakened.
-        untested: the setting with noise that no attack knows; "" if there is none.
-    """
-
+    # bounds on the leak of releases, compared with proofs; the run's own settings come last
     attacks: tuple[Attack, ...]
-    checks: tuple[Check, ...]
-    broken: Broken | None
-    untested: str = ""
+    checks: tuple[Check, ...]  # properties of correct code, for all parts
+    broken: Broken | None  # how the attacked hospital's noise was weakened
+    untested: str = ""  # the setting with noise that no attack knows; "" if there is none
 
     def contradicts(self, part: Part) -> bool:
         """Return whether anything in a part of the audit is contradicted."""
@@ -79,12 +71,9 @@ class Conformance:
 
 
 def audit_client(experiment: Experiment, broken: Broken | None, say: Say) -> Conformance:
-    """Audit the code that hospitals run; arguments are as for `answer_attacks`.
+    """Audit the code that hospitals run.
 
     The protocol does not depend on noise, so it is not tested for a broken hospital.
-
-    Raises:
-        UserError: nothing released is randomised.
     """
     private, answered = audited_parts(experiment)
     attacks: list[Attack] = []
@@ -111,11 +100,7 @@ def audit_client(experiment: Experiment, broken: Broken | None, say: Say) -> Con
 
 
 def audited_parts(experiment: Experiment) -> tuple[bool, bool]:
-    """Return whether the training and the answers are audited.
-
-    Raises:
-        UserError: neither is audited, or no attack knows the mechanism of the answers.
-    """
+    """Return whether the training and the answers are audited."""
     private = isinstance(experiment.training, DPSGD)
     randomised = not isinstance(experiment.answers.event("record", "add_remove"), NonPrivateDpEvent)
     answered = any(stage.mechanism == experiment.answers for stage in plan_of(experiment).stages)

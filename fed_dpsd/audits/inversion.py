@@ -48,44 +48,30 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Score:
-    """Quality of an attack's pictures, judged by a classifier of the data set and by its records.
+    """Quality of an attack's pictures, by a classifier of the data set and by its records."""
 
-    Args:
-        inception: Inception score by the classifier, from 1 to the number of classes (Salimans et
-            al., arXiv 1606.03498).
-        recognised: fraction of the pictures that the classifier assigns to the attacked class.
-        nearest_member: fraction of the pictures with a member as the nearest record, among equally
-            many members and non-members of each class; 0.5 if pictures reveal nothing about
-            membership.
-        reached: fraction that the attacked model assigns to the class; if small, the attack has not
-            converged and is inconclusive. NaN for pictures of a control.
-    """
-
+    # Inception score by the classifier, from 1 to the number of classes (Salimans et al., arXiv
+    # 1606.03498)
     inception: float
-    recognised: float
+    recognised: float  # fraction of the pictures that the classifier assigns to the attacked class
+    # fraction of the pictures with a member as the nearest record, among equally many members and
+    # non-members of each class; 0.5 if pictures reveal nothing about membership
     nearest_member: float
+    # fraction that the attacked model assigns to the class; if small, the attack has not converged
+    # and is inconclusive. NaN for pictures of a control.
     reached: float = math.nan
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of an attack on one model of each run of a setting.
-
-    Args:
-        setting: the name of the setting, or of a control.
-        victim: the attacked model; "" for pictures of a control.
-        attack: the attack; "" for pictures of a control.
-        scores: one for each run.
-        pictures: (K, C, H, W), a picture of each class from the first run.
-        row: the setting; for a control, the setting with the same data.
-    """
+    """The outcome of an attack on one model of each run of a setting."""
 
     setting: str
-    victim: Victim | Literal[""]
-    attack: Attack | Literal[""]
-    scores: tuple[Score, ...]
-    pictures: Images
-    row: Row
+    victim: Victim | Literal[""]  # the attacked model; "" for pictures of a control
+    attack: Attack | Literal[""]  # the attack; "" for pictures of a control
+    scores: tuple[Score, ...]  # one for each run
+    pictures: Images  # (K, C, H, W), a picture of each class from the first run
+    row: Row  # the setting; for a control, the setting with the same data
 
     def to_row(self) -> dict[str, Any]:
         """Return the outcome as a row of the table."""
@@ -106,9 +92,6 @@ def attack(path: Path, say: Say) -> Iterator[Outcome]:
 
     The controls are pictures of the test split, random pixels, and the attacks on an untrained
     teacher.
-
-    Raises:
-        UserError: there is no table, a run folder is missing, or a run has no coins.
     """
     recognisers: dict[DataConfig, Classifier] = {}
     known: set[bytes] = set()
@@ -134,7 +117,6 @@ def attack(path: Path, say: Say) -> Iterator[Outcome]:
 
 
 def _outcome(row: Row, victim: Victim, name: Attack, recognising: Classifier) -> Outcome:
-    """Attack a model of each run of a setting."""
     drawn = []
     for run in reported("runs", row.runs):
         judge, model = Judge.of(run, victim, recognising), _model(run, victim)
@@ -147,7 +129,6 @@ def _outcome(row: Row, victim: Victim, name: Attack, recognising: Classifier) ->
 
 
 def _controls(row: Row, recognising: Classifier) -> Iterator[Outcome]:
-    """Score pictures that no attack made: the test split and random pixels."""
     test = row.runs[0].data.test
     classes = np.unique(test.labels)
     chosen = [np.flatnonzero(test.labels == label)[:PER_CLASS] for label in classes]
@@ -181,14 +162,7 @@ def _model(run: ShadowRun, victim: Victim) -> Classifier:
 def invert(
     name: Attack, model: nn.Module, shape: tuple[int, ...], streams: Streams
 ) -> tuple[Images, NDArray[np.int64]]:
-    """Extract (K * PER_CLASS, C, H, W) pictures from a classifier; return them with their classes.
-
-    Args:
-        name: the attack.
-        model: network from (B, C, H, W) images in [0, 1] to (B, K) logits.
-        shape: (C, H, W).
-        streams: source of initial pixels, or of weights and latent vectors.
-    """
+    """Extract (K * PER_CLASS, C, H, W) pictures from a classifier, and their classes."""
     model.eval()
     for parameter in model.parameters():
         parameter.requires_grad_(False)
@@ -261,18 +235,11 @@ def generative(
 
 @dataclass(frozen=True)
 class Judge:
-    """A classifier of the data set, and the records to compare pictures with.
+    """A classifier of the data set, and the records to compare pictures with."""
 
-    Args:
-        classifier: network from (B, C, H, W) images in [0, 1] to (B, K) logits.
-        members: (M, C, H, W) records that the attacked model was trained on.
-        others: (M, C, H, W) records that it was not trained on, the same number per class.
-        streams: random streams of an attack on one run.
-    """
-
-    classifier: Classifier
-    members: Images
-    others: Images
+    classifier: Classifier  # network from (B, C, H, W) images in [0, 1] to (B, K) logits
+    members: Images  # (M, C, H, W) records that the attacked model was trained on
+    others: Images  # (M, C, H, W) records that it was not trained on, the same number per class
     streams: Streams
 
     @classmethod

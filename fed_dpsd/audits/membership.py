@@ -13,9 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fed_dpsd.audits.claims import Say
-from fed_dpsd.audits.lira import Members, Scores, lira, logits
 from fed_dpsd.audits.one_run import Guesses, approximate, profile, refuted, strongest
-from fed_dpsd.audits.roc import FAILURE, Claim, Point, auc, cap, point
+from fed_dpsd.audits.rates import (
+    FAILURE,
+    Claim,
+    Members,
+    Point,
+    Scores,
+    auc,
+    cap,
+    lira,
+    logits,
+    point,
+)
 from fed_dpsd.audits.shadows import Row, ShadowRun, Victim, facts, rows_of
 from fed_dpsd.errors import UserError
 from fed_dpsd.models import torch_threads
@@ -31,25 +41,16 @@ CURVE = np.geomspace(1e-4, 1, 200)  # false positive rates drawn in a figure
 
 @dataclass(frozen=True)
 class Outcome:
-    """An attack on the target runs of a setting.
+    """An attack on the target runs of a setting."""
 
-    Args:
-        row: the setting.
-        victim: the attacked model of each run.
-        attack: LiRA, or a threshold on the loss.
-        scores: (T, N) scores; the higher, the more a record of a target run looks like a member.
-        included: (T, N) mask of members.
-        shadows: number of shadow runs.
-        claims: the claims proven for the victim (see `ShadowRun.claims`).
-    """
-
-    row: Row
-    victim: Victim
-    attack: Literal["lira", "loss"]
+    row: Row  # the setting
+    victim: Victim  # the attacked model of each run
+    attack: Literal["lira", "loss"]  # LiRA, or a threshold on the loss
+    # (T, N) scores; the higher, the more a record of a target run looks like a member
     scores: Scores
-    included: Members
-    shadows: int
-    claims: tuple[Claim, ...]
+    included: Members  # (T, N) mask of members
+    shadows: int  # number of shadow runs
+    claims: tuple[Claim, ...]  # the claims proven for the victim (see `ShadowRun.claims`)
 
     @functools.cached_property
     def points(self) -> tuple[Point, ...]:
@@ -131,9 +132,6 @@ def attack(path: Path, say: Say) -> Iterator[Outcome]:
     Two thirds of a setting's runs are shadow runs, and the attacker knows their coins. The other
     runs are targets. Teachers are queried with the records that their client holds or would hold.
     Untrained teachers, which do not depend on coins, are the control.
-
-    Raises:
-        UserError: there are too few runs, or they have no coins.
     """
     rows = rows_of(path)
     for row in rows:
@@ -155,11 +153,7 @@ def attack(path: Path, say: Say) -> Iterator[Outcome]:
 
 
 def _check(row: Row, path: Path) -> None:
-    """Reject settings with shadow runs that reveal nothing about targets, or reveal their members.
-
-    Raises:
-        UserError: there are too few runs, or their coins or holders are unsuitable.
-    """
+    """Reject settings with shadow runs that reveal nothing about targets, or their members."""
     number = len(row.runs)
     if number < FEWEST:
         runs = "run" if number == 1 else "runs"
@@ -182,7 +176,6 @@ def _check(row: Row, path: Path) -> None:
 def _guess(
     row: Row, victim: Victim, scores: Scores, included: Members, claims: tuple[Claim, ...]
 ) -> Iterator[Outcome]:
-    """Guess the coins of the targets with both attacks."""
     shadows = len(scores) - len(scores) // TARGETS
     likelihoods = lira(scores[:shadows], included[:shadows], scores[shadows:])
     # The sign is the guess, so losses are centred at the middle of the shadows' losses.
@@ -206,7 +199,6 @@ def _scores(row: Row, victim: Victim) -> Scores:
 
 
 def _answers(run: ShadowRun, victim: Victim, client: int, images: Images) -> NDArray[np.floating]:
-    """Return a victim's (N, K) answers as probabilities."""
     if victim == "student":
         return images.predict(run.student())
     if victim == "untrained teachers":

@@ -26,16 +26,12 @@ STAKES = np.linspace(0.05, 0.95, 19)  # fractions of the capital at stake
 
 @dataclass(frozen=True)
 class Guesses:
-    """Guesses about canaries, with the truth.
+    """Guesses about canaries, with the truth."""
 
-    Args:
-        included: (R, m) mask of the canaries that fair coins put into the data set, in R
-            independent runs.
-        scores: (R, m) log-likelihood ratios, or any numbers with the guess as their sign (positive:
-            included) and the confidence as their size.
-    """
-
+    # (R, m) mask of the canaries that fair coins put into the data set, in R independent runs
     included: NDArray[np.bool_]
+    # (R, m) log-likelihood ratios, or any numbers with the guess as their sign (positive: included)
+    # and the confidence as their size
     scores: NDArray[np.float64]
 
     @property
@@ -93,12 +89,6 @@ def strongest(
 
     The most confident guesses are tested, at several fractions of the canaries. The tests share the
     failure probability equally.
-
-    Args:
-        family: claims by a parameter >= 0.
-        guesses: the guesses of all runs; runs with separate canaries count as one algorithm.
-        failure: the probability, in (0, 1), that the result is too large, over coins and noise.
-        tolerance: the precision of the result, which is rounded down; 0 if nothing is refuted.
     """
     best = 0.0
     for counts in _counts(guesses, failure):
@@ -112,13 +102,7 @@ def strongest(
 
 
 def refuted(claim: Claim, guesses: Guesses, failure: float) -> bool:
-    """Return whether guesses refute a claim, at one of the fractions of `strongest`.
-
-    Args:
-        claim: symmetric, increasing and convex.
-        guesses: the guesses of all runs; runs with separate canaries count as one algorithm.
-        failure: the probability, in (0, 1), that a valid claim is refuted.
-    """
+    """Return whether guesses refute a claim, at one of the fractions of `strongest`."""
     return any(refutes(claim, *counts) for counts in _counts(guesses, failure))
 
 
@@ -136,10 +120,6 @@ def advantage_at_least(guesses: Guesses, failure: float) -> float:
 
     A guess about a fair coin is correct with probability at most (1 + distance) / 2. This also
     bounds the expected fraction of correct guesses in a run (Theorem 13). All canaries are guessed.
-
-    Args:
-        guesses: the guesses of R runs.
-        failure: the probability, in (0, 1), that the result is too large.
     """
     return max(0.0, 2 * _mean_at_least(guesses.right.mean(axis=1), failure) - 1)
 
@@ -149,11 +129,6 @@ def epsilon_at_least(guesses: Guesses, delta: float, failure: float) -> float:
 
     The frequency of correct guesses is at most (e^epsilon + m delta) / (1 + e^epsilon) (Theorem
     13).
-
-    Args:
-        guesses: the guesses of R runs.
-        delta: in [0, 1).
-        failure: the probability, in (0, 1), that the result is too large.
     """
     runs, canaries = guesses.scores.shape
     surest = np.abs(guesses.scores).argmax(axis=1)

@@ -48,30 +48,20 @@ class _Listed(SecretStreams):
         object.__setattr__(self, "purposes", [])
 
     def numpy(self, purpose: str, client: int = 0, query_id: int = 0) -> Rng:
-        """Return a generator, and record its purpose."""
         self.purposes.append(purpose)  # type: ignore[attr-defined]
         return super().numpy(purpose, client, query_id)
 
 
 @dataclasses.dataclass
 class _Case:
-    """A site under test, with everything that its releases need.
-
-    Args:
-        experiment: the experiment.
-        mechanism: the mechanism of answers, noisy enough for two draws of QUERIES rows to differ.
-        training: the run's training, shortened to a few steps; Plain if it is not private.
-        memory: the ledger, which starts empty; None for one in a file.
-        secret: the source of the site's noise.
-        folder: the folder of its teachers and its ledger.
-    """
+    """A site under test, with everything that its releases need."""
 
     experiment: Experiment
-    mechanism: Any
-    training: Training
-    memory: MemoryLedger | None
-    secret: _Listed
-    folder: str
+    mechanism: Any  # the mechanism of answers, noisy enough for two draws of QUERIES rows to differ
+    training: Training  # the run's training, shortened to a few steps; Plain if it is not private
+    memory: MemoryLedger | None  # the ledger, which starts empty; None for one in a file
+    secret: _Listed  # the source of the site's noise
+    folder: str  # the folder of its teachers and its ledger
 
     def site(self, training: Training | None = None, budget: float | None = None) -> Site:
         """Open a site on the ledger, as after a restart."""
@@ -118,7 +108,6 @@ class _Case:
 
     @property
     def num_classes(self) -> int:
-        """Return the number of classes."""
         return self.experiment.config.data.num_classes
 
     @property

@@ -19,10 +19,11 @@ from fed_dpsd.accounts.card import plan_of
 from fed_dpsd.audits import victims
 from fed_dpsd.audits.black_box import public_rows
 from fed_dpsd.audits.canaries import Watched
-from fed_dpsd.audits.checks import Check, Count, counted
-from fed_dpsd.audits.claims import Say, secrets_of
-from fed_dpsd.audits.counting import (
+from fed_dpsd.audits.checks import (
     LAWS,
+    Check,
+    Count,
+    counted,
     dependence,
     independence,
     low_bits,
@@ -30,6 +31,7 @@ from fed_dpsd.audits.counting import (
     residues,
     tails,
 )
+from fed_dpsd.audits.claims import Say, secrets_of
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.gaussian import NormalizedGradient
@@ -59,17 +61,13 @@ class _Alike(SecretStreams):
 
     @property
     def identity(self) -> str:
-        """Return the same identity for every secret."""
         return "0" * 64
 
 
 def sampler_tests(
     experiment: Experiment, broken: victims.Broken | None, say: Say
 ) -> Iterator[Check]:
-    """Test a client's draws: its generator, and the noise of its answers and training.
-
-    Arguments are as for `answer_attacks`.
-    """
+    """Test a client's draws: its generator, and the noise of its answers and training."""
     mechanism = experiment.answers
     secrets = [_Alike(s.secret) for s in islice(secrets_of(experiment.config, "sampler"), 3)]
     say(f"the sampler: {OWN_DRAWS:,} draws")
@@ -133,7 +131,6 @@ def _tails(what: str, drawn: NDArray[np.float64], law: Law) -> Check:
 
 
 def _repeated(title: str, drawn: NDArray[Any], again: NDArray[Any]) -> Check:
-    """Check that the same secret and names give the same draws."""
     wrong = "" if np.array_equal(drawn, again) else "the same secret and names give different draws"
     return Check("sampler", title, wrong, f"{drawn.size:,} draws")
 

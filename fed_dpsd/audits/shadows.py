@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fed_dpsd.accounts.card import PrivacyCard, plan_of, plugins_note
 from fed_dpsd.accounts.secret import noise_of
-from fed_dpsd.audits.roc import Claim
+from fed_dpsd.audits.rates import Claim
 from fed_dpsd.client.teachers import Teachers, make_teacher
 from fed_dpsd.data.datasets import Dataset
 from fed_dpsd.data.partition import Coins
@@ -28,9 +28,8 @@ from fed_dpsd.experiment import Experiment, load_data, partitions
 from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.privacy.accounting import Stage, prove
 from fed_dpsd.privacy.epsilon import Epsilon
-from fed_dpsd.report.settings import Setting, names, read
-from fed_dpsd.server.completed import open_completed
-from fed_dpsd.server.run_folder import is_run_folder, open_run_folder
+from fed_dpsd.report.settings import names, read
+from fed_dpsd.server.run_folder import is_run_folder, open_completed, open_run_folder
 from fed_dpsd.server.student import student_of
 from fed_dpsd.server.summary import read_summary, scores_of
 from fed_dpsd.storage import client_name
@@ -45,15 +44,10 @@ DELTAS = np.geomspace(1e-6, 0.5, 24)
 
 @dataclass(frozen=True)
 class ShadowRun:
-    """A completed run of a sweep with coins.
-
-    Args:
-        folder: the run folder.
-        experiment: its experiment, with `partition=coins`.
-    """
+    """A completed run of a sweep with coins."""
 
     folder: Path
-    experiment: Experiment
+    experiment: Experiment  # its experiment, with `partition=coins`
 
     @property
     def data(self) -> Dataset:
@@ -145,15 +139,10 @@ class ShadowRun:
 
 @dataclass(frozen=True)
 class Row:
-    """Runs under attack that differ only in the seed.
+    """Runs under attack that differ only in the seed."""
 
-    Args:
-        name: the setting's name in its sweep.
-        runs: its runs, by seed.
-    """
-
-    name: str
-    runs: Sequence[ShadowRun]
+    name: str  # the setting's name in its sweep
+    runs: Sequence[ShadowRun]  # its runs, by seed
 
     def least_proven(self, victim: Victim) -> ShadowRun:
         """Return the run with the weakest proof, for example a run charged more than planned."""
@@ -205,25 +194,16 @@ def facts(row: Row, victim: Victim) -> dict[str, Any]:
 
 
 def rows_of(path: Path) -> list[Row]:
-    """Return the settings in a sweep's folder, or in a table next to its run folders.
-
-    Raises:
-        UserError: there is no table, a run folder is missing, or a run has no coins.
-    """
+    """Return the settings in a sweep's folder, or in a table next to its run folders."""
     (table,) = tables_of([path])
     settings = read([table])
     alone = is_run_folder(table.parent)  # a run's own table is in its folder
-    return [
-        Row(
-            name,
-            [_opened(table.parent / ("" if alone else run["key"])) for run in _by_seed(setting)],
-        )
-        for name, setting in zip(names(settings), settings, strict=True)
-    ]
-
-
-def _by_seed(setting: Setting) -> list[dict[str, str]]:
-    return sorted(map(dict, setting.runs), key=lambda run: int(run["seed"]))
+    rows = []
+    for name, setting in zip(names(settings), settings, strict=True):
+        runs = sorted(setting.runs, key=lambda run: int(run["seed"]))
+        folders = [table.parent / ("" if alone else run["key"]) for run in runs]
+        rows.append(Row(name, list(map(_opened, folders))))
+    return rows
 
 
 def _opened(folder: Path) -> ShadowRun:

@@ -60,7 +60,6 @@ def statistics(repetitions: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, 
 
 
 def _numbers(tree: Mapping[str, Any], prefix: str = "") -> Any:
-    """Yield the numbers of a tree with their paths, such as `seconds.total`."""
     for key, value in tree.items():
         if isinstance(value, Mapping):
             yield from _numbers(value, f"{prefix}{key}.")
@@ -103,7 +102,6 @@ def number(value: float | None, scale: float = 1) -> str:
 
 
 def _spread(row: Mapping[str, Any], path: str, scale: float = 1) -> str:
-    """Return a number of a row: the median and, if repetitions differ, the minimum and maximum."""
     known = row["statistics"].get(path)
     if known is None:
         return NOTHING

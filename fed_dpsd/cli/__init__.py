@@ -51,7 +51,6 @@ class _Commands(TyperGroup):
         return sorted(self.commands, key=lambda name: PANELS.index(panel[name]))
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command that was typed."""
         try:
             return super().invoke(ctx)
         except click.NoSuchOption as error:

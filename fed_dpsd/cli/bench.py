@@ -61,7 +61,6 @@ def bench(
 
 
 def _numbers(text: str) -> list[int]:
-    """Parse the numbers of clients."""
     try:
         return [int(part) for part in text.split(",")] if text else []
     except ValueError:

@@ -78,11 +78,7 @@ def list_(
 
 
 def _of_plugins(group: str, plugins: Iterable["Plugin"]) -> dict[str, str]:
-    """Return the choices of plug-ins, each with its description and the plug-in's name.
-
-    Raises:
-        ConfigError: a file has the name of a built-in choice.
-    """
+    """Return the choices of plug-ins, each with its description and the plug-in's name."""
     from fed_dpsd.config import keys
     from fed_dpsd.config.plugins import searching
 

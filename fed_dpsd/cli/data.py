@@ -65,7 +65,6 @@ def data(
 
 
 def _size(split: "Split") -> str:
-    """Return a split's number of records and, if known, number of patients."""
     patients = split.num_patients
     if patients is None:
         return f"{len(split):,}"

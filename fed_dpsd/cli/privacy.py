@@ -55,7 +55,7 @@ def plan(
         facts |= {"smallest_budget": "inf" if math.isinf(budget) else budget}
         print(json.dumps(facts | {"seconds": planned.duration and vars(planned.duration)}))
         return
-    Console(highlight=False).print(str(planned), markup=False, soft_wrap=True)
+    print(planned)
 
 
 def audit(
@@ -95,24 +95,23 @@ def audit(
         claim.pop("key", None)
         print(json.dumps(claim | named | more))
     else:
-        out = Console(highlight=False)
         for part, title in TITLES.items():
-            out.print(title)
+            print(title)
             for attack in found.attacks if part == "attacks" else ():
-                out.print(f"  {attack.title}: {attack.mechanism}", markup=False, soft_wrap=True)
+                print(f"  {attack.title}: {attack.mechanism}")
                 for sentence in attack.verdict():
-                    out.print(f"    {sentence}", markup=False, soft_wrap=True)
+                    print(f"    {sentence}")
             for check in found.of(part):
-                out.print(f"  {check}", markup=False, soft_wrap=True)
+                print(f"  {check}")
             wrong = "contradicted" if found.contradicts(part) else "nothing is contradicted"
             if found.of(part) or part == "attacks":
-                out.print(f"  {title.lower()}: {wrong}", soft_wrap=True)
+                print(f"  {title.lower()}: {wrong}")
         if found.untested:
-            out.print(f"not tested: the noise of {found.untested}, which no attack knows")
+            print(f"not tested: the noise of {found.untested}, which no attack knows")
         if broken:
             noise = "half of the noise" if broken == "half" else "next to no noise"
             verdict = "refuted, as expected" if found.refuted else "NOT refuted: the audit is blind"
-            out.print(f"a hospital with {noise}: {verdict}", soft_wrap=True)
+            print(f"a hospital with {noise}: {verdict}")
     if not found.as_expected:
         raise typer.Exit(UNEXPECTED)
 
@@ -202,7 +201,7 @@ def ledger(
     Read on: docs/privacy.md
     """
     with importing():
-        from fed_dpsd.accounts.card import NO_SECRET_NOTE, account, ledger_files
+        from fed_dpsd.accounts.card import NO_SECRET_NOTE, account, ledger_files, row_of
         from fed_dpsd.accounts.database import read
         from fed_dpsd.accounts.secret import has_secret
         from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
@@ -219,43 +218,39 @@ def ledger(
         listed = {
             str(file): {
                 "entries": [json.loads(entry.to_json()) for entry in entries],
-                "spent": [_json(proofs) for proofs in totals[file].values()],
+                "spent": [row_of(proofs) for proofs in totals[file].values()],
             }
             for file, entries in accounts.items()
         }
         print(json.dumps(listed))
         return
-    out = Console(highlight=False)
     if not accounts:
-        out.print(f"nothing was charged in this run: {path}", markup=False, soft_wrap=True)
+        print(f"nothing was charged in this run: {path}")
         return
     if charges:
         for file, entries in accounts.items():
-            _print_charges(out, file, entries, totals[file].values(), delta)
-    out.print(_spent_table(accounts, totals))
+            _print_charges(file, entries, totals[file].values(), delta)
+    Console(highlight=False).print(_spent_table(accounts, totals))
     for sentence in _meanings(totals, delta):
-        out.print(sentence, soft_wrap=True)
+        print(sentence)
 
 
 def _print_charges(
-    out: Console, file: Path, entries: Sequence["Entry"], totals: Iterable["Proofs"], delta: float
+    file: Path, entries: Sequence["Entry"], totals: Iterable["Proofs"], delta: float
 ) -> None:
-    """Print all charges of a ledger, and the epsilons that they prove together."""
-    from fed_dpsd.accounts.card import account
+    from fed_dpsd.accounts.card import account, line_of, row_of
 
-    out.print(str(file), markup=False, soft_wrap=True)
+    print(str(file))
     for number, entry in enumerate(entries, start=1):
         request = f" to request {entry.query_id}" if entry.request else ""
-        so_far = _text(account(entries[:number], delta, "record", "add_remove"))
-        out.print(
+        so_far = line_of(row_of(account(entries[:number], delta, "record", "add_remove")))
+        print(
             f"{entry.at} {entry.run or 'unnamed run'}: {entry.kind}{request}, "
-            f"{entry.queries:,} queries, {entry.digest[:12]}: so far {so_far}",
-            markup=False,
-            soft_wrap=True,
+            f"{entry.queries:,} queries, {entry.digest[:12]}: so far {so_far}"
         )
     for proofs in totals:
         notes = ", ".join(next(iter(proofs.values())).notes)
-        out.print(f"spent: {_text(proofs)}; {notes}", soft_wrap=True)
+        print(f"spent: {line_of(row_of(proofs))}; {notes}")
 
 
 def _spent_table(
@@ -291,7 +286,6 @@ def _spent_table(
 
 
 def _meanings(totals: Mapping[Path, Mapping["Pair", "Proofs"]], delta: float) -> Iterator[str]:
-    """Yield sentences that explain the numbers of `_spent_table`."""
     records = [of_file["record", "add_remove"] for of_file in totals.values()]
     claims = [next(iter(proofs.values())) for proofs in records]
     notes = dict.fromkeys(note for claim in claims for note in claim.notes)
@@ -307,22 +301,3 @@ def _meanings(totals: Mapping[Path, Mapping["Pair", "Proofs"]], delta: float) ->
         )
     if bases - {"training"}:
         yield "A budget counts private training but not the teachers' answers: more of it is spent."
-
-
-def _json(proofs: "Proofs") -> dict[str, Any]:
-    """Return the smallest proven epsilon in the format of a card, with all others."""
-    (basis, claim), *others = proofs.items()
-    kept = ("trust", "epsilon")
-    rows = [{"basis": name} | {key: other.to_json()[key] for key in kept} for name, other in others]
-    return claim.to_json() | {"basis": basis, "beside": rows}
-
-
-def _text(proofs: "Proofs") -> str:
-    """Return the smallest proven epsilon with the basis of its proof, and all others."""
-    from fed_dpsd.accounts.card import BY
-
-    (basis, claim), *others = proofs.items()
-    if not others:
-        return str(claim)
-    rest = (f"by {BY[name]} {other.number(5)} (trust {other.trust})" for name, other in others)
-    return "; ".join([f"{claim} by {BY[basis]}", *rest])

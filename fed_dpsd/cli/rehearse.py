@@ -79,7 +79,6 @@ def rehearse(
 
 
 def _run(rehearsal: "Rehearsal") -> "Run":
-    """Run the experiment in the folder `run`, and show each round when it ends."""
     from fed_dpsd.api import Run, shown_progress
     from fed_dpsd.rehearsal.faults import COMPLETED
     from fed_dpsd.server.run_folder import read_log

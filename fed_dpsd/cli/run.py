@@ -57,8 +57,7 @@ def run(
 def resume(
     context: typer.Context,
     run_folder: Annotated[
-        Path,
-        typer.Argument(help="Folder of the run (its last line of output).", metavar="RUN"),
+        Path, typer.Argument(help="Folder of the run (its last line of output).", metavar="RUN")
     ],
 ) -> None:
     """Continue a stopped run from its last checkpoint in this process, with identical results.
@@ -79,7 +78,6 @@ def resume(
 
 
 def _finish(job: "Job") -> None:
-    """Run a job, print the next steps, and always print its run folder last."""
     from fed_dpsd import api
     from fed_dpsd.server.words import how_to_continue, next_steps
 

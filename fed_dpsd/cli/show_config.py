@@ -21,11 +21,7 @@ ShowConfig = Annotated[
 
 
 def print_config(overrides: Sequence[str]) -> None:
-    """Print the configuration that overrides describe; no data is read and no folder is made.
-
-    Raises:
-        ConfigError: the configuration has problems.
-    """
+    """Print the configuration that overrides describe; no data is read and no folder is made."""
     from fed_dpsd.api import composed
     from fed_dpsd.config.plugins import find, searching
 

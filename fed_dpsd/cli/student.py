@@ -23,8 +23,7 @@ SHOWN = 20  # rows of a table on a terminal
 
 
 Run = Annotated[
-    Path,
-    typer.Argument(help="Folder of a completed run (its last line of output).", metavar="RUN"),
+    Path, typer.Argument(help="Folder of a completed run (its last line of output).", metavar="RUN")
 ]
 
 
@@ -188,7 +187,6 @@ def _write_csv(file: TextIO, header: Sequence[str], rows: Iterable[Sequence[str]
 
 
 def _print_table(file: TextIO, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print the first rows as a table, and the number of images of each class."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     for name in header:
         table.add_column(name, justify="right" if name == "probability" else "left")
@@ -207,11 +205,7 @@ def _print_table(file: TextIO, header: Sequence[str], rows: Sequence[Sequence[st
 
 
 def _files(paths: Sequence[Path]) -> list[Path]:
-    """Return the files, replacing each folder by all files below it except hidden ones.
-
-    Raises:
-        UserError: a folder contains no file, or cannot be read.
-    """
+    """Return the files, replacing each folder by all files below it except hidden ones."""
     from fed_dpsd.data.folders import walk_classes
 
     files: list[Path] = []

@@ -49,8 +49,7 @@ def report(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            help="Run folders, sweep folders or tables, or a rehearsal's folder.",
-            metavar="PATH...",
+            help="Run folders, sweep folders or tables, or a rehearsal's folder.", metavar="PATH..."
         ),
     ],
     out: Annotated[
@@ -61,7 +60,6 @@ def report(
         str | None,
         typer.Option(help="Entry to compare the others with, at equal seeds and varied keys."),
     ] = None,
-    title: Annotated[str, typer.Option(help="Title of the page, such as the study's name.")] = "",
     threshold: Annotated[
         float | None,
         typer.Option(
@@ -75,26 +73,15 @@ def report(
     The page of a run or a deployment shows its result, how it was obtained and what is protected. A
     second page is for a privacy officer. The page of a sweep compares settings by their means over
     seeds. A page is a single file that works offline. Figures (PDF, SVG and PNG) show accuracy
-    against the proven epsilon, queries, seconds and partition.alpha, and which classes are
-    confused. A LaTeX table has a column for each alpha.
+    against the proven epsilon, queries, seconds and partition.alpha. A LaTeX table has a column for
+    each alpha.
 
     Example: fed-dpsd report runs/sweep/results.csv
 
     Read on: docs/results.md
     """
-    from fed_dpsd.report import pages
-    from fed_dpsd.sweep.reported import facts_of, run_in, tables_of, unfinished_nearby
+    from fed_dpsd.sweep.reported import write_report
 
     places = [path.absolute() for path in paths]
-    run = facts_of(places, title, threshold)
-    if run and run.unfinished:  # its numbers are not in a table yet
-        say(f"not finished: {run.unfinished.status}")
-        print(pages.write_unfinished(run, (out or run_in(places[0])).absolute()))
-        return
-    tables = tables_of(places, out and out.absolute())
-    unfinished = unfinished_nearby(places)
-    for each in unfinished:
-        say(f"{each.name} is not finished: {each.status}")
-    folder = (out or tables[0].parent).absolute()
-    for path in pages.write(tables, folder, against, run, unfinished, title):
+    for path in write_report(places, out and out.absolute(), against, threshold, say):
         print(path)

@@ -30,9 +30,6 @@ class ALIBI(LabelPrivate):
     Args:
         num_classes: K, >= 2.
         epsilon: epsilon of a noisy vector and of all training, in 1e-6..1e4.
-
-    Raises:
-        ValueError: a parameter is out of its range.
     """
 
     name: ClassVar[str] = "alibi"

@@ -25,9 +25,6 @@ class DataLens(TaughtByGradients):
     Args:
         k: number of a teacher's votes on an image, >= 1, at most the number of its values.
         threshold: beta, fraction of the teachers that must agree, in [0, 1).
-
-    Raises:
-        ValueError: a parameter is out of its range.
     """
 
     name: ClassVar[str] = "datalens"

@@ -333,11 +333,7 @@ def to_zero(optimiser: torch.optim.Optimizer, steps: int) -> torch.optim.lr_sche
 
 
 def fetch_baselines(federation: Federation, context: PublicContext) -> list[Classifier]:
-    """Return the baseline of each client that answers, from its released weights.
-
-    Raises:
-        UserError: no client answers.
-    """
+    """Return the baseline of each client that answers, from its released weights."""
     replies = federation.each(context.request("baseline"))
     if not replies.answers:
         raise nobody_answers(replies.refused)

@@ -37,26 +37,15 @@ class DPGAN(Generative):
     `critic_steps` steps: generated images are post-processing of earlier steps and of public draws,
     so a record's clipped gradient depends only on this record and the critic's released weights.
     The generator and the teacher are post-processing.
-
-    Args:
-        critic_steps: steps of the critic before each step of the generator, >= 1.
-        sample_rate: q, expected fraction of the records in a critic's step, in (0, 1].
-        max_grad_norm: bound of a record's gradient, > 0.
-        critic_width: channels of the critic's first convolution, >= 1.
-        critic_learning_rate: learning rate of Adam for the critic, > 0.
-        weight_clip: c, largest absolute weight of the critic, > 0.
-
-    Raises:
-        ValueError: a parameter is out of its range.
     """
 
     name: ClassVar[str] = "dp_gan"
-    critic_steps: int
-    sample_rate: float
-    max_grad_norm: float
-    critic_width: int
-    critic_learning_rate: float
-    weight_clip: float
+    critic_steps: int  # steps of the critic before each step of the generator, >= 1
+    sample_rate: float  # q, expected fraction of the records in a critic's step, in (0, 1]
+    max_grad_norm: float  # bound of a record's gradient, > 0
+    critic_width: int  # channels of the critic's first convolution, >= 1
+    critic_learning_rate: float  # learning rate of Adam for the critic, > 0
+    weight_clip: float  # c, largest absolute weight of the critic, > 0
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -41,21 +41,13 @@ class DPMERF(Generative):
     bit: angles are whole numbers, and cosines come from a table. N(0, noise_multiplier^2) is added
     to each number of the sum. Adding or removing a record is one Gaussian mechanism at
     noise_multiplier; replacing one moves the sum by at most 2.
-
-    Args:
-        features: D, number of random features, even and >= 2.
-        length_scale: length scale of the Gaussian kernel, for pixels in [0, 1], > 0.
-        count_fraction: fraction of a record's squared norm that counts classes, in (0, 1).
-
-    Raises:
-        ValueError: a parameter is out of its range.
     """
 
     name: ClassVar[str] = "dp_merf"
     needs_many: ClassVar[bool] = False
-    features: int
-    length_scale: float
-    count_fraction: float
+    features: int  # D, number of random features, even and >= 2
+    length_scale: float  # length scale of the Gaussian kernel, for pixels in [0, 1], > 0
+    count_fraction: float  # fraction of a record's squared norm that counts classes, in (0, 1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -137,12 +129,7 @@ class DPMERF(Generative):
         return weights
 
     def parts(self, images: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
-        """Return (N, D + 1) float64 features and constants of norm at most 1, on a lattice.
-
-        Args:
-            images: (N, C, H, W) in [0, 1], multiples of 1/255.
-            frequencies: (C * H * W, D / 2) whole numbers of `TURN` parts of a turn.
-        """
+        """Return (N, D + 1) float64 features and constants of norm at most 1, on a lattice."""
         # Whole numbers below 2^53: exact, so no batch or order of operations changes them.
         turns = (images.flatten(1).double() * 255).round() @ frequencies
         place = (turns.remainder(TURN) / (TURN / ENTRIES)).floor().long()

@@ -76,24 +76,15 @@ class FedGen(FedAVG):
     loss (Equation 5) depends only on the message and their weights. So a client releases exactly
     what it releases in FedAVG: with DP-SGD, the loss's gradient is added after the noise, and class
     counts are noisy and charged, or not released.
-
-    Args:
-        generator_weight: weight of the clients' loss on generated features, >= 0; 0 is FedAVG.
-        diversity_weight: weight of the generator's reward for diverse features, >= 0.
-        generator_steps: steps of the generator in each round, >= 1.
-        generator_learning_rate: learning rate of Adam, > 0.
-        latent_size: length of a latent vector, >= 1.
-        hidden_size: units of the generator's hidden layer, >= 1.
-        batch_size: generated features in a step of the generator or of a client, >= 1.
     """
 
-    generator_weight: float
-    diversity_weight: float
-    generator_steps: int
-    generator_learning_rate: float
-    latent_size: int
-    hidden_size: int
-    batch_size: int
+    generator_weight: float  # weight of the clients' loss on generated features, >= 0; 0 is FedAVG
+    diversity_weight: float  # weight of the generator's reward for diverse features, >= 0
+    generator_steps: int  # steps of the generator in each round, >= 1
+    generator_learning_rate: float  # learning rate of Adam, > 0
+    latent_size: int  # length of a latent vector, >= 1
+    hidden_size: int  # units of the generator's hidden layer, >= 1
+    batch_size: int  # generated features in a step of the generator or of a client, >= 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -249,13 +240,7 @@ def class_frequencies(
 def class_shares(
     teachers: Mapping[int, int], counts: Mapping[int, NDArray[np.floating]], num_classes: int
 ) -> NDArray[np.float64]:
-    """Return the (n, K) weights of each teacher for each class, which sum to 1 for each class.
-
-    Args:
-        teachers: the number of teachers of each client that answered.
-        counts: class counts by client; a client with unknown counts has one of each class.
-        num_classes: K.
-    """
+    """Return the (n, K) weights of each teacher for each class, which sum to 1 for each class."""
     known = {client: counts.get(client, np.ones(num_classes)) for client in teachers}
     shares = among(known, known)
     return np.stack([shares[client] / n for client, n in teachers.items() for _ in range(n)])

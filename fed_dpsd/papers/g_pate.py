@@ -26,20 +26,12 @@ class GPATE(TaughtByGradients):
 
     Guarantee: replacing a teacher moves one vote of each histogram, by sqrt(2), and the histograms
     of B images with d projections each by at most sqrt(2 B d); see `TaughtGenerative`.
-
-    Args:
-        projections: d, number of random directions in each step, >= 1.
-        bins: number of bins of a histogram, >= 2.
-        threshold: fraction of the teachers that must agree, in [0, 1).
-
-    Raises:
-        ValueError: a parameter is out of its range.
     """
 
     name: ClassVar[str] = "g_pate"
-    projections: int
-    bins: int
-    threshold: float
+    projections: int  # d, number of random directions in each step, >= 1
+    bins: int  # number of bins of a histogram, >= 2
+    threshold: float  # fraction of the teachers that must agree, in [0, 1)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -69,19 +69,6 @@ class Generative(TrainingMechanism, ABC):
     Guarantee: the generator's guarantee, for a record; the teacher is post-processing. Nothing is
     proven for a patient or a client, who may have any number of records. This training runs only in
     simulations.
-
-    Args:
-        noise_multiplier: noise standard deviation divided by the bound of a record's part, > 0.
-        generator_steps: number of the generator's steps, >= 1.
-        classifier_steps: number of the teacher's steps, >= 1.
-        batch_size: images in a step, >= 1.
-        latent_size: length of a latent vector, >= 1.
-        generator_width: channels before the generator's last convolution, >= 1.
-        generator_learning_rate: learning rate of Adam, > 0.
-        learning_rate: learning rate of Adam for the teacher, > 0.
-
-    Raises:
-        ValueError: a parameter is out of its range.
     """
 
     needs_many: ClassVar[bool] = True  # records
@@ -93,14 +80,14 @@ class Generative(TrainingMechanism, ABC):
     reason: ClassVar[str] = (  # type: ignore[assignment,misc]
         "a patient's or client's number of records is not bounded"
     )
-    noise_multiplier: float
-    generator_steps: int
-    classifier_steps: int
-    batch_size: int
-    latent_size: int
-    generator_width: int
-    generator_learning_rate: float
-    learning_rate: float
+    noise_multiplier: float  # noise standard deviation divided by the bound of a record's part, > 0
+    generator_steps: int  # number of the generator's steps, >= 1
+    classifier_steps: int  # number of the teacher's steps, >= 1
+    batch_size: int  # images in a step, >= 1
+    latent_size: int  # length of a latent vector, >= 1
+    generator_width: int  # channels before the generator's last convolution, >= 1
+    generator_learning_rate: float  # learning rate of Adam, > 0
+    learning_rate: float  # learning rate of Adam for the teacher, > 0
 
     def __post_init__(self) -> None:
         require_positive(self, "noise_multiplier", "generator_learning_rate", "learning_rate")

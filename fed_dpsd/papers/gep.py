@@ -47,9 +47,6 @@ class GEP(SampledGaussian):
         basis_size: k, number of vectors in the basis, in 1..m.
         power_iterations: steps of the power method that finds the basis, >= 1.
         max_residual_norm: S_2, the bound of a residual, in 1e-6..1e6.
-
-    Raises:
-        ValueError: a parameter is out of its range.
     """
 
     name: ClassVar[str] = "gep"

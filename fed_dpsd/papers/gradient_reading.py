@@ -31,9 +31,6 @@ class GradientReading(NormalizedGradient):
             prints this: Eq. 3 has noise in each summand, and Eq. 4 of DPDFD (IJCAI 2023) has one
             draw for a batch's sum. "inside_mask" adds noise only to the coordinates that the
             teacher's mask keeps.
-
-    Raises:
-        ValueError: a parameter is out of its range.
     """
 
     name: ClassVar[str] = "gradient_reading"

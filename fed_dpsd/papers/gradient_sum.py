@@ -25,9 +25,6 @@ class GradientSum(NormalizedGradient):
     counts B.
 
     The mean over the B rows is the noisy mean gradient of Eq. 4; the other rows are zero.
-
-    Raises:
-        ValueError: a parameter is out of its range.
     """
 
     name: ClassVar[str] = "gradient_sum"

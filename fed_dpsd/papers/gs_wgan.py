@@ -53,29 +53,17 @@ class GSWGAN(Generative):
     In the paper, a step draws one discriminator for all its images, and only this discriminator
     trains. One draw for B images moves all of them, and training would depend on earlier draws; the
     paper's accountant covers neither.
-
-    Args:
-        discriminators: K, number of discriminators, >= 2.
-        discriminator_width: hidden units of a discriminator, >= 1.
-        discriminator_learning_rate: learning rate of Adam for a discriminator, > 0.
-        discriminator_batch_size: records in a discriminator's step, >= 1.
-        discriminators_at_once: number of discriminators that train before a generator's step, a
-            divisor of K.
-        discriminator_steps: steps of these discriminators, >= 1.
-        first_steps: steps of every discriminator before the generator's first step, >= 0.
-
-    Raises:
-        ValueError: a parameter is out of its range.
     """
 
     name: ClassVar[str] = "gs_wgan"
-    discriminators: int
-    discriminator_width: int
-    discriminator_learning_rate: float
-    discriminator_batch_size: int
+    discriminators: int  # K, number of discriminators, >= 2
+    discriminator_width: int  # hidden units of a discriminator, >= 1
+    discriminator_learning_rate: float  # learning rate of Adam for a discriminator, > 0
+    discriminator_batch_size: int  # records in a discriminator's step, >= 1
+    # number of discriminators that train before a generator's step, a divisor of K
     discriminators_at_once: int
-    discriminator_steps: int
-    first_steps: int
+    discriminator_steps: int  # steps of these discriminators, >= 1
+    first_steps: int  # steps of every discriminator before the generator's first step, >= 0
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -29,25 +29,16 @@ class LabelPATE(LabelPrivate):
     the student learns only from the images and these counts. So the training is `queries` Gaussian
     mechanisms of sensitivity sqrt(2) for a label (docs/privacy.md, Theorem 20). Teachers see true
     labels, so the party that trains them must be trusted.
-
-    Args:
-        num_classes: K, >= 2.
-        epsilon: epsilon of all training at `delta`, in 0.01..20; it sets the noise.
-        delta: failure probability, at least 1e-90 and below 1.
-        teachers: n, number of teachers, in 1..5,000, on equal parts of the records in random order.
-        queries: Q, largest number of records that the teachers label for the student, in
-            1..1,000,000.
-
-    Raises:
-        ValueError: a parameter is out of its range.
     """
 
     name: ClassVar[str] = "label_pate"
     trust: ClassVar[Trust] = "server"
-    num_classes: int
-    epsilon: float
-    delta: float
+    num_classes: int  # K, >= 2
+    epsilon: float  # epsilon of all training at `delta`, in 0.01..20; it sets the noise
+    delta: float  # failure probability, at least 1e-90 and below 1
+    # n, number of teachers, in 1..5,000, on equal parts of the records in random order
     teachers: int
+    # Q, largest number of records that the teachers label for the student, in 1..1,000,000
     queries: int
 
     def __post_init__(self) -> None:

@@ -26,23 +26,15 @@ class LPMST(LabelPrivate):
     Guarantee: each label is randomised once, in the stage of its record, by a response that is
     epsilon-private for any prior. Priors and the network are functions of images and responses. So
     a label is epsilon-private at delta 0 (docs/privacy.md, Theorem 18).
-
-    Args:
-        num_classes: K, >= 2.
-        epsilon: epsilon of one response and of all training, in 1e-6..20.
-        stages: T >= 1, the number of equal parts of the records, in random order.
-        temperature: temperature of the priors, in 0.01..100: a probability p counts as
-            p^(1 / temperature). A temperature below 1 leaves fewer candidates (Appendix E).
-
-    Raises:
-        ValueError: a parameter is out of its range.
     """
 
     name: ClassVar[str] = "lp_mst"
     trust: ClassVar[Trust] = "nobody"
-    num_classes: int
-    epsilon: float
-    stages: int
+    num_classes: int  # K, >= 2
+    epsilon: float  # epsilon of one response and of all training, in 1e-6..20
+    stages: int  # T >= 1, the number of equal parts of the records, in random order
+    # temperature of the priors, in 0.01..100: a probability p counts as p^(1 / temperature). A
+    # temperature below 1 leaves fewer candidates (Appendix E).
     temperature: float = 1.0
 
     def __post_init__(self) -> None:

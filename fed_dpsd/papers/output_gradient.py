@@ -33,20 +33,6 @@ class OutputGradient(CustomTraining):
     record's derivatives is unbounded. If the derivatives of all other records are zero, only this
     record's contribution remains. So nothing is proven for any noise (docs/privacy.md), and this
     training runs only in simulations.
-
-    Args:
-        noise_multiplier: sigma, noise standard deviation divided by `bound`, > 0.
-        bound: C, norm of a record's gradient, > 0.
-        stability: e, added to each norm, > 0.
-        label_step: gamma, step from a prediction to its new target, > 0.
-        learning_rate: gamma_s, learning rate of plain gradient steps, > 0.
-        batch_size: B, mean number of records in a step, >= 1.
-        steps: T, >= 1.
-        mean_over: "batch" for one noisy mean gradient per batch, as the sum in line 8 suggests;
-            "record" for a noisy gradient of each record, as its index suggests.
-
-    Raises:
-        ValueError: a parameter is out of its range.
     """
 
     name: ClassVar[str] = "output_gradient"
@@ -54,13 +40,15 @@ class OutputGradient(CustomTraining):
         "noise on the outputs' gradients passes through the network at private images, where "
         "nothing bounds a record's influence"
     )
-    noise_multiplier: float
-    bound: float
-    stability: float
-    label_step: float
-    learning_rate: float
-    batch_size: int
-    steps: int
+    noise_multiplier: float  # sigma, noise standard deviation divided by `bound`, > 0
+    bound: float  # C, norm of a record's gradient, > 0
+    stability: float  # e, added to each norm, > 0
+    label_step: float  # gamma, step from a prediction to its new target, > 0
+    learning_rate: float  # gamma_s, learning rate of plain gradient steps, > 0
+    batch_size: int  # B, mean number of records in a step, >= 1
+    steps: int  # T, >= 1
+    # "batch" for one noisy mean gradient per batch, as the sum in line 8 suggests; "record" for a
+    # noisy gradient of each record, as its index suggests
     mean_over: Literal["batch", "record"]
 
     def __post_init__(self) -> None:

@@ -35,22 +35,13 @@ class PATEGAN(TaughtGenerative):
 
     Guarantee: replacing a teacher moves each of B sums of votes by at most 2, and all of them by at
     most 2 sqrt(B); see `TaughtGenerative`.
-
-    Args:
-        student_width: hidden units of the student discriminator, >= 1.
-        student_steps: steps of the student per step of the generator, >= 1.
-        student_learning_rate: learning rate of Adam for the student, > 0.
-        rounds_kept: number of releases that the student learns from, >= 1.
-
-    Raises:
-        ValueError: a parameter is out of its range.
     """
 
     name: ClassVar[str] = "pate_gan"
-    student_width: int
-    student_steps: int
-    student_learning_rate: float
-    rounds_kept: int
+    student_width: int  # hidden units of the student discriminator, >= 1
+    student_steps: int  # steps of the student per step of the generator, >= 1
+    student_learning_rate: float  # learning rate of Adam for the student, > 0
+    rounds_kept: int  # number of releases that the student learns from, >= 1
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -175,9 +175,6 @@ class TaughtGenerative(Generative, ABC):
         teacher_weight_decay: weight decay of teachers, >= 0; it dampens oscillation.
         images_per_class: generated images of each class in a release, >= 1.
         pooling: teachers see means of pooling x pooling pixels; must divide the image size.
-
-    Raises:
-        ValueError: a parameter is out of its range.
     """
 
     teachers: int
@@ -245,9 +242,6 @@ class TaughtGenerative(Generative, ABC):
             votes: a tensor of any shape.
             sensitivity: L2 bound of the votes' change if one teacher is replaced.
             rng: draws the noise.
-
-        Raises:
-            ValueError: there are more numbers, or there is more noise, than the event covers.
         """
         stddev = self.noise_multiplier * sensitivity
         if self.generator_steps * votes.numel() > MOST_NUMBERS:
@@ -299,15 +293,7 @@ class TaughtGenerative(Generative, ABC):
         rng: Rng,
         draws: torch.Generator,
     ) -> Iterator[torch.Tensor]:
-        """Yield the generator's loss in each of `generator_steps` steps, with one release in each.
-
-        Args:
-            generator: the generator.
-            teachers: the teachers, still untrained.
-            classes: (B,) classes of the images of a release.
-            rng: draws noise.
-            draws: public.
-        """
+        """Yield the generator's loss in each of `generator_steps` steps, with a release in each."""
 
 
 @dataclass(frozen=True)

@@ -112,17 +112,11 @@ def prove(
 
 @dataclass(frozen=True)
 class Bound:
-    """An intermediate result of a proof, which is never printed and becomes an `Epsilon`.
+    """An intermediate result of a proof, which is never printed and becomes an `Epsilon`."""
 
-    Args:
-        epsilon: proven epsilon, >= 0.
-        delta: the delta that the bound needs; 0 if a pure bound is just as good.
-        accountant: the name of the proof.
-    """
-
-    epsilon: float
-    delta: float
-    accountant: str
+    epsilon: float  # proven epsilon, >= 0
+    delta: float  # the delta that the bound needs; 0 if a pure bound is just as good
+    accountant: str  # the name of the proof
 
 
 def epsilon(event: DpEvent, delta: float) -> Bound:
@@ -211,17 +205,13 @@ def pure(event: DpEvent) -> Bound:
 def unchanged_epsilon(event: DpEvent, delta: float) -> float:
     """Return the smallest budget for which `within_budget` admits `event` with fixed settings."""
     counts, loss = _leaves(_budgeted(event))
-    ideal = _smallest_bound(_parts(counts), _for_ideal_noise(delta)).epsilon
+    unchanging = (1 - CHANGED_SETTINGS_FRACTION) * delta * math.exp(-PRECISION_MOST)
+    ideal = _smallest_bound(_parts(counts), unchanging).epsilon
     largest = PRECISION_MOST / PRECISION_FRACTION  # above, PRECISION_MOST is reserved
     needed = ideal / (1 - PRECISION_FRACTION)
     needed = needed if needed <= largest else ideal + PRECISION_MOST
     proven = loss <= PRECISION_MOST and not (loss and delta < SMALLEST_DELTA)
     return max(needed, loss / PRECISION_FRACTION) if proven else math.inf
-
-
-def _for_ideal_noise(delta: float) -> float:
-    """Return the part of a budget's delta for data sets with settings that never change."""
-    return (1 - CHANGED_SETTINGS_FRACTION) * delta * math.exp(-PRECISION_MOST)
 
 
 def within_budget(
@@ -242,9 +232,6 @@ def within_budget(
         budget: epsilon >= 0, fixed before the first charge.
         delta: in (0, 1), fixed before the first charge.
         times: how many times each charge was made; None for once each.
-
-    Raises:
-        UnsupportedEventError: no proof here covers a charge.
     """
     charges = [_budgeted(charge) for charge in charges]
     counted = map(SelfComposedDpEvent, charges, times or [1] * len(charges))

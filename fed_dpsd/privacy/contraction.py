@@ -23,13 +23,10 @@ FARTHEST = 12.0  # standard deviations of a Gaussian loss; the mass beyond is be
 def contracted(training: Profile, answers: Profile) -> Profile:
     """Return the profile of answers that depend on records only through a trained teacher.
 
-    With a = training(epsilon), it is a * answers(log(1 + (exp(epsilon) - 1) / a)). An upper bound
-    on a gives an upper bound on the result (docs/proofs.md, Theorem 22; the split follows Balle,
-    Barthe, Gaboardi, arXiv 1807.01647, Theorem 2).
-
-    Args:
-        training: profile of the law of a teacher.
-        answers: profile of all answers, between any two teachers.
+    With a = training(epsilon), it is a * answers(log(1 + (exp(epsilon) - 1) / a)), where `answers`
+    is the profile of all answers between any two teachers. An upper bound on a gives an upper bound
+    on the result (docs/proofs.md, Theorem 22; the split follows Balle, Barthe, Gaboardi, arXiv
+    1807.01647, Theorem 2).
     """
 
     def profile(epsilons: NDArray[np.float64]) -> NDArray[np.float64]:

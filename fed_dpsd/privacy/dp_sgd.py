@@ -64,37 +64,27 @@ class SampledGaussian(TrainingMechanism):
     patient has the events that a record has with `unit="record"`. Changing, adding or removing a
     record changes its patient's contribution, so it has the event of a replaced patient. Nothing is
     proven for a client.
-
-    Args:
-        noise_multiplier: sigma, noise standard deviation divided by the bound of a record's vector,
-            > 0.
-        sample_rate: q, in (0, 1].
-        steps: number of training steps, >= 1.
-        max_grad_norm: bound of one record's, or one patient's, gradient, > 0.
-        learning_rate: the learning rate of Adam, > 0.
-        copies: A, the number of copies of each record's image, in 1..9: augmentation multiplicity
-            (De et al., arXiv 2204.13650).
-        count_fraction: mu^2 of the class counts as a fraction of mu^2 of the steps (exact at rate
-            1), > 0; None releases no counts.
-        unit: "record" or "patient", the unit that is sampled and has its gradient clipped.
-        records_per_patient: R >= 1, the largest number of records used per patient (`places_of`); R
-            times `copies` is at most 64. With `unit="record"`, it is 1.
-
-    Raises:
-        ValueError: a parameter is out of its range.
     """
 
     title: ClassVar[str] = "DP-SGD"
     part: ClassVar[str] = "gradient"  # what a record adds to a sum, in words
     calibrated_by: ClassVar[str] = "noise_multiplier"
+    # sigma, noise standard deviation divided by the bound of a record's vector, > 0
     noise_multiplier: float
-    sample_rate: float
-    steps: int
-    max_grad_norm: float
-    learning_rate: float
+    sample_rate: float  # q, in (0, 1]
+    steps: int  # number of training steps, >= 1
+    max_grad_norm: float  # bound of one record's, or one patient's, gradient, > 0
+    learning_rate: float  # the learning rate of Adam, > 0
+    # A, the number of copies of each record's image, in 1..9: augmentation multiplicity (De et al.,
+    # arXiv 2204.13650)
     copies: int = 1
+    # mu^2 of the class counts as a fraction of mu^2 of the steps (exact at rate 1), > 0; None
+    # releases no counts
     count_fraction: float | None = None
+    # "record" or "patient", the unit that is sampled and has its gradient clipped
     unit: TrainedUnit = "record"
+    # R >= 1, the largest number of records used per patient (`places_of`); R times `copies` is at
+    # most 64. With `unit="record"`, it is 1.
     records_per_patient: int = 1
 
     def __post_init__(self) -> None:
@@ -336,11 +326,7 @@ class DPSGD(SampledGaussian):
     name: ClassVar[str] = "dp_sgd"
 
     def train(
-        self,
-        teacher: nn.Module,
-        inputs: torch.Tensor,
-        labels: torch.Tensor,
-        rng: Rng,
+        self, teacher: nn.Module, inputs: torch.Tensor, labels: torch.Tensor, rng: Rng
     ) -> None:
         """Take `steps` steps of Adam on noisy sums; draw samples and noise from `rng`.
 
@@ -365,11 +351,7 @@ class DPSGD(SampledGaussian):
         return torch.from_numpy(noisy * self.max_grad_norm).float()
 
     def _train_linear(
-        self,
-        layer: nn.Linear,
-        inputs: torch.Tensor,
-        labels: torch.Tensor,
-        rng: Rng,
+        self, layer: nn.Linear, inputs: torch.Tensor, labels: torch.Tensor, rng: Rng
     ) -> None:
         """Train on residuals and inputs, which give the norm of a record's gradient directly."""
         optimiser = Adam(layer.parameters(), self.learning_rate)
@@ -384,11 +366,7 @@ class DPSGD(SampledGaussian):
             optimiser.step()
 
     def _train_network(
-        self,
-        teacher: nn.Module,
-        inputs: torch.Tensor,
-        labels: torch.Tensor,
-        rng: Rng,
+        self, teacher: nn.Module, inputs: torch.Tensor, labels: torch.Tensor, rng: Rng
     ) -> None:
         """Train on the gradient of each record or patient, as computed by Opacus."""
         from opacus import GradSampleModule  # takes seconds to import, and few runs need it
@@ -409,12 +387,7 @@ class DPSGD(SampledGaussian):
         model.to_standard_module()
 
     def noisy_gradients(
-        self,
-        form: lattice.Form,
-        inputs: torch.Tensor,
-        labels: torch.Tensor,
-        records: int,
-        rng: Rng,
+        self, form: lattice.Form, inputs: torch.Tensor, labels: torch.Tensor, records: int, rng: Rng
     ) -> list[torch.Tensor]:
         """Sample records and sum their clipped gradients, plus noise: one step of the event.
 

@@ -14,13 +14,10 @@ class ReplacedInSampleDpEvent(DpEvent):
 
     With probability q the sum includes the record's vector of norm 1, or the opposite vector in the
     other world: (1 - q) N(0, z^2) + q N(1, z^2) against (1 - q) N(0, z^2) + q N(-1, z^2).
-
-    Attributes:
-        sampling_probability: q.
-        noise_multiplier: z, noise standard deviation divided by the norm of one record's vector.
     """
 
-    sampling_probability: float
+    sampling_probability: float  # q
+    # z, noise standard deviation divided by the norm of one record's vector
     noise_multiplier: float
 
 
@@ -30,12 +27,9 @@ class FinitePrecisionDpEvent(DpEvent):
 
     In both worlds, every outcome is at most exp(loss / 2) times as likely as with ideal noise, and
     vice versa. So epsilon grows by `loss`, and delta by a factor of exp(loss / 2).
-
-    Attributes:
-        loss: >= 0; losses of several releases add up.
     """
 
-    loss: float
+    loss: float  # >= 0; losses of several releases add up
 
 
 @attrs.frozen
@@ -45,12 +39,9 @@ class BoundedRangeDpEvent(DpEvent):
     Between two neighbours, the logarithms of the likelihood ratios of all outcomes lie in an
     interval of length `loss_range`. The interval may depend on the neighbours and on everything
     released before.
-
-    Attributes:
-        loss_range: r > 0.
     """
 
-    loss_range: float
+    loss_range: float  # r > 0
 
 
 @attrs.frozen
@@ -59,16 +50,11 @@ class ShuffledResponseDpEvent(DpEvent):
 
     The responders answer the same public query independently; only the counts of the k classes
     are seen. The other responses are arbitrary.
-
-    Attributes:
-        epsilon_per_answer: eps0 of one response, > 0.
-        k: number of classes that a response may name, >= 2.
-        responses: M >= 1, the number of honest responses, including the one that changes.
     """
 
-    epsilon_per_answer: float
-    k: int
-    responses: int
+    epsilon_per_answer: float  # eps0 of one response, > 0
+    k: int  # number of classes that a response may name, >= 2
+    responses: int  # M >= 1, the number of honest responses, including the one that changes
 
 
 @attrs.frozen
@@ -77,14 +63,10 @@ class ReservingDpEvent(DpEvent):
 
     A lifetime budget can be spent in full if all charges have one setting, but not if settings
     differ (docs/privacy.md, Theorem 7). The two releases together count as one setting.
-
-    Attributes:
-        event: the event of the release itself; a claim counts only this one.
-        reserved: the event of the second release.
     """
 
-    event: DpEvent
-    reserved: DpEvent
+    event: DpEvent  # the event of the release itself; a claim counts only this one
+    reserved: DpEvent  # the event of the second release
 
 
 @attrs.frozen

@@ -54,29 +54,6 @@ class NormalizedGradient(Mechanism):
     | zero, or zero inside the mask | zero                                   |
     | any NaN or infinity           | zero                                   |
     | anything else                 | norm < bound, in float64, clipped last |
-
-    Args:
-        num_classes: K, >= 2.
-        noise_multiplier: sigma, noise standard deviation divided by `bound`, > 0; 0 adds no noise,
-            and nothing is proven.
-        bound: beta, > 0.
-        stability: h, added to the norm before dividing, > 0.
-        k: number of coordinates to keep; None keeps all.
-        mask: "public" keeps the coordinates of the student's k largest predictions and adds noise
-            only to these; "private" keeps a teacher's own k entries of largest magnitude, and
-            "signed" its k largest with their signs (M_k in the paper's text). Both reveal something
-            about the teacher, so noise is added to all K coordinates.
-        normalise: "sample" or "batch".
-        noise_at: "client" (each client adds its own noise) or "server" (noise is added once, to the
-            sum; the server sees answers without noise and must be trusted).
-        quorum: the quorum of the secure sum; only with noise_at="distributed", where each client
-            adds a noise share.
-        shards: the client's teachers.
-        scaling: "normalise" (each gradient is scaled to norm `bound`, except for `stability`) or
-            "clip" (only longer gradients are shortened to `bound`, as in DP-SGD).
-
-    Raises:
-        ValueError: a parameter is out of its range.
     """
 
     name: ClassVar[str] = "gradient"
@@ -86,16 +63,28 @@ class NormalizedGradient(Mechanism):
     additive: ClassVar[Literal[True]] = True
     reason: ClassVar[None] = None
     noise_law: ClassVar[Literal["gaussian"]] = "gaussian"
-    num_classes: int
+    num_classes: int  # K, >= 2
+    # sigma, noise standard deviation divided by `bound`, > 0; 0 adds no noise, and nothing is
+    # proven
     noise_multiplier: float
-    bound: float = 1e-3
-    stability: float = 1e-4
-    k: int | None = None
+    bound: float = 1e-3  # beta, > 0
+    stability: float = 1e-4  # h, added to the norm before dividing, > 0
+    k: int | None = None  # number of coordinates to keep; None keeps all
+    # "public" keeps the coordinates of the student's k largest predictions and adds noise only to
+    # these; "private" keeps a teacher's own k entries of largest magnitude, and "signed" its k
+    # largest with their signs (M_k in the paper's text). Both reveal something about the teacher,
+    # so noise is added to all K coordinates.
     mask: Literal["public", "private", "signed"] = "public"
     normalise: Literal["sample", "batch"] = "sample"
+    # "client" (each client adds its own noise) or "server" (noise is added once, to the sum; the
+    # server sees answers without noise and must be trusted)
     noise_at: NoiseAt = "client"
+    # the quorum of the secure sum; only with noise_at="distributed", where each client adds a noise
+    # share
     quorum: Quorum | None = None
-    shards: Shards = ONE_TEACHER
+    shards: Shards = ONE_TEACHER  # the client's teachers
+    # "normalise" (each gradient is scaled to norm `bound`, except for `stability`) or "clip" (only
+    # longer gradients are shortened to `bound`, as in DP-SGD)
     scaling: Literal["normalise", "clip"] = field(default="normalise", repr=False)
 
     def __post_init__(self) -> None:

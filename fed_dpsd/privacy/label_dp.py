@@ -114,13 +114,7 @@ class LabelPrivate(Plain, ABC):
 
 
 def prove_label(training: LabelPrivate, notes: tuple[str, ...], queries: int) -> Epsilon:
-    """Prove the epsilon of a label, for any number and kind of the teachers' releases.
-
-    Args:
-        training: the training.
-        notes: caveats that accompany the epsilon.
-        queries: number of released answers, all of them post-processing.
-    """
+    """Prove the epsilon of a label, for any number and kind of the teachers' releases."""
     event, delta = training.event(), training.failure
     bound = epsilon(event, delta) if delta else pure(event)
     return Epsilon(

@@ -44,27 +44,19 @@ _STEPS = 2**10  # entries of the table of exponentials for each unit of a logit
 
 @dataclass(frozen=True)
 class Records:
-    """Records as integers for a linear layer; no record depends on another.
+    """Records as integers for a linear layer; no record depends on another."""
 
-    Args:
-        inputs: (N, A, D) float32 integers of magnitude at most 127, in units of 1/16; larger inputs
-            are clamped to +-7.94.
-        inner: (N, A, A) float64, the exact inner products of a record's copies, bias included.
-            If an input is not finite, the products are so large that the record counts as zero.
-        labels: (N,), or (N, A) if copies have their own labels.
-    """
-
+    # (N, A, D) float32 integers of magnitude at most 127, in units of 1/16; larger inputs are
+    # clamped to +-7.94
     inputs: torch.Tensor
+    # (N, A, A) float64, the exact inner products of a record's copies, bias included. If an input
+    # is not finite, the products are so large that the record counts as zero.
     inner: torch.Tensor
-    labels: torch.Tensor
+    labels: torch.Tensor  # (N,), or (N, A) if copies have their own labels
 
     @classmethod
     def of(cls, inputs: torch.Tensor, labels: torch.Tensor) -> "Records":
-        """Round (N, A, D) inputs of about unit size to integers, with their labels.
-
-        Raises:
-            ValueError: there are too many rows or too many inputs per row.
-        """
+        """Round (N, A, D) inputs of about unit size to integers, with their labels."""
         check_rows(inputs.shape[0] * inputs.shape[1])
         if inputs.shape[2] > MOST_INPUTS:
             raise ValueError(

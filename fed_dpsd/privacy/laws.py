@@ -182,8 +182,7 @@ def renyi_to_epsilon(divergence: float, order: float, delta: float) -> float:
     Canonne, Kamath, Steinke, arXiv 2004.00010v4, Proposition 12.
     """
     return max(
-        0.0,
-        divergence + math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1),
+        0.0, divergence + math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
     )
 
 

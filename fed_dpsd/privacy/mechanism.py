@@ -47,9 +47,6 @@ class Shards:
             may be in all n shards; with "patient", they are in one.
         silent: whether a teacher without records answers zero. A teacher that was privately trained
             on no records, or read from a file, does not.
-
-    Raises:
-        ValueError: there are no teachers.
     """
 
     teachers: int = 1
@@ -84,9 +81,6 @@ class Quorum:
             reconstruct a key.
         colluding: the maximum number of clients that may work for the server, or that know their
             own part and see results; the noise of the other clients suffices.
-
-    Raises:
-        ValueError: the smallest sum may contain no honest client.
     """
 
     threshold: int

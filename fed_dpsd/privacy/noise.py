@@ -33,9 +33,6 @@ class SecureGenerator:
 
     Args:
         key: 32 bytes; equal keys give equal draws.
-
-    Raises:
-        ValueError: the key has the wrong length.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -160,9 +157,6 @@ class SecretStreams:
 
     Args:
         secret: at least 32 bytes that only the client knows.
-
-    Raises:
-        ValueError: the secret is shorter.
     """
 
     secret: bytes = field(repr=False)
@@ -223,12 +217,7 @@ def lattice_spacing(scale: float) -> float:
 
 
 def cut_off(values: NDArray[Any], spacing: float) -> NDArray[np.float64]:
-    """Truncate values towards zero to a lattice; their sums are on the lattice too.
-
-    Args:
-        values: an array of any shape.
-        spacing: the spacing of the lattice, a power of two.
-    """
+    """Truncate values towards zero to a lattice; their sums are on the lattice too."""
     return np.asarray(np.trunc(np.asarray(values, np.float64) / spacing) * spacing)
 
 

@@ -43,16 +43,6 @@ class NoisyMax(Mechanism):
     | ------------------- | ----------- |
     | any NaN or infinity | no vote     |
     | ties                | lower class |
-
-    Args:
-        num_classes: K, >= 2.
-        noise_multiplier: the noise's standard deviation (gaussian) or scale (laplace, gumbel), in
-            votes; 0 adds no noise, and nothing is proven.
-        noise_law: "laplace", "gaussian" or "gumbel".
-        shards: the client's teachers.
-
-    Raises:
-        ValueError: a parameter is out of its range.
     """
 
     name: ClassVar[str] = "noisy_max"
@@ -61,10 +51,13 @@ class NoisyMax(Mechanism):
     uncovered_noise: ClassVar[float] = 4.0
     noise_at: ClassVar[NoiseAt] = "client"
     reason: ClassVar[None] = None
-    num_classes: int
+    num_classes: int  # K, >= 2
+    # the noise's standard deviation (gaussian) or scale (laplace, gumbel), in votes; 0 adds no
+    # noise, and nothing is proven
     noise_multiplier: float
+    # "laplace", "gaussian" or "gumbel"
     noise_law: Literal["laplace", "gaussian", "gumbel"] = "laplace"
-    shards: Shards = ONE_TEACHER
+    shards: Shards = ONE_TEACHER  # the client's teachers
 
     def __post_init__(self) -> None:
         if self.noise_law not in ("laplace", "gaussian", "gumbel"):

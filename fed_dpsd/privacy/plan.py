@@ -10,17 +10,11 @@ from fed_dpsd.privacy.training import ClassCounts, Training, TrainingMechanism
 
 @dataclass(frozen=True)
 class Plan:
-    """The charges that one client should expect, computed from public information.
+    """The charges that one client should expect, computed from public information."""
 
-    Args:
-        training: how the teachers are trained.
-        stages: the releases, in order: class counts, weights, answers.
-        trainings: number of training runs, >= 1.
-    """
-
-    training: Training
-    stages: tuple[Stage, ...]
-    trainings: int = 1
+    training: Training  # how the teachers are trained
+    stages: tuple[Stage, ...]  # the releases, in order: class counts, weights, answers
+    trainings: int = 1  # number of training runs, >= 1
 
     @property
     def trained(self) -> tuple[Stage, ...]:

@@ -52,17 +52,11 @@ def theorem_1(
 ) -> float:
     """Evaluate Theorem 1 of arXiv 2601.19090, and Theorem 3 of DPDFD, minimised over q > 1.
 
-    It divides by sigma^2 although the added noise has variance sigma^2 beta^2, so its first term is
+    In the paper, `bound` is beta, `noise_multiplier` sigma, `num_classes` c and `queries` b T. It
+    divides by sigma^2 although the added noise has variance sigma^2 beta^2, so its first term is
     too small by a factor of about 1 / beta^2. It counts every query, as is necessary if a record
     changes its teacher. DPDFD (IJCAI 2023) adds one draw to the sum of a batch's gradients (Eq. 4),
     which has sensitivity 2 * bound * batch, but still counts them as separate queries.
-
-    Args:
-        bound: beta.
-        noise_multiplier: sigma.
-        num_classes: c.
-        queries: b * T.
-        delta: failure probability.
     """
     slope = 2 * bound**2 * num_classes * queries / noise_multiplier**2
 

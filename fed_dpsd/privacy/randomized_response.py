@@ -58,33 +58,24 @@ class TopKRandomizedResponse(Mechanism):
     at least M = quorum.honest * n honest responses. For one changed teacher, a query then costs a
     ShuffledResponseDpEvent, since the counts reveal less than the response. With a threshold, or if
     more than one teacher changes, the response itself is charged, since counts are post-processing.
-
-    Args:
-        num_classes: K, >= 2.
-        epsilon_per_answer: eps0, in [0, 20]; inf returns the teacher's own class (or a uniform
-            member of I if it is outside), and nothing is proven.
-        k: size of I, 2 <= k <= K; None for K.
-        threshold: probability in [0, 1) above which a class belongs to I; replaces k.
-        noise_at: "client", or "distributed" for responses that a secure sum counts.
-        quorum: the quorum of the secure sum; only with noise_at="distributed".
-        shards: the client's teachers.
-        lies: "candidates" (a lie is a member of I) or "classes" (Eq. 5 as printed).
-
-    Raises:
-        ValueError: a parameter is out of its range.
     """
 
     name: ClassVar[str] = "label"
     input: ClassVar[Literal["probabilities"]] = "probabilities"
     calibrated_by: ClassVar[str] = "epsilon_per_answer"
     lattice: ClassVar[float] = 1.0
-    num_classes: int
+    num_classes: int  # K, >= 2
+    # eps0, in [0, 20]; inf returns the teacher's own class (or a uniform member of I if it is
+    # outside), and nothing is proven
     epsilon_per_answer: float
-    k: int | None = None
+    k: int | None = None  # size of I, 2 <= k <= K; None for K
+    # probability in [0, 1) above which a class belongs to I; replaces k
     threshold: float | None = None
+    # "client", or "distributed" for responses that a secure sum counts
     noise_at: Literal["client", "distributed"] = "client"
-    quorum: Quorum | None = None
-    shards: Shards = ONE_TEACHER
+    quorum: Quorum | None = None  # the quorum of the secure sum; only with noise_at="distributed"
+    shards: Shards = ONE_TEACHER  # the client's teachers
+    # "candidates" (a lie is a member of I) or "classes" (Eq. 5 as printed).
     lies: Literal["candidates", "classes"] = field(default="candidates", repr=False)
 
     def __post_init__(self) -> None:

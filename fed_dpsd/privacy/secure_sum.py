@@ -48,15 +48,10 @@ class SumError(RuntimeError):
 
 @dataclass(frozen=True)
 class Masked:
-    """A party's first message.
+    """A party's first message."""
 
-    Args:
-        values: uint64, which look uniform to everyone except the party.
-        sealed: for each party, a box with its secret shares of this party's keys; only that party
-            can open it.
-    """
-
-    values: NDArray[np.uint64]
+    values: NDArray[np.uint64]  # uint64, which look uniform to everyone except the party
+    # for each party, a box with its secret shares of this party's keys; only that party can open it
     sealed: Mapping[int, bytes]
 
     def to_bytes(self) -> bytes:
@@ -77,14 +72,10 @@ class Masked:
 
 @dataclass(frozen=True)
 class Opened:
-    """A party's third message: the secret shares that it opens.
+    """A party's third message: the secret shares that it opens."""
 
-    Args:
-        own: for each named party, a share of the key of that party's own mask.
-        between: for each named party and each unnamed one, a share of the key of their mask.
-    """
-
-    own: Mapping[int, bytes]
+    own: Mapping[int, bytes]  # for each named party, a share of the key of that party's own mask
+    # for each named party and each unnamed one, a share of the key of their mask
     between: Mapping[tuple[int, int], bytes]
 
     def to_named(self) -> dict[str, bytes]:
@@ -94,11 +85,7 @@ class Opened:
 
     @classmethod
     def from_named(cls, shares: Mapping[str, bytes]) -> "Opened":
-        """Read the result of `to_named`.
-
-        Raises:
-            ValueError: a name is not one or two numbers.
-        """
+        """Read the result of `to_named`."""
         own = {int(name): share for name, share in shares.items() if " " not in name}
         pairs = {tuple(map(int, n.split())): share for n, share in shares.items() if " " in n}
         return cls(own, pairs)  # type: ignore[arg-type]  # mypy cannot see that each is a pair
@@ -268,12 +255,6 @@ def combine(
     masked: Mapping[int, Masked], opened: Mapping[int, Opened], parties: int, threshold: int
 ) -> NDArray[np.int64]:
     """Sum, at the server, the values of all parties with a first message that arrived.
-
-    Args:
-        masked: the first messages that arrived, by party.
-        opened: the third messages, by party.
-        parties: m.
-        threshold: the parties' threshold.
 
     Raises:
         SumError: there are too few secret shares.

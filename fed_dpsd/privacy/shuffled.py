@@ -38,11 +38,6 @@ def losses(
     n) (b n + (a - b) h_c), where c is the true class of the response that changes, and a and b are
     the probabilities of the truth and of one lie. More uniform responses hide more, so n is rounded
     down a little. The worlds are mirror images, so both directions have the same losses.
-
-    Args:
-        epsilon_per_answer: eps0 of one response, > 0.
-        k: number of classes that a response may name, >= 2.
-        responses: M >= 1.
     """
     lie = 1 / (math.exp(epsilon_per_answer) + k - 1)
     truth = 1 - (k - 1) * lie

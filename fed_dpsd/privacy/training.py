@@ -64,11 +64,7 @@ class CustomTraining(Plain, ABC):
 
     @abstractmethod
     def train(
-        self,
-        teacher: nn.Module,
-        inputs: torch.Tensor,
-        labels: torch.Tensor,
-        rng: Rng,
+        self, teacher: nn.Module, inputs: torch.Tensor, labels: torch.Tensor, rng: Rng
     ) -> None:
         """Train a teacher in place on one shard's (N, ...) inputs and (N,) labels."""
 
@@ -147,11 +143,7 @@ class TrainingMechanism(ABC):
 
     @abstractmethod
     def train(
-        self,
-        teacher: nn.Module,
-        inputs: torch.Tensor,
-        labels: torch.Tensor,
-        rng: Rng,
+        self, teacher: nn.Module, inputs: torch.Tensor, labels: torch.Tensor, rng: Rng
     ) -> None:
         """Train a teacher in place on one shard's (N, A, ...) inputs and (N,) labels.
 
@@ -175,10 +167,6 @@ def places_of(patients: NDArray[np.int64], most: int) -> NDArray[np.int64]:
     A patient's first R records are taken in order; if there are fewer, they are repeated in turn.
     Records with known patients are in the order of their digests (`Split.in_order`), so a patient's
     row depends only on this patient's records.
-
-    Args:
-        patients: (N,) patient of each record.
-        most: R >= 1, a public constant.
     """
     order = np.argsort(patients, kind="stable")
     _, first, count = np.unique(patients[order], return_index=True, return_counts=True)
@@ -187,11 +175,7 @@ def places_of(patients: NDArray[np.int64], most: int) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class ClassCounts(Clear):
-    """Noisy class counts of a client's records, released once, for any number of teachers.
-
-    Args:
-        training: the training, which sets the counts' noise by `count_fraction`.
-    """
+    """Noisy class counts of a client's records, released once, for any number of teachers."""
 
     name: ClassVar[str] = "class_counts"
     reason: ClassVar[str] = "class counts have no bound for larger units than their training"
@@ -216,9 +200,6 @@ class BaselineWeights(Clear):
 
     All noise is drawn during the classifier's training. It does not cover the teachers' answers,
     which are charged separately.
-
-    Args:
-        training: how the classifier is trained.
     """
 
     name: ClassVar[str] = "baseline"

@@ -60,20 +60,6 @@ class NoisyVotes(Mechanism):
     | ------------------- | ----------- |
     | any NaN or infinity | no vote     |
     | ties                | lower class |
-
-    Args:
-        num_classes: K, >= 2.
-        noise_multiplier: the noise's standard deviation (gaussian) or scale (laplace), in votes; 0
-            adds no noise, and nothing is proven.
-        noise_law: "gaussian" or "laplace".
-        noise_at: "client" (each client adds its own noise) or "server" (noise is added once, to the
-            sum; the server sees each client's exact counts and must be trusted).
-        quorum: the quorum of the secure sum; only with noise_at="distributed", where each client
-            adds a noise share.
-        shards: the client's teachers.
-
-    Raises:
-        ValueError: a parameter is out of its range.
     """
 
     name: ClassVar[str] = "votes"
@@ -82,12 +68,18 @@ class NoisyVotes(Mechanism):
     uncovered_noise: ClassVar[float] = 100.0
     additive: ClassVar[Literal[True]] = True
     reason: ClassVar[None] = None
-    num_classes: int
+    num_classes: int  # K, >= 2
+    # the noise's standard deviation (gaussian) or scale (laplace), in votes; 0 adds no noise, and
+    # nothing is proven
     noise_multiplier: float
-    noise_law: Literal["gaussian", "laplace"] = "gaussian"
+    noise_law: Literal["gaussian", "laplace"] = "gaussian"  # "gaussian" or "laplace"
+    # "client" (each client adds its own noise) or "server" (noise is added once, to the sum; the
+    # server sees each client's exact counts and must be trusted)
     noise_at: NoiseAt = "client"
+    # the quorum of the secure sum; only with noise_at="distributed", where each client adds a noise
+    # share
     quorum: Quorum | None = None
-    shards: Shards = ONE_TEACHER
+    shards: Shards = ONE_TEACHER  # the client's teachers
 
     def __post_init__(self) -> None:
         check_noise_at(self.noise_at, self.quorum)
@@ -124,19 +116,13 @@ class NoisyVotes(Mechanism):
             return np.asarray(value.sum(0))
         return noisy_sum(value, self.scale, self.noise_law, rng)
 
-    @property
-    def _farthest(self) -> float:
-        """Return the farthest noise: FARTHEST standard deviations, or FARTHEST^2 / 2 scales.
-
-        Honest noise exceeds it with a probability of about exp(-FARTHEST^2 / 2).
-        """
-        return self.scale * (FARTHEST if self.noise_law == "gaussian" else FARTHEST**2 / 2)
-
     def admissible(self, values: Values, predictions: Values, teachers: int) -> NDArray[np.bool_]:
         """Mark the rows that are possible with at most `teachers` votes and the noise."""
         if self.noise_at != "server":
             away = np.maximum(-values, values - teachers)
-            return np.asarray((away <= self._farthest).all(axis=1))
+            # Honest noise is farther with a probability of about exp(-FARTHEST^2 / 2).
+            most = self.scale * (FARTHEST if self.noise_law == "gaussian" else FARTHEST**2 / 2)
+            return np.asarray((away <= most).all(axis=1))
         counts = (values >= 0) & (values == np.round(values))
         return np.asarray(counts.all(axis=1) & (values.sum(axis=1) <= teachers))
 

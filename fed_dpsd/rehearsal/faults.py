@@ -22,45 +22,29 @@ CLIENT = "keep("  # in the command line of the process that answers at a hospita
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault in a run.
+    """A fault in a run."""
 
-    Args:
-        number: number of the fault, from 1.
-        seed: seed of the run.
-        kind: what fails. "link" goes down and up again. "client" is a hospital's answering process,
-            and "hospital" is its whole host. "server" is the coordinator's process of the run, and
-            "superlink" is its whole host. All except the link are killed by SIGKILL.
-        host: the host with the fault.
-        rounds: number of rounds finished before the fault.
-        seconds: time until the host was restarted or the link was back.
-        outcome: "went on", or "resumed" by a new run from the checkpoint.
-    """
-
-    number: int
-    seed: int
+    number: int  # number of the fault, from 1
+    seed: int  # seed of the run
+    # what fails. "link" goes down and up again. "client" is a hospital's answering process, and
+    # "hospital" is its whole host. "server" is the coordinator's process of the run, and
+    # "superlink" is its whole host. All except the link are killed by SIGKILL.
     kind: str
-    host: str
-    rounds: int
-    seconds: float
-    outcome: str
+    host: str  # the host with the fault
+    rounds: int  # number of rounds finished before the fault
+    seconds: float  # time until the host was restarted or the link was back
+    outcome: str  # "went on", or "resumed" by a new run from the checkpoint
 
 
 @dataclass(frozen=True)
 class Endured:
-    """A finished run with faults.
+    """A finished run with faults."""
 
-    Args:
-        faults: its faults.
-        student: SHA-256 of its student.
-        differences: a line for each difference between its hospitals' ledgers and the coordinator's
-            log of answers.
-        seconds: wall-clock time from its submission to its end.
-    """
-
-    faults: tuple[Fault, ...]
-    student: str
+    faults: tuple[Fault, ...]  # its faults
+    student: str  # SHA-256 of its student
+    # a line for each difference between its hospitals' ledgers and the coordinator's log of answers
     differences: tuple[str, ...]
-    seconds: float
+    seconds: float  # wall-clock time from its submission to its end
 
 
 def endure(
@@ -82,9 +66,6 @@ def endure(
         most: largest number of faults; 0 for a run without faults.
         say: called with each fault.
         gap: longest time between two faults, in seconds.
-
-    Raises:
-        UserError: the run failed for a reason other than a fault, or does not end.
     """
     rng, started = np.random.default_rng(seed), time.monotonic()
     rehearsal.forget()

@@ -268,11 +268,7 @@ class Rehearsal:
     # --- runs ---
 
     def flwr(self, *arguments: str) -> dict[str, Any]:
-        """Run a `flwr` command at the coordinator, and return its JSON output.
-
-        Raises:
-            UserError: the command failed.
-        """
+        """Run a `flwr` command at the coordinator, and return its JSON output."""
         done = subprocess.run(
             self.on(COORDINATOR, "flwr", *arguments, "--format", "json"),
             cwd=self.folder,

@@ -22,12 +22,7 @@ ALLOWED = {
 
 
 def agreeing(experiment: Experiment, overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the keys of a site file that allows a run and its plug-ins.
-
-    Args:
-        experiment: the run.
-        overrides: the overrides that the run was composed from.
-    """
+    """Return the keys of a site file that allows a run and its plug-ins."""
     config = experiment.config
     with searching(find(config.plugins)):
         names = chosen(dict(each.split("=", 1) for each in overrides if "=" in each))

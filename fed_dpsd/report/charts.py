@@ -23,26 +23,17 @@ Numbers = tuple[list[str], list[list[str]]]  # header and rows
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis.
+    """An axis."""
 
-    Args:
-        title: the meaning of its values, with the unit.
-        low: the lowest displayed value; None for the minimum of the points.
-        high: the highest displayed value; None for the maximum of the points.
-        logarithmic: whether the scale is logarithmic.
-        most: the maximum; larger values are drawn together beyond the end of the axis.
-        whole: whether ticks are only at whole numbers.
-        bound: whether values are upper bounds, which are never rounded down.
-        apart: whether lines with equal values are drawn side by side, if x is one of a few choices.
-    """
-
-    title: str
-    low: float | None = None
-    high: float | None = None
-    logarithmic: bool = False
+    title: str  # the meaning of its values, with the unit
+    low: float | None = None  # the lowest displayed value; None for the minimum of the points
+    high: float | None = None  # the highest displayed value; None for the maximum of the points
+    logarithmic: bool = False  # whether the scale is logarithmic
+    # the maximum; larger values are drawn together beyond the end of the axis
     most: float = math.inf
-    whole: bool = False
-    bound: bool = False
+    whole: bool = False  # whether ticks are only at whole numbers
+    bound: bool = False  # whether values are upper bounds, which are never rounded down
+    # whether lines with equal values are drawn side by side, if x is one of a few choices
     apart: bool = False
 
     def text(self, value: float, decimals: int | None = None) -> str:
@@ -60,25 +51,19 @@ class Axis:
 
 @dataclass(frozen=True)
 class Series:
-    """Points that are drawn as one line or one set of markers, in ascending order of x.
+    """Points that are drawn as one line or one set of markers, in ascending order of x."""
 
-    Args:
-        name: its name in the legend.
-        points: (x, y) pairs.
-        reach: one standard deviation for each point, NaN where unknown; () if none is known.
-        kind: "line"; "band", a line with shaded deviations; "curve", a line without markers;
-            "mark", markers without a line; "level", a horizontal grey line; "guide", a grey line;
-            "points", grey circles.
-        look: number and variant, as in `figures.look`; None for the series' number in the figure.
-        labels: a name for each point, shown only in wide figures; () for none.
-    """
-
-    name: str
-    points: Sequence[Point]
+    name: str  # its name in the legend
+    points: Sequence[Point]  # (x, y) pairs
+    # one standard deviation for each point, NaN where unknown; () if none is known
     reach: Sequence[float] = ()
+    # "line"; "band", a line with shaded deviations; "curve", a line without markers; "mark",
+    # markers without a line; "level", a horizontal grey line; "guide", a grey line; "points", grey
+    # circles
     kind: str = "line"
+    # number and variant, as in `figures.look`; None for the series' number in the figure
     look: tuple[int, int] | None = None
-    labels: Sequence[str] = ()
+    labels: Sequence[str] = ()  # a name for each point, shown only in wide figures; () for none
 
     @property
     def coloured(self) -> bool:
@@ -92,27 +77,16 @@ class Series:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart over two axes.
+    """A chart over two axes."""
 
-    Args:
-        name: its identifier in a page.
-        title: what it shows.
-        text: a description for readers who cannot see the chart.
-        x: the horizontal axis.
-        y: the vertical axis.
-        series: the series to draw.
-        note: a sentence on what is omitted; "" for none.
-        panel: the chart's title among other charts in a figure, such as the data set.
-    """
-
-    name: str
-    title: str
-    text: str
+    name: str  # its identifier in a page
+    title: str  # what it shows
+    text: str  # a description for readers who cannot see the chart
     x: Axis
     y: Axis
     series: Sequence[Series]
-    note: str = ""
-    panel: str = ""
+    note: str = ""  # a sentence on what is omitted; "" for none
+    panel: str = ""  # the chart's title among other charts in a figure, such as the data set
 
     @property
     def caption(self) -> str:
@@ -137,23 +111,15 @@ class Chart:
 
 @dataclass(frozen=True)
 class Dots:
-    """A dot for each setting, with its deviation and the number printed in a paper.
+    """A dot for each setting, with its deviation and the number printed in a paper."""
 
-    Args:
-        name: its identifier in a page.
-        title: what it shows.
-        rows: (name, mean, deviation or NaN, printed accuracy or None), in percent.
-        looks: the look of each row, as in `figures.look`.
-        note: a sentence on what is omitted; "" for none.
-        panel: the chart's title among other charts in a figure.
-    """
-
-    name: str
-    title: str
+    name: str  # its identifier in a page
+    title: str  # what it shows
+    # (name, mean, deviation or NaN, printed accuracy or None), in percent
     rows: Sequence[tuple[str, float, float, float | None]]
-    looks: Sequence[tuple[int, int]]
-    note: str = ""
-    panel: str = ""
+    looks: Sequence[tuple[int, int]]  # the look of each row, as in `figures.look`
+    note: str = ""  # a sentence on what is omitted; "" for none
+    panel: str = ""  # the chart's title among other charts in a figure
 
     @property
     def caption(self) -> str:

@@ -16,23 +16,14 @@ NEVER = "never connected"
 
 @dataclass(frozen=True)
 class Unfinished:
-    """A run that has not completed.
-
-    Args:
-        name: the name of its run folder.
-        done: the number of completed rounds.
-        rounds: the number of planned rounds.
-        error: why it ended, in one line; "" if unknown, for example after kill -9.
-        under_way: whether a process is running it.
-        command: the command that resumes it.
-    """
+    """A run that has not completed."""
 
     name: str
-    done: int
-    rounds: int
-    error: str
-    under_way: bool
-    command: str
+    done: int  # the number of completed rounds
+    rounds: int  # the number of planned rounds
+    error: str  # why it ended, in one line; "" if unknown, for example after kill -9
+    under_way: bool  # whether a process is running it
+    command: str  # the command that resumes it
 
     @property
     def status(self) -> str:
@@ -46,63 +37,41 @@ class Unfinished:
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts that the page of a run shows.
-
-    Args:
-        name: the name of the run folder.
-        summary: the content of summary.json.
-        rounds: the lines of rounds.jsonl.
-        versions: the content of versions.json.
-        settings: all settings that are not paths, with their values.
-        classes: the names of the classes, in order.
-        simulated: whether clients are simulated rather than hospitals.
-        meaningful: whether the epsilon (add_remove) of the requested unit protects in practice.
-        verdict: sentences on what is proven, starting with the requested unit.
-        trained: how the teachers were trained, in words.
-        answered: how the teachers answered, in words.
-        published: a sentence on the epsilon by the papers' formulas.
-        command: the command that repeats the run; "" if unknown.
-        spent: for each round, the epsilon (add_remove) of the requested unit that each client has
-            spent so far, by the client's number.
-        costs: the same for the whole run.
-        samples: pictures of synthetic images, by round.
-        requests: the lines of asks.jsonl, written by Flower servers.
-        absent: by hospital, how many of its requests it answered, in words; empty for all requests.
-        charges: the content of charges.json.
-        ledgers: by client, a description of the charges in a ledger that may also have charges of
-            other runs (of a rehearsal's hospital, or of a simulated client with a shared ledger).
-        unfinished: the state of a run that has not completed; None for a completed one.
-        rehearsed: whether all hospitals were on one machine.
-        predictions: the student's predictions for the test images; None if unknown.
-        threshold: a threshold for two classes given by the reader; None to choose one.
-        own_title: the reader's title for the page; "" for a description.
-    """
+    """The facts that the page of a run shows."""
 
     name: str
-    summary: Mapping[str, Any]
-    rounds: Sequence[Mapping[str, Any]]
-    versions: Mapping[str, Any]
-    settings: Mapping[str, Any]
-    classes: Sequence[str]
-    simulated: bool
-    meaningful: bool
-    verdict: Sequence[str]
-    trained: str
-    answered: str
-    published: str
-    command: str
+    summary: Mapping[str, Any]  # the content of summary.json
+    rounds: Sequence[Mapping[str, Any]]  # the lines of rounds.jsonl
+    versions: Mapping[str, Any]  # the content of versions.json
+    settings: Mapping[str, Any]  # all settings that are not paths, with their values
+    classes: Sequence[str]  # the names of the classes, in order
+    simulated: bool  # whether clients are simulated rather than hospitals
+    meaningful: bool  # whether the epsilon (add_remove) of the requested unit protects in practice
+    verdict: Sequence[str]  # sentences on what is proven, starting with the requested unit
+    trained: str  # how the teachers were trained, in words
+    answered: str  # how the teachers answered, in words
+    published: str  # a sentence on the epsilon by the papers' formulas
+    command: str  # the command that repeats the run; "" if unknown
+    # for each round, the epsilon (add_remove) of the requested unit that each client has spent so
+    # far, by the client's number
     spent: Sequence[Mapping[int, float]] = ()
-    costs: Mapping[int, float] = field(default_factory=dict)
+    costs: Mapping[int, float] = field(default_factory=dict)  # the same for the whole run
+    # pictures of synthetic images, by round
     samples: Mapping[int, Path] = field(default_factory=dict)
-    requests: Sequence[Mapping[str, Any]] = ()
+    requests: Sequence[Mapping[str, Any]] = ()  # the lines of asks.jsonl, written by Flower servers
+    # by hospital, how many of its requests it answered, in words; empty for all requests
     absent: Mapping[int, str] = field(default_factory=dict)
-    charges: Mapping[str, Any] = field(default_factory=dict)
+    charges: Mapping[str, Any] = field(default_factory=dict)  # the content of charges.json
+    # by client, a description of the charges in a ledger that may also have charges of other runs
+    # (of a rehearsal's hospital, or of a simulated client with a shared ledger)
     ledgers: Mapping[int, str] = field(default_factory=dict)
+    # the state of a run that has not completed; None for a completed one
     unfinished: Unfinished | None = None
-    rehearsed: bool = False
+    rehearsed: bool = False  # whether all hospitals were on one machine
+    # the student's predictions for the test images; None if unknown
     predictions: Predictions | None = None
+    # a threshold for two classes given by the reader; None to choose one
     threshold: float | None = None
-    own_title: str = ""
 
     @property
     def kind(self) -> str:
@@ -119,8 +88,7 @@ class Facts:
         place = " on one machine" if self.kind == "rehearsal" else ""
         ending = f"a {self.kind}{place} with {some}{everyone}"
         ending += ", not finished" if self.unfinished else ""
-        subject = self.own_title or f"{self.summary['method']} on {self.subject}"
-        return f"{subject}: {ending}"
+        return f"{self.summary['method']} on {self.subject}: {ending}"
 
     @property
     def subject(self) -> str:

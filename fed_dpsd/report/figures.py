@@ -8,7 +8,7 @@ import io
 import math
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -93,13 +93,7 @@ def look(number: int, variant: int = 0) -> dict[str, Any]:
 
 
 def draw(charts: Sequence[Chart], width: float = PAGE, across: int = 1) -> Figure | None:
-    """Draw charts over two axes; return None if there are no charts.
-
-    Args:
-        charts: one chart, or several for a paper.
-        width: PAGE, COLUMN or TEXT.
-        across: charts per row.
-    """
+    """Draw charts, `across` in a row, as wide as PAGE, COLUMN or TEXT; None without charts."""
     if not charts:
         return None
     named = (s.name for chart in charts for s in chart.series if s.coloured)
@@ -120,12 +114,12 @@ def draw(charts: Sequence[Chart], width: float = PAGE, across: int = 1) -> Figur
 def _plot(
     axes: Axes, chart: Chart, numbers: Mapping[str, tuple[int, int]], width: float
 ) -> dict[str, Artist]:
-    """Draw a chart, and return the entries of its legend."""
     drawn = [s for s in chart.series if s.points]
     lines = sum(s.coloured for s in drawn)
     values = [x for s in drawn if s.kind != "level" for x, _ in s.points]
     place = _set_x(axes, chart.x, values, lines)
-    heights = [y + r for s in drawn for (_, y), d in _with_reach(s) for r in (-d, d)]
+    pairs = [pair for s in drawn for pair in zip(s.points, s.deviations(), strict=True)]
+    heights = [y + reach for (_, y), d in pairs for reach in (-d, d)]
     low, high = _ends(chart.y, heights)
     axes.set_ylim(low, high + 0.03 * (high - low) * (chart.y.high in (None, 100)))
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
@@ -174,12 +168,7 @@ def _line(
     return line
 
 
-def _with_reach(series: Series) -> Iterable[tuple[tuple[float, float], float]]:
-    return zip(series.points, series.deviations(), strict=True)
-
-
 def _ends(axis: Axis, values: Sequence[float]) -> tuple[float, float]:
-    """Return the lowest and the highest value to show."""
     finite = [value for value in values if not axis.beyond(value)]
     if axis.logarithmic:
         positive = [value for value in finite if value > 0] or [1.0]
@@ -263,17 +252,7 @@ def arrange(
     left: float = 0.5,
     right: float = 0.15,
 ) -> None:
-    """Place the panels of a figure in rows above a legend, and set the height of the figure.
-
-    Args:
-        figure: the figure, with its panels.
-        titles: a title for each panel; "" for none.
-        heights: the height of each panel, in inches.
-        entries: the artists in the legend, by label.
-        across: panels per row.
-        left: space for the labels of the y axis, in inches of a page.
-        right: space for text to the right of a panel, in inches of a page.
-    """
+    """Place panels in rows above a legend, and set the figure's height; lengths are in inches."""
     size = scale()
     below, left, right, letter = size * BELOW, size * left, size * right, size * 0.08
     whole, line = figure.get_figwidth(), 1.25 * matplotlib.rcParams["font.size"] / 72
@@ -361,11 +340,7 @@ def draw_dots(groups: Sequence[Dots], width: float = PAGE) -> Figure | None:
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write a figure as PNG, PDF or SVG, depending on the suffix of `path`.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
+    """Write a figure as PNG, PDF or SVG, depending on the suffix of `path`."""
     kind = path.suffix.removeprefix(".")
     metadata: dict[str, dict[str, None]] = {
         "pdf": {"Creator": None, "Producer": None, "CreationDate": None},

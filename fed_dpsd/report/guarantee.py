@@ -23,11 +23,7 @@ CHANGES = {
 CLASS_COUNTS = "class counts have no bound"  # how their reason starts
 UNPROVEN = {  # the same for the relations without a bound
     "record": ("a record", "an added or removed record", "a replaced record"),
-    "patient": (
-        "a patient",
-        "an added or removed patient",
-        "a patient whose records are replaced",
-    ),
+    "patient": ("a patient", "an added or removed patient", "a patient whose records are replaced"),
     "client": ("a whole client", "an added or removed client", "a client that is replaced"),
 }
 TRUSTED = {
@@ -78,12 +74,7 @@ def in_words(row: Mapping[str, Any]) -> str:
 def trusted_by(
     finite: Sequence[tuple[Mapping[str, Any], str, Any]], label: Mapping[str, Any] | None
 ) -> list[tuple[str, str]]:
-    """Return each trust with the changes that need it; "" if all numbers need the same trust.
-
-    Args:
-        finite: rows of a card with a finite epsilon, each with its change in words.
-        label: the card's row for a label, if any.
-    """
+    """Return each trust with the changes that need it; "" if all numbers need the same trust."""
     rows = [(row["trust"], RELATIONS[row["relation"]].format(row["unit"])) for row, *_ in finite]
     if label and math.isfinite(float(label["epsilon"])):
         rows.append((label["trust"], "a replaced label"))
@@ -134,10 +125,7 @@ def unproven(card: Mapping[str, Any]) -> str:
 
 
 def replacement_costs_more(card: Mapping[str, Any]) -> bool:
-    """Return whether a changed record counts as replacing its patient (training.unit=patient).
-
-    Only then is a record's epsilon larger than its patient's epsilon.
-    """
+    """Return whether a changed record counts as replacing its patient (training.unit=patient)."""
     record, patient = (
         next(
             float(row["epsilon"])
@@ -170,9 +158,7 @@ def found_at_most(row: Mapping[str, Any]) -> float:
     return min(math.exp(float(row["epsilon"])) * FALSE_ALARMS + float(row["delta"]), 1.0)
 
 
-def claims(
-    card: Mapping[str, Any],
-) -> tuple[list[tuple[Mapping[str, Any], str, str]], list[str]]:
+def claims(card: Mapping[str, Any]) -> tuple[list[tuple[Mapping[str, Any], str, str]], list[str]]:
     """Return the row, change and proofs of each finite epsilon, and the changes without any."""
     finite, infinite = [], []
     for row in card["proven"]:

@@ -15,17 +15,11 @@ FOLDER = Path(__file__).with_suffix("")
 
 @dataclass(frozen=True)
 class Published:
-    """A result of a paper.
+    """A result of a paper."""
 
-    Args:
-        method: the method's name in the paper.
-        epsilon: the stated epsilon, in the paper's own accounting and unit.
-        accuracy: accuracy on the test split, in percent.
-    """
-
-    method: str
-    epsilon: float
-    accuracy: float
+    method: str  # the method's name in the paper
+    epsilon: float  # the stated epsilon, in the paper's own accounting and unit
+    accuracy: float  # accuracy on the test split, in percent
 
 
 def _files() -> list[dict[str, Any]]:

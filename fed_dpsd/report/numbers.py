@@ -2,6 +2,8 @@
 
 import math
 
+from scipy.stats import binomtest
+
 Z = 1.959964  # half width of a 95 % interval, in standard deviations
 
 
@@ -17,20 +19,12 @@ def percent_at_most(fraction: float) -> str:
 
 def wilson(right: int, total: int) -> tuple[float, float]:
     """Return the 95 % Wilson interval of a fraction; (0, 1) for 0 of 0."""
-    if not total:
-        return 0.0, 1.0
-    rate, square = right / total, Z * Z / total
-    centre = rate + square / 2
-    reach = Z * math.sqrt(rate * (1 - rate) / total + square / total / 4)
-    return max(0.0, (centre - reach) / (1 + square)), min(1.0, (centre + reach) / (1 + square))
+    return tuple(binomtest(right, total).proportion_ci(method="wilson")) if total else (0.0, 1.0)
 
 
 def with_interval(right: int, total: int) -> str:
     """Return a fraction in percent with its interval: "93.6 % (90.6 to 95.7)"; "-" for 0 of 0."""
-    if not total:
-        return "-"
-    low, high = wilson(right, total)
-    return f"{percent(right / total)} ({100 * low:.1f} to {100 * high:.1f})"
+    return percents((right / total, *wilson(right, total))) if total else "-"
 
 
 def percents(interval: tuple[float, float, float]) -> str:

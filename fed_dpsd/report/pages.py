@@ -11,15 +11,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 from PIL import Image
 
-from fed_dpsd.report import charts, figures, guarantee, numbers, plots, scores, sweep_charts, tables
+from fed_dpsd.report import charts, figures, guarantee, numbers, scores, sweep_charts, tables
 from fed_dpsd.report.charts import Chart, Dots
 from fed_dpsd.report.facts import NEVER, Facts, Unfinished
 from fed_dpsd.report.guarantee import MEANINGFUL, MEANINGFUL_DELTA
-from fed_dpsd.report.numbers import counted, with_interval
+from fed_dpsd.report.numbers import counted, wilson, with_interval
 from fed_dpsd.report.settings import CLAIMS, GRID, Row, Setting, apart, names, read, rows_by_key
 from fed_dpsd.report.tables import FIRST_LINE, SUMMARY_START, write_own
 from fed_dpsd.storage import templates_folder
@@ -50,11 +51,7 @@ REQUESTS = {"counts": "class counts", "weights": "weights", "baseline": "weights
 
 
 def write_unfinished(run: Facts, folder: Path) -> Path:
-    """Write the page of an unfinished run to where the completed run's page will be.
-
-    Raises:
-        UserError: the existing file is not a report, or the file cannot be written.
-    """
+    """Write the page of an unfinished run to where the completed run's page will be."""
     return write_own(folder / UNFINISHED, run_page(run))
 
 
@@ -64,26 +61,11 @@ def write(
     against: str | None = None,
     run: Facts | None = None,
     unfinished: Sequence[Unfinished] = (),
-    title: str = "",
 ) -> Iterator[Path]:
-    """Write the files, named after the first table, and yield each path.
-
-    Args:
-        paths: tables of `fed-dpsd sweep`; existing files next to them are read too.
-        folder: folder to write to.
-        against: name of the settings to compare the others with, run by run.
-        run: the run, if the table has a single run; None for a sweep.
-        unfinished: runs of the sweep that have not completed, named on its page.
-        title: the title of a sweep's page; "" for a description. A run's title is in `run`.
-
-    Raises:
-        UserError: a file cannot be read or written, an existing file is not part of a report, or no
-            setting is named `against`.
-    """
+    """Write the files, named after the first table, and yield each path."""
     settings, stem = read(paths), paths[0].stem
     differences = tables.differences(settings, against) if against else []
     rounds = rows_by_key(paths, "rounds", sweep_charts.ROUND_COLUMNS)
-    pairs = rows_by_key(paths, "confusion", plots.PAIR_COLUMNS)
     progress = sweep_charts.over_rounds(settings, rounds, MOST_PRINTED)
     alphas = sweep_charts.over_alpha(settings, MOST_PRINTED)
     epsilons = sweep_charts.over_epsilon(settings, MOST_PRINTED)
@@ -100,7 +82,6 @@ def write(
             "_settings": figures.draw_dots(compared, width),
             "_progress": figures.draw(progress, width, across),
             "_alpha": figures.draw(alphas, width, min(across, len(alphas))),
-            "_confusion": plots.draw_confusions(settings, pairs, width),
         }
         for kind, figure in drawn.items():
             for suffix in ("png", "pdf", "svg") if across == 2 else ("pdf", "svg"):
@@ -111,7 +92,7 @@ def write(
         yield write_own(folder / OFFICER, officer_page(run))
         page = run_page(run)
     else:
-        page = sweep_page(stem, settings, rounds, differences, unfinished, title)
+        page = sweep_page(stem, settings, rounds, differences, unfinished)
     yield write_own(folder / f"{stem}.html", page)
 
 
@@ -135,11 +116,6 @@ def _svg(chart: Chart | Dots) -> tuple[str, Markup]:
     return box, Markup(content)
 
 
-def _interval(counts: tuple[int, int]) -> str:
-    low, high = numbers.wilson(*counts)
-    return f"{100 * low:.1f} to {100 * high:.1f}"
-
-
 @functools.cache
 def _environment() -> Environment:
     environment = Environment(
@@ -157,7 +133,7 @@ def _environment() -> Environment:
     environment.filters |= {
         "capitalised": lambda text: f"{text[:1].upper()}{text[1:]}",
         "commas": "{:,}".format,
-        "interval": _interval,
+        "interval": lambda counts: "{:.1f} to {:.1f}".format(*100 * np.array(wilson(*counts))),
         "json": json.dumps,
         "legend": lambda setting: (setting.all_of("trust"), setting.all_of("delta")),
         "svg": _svg,
@@ -200,18 +176,11 @@ def run_page(facts: Facts) -> str:
 
 
 def officer_page(facts: Facts) -> str:
-    """Return the page for a privacy officer: what left, what is proven about it, and what is not.
-
-    Every number on the page is from the card's proven epsilons.
-    """
-    return _render(
-        "privacy_officer.html.j2",
-        facts=facts,
-    )
+    """Return the page for a privacy officer; every number is from the card's proven epsilons."""
+    return _render("privacy_officer.html.j2", facts=facts)
 
 
 def _performance(facts: Facts) -> dict[str, Any]:
-    """Return the student's scores on the test images, and its thresholds for two classes."""
     confusion, predictions = facts.summary["confusion"], facts.predictions
     if not confusion or not facts.right_and_all:
         return {"measures": [], "area": None, "balanced": None, "operating": [], "roc": []}
@@ -275,7 +244,6 @@ def small_png(path: Path) -> bytes:
 
 
 def _classes(facts: Facts) -> dict[str, Any]:
-    """Return the table rows of the classes, and their confusion matrix."""
     counts, classes = facts.summary["confusion"] or [], facts.classes
     each_class, matrix = [], []
     for k, row in enumerate(counts):
@@ -293,7 +261,6 @@ def _classes(facts: Facts) -> dict[str, Any]:
 
 
 def _hospitals(facts: Facts) -> dict[str, Any]:
-    """Return hospitals' answers and statements, faults, and the number of repeated requests."""
     rows = []
     for number in range(facts.summary["num_clients"]):
         statement = facts.charges.get("clients", {}).get(str(number), {})
@@ -340,18 +307,8 @@ def sweep_page(
     rounds: Mapping[str, Sequence[Row]],
     differences: Sequence[Sequence[str]] = (),
     unfinished: Sequence[Unfinished] = (),
-    own_title: str = "",
 ) -> str:
-    """Return the page of a sweep.
-
-    Args:
-        name: the table's name.
-        settings: the settings to compare.
-        rounds: rows of each run's rounds, by the run's key.
-        differences: header and rows of paired differences; () for none.
-        unfinished: runs of the sweep that have not completed, which the numbers exclude.
-        own_title: the reader's title; "" for a description.
-    """
+    """Return the page of a sweep."""
     compared = list(zip(settings, names(settings), strict=True))
     ranked = [each for each in compared if not math.isnan(each[0].score("student")[0])]
     ranked.sort(key=lambda each: -each[0].score("student")[0])
@@ -365,7 +322,6 @@ def sweep_page(
         best=next(iter(ranked), None),
         best_proven=next((each for each in ranked if _is_meaningful(each[0])), None),
         unfinished=unfinished,
-        own_title=own_title,
         seeded=any("seeded noise" in s.caveats and s.epsilon(RECORD) < math.inf for s in settings),
         ensembles=any(not math.isnan(s.score("ensemble")[0]) for s in settings),
         record=RECORD,

@@ -23,39 +23,27 @@ FEWEST = 10  # images of each class, for the interval of an AUROC
 
 @dataclass(frozen=True)
 class Predictions:
-    """A student's predictions for the test images.
+    """A student's predictions for the test images."""
 
-    Args:
-        probabilities: (N, K) float.
-        labels: (N,) true classes, 0..K-1.
-        choosing: (N,) bool mask of the images that may be used to choose a threshold. Copies of an
-            image have the same value, and so do images of the same patient if patients are known.
-    """
-
-    probabilities: NDArray[np.float32]
-    labels: NDArray[np.int64]
+    probabilities: NDArray[np.float32]  # (N, K) float
+    labels: NDArray[np.int64]  # (N,) true classes, 0..K-1
+    # (N,) bool mask of the images that may be used to choose a threshold. Copies of an image have
+    # the same value, and so do images of the same patient if patients are known.
     choosing: NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
 class Operating:
-    """A threshold, with the numbers of images that it classifies correctly.
+    """A threshold, with the numbers of images that it classifies correctly."""
 
-    Args:
-        threshold: the least probability at which an image counts as positive.
-        origin: the data that the threshold was chosen on, in words.
-        images: the images that the threshold is tested on, in words.
-        positives: the number of positive images classified correctly, and of all positive images.
-        negatives: the number of negative images classified correctly, and of all negative images.
-        marked: whether the page lists the threshold first.
-    """
-
-    threshold: float
-    origin: str
-    images: str
+    threshold: float  # the least probability at which an image counts as positive
+    origin: str  # the data that the threshold was chosen on, in words
+    images: str  # the images that the threshold is tested on, in words
+    # the number of positive images classified correctly, and of all positive images
     positives: tuple[int, int]
+    # the number of negative images classified correctly, and of all negative images
     negatives: tuple[int, int]
-    marked: bool = False
+    marked: bool = False  # whether the page lists the threshold first
 
 
 def area(predictions: Predictions) -> Interval | None:
@@ -102,11 +90,11 @@ def _below(others: NDArray[np.float32], scores: NDArray[np.float32]) -> NDArray[
 
 def roc(predictions: Predictions) -> list[tuple[float, float]]:
     """Return (false positive rate, sensitivity) at every threshold, from (0, 0) to (1, 1)."""
+    from sklearn.metrics import roc_curve  # takes a second to import; few pages need it
+
     scores, positive = predictions.probabilities[:, 1], predictions.labels == 1
-    order = np.argsort(-scores, kind="stable")
-    last = np.append(np.diff(scores[order]) != 0, True)  # one point for equal scores
-    curves = (np.cumsum(part[order])[last] / part.sum() for part in (~positive, positive))
-    return [(0.0, 0.0), *((float(x), float(y)) for x, y in zip(*curves, strict=True))]
+    wrong, right, _ = roc_curve(positive, scores, drop_intermediate=False)
+    return list(zip(wrong.tolist(), right.tolist(), strict=True))
 
 
 def operating_points(predictions: Predictions, given: float | None) -> list[Operating]:
@@ -181,9 +169,7 @@ def mean_rate(counts: Sequence[tuple[int, int]]) -> Interval | None:
 
 def specificities(confusion: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
     """Return, for each class, the number of other images not assigned to it, and of all others."""
-    total = sum(map(sum, confusion))
-    pairs = []
-    for k, row in enumerate(confusion):
-        others = total - sum(row)
-        pairs.append((others - sum(other[k] for other in confusion) + row[k], others))
-    return pairs
+    counts = np.array(confusion)
+    others = counts.sum() - counts.sum(1)
+    right = others - counts.sum(0) + counts.diagonal()
+    return list(zip(right.tolist(), others.tolist(), strict=True))

@@ -40,15 +40,10 @@ Row = dict[str, str]
 
 @dataclass(frozen=True)
 class Setting:
-    """Runs that differ only in the seed.
+    """Runs that differ only in the seed."""
 
-    Args:
-        values: the columns that were set, with their values.
-        runs: the runs' rows, one for each seed.
-    """
-
-    values: Mapping[str, str]
-    runs: Sequence[Mapping[str, str]]
+    values: Mapping[str, str]  # the columns that were set, with their values
+    runs: Sequence[Mapping[str, str]]  # the runs' rows, one for each seed
 
     @property
     def review(self) -> str:
@@ -147,12 +142,7 @@ def by_data(settings: Sequence[Setting], alphas: bool = False) -> dict[str, list
 
 
 def read(paths: Sequence[Path]) -> list[Setting]:
-    """Read the settings in tables of `fed-dpsd sweep`; for each key, the last row counts.
-
-    Raises:
-        UserError: a file cannot be read, lacks a column or has a non-number in a numeric column;
-            two runs of one setting have the same seed; or there are no runs.
-    """
+    """Read the settings in tables of `fed-dpsd sweep`; for each key, the last row counts."""
     rows = {row["key"]: row for path in paths for row in _rows(path, NEEDED, NUMBERS)}
     settings: dict[tuple[tuple[str, str], ...], dict[str, dict[str, str]]] = {}
     for row in rows.values():
@@ -175,18 +165,7 @@ def read(paths: Sequence[Path]) -> list[Setting]:
 
 
 def rows_by_key(paths: Sequence[Path], name: str, columns: Sequence[str]) -> dict[str, list[Row]]:
-    """Read the rows of the files next to a sweep's tables, by the run's key.
-
-    A table without such a file has no rows.
-
-    Args:
-        paths: the tables; if several files have the same key, the last one counts.
-        name: kind of file, such as "rounds" for STEM_rounds.csv.
-        columns: columns of numbers that the rows must have.
-
-    Raises:
-        UserError: a file cannot be read, lacks a column or has a non-number in a numeric column.
-    """
+    """Read the rows of STEM_NAME.csv next to each table, if it exists, by the run's key."""
     found: dict[str, list[Row]] = {}
     for path in (path.with_stem(f"{path.stem}_{name}") for path in paths):
         if path.exists():

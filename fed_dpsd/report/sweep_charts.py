@@ -33,7 +33,6 @@ def looks(settings: Sequence[Setting], names: Sequence[str]) -> dict[str, tuple[
 
 
 def _accuracy_axis(series: Sequence[Series]) -> Axis:
-    """Return the axis of accuracies with their deviations."""
     pairs = [(y, d) for s in series for (_, y), d in zip(s.points, s.deviations(), strict=True)]
     return accuracy_axis([end for y, d in pairs for end in (y - d, y + d)])
 
@@ -60,10 +59,6 @@ def over_epsilon(settings: Sequence[Setting], most: int | None = None) -> list[C
 
     With fewer than two finite epsilons, there are no charts. Methods without a proven epsilon and
     settings with epsilon 0 are omitted.
-
-    Args:
-        settings: the settings.
-        most: the number of lines in a chart, the best first; None for all.
     """
     known, charts = comparable(settings), []
     lines = _by_mechanism(known)
@@ -180,13 +175,7 @@ def mean_over_seeds(
 def over_rounds(
     settings: Sequence[Setting], rounds: Mapping[str, Sequence[Row]], most: int | None = None
 ) -> list[Chart]:
-    """Return charts of accuracy against answers and seconds, for each data set and alpha.
-
-    Args:
-        settings: the settings; a setting with fewer than two known rounds has no line.
-        rounds: rows with ROUND_COLUMNS of each run, by the run's key.
-        most: the number of settings in a chart, the best first; None for all.
-    """
+    """Return charts of accuracy against answers and seconds, for each data set and alpha."""
     lines = {id(setting): mean_over_seeds(setting, rounds) for setting in settings}
     known = [setting for setting in settings if len(lines[id(setting)]) > 1]
     every = names(known, PANEL)
@@ -265,7 +254,6 @@ def _known_score(setting: Setting) -> float:
 
 
 def _omitted(title: str, known: int, shown: int, noun: str) -> str:
-    """Return a note on what a chart omits; "" if it omits nothing."""
     return f"{title}: the best {shown} of {known} {noun}." if shown < known else ""
 
 

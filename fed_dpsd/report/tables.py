@@ -194,11 +194,7 @@ def _labels(settings: Sequence[Setting]) -> dict[str, list[str]]:
 
 
 def write_own(path: Path, text: str, start: str = FIRST_LINE) -> Path:
-    """Write `text`, which begins with `start`; an existing file must also begin with it.
-
-    Raises:
-        UserError: the existing file is not part of a report, or the file cannot be written.
-    """
+    """Write `text`, which begins with `start`; an existing file must also begin with it."""
     with writing(path):
         own = not path.exists() or path.read_bytes().startswith(encoded(start))
     if not own:
@@ -222,9 +218,6 @@ def differences(settings: Sequence[Setting], against: str) -> list[list[str]]:
         settings: the settings of a report.
         against: a setting, a line of settings that differ in the data or in alpha, or a grid or
             another value, as `names` writes it.
-
-    Raises:
-        UserError: no setting has that name.
     """
     full, lines, every = names(settings), names(settings, PANEL), words(settings)
     base: list[Setting] = []
@@ -272,7 +265,6 @@ def _pairs(
 
 
 def _interval(values: Sequence[float]) -> str:
-    """Return the mean and, if there are enough values, the deviation and the interval."""
     from scipy.stats import t
 
     if not values:
@@ -292,18 +284,13 @@ def _interval(values: Sequence[float]) -> str:
 
 @dataclass(frozen=True)
 class Grid:
-    """Students' accuracies, with a row for each method or other line and a column for each alpha.
+    """Students' accuracies, with a row for each method or line and a column for each alpha."""
 
-    Args:
-        columns: the titles of the columns.
-        rows: each row's name, its largest epsilon and, for each column, the mean and deviation in
-            percent (NaN if unknown) and whether the value is among the best.
-        caption: the meaning of the numbers.
-    """
-
-    columns: Sequence[str]
+    columns: Sequence[str]  # the titles of the columns
+    # each row's name, its largest epsilon and, for each column, the mean and deviation in percent
+    # (NaN if unknown) and whether the value is among the best
     rows: Sequence[tuple[str, float, Sequence[tuple[float, float, bool]]]]
-    caption: str
+    caption: str  # the meaning of the numbers
 
     @classmethod
     def of(cls, settings: Sequence[Setting]) -> "Grid":
@@ -361,7 +348,6 @@ class Grid:
 
 
 def _bounds(settings: Sequence[Setting]) -> str:
-    """Return sentences on the epsilons of a table, with their unit, trust, delta and caveats."""
     proven = [s for s in settings if 0 < s.epsilon(CLAIMS[0]) < math.inf]
     if not proven:
         return "No epsilon is proven for a record."
@@ -381,7 +367,6 @@ def _latex_score(mean: float, deviation: float, best: bool) -> str:
 
 
 def _latex(text: str) -> str:
-    """Return plain text with LaTeX's special characters escaped."""
     special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
     special |= {letter: f"\\{letter}" for letter in "&%$#_{}"}
     return "".join(special.get(letter, letter) for letter in text)

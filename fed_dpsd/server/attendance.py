@@ -9,17 +9,11 @@ from typing import Any
 
 @dataclass
 class Attendance:
-    """The requests of a run to one hospital, each counted once even if it was sent repeatedly.
+    """The requests of a run to one hospital, each counted once even if it was sent repeatedly."""
 
-    Args:
-        sent: the requests for the hospital, connected or not.
-        answered: the requests that the hospital answered.
-        connected: whether the hospital was ever connected when a request was sent.
-    """
-
-    sent: set[str] = field(default_factory=set)
-    answered: set[str] = field(default_factory=set)
-    connected: bool = False
+    sent: set[str] = field(default_factory=set)  # the requests for the hospital, connected or not
+    answered: set[str] = field(default_factory=set)  # the requests that the hospital answered
+    connected: bool = False  # whether the hospital was ever connected when a request was sent
 
     def __str__(self) -> str:
         if not self.connected:

@@ -27,7 +27,7 @@ from fed_dpsd.experiment import Experiment
 from fed_dpsd.privacy.epsilon import Epsilon
 from fed_dpsd.server.attendance import absent, requests_of
 from fed_dpsd.server.charge_log import ChargeLog
-from fed_dpsd.server.completed import CompletedRun
+from fed_dpsd.server.run_folder import CompletedRun
 from fed_dpsd.server.summary import result_line
 from fed_dpsd.storage import encoded, json_of, templates_folder
 
@@ -46,11 +46,8 @@ LARGEST = "10M<n<100M"
 def privacy_card_of(run: CompletedRun) -> dict[str, Any]:
     """Return the content of privacy_card.json, for anything made from a run.
 
-    `privacy` is copied from the run's summary. The other keys are texts and names: the `verdict` in
-    sentences, what was `asked` and `answered`, the `source` of the numbers, what they leave
-    `not_covered`, further `notes` on them, plug-ins and functions that are `not_reviewed`, and
-    `versions`. If the noise is seeded, the verdict starts with this fact, because people quote
-    first lines.
+    `privacy` is copied from the run's summary; the other keys are texts and names. If the noise is
+    seeded, the verdict starts with this fact, because people quote first lines.
     """
     experiment, summary = run.experiment, run.summary
     card = PrivacyCard(summary["privacy"])
@@ -64,10 +61,7 @@ def privacy_card_of(run: CompletedRun) -> dict[str, Any]:
         },
         "verdict": sorted(verdict(experiment, card), key=lambda said: said != SEEDED_VERDICT),
         "asked": _asked(run),
-        "answered": {
-            "training": how_trained(experiment),
-            "answers": how_answered(experiment),
-        },
+        "answered": {"training": how_trained(experiment), "answers": how_answered(experiment)},
         "privacy": dict(summary["privacy"]),
         "published": published_line(card),
         "source": list(_source(run)),
@@ -83,7 +77,6 @@ def privacy_card_of(run: CompletedRun) -> dict[str, Any]:
 
 
 def _asked(run: CompletedRun) -> str:
-    """Describe the server's requests and the number of answered images."""
     config, summary = run.experiment.config, run.summary
     clients = f"{config.num_clients:,} client{'s' * (config.num_clients != 1)}"
     if not config.federation.simulation and (missed := absent(requests_of(run.folder))):
@@ -102,7 +95,6 @@ def _asked(run: CompletedRun) -> str:
 
 
 def _source(run: CompletedRun) -> Iterator[str]:
-    """Yield the sources of the numbers: the plan, and the clients' ledgers or statements."""
     config = run.experiment.config
     stated = len(ChargeLog(run.folder, {}).heard)
     yield (
@@ -124,7 +116,6 @@ def _source(run: CompletedRun) -> Iterator[str]:
 def _not_covered(
     experiment: Experiment, summary: Mapping[str, Any], card: PrivacyCard
 ) -> Iterator[str]:
-    """Yield what the proven numbers do not cover."""
     for claim in card.proven:
         if math.isinf(claim.value):
             unit, change = UNITS[claim.unit], CHANGES[claim.relation]
@@ -190,7 +181,6 @@ def as_markdown(card: Mapping[str, Any]) -> str:
 
 
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return a row of the table of proven epsilons, with numbers as printed."""
     claim = Epsilon.from_json(row)
     planned, spent = (
         Epsilon.from_json({**row, "epsilon": row[key]}).number(5) if key in row else ""
@@ -208,14 +198,7 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 def model_card(
     run: CompletedRun, file: str, classes: Sequence[str], card: Mapping[str, Any]
 ) -> str:
-    """Return the README.md of an exported student.
-
-    Args:
-        run: the run that trained the student.
-        file: the name of the student's file.
-        classes: the names of the classes, in order.
-        card: the student's privacy card.
-    """
+    """Return the README.md of an exported student."""
     config, summary = run.experiment.config, run.summary
     missed = {} if config.federation.simulation else absent(requests_of(run.folder))
     return _hub_card(
@@ -232,16 +215,7 @@ def model_card(
 def dataset_card(
     run: CompletedRun, file: str, number: int, origin: str, labelled: bool, card: Mapping[str, Any]
 ) -> str:
-    """Return the README.md of a set of synthetic images.
-
-    Args:
-        run: the run that the images come from.
-        file: the name of the parquet file.
-        number: number of images in the file.
-        origin: a sentence on how the images were drawn.
-        labelled: whether the student labelled the images.
-        card: the images' privacy card.
-    """
+    """Return the README.md of a set of synthetic images."""
     size = next((size for most, size in SIZES.items() if number < most), LARGEST)
     facts = {"number": number, "size": size, "origin": origin, "labelled": labelled}
     return _hub_card("dataset.md.j2", run, file, card, **facts)

@@ -21,17 +21,13 @@ logger = logging.getLogger("fed_dpsd")
 
 @dataclass
 class Known:
-    """What the coordinator knows about one client.
+    """What the coordinator knows about one client."""
 
-    Args:
-        charged: releases by mechanism; the numbers never decrease.
-        forgotten: releases that the client's ledger has lost because its state was rolled back.
-        changed: number of times that the client's records changed during the run.
-    """
-
+    # releases by mechanism; the numbers never decrease
     charged: Counter[str] = field(default_factory=Counter)
+    # releases that the client's ledger has lost because its state was rolled back
     forgotten: Counter[str] = field(default_factory=Counter)
-    changed: int = 0
+    changed: int = 0  # number of times that the client's records changed during the run
 
     def __post_init__(self) -> None:
         self.charged, self.forgotten = Counter(self.charged), Counter(self.forgotten)
@@ -46,9 +42,6 @@ class ChargeLog:
     Args:
         run_folder: the folder of charges.json.
         planned: releases by mechanism that the plan charges every client for.
-
-    Raises:
-        UserError: the file cannot be read.
     """
 
     def __init__(self, run_folder: Path, planned: Releases) -> None:

@@ -49,12 +49,7 @@ def latest(folder: Path) -> int:
 
 
 def load(folder: Path) -> State | None:
-    """Return the newest checkpoint below `folder`; None if there is none yet.
-
-    Raises:
-        UserError: a file is missing or does not match its checksum. The message names the file and
-            the remedy.
-    """
+    """Return the newest checkpoint below `folder`; None if there is none yet."""
     rounds = _rounds(folder)
     if not rounds:
         return None

@@ -10,11 +10,7 @@ from fed_dpsd.experiment import Experiment, largest_partition
 
 
 def cautions(experiment: Experiment) -> list[str]:
-    """Return warnings about a run that will learn nothing or end early, one sentence each.
-
-    Raises:
-        UserError: the budget does not even allow the first charge.
-    """
+    """Return warnings about a run that will learn nothing or end early, one sentence each."""
     config = experiment.config
     charged = bool(config.ledger) and any(Path(config.ledger).glob("*"))  # earlier runs charged it
     ending = "" if charged else shortfall(config.privacy, plan_of(experiment))
@@ -36,11 +32,7 @@ def weak_delta(experiment: Experiment) -> list[str]:
 
 
 def require_writable(key: str, folder: Path) -> None:
-    """Check that the folder of a key can be created or written to, without creating it.
-
-    Raises:
-        UserError: the folder cannot be created or written to.
-    """
+    """Check that the folder of a key can be created or written to, without creating it."""
     there = nearest(folder)
     try:
         if not there.is_dir():

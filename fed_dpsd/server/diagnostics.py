@@ -1,7 +1,4 @@
-"""Exact diagnostics, only for simulations: the teachers' accuracy without noise.
-
-Each client's teachers have a score, and all teachers together have scores.
-"""
+"""Exact scores of teachers without noise, of each client and of all, only for simulations."""
 
 from collections.abc import Mapping
 from typing import Any

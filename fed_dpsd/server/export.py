@@ -16,7 +16,7 @@ from fed_dpsd.models import procedural
 from fed_dpsd.models.inference import predict
 from fed_dpsd.server import onnx_file
 from fed_dpsd.server.cards import cards_in, model_card
-from fed_dpsd.server.completed import CompletedRun, open_completed
+from fed_dpsd.server.run_folder import CompletedRun, open_completed
 from fed_dpsd.server.student import FACTS, Student, student_of
 from fed_dpsd.storage import encoded, json_of, write_together
 from fed_dpsd.streams import Streams
@@ -42,10 +42,6 @@ def export(run_folder: Path, folder: Path, form: Format) -> Exported:
     The cards next to the file are privacy_card.json and PRIVACY.md, README.md (a model card for the
     Hugging Face hub) and config.json (classes and sizes). An ONNX file is compared with torch on
     the run's test images before it is written.
-
-    Raises:
-        UserError: the run has not completed, or has no student of its own; a file exists or cannot
-            be written; a package for ONNX is missing, or ONNX predictions differ from torch's.
     """
     path = folder / f"{NAME}.{form}"
     if path.exists():
@@ -81,11 +77,7 @@ def export(run_folder: Path, folder: Path, form: Format) -> Exported:
 
 
 def _files_of(folder: Path, digest: str) -> dict[str, Any]:
-    """Return the entries for files in a folder's card; {} for a new folder.
-
-    Raises:
-        UserError: the folder has cards of another student.
-    """
+    """Return the entries for files in a folder's card; {} for a new folder."""
     there = [name for name in CARDS if (folder / name).exists()]
     if not there:
         return {}
@@ -101,7 +93,6 @@ def _files_of(folder: Path, digest: str) -> dict[str, Any]:
 
 
 def _config(student: Student) -> dict[str, Any]:
-    """Return config.json, with the network, and the class names in the hub libraries' format."""
     names = dict(enumerate(student.classes))
     return {
         **{key: list(v) if isinstance(v, tuple) else v for key, v in vars(student.network).items()},
@@ -112,7 +103,6 @@ def _config(student: Student) -> dict[str, Any]:
 
 
 def _compared(content: bytes, student: Student, run: CompletedRun) -> str:
-    """Compare an ONNX file's probabilities with torch's; describe the result."""
     images, named = _test_images(run)
     own = predict(student.model, images, torch.device("cpu"))
     largest = float(np.abs(onnx_file.OnnxModel(content).predict(images) - own).max())

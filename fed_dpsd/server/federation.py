@@ -3,6 +3,7 @@
 import fcntl
 import hashlib
 import logging
+import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -33,8 +34,8 @@ from fed_dpsd.protocol import (
     misfit,
 )
 from fed_dpsd.server.charge_log import ChargeLog
+from fed_dpsd.server.checkpoint import KEPT
 from fed_dpsd.server.secure_sum import secure_sum
-from fed_dpsd.server.sent_requests import SentRequests
 from fed_dpsd.storage import locked, npz_of, write_atomically, writing
 from fed_dpsd.streams import Streams
 
@@ -47,7 +48,6 @@ class InUse(UserError):
 
 
 def _locked(run_folder: Path) -> IO[bytes]:
-    """Lock the run for the lifetime of this process."""
     with writing(run_folder / "lock"):
         run_folder.mkdir(parents=True, exist_ok=True)
         lock = locked(run_folder / "lock")
@@ -66,6 +66,54 @@ def in_use(run_folder: Path) -> bool:
     except OSError:
         return True
     return False
+
+
+class SentRequests:
+    """The requests of a run in a folder, as sent, one file per id and kind.
+
+    A client is charged for the bytes of a request. A resumed run may compute different bytes,
+    because rounding depends on the processor and the number of threads, so it sends the stored
+    request again.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._given: dict[str, str] = {}  # digests of this process's requests, by file
+
+    def get_or_store(self, request: Request) -> Request:
+        """Return the request stored under this id and kind, or store this request and return it.
+
+        The request is durable on return; it must not be sent earlier.
+
+        Raises:
+            ProtocolError: this process has stored a different request with this id and kind.
+            UserError: the file cannot be read.
+        """
+        path = self._folder / f"{request.query_id:05d}_{request.kind}.npz"
+        digest = request.digest()
+        if self._given.setdefault(path.name, digest) != digest:
+            raise ProtocolError(
+                f"request {request.query_id} ({request.kind}) differs from the one that this "
+                "run sent before"
+            )
+        if not path.exists():
+            arrays = {name: getattr(request, name) for name in ("images", "predictions", "weights")}
+            write_atomically(path, npz_of(arrays))
+            return request
+        try:
+            with np.load(path, allow_pickle=False) as kept:
+                return replace(request, **kept)
+        except (OSError, ValueError, TypeError, zipfile.BadZipFile, ProtocolError) as error:
+            raise UserError(
+                f"the request {path} cannot be read ({error}); restore it, or delete it: clients "
+                "then charge the request that replaces it, as the run's card will state"
+            ) from None
+
+    def prune(self, rounds: int) -> None:
+        """Delete the requests that no checkpoint needs once this many rounds are saved."""
+        for path in self._folder.glob("*.npz"):
+            if 0 < int(path.name.partition("_")[0]) <= rounds - KEPT:
+                path.unlink(missing_ok=True)
 
 
 class HostedFederation(ABC):
@@ -157,7 +205,6 @@ class HostedFederation(ABC):
         return answers
 
     def _with_charges(self, request: Request) -> Request:
-        """Return the request with the run's charges."""
         return replace(
             request, acknowledged=dict(self._charge_log.acknowledged), heard=self._charge_log.heard
         )

@@ -1,4 +1,4 @@
-"""Metrics of probabilities on the test split."""
+"""Metrics of (N, K) probabilities on the test split, with (N,) true classes 0..K-1."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,30 +7,20 @@ BINS = 10  # parts of a reliability diagram
 
 
 def accuracy(probabilities: NDArray[np.floating], labels: NDArray[np.int64]) -> float:
-    """Return the fraction of images with the true class as the most probable class.
+    """Return the fraction of images with the true class as the most probable one.
 
-    Args:
-        probabilities: (N, K), or values proportional to them; a row that is not finite predicts no
-            class, so it is wrong.
-        labels: (N,) true classes, 0..K-1.
+    A row that is not finite predicts no class, so it is wrong.
     """
     finite = np.isfinite(probabilities).all(1)
     return float((finite & (probabilities.argmax(1) == labels)).mean())
 
 
 def auroc(probabilities: NDArray[np.floating], labels: NDArray[np.int64]) -> float | None:
-    """Return the area under the ROC curve; ties count half.
+    """Return the area under the ROC curve in [0, 1]; ties count half.
 
     For two classes, it is the area of class 1; otherwise, it is the mean over classes of the area
-    of each class against the rest.
-
-    Args:
-        probabilities: (N, K), in [0, 1].
-        labels: (N,) true classes, 0..K-1.
-
-    Returns:
-        The area in [0, 1]; None if it is undefined because a class is absent from `labels` or a
-        probability is not finite.
+    of each class against the rest. It is None if a class is absent from `labels`, or a probability
+    is not finite.
     """
     present = np.unique(labels)
     num_classes = probabilities.shape[1]
@@ -42,23 +32,22 @@ def auroc(probabilities: NDArray[np.floating], labels: NDArray[np.int64]) -> flo
 
 
 def _area(scores: NDArray[np.floating], positive: NDArray[np.bool_]) -> float:
-    """Return the area from the ranks of the positive scores (Mann-Whitney); ties share a rank."""
-    _, place, count = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(count) - (count - 1) / 2)[place]
+    """Return the area from the mean ranks of the positive scores (Mann and Whitney)."""
+    # torchmetrics takes longer to import than torch; dp-accounting needs SciPy anyway.
+    from scipy.stats import rankdata
+
     positives = int(positive.sum())
-    above = ranks[positive].sum() - positives * (positives + 1) / 2
+    above = rankdata(scores)[positive].sum() - positives * (positives + 1) / 2
     return float(above / (positives * (len(scores) - positives)))
 
 
 def confusion(probabilities: NDArray[np.floating], labels: NDArray[np.int64]) -> list[list[int]]:
     """Count the images of each true class (K rows) that are predicted as each class (K columns).
 
-    Args:
-        probabilities: (N, K); a row that is not finite predicts no class, so it is not counted.
-        labels: (N,) true classes, 0..K-1.
+    A row that is not finite predicts no class, so it is not counted.
     """
     finite, num_classes = np.isfinite(probabilities).all(1), probabilities.shape[1]
-    pairs = labels[finite] * num_classes + probabilities[finite].argmax(1)
+    pairs = num_classes * labels[finite] + probabilities[finite].argmax(1)
     counts = np.bincount(pairs, minlength=num_classes**2)
     return counts.reshape(num_classes, num_classes).tolist()
 
@@ -68,9 +57,7 @@ def calibration(
 ) -> dict[str, float | list[float] | list[int]]:
     """Compare a classifier's confidence with its accuracy (Guo et al., arXiv 1706.04599).
 
-    Args:
-        probabilities: (N, K), N >= 1; a row that is not finite has confidence 0 and is wrong.
-        labels: (N,) true classes, 0..K-1.
+    A row that is not finite has confidence 0 and is wrong.
 
     Returns:
         `count`, mean `confidence` and `accuracy` of the images with their largest probability in
@@ -92,15 +79,7 @@ def calibration(
 
 
 def agreement(predictions: NDArray[np.floating], answers: NDArray[np.floating]) -> float | None:
-    """Return the fraction of images for which student and answers give the same class.
-
-    Args:
-        predictions: (B, K) probabilities of a student.
-        answers: (B, K) soft labels.
-
-    Returns:
-        The fraction in [0, 1]; None without predictions.
-    """
+    """Return how often (B, K) predictions and soft labels agree in class; None without any."""
     if predictions.shape != answers.shape or not answers.size:
         return None
     return float((predictions.argmax(1) == answers.argmax(1)).mean())

@@ -19,20 +19,13 @@ PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
 
 def require(packages: tuple[str, ...] = PACKAGES) -> None:
-    """Check that the packages of the extra are installed.
-
-    Raises:
-        UserError: a package is missing; the message has the command that installs it.
-    """
+    """Check that the packages of the extra are installed."""
     if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
         raise UserError(f"ONNX needs {' and '.join(missing)}; run pip install 'fed-dpsd[onnx]'")
 
 
 class OnnxModel:
     """The network of an ONNX file.
-
-    Args:
-        content: the file or its content.
 
     Raises:
         UserError: onnxruntime is not installed.
@@ -67,30 +60,12 @@ class OnnxModel:
         return np.concatenate(parts)
 
 
-class _Probabilities(nn.Module):
-    """A classifier that outputs probabilities."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Map (B, C, S, S) images in [0, 1] to (B, K) probabilities."""
-        return self.model(images).softmax(1)
-
-
 def to_onnx(model: nn.Module, shape: tuple[int, ...], metadata: Mapping[str, str]) -> bytes:
-    """Return the content of an ONNX file.
-
-    Args:
-        model: the network, from (B, C, S, S) images in [0, 1] to (B, K) logits.
-        shape: (C, S, S).
-        metadata: the metadata of the file.
-    """
+    """Return an ONNX file of a network from (B, C, S, S) images; `shape` is (C, S, S)."""
     images = torch.zeros((2, *shape))
     model(images)  # fixed features compute their constants here, so the constants are not traced
     program = torch.onnx.export(
-        _Probabilities(model).eval(),
+        nn.Sequential(model, nn.Softmax(dim=1)).eval(),
         (images,),
         input_names=["images"],
         output_names=["probabilities"],

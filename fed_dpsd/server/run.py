@@ -5,7 +5,7 @@ import functools
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from fed_dpsd.data.intake import Split
 from fed_dpsd.errors import Diverged, one_line
 from fed_dpsd.experiment import Experiment, evaluated_on, test_split
 from fed_dpsd.methods.class_counts import fetch_class_weights
-from fed_dpsd.methods.method import PublicContext, ReplayBuffer, Round, State, below
+from fed_dpsd.methods.method import PublicContext, Round, State, below
 from fed_dpsd.models import keep_freed_memory
 from fed_dpsd.models.divergence import is_finite
 from fed_dpsd.models.inference import Images
@@ -50,12 +50,6 @@ def run(
     experiment: Experiment, federation: HostedFederation, folder: Path, progress: Progress
 ) -> dict[str, Any]:
     """Run, or resume, the experiment of `folder`; return its summary.
-
-    Args:
-        experiment: the experiment to run.
-        federation: the clients.
-        folder: the run folder; if it holds a checkpoint, the run continues from there.
-        progress: called with each new line of rounds.jsonl.
 
     Raises:
         UserError: an error that the user can fix. After any error, the status in summary.json is
@@ -154,11 +148,6 @@ def _run(
 
 
 def _check_state(state: State) -> None:
-    """Check that a state is finite, before saving or after loading it.
-
-    Raises:
-        Diverged: a tensor holds NaN or infinity.
-    """
     for name, tensor in state.tensors.items():
         if not tensor.isfinite().all():
             raise Diverged(f"{name} holds NaN or infinity after round {state.round}", {})
@@ -183,10 +172,7 @@ def _costs(plan: Plan, charges: Mapping[int, Releases], experiment: Experiment) 
 def _student_scores(
     folder: Path, test: Split | None, images: Images | None, student: nn.Module | None, number: int
 ) -> dict[str, Any]:
-    """Return the student's scores on the test split, and store its predictions.
-
-    Scores are None without a student or a test split.
-    """
+    """Store the student's predictions and return its scores; None without student or test split."""
     metrics = METRICS | {"confusion": confusion, "calibration": calibration}
     if test is None or images is None or student is None:
         return {f"student_{name}": None for name in metrics}
@@ -201,11 +187,6 @@ def _record_round(summary: dict[str, Any], state: State, line: Mapping[str, Any]
     summary["student_sha256"] = checkpoint.digest_of(below("student", state.tensors))
 
 
-def _agreement(buffer: Sequence[ReplayBuffer]) -> float | None:
-    """Return how often the student agreed with the last answers before learning from them."""
-    return agreement(buffer[-1].predictions, buffer[-1].labels) if buffer else None
-
-
 def _round_line(
     finished: Round,
     context: PublicContext,
@@ -218,12 +199,14 @@ def _round_line(
     `round_queries` and `round_seconds` are for this round alone. Other counts and `seconds` are
     totals over all rounds so far.
     """
-    queries = sum(len(part.labels) for part in finished.state.buffer)
+    buffer = finished.state.buffer
+    queries = sum(len(part.labels) for part in buffer)
     return {
         "round": finished.state.round,
         "rounds": context.rounds,
         **scores,
-        "agreement": _agreement(finished.state.buffer),
+        # how often the student agreed with the last answers before learning from them
+        "agreement": agreement(buffer[-1].predictions, buffer[-1].labels) if buffer else None,
         **finished.metrics,
         "round_queries": queries - last.get("answered_queries", 0),
         "round_seconds": round(seconds - last.get("seconds", 0.0), 3),

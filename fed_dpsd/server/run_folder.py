@@ -8,6 +8,8 @@ import platform
 import secrets
 import subprocess
 import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,9 @@ from fed_dpsd.config.bind import read_run
 from fed_dpsd.data.intake import Split
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment, set_up
-from fed_dpsd.methods.method import ReplayBuffer
+from fed_dpsd.methods.method import ReplayBuffer, State
+from fed_dpsd.server import checkpoint
+from fed_dpsd.server.summary import read_summary
 from fed_dpsd.storage import (
     RUN_NAME,
     Unwritable,
@@ -52,11 +56,7 @@ def name_run_folder(experiment: Experiment) -> Path:
 
 
 def new_run_folder(experiment: Experiment) -> Path:
-    """Create the run folder with its configuration; never overwrite an existing folder.
-
-    Raises:
-        UserError: the folder exists or cannot be written; no new file is left behind.
-    """
+    """Create the run folder with its configuration; never overwrite an existing folder."""
     folder = name_run_folder(experiment)
     if folder.is_dir():
         remedy = "choose another"
@@ -96,10 +96,7 @@ def versions() -> dict[str, str | None]:
 
 @functools.cache  # cached, since later commits do not change the imported code
 def _commit() -> str | None:
-    """Return the commit of this package's Git checkout; None if there is none.
-
-    It ends in "+dirty" if the checkout has changes.
-    """
+    """Return the commit of this package's Git checkout, "+dirty" if changed; None without one."""
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(Path(__file__).parent), *arguments]
@@ -124,20 +121,36 @@ def is_run_folder(folder: Path) -> bool:
 
 
 def open_run_folder(folder: Path) -> Experiment:
-    """Return the experiment of an existing run folder.
-
-    Raises:
-        UserError: `folder` is not a run folder, or its configuration cannot be read.
-    """
+    """Return the experiment of an existing run folder."""
     return set_up(read_run(folder), None, written=True)
 
 
-def open_log(path: Path, rounds: int) -> tuple[Path, list[dict[str, Any]]]:
-    """Keep only the first `rounds` lines of a log, which may be ahead of its checkpoint.
+@dataclass(frozen=True)
+class CompletedRun:
+    """A completed run, read from its folder."""
 
-    Raises:
-        UserError: the log is damaged: it has fewer rounds than its checkpoint.
-    """
+    folder: Path
+    experiment: Experiment
+    summary: Mapping[str, Any]
+    state: State  # the last checkpoint; it has no tensors if the method keeps none
+
+
+def open_completed(folder: Path) -> CompletedRun:
+    """Read the folder of a completed run."""
+    experiment = open_run_folder(folder)
+    summary = read_summary(folder)
+    if summary.get("status") != "completed":
+        cause = f" ({summary['error']})" if summary.get("error") else ""
+        raise UserError(
+            f"{folder}: this run has not completed{cause}; continue it with `fed-dpsd resume "
+            f"{folder}`, or run it again with other settings"
+        )
+    state = checkpoint.load(folder / "checkpoint") or State(0, {}, ())
+    return CompletedRun(folder, experiment, summary, state)
+
+
+def open_log(path: Path, rounds: int) -> tuple[Path, list[dict[str, Any]]]:
+    """Keep only the first `rounds` lines of a log, which may be ahead of its checkpoint."""
     text = path.read_text().splitlines()[:rounds] if path.exists() else []
     try:
         lines = [json.loads(line) for line in text]
@@ -153,11 +166,7 @@ def open_log(path: Path, rounds: int) -> tuple[Path, list[dict[str, Any]]]:
 
 
 def read_log(folder: Path, seen: int = 0) -> list[dict[str, Any]]:
-    """Return the complete lines of a run's rounds.jsonl after the first `seen` lines.
-
-    Raises:
-        UserError: a complete line is damaged.
-    """
+    """Return the complete lines of a run's rounds.jsonl after the first `seen` lines."""
     path = folder / "rounds.jsonl"
     lines = path.read_text().split("\n")[seen:-1] if path.exists() else []
     try:

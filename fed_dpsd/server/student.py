@@ -21,9 +21,8 @@ from fed_dpsd.models.functions import missing_function
 from fed_dpsd.models.inference import predict
 from fed_dpsd.server import checkpoint
 from fed_dpsd.server.cards import privacy_card_of
-from fed_dpsd.server.completed import CompletedRun
 from fed_dpsd.server.onnx_file import OnnxModel
-from fed_dpsd.server.run_folder import is_run_folder
+from fed_dpsd.server.run_folder import CompletedRun, is_run_folder
 from fed_dpsd.server.summary import result_line
 from fed_dpsd.streams import Streams
 
@@ -35,19 +34,12 @@ ROUNDING = 1e-3  # largest difference of a probability between processors
 
 @dataclass(frozen=True)
 class Network:
-    """The architecture and sizes of a student.
+    """The architecture and sizes of a student."""
 
-    Args:
-        architecture: a key of `CLASSIFIERS`, or the name of a Python function.
-        width: width of its first layer, >= 1.
-        shape: (C, S, S) of its images.
-        num_classes: number of classes, >= 2.
-    """
-
-    architecture: str
-    width: int
-    shape: tuple[int, ...]
-    num_classes: int
+    architecture: str  # a key of `CLASSIFIERS`, or the name of a Python function
+    width: int  # width of its first layer, >= 1
+    shape: tuple[int, ...]  # (C, S, S) of its images
+    num_classes: int  # number of classes, >= 2
 
     def __post_init__(self) -> None:
         if self.architecture not in CLASSIFIERS and not is_function(self.architecture):
@@ -116,11 +108,7 @@ class Student:
 
 
 def student_of(run: CompletedRun) -> Student:
-    """Return the student of a completed run, from its last checkpoint.
-
-    Raises:
-        UserError: the run has no student of its own.
-    """
+    """Return the student of a completed run, from its last checkpoint."""
     config, summary = run.experiment.config, run.summary
     arch, width = config.model.student, config.model.student_width
     weights = below("student", run.state.tensors)
@@ -157,11 +145,7 @@ def student_of(run: CompletedRun) -> Student:
 
 
 def open_student(path: Path) -> Student:
-    """Read a student that `export` wrote, as safetensors or ONNX.
-
-    Raises:
-        UserError: the file is damaged or not an exported student, or a package for ONNX is missing.
-    """
+    """Read a student that `export` wrote, as safetensors or ONNX."""
     if problem := _no_model(path):
         raise UserError(f"{path} {problem}")
     weights = {}
@@ -191,7 +175,6 @@ def open_student(path: Path) -> Student:
 def _built(
     network: Network, weights: dict[str, torch.Tensor], facts: Mapping[str, Any], path: Path
 ) -> Classifier:
-    """Return a network with the weights of a file."""
     model = network.build()
     if reason := misfit(model, weights):
         raise UserError(f"{path}: {reason}; export the student again")
@@ -233,7 +216,6 @@ def _reason_of_other_answers(model: Classifier | OnnxModel) -> str:
 
 
 def _probabilities(model: Classifier | OnnxModel, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Return the (B, K) probabilities of (B, C, S, S) uint8 images."""
     if isinstance(model, OnnxModel):
         return model.predict(images)
     return predict(model, images, torch.device("cpu"))

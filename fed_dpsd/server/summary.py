@@ -54,10 +54,7 @@ def blank_summary(experiment: Experiment, engine: str) -> dict[str, Any]:
         "auroc": {"student": None, "ensemble": None, "weighted_ensemble": None, "clients": None},
         "confusion": None,
         "calibration": None,
-        "queries": {
-            "answered_per_client": 0,
-            **dict.fromkeys((*ANSWERS, *TRAVELLED), 0),
-        },
+        "queries": {"answered_per_client": 0, **dict.fromkeys((*ANSWERS, *TRAVELLED), 0)},
         "privacy": None,
         "diagnostics": {},
         "precision": {"asked": config.precision, "teachers": None, "student": None},
@@ -67,11 +64,7 @@ def blank_summary(experiment: Experiment, engine: str) -> dict[str, Any]:
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """Read summary.json of a run folder; empty if there is none yet.
-
-    Raises:
-        UserError: the file is damaged.
-    """
+    """Read summary.json of a run folder; empty if there is none yet."""
     path = folder / "summary.json"
     try:
         return dict(json.loads(path.read_text())) if path.exists() else {}
@@ -115,10 +108,7 @@ def write_failure(experiment: Experiment, folder: Path, engine: str, error: Base
 
 
 def add_privacy(summary: dict[str, Any], experiment: Experiment, folder: Path) -> None:
-    """Add the run's cost, from the plan, the clients' statements and simulated ledgers.
-
-    Hospitals keep their ledgers.
-    """
+    """Add the run's cost, from the plan, the clients' statements and simulated ledgers."""
     ledgers = []
     config = experiment.config
     plan, accounts = plan_of(experiment), ledgers_in(ledger_folder(experiment, folder))
@@ -190,12 +180,7 @@ def result_line(experiment: Experiment, summary: Mapping[str, Any]) -> str:
 
 
 def privacy_text(card: Mapping[str, Any], word: str = "proven") -> str:
-    """Return the published epsilon and the proven epsilons of the requested unit, in one line.
-
-    Args:
-        card: as `privacy_card` returns it.
-        word: the word for the bounds: "proven" after a run, "planned" before it.
-    """
+    """Return the published epsilon and the proven epsilons of the requested unit, in one line."""
     if all(NOTHING_NOTE in row["notes"] for row in card["proven"]):
         return NOTHING_NOTE
     rows = {(row["unit"], row["relation"]): Epsilon.from_json(row) for row in card["proven"]}
@@ -248,7 +233,6 @@ def _without(line: Mapping[str, Any]) -> str:
 
 
 def _spent(line: Mapping[str, Any]) -> str:
-    """Return the largest epsilon that a client has spent, with unit and relation."""
     row = line["spent"]
     meaning = row["delta"], row["unit"], row["relation"], row["trust"]
     spent = Epsilon(float(row["epsilon"]), *meaning, "", 0, tuple(row.get("notes", ())))

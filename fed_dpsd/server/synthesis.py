@@ -27,7 +27,7 @@ from fed_dpsd.models import procedural, torch_threads
 from fed_dpsd.models.inference import to_bytes
 from fed_dpsd.progress import reporting
 from fed_dpsd.server.cards import cards_in, dataset_card, privacy_card_of
-from fed_dpsd.server.completed import CompletedRun, open_completed
+from fed_dpsd.server.run_folder import CompletedRun, open_completed
 from fed_dpsd.server.student import Student, student_of
 from fed_dpsd.storage import encoded, write_together
 from fed_dpsd.streams import Streams
@@ -53,21 +53,7 @@ def synthesize(
     source: Source | None = None,
     seed: int = 0,
 ) -> Synthetic:
-    """Write a parquet file of synthetic images in the hub's layout, and its cards.
-
-    Args:
-        run_folder: the folder of a completed run.
-        number: number of images to draw, >= 1.
-        path: the file to write, FILE.parquet, in a folder without other cards.
-        labels: whether to add the student's labels, in columns `label` and `probabilities`.
-        source: "generator" for images of the run's generator, "queries" for images like the
-            requested ones; None selects the generator if there is one.
-        seed: the same seed gives the same file.
-
-    Raises:
-        UserError: the run has not completed or keeps no such images, or a file exists or cannot be
-            written.
-    """
+    """Write a parquet file of synthetic images in the hub's layout, and its cards."""
     _check_place(path)
     run = open_completed(run_folder)
     student = student_of(run)
@@ -92,7 +78,6 @@ def synthesize(
 
 
 def _check_place(path: Path) -> None:
-    """Check that a file can be written without replacing anything."""
     if path.suffix != ".parquet":
         raise UserError(f"--out {path}: give a name that ends in .parquet")
     for each in (path, *(path.parent / name for name in CARDS)):
@@ -109,11 +94,7 @@ def _check_place(path: Path) -> None:
 def drawn(
     run: CompletedRun, student: Student, number: int, source: Source | None, seed: int
 ) -> tuple[NDArray[np.uint8], str]:
-    """Draw (N, C, S, S) uint8 images of a run; also return a sentence on how they were drawn.
-
-    Raises:
-        UserError: the run keeps nothing to draw from, or too few images.
-    """
+    """Draw (N, C, S, S) uint8 images of a run; also return a sentence on how they were drawn."""
     method, name = run.experiment.method, run.summary["method"]
     config = dataclasses.replace(run.experiment.config, server_device="cpu")
     context = PublicContext.of(config, run.experiment.training, run.experiment.answers)
@@ -146,7 +127,6 @@ def drawn(
 
 
 def _taken(parts: Iterator[NDArray[np.uint8]], number: int) -> NDArray[np.uint8]:
-    """Return the first images of a stream of batches."""
     taken: list[NDArray[np.uint8]] = []
     with reporting("images drawn", number) as task:
         while (missing := number - sum(map(len, taken))) > 0:
@@ -206,7 +186,6 @@ def _of_next_rounds(
 
 
 def _of_the_bank(run: CompletedRun, number: int, streams: Streams) -> NDArray[np.uint8]:
-    """Return some of the images that a run sent, in random order."""
     asked = [part.images for part in run.state.buffer]
     if not asked:
         raise UserError(

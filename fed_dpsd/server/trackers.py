@@ -12,7 +12,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from fed_dpsd.config.keys import leaves
 from fed_dpsd.errors import UserError, one_line
@@ -26,16 +26,6 @@ logger = logging.getLogger("fed_dpsd")
 
 Numbers = Mapping[str, float]
 Settings = Mapping[str, str | int | float | bool]
-
-
-class Tracker(Protocol):
-    """A destination for a run's numbers."""
-
-    def log(self, numbers: Numbers, step: int) -> None:
-        """Log numbers of a round or, at the end, of the whole run."""
-
-    def close(self, completed: bool) -> None:
-        """Finish pending work; nothing more is logged."""
 
 
 class TensorBoard:
@@ -142,7 +132,8 @@ class MLflow:
         self._client.set_terminated(self._run, "FINISHED" if completed else "FAILED")
 
 
-TRACKERS: dict[str, tuple[str, Callable[[Path, Settings], Tracker]]] = {
+Tracker = TensorBoard | WeightsAndBiases | MLflow
+TRACKERS: dict[str, tuple[str, type[Tracker]]] = {
     "tensorboard": ("tensorboard", TensorBoard),
     "wandb": ("wandb", WeightsAndBiases),
     "mlflow": ("mlflow", MLflow),
@@ -150,11 +141,7 @@ TRACKERS: dict[str, tuple[str, Callable[[Path, Settings], Tracker]]] = {
 
 
 def require_tracker(name: str) -> None:
-    """Check that a tracker's package is installed, without importing it.
-
-    Raises:
-        UserError: the package is missing; the message names the extra to install.
-    """
+    """Check that a tracker's package is installed, without importing it."""
     if name in TRACKERS and importlib.util.find_spec(TRACKERS[name][0]) is None:
         raise UserError(
             f"tracker={name} needs a package that is not installed: pip install 'fed-dpsd[{name}]'"
@@ -174,11 +161,7 @@ class Tracking:
         self._round = 0
 
     def open(self) -> None:
-        """Open the tracker.
-
-        Raises:
-            UserError: the tracker cannot be opened; no request was sent.
-        """
+        """Open the tracker."""
         name = self._experiment.config.tracker
         require_tracker(name)
         if name not in TRACKERS:
@@ -196,15 +179,15 @@ class Tracking:
         self._round = line["round"]
         self._pass(lambda tracker: tracker.log(dict(numbers_of_round(line)), self._round))
         picture = sample_path(self._folder, self._round)
-        if picture.exists():
-            self._pass(lambda tracker: _show(tracker, picture, self._round))
+        if picture.exists() and isinstance(self._tracker, TensorBoard):
+            self._pass(lambda tracker: tracker.show(picture, self._round))
 
     def close(self, summary: Mapping[str, Any]) -> None:
         """Pass on a summary, and close the tracker."""
         self._pass(lambda tracker: tracker.log(dict(numbers_of_run(summary)), self._round))
         self._pass(lambda tracker: tracker.close(summary["status"] == "completed"))
 
-    def _pass(self, work: Callable[[Tracker], None]) -> None:
+    def _pass(self, work: Callable[[Any], None]) -> None:
         if self._tracker is None:
             return
         try:
@@ -213,11 +196,6 @@ class Tracking:
             self._tracker = None
             name = self._experiment.config.tracker
             logger.warning("tracker=%s failed and is no longer used: %s", name, one_line(error))
-
-
-def _show(tracker: Tracker, picture: Path, step: int) -> None:
-    if isinstance(tracker, TensorBoard):
-        tracker.show(picture, step)
 
 
 def settings_of(experiment: Experiment) -> Iterator[tuple[str, str | int | float | bool]]:
@@ -255,7 +233,6 @@ def numbers_of_run(summary: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def _meaning(row: Mapping[str, Any]) -> str:
-    """Return the meaning of an epsilon as part of its name."""
     review = any(note.startswith(NOT_REVIEWED) for note in row.get("notes", ()))
     meaning = f"{row['unit']}/{row['relation']}/trust_{row['trust']}"
     return meaning + "/not_reviewed" * review

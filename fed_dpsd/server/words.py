@@ -19,12 +19,7 @@ NO_GUARANTEE = (
 
 
 def opening(experiment: Experiment, folder: Path) -> Iterator[str]:
-    """Yield what a run is about to do, line by line; the first line needs no computation.
-
-    Args:
-        experiment: the experiment of the run.
-        folder: its run folder. If the run was started before, the lines include its progress.
-    """
+    """Yield what a run is about to do, line by line; the first line needs no computation."""
     config = experiment.config
     yield f"run folder: {folder}"
     architectures = sorted(set(map(config.architecture, range(config.num_clients))))
@@ -54,13 +49,7 @@ def _counted(number: int, noun: str) -> str:
 
 
 def next_steps(folder: Path, summary: Mapping[str, Any], ledgers: Path) -> Iterator[str]:
-    """Yield what a completed run's numbers do not cover, and the next commands.
-
-    Args:
-        folder: the run folder.
-        summary: the content of summary.json.
-        ledgers: the path of the clients' charges, for `fed-dpsd privacy ledger`.
-    """
+    """Yield what a completed run's numbers do not cover, and the next commands."""
     place, proven = shown_path(folder), summary["privacy"]["proven"]
     if any(SEEDED_NOTE in row["notes"] for row in proven):
         yield NO_GUARANTEE

@@ -1,10 +1,11 @@
 """The paths given to `fed-dpsd report`: their tables, and the facts of a single run."""
 
 import dataclasses
+import functools
 import json
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,10 @@ from fed_dpsd.accounts.verdict import (
     verdict,
 )
 from fed_dpsd.claims import smallest_claim
-from fed_dpsd.config.keys import leaves
+from fed_dpsd.config import compose
+from fed_dpsd.config.keys import choices, leaves
 from fed_dpsd.errors import UserError, shown
-from fed_dpsd.experiment import Experiment
+from fed_dpsd.experiment import Experiment, calibrated_axis, from_overrides
 from fed_dpsd.privacy.mechanism import Unit
 from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.report.facts import Facts, Unfinished
@@ -29,12 +31,7 @@ from fed_dpsd.server import checkpoint
 from fed_dpsd.server.attendance import absent, requests_of
 from fed_dpsd.server.charge_log import clients_in
 from fed_dpsd.server.federation import in_use
-from fed_dpsd.server.run_folder import (
-    is_run_folder,
-    open_run_folder,
-    read_log,
-    read_predictions,
-)
+from fed_dpsd.server.run_folder import is_run_folder, open_run_folder, read_log, read_predictions
 from fed_dpsd.server.summary import (
     TRAVELLED,
     add_privacy,
@@ -43,27 +40,41 @@ from fed_dpsd.server.summary import (
     record_round,
 )
 from fed_dpsd.storage import client_name, writing
-from fed_dpsd.sweep.repeat import command_of
-from fed_dpsd.sweep.sweep import PLACES, TABLE, Cell, read_table, write_tables
+from fed_dpsd.sweep.sweep import PLACES, TABLE, Cell, Say, read_table, write_tables
 
 REPORTED = (
     "a table of `fed-dpsd sweep`, or the folder that a sweep, a run or a rehearsal has written"
 )
 MOST_NAMED = 3  # runs in an error
 REHEARSED = "run"  # the run folder in a rehearsal's folder
+OMITTED = ("out", "cache", "run_folder", "ledger", "tracker", "data.classes")
+FEDERATIONS = ("deployment", "simulation")
+DEPLOYED = ("flwr", "run", "APP", "federation", "--stream", "--run-config")
+
+
+def write_report(
+    paths: Sequence[Path],
+    out: Path | None = None,
+    against: str | None = None,
+    threshold: float | None = None,
+    say: Say = lambda line: None,
+) -> Iterator[Path]:
+    """Write the tables, figures and page of absolute paths; yield each file, the page last."""
+    from fed_dpsd.report import pages  # matplotlib takes a second to import
+
+    run = facts_of(paths, threshold)
+    if run and run.unfinished:  # its numbers are not in a table yet
+        say(f"not finished: {run.unfinished.status}")
+        yield pages.write_unfinished(run, out or run_in(paths[0]))
+        return
+    tables, unfinished = tables_of(paths, out), unfinished_nearby(paths)
+    for each in unfinished:
+        say(f"{each.name} is not finished: {each.status}")
+    yield from pages.write(tables, out or tables[0].parent, against, run, unfinished)
 
 
 def tables_of(paths: Sequence[Path], out: Path | None = None) -> list[Path]:
-    """Return the tables of paths; tables of runs are written first.
-
-    Args:
-        paths: tables, folders of sweeps or rehearsals, or run folders.
-        out: the folder for one table of all runs; None for a table in each run folder.
-
-    Raises:
-        UserError: a path has no table and no run, a run has not completed, or a table cannot be
-            written.
-    """
+    """Return the tables of paths; tables of runs are written first."""
     written: dict[Path, list[Cell]] = {}
     tables = []
     for path in map(run_in, paths):
@@ -92,15 +103,14 @@ def tables_of(paths: Sequence[Path], out: Path | None = None) -> list[Path]:
         known = [dict(leaves(json.loads(cell.experiment.to_json()))) for cell in cells]
         own = [{key: shown(each[key]) for key in apart if key in each} for each in known]
         write_tables(
-            table,
-            [dataclasses.replace(c, overrides=o) for c, o in zip(cells, own, strict=True)],
+            table, [dataclasses.replace(c, overrides=o) for c, o in zip(cells, own, strict=True)]
         )
     return list(dict.fromkeys(tables))
 
 
 def _delete(table: Path) -> None:
-    """Delete the table of a run, and the tables of its rounds and confusions."""
-    for suffix in ("", "_rounds", "_confusion"):
+    """Delete the table of a run, and the table of its rounds."""
+    for suffix in ("", "_rounds"):
         table.with_stem(f"{table.stem}{suffix}").unlink(missing_ok=True)
 
 
@@ -128,7 +138,6 @@ def _apart(experiments: Sequence[Experiment]) -> list[str]:
 
 
 def _cell(folder: Path) -> Cell:
-    """Return a completed run as the cell of a sweep."""
     experiment = open_run_folder(folder)
     if unfinished := unfinished_in(folder, experiment):
         raise UserError(
@@ -190,19 +199,8 @@ def _summary_so_far(
 # --- the facts of one run ---
 
 
-def facts_of(
-    paths: Sequence[Path], title: str = "", threshold: float | None = None
-) -> Facts | None:
-    """Return the facts of a single run; None for any other `paths`.
-
-    Args:
-        paths: the paths given to `fed-dpsd report`.
-        title: the reader's title for the page; "" for a description.
-        threshold: the reader's threshold for two classes, in (0, 1); None to choose one.
-
-    Raises:
-        UserError: a file is damaged, or the threshold does not apply.
-    """
+def facts_of(paths: Sequence[Path], threshold: float | None = None) -> Facts | None:
+    """Return the facts of a single run; None for any other `paths`."""
     if threshold is not None and not 0 < threshold < 1:
         raise UserError(f"--threshold={threshold:g} must be above 0 and below 1")
     if len(paths) != 1 or not is_run_folder(folder := run_in(paths[0])):
@@ -252,7 +250,6 @@ def facts_of(
         rehearsed=bool(versions.get("rehearsal")),
         predictions=predictions,
         threshold=threshold,
-        own_title=title,
     )
 
 
@@ -273,7 +270,6 @@ def _epsilon(plan: Plan, releases: Mapping[str, int], delta: float, unit: Unit) 
 
 
 def _settings(experiment: Experiment) -> dict[str, Any]:
-    """Return the settings, without paths."""
     values = leaves(json.loads(experiment.to_json()))
     return {
         key: value
@@ -311,3 +307,77 @@ def _ledgers(experiment: Experiment, folder: Path, place: Path) -> dict[int, str
 
 def _json(path: Path) -> dict[str, Any]:
     return dict(json.loads(path.read_text())) if path.exists() else {}
+
+
+# --- the command that repeats a run ---
+
+
+def command_of(experiment: Experiment) -> str:
+    """Return the command that runs an experiment, with FOLDER or FILE in place of its paths.
+
+    It is `fed-dpsd run` or, for a deployment, `flwr run` with APP for the app's folder. It names
+    the choices of conf/ that are not defaults, and the keys that differ from these choices. Return
+    "" if no such command gives the same settings.
+    """
+    values = json.loads(experiment.to_json())
+    typed = _choices(experiment, values)
+    if any(
+        name not in choices(group) for group, _, name in (each.partition("=") for each in typed)
+    ):
+        return ""
+    if experiment.config.plugins:
+        typed.append(f"plugins={shown(list(experiment.config.plugins))}")
+    composition = compose.read(typed)
+    if composition.problems:
+        return ""
+    unset = leaves(json.loads(from_overrides([], None).to_json()))  # also keys that no file sets
+    known, own = dict(unset) | dict(leaves(composition.values)), dict(leaves(values))
+    calibrated = _calibrated(experiment)
+    for key, value in own.items():
+        source = composition.sources.get(key)
+        same = own[source] == value if source in own else known.get(key) == value
+        if same or key in OMITTED or key == calibrated:
+            continue
+        group, _, _ = key.rpartition(".")
+        if key not in known and group in known:  # a group of keys that is null in the file
+            key, value = group, functools.reduce(dict.__getitem__, group.split("."), values)
+        if key not in known or key.endswith("_target_"):
+            return ""
+        typed.append(f"{key}={_typed(value)}")
+    typed = list(dict.fromkeys(typed))
+    if experiment.config.federation.simulation:
+        return shlex.join(["fed-dpsd", "run", *typed])
+    overrides = " ".join(word.replace('"', "'") for word in typed)
+    return shlex.join([*DEPLOYED, f'overrides="{overrides}"'])
+
+
+def _choices(experiment: Experiment, values: dict[str, Any]) -> list[str]:
+    ours = compose.read([]).values["method"]["_target_"]
+    own = values["method"]["_target_"]
+    typed = [f"method={experiment.method_name}"] if own != ours else []
+    default = compose.read(typed).values
+    for group, name, mark in (
+        ("federation", FEDERATIONS[experiment.config.federation.simulation], "simulation"),
+        ("data", experiment.config.data.name, "name"),
+        ("partition", values["partition"].get("name"), "name"),
+        ("training", experiment.training.name, "_target_"),
+        ("answers", experiment.answers.name, "_target_"),
+    ):
+        if default[group].get(mark) != values[group].get(mark):
+            typed.append(f"{group}={name}")
+    return typed
+
+
+def _calibrated(experiment: Experiment) -> str:
+    """Return the key that privacy.target_epsilon calibrates; "" if there is none."""
+    if experiment.config.privacy.target_epsilon is None:
+        return ""
+    axis = calibrated_axis(experiment)
+    return f"{axis}.{getattr(experiment, axis).calibrated_by}"
+
+
+def _typed(value: Any) -> str:
+    """Return a value as a user types it, with a placeholder for a path on this machine."""
+    if isinstance(value, str) and os.sep in value:
+        return "FILE" if os.path.splitext(value)[1] else "FOLDER"
+    return shown(value)

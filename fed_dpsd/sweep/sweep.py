@@ -38,7 +38,6 @@ PLACES = ("out", "cache", "run_folder", "ledger", "tracker")
 PLACES += ("data.path", "data.classes", "teacher.path")
 TABLE = "results.csv"
 ROUNDS = ("key", "round", "seconds", *ANSWERS, "student_accuracy")
-CONFUSION = ("key", "truth", "predicted", "count")
 
 Row = dict[str, str]
 Say = Callable[[str], None]
@@ -47,21 +46,13 @@ Work = Callable[[Experiment, Path], Any]
 
 @dataclass(frozen=True)
 class Cell:
-    """A run of a sweep.
+    """A run of a sweep."""
 
-    Args:
-        key: the name of its run folder.
-        name: the overrides that distinguish it from other cells of the sweep, for display.
-        grid: the name of its grid; "" if there is only one.
-        overrides: all its overrides, by key.
-        experiment: the experiment, with its run folder.
-    """
-
-    key: str
-    name: str
-    grid: str
-    overrides: Mapping[str, str]
-    experiment: Experiment
+    key: str  # the name of its run folder
+    name: str  # the overrides that distinguish it from other cells of the sweep, for display
+    grid: str  # the name of its grid; "" if there is only one
+    overrides: Mapping[str, str]  # all its overrides, by key
+    experiment: Experiment  # the experiment, with its run folder
 
     @property
     def folder(self) -> Path:
@@ -108,16 +99,6 @@ def plan(
     """Set up every distinct cell, before reading any data.
 
     All keys and values of all cells are checked first, because calibrating noise is slow.
-
-    Args:
-        overrides: as for `own_grid` and `expand`.
-        folder: parent of the run folders.
-        base: folder that paths are relative to.
-        say: called with progress (calibration takes seconds) and with duplicate cells.
-        only: as for `expand`.
-
-    Raises:
-        ConfigError: every problem of every cell.
     """
     with own_grid(overrides, base) as known:
         points = expand(known, only)
@@ -175,16 +156,7 @@ def _key_in(folder: Path) -> str | None:
 
 
 def check(cells: Sequence[Cell], ready: Callable[[Experiment, Sequence[str]], Any]) -> list[Any]:
-    """Check each unfinished cell before any of them runs; return the results of `ready`.
-
-    Args:
-        cells: the cells of one `plan`.
-        ready: called with an experiment and its overrides; raises UserError if that cannot run
-            here.
-
-    Raises:
-        ConfigError: every problem of every cell.
-    """
+    """Check each unfinished cell before any of them runs; return the results of `ready`."""
     problems = _Problems(len(cells))
     found = []
     for cell in cells:
@@ -198,11 +170,7 @@ def check(cells: Sequence[Cell], ready: Callable[[Experiment, Sequence[str]], An
 
 
 class _Problems:
-    """The problems of many cells; each problem is reported once.
-
-    Args:
-        cells: the number of cells.
-    """
+    """The problems of many cells; each problem is reported once."""
 
     def __init__(self, cells: int) -> None:
         self._cells = cells
@@ -234,17 +202,8 @@ def run(cells: Sequence[Cell], work: Work, table: Path, say: Say) -> dict[str, s
 
     Cells that another process is running are skipped and checked again at the end.
 
-    Args:
-        cells: the cells of one `plan`.
-        work: runs or resumes an experiment in its run folder.
-        table: the CSV file (see `write_tables`).
-        say: called with each cell that is skipped, is started or has failed.
-
     Returns:
         The error of each failed cell, by the cell's name.
-
-    Raises:
-        UserError: a folder or a table cannot be written, or a file is not a sweep's table.
     """
     for parent in {cell.folder.parent for cell in cells} | {table.parent}:
         with writing(parent):
@@ -282,7 +241,6 @@ def run(cells: Sequence[Cell], work: Work, table: Path, say: Say) -> dict[str, s
 
 
 def _make_folder(cell: Cell) -> None:
-    """Make a run folder unless it exists; replace an incomplete folder."""
     if not (cell.folder / "config.yaml").exists():
         if cell.folder.exists():
             shutil.rmtree(cell.folder)
@@ -314,12 +272,8 @@ def _lock(path: Path, wait: bool) -> Iterator[bool]:
 def write_tables(path: Path, cells: Sequence[Cell]) -> None:
     """Write the rows of finished cells to CSV files, replacing rows with the same keys.
 
-    `path`, STEM.csv, has a row per cell; STEM_rounds.csv has a row per round of each cell; and
-    STEM_confusion.csv has a row per pair of true and predicted classes of the last student on the
-    test split. All other rows and all columns stay in place.
-
-    Raises:
-        UserError: an existing file has no column `key`, or a file cannot be written.
+    `path`, STEM.csv, has a row per cell, and STEM_rounds.csv a row per round of each cell. All
+    other rows and all columns stay in place.
     """
     swept = dict.fromkeys(key for cell in cells for key in cell.overrides if key not in PLACES)
     with _lock(path.parent, wait=True):
@@ -327,7 +281,6 @@ def write_tables(path: Path, cells: Sequence[Cell]) -> None:
         for suffix, columns, rows_of in (
             ("", ("key",), lambda cell: [_row(cell, swept)]),
             ("_rounds", ROUNDS, _rounds),
-            ("_confusion", CONFUSION, _confusion),
         ):
             file = path.with_stem(f"{path.stem}{suffix}")
             files[file] = _merged(file, columns, {cell.key: rows_of(cell) for cell in finished})
@@ -417,23 +370,11 @@ def _rounds(cell: Cell) -> list[Row]:
     return [_texts({column: line.get(column) for column in ROUNDS}) for line in lines]
 
 
-def _confusion(cell: Cell) -> list[Row]:
-    """Return a row for each count > 0; a run without a student has no rows."""
-    counts = read_summary(cell.folder)["confusion"] or ()
-    return [
-        _texts(dict(zip(CONFUSION, (cell.key, truth, predicted, count), strict=True)))
-        for truth, row in enumerate(counts)
-        for predicted, count in enumerate(row)
-        if count
-    ]
-
-
 def _texts(row: Mapping[str, Any]) -> Row:
     return {column: "" if value is None else str(value) for column, value in row.items()}
 
 
 def _scores(scores: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return the scores with both an accuracy and an AUROC."""
     clients = [score for score in scores["clients"] or () if score is not None]
     return {role: scores[role] for role in ("student", "ensemble", "weighted_ensemble")} | {
         "client_best": max(clients, default=None),

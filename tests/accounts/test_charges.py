@@ -30,8 +30,8 @@ from fed_dpsd.protocol import Refusal, Response, Statement
 from fed_dpsd.server import checkpoint
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.charge_log import TIMES_PLANNED, ChargeLog
+from fed_dpsd.server.federation import SentRequests
 from fed_dpsd.server.run_folder import new_run_folder
-from fed_dpsd.server.sent_requests import SentRequests
 from fed_dpsd.server.summary import read_summary, write_failure
 from tests.every import every
 from tests.hospitals import DISTRIBUTED, Hospitals, request, site_file, summing

@@ -451,8 +451,7 @@ def test_an_answer_is_never_unpickled(tmp_path, file):
     pickled = io.BytesIO()
     np.save(pickled, np.array([{}], object), allow_pickle=True)
     with file.transaction():
-        with file._written() as account:
-            file._keep(account, "answers", "a", pickled.getvalue())
+        file._keep("answers", "a", pickled.getvalue())
         with pytest.raises(ValueError, match="allow_pickle"):
             file.stored("a")
 

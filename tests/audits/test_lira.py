@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from scipy.special import ndtr, ndtri
 
-from fed_dpsd.audits.lira import lira, logits
-from fed_dpsd.audits.roc import auc, point
+from fed_dpsd.audits.rates import auc, lira, logits, point
 from tests.every import every
 
 RECORDS, SHADOWS, TARGETS = 2_000, 64, 4

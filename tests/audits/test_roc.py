@@ -7,7 +7,7 @@ import pytest
 from scipy.special import ndtr, ndtri
 from scipy.stats import beta, binom
 
-from fed_dpsd.audits.roc import FAILURE, Point, auc, cap, point
+from fed_dpsd.audits.rates import FAILURE, Point, auc, cap, point
 from fed_dpsd.privacy.gdp import gaussian_epsilon
 from tests.every import every
 

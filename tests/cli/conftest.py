@@ -17,7 +17,7 @@ def few_draws(monkeypatch):
     monkeypatch.setattr("fed_dpsd.audits.sampling.DRAWS", 2**15)
     monkeypatch.setattr("fed_dpsd.audits.sampling.OWN_DRAWS", 2**15)
     monkeypatch.setattr("fed_dpsd.audits.sampling.MOST_STEPS", 20)
-    monkeypatch.setattr("fed_dpsd.audits.trainings.SAMPLED_STEPS", 100)
+    monkeypatch.setattr("fed_dpsd.audits.attacks.SAMPLED_STEPS", 100)
 
 
 @pytest.fixture

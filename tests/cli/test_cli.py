@@ -129,8 +129,8 @@ def test_sweep_runs_the_grid_and_prints_its_table_last(fed_dpsd, tmp_path):
     assert (code, out) == (0, [str(table)])
     assert "already finished: the only cell" in err
     code, out, _ = fed_dpsd("report", str(table), "--out", "pages")
-    wide = [f"_{kind}.{end}" for kind in ("progress", "confusion") for end in ("png", "pdf", "svg")]
-    narrow = [f"_{kind}_column.{e}" for kind in ("progress", "confusion") for e in ("pdf", "svg")]
+    wide = [f"_progress.{end}" for end in ("png", "pdf", "svg")]
+    narrow = [f"_progress_column.{end}" for end in ("pdf", "svg")]
     ends = [".md", "_summary.csv", *wide, *narrow, ".html"]
     assert (code, out) == (0, [f"{tmp_path}/pages/mine{end}" for end in ends])
     assert all(Path(path).stat().st_size for path in out)

@@ -280,11 +280,11 @@ def test_a_contradicted_proof_has_an_exit_code_of_its_own(fed_dpsd, few_draws, m
 @pytest.mark.slow
 def test_a_training_is_audited_by_canaries(fed_dpsd, few_draws, monkeypatch):
     """A correct training contradicts a proof with probability at most 0.001."""
-    monkeypatch.setattr("fed_dpsd.audits.trainings.RUNS", (100, 100))
+    monkeypatch.setattr("fed_dpsd.audits.attacks.RUNS", (100, 100))
     clipped = {"weights": 100, "bias": 400, "network": 50}
-    monkeypatch.setattr("fed_dpsd.audits.trainings.CLIPPED_RUNS", clipped)
-    monkeypatch.setattr("fed_dpsd.audits.trainings.ASKED_RUNS", (250, 250))
-    monkeypatch.setattr("fed_dpsd.audits.trainings.OWN_RUNS", (2, 2))
+    monkeypatch.setattr("fed_dpsd.audits.attacks.CLIPPED_RUNS", clipped)
+    monkeypatch.setattr("fed_dpsd.audits.attacks.ASKED_RUNS", (250, 250))
+    monkeypatch.setattr("fed_dpsd.audits.attacks.OWN_RUNS", (2, 2))
     settings = (
         "training=dp_sgd",
         "answers=probabilities",
@@ -323,8 +323,8 @@ def test_a_training_is_audited_by_canaries(fed_dpsd, few_draws, monkeypatch):
         assert not claim[f"clipping_{part}"]["contradicts"]
     assert not any(part["contradicts"] for part in claim["parts"].values())
     assert all(claim[part] for part in ("attacks", "sampler", "protocol"))
-    monkeypatch.setattr("fed_dpsd.audits.trainings.RUNS", (60, 60))
-    monkeypatch.setattr("fed_dpsd.audits.trainings.ASKED_RUNS", (60, 60))
+    monkeypatch.setattr("fed_dpsd.audits.attacks.RUNS", (60, 60))
+    monkeypatch.setattr("fed_dpsd.audits.attacks.ASKED_RUNS", (60, 60))
     code, out, _ = fed_dpsd("privacy", "audit", *settings, "--broken", "none")
     assert code == 0
     assert out[-1] == "a hospital with next to no noise: refuted, as expected"

@@ -161,7 +161,7 @@ def test_a_crash_between_charge_and_answer_costs_nothing_more(small, records):
     ledger = MemoryLedger()
     _, answer = make(small("training=plain", "answers=gradient"), records, ledger)
     first = answer(request())
-    ledger._answers.clear()
+    ledger._kept = {at: note for at, note in ledger._kept.items() if at[0] == "notes"}
     again = make(small("training=plain", "answers=gradient"), records, ledger)[1](request())
     assert (first.values == again.values).all()
     assert len(ledger.entries()) == 1

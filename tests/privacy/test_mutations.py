@@ -19,7 +19,7 @@ from dp_accounting import GaussianDpEvent
 
 from fed_dpsd.accounts.account import Account
 from fed_dpsd.accounts.ledger import FileLedger, MemoryLedger
-from fed_dpsd.audits import attacks, canaries, protocol, sampling, trainings, victims
+from fed_dpsd.audits import attacks, canaries, protocol, sampling, victims
 from fed_dpsd.audits.black_box import Proof, audit
 from fed_dpsd.audits.canaries import (
     guess_counts,
@@ -585,17 +585,17 @@ def on_answers(experiment):
 
 
 def on_trainings(experiment):
-    return trainings.training_attacks(experiment, None, print)
+    return attacks.training_attacks(experiment, None, print)
 
 
 def on_clipping(experiment):
     """The part of `on_trainings` that clipping takes."""
     own = uncounted(experiment.training)
-    return trainings._clipping(experiment, own, None, secrets(), print)
+    return attacks._clipping(experiment, own, None, secrets(), print)
 
 
 def on_samples(experiment):
-    return [trainings.sample_counts(experiment, print)]
+    return [attacks.sample_counts(experiment, print)]
 
 
 def on_sampler(experiment):
@@ -652,12 +652,12 @@ def quick(monkeypatch):
     """Fewer runs and draws than in an audit, enough for faults this large."""
     monkeypatch.setattr(attacks, "CLOSE_RUNS", 5_000)
     monkeypatch.setattr(attacks, "CLAIM_RUNS", 20)
-    monkeypatch.setattr(trainings, "RUNS", (60, 60))
-    monkeypatch.setattr(trainings, "CLIPPED_RUNS", {"weights": 300, "bias": 400, "network": 150})
-    monkeypatch.setattr(trainings, "SAMPLED_STEPS", 400)
-    monkeypatch.setattr(trainings, "ASKED_RUNS", (20, 20))
-    monkeypatch.setattr(trainings, "OWN_RUNS", (2, 2))
-    monkeypatch.setattr(trainings, "COUNTED_RUNS", 50)
+    monkeypatch.setattr(attacks, "RUNS", (60, 60))
+    monkeypatch.setattr(attacks, "CLIPPED_RUNS", {"weights": 300, "bias": 400, "network": 150})
+    monkeypatch.setattr(attacks, "SAMPLED_STEPS", 400)
+    monkeypatch.setattr(attacks, "ASKED_RUNS", (20, 20))
+    monkeypatch.setattr(attacks, "OWN_RUNS", (2, 2))
+    monkeypatch.setattr(attacks, "COUNTED_RUNS", 50)
     monkeypatch.setattr(canaries, "PILOT", 30)
     monkeypatch.setattr(victims, "PILOT", 5)
     monkeypatch.setattr(sampling, "DRAWS", 2**20)

@@ -35,11 +35,6 @@ def rounds(*rows):
     return rows_of(sweep_charts.ROUND_COLUMNS, *rows)
 
 
-def pairs(*rows):
-    """Key, truth, predicted, count."""
-    return rows_of(plots.PAIR_COLUMNS, *rows)
-
-
 def chart(*series, x=None, y=None):
     x, y = x or Axis("round"), y or Axis("accuracy, %", 0, 100)
     return Chart("c", "A chart", "It says.", x, y, series)
@@ -390,31 +385,7 @@ def test_r4_overlapping_labels_are_found():
     assert overlapping(axes) == ["3x10^3"]
 
 
-# --- confusions, clients, attacks ---
-
-
-def test_a_matrix_is_summed_over_seeds_and_normalised_by_true_class(table):
-    two = {"num_classes": 2}
-    rows = [two | {"method": method} for method in ("dpsd", "dpsd", "dense", "local")]
-    settings = read([table(*rows)])
-    assert plots.draw_confusions(settings, {}) is None
-    known = pairs(
-        *[("curve.csv0", 0, 0, 3), ("curve.csv0", 0, 1, 1), ("curve.csv1", 0, 0, 4)],
-        ("curve.csv2", 1, 0, 2),
-    )
-    first, second = plots.draw_confusions(settings, known).axes
-    assert plots.confusions(settings[0], known).tolist() == [[7, 1], [0, 0]]
-    shown = np.ma.filled(first.images[0].get_array(), np.nan)
-    assert shown[0].tolist() == [7 / 8, 1 / 8]
-    assert np.isnan(shown[1]).all()
-    assert [text.get_text() for text in first.texts] == ["88", "12"]
-    assert [text.get_text() for text in second.texts] == ["100"]
-    assert (first.get_title(), second.get_title()) == ("dpsd", "dense")
-    for column, value in (("truth", 10), ("predicted", -1), ("truth", 0.5)):
-        row = {"truth": 0, "predicted": 0} | {column: value}
-        known = pairs(("curve.csv0", *row.values(), 3))
-        with pytest.raises(UserError, match=rf"{column}={value} of curve.csv0 .*not one of 10"):
-            plots.confusions(read([table({})])[0], known)
+# --- clients, attacks ---
 
 
 def test_a_client_has_a_bar_with_a_part_for_each_class():
@@ -465,8 +436,7 @@ def test_what_there_are_no_numbers_for_is_not_written(table, tmp_path, monkeypat
     columns = ",".join(("key", *sweep_charts.ROUND_COLUMNS))
     lines = f"{columns}\ncurve.csv0,1,1,5,0,0.5\ncurve.csv0,2,2,9,0,0.6\n"
     (tmp_path / "curve_rounds.csv").write_text(lines)
-    (tmp_path / "curve_confusion.csv").write_text("key,truth,predicted,count\ncurve.csv0,1,1,5\n")
-    every = set().union(*map(both, ("", "_progress", "_alpha", "_confusion")))
+    every = set().union(*map(both, ("", "_progress", "_alpha")))
     assert set(written(path)[3:-1]) == every
     old = written(table({"grid": "first"}, {"grid": "second", "seed": 0}, name="old.csv"), "first")
     assert {Path(name).stem for name in old} == {

@@ -13,8 +13,8 @@ from fed_dpsd.accounts.verdict import SEEDED_VERDICT, how_answered, how_trained
 from fed_dpsd.experiment import from_overrides
 from fed_dpsd.privacy.epsilon import Epsilon
 from fed_dpsd.server import cards
-from fed_dpsd.server.completed import CompletedRun, open_completed
 from fed_dpsd.server.export import export
+from fed_dpsd.server.run_folder import CompletedRun, open_completed
 from fed_dpsd.server.student import open_student
 from fed_dpsd.server.synthesis import synthesize
 from tests.every import every

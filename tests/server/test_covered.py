@@ -10,8 +10,7 @@ from fed_dpsd.errors import ConfigError, UserError
 from fed_dpsd.methods.method import State
 from fed_dpsd.server import summary as summaries
 from fed_dpsd.server.cards import as_markdown, model_card, privacy_card_of
-from fed_dpsd.server.completed import CompletedRun
-from fed_dpsd.server.run_folder import new_run_folder
+from fed_dpsd.server.run_folder import CompletedRun, new_run_folder
 from fed_dpsd.server.summary import OF_TEACHERS, add_privacy, blank_summary, result_line, scores_of
 from fed_dpsd.storage import conf_folder
 

@@ -54,7 +54,7 @@ def test_every_method_runs_and_a_sweep_killed_at_random_gives_the_same_table(tmp
             killed += 1
     assert killed >= 2
     assert start("killed").wait() == 0, (tmp_path / "killed.log").read_text()
-    for suffix in ("", "_rounds", "_confusion"):
+    for suffix in ("", "_rounds"):
         whole, table = (
             timeless(rows(tmp_path / f"{name}.csv", suffix)) for name in ("whole", "killed")
         )

@@ -17,8 +17,7 @@ from fed_dpsd.report import pages
 from fed_dpsd.report.pages import run_page as page
 from fed_dpsd.report.settings import names, read
 from fed_dpsd.server.run_folder import new_run_folder
-from fed_dpsd.sweep.repeat import command_of
-from fed_dpsd.sweep.reported import facts_of, tables_of, unfinished_nearby
+from fed_dpsd.sweep.reported import command_of, facts_of, tables_of, unfinished_nearby
 from fed_dpsd.sweep.sweep import cell_key
 from tests.conftest import SMALL, small_for
 from tests.report.runs import check_structure

@@ -53,7 +53,7 @@ def go(cells, table, work=at_once):
 
 
 def rows(table, suffix=""):
-    """Read a table, or the file next to it: "_rounds" or "_confusion"."""
+    """Read a table, or the "_rounds" next to it."""
     with table.with_stem(table.stem + suffix).open(newline="") as file:
         return list(csv.DictReader(file))
 
@@ -332,7 +332,7 @@ def test_a_row_stays_until_its_cell_is_finished_here_too(tmp_path):
 
 
 def test_a_file_that_is_no_table_is_left_alone(tmp_path):
-    for name in ("notes.csv", "notes_rounds.csv", "notes_confusion.csv"):
+    for name in ("notes.csv", "notes_rounds.csv"):
         (tmp_path / name).write_text("name,age\nx,3\n")
         with pytest.raises(UserError, match=rf"{name} is not a sweep's table .*'key'.*use --csv"):
             go(plan(tmp_path, *TINY), tmp_path / "notes.csv")
@@ -346,26 +346,20 @@ def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
         go(plan(tmp_path, *TINY), tmp_path / "table.csv")
 
 
-def test_next_to_the_table_are_every_round_and_the_last_students_confusion(tmp_path):
+def test_next_to_the_table_is_every_round(tmp_path):
     cells = plan(tmp_path, *TINY, "rounds=2", "seed=0,1")
     table = tmp_path / "table.csv"
     assert not go(cells, table, really)[0]
-    rounds, pairs = rows(table, "_rounds"), rows(table, "_confusion")
+    rounds = rows(table, "_rounds")
     keys = [cell.key for cell in cells]
     assert [(row["key"], row["round"]) for row in rounds] == [(k, r) for k in keys for r in "12"]
-    assert list(pairs[0]) == ["key", "truth", "predicted", "count"]
-    for cell, row in zip(cells, rows(table), strict=True):
+    for cell in cells:
         log = (cell.folder / "rounds.jsonl").read_text().splitlines()
         mine = [line for line in rounds if line["key"] == cell.key]
         for line, found in zip(map(json.loads, log), mine, strict=True):
             assert {name: found[name] for name in sweeps.ROUNDS[1:]} == {
                 name: str(line[name]) for name in sweeps.ROUNDS[1:]
             }
-        mine = [pair for pair in pairs if pair["key"] == row["key"]]
-        counts = {(pair["truth"], pair["predicted"]): int(pair["count"]) for pair in mine}
-        assert min(counts.values()) > 0
-        right = sum(n for (truth, predicted), n in counts.items() if truth == predicted)
-        assert right / sum(counts.values()) == pytest.approx(float(row["student"]))
 
 
 @pytest.mark.slow
@@ -385,18 +379,3 @@ def test_a_cells_rounds_are_replaced_and_others_stay_where_they_are(tmp_path):
         (cells[0].key, "2", "0.25"),
         (cells[1].key, "1", ""),
     ]
-    pairs = [tuple(row.values())[1:] for row in rows(table, "_confusion")]
-    assert pairs == 3 * [("0", "1", "3"), ("1", "0", "1"), ("1", "1", "2")]
-
-
-def test_a_run_without_a_student_has_no_rows_of_confusion(tmp_path):
-    def without(experiment, folder):
-        at_once(experiment, folder)
-        summary = json.loads((folder / "summary.json").read_text())
-        summary["confusion"] = None
-        (folder / "summary.json").write_text(json.dumps(summary))
-
-    table = tmp_path / "table.csv"
-    assert not go(plan(tmp_path, *TINY), table, without)[0]
-    assert (len(rows(table)), len(rows(table, "_rounds"))) == (1, 1)
-    assert table.with_stem("table_confusion").read_text() == "key,truth,predicted,count\n"

@@ -60,6 +60,7 @@ def report(
         str | None,
         typer.Option(help="Entry to compare the others with, at equal seeds and varied keys."),
     ] = None,
+    title: Annotated[str, typer.Option(help="Title of the page, such as the study's name.")] = "",
     threshold: Annotated[
         float | None,
         typer.Option(
@@ -83,5 +84,5 @@ def report(
     from fed_dpsd.sweep.reported import write_report
 
     places = [path.absolute() for path in paths]
-    for path in write_report(places, out and out.absolute(), against, threshold, say):
+    for path in write_report(places, out and out.absolute(), against, threshold, say, title):
         print(path)

@@ -47,12 +47,11 @@ from fed_dpsd.models import (
     to_vector,
     write_weights,
 )
-from fed_dpsd.models.classifiers import Classifier, builder
+from fed_dpsd.models.classifiers import Classifier, builder, features_version
 from fed_dpsd.models.devices import model_of
 from fed_dpsd.models.footprint import weight_bytes
 from fed_dpsd.models.functions import digest_of
 from fed_dpsd.models.inference import Images
-from fed_dpsd.models.pretrained import public_of
 from fed_dpsd.privacy.label_dp import LabelPrivate
 from fed_dpsd.privacy.noise import Noise, SecretStreams
 from fed_dpsd.privacy.training import CustomTraining, Training, TrainingMechanism
@@ -169,7 +168,7 @@ class Teachers:
         settings += [self._secret.identity] if self._secret else []
         settings += [model_of(self._learns_on)] if self._learns_on != CPU else []
         settings += ["bfloat16"] if self._bfloat16 else []
-        settings += [public_of(config.model).version] if name == "pretrained" else []
+        settings += features_version(name, config.model)
         settings += [config.plugins] if config.plugins else []
         if is_function(name):
             settings += [digest_of(name, config.data.shape, config.data.num_classes)]

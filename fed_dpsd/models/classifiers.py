@@ -278,6 +278,15 @@ def builder(name: str, model: ModelConfig) -> Build:
     return _on(public_of(model)) if build is pretrained else build
 
 
+def features_version(name: str, model: ModelConfig) -> list[str]:
+    """Return the code and weights of an architecture's features, which name its teachers.
+
+    Scattering is left out, because noise follows the names.
+    """
+    public = [public_of(model).version] if name == "pretrained" else []
+    return [*public, Patches.version()] if name in ("patches", "pretrained") else []
+
+
 @functools.lru_cache(maxsize=16)
 def _on(public: Public) -> Build:
     return functools.partial(pretrained, public=public)

@@ -73,6 +73,11 @@ class FixedFeatures(nn.Module):
         self.shape = shape
         self.num_features = min(num_features, self.num_coefficients(shape))
 
+    @classmethod
+    def version(cls) -> str:
+        """Return the name of these features in caches."""
+        return version_of(__file__, inspect.getfile(cls))
+
     @staticmethod
     def num_coefficients(shape: tuple[int, ...]) -> int:
         """Return the number of coefficients of an image of `shape`."""
@@ -142,8 +147,7 @@ def whitening(
     if folder is None:
         return _components(kind, examples, num_features)
     drawn = hashlib.blake2b(examples.tobytes(), digest_size=8).hexdigest()
-    version = version_of(__file__, inspect.getfile(kind))
-    name = f"{kind.__name__}-{num_features}-{version}-{drawn}"
+    name = f"{kind.__name__}-{num_features}-{kind.version()}-{drawn}"
     files = [folder / f"{name}.{part}.npy" for part in ("mean", "components")]
     with contextlib.suppress(OSError, EOFError, ValueError):
         mean, components = (torch.from_numpy(np.load(file)) for file in files)

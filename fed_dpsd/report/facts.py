@@ -72,6 +72,7 @@ class Facts:
     predictions: Predictions | None = None
     # a threshold for two classes given by the reader; None to choose one
     threshold: float | None = None
+    own_title: str = ""  # the reader's title for the page; "" for a description
 
     @property
     def kind(self) -> str:
@@ -88,7 +89,8 @@ class Facts:
         place = " on one machine" if self.kind == "rehearsal" else ""
         ending = f"a {self.kind}{place} with {some}{everyone}"
         ending += ", not finished" if self.unfinished else ""
-        return f"{self.summary['method']} on {self.subject}: {ending}"
+        subject = self.own_title or f"{self.summary['method']} on {self.subject}"
+        return f"{subject}: {ending}"
 
     @property
     def subject(self) -> str:

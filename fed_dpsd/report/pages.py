@@ -61,6 +61,7 @@ def write(
     against: str | None = None,
     run: Facts | None = None,
     unfinished: Sequence[Unfinished] = (),
+    title: str = "",
 ) -> Iterator[Path]:
     """Write the files, named after the first table, and yield each path."""
     settings, stem = read(paths), paths[0].stem
@@ -92,7 +93,7 @@ def write(
         yield write_own(folder / OFFICER, officer_page(run))
         page = run_page(run)
     else:
-        page = sweep_page(stem, settings, rounds, differences, unfinished)
+        page = sweep_page(stem, settings, rounds, differences, unfinished, title)
     yield write_own(folder / f"{stem}.html", page)
 
 
@@ -307,14 +308,16 @@ def sweep_page(
     rounds: Mapping[str, Sequence[Row]],
     differences: Sequence[Sequence[str]] = (),
     unfinished: Sequence[Unfinished] = (),
+    own_title: str = "",
 ) -> str:
-    """Return the page of a sweep."""
+    """Return the page of a sweep, with the reader's title or, for "", a description."""
     compared = list(zip(settings, names(settings), strict=True))
     ranked = [each for each in compared if not math.isnan(each[0].score("student")[0])]
     ranked.sort(key=lambda each: -each[0].score("student")[0])
     return _render(
         "sweep.html.j2",
         name=name,
+        own_title=own_title,
         compared=compared,
         data=dict.fromkeys(setting.values["data"] for setting in settings),
         experiment=next((s.values["experiment"] for s in settings if "experiment" in s.values), ""),

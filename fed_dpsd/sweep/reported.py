@@ -58,11 +58,12 @@ def write_report(
     against: str | None = None,
     threshold: float | None = None,
     say: Say = lambda line: None,
+    title: str = "",
 ) -> Iterator[Path]:
     """Write the tables, figures and page of absolute paths; yield each file, the page last."""
     from fed_dpsd.report import pages  # matplotlib takes a second to import
 
-    run = facts_of(paths, threshold)
+    run = facts_of(paths, threshold, title)
     if run and run.unfinished:  # its numbers are not in a table yet
         say(f"not finished: {run.unfinished.status}")
         yield pages.write_unfinished(run, out or run_in(paths[0]))
@@ -70,7 +71,7 @@ def write_report(
     tables, unfinished = tables_of(paths, out), unfinished_nearby(paths)
     for each in unfinished:
         say(f"{each.name} is not finished: {each.status}")
-    yield from pages.write(tables, out or tables[0].parent, against, run, unfinished)
+    yield from pages.write(tables, out or tables[0].parent, against, run, unfinished, title)
 
 
 def tables_of(paths: Sequence[Path], out: Path | None = None) -> list[Path]:
@@ -199,7 +200,9 @@ def _summary_so_far(
 # --- the facts of one run ---
 
 
-def facts_of(paths: Sequence[Path], threshold: float | None = None) -> Facts | None:
+def facts_of(
+    paths: Sequence[Path], threshold: float | None = None, title: str = ""
+) -> Facts | None:
     """Return the facts of a single run; None for any other `paths`."""
     if threshold is not None and not 0 < threshold < 1:
         raise UserError(f"--threshold={threshold:g} must be above 0 and below 1")
@@ -250,6 +253,7 @@ def facts_of(paths: Sequence[Path], threshold: float | None = None) -> Facts | N
         rehearsed=bool(versions.get("rehearsal")),
         predictions=predictions,
         threshold=threshold,
+        own_title=title,
     )
 
 

@@ -525,11 +525,13 @@ def test_the_command_and_every_setting_are_there(shown, tmp_path):
     assert "Its noise is secret, so each run gives a different student." in secret
 
 
-def test_h9_a_title_tells_what_the_images_are(tmp_path):
+def test_h9_a_title_is_the_readers_or_tells_what_the_images_are(tmp_path):
     generic = SUMMARY | {"data": "imagefolder"}
     shown = page(run(tmp_path, summary=generic))
     title = "fed_dpsd on images of healthy, ill <1>: a simulation with 3 clients"
     assert shown.text_of("h1") == title
+    own = page(run(tmp_path, summary=generic, own_title="Chest X-rays <2026>"))
+    assert own.text_of("h1") == "Chest X-rays <2026>: a simulation with 3 clients"
     many = run(tmp_path, summary=generic, classes=tuple("abcdefg"))
     assert many.subject == "images of 7 classes"
 

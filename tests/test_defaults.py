@@ -151,9 +151,9 @@ def test_r15_what_the_table_calls_warned_or_refused_is():
 
 
 @pytest.mark.slow(seconds=30)
-@pytest.mark.parametrize("text", LEARNING.values(), ids=lambda text: text or "default")
+@pytest.mark.parametrize("text", [*LEARNING.values()][::8], ids=lambda text: text or "default")
 def test_r15_a_run_learns(text, tmp_path):
-    """A whole run of the matrix: up to a minute."""
+    """A whole run of a sample of the matrix: up to a minute."""
     assert learns(*measured(text, tmp_path))
 
 

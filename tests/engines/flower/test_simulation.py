@@ -68,11 +68,9 @@ def has_rounds(tmp_path):
 @pytest.mark.parametrize(
     ("nodes", "settings"),
     [
-        (1, (*SMALL, "num_clients=5", "answers=gradient")),
         (5, (*SMALL, "num_clients=5", "answers=gradient")),
-        # A sum of gradients, weights, and a baseline:
+        # A sum of gradients, and a baseline:
         (1, ("method=dpdfd",)),
-        (1, ("method=dp_dfd",)),
         (1, ("method=dgd", "method.synthetic_images=200", "method.vae_steps=5")),
     ],
     ids=lambda case: str(case) if isinstance(case, int) else case[0],

@@ -622,7 +622,6 @@ PLANTED = [  # with settings of the audit, and its part
     (responses_from_draws_of_8_bits, ("training=plain", "answers=label"), on_sampler),
     (value_in_the_low_bits_of_the_noise, PLAIN_GRADIENT, on_sampler),
     (sign_in_the_low_bits_of_the_noise, ("training=plain", "answers=votes"), on_sampler),
-    (same_noise_in_every_step, SAMPLED_STEPS, on_trainings),
     (same_noise_in_every_step, SAMPLED_STEPS, on_sampler),
     (batches_of_fixed_size, SAMPLED_STEPS, on_samples),
     (rate_ignored, SAMPLED_STEPS, on_samples),

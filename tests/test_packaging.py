@@ -179,7 +179,7 @@ def is_open(port):
         return probe.connect_ex(("127.0.0.1", int(port))) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=60)
 @pytest.mark.parametrize("kind", ["sdist", "bundle"])
 def test_the_default_job_runs_in_an_empty_environment(built, tmp_path, kind):
     """From the source distribution, and the bundle unpacked in a folder. test_simulation has the

@@ -117,7 +117,7 @@ def possible(command):
     return torch.cuda.is_available() or not any("=cuda" in word for word in command.words)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=15)
 @pytest.mark.parametrize("name", HERE)
 def test_every_command_of_a_page_runs(name, given, typed):
     names = {}

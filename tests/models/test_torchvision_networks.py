@@ -51,7 +51,7 @@ def test_every_network_takes_a_step(name, shape):
     [
         *("mobilenet_v2_gn", "shufflenet_v2_x1_0_gn", "googlenet_gn"),
         *(
-            pytest.param(name, marks=pytest.mark.slow)  # a quarter of a minute
+            pytest.param(name, marks=pytest.mark.slow(seconds=15))
             for name in ("vgg19_gn", "resnet34_gn", "densenet161_gn", "alexnet", "vit_b")
         ),
     ],

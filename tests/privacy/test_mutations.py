@@ -674,7 +674,7 @@ FAST = "protocol and answers", "samples"  # the samplers take seven seconds each
 KINDS = pytest.mark.parametrize(
     "parts",
     [
-        pytest.param(p, id=name, marks=[] if name in FAST else pytest.mark.slow(seconds=60))
+        pytest.param(p, id=name, marks=[] if name in FAST else pytest.mark.slow(seconds=25))
         for name, p in PARTS.items()
     ],
 )
@@ -691,7 +691,7 @@ def test_no_part_of_the_audit_finds_anything_in_the_code_as_it_is(parts, small, 
     of_row()
 
 
-@pytest.mark.slow(seconds=60)
+@pytest.mark.slow(seconds=25)
 def test_no_attack_on_networks_finds_anything_in_the_code_as_it_is(small, quick):
     assert not [str(found) for found in on_trainings(small(*NETWORK)) if found.contradicts]
 

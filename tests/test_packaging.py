@@ -179,10 +179,11 @@ def is_open(port):
         return probe.connect_ex(("127.0.0.1", int(port))) == 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", NAMES)
+@pytest.mark.slow(seconds=60)
+@pytest.mark.parametrize("kind", ["sdist", "bundle"])
 def test_the_default_job_runs_in_an_empty_environment(built, tmp_path, kind):
-    """From the wheel, the source distribution, and the bundle unpacked in a folder.
+    """From the source distribution, and the bundle unpacked in a folder. test_simulation has the
+    wheel.
 
     The bundle runs without network, and uv's cache is out of its reach.
     """

@@ -1,8 +1,9 @@
 """Every command of the docs is run by a test, or its page says that it is not.
 
-The pages of HERE are run unchanged, in order, in a folder prepared by `given`, at a small size. A
-new page with commands is one of them unless it is named in ELSEWHERE. A comment "exit code 1"
-behind a command is checked, and "not run", with a reason, leaves one out.
+The pages of HERE are run unchanged, in order, in a folder prepared by `given`, at a small size; the
+commands of COMPOSED only make their experiments. A new page with commands is one of HERE unless
+another set names it. A comment "exit code 1" behind a command is checked, and "not run", with a
+reason, leaves one out. Commands with `=cuda` need a GPU.
 """
 
 import functools
@@ -14,20 +15,21 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+import torch
 from PIL import Image
 
-from fed_dpsd import cli
+from fed_dpsd import api, cli
 from fed_dpsd.config.grid import expand
+from fed_dpsd.experiment import from_overrides, one_run
 from fed_dpsd.storage import conf_folder
 from tests import pages
 from tests.conftest import composed
+from tests.every import every
 from tests.shapes import CLASSES, picture, write_shapes
 
 # Pages with a test of their own, which is to name them.
 ELSEWHERE = {
-    "README.md": "tests/test_docs.py",
     "docs/artefacts.md": "tests/test_artefacts.py",
-    "docs/commands.md": "tests/test_docs.py",
     "docs/extending.md": "tests/plugin.py",
     "docs/scaling.md": "tests/engines/test_ray_cluster.py",
 }
@@ -38,10 +40,11 @@ SLOW = {
 }
 NEITHER = re.compile(r"^No test runs the commands .{40,}", re.MULTILINE)
 RESULTS = [name for name in pages.names() if name.startswith("docs/results/")]
+COMPOSED = ("README.md", "docs/commands.md")  # examples of the help texts run each command
 HERE = [
     name
     for name in pages.names()
-    if name not in (*ELSEWHERE, *RESULTS)
+    if name not in (*ELSEWHERE, *RESULTS, *COMPOSED)
     and pages.commands(pages.text_of(name))
     and not NEITHER.search(pages.text_of(name))
 ]
@@ -110,16 +113,40 @@ def small(words):
     return [*words[:2], *quick, *words[2:]]
 
 
-@pytest.mark.slow
+def possible(command):
+    return torch.cuda.is_available() or not any("=cuda" in word for word in command.words)
+
+
+@pytest.mark.slow(seconds=15)
 @pytest.mark.parametrize("name", HERE)
 def test_every_command_of_a_page_runs(name, given, typed):
     names = {}
     for step in pages.steps(pages.text_of(name)):
         if isinstance(step, str):
             exec(compile(step, name, "exec"), names)
-        elif not step.said_not_to_run and str(step) not in SLOW:
+        elif not step.said_not_to_run and str(step) not in SLOW and possible(step):
             code, said = typed(small(step.words))
             assert code == step.code, f"{step.line}\n{said}"
+
+
+@every("command", [each for name in COMPOSED for each in pages.commands(pages.text_of(name))])
+def test_the_settings_of_every_command_make_an_experiment(command, tmp_path):
+    settings = [word for word in command.words[1:] if re.match(r"[\w.@]+=", word)]
+    for cell in expand(settings):
+        from_overrides([f"{key}={value}" for key, value in cell.overrides.items()], tmp_path)
+
+
+def test_the_readmes_python_runs(tmp_path, monkeypatch):
+    """With teachers and a student of few steps."""
+    steps = ("training.steps=20", "method.student_steps=5", "method.final_student_steps=10")
+    monkeypatch.setattr(api, "one_run", lambda typed, base: one_run([*steps, *typed], base))
+    monkeypatch.chdir(tmp_path)
+    text = pages.text_of("README.md")
+    (block,) = (step for step in pages.steps(text) if isinstance(step, str))
+    names = {}
+    exec(compile(block, "README.md", "exec"), names)
+    assert names["run"].summary["status"] == "completed"
+    assert names["student"].facts["privacy"] == names["run"].privacy.content
 
 
 @pytest.mark.slow

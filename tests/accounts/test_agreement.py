@@ -152,7 +152,7 @@ def check(experiment):
     return bases
 
 
-@pytest.mark.slow(seconds=40)
+@pytest.mark.slow(seconds=12)
 @pytest.mark.parametrize("part", range(4))
 def test_a_thousand_random_experiments_print_one_number_everywhere(small, part):
     found = set()

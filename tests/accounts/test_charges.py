@@ -1,6 +1,5 @@
 """The card of a run against its clients' ledgers, whatever happens to either."""
 
-import itertools
 import logging
 import shutil
 import subprocess
@@ -165,9 +164,7 @@ def test_changed_records_are_refused_by_default(deployed, tmp_path, caplog, mech
     assert f"the records changed since this client joined run {folder.name}" in caplog.text
 
 
-@pytest.mark.parametrize(
-    "mechanism", ["label", "sums", pytest.param("gradient", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("mechanism", ["label", "sums"])
 @every("settled", [True, False])
 def test_a_request_resumed_with_other_predictions_is_not_charged_twice(
     deployed, tmp_path, monkeypatch, settled, mechanism
@@ -626,24 +623,14 @@ def test_the_card_covers_every_ledger_at_every_moment(
     print(f"| {case} | {summary['status']} | {final[key]:.6g} | {most[key]:.6g} |")
 
 
-SIMULATED = list(
-    itertools.product(
-        ("dp_sgd", "both", "label", "gradient"),
-        ("before send", "after send", "checkpoint"),
-        (False, True),
-    )
-)
-DAILY = {
-    ("dp_sgd", "after send", True),
-    ("both", "before send", False),
-    ("label", "checkpoint", True),
-    ("gradient", "after send", False),
-}
-
-
 @pytest.mark.parametrize(
     ("mechanism", "when", "shared"),
-    [pytest.param(*case, marks=() if case in DAILY else pytest.mark.slow) for case in SIMULATED],
+    [
+        ("dp_sgd", "after send", True),
+        ("both", "before send", False),
+        ("label", "checkpoint", True),
+        ("gradient", "after send", False),
+    ],
 )
 def test_the_card_covers_every_simulated_ledger(
     small, tmp_path, monkeypatch, mechanism, when, shared

@@ -354,7 +354,7 @@ def play(config, steps, **parts):
 ANY = hypothesis.settings(max_examples=1000, derandomize=True, deadline=None, database=None)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=40)
 @ANY
 @hypothesis.given(STEPS)
 def test_1000_interleavings_let_out_no_more_than_the_ledger_holds(config, steps):

@@ -102,7 +102,7 @@ def test_guesses_refute_a_claim_whose_caps_no_rate_exceeds(plain):
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=20)
 def test_models_of_an_earlier_row_are_attacked_again_where_more_is_claimed(
     plain, private, monkeypatch
 ):

@@ -46,7 +46,9 @@ def test_every_command_has_an_example():
     commands = below(get_command(cli.app))
     assert len(commands) >= 18
     assert all("Example: " in command.epilog for command in commands)
-    assert {key for key in NEEDS if not any(e.startswith(key) for e in EXAMPLES)} == set()
+    needs = {each: [key for key in NEEDS if each.startswith(key)] for each in EXAMPLES}
+    assert all(len(keys) == 1 for keys in needs.values()), needs
+    assert {key for keys in needs.values() for key in keys} == set(NEEDS)
 
 
 # --- what an example needs in its folder ---
@@ -185,12 +187,12 @@ NEEDS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("example", EXAMPLES)
-def test_an_example_does_what_it_says(fed_dpsd, request, example):
-    needs = [need for begin, need in NEEDS.items() if example.startswith(begin)]
-    assert len(needs) == 1, f"say in NEEDS what `{example}` needs, once"
-    ((fixture, settings),) = needs
+@pytest.mark.parametrize("begin", NEEDS)
+def test_an_example_does_what_it_says(fed_dpsd, request, begin):
+    """The first one of each kind."""
+    fixture, settings = NEEDS[begin]
     if fixture:
         request.getfixturevalue(fixture)
+    example = next(each for each in EXAMPLES if each.startswith(begin))
     code, _, err = fed_dpsd(*shlex.split(example)[1:], *settings)
     assert code == 0, err

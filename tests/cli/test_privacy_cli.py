@@ -200,7 +200,7 @@ def test_a_ledger_for_life_adds_runs_up_and_ends_them(fed_dpsd, tmp_path):
     assert "budget is spent" in err
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=15)
 def test_audit_says_in_words_what_is_refuted(fed_dpsd, few_draws, monkeypatch):
     """A small run; the paper's own setting is in audits/test_black_box.py."""
     small = (
@@ -252,7 +252,7 @@ def test_a_broken_hospital_is_refuted_and_a_blind_audit_says_so(
     assert "NOT refuted: the audit is blind" in out[-1]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=15)
 def test_an_audit_of_sums_says_that_it_sends_one_image(fed_dpsd, few_draws, monkeypatch):
     """A run's own requests have many images and cost more than the audit's epsilon."""
     monkeypatch.setattr("fed_dpsd.audits.attacks.ALONE_RUNS", 200)
@@ -277,7 +277,7 @@ def test_a_contradicted_proof_has_an_exit_code_of_its_own(fed_dpsd, few_draws, m
     assert any("contradicts the proven epsilon 2.1 (record" in line for line in out)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=100)
 def test_a_training_is_audited_by_canaries(fed_dpsd, few_draws, monkeypatch):
     """A correct training contradicts a proof with probability at most 0.001."""
     monkeypatch.setattr("fed_dpsd.audits.attacks.RUNS", (100, 100))

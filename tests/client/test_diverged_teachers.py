@@ -154,13 +154,11 @@ def answered(experiment, records, caplog):
 
 
 PAIRS = list(itertools.product(ANSWERS, (PLAIN, (*DP, "training.count_fraction=null"))))
-# Each kind of answer is tested with one training, and with the other in the slow tests.
-FAST = [PAIRS[2 * number + number % 2] for number in range(len(ANSWERS))]
 
 
+# Each kind of answer with one training.
 @pytest.mark.parametrize(
-    ("answers", "training"),
-    [pytest.param(*p, marks=[] if p in FAST else [pytest.mark.slow]) for p in PAIRS],
+    ("answers", "training"), [PAIRS[2 * n + n % 2] for n in range(len(ANSWERS))]
 )
 def test_a_hospital_answers_from_a_diverged_teacher_within_the_bound_and_for_the_same_charge(
     small, records, caplog, training, answers

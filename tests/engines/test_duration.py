@@ -1,11 +1,10 @@
 """How long a run takes here: from earlier runs with its settings, or from the default run's."""
 
-import dataclasses
 import json
 
 import yaml
 
-from fed_dpsd.engines.duration import START, Duration, expected, rounded, words
+from fed_dpsd.engines.duration import START, expected, words
 from fed_dpsd.experiment import from_overrides
 from fed_dpsd.server.run_folder import new_run_folder
 from tests.conftest import SMALL
@@ -69,14 +68,6 @@ def test_other_settings_and_unfinished_or_damaged_runs_give_no_estimate(tmp_path
     assert expected(experiment(tmp_path / "later version")) is None
 
 
-def test_a_method_that_ends_after_one_round_has_its_seconds(tmp_path):
-    folder = finish(tmp_path)
-    (folder / "rounds.jsonl").write_text('{"round_seconds": 7.0}\n')
-    found = expected(experiment(tmp_path))
-    assert found.least < START + 3 + 7 < found.most
-    assert expected(experiment(tmp_path, "rounds=9")) is None
-
-
 def test_without_an_earlier_run_the_default_runs_seconds_are_scaled(tmp_path):
     short, long = (from_overrides([f"rounds={n}"], tmp_path) for n in (20, 200))
     assert "from the default run's seconds" in expected(short).source
@@ -101,14 +92,3 @@ def test_an_unknown_duration_comes_with_a_way_to_know_it(tmp_path):
     assert expected(run) is None
     assert words(run, None).startswith("not known: it depends on the hospitals' machines, and 80 ")
     assert "rounds take at least 3 minutes" in words(run, None)
-
-
-def test_seconds_are_rounded():
-    for seconds, text in (
-        *((0.1, "5 s"), (16, "20 s"), (119, "120 s"), (121, "2 minutes"), (7_100, "118 minutes")),
-        *((7_300, "2 hours"), (400_000, "5 days")),
-    ):
-        assert rounded(seconds) == text
-    duration = Duration(200.0, 205.0, "by a run")
-    assert str(duration).startswith("about 3 minutes on this machine (")
-    assert " to " in str(dataclasses.replace(duration, most=900.0))

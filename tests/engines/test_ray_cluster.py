@@ -66,7 +66,7 @@ def clients_below(raylet):
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=20)
 def test_two_ray_nodes_answer_as_one_process_does(tmp_path, tmp_path_factory, monkeypatch):
     settings = (*SMALL, "num_clients=4", f"out={tmp_path}/runs", f"cache={tmp_path}/cache")
     local = api.run(*settings, progress=False)

@@ -9,11 +9,8 @@ from fed_dpsd.privacy.label_dp import IMAGES_NOTE
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.server.summary import result_line
-from fed_dpsd.sweep import sweep as sweeps
-from tests.conftest import small_for
 from tests.ledgers import entries_of
 from tests.running import not_refused
-from tests.sweep.test_sweep import really, rows
 
 CENTRAL = ("method=central", "answers=probabilities")
 LABEL_PRIVATE = [
@@ -68,22 +65,6 @@ def test_a_plan_prints_the_labels_epsilon_and_the_records_epsilons():
     label = "3 (label, replace_one, trust nobody, delta 0, pure): of labels alone, "
     assert f"epsilon planned: {label}{IMAGES_NOTE}" in text.splitlines()
     assert text.count("epsilon planned: inf (") == 6
-
-
-@pytest.mark.slow
-def test_a_sweeps_table_has_the_labels_epsilon_in_columns_of_its_own(tmp_path):
-    overrides = (*small_for(CENTRAL), *CENTRAL, "training=plain,alibi,label_pate")
-    overrides += ("teacher.min_steps=1",)
-    cells = sweeps.plan(overrides, tmp_path / "sweep", tmp_path, lambda line: None)
-    assert sweeps.run(cells, really, tmp_path / "t.csv", lambda line: None) == {}
-    plain, alibi, pate = rows(tmp_path / "t.csv")
-    columns = ("label_replace_one", "label_delta", "label_trust")
-    assert [plain[column] for column in columns] == ["", "", ""]
-    for row, delta, trust in ((alibi, "0.0", "nobody"), (pate, "1e-05", "server")):
-        assert float(row["label_replace_one"]) == pytest.approx(1, rel=1e-3)
-        assert (row["label_delta"], row["label_trust"]) == (delta, trust)
-        assert row["record_add_remove"] == row["record_replace_one"] == "inf"
-        assert row["reason"].startswith("the training protects labels alone; ")
 
 
 def test_what_private_labels_do_not_go_with_is_one_clear_error(small):

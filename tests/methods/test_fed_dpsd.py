@@ -8,7 +8,7 @@ from PIL import Image
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.experiment import load_data
 from fed_dpsd.losses import decoupled_kd_gradient
-from fed_dpsd.methods.method import ReplayBuffer, draw_public
+from fed_dpsd.methods.method import ReplayBuffer
 from fed_dpsd.models.inference import predict
 from fed_dpsd.protocol import Aggregate, Request
 from fed_dpsd.streams import Streams
@@ -129,16 +129,6 @@ def test_pictures_take_the_place_of_procedural_images(small, tmp_path):
     assert flat(f"pictures={tmp_path}")[:48].all()
     assert not flat(f"pictures={tmp_path}")[48:].any()  # the generators'
     assert not flat().any()
-
-
-def test_each_round_sends_other_crops(small):
-    experiment = small("queries_per_round=64", "pictures=scikit-learn")
-    context = context_of(experiment)
-    counts = {"areas": 20, "lines": 12}
-    rounds = [draw_public(counts, context, Streams(0), number)[0] for number in (1, 2, 1)]
-    assert rounds[0].shape == (32, 1, 8, 8)
-    assert (rounds[0] == rounds[2]).all()
-    assert (rounds[0] != rounds[1]).any((1, 2, 3)).all()
 
 
 def test_gradients_are_requested_near_the_uniform_prediction(small):

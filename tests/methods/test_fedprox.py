@@ -17,10 +17,8 @@ from tests.ledgers import entries_of
 from tests.methods.test_white_box import CLEAR, PRIVATE
 from tests.running import context_of, finish, not_refused
 
-NETWORK = pytest.param(PRIVATE, marks=pytest.mark.slow)
 
-
-@pytest.mark.parametrize("training", [CLEAR, (*PRIVATE, "model.teacher=scattering"), NETWORK])
+@pytest.mark.parametrize("training", [CLEAR, (*PRIVATE, "model.teacher=scattering")])
 def test_at_weight_0_every_bit_is_fedavgs(small, tmp_path, training):
     """The control: at another weight they differ, except in the first round with given models."""
     runs = {}

@@ -48,12 +48,9 @@ ON_BOTH_AXES = [
     (*DP_SGD, "answers=gradient", "answers.noise_at=server"),
 ]
 ANSWERS = [*(("training=plain", *answers) for answers in PLAIN), PRIVATE, *ON_BOTH_AXES]
-# Settings of a mechanism that is among the fast tests in another setting.
-FURTHER = [("training=plain", *PLAIN[number]) for number in (1, 5, 7, 13, 14)]
-FURTHER += [ON_BOTH_AXES[number] for number in (1, 3, 5)]
-WHITE_BOX = [CLEAR, PRIVATE, (*DP_SGD, "answers=label"), ("training=plain", "answers=label")]
+WHITE_BOX = [CLEAR, PRIVATE]
 # A method's answers, if not all, and its needs beyond the small experiment.
-ANSWERED = dict.fromkeys(METHODS, WHITE_BOX) | {"fed_dpsd": ANSWERS, "dp_fedavg": WHITE_BOX[1:3]}
+ANSWERED = dict.fromkeys(METHODS, WHITE_BOX) | {"fed_dpsd": ANSWERS, "dp_fedavg": [PRIVATE]}
 PAPER = [ANSWERS[0], ANSWERS[3], PRIVATE, ON_BOTH_AXES[2]]
 ANSWERED |= dict.fromkeys(("paper_fed_dpsd", "paper_dpsd"), PAPER)
 SUM = ("training=plain", "answers=gradient_sum")
@@ -98,23 +95,10 @@ ASKING_MANY = [("fed_dpsd", answers) for answers in KINDS] + [("dpsd", ANSWERS[0
 ASKING = [(method, ANSWERED[method][-1]) for method in METHODS if ANSWERED[method]]
 
 
-def matrix():
-    """Each method with each of its answers; most are slow.
-
-    Methods differ in their code and answers in theirs: in the fast tests FedDPSD has every
-    mechanism, and any other method its first choice, its first one of private teachers, and its
-    own way to pay or to train: the last.
-    """
-    for method in METHODS:
-        quick = [*ANSWERED[method][:1], *[a for a in ANSWERED[method] if a[0] == DP_SGD[0]][:1]]
-        quick += ANSWERED[method] if method == "fed_dpsd" else ANSWERED[method][4:][-1:]
-        for answers in ANSWERED[method]:
-            fast = answers in quick and not (method == "fed_dpsd" and answers in FURTHER)
-            marks = () if fast else pytest.mark.slow
-            yield pytest.param((method, answers), id=f"{method} {' '.join(answers)}", marks=marks)
-
-
-@pytest.fixture(params=matrix())
+@pytest.fixture(
+    params=[(method, answers) for method in METHODS for answers in ANSWERED[method]],
+    ids=lambda param: f"{param[0]} {' '.join(param[1])}",
+)
 def experiment(request, small):
     method, answers = request.param
     named = f"method={method}"

@@ -8,16 +8,9 @@ from fed_dpsd.accounts.card import plan_of, privacy_card
 from fed_dpsd.privacy.accounting import prove
 from tests.proofs import bases, by
 
-METHODS = ("ensemble", "dense", "co_boosting", "feddf", "fedadi", "feddafl", "fedavg", "fedprox")
-
 
 # The other methods release weights as one of these two does.
-EACH = [
-    pytest.param(m, marks=() if m in ("ensemble", "fedavg") else pytest.mark.slow) for m in METHODS
-]
-
-
-@pytest.mark.parametrize("method", EACH)
+@pytest.mark.parametrize("method", ["ensemble", "fedavg"])
 def test_weights_prove_nothing_whatever_noise_answers_would_have(small, method):
     """The control: private training covers them, whatever answers would be."""
     for answers in ("label", "gradient", "votes", "probabilities"):

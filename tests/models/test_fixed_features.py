@@ -20,10 +20,6 @@ from tests.listeners import Counting
 
 pytestmark = pytest.mark.usefixtures("few_examples")
 SMALL = (1, 8, 8)
-# Patterns of patches take a second to fit, and more for each size or number of threads.
-scattering_daily = pytest.mark.parametrize(
-    "kind", [Scattering, pytest.param(Patches, marks=pytest.mark.slow)]
-)
 
 
 def drawn(count, shape=SMALL, seed=1):
@@ -42,13 +38,13 @@ def classifier(name="scattering", shape=SMALL, width=4):
     return initialise(lambda: CLASSIFIERS[name](shape, 10, width), Streams(0).torch("classifier"))
 
 
-@pytest.fixture(params=[Scattering, pytest.param(Patches, marks=pytest.mark.slow)])
-def empty_memory(request):
+@pytest.fixture
+def empty_memory():
     """Makes features that remember nothing yet."""
 
     def make(shape=SMALL, num_features=64):
         fixed_features._remembered.cache_clear()
-        return request.param(shape, num_features)
+        return Scattering(shape, num_features)
 
     return make
 
@@ -73,11 +69,10 @@ def test_images_of_any_shape_have_as_many_features_as_said_at_length_one(kind, s
     assert rows.norm(dim=1) == pytest.approx([1, 1, 1], rel=1e-5)
 
 
-@scattering_daily
-def test_no_image_has_no_features(kind):
+def test_no_image_has_no_features():
     """An empty shard is trained too; otherwise private training would reveal that it is empty."""
-    assert kind(SMALL, 64)(torch.zeros(0, *SMALL)).shape == (0, 64)
-    model = classifier(kind.__name__.lower())
+    assert Scattering(SMALL, 64)(torch.zeros(0, *SMALL)).shape == (0, 64)
+    model = classifier()
     _, take = learner(model, np.zeros((0, *SMALL), np.uint8), torch.device("cpu"))
     assert take(slice(None)).shape == (0, 64)
 
@@ -113,7 +108,8 @@ def test_a_folder_keeps_the_bits_of_whitening(tmp_path, monkeypatch):
     assert files[0].read_bytes() != b"damaged"
 
 
-@scattering_daily
+# Patterns of patches take a second to fit, and more for each number of threads.
+@pytest.mark.parametrize("kind", [Scattering, pytest.param(Patches, marks=pytest.mark.slow)])
 def test_whitening_is_the_same_bits_in_every_process(kind):
     """Servers and clients have other numbers of threads; the control fits with two."""
 
@@ -158,10 +154,9 @@ def test_memory_is_bounded_and_forgets_the_oldest(empty_memory, monkeypatch):
     assert all(torch.equal(features(b), r) for b, r in zip(batches, rows, strict=True))
 
 
-@scattering_daily
-def test_features_do_not_hang_on_the_batch_but_for_rounding(kind):
+def test_features_do_not_hang_on_the_batch_but_for_rounding():
     images = pixels(drawn(9))
-    features = kind(SMALL, 64)
+    features = Scattering(SMALL, 64)
     alone = torch.cat([features(image[None]) for image in images])
     assert torch.allclose(features(images), alone, atol=1e-4)
 
@@ -181,11 +176,10 @@ def test_a_layer_trains_on_features_that_were_predicted_with(empty_memory, remem
     model(pixels(images) / 2 + 0.5)[:, 0].sum().backward()  # not through `learner` either
 
 
-@scattering_daily
-def test_a_generator_can_be_trained_through_the_features(kind):
+def test_a_generator_can_be_trained_through_the_features():
     """Its images need a gradient, a flat one's too, and what is remembered has none."""
     images = torch.cat([pixels(drawn(3)), torch.zeros(1, *SMALL)]).requires_grad_()
-    features = kind(SMALL, 64)
+    features = Scattering(SMALL, 64)
     features(images)[:, :5].sum().backward()
     assert torch.isfinite(images.grad).all()
     assert images.grad[:3].abs().amax((1, 2, 3)).min() > 0

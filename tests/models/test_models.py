@@ -55,11 +55,6 @@ def test_classifiers_take_any_shape(cases):
     of_case()
 
 
-def test_the_tempered_sigmoid_is_tanh():
-    values = torch.linspace(-4, 4, 33)
-    assert torch.allclose(TemperedSigmoid()(values), values.tanh(), atol=1e-6)
-
-
 def test_the_tempered_network_is_the_papers():
     """16 filters of 8x8, 32 of 4x4, 32 units: 26,010 weights; and any image of 8 pixels or more."""
     model = initialise(

@@ -13,29 +13,24 @@ from fed_dpsd.client.teachers import make_teacher
 from fed_dpsd.errors import UserError
 from fed_dpsd.models import initialise, load_vector, to_vector, write_weights
 from fed_dpsd.models.classifiers import CLASSIFIERS, NO_DP_SGD
-from fed_dpsd.models.torchvision_networks import GROUP_FORMS, NETWORKS, own_names
+from fed_dpsd.models.torchvision_networks import GROUP_FORMS, NETWORKS
 from fed_dpsd.privacy import dp_sgd, lattice
 from fed_dpsd.streams import Streams
 from tests.every import every
 
 MEAN, STD = [0.5, 0.4, 0.3], [0.2, 0.25, 0.3]
-SIZES = [(1, 28, 28), (3, 32, 32), (3, 64, 64), (1, 224, 224)]
+LARGE = ("vgg19_bn", "vit_b", "wide_resnet50_2")
 
 
-def at(shape):
-    """The smallest size is fast; the others are slow."""
-    return pytest.param(shape, marks=[pytest.mark.slow] * (shape != SIZES[0]))
-
-
-def weighing(name):
-    """The largest networks are slow."""
-    large = name in ("vgg19_bn", "vit_b", "wide_resnet50_2")
-    return pytest.param(name, marks=[pytest.mark.slow] * large)
-
-
-@pytest.mark.parametrize("shape", map(at, SIZES), ids=str)
-@pytest.mark.parametrize("name", [*map(weighing, NETWORKS)])
-def test_every_network_takes_a_step_at_every_size(name, shape):
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        *((name, (1, 28, 28)) for name in NETWORKS if name not in LARGE),
+        *(pytest.param(name, (1, 28, 28), marks=pytest.mark.slow) for name in LARGE),
+        *(pytest.param(name, (3, 64, 64), marks=pytest.mark.slow) for name in LARGE),
+    ],
+)
+def test_every_network_takes_a_step(name, shape):
     """A step changes the weights; nothing is drawn from torch's global generator, as by dropout."""
     streams = Streams(0)
     model = initialise(lambda: CLASSIFIERS[name](shape, 3, 4), streams.torch("model")).train()
@@ -51,13 +46,16 @@ def test_every_network_takes_a_step_at_every_size(name, shape):
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def sized(name):
-    """A case; a step of a large network takes a quarter of a minute."""
-    quick = name in ("mobilenet_v2_gn", "shufflenet_v2_x1_0_gn", "googlenet_gn")
-    return pytest.param(name, marks=[] if quick else [pytest.mark.slow])
-
-
-@pytest.mark.parametrize("name", [*map(sized, (*GROUP_FORMS.values(), "alexnet", "vit_b"))])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("mobilenet_v2_gn", "shufflenet_v2_x1_0_gn", "googlenet_gn"),
+        *(
+            pytest.param(name, marks=pytest.mark.slow(seconds=15))
+            for name in ("vgg19_gn", "resnet34_gn", "densenet161_gn", "alexnet", "vit_b")
+        ),
+    ],
+)
 def test_dp_sgd_takes_a_step_of_every_kind(name, monkeypatch):
     """Each record's gradient depends on the record alone, and the step moves every weight.
 
@@ -127,11 +125,7 @@ def read(small, path, arch="resnet34", *overrides):
 
 @pytest.mark.parametrize(
     "network",
-    [
-        pytest.param("resnet34", marks=pytest.mark.slow),
-        pytest.param("densenet161", marks=pytest.mark.slow),
-        "mobilenet_v2",
-    ],
+    [pytest.param("resnet34", marks=pytest.mark.slow), "mobilenet_v2"],
 )
 def test_a_model_from_elsewhere_answers_as_it_did_there(small, tmp_path, network):
     path = tmp_path / "theirs.safetensors"
@@ -147,15 +141,6 @@ def test_a_model_from_elsewhere_answers_as_it_did_there(small, tmp_path, network
         copy = make_teacher(small(*settings).config, 0, 0).eval()
         load_vector(copy, to_vector(ours))  # as weights go to a server
         assert torch.allclose(copy(images), expected, atol=1e-4, rtol=1e-4)
-
-
-def test_own_files_keep_their_names():
-    weights = {"backbone.network.fc.weight": torch.zeros(1)}
-    assert own_names("resnet34", weights) == weights
-    assert own_names("cnn", {"fc.weight": torch.zeros(1)}).keys() == {"fc.weight"}
-    theirs = {"classifier.1.weight": torch.zeros(1), "classifier.6.bias": torch.zeros(1)}
-    mapped = own_names("alexnet", theirs)
-    assert mapped.keys() == {"backbone.network.classifier.1.weight", "classifier.bias"}
 
 
 def test_our_own_file_is_read_without_facts(small, tmp_path):

@@ -1,7 +1,5 @@
 """Co-Boosting: hard samples, the ensemble's weights, diversified images, and what is resumed."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -12,7 +10,6 @@ from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.methods.method import ReplayBuffer
 from fed_dpsd.methods.white_box import fetch_teachers
 from fed_dpsd.papers.co_boosting import (
-    WEIGHTS,
     WeightedEnsemble,
     hard_sample_weights,
     moved_weights,
@@ -103,21 +100,6 @@ def test_the_generator_wants_hard_samples_that_the_student_gets_wrong(small):
     assert loss(-logits) < loss(logits / 2)
 
 
-def test_more_steps_make_the_ensemble_surer_of_the_targets(small):
-    experiment = small(*METHOD, "method.adversarial_weight=0.0", "model.generator_width=4")
-    ensemble, context = readers(3), context_of(experiment)
-    student = context.make_student(Streams(0).torch("student"))
-    sure = []
-    for steps in (1, 25):
-        method = replace(experiment.method, generator_steps=steps)
-        made = method.synthesise(ensemble, student, context, Streams(0), 1)
-        assert (made.images.shape, made.images.dtype) == ((64, 1, 8, 8), np.uint8)
-        assert made.labels.sum(1).tolist() == [1.0] * 64
-        p = ensemble(torch.from_numpy(made.images) / 255).softmax(1)
-        sure.append((p * torch.from_numpy(made.labels)).sum(1).mean().item())
-    assert sure[1] > sure[0] + 0.1
-
-
 # --- the ensemble's weights ---
 
 
@@ -156,16 +138,6 @@ def test_any_step_leaves_weights_that_are_shares():
     alike = torch.randn((1, 6, CLASSES), generator=rng).expand(2, -1, -1)
     half = torch.full((2,), 0.5)
     assert moved_weights(half, alike, targets, 0.01).tolist() == pytest.approx([0.5, 0.5], abs=0.02)
-
-
-def test_the_ensemble_is_the_mean_by_its_weights():
-    ensemble, images = readers(2), torch.from_numpy(readable(5).images) / 255
-    logits, _ = ensemble.of_each(images)
-    assert torch.allclose(ensemble(images), logits.mean(0))
-    for weights in ([1.0, 0.0], [0.25, 0.75]):
-        ensemble.weights = torch.tensor(weights)
-        expected = sum(weight * own for weight, own in zip(weights, logits, strict=True))
-        assert torch.allclose(ensemble(images), expected)
 
 
 # --- diversification ---
@@ -225,13 +197,6 @@ def test_every_answer_is_counted(small, tmp_path, settings, forward, backward):
     # The buffer has grown, the generator's batch has not.
     assert second.forward_answers == (2 + 2 * (forward - 2)) * asked
     assert second.backward_answers == (2 + 2 * (backward - 2)) * asked
-
-
-def test_a_state_holds_no_teacher(small, tmp_path):
-    """They are fetched again; a checkpoint of many would be large."""
-    *_, last = finish(small(*QUICK), tmp_path)[1]
-    named = {name for name in last.state.tensors if not name.startswith("student.")}
-    assert named == {WEIGHTS}
 
 
 def test_settings_out_of_range_name_the_key(small):

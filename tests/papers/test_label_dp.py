@@ -165,25 +165,6 @@ def test_each_label_is_randomised_exactly_once(stages, monkeypatch):
         assert asked(Redrawing(12, 1.0, stages), labels, monkeypatch) != list(range(12))
 
 
-def test_each_stage_adds_its_responses_to_the_former_ones():
-    learner = Majority()
-    LPMST(4, 1.0, 3).train(learner, rng().integers(0, 4, 30), rng(1))
-    first, second, third = learner.fits
-    assert [len(fit) for fit in learner.fits] == [10, 20, 30]
-    assert first.items() <= second.items() <= third.items()
-
-
-def test_a_low_temperature_leaves_fewer_candidates():
-    """By the paper's rule for logits f: p is in proportion to exp(f / temperature)."""
-    prior = np.array([[0.4, 0.3, 0.2, 0.1], [0.97, 0.01, 0.01, 0.01]])
-    expected = torch.from_numpy(prior).log().div(0.25).softmax(1).numpy()
-    cold = LPMST(4, 1.0, 2, temperature=0.25)
-    assert cold.tempered(prior) == pytest.approx(expected)
-    assert LPMST(4, 1.0, 2).tempered(prior) == pytest.approx(prior)
-    assert cold.candidates(expected).tolist() == [1, 1]
-    assert cold.candidates(prior).tolist() == [3, 1]
-
-
 # --- ALIBI ---
 
 

@@ -119,16 +119,6 @@ def test_readings_of_the_label(small):
         assert labels == pytest.approx(expected), reading
 
 
-def test_a_step_down_gradients_in_logits_is_a_step_of_the_logits(small):
-    logits = torch.randn((4, 10), generator=Streams(0).torch("logits"))
-    request = Request(1, np.zeros((4, 1, 8, 8), np.uint8), logits.softmax(1).numpy())
-    total = Aggregate(request, np.random.default_rng(0).normal(size=(4, 10)), 2)
-    experiment = small(*FED, "method.gradients_of=logits", "method.label_step=0.5")
-    labels = experiment.method.noisy_labels(context_of(experiment), total)
-    moved = logits - 0.5 * torch.from_numpy(total.sum / 2)
-    assert labels == pytest.approx(moved.softmax(1).numpy(), rel=1e-4)
-
-
 def test_the_coordinates_of_gradients_change_what_is_released_but_not_its_guarantee(small):
     """The mechanism bounds the norm of whatever it is given."""
     predictions = np.random.default_rng(0).dirichlet(np.ones(10), 3).astype(np.float32)
@@ -144,15 +134,6 @@ def test_the_coordinates_of_gradients_change_what_is_released_but_not_its_guaran
         for own in second:
             bounded = other.answers.constrain_sensitivity(own, predictions)
             assert np.linalg.norm(bounded, axis=1).max() <= most * other.answers.bound
-
-
-def test_responses_are_labels_as_they_are(small):
-    experiment = small(*FED, "answers=label")
-    votes = np.eye(10)[[1, 2]] * 2
-    request = Request(1, np.zeros((2, 1, 8, 8), np.uint8), np.full((2, 10), 0.1, np.float32))
-    total = Aggregate(request, votes, 2)
-    labels = experiment.method.noisy_labels(context_of(experiment), total)
-    assert (labels == votes / 2).all()
 
 
 def test_readings_of_eq_8(small):

@@ -47,7 +47,7 @@ def combinations(small, method):
     """The experiments of a method that its settings allow."""
     pairs = itertools.product(TRAININGS, ANSWERS)
     typed = [(f"training={training}", f"answers={answers}") for training, answers in pairs]
-    for pair in ((), *typed):  # first the method's own
+    for pair in ((), (f"training={method}", "answers=probabilities"), *typed):  # first its own
         settings = f"method={method}", *pair
         for more in ((), ("num_clients=1",), ("teacher.same_start=true",)):
             try:

@@ -78,9 +78,7 @@ def slowly(*settings):
         ("training=plain", "answers=label"),
         ("training=plain", "answers=label", "precision=bfloat16"),
         slowly(*PRIVATE, "answers=probabilities"),
-        slowly("training=plain", "answers=gradient"),
         slowly("training=plain", "answers=gradient", "answers.k=5", "teachers_per_client=3"),
-        slowly(*PRIVATE, "answers=label"),
     ],
     ids=" ".join,
 )

@@ -23,7 +23,8 @@ from tests.processes import MARK, commands_of, end_marked, free_port, marked, wa
 
 ROOT = Path(__file__).parents[3]
 COMMAND = [sys.executable, "-c", "from fed_dpsd.cli import main; main()"]
-slow = pytest.mark.slow
+FEW = ("synthetic_images=200", "vae_steps=5", "generator_steps=5", "student_steps=20")
+slow = pytest.mark.slow(seconds=20)
 
 
 @pytest.fixture(autouse=True)
@@ -68,12 +69,10 @@ def has_rounds(tmp_path):
 @pytest.mark.parametrize(
     ("nodes", "settings"),
     [
-        (1, (*SMALL, "num_clients=5", "answers=gradient")),
         (5, (*SMALL, "num_clients=5", "answers=gradient")),
-        # A sum of gradients, weights, and a baseline:
+        # A sum of gradients, and a baseline:
         (1, ("method=dpdfd",)),
-        (1, ("method=dp_dfd",)),
-        (1, ("method=dgd", "method.synthetic_images=200", "method.vae_steps=5")),
+        (1, ("method=dgd", *(f"method.{key}" for key in FEW))),
     ],
     ids=lambda case: str(case) if isinstance(case, int) else case[0],
 )

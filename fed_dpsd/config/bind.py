@@ -145,7 +145,7 @@ class Binder:
                     self._wrong.add(path)
                 return bound
             if typing.get_origin(kind) is tuple and isinstance(value, list):
-                return tuple(value)
+                return tuple(tuple(each) if isinstance(each, list) else each for each in value)
         return value
 
     def locate(self, package: str, path: Any, where: str) -> type | None:

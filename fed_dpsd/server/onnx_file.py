@@ -69,7 +69,7 @@ def to_onnx(model: nn.Module, shape: tuple[int, ...], metadata: Mapping[str, str
         (images,),
         input_names=["images"],
         output_names=["probabilities"],
-        dynamic_shapes={"images": {0: torch.export.Dim("batch")}},
+        dynamic_shapes=({0: torch.export.Dim("batch")},),
         dynamo=True,
         verbose=False,
     )

@@ -54,6 +54,8 @@ def test_every_yaml_composes_and_binds(tmp_path):
         baselines = ("datalens", "dp_gan", "dp_merf", "g_pate", "gep", "gs_wgan", "pate_gan")
         if path.parent.name == "training" and path.stem in baselines:
             overrides.append("model=cnn")
+        if path.stem == "counts":
+            overrides += ["num_clients=1", f"partition.counts={[[1] * 10]}"]
         if path.stem == "resnet9":
             overrides.append("training=plain")
         assert from_overrides(overrides, tmp_path).config.num_clients >= 1, overrides

@@ -272,7 +272,7 @@ def split(
     Raises:
         UserError: the data does not allow so many clients; the message names a number that works.
     """
-    if num_clients == 1:
+    if num_clients == 1 and not isinstance(partition, Counts):
         return [np.flatnonzero(_kept(partition, len(labels)))]
     dealt, place = _dealt(labels, patients)
     parts = _try_split(partition, dealt, place, num_clients)

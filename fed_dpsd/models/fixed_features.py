@@ -121,6 +121,7 @@ class FixedFeatures(nn.Module):
         return features * (self.num_features**0.5 / length)
 
 
+@functools.cache  # a process keeps the code that it imported
 def version_of(*files: str) -> str:
     """Return a digest of code, torch's version and the instruction set, for names in caches."""
     versions = torch.__version__, torch.backends.cpu.get_cpu_capability()

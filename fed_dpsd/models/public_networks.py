@@ -11,6 +11,7 @@ import importlib
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import safetensors
@@ -26,6 +27,7 @@ from fed_dpsd.models.fixed_features import version_of
 
 # ImageNet's, which all networks of torchvision normalise pixels in [0, 1] by
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+LIBRARIES = ("torchvision", "timm")
 # What initialises weights; torch.nn.init's functions are seen as a whole.
 DRAWS = ("normal_", "uniform_", "erfinv_", "trunc_normal_", "kaiming_uniform_")
 
@@ -59,7 +61,7 @@ class PublicNetwork:
     @property
     def version(self) -> str:
         """The name of these features in caches."""
-        library = importlib.import_module(self.backbone.partition("/")[0]).__version__
+        library = _library(self.backbone).__version__
         files = __file__, str(Path(__file__).with_name("pretrained.py"))
         facts = version_of(*files), library, self.backbone, self.pixels, self.digest
         return hashlib.blake2b(repr(facts).encode(), digest_size=8).hexdigest()
@@ -197,20 +199,32 @@ class _NoDraws(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
+def _library(backbone: str) -> ModuleType:
+    """Import a network's library. A message may name a network, but no other module to import."""
+    library = backbone.partition("/")[0]
+    if library not in LIBRARIES:
+        raise UserError(
+            f"model.backbone={backbone} is unknown; write torchvision/NAME or timm/NAME, such as "
+            "torchvision/resnet50"
+        )
+    try:
+        return importlib.import_module(library)
+    except ImportError:
+        raise UserError(
+            f"model.backbone={backbone}: {library} is not installed; run pip install {library}"
+        ) from None
+
+
 def _headless(backbone: str) -> tuple[nn.Module, Any, Any]:
     """Return a new network on the CPU without its last layer, and the mean and std of its pixels.
 
     Its weights are undefined.
     """
-    library, _, name = backbone.partition("/")
-    if library not in ("torchvision", "timm"):
-        raise UserError(
-            f"model.backbone={backbone} is unknown; write torchvision/NAME or timm/NAME, such as "
-            "torchvision/resnet50"
-        )
+    library, name = _library(backbone), backbone.partition("/")[2]
     quiet = warnings.catch_warnings(action="ignore")  # on how two networks would be initialised
     with quiet, torch.device("cpu"), torch.random.fork_rng(devices=[]), _NoDraws():
-        made = (_torchvision(name), MEAN, STD) if library == "torchvision" else _timm(name)
+        timm = library.__name__ == "timm"
+        made = _timm(library, name) if timm else (_torchvision(name), MEAN, STD)
         made[0].eval().requires_grad_(False)
         return made
 
@@ -231,13 +245,7 @@ def _torchvision(name: str) -> nn.Module:
     return network
 
 
-def _timm(name: str) -> tuple[nn.Module, Any, Any]:
-    try:
-        timm = importlib.import_module("timm")
-    except ImportError:
-        raise UserError(
-            f"model.backbone=timm/{name}: timm is not installed; run pip install timm"
-        ) from None
+def _timm(timm: ModuleType, name: str) -> tuple[nn.Module, Any, Any]:
     # Other names, such as hf-hub:NAME, would read files or download them.
     _require_known("timm", name, timm.list_models(), timm.is_model(name))
     network = timm.create_model(name, pretrained=False, num_classes=0)

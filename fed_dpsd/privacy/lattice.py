@@ -263,8 +263,8 @@ def places_agree(
     """Return whether a record's result has the same bits at every position among `size` records.
 
     The order of a kernel's operations depends on shapes and positions, not on values. So random
-    records, and no client's records, are shifted by one position and compared. An all-zero result
-    is inconclusive and counts as a disagreement.
+    records, and no client's records, are shifted by one position and compared, and the first one
+    among others. An all-zero result is inconclusive and counts as a disagreement.
 
     Args:
         part_of: function from records and labels to (B, ...) unrounded results, each of which
@@ -277,6 +277,9 @@ def places_agree(
     labels = torch.arange(size) % 2
     here = part_of(records, labels)
     there = part_of(records.roll(1, 0), labels.roll(1, 0))
+    others = torch.cat([records[:1], 1 - records[1:]])
+    among = part_of(others, labels)
     return all(
-        bool(a.any()) and torch.equal(a.roll(1, 0), b) for a, b in zip(here, there, strict=True)
+        bool(a.any()) and torch.equal(a.roll(1, 0), b) and torch.equal(a[0], c[0])
+        for a, b, c in zip(here, there, among, strict=True)
     )

@@ -58,6 +58,7 @@ def test_counts_are_given_exactly_and_drawn_at_random():
     check(shares, len(LABELS))
     assert [np.bincount(LABELS[s], minlength=10).tolist() for s in shares] == wanted.tolist()
     assert "30 have none, left out by partition.counts" in partition.unused(rule, LABELS, shares)
+    assert len(split(Counts(0, ((10,) * 10,)), LABELS, 1)[0]) == 100
     other = split(replace(rule, seed=1), LABELS, 3)
     assert not np.array_equal(shares[0], other[0])
 

@@ -203,3 +203,11 @@ def test_a_hospital_answers_with_its_own_copy_of_the_same_file_only(deployed, fi
         site("same", weights="own.safetensors").experiment(large, 0)
     with pytest.raises(UserError, match=r"weights=.*gone: No such file"):
         site("gone", weights="gone").experiment(sent, 0)
+
+
+def test_a_message_cannot_make_a_hospital_import_another_module():
+    """`this` prints its text on import."""
+    network = PublicNetwork("this/x", 64, "sha256:" + 64 * "0", None)
+    with pytest.raises(UserError, match="model.backbone=this/x is unknown"):
+        network.version  # noqa: B018
+    assert "this" not in sys.modules

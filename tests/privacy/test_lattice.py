@@ -295,8 +295,12 @@ def test_kernels_that_know_places_are_found():
     def nothing(inputs, labels):
         return [inputs * 0]
 
+    def by_largest(inputs, labels):
+        return [inputs + inputs.max()]
+
     assert not lattice.places_agree(by_place, torch.zeros(2, 5), 8)
     assert not lattice.places_agree(nothing, torch.zeros(2, 5), 8)
+    assert not lattice.places_agree(by_largest, torch.zeros(2, 5), 8)
     assert lattice.places_agree(by_itself, torch.zeros(2, 5), 8)
 
 

@@ -1,5 +1,6 @@
 """The Flower engine, in the only files of the library that import Flower."""
 
+import contextlib
 import os
 
 # The environment of Flower's processes: no telemetry, no packages installed at run time.
@@ -27,5 +28,6 @@ def import_ray() -> None:
     import ray
 
     del os.environ[LOOKS_FOR]
-    services, node = ray._private.services, ray._private.node.Node
-    services.start_api_server, node.start_monitor = lambda *_, **__: ("", None), lambda _: None
+    with contextlib.suppress(AttributeError):  # in another Ray, it starts more slowly
+        services, node = ray._private.services, ray._private.node.Node
+        services.start_api_server, node.start_monitor = lambda *_, **__: ("", None), lambda _: None

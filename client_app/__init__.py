@@ -5,7 +5,7 @@ from typing import Any
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fed_dpsd.engines.flower import gate, import_ray
+from fed_dpsd.engines.flower import gate, import_ray, quieten
 
 
 def later() -> ClientApp:
@@ -36,6 +36,7 @@ elif gate.is_needed(place):
     import_ray()
     app = later()
 else:
+    quieten()  # Flower starts Ray after a failure too
     app = ClientApp()  # which ends sooner
 
 __all__ = ["app"]

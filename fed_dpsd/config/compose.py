@@ -273,7 +273,9 @@ def _parse(overrides: Sequence[str]) -> tuple[list[Override], list[str]]:
         except HydraException:
             problems.append(unreadable(word))
             continue
-        if problem := _not_one_value(each, word):
+        if not each.key_or_group:
+            problems.append(unreadable(word))
+        elif problem := _not_one_value(each, word):
             problems.append(problem)
         else:
             parsed.append(each)

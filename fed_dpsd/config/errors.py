@@ -56,6 +56,8 @@ def unreadable(word: str) -> str:
     key, equals, value = word.partition("=")
     if not word.strip():
         return "an empty setting; write KEY=VALUE, as in rounds=10"
+    if not key.strip():
+        return f"{word} has no key; write KEY=VALUE without spaces, as in rounds=10"
     if not equals:
         if named := _choices_named(word):
             return f"{word}: write {' or '.join(named)}"

@@ -17,13 +17,18 @@ QUIET = {
 LOOKS_FOR = "RAY_raylet_start_wait_time_s"  # for this long, once a second
 
 
+def quieten() -> None:
+    """Set the environment of `QUIET`, except what is set already."""
+    os.environ.update({name: QUIET[name] for name in QUIET.keys() - os.environ.keys()})
+
+
 def import_ray() -> None:
     """Import Ray so that it starts in a third of the time.
 
     Ray then has no dashboard and no autoscaler, which are of use only to its tools and to clusters,
     and does not wait a second before it looks for its own new node again.
     """
-    os.environ.update({name: QUIET[name] for name in QUIET.keys() - os.environ.keys()})
+    quieten()
     os.environ[LOOKS_FOR] = "0"  # for this process, which reads it now, and not for Ray's
     import ray
 

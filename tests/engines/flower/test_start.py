@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[3]
 
 # In a new process: an early error must not wait for torch, a node or Ray.
 EARLY = """
-import json, sys
+import json, os, sys
 from fed_dpsd.engines.flower import gate
 import server_app
 
@@ -44,6 +44,7 @@ except RunFailed as error:
 assert not {"torch", "ray", "fed_dpsd.experiment"} & set(sys.modules)
 import client_app  # which does not wait for ever, and does not load Ray for a failed run
 assert not {"torch", "ray"} & set(sys.modules)
+assert os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] == "0"  # else Ray warns after the error
 """
 # In a new process: only Flower and its own packages are installed.
 BARE = """

@@ -49,7 +49,9 @@ class Patches(FixedFeatures):
     @staticmethod
     def coefficients(images: torch.Tensor) -> torch.Tensor:
         """Map (B, C, S, S) floats in [-1, 1] to (B, 2304) coefficients, with rows of length 1."""
-        parts = images.split(min(32, max(1, AT_ONCE // images.shape[-1] ** 2)))
+        at_once = min(32, max(1, AT_ONCE // images.shape[-1] ** 2))
+        # an exported network takes any number of images, so its graph has no parts
+        parts = [images] if torch.compiler.is_compiling() else images.split(at_once)
         if images.shape[1] == 1:
             return torch.cat([_coefficients(part) for part in parts])
         both = [_coefficients(part) + _coefficients(part.flip(3)) for part in parts]

@@ -63,7 +63,11 @@ def test_a_processor_with_other_features_is_refused(finished, tmp_path, monkeypa
 
 @pytest.mark.slow
 @pytest.mark.ci
-@pytest.mark.parametrize("overrides", [(), ("model=scattering",)], ids=["cnn", "scattering"])
+@pytest.mark.parametrize(
+    "overrides",
+    [(), ("model=scattering",), ("model=patches",)],
+    ids=["cnn", "scattering", "patches"],
+)
 def test_an_onnx_file_gives_the_same_probabilities_of_every_test_image(
     finished, tmp_path, overrides
 ):

@@ -262,7 +262,7 @@ def locked_out(folder, monkeypatch, step):
 
 @pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
 def test_ctrl_c_at_any_moment_of_a_charge_locks_nobody_out(place, monkeypatch, step):
-    assert list(locked_out(place / "interrupted", monkeypatch, step)) == []
+    assert list(locked_out(place / f"interrupted {step}", monkeypatch, step)) == []
     monkeypatch.setattr(ledgers, "uninterrupted", nullcontext)
     monkeypatch.setattr(ledgers, "_CREATING", nullcontext())  # which would wait for ever
-    assert any(locked_out(place / "control", monkeypatch, step))
+    assert any(locked_out(place / f"control {step}", monkeypatch, step))

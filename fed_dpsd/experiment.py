@@ -31,7 +31,7 @@ from fed_dpsd.models.pictures import PACKAGES
 from fed_dpsd.privacy.calibration import calibrate
 from fed_dpsd.privacy.mechanism import Mechanism
 from fed_dpsd.privacy.randomized_response import LARGEST_EPSILON
-from fed_dpsd.privacy.training import Plain, Training, TrainingMechanism
+from fed_dpsd.privacy.training import Plain, TrainedUnit, Training, TrainingMechanism
 from fed_dpsd.storage import home
 
 logger = logging.getLogger("fed_dpsd")
@@ -61,6 +61,11 @@ class Experiment:
     def seeded(self) -> bool:
         """Return whether noise is drawn from the public seeds; in a deployment it never is."""
         return self.config.noise == "seeded" and self.config.federation.simulation
+
+    @property
+    def unit(self) -> TrainedUnit | None:
+        """The unit with bounded gradients; None if answers alone protect records."""
+        return getattr(getattr(self, calibrated_axis(self)), "unit", None)
 
     @property
     def method_name(self) -> str:
@@ -225,7 +230,7 @@ def calibrated_axis(experiment: Experiment) -> Literal["training", "answers"]:
 def calibrated(experiment: Experiment) -> Experiment:
     """Calibrate an axis's noise so that the planned run spends target_epsilon, if set, per record.
 
-    With training.unit=patient, the epsilon is per patient.
+    With training.unit or answers.unit=patient, the epsilon is per patient.
 
     Raises:
         ConfigError: there is no noise to set, or no noise spends this epsilon.
@@ -243,7 +248,7 @@ def calibrated(experiment: Experiment) -> Experiment:
                 "have no noise to set; choose others, or target_epsilon=null"
             ]
         )
-    unit = mechanism.unit if isinstance(mechanism, TrainingMechanism) else "record"
+    unit = experiment.unit or "record"
 
     def with_value(value: float) -> Experiment:
         changed = dataclasses.replace(mechanism, **{field: value})

@@ -29,7 +29,6 @@ from fed_dpsd.models.precision import require_precision
 from fed_dpsd.privacy.mechanism import quorum_of, trust_of
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.privacy.secure_sum import Party
-from fed_dpsd.privacy.training import TrainingMechanism
 from fed_dpsd.storage import client_name
 
 logger = logging.getLogger("fed_dpsd")
@@ -90,8 +89,8 @@ class Hospital(Terms):
             )
         if trust not in self.trust:
             raise NotAllowed(f"this site does not trust the {trust}")
-        if isinstance(experiment.training, TrainingMechanism):
-            self.check_unit(experiment.training.unit)
+        if experiment.unit:
+            self.check_unit(experiment.unit)
         return experiment
 
     def _with_own_settings(self, raw: Mapping[str, Any]) -> dict[str, Any]:

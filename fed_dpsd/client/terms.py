@@ -36,6 +36,8 @@ LIMITS = {
     "training.steps": 10_000,
     "training.copies": 5,
     "training.records_per_patient": 16,
+    "answers.copies": 5,
+    "answers.records_per_patient": 16,
 }
 
 
@@ -247,13 +249,13 @@ class Terms:
         """Refuse private training if the file does not allow its unit or has no column for it."""
         if unit not in self.units:
             raise NotAllowed(
-                f"training.unit={unit}: this site trains only by "
+                f"unit={unit}: this site trains only by "
                 f"{' or '.join(self.units) or 'none'}; its file can allow it with "
                 f"`units: [{', '.join((*self.units, unit))}]`"
             )
         if unit == "patient" and self.files.patient_column is None:
             raise NotAllowed(
-                "training.unit=patient: this site has no patient column; its file sets one with "
+                "unit=patient: this site has no patient column; its file sets one with "
                 "`patient_column: COLUMN` under `files:`"
             )
 

@@ -37,7 +37,7 @@ class ClippedGradients(Mechanism):
     moves two sums at most g sqrt(d) further apart, and limiting their size moves none apart. With
     `noise_at="distributed"`, the shares of threshold - colluding honest clients have the whole
     variance. So a release is a Gaussian mechanism of noise multiplier noise_multiplier / (1 + g
-    sqrt(d)), or half of it for a replaced record (docs/privacy.md, Theorem 25). With
+    sqrt(d)), or half of it for a replaced record (docs/privacy.md, Theorem 23). With
     `unit="patient"`, patients replace records, as in `SampledGaussian`. Nothing is proven for a
     client, whose records may be any number.
     """
@@ -117,8 +117,8 @@ class ClippedGradients(Mechanism):
         """Return one Gaussian mechanism; truncation to the lattice lowers its multiplier."""
         if not self.step.bounds(unit):
             return NonPrivateDpEvent()
-        moved = 2 if self.step.replaces(unit, relation) else 1
-        moved *= 1 + self.lattice * math.sqrt(MOST_NUMBERS)
+        most = 2 if self.step.replaces(unit, relation) else 1
+        moved = most * (1 + self.lattice * math.sqrt(MOST_NUMBERS))
         return ComposedDpEvent(
             [
                 GaussianDpEvent(self.noise_multiplier / moved),

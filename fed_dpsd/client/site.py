@@ -227,9 +227,10 @@ class Site:
         if self._stepping is None:
             raise ProtocolError("this client's mechanism releases no gradients")
         try:
-            return self._stepping.sensitive_gradients(request.weights)
+            self._stepping.check_weights(request.weights)
         except ValueError as error:
             raise ProtocolError(f"this client was sent {error}") from None
+        return self._stepping.sensitive_gradients(request.weights)
 
     def sensitive_class_counts(self) -> NDArray[np.float64]:
         """Return the exact class counts of all records, (1, 1, K); private until released."""

@@ -292,13 +292,10 @@ class Teachers:
         """Sum the clipped gradients of the records of the only shard at a linear layer's weights.
 
         Args:
-            weights: (P,) weights of the classifier (see `to_vector`).
+            weights: (P,) weights of the classifier (see `to_vector` and `check_weights`).
 
         Returns:
             The exact sum, (1, P, 1), in units of the training's `max_grad_norm`.
-
-        Raises:
-            ValueError: the weights belong to another architecture.
         """
         layer, records, bound = self._linear
         load_vector(layer, torch.from_numpy(weights))

@@ -45,6 +45,9 @@ class ClippedGradients(Mechanism):
     name: ClassVar[str] = "clipped_gradients"
     input: ClassVar[Literal["gradient"]] = "gradient"
     calibrated_by: ClassVar[str] = "noise_multiplier"
+    additive: ClassVar[Literal[True]] = True
+    noise_law: ClassVar[Literal["gaussian"]] = "gaussian"
+    num_classes: int  # K, >= 2
     # standard deviation of the noise / max_grad_norm, > 0
     noise_multiplier: float
     max_grad_norm: float  # bound of one record's, or one patient's, gradient, > 0
@@ -106,7 +109,7 @@ class ClippedGradients(Mechanism):
         """
         if value[0].size > MOST_NUMBERS:
             raise ValueError(f"{value[0].size:,} weights; a release covers {MOST_NUMBERS:,}")
-        return noisy_sum(value, self.scale, "gaussian", rng)
+        return noisy_sum(value, self.scale, self.noise_law, rng)
 
     def admissible(self, values: Values, predictions: Values, teachers: int) -> NDArray[np.bool_]:
         """Mark the (P,) rows that are not too large."""
@@ -148,3 +151,8 @@ class ClippedGradients(Mechanism):
             f"sums of its records' clipped gradients, with {noise} {self.noise_multiplier:.6g} "
             f"times the largest gradient of a {self.unit}"
         )
+
+    def worst_case(self) -> tuple[Values, Values]:
+        """Return the (1, 1, K) sums of two worlds, with one record's gradient replaced."""
+        first = np.eye(1, self.num_classes)[None]
+        return first, -first

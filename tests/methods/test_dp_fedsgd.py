@@ -82,7 +82,7 @@ def test_a_share_that_is_too_small_is_noticed(small, tmp_path, monkeypatch):
 
 
 def test_numbers_of_many_clients_fit_in_63_bits_and_lie_on_one_lattice():
-    mechanism = ClippedGradients(1e-3, 1.0, noise_at="distributed", quorum=Quorum(4, 1))
+    mechanism = ClippedGradients(10, 1e-3, 1.0, noise_at="distributed", quorum=Quorum(4, 1))
     huge = mechanism.constrain_sensitivity(np.array([[1e300], [np.nan], [-1e300]]), None)
     rng = SecretStreams(bytes(32)).numpy("noise")
     units = mechanism.add_noise(huge[None], None, rng) / mechanism.lattice

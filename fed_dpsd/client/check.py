@@ -27,8 +27,10 @@ from fed_dpsd.config import PrivacyConfig
 from fed_dpsd.config.errors import quoted
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment, from_overrides
-from fed_dpsd.models import torch_threads
+from fed_dpsd.methods.method import PublicContext
+from fed_dpsd.models import to_vector, torch_threads
 from fed_dpsd.models.inference import Images
+from fed_dpsd.privacy.clipped_gradients import ClippedGradients
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.protocol import Refusal, Request
@@ -82,7 +84,8 @@ def check(hospital: Hospital, overrides: list[str]) -> Iterator[str | Table]:
     # A copy of the secret lies in this folder, so it must be inside the hospital's own.
     place = tempfile.TemporaryDirectory(prefix="check-", dir=hospital.folder)
     with torch_threads(experiment.config.threads_client), place as folder:
-        yield f"a teacher: {_train(hospital, content, experiment, Path(folder))}"
+        if not isinstance(experiment.answers, ClippedGradients):  # else there are no teachers
+            yield f"a teacher: {_train(hospital, content, experiment, Path(folder))}"
         outcome = _rehearse(hospital, experiment, Path(folder))
         yield f"an answer, rehearsed: {outcome}"
 
@@ -160,22 +163,38 @@ def _train(
 
 
 def _rehearse(hospital: Hospital, experiment: Experiment, folder: Path) -> str:
-    """Answer a request for random images, charged to a temporary ledger; describe the outcome."""
+    """Answer a request, charged to a temporary ledger; describe the outcome."""
     secret = hospital.folder / "secret"
     secret_of(secret)  # draws the secret if there is none yet
     shutil.copy(secret, folder / "secret")
     rehearsed = dataclasses.replace(hospital, state=str(folder))
     config = dataclasses.replace(experiment.config, cache=str(folder))
     experiment = dataclasses.replace(experiment, config=config)
-    rng = np.random.Generator(np.random.PCG64(0))
-    images = rng.integers(0, 256, (REHEARSED, *hospital.shape), np.uint8)
-    uniform = np.full((REHEARSED, hospital.num_classes), 1 / hospital.num_classes, np.float32)
     site = rehearsed.open(experiment, "rehearsal")
-    request = Request(1, images, uniform, acknowledged={experiment.answers.name: 10 * REHEARSED})
+    if isinstance(experiment.answers, ClippedGradients):
+        request, asked = _step(experiment), "a sum of gradients"
+    else:
+        request, asked = _images(hospital), f"{REHEARSED} images"
+    request = dataclasses.replace(request, acknowledged={experiment.answers.name: 10 * REHEARSED})
     response = sites.answer(experiment.method, request, site)
     if isinstance(response, Refusal):
-        raise UserError(f"a request with {REHEARSED} images would be refused: {response.reason}")
+        raise UserError(f"a request for {asked} would be refused: {response.reason}")
     with site.ledger.transaction():
         entries = site.ledger.entries()
     cost = next(iter(cards.account(entries, hospital.delta, "record", "add_remove").values()))
-    return f"{REHEARSED} images, {response.nbytes:,} bytes, which would cost {cost}"
+    return f"{asked}, {response.nbytes:,} bytes, which would cost {cost}"
+
+
+def _images(hospital: Hospital) -> Request:
+    """Return a request with random images."""
+    rng = np.random.Generator(np.random.PCG64(0))
+    images = rng.integers(0, 256, (REHEARSED, *hospital.shape), np.uint8)
+    uniform = np.full((REHEARSED, hospital.num_classes), 1 / hospital.num_classes, np.float32)
+    return Request(1, images, uniform)
+
+
+def _step(experiment: Experiment) -> Request:
+    """Return a request for gradients at weights of zero."""
+    context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
+    zeros = np.zeros(len(to_vector(context.make_teacher(0).classifier)), np.float32)
+    return context.request("gradients", 1, zeros)

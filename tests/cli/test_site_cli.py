@@ -56,6 +56,24 @@ def test_h7_a_check_counts_trains_and_rehearses_and_charges_nothing(fed_dpsd, tm
     assert not (tmp_path / "hospital" / "state" / "cache" / "teachers").exists()
 
 
+def test_a_check_of_sums_of_gradients_rehearses_a_sum_and_trains_nothing(fed_dpsd, tmp_path):
+    file = site_file(
+        tmp_path / "hospital",
+        methods=["dp_fedsgd"],
+        answers=["clipped_gradients"],
+        models=["scattering"],
+    )
+    code, out, err = fed_dpsd("site", "check", str(file))
+    assert (code, err) == (0, "")
+    weights = 10 * (16 * 4 + 4 + 1)
+    text = "\n".join(out)
+    assert f"an answer, rehearsed: a sum of gradients, {8 * weights:,} bytes, which" in text
+    assert "a teacher" not in text
+    ledger = open_file(file).ledger
+    with ledger.transaction():
+        assert not ledger.entries()
+
+
 def test_a_check_counts_by_name_and_compares_classes_with_a_coordinators(fed_dpsd, tmp_path):
     """Any printable name, and the hospital's own labels of each."""
     names = ["normal", 'é, "x" = {3}']

@@ -147,8 +147,8 @@ class Facts:
 
     @property
     def answers_images(self) -> bool:
-        """Return whether clients send answers to images, rather than weights or nothing."""
-        return self.card["answers"] not in ("weights", "nothing")
+        """Return whether clients send answers to images, rather than weights, sums or nothing."""
+        return self.card["answers"] not in ("weights", "clipped_gradients", "nothing")
 
     @property
     def releases_nothing(self) -> bool:

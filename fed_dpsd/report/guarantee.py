@@ -87,6 +87,11 @@ def trusted_by(
 def sentence_of(note: str) -> str:
     """Return a card's note as a sentence on what is not covered."""
     if found := re.fullmatch(r"against the coordinator and (\d+) of the other clients.*", note):
+        if found[1] == "0":
+            return (
+                "Secure sums: nothing is proven against another client, which may see the student "
+                "or work with the coordinator."
+            )
         return (
             f"Secure sums: nothing is proven against the coordinator together with more than "
             f"{found[1]} of the other clients."

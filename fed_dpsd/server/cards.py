@@ -24,6 +24,7 @@ from fed_dpsd.accounts.verdict import (
     verdict,
 )
 from fed_dpsd.experiment import Experiment
+from fed_dpsd.privacy.clipped_gradients import ClippedGradients
 from fed_dpsd.privacy.epsilon import Epsilon
 from fed_dpsd.server.attendance import absent, requests_of
 from fed_dpsd.server.charge_log import ChargeLog
@@ -81,7 +82,8 @@ def _asked(run: CompletedRun) -> str:
     clients = f"{config.num_clients:,} client{'s' * (config.num_clients != 1)}"
     if not config.federation.simulation and (missed := absent(requests_of(run.folder))):
         clients += f" ({', '.join(f'client {client} {known}' for client, known in missed.items())})"
-    if summary["privacy"]["answers"] != run.experiment.answers.name:
+    answered = run.experiment.answers.name
+    if summary["privacy"]["answers"] != answered or answered == ClippedGradients.name:
         return f"{clients}; no answers to images"
     cohort = config.clients_per_round
     drawn = (

@@ -319,6 +319,8 @@ def test_h4_the_officers_page_is_in_plain_words(tmp_path):
     assert "=" not in left
     assert not [word for word in shown.text_of("main").split() if word.startswith("client")]
     assert "client" in officer(run(tmp_path)).text_of("section", id="left")  # a simulation's
+    sums = officer(with_card(facts, answers="clipped_gradients"))
+    assert "synthetic image" not in sums.text_of("section", id="left")
 
 
 def test_h4_plain_words_hold_for_each_unit_relation_and_trust():
@@ -362,6 +364,8 @@ def test_h4_each_number_names_whom_to_trust_and_sums_what_they_do_not_cover():
     assert guarantee.trusted_by(rows[:1], None) == [("nobody", "")]
     alone = {"trust": "server", "epsilon": 1.0}
     assert guarantee.trusted_by([], alone) == [("server", "")]
+    note = "against the coordinator and 0 of the other clients together"
+    assert "nothing is proven against another client" in guarantee.sentence_of(note)
     note = "against the coordinator and 1 of the other clients together"
     assert "nothing is proven against the coordinator together with more than 1" in (
         guarantee.sentence_of(note)

@@ -26,6 +26,7 @@ DP = ("training=dp_sgd", "training.steps=4")
 PLAIN = ("training=plain", "answers=label", "answers.epsilon_per_answer=0.01")
 WEAK = ("training=plain", "answers=label", "answers.epsilon_per_answer=10", "noise=secure")
 CLEAR = ("training=plain", "answers=probabilities")
+SUMS = ("method=dp_fedsgd", "answers=clipped_gradients", "model=scattering", "diagnostics=false")
 
 
 def read(folder):
@@ -206,6 +207,13 @@ def test_a_deployments_card_names_statements_instead_of_ledgers(finished):
     assert "the coordinator has only their statements" in " ".join(card["source"])
     assert "the hospitals' own ledgers record how many" in card["asked"]
     assert not any("accuracies of teachers" in line for line in card["not_covered"])
+
+
+def test_a_card_of_sums_of_gradients_names_no_images(finished):
+    run = open_completed(finished(*SUMS)[0])
+    assert cards.privacy_card_of(run)["asked"].endswith("no answers to images")
+    answers = open_completed(finished(*DP)[0])
+    assert "of 64 images" in cards.privacy_card_of(answers)["asked"]  # the control
 
 
 def test_a_deployments_card_names_absent_hospitals(finished, tmp_path):

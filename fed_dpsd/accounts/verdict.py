@@ -80,8 +80,9 @@ def _against(experiment: Experiment, *epsilons: Epsilon) -> str:
     if trust == "server":
         return "against any observer except the coordinator, which sees answers without noise"
     if trust == "threshold":
-        others = f"all but {colluding} of the" if colluding else "all"
-        return f"against any observer if {others} clients are honest"
+        if not colluding:  # a client knows its own share of the noise
+            return "against any observer except the clients, if all of them are honest"
+        return f"against any observer if all but {colluding} of the clients are honest"
     return "against any observer"
 
 

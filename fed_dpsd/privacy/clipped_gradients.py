@@ -20,6 +20,7 @@ from fed_dpsd.privacy.mechanism import (
     Unit,
     Values,
     check_noise_at,
+    check_size,
 )
 from fed_dpsd.privacy.noise import FARTHEST, GAUSSIAN_LOSS, Rng, lattice_spacing, noisy_sum
 from fed_dpsd.privacy.training import TrainedUnit
@@ -64,6 +65,7 @@ class ClippedGradients(Mechanism):
         if self.noise_at == "server":
             raise ValueError("noise_at=server: no server may see these sums; use distributed")
         _ = self.step  # checks the other fields
+        check_size("noise_multiplier", self.noise_multiplier)
 
     @property
     def step(self) -> DPSGD:

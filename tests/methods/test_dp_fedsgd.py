@@ -1,6 +1,7 @@
 """DP-FedSGD: its sums, their noise to a coalition, its costs, and what it refuses."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from fed_dpsd.data.datasets import Split
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import ConfigError, ProtocolError, UserError
 from fed_dpsd.experiment import load_data
+from fed_dpsd.planned import planned_run
 from fed_dpsd.privacy import lattice
 from fed_dpsd.privacy.clipped_gradients import MOST_NUMBERS, MOST_STEPS, ClippedGradients
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Quorum
@@ -20,7 +22,7 @@ from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.protocol import Refusal, Request
 from fed_dpsd.streams import Streams
 from tests.every import every
-from tests.hospitals import Hospitals, answer, charges, federate, summing
+from tests.hospitals import Hospitals, answer, charges, federate, site_file, summing
 from tests.ledgers import entries_of
 from tests.methods.test_method_contract import equal, weights
 from tests.privacy.ideals import ideal
@@ -29,6 +31,7 @@ from tests.running import context_of, not_refused, rounds
 SUMS = ("method=dp_fedsgd", "answers=clipped_gradients", "model=scattering", "diagnostics=false")
 FIVE = ("num_clients=5", "answers.noise_at=distributed", "answers.noise_multiplier=4")
 FOUR_OF_FIVE = (*SUMS, *FIVE, "answers.quorum={threshold: 4, colluding: 1}")
+ALLOWED = {"methods": ["dp_fedsgd"], "answers": ["clipped_gradients"], "models": ["scattering"]}
 WEIGHTS = 10 * (64 + 1)  # of the classifier of `small`
 FAILURE = 1e-6
 
@@ -242,10 +245,9 @@ def test_too_few_clients_open_no_sum(small, tmp_path):
 
 def test_hospitals_sum_gradients_once(deployed, tmp_path):
     """They repeat a masked sum, whatever the records are then, and charge for other weights."""
-    allowed = {"methods": ["dp_fedsgd"], "answers": ["clipped_gradients"], "models": ["scattering"]}
     quorum = "num_clients=3", "answers.quorum={threshold: 2, colluding: 0}"
     experiment = deployed(*SUMS, *FIVE[1:], *quorum)
-    files = summing(tmp_path, **allowed)
+    files = summing(tmp_path, **ALLOWED)
     federation = federate(experiment, Hospitals(files))
     first = federation.total(asked(1))
     assert first.sum.shape == (WEIGHTS, 1)
@@ -266,6 +268,49 @@ def test_hospitals_sum_gradients_once(deployed, tmp_path):
     assert len(charges(hospital)) == 2
 
 
+def test_equal_weights_in_two_rounds_have_other_noise(deployed, tmp_path):
+    """FAILURE is the probability. The control: a repeated request has the same noise."""
+    hospital = open_file(site_file(tmp_path / "hospital", **ALLOWED))
+    experiment = deployed(*SUMS, "num_clients=2")
+    first, again, later = (
+        answer(hospital, experiment.to_json(), replace(asked(1), query_id=number)).values
+        for number in (1, 1, 2)
+    )
+    assert np.array_equal(first, again)
+    assert has_stddev(first - later, experiment.answers.scale * math.sqrt(2))
+    assert len(charges(hospital)) == 2
+
+
+def test_a_spent_budget_is_refused_before_a_gradient_is_computed(deployed, tmp_path, monkeypatch):
+    """A refusal's time would depend on the records. The control: a budget pays for a sum."""
+    text, computed = deployed(*SUMS, "num_clients=2").to_json(), []
+    monkeypatch.setattr(
+        Teachers,
+        "sensitive_gradients",
+        lambda self, weights: computed.append(1) or np.zeros((1, len(weights), 1)),
+    )
+    for budget, sums in ((0.01, 0), (100.0, 1)):
+        hospital = open_file(site_file(tmp_path / f"{budget}", budget=budget, **ALLOWED))
+        refused = isinstance(answer(hospital, text, asked(1)), Refusal)
+        assert (refused, len(computed), len(charges(hospital))) == (not sums, sums, sums)
+
+
+def test_a_hospital_limits_the_copies_that_a_message_requests(deployed, tmp_path):
+    hospital = open_file(site_file(tmp_path / "hospital", **ALLOWED))
+    text = deployed(*SUMS, "num_clients=2", "answers.copies=6").to_json()
+    assert "answers.copies is at most 5" in answer(hospital, text, asked(1)).reason
+    assert not charges(hospital)
+
+
+@every("colluding", [0, 1])
+def test_another_client_is_an_observer_that_no_colluding_client_covers(small, colluding):
+    """Each client sees the model in every round, and knows its own share of the noise."""
+    quorum = f"answers.quorum={{threshold: 4, colluding: {colluding}}}"
+    said = str(planned_run(small(*SUMS, *FIVE, quorum)))
+    assert ("except the clients" in said) == (colluding == 0)
+    assert ("all but 1 of the clients are honest" in said) == (colluding == 1)
+
+
 def test_what_does_not_fit_is_refused_before_data_are_read(small):
     table = (
         ("training=dp_sgd", "training=dp_sgd: method=dp_fedsgd does not support it; use"),
@@ -278,6 +323,7 @@ def test_what_does_not_fit_is_refused_before_data_are_read(small):
         ("answers.noise_at=server", "noise_at=server: no server may see these sums; use"),
         ("answers.noise_at=distributed", "noise_at=distributed needs a quorum"),
         ("answers.noise_multiplier=0", "noise_multiplier=0.0 must be a finite number > 0"),
+        ("answers.noise_multiplier=1e-310", "noise_multiplier=1e-310 must be between 1e-100 and"),
         ("answers.unit=patient", "answers.unit=patient: .* give data.patient_column"),
         ("answers.records_per_patient=2", "records_per_patient=2 needs unit=patient"),
         ("method=fed_dpsd", "answers=clipped_gradients releases sums .*; use method=dp_fedsgd"),

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from fed_dpsd.config import Config, require_positive
-from fed_dpsd.errors import ProtocolError
+from fed_dpsd.errors import ProtocolError, UserError
 from fed_dpsd.methods.method import (
     Federation,
     Method,
@@ -30,6 +30,7 @@ from fed_dpsd.methods.method import (
 from fed_dpsd.models import load_vector, to_vector
 from fed_dpsd.models.classifiers import FIXED
 from fed_dpsd.privacy.accounting import Stage
+from fed_dpsd.privacy.clipped_gradients import MOST_NUMBERS
 from fed_dpsd.privacy.mechanism import Mechanism
 from fed_dpsd.privacy.optimisers import Adam
 from fed_dpsd.privacy.plan import Plan
@@ -101,6 +102,11 @@ class DPFedSGD(Method):
         """Send the weights, sum the gradients, and take a step of Adam."""
         student = context.make_teacher(0)
         weights = nn.Parameter(torch.zeros_like(to_vector(student.classifier)))
+        if len(weights) > MOST_NUMBERS:
+            raise UserError(
+                f"the classifier has {len(weights):,} weights; a sum covers {MOST_NUMBERS:,}; use "
+                "fewer features (model.teacher_width) or classes"
+            )
         optimiser = Adam([weights], self.learning_rate)
         last = 0
         if resume:

@@ -14,6 +14,7 @@ from fed_dpsd.data.datasets import Split
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import ConfigError, ProtocolError, UserError
 from fed_dpsd.experiment import load_data
+from fed_dpsd.methods import dp_fedsgd
 from fed_dpsd.planned import planned_run
 from fed_dpsd.privacy import lattice
 from fed_dpsd.privacy.clipped_gradients import MOST_NUMBERS, MOST_STEPS, ClippedGradients
@@ -236,6 +237,18 @@ def test_a_spent_budget_ends_a_run_before_its_first_step(small, tmp_path):
         next(rounds(experiment, tmp_path / "run"))
 
 
+def test_a_classifier_that_no_sum_covers_ends_a_run_before_a_client_is_charged(
+    small, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(dp_fedsgd, "MOST_NUMBERS", WEIGHTS - 1)
+    with pytest.raises(UserError, match=r"650 weights; a sum covers 649; .* \(model.teacher_width"):
+        next(rounds(small(*SUMS), tmp_path / "run"))
+    assert not list(tmp_path.rglob("*.sqlite"))
+    monkeypatch.setattr(dp_fedsgd, "MOST_NUMBERS", WEIGHTS)
+    next(rounds(small(*SUMS), tmp_path / "run"))
+    assert list(tmp_path.rglob("*.sqlite"))
+
+
 def test_too_few_clients_open_no_sum(small, tmp_path):
     federation = LocalFederation(small(*FOUR_OF_FIVE), tmp_path / "run")
     federation._asked = lambda request: range(3)
@@ -269,16 +282,20 @@ def test_hospitals_sum_gradients_once(deployed, tmp_path):
 
 
 def test_equal_weights_in_two_rounds_have_other_noise(deployed, tmp_path):
-    """FAILURE is the probability. The control: a repeated request has the same noise."""
+    """So have other weights in one. FAILURE is the probability. The control: a repeated request."""
     hospital = open_file(site_file(tmp_path / "hospital", **ALLOWED))
     experiment = deployed(*SUMS, "num_clients=2")
-    first, again, later = (
-        answer(hospital, experiment.to_json(), replace(asked(1), query_id=number)).values
-        for number in (1, 1, 2)
+    near = np.nextafter(asked(1).weights, 1)
+    first, again, later, others = (
+        answer(hospital, experiment.to_json(), request).values
+        for request in (
+            *(asked(1), asked(1), replace(asked(1), query_id=2), replace(asked(1), weights=near)),
+        )
     )
     assert np.array_equal(first, again)
-    assert has_stddev(first - later, experiment.answers.scale * math.sqrt(2))
-    assert len(charges(hospital)) == 2
+    for other in (later, others):
+        assert has_stddev(first - other, experiment.answers.scale * math.sqrt(2))
+    assert len(charges(hospital)) == 3
 
 
 def test_a_spent_budget_is_refused_before_a_gradient_is_computed(deployed, tmp_path, monkeypatch):

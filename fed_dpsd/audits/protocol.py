@@ -23,17 +23,20 @@ from fed_dpsd.audits.black_box import public_rows
 from fed_dpsd.audits.checks import Check
 from fed_dpsd.audits.claims import Say, secrets_of
 from fed_dpsd.client.site import Site, answer
+from fed_dpsd.client.teachers import make_teacher
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.errors import ProtocolError
 from fed_dpsd.experiment import Experiment
+from fed_dpsd.models import to_vector
 from fed_dpsd.privacy.accounting import Stage, epsilon
+from fed_dpsd.privacy.clipped_gradients import ClippedGradients
 from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.mechanism import Mechanism, Unit, Values
 from fed_dpsd.privacy.noise import Rng, SecretStreams
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.training import Plain, Training
 from fed_dpsd.progress import listening
-from fed_dpsd.protocol import Refusal, Request
+from fed_dpsd.protocol import NOTHING, Refusal, Request
 
 QUERIES, RECORDS, REQUESTS = 64, 4, 10**6
 TINY_BUDGET = 1e-4
@@ -94,8 +97,16 @@ class _Case:
         )
 
     def request(self, number: int = 1, pixel: int = 0, row: int = 0) -> Request:
-        """Return a request of QUERIES images with this query id, pixel and prediction."""
-        shape, num_classes = self.experiment.config.data.shape, self.num_classes
+        """Return a request of QUERIES images with this query id, pixel and prediction.
+
+        A sum of gradients is requested at weights with these numbers instead.
+        """
+        config, num_classes = self.experiment.config, self.num_classes
+        shape = config.data.shape
+        if isinstance(self.mechanism, ClippedGradients):
+            weights = np.zeros(len(to_vector(make_teacher(config, 0, 0))), np.float32)
+            weights[:2] = pixel, row
+            return Request.without_images("gradients", shape, num_classes, number, weights)
         images = np.zeros((QUERIES, *shape), np.uint8)
         images[0, 0, 0, 0] = pixel
         return Request(number, images, np.tile(public_rows(num_classes)[[row]], (QUERIES, 1)))
@@ -114,7 +125,7 @@ class _Case:
     def cost(self) -> DpEvent:
         """Return what an answer to `request` costs a record."""
         event = self.mechanism.event("record", "add_remove")
-        return SelfComposedDpEvent(event, self.mechanism.releases(1, QUERIES))
+        return SelfComposedDpEvent(event, self.mechanism.releases(1, self.request().queries))
 
     def answers(self, request: Request, site: Site) -> bool:
         """Return whether a site answers a request, rather than refusing it in any way."""
@@ -269,6 +280,7 @@ def _refuses_unknown(case: _Case) -> Iterator[str]:
     requests: dict[str, Callable[[], Request]] = {
         "an unknown kind": lambda: dataclasses.replace(good, kind="records"),  # type: ignore[arg-type]
         "an unknown kind that no constructor has seen": lambda: _forged(good, kind="records"),
+        "other weights": lambda: dataclasses.replace(good, weights=np.ones(3, np.float32)),
         "larger images": lambda: dataclasses.replace(good, images=larger),
         "another number of classes": lambda: dataclasses.replace(good, predictions=classes),
         "images of floats": lambda: dataclasses.replace(good, images=good.images / 1.0),  # type: ignore[arg-type]
@@ -278,13 +290,14 @@ def _refuses_unknown(case: _Case) -> Iterator[str]:
         "predictions that are not finite": lambda: dataclasses.replace(
             good, predictions=good.predictions * np.float32(np.nan)
         ),
-        "no images": lambda: dataclasses.replace(
-            good, images=good.images[:0], predictions=good.predictions[:0]
+        "nothing": lambda: dataclasses.replace(
+            good, images=good.images[:0], predictions=good.predictions[:0], weights=NOTHING
         ),
     }
     for what, make in requests.items():
         try:
-            if case.answers(make(), site):
+            request = make()
+            if request.digest() != good.digest() and case.answers(request, site):
                 yield f"{what}: answered"
         except ProtocolError:  # raised by the request's constructor
             pass

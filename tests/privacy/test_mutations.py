@@ -29,6 +29,7 @@ from fed_dpsd.audits.canaries import (
 )
 from fed_dpsd.audits.one_run import conclude
 from fed_dpsd.client.site import Site
+from fed_dpsd.methods.dp_fedsgd import DPFedSGD
 from fed_dpsd.privacy import lattice
 from fed_dpsd.privacy.accounting import Stage, prove
 from fed_dpsd.privacy.dp_sgd import DPSGD
@@ -580,6 +581,14 @@ def half_the_noise_in_answers(patch):
     patch.setattr(NormalizedGradient, "add_noise", half)
 
 
+def gradients_leave_without_a_release(patch):
+    def client(self, request, site):
+        return Response(request.query_id, site.sensitive_gradients(request)[0])
+
+    patch.setattr(DPFedSGD, "client", client)
+    patch.setattr(Site, "admit", lambda self, request: None)
+
+
 def on_answers(experiment):
     return attacks.answer_attacks(experiment, None, print)
 
@@ -612,6 +621,7 @@ def on_protocol(experiment):
 
 
 PLAIN_GRADIENT = ("training=plain", "answers=gradient")
+SUMS = ("method=dp_fedsgd", "answers=clipped_gradients", "model=scattering", "diagnostics=false")
 PLANTED = [  # with settings of the audit, and its part
     (noise_without_the_secret, PLAIN_GRADIENT, on_sampler),
     (site_noise_from_the_seed, PLAIN_GRADIENT, on_sampler),
@@ -629,6 +639,7 @@ PLANTED = [  # with settings of the audit, and its part
     (fresh_noise_for_a_repeated_request, PLAIN_GRADIENT, on_protocol),
     (nothing_is_charged, PLAIN_GRADIENT, on_protocol),
     (ledgers_charge_nothing, LINEAR, on_protocol),
+    (gradients_leave_without_a_release, SUMS, on_protocol),
     (clipping_error_on_one_class, SAMPLED_STEPS, on_clipping),
     (clipping_error_on_the_bias, SAMPLED_STEPS, on_clipping),
     (clipping_error_on_the_biases_of_a_network, NETWORK, on_clipping),
@@ -640,7 +651,7 @@ RIGHT = [
     *((settings, on_sampler) for settings in (PLAIN_GRADIENT, LINEAR)),
     (("training=plain", "answers=label"), on_sampler),
     (("training=plain", "answers=votes"), on_sampler_too),
-    *((settings, on_protocol) for settings in (PLAIN_GRADIENT, LINEAR)),
+    *((settings, on_protocol) for settings in (PLAIN_GRADIENT, LINEAR, SUMS)),
     *((SAMPLED_STEPS, part) for part in (on_samples, on_trainings)),
     (PLAIN_GRADIENT, on_answers),
 ]

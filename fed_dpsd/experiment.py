@@ -31,7 +31,7 @@ from fed_dpsd.models.pictures import PACKAGES
 from fed_dpsd.privacy.calibration import calibrate
 from fed_dpsd.privacy.mechanism import Mechanism
 from fed_dpsd.privacy.randomized_response import LARGEST_EPSILON
-from fed_dpsd.privacy.training import Plain, Training, TrainingMechanism
+from fed_dpsd.privacy.training import RECORDS_PER_PATIENT, Plain, Training, TrainingMechanism
 from fed_dpsd.storage import home
 
 logger = logging.getLogger("fed_dpsd")
@@ -161,10 +161,15 @@ def _bound(raw: Mapping[str, Any], base: Path | None, written: bool, binder: Bin
     config = binder.bind(Config, raw)
     facts = raw if config is None else dataclasses.asdict(config)
 
-    public = {"num_classes": facts["data"].get("num_classes")}
+    data = facts["data"]
+    patients = (data.get("patient_column"), data.get("records_per_patient")) != (None, None)
+    raw = {**raw, "training": _with_unit(binder, raw["training"], "training", patients)}
+    public = {"num_classes": data.get("num_classes")}
     own = dict(raw["method"])
     if "baseline" in own:
         values = own["baseline"] if isinstance(own["baseline"], Mapping) else {}
+        values = _with_unit(binder, values, "method.baseline", False)
+        raw = {**raw, "method": {**raw["method"], "baseline": values}}
         own["baseline"] = _bind_class(binder, "fed_dpsd.privacy", values, "method.baseline", public)
         if not isinstance(own["baseline"], Plain | TrainingMechanism | None):
             binder.problems.append(
@@ -173,14 +178,15 @@ def _bound(raw: Mapping[str, Any], base: Path | None, written: bool, binder: Bin
     method = _bind_class(binder, "fed_dpsd.methods", own, "method", {})
     name = str(own.get("name"))
     training = _bind_class(binder, "fed_dpsd.privacy", raw["training"], "training", public, name)
-    public["shards"] = _shards(facts, training)
+    public["shards"] = _shards(facts, training, patients)
     raw = {**raw, "answers": _with_noise(binder, raw["answers"], training)}
     answers = _bind_class(binder, "fed_dpsd.privacy", raw["answers"], "answers", public, name)
     partition = _bind_partition(binder, raw["partition"])
     if config is not None:
         found = check(config, method, training, answers, partition)
         binder.problems += [each for each in found if not binder.concerns(each)]
-        config = dataclasses.replace(config, answers=raw["answers"])
+        resolved = {key: raw[key] for key in ("method", "training", "answers")}
+        config = dataclasses.replace(config, **resolved)
         config = _resolve_paths(binder, config, base, written)
     binder.finish()
     assert config is not None
@@ -193,11 +199,27 @@ def _warn(text: str) -> None:
     logger.warning(text)
 
 
-def _shards(facts: Mapping[str, Any], training: Training | None) -> dict[str, Any]:
+def _with_unit(
+    binder: Binder, training: Mapping[str, Any], where: str, patients: bool
+) -> Mapping[str, Any]:
+    """Return the keys of a training; replace null with the unit that suits the data.
+
+    The unit is the patient if the data names `patients`. For `records_per_patient`, null is
+    RECORDS_PER_PATIENT, or 1 if the unit is the record.
+    """
+    cls = binder.locate("fed_dpsd.privacy", training.get("_target_"), f"{where}._target_")
+    names = {field.name for field in dataclasses.fields(cls)} if cls else set()
+    unit = training.get("unit") or ("patient" if patients else "record")
+    most = RECORDS_PER_PATIENT if unit == "patient" else 1
+    suited = {k: v for k, v in (("unit", unit), ("records_per_patient", most)) if k in names}
+    for key, value in suited.items():
+        binder.set_default(f"{where}.{key}", value)
+    return {**training, **{k: v for k, v in suited.items() if training.get(k) is None}}
+
+
+def _shards(facts: Mapping[str, Any], training: Training | None, patients: bool) -> dict[str, Any]:
     """Return the keys of privacy.mechanism.Shards, from public facts."""
-    data = facts["data"]
-    known = (data.get("patient_column"), data.get("records_per_patient")) != (None, None)
-    by = "patient" if known or facts["training"].get("unit") == "patient" else "record"
+    by = "patient" if patients or getattr(training, "unit", "record") == "patient" else "record"
     # Private training also trains a teacher on an empty shard; a teacher from a file exists
     # before the records.
     silent = not isinstance(training, TrainingMechanism) and facts["teacher"].get("path") is None

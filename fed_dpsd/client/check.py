@@ -53,6 +53,7 @@ def check(hospital: Hospital, overrides: list[str]) -> Iterator[str | Table]:
     yield f"records: {content.count}"
     if content.records.patients is not None:
         yield f"patients: {content.records.num_patients:,}"
+    yield f"units of private training: {_units(hospital)}"
     yield from content.notes
     pixels = content.records.images
     yield f"pixels: {pixels.min()} to {pixels.max()} of 255, {pixels.mean():.0f} on average"
@@ -98,6 +99,18 @@ def _counts(hospital: Hospital, content: HospitalRecords) -> Table:
     return table
 
 
+def _units(hospital: Hospital) -> str:
+    """Describe the units that private training may protect, and why."""
+    allowed, column = hospital.allowed_units, hospital.files.patient_column
+    if hospital.units is not None:
+        return f"{' or '.join(allowed) or 'none'} (units: in the file)"
+    if column is None:
+        return "record, because the file names no patient_column"
+    return (
+        f"patient, because patient_column is {column}; the coordinator sets training.unit=patient"
+    )
+
+
 def _more_for_training(settings: PrivacyConfig, plan: Plan, charged: bool) -> str:
     """Describe what a site refuses if its budget does not cover a plan's training, with remedies.
 
@@ -129,6 +142,9 @@ def _experiment(hospital: Hospital, overrides: list[str]) -> Experiment:
     defaults += [f"{key}={names[0]}" for key, names in firsts.items() if names]
     defaults += [f"model.teacher={name}" for name in hospital.models[:1]]
     defaults += [f"plugins=[{','.join(hospital.plugins)}]"]
+    column = hospital.files.patient_column
+    if not overrides and column is not None and hospital.allowed_units[:1] == ("patient",):
+        defaults += [f"data.patient_column={quoted(column)}"]
     request = from_overrides([*defaults, *overrides], Path.cwd())
     try:
         return hospital.experiment(request.to_json(), 0)

@@ -15,6 +15,8 @@ from fed_dpsd.privacy.mechanism import Clear, NoiseAt, Relation, Unit
 from fed_dpsd.privacy.noise import Rng
 
 TrainedUnit = Literal["record", "patient"]
+# Default of `records_per_patient`: patients with 1, 2, 3 or 6 records use each equally often.
+RECORDS_PER_PATIENT = 6
 
 
 @dataclass(frozen=True)
@@ -104,9 +106,8 @@ class TrainingMechanism(ABC):
 
     def check(self, config: Any, method: Any, partition: Any) -> list[str]:
         """Return the problems with the training in an experiment, as `Plain.check` does."""
-        problems, data = no_files(self.name, config), config.data
-        known = (data.patient_column, data.records_per_patient) != (None, None)
-        if self.unit == "patient" and config.federation.simulation and not known:
+        problems, simulated = no_files(self.name, config), config.federation.simulation
+        if self.unit == "patient" and simulated and not config.data.names_patients:
             problems.append(
                 "training.unit=patient: the records name no patients; give data.patient_column, or "
                 "data.records_per_patient=N to make up patients of N records"

@@ -164,6 +164,7 @@ def test_h6_a_check_counts_patients_and_puts_the_unit_asked_for_first(
         models=["scattering"],
         queries=10_000,
         budget_relation=relation or "add_remove",
+        units=["record", "patient"],
     )
     hospital = open_file(file)
     hospital = replace(hospital, files=replace(hospital.files, patient_column=column))
@@ -176,6 +177,32 @@ def test_h6_a_check_counts_patients_and_puts_the_unit_asked_for_first(
     assert f"({unit or 'record'}, add_remove" in said["a run"]
     budget = said.get("the budget counts records", "")
     assert (f"(record, {relation}" in budget) == (unit == "patient")
+
+
+@pytest.mark.parametrize(
+    ("column", "units", "said", "unit"),
+    [
+        (None, None, "record, because the file names no patient_column", "record"),
+        ("patient", None, "patient, because patient_column is patient; the coordinator", "patient"),
+        ("patient", ["record"], "record (units: in the file)", "record"),
+    ],
+)
+def test_a_check_states_the_units_and_why_and_trains_by_the_first(
+    tmp_path, column, units, said, unit
+):
+    """With the coordinator's settings, the coordinator's unit counts."""
+    file = site_file(tmp_path / "hospital", training=["dp_sgd"], queries=10_000, units=units)
+    hospital = open_file(file)
+    hospital = replace(hospital, files=replace(hospital.files, patient_column=column))
+    lines = itertools.takewhile(
+        lambda line: not str(line).startswith("spent so far"), check.check(hospital, [])
+    )
+    found = dict(line.split(": ", 1) for line in lines if isinstance(line, str))
+    assert found["units of private training"].startswith(said)
+    assert f"({unit}, add_remove" in found["a run"]
+    if unit == "patient":
+        with pytest.raises(UserError, match=r"rounds=2: training.unit=record: .*unit=patient, or"):
+            list(check.check(hospital, ["rounds=2"]))
 
 
 def test_a_check_says_that_a_training_diverges(fed_dpsd, tmp_path):
@@ -202,7 +229,7 @@ def test_what_is_held_out_is_of_patients_of_whom_nothing_was_seen(tmp_path, monk
 
     monkeypatch.setattr(check, "Teachers", Seeing)
     found = hospital.read()
-    experiment = check._experiment(hospital, list(SMALL))
+    experiment = check._experiment(hospital, [*SMALL, "training.unit=patient"])
     text = check._train(hospital, found, experiment, tmp_path)
     assert text.endswith("% on 8 held-out records")
     assert len(seen[0]) == 32

@@ -79,6 +79,14 @@ class Experiment:
         """Return the configuration as JSON, for `from_json` on another machine."""
         return to_json(self.config)
 
+    def for_hospitals(self) -> str:
+        """Return `to_json` without this machine's paths, which hospitals replace by their own."""
+        config = self.config
+        places = dict.fromkeys(("out", "cache", "run_folder", "ledger", "pictures"), "")
+        data = dataclasses.replace(config.data, path=None)
+        model = dataclasses.replace(config.model, weights=None)
+        return to_json(dataclasses.replace(config, **places, data=data, model=model))
+
 
 def from_overrides(
     overrides: Sequence[str], base: Path | None, calibrate: bool = True

@@ -29,6 +29,7 @@ from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment, from_overrides
 from fed_dpsd.models import torch_threads
 from fed_dpsd.models.inference import Images
+from fed_dpsd.models.public_networks import digest_of, shapes_in
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.protocol import Refusal, Request
@@ -45,8 +46,8 @@ def check(hospital: Hospital, overrides: list[str]) -> Iterator[str | Table]:
         overrides: the coordinator's overrides; without any, the first choices of the file.
 
     Raises:
-        UserError: the file does not allow such a run, training diverges, or an answer would be
-            refused.
+        UserError: the file of public features cannot be read, the hospital's file does not allow
+            such a run, training diverges, or an answer would be refused.
     """
     content = hospital.read()
     yield _counts(hospital, content)
@@ -56,6 +57,10 @@ def check(hospital: Hospital, overrides: list[str]) -> Iterator[str | Table]:
     yield f"units of private training: {_units(hospital)}"
     yield from content.notes
     pixels = content.records.images
+    if hospital.weights is not None:
+        digest = digest_of("weights", hospital.weights)
+        count = len(shapes_in("weights", hospital.weights))
+        yield f"weights: tensors: {count:,}; model.digest={digest}"
     yield f"pixels: {pixels.min()} to {pixels.max()} of 255, {pixels.mean():.0f} on average"
     experiment = _experiment(hospital, overrides)
     yield f"training: {how_trained(experiment)}"

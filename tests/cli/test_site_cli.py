@@ -1,5 +1,6 @@
 """A hospital's own commands: their output before it connects; nothing is spent."""
 
+import hashlib
 import itertools
 import re
 import subprocess
@@ -8,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import safetensors.numpy
 import yaml
 from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -203,6 +205,20 @@ def test_a_check_states_the_units_and_why_and_trains_by_the_first(
     if unit == "patient":
         with pytest.raises(UserError, match=r"rounds=2: training.unit=record: .*unit=patient, or"):
             list(check.check(hospital, ["rounds=2"]))
+
+
+def test_a_check_reads_the_weights(tmp_path):
+    """It prints the digest that the coordinator's must equal, and refuses other files."""
+    folder = tmp_path / "hospital"
+    hospital = open_file(site_file(folder, training=["dp_sgd"], weights="own.safetensors"))
+    with pytest.raises(UserError, match=r"weights=.*own.safetensors: No such file"):
+        list(check.check(hospital, []))
+    (folder / "own.safetensors").write_bytes(b"no weights")
+    with pytest.raises(UserError, match=r"weights=.*own.safetensors is not a safetensors file"):
+        list(check.check(hospital, []))
+    safetensors.numpy.save_file({"w": np.zeros(3)}, folder / "own.safetensors")
+    digest = hashlib.sha256((folder / "own.safetensors").read_bytes()).hexdigest()
+    assert f"weights: tensors: 1; model.digest=sha256:{digest}" in check.check(hospital, [])
 
 
 def test_a_check_says_that_a_training_diverges(fed_dpsd, tmp_path):

@@ -105,7 +105,7 @@ def test_a_missing_digest_is_printed_and_a_wrong_one_refused(small, files):
         ({"weights": "none.safetensors"}, r"none.safetensors: No such file .*; give a safetensors"),
         ({"weights": None}, r"model.backbone=\S+ has no weights; give model.weights=FILE"),
         ({"backbone": "resnet50"}, "backbone=resnet50 is unknown; write torchvision/NAME or timm/"),
-        ({"backbone": "torchvision/resnet5O"}, "is unknown to torchvision; use resnet50"),
+        ({"backbone": "torchvision/resnet5O"}, "to torchvision; use torchvision/resnet50"),
         ({"backbone": "torchvision/squeezenet1_1"}, "does not end with a linear layer"),
         (
             {"backbone": "torchvision/resnet18"},

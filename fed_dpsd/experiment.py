@@ -31,7 +31,7 @@ from fed_dpsd.models.pictures import PACKAGES
 from fed_dpsd.privacy.calibration import calibrate
 from fed_dpsd.privacy.mechanism import Mechanism
 from fed_dpsd.privacy.randomized_response import LARGEST_EPSILON
-from fed_dpsd.privacy.training import RECORDS_PER_PATIENT, Plain, Training, TrainingMechanism
+from fed_dpsd.privacy.training import Plain, Training, TrainingMechanism, unit_by_default
 from fed_dpsd.storage import home
 
 logger = logging.getLogger("fed_dpsd")
@@ -210,16 +210,12 @@ def _warn(text: str) -> None:
 def _with_unit(
     binder: Binder, training: Mapping[str, Any], where: str, patients: bool
 ) -> Mapping[str, Any]:
-    """Return the keys of a training; replace null with the unit that suits the data.
-
-    The unit is the patient if the data names `patients`. For `records_per_patient`, null is
-    RECORDS_PER_PATIENT, or 1 if the unit is the record.
-    """
+    """Return the keys of a training; replace null with the unit that suits the data."""
     cls = binder.locate("fed_dpsd.privacy", training.get("_target_"), f"{where}._target_")
     names = {field.name for field in dataclasses.fields(cls)} if cls else set()
-    unit = training.get("unit") or ("patient" if patients else "record")
-    most = RECORDS_PER_PATIENT if unit == "patient" else 1
-    suited = {k: v for k, v in (("unit", unit), ("records_per_patient", most)) if k in names}
+    if training.get("unit") in ("record", "patient"):
+        patients = training["unit"] == "patient"
+    suited = {key: value for key, value in unit_by_default(patients).items() if key in names}
     for key, value in suited.items():
         binder.set_default(f"{where}.{key}", value)
     return {**training, **{k: v for k, v in suited.items() if training.get(k) is None}}

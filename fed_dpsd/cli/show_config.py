@@ -10,6 +10,7 @@ import yaml
 if TYPE_CHECKING:
     from fed_dpsd.experiment import Experiment
 
+UNIT = ("training.unit", "training.records_per_patient")  # for null, the data decide
 
 ShowConfig = Annotated[
     bool,
@@ -69,6 +70,8 @@ def annotated(overrides: Sequence[str], experiment: "Experiment") -> str:
         key = known.get(name)
         if key and key.value == "null" and name == f"answers.{experiment.answers.calibrated_by}":
             return f"suits training={experiment.training.name}"
+        if key and key.value == "null" and name in UNIT:
+            return "suits the data"
         if key and key.value.startswith("${"):
             return f"as {key.value[2:-1]}"
         group, _, choice = key.file.partition("/") if key else ("", "", "")

@@ -15,8 +15,6 @@ from fed_dpsd.privacy.mechanism import Clear, NoiseAt, Relation, Unit
 from fed_dpsd.privacy.noise import Rng
 
 TrainedUnit = Literal["record", "patient"]
-# Default of `records_per_patient`: patients with 1, 2, 3 or 6 records use each equally often.
-RECORDS_PER_PATIENT = 6
 
 
 @dataclass(frozen=True)
@@ -150,6 +148,16 @@ class TrainingMechanism(ABC):
 
         With patients as the unit, inputs are (P, R * A, ...) and labels are (P, R * A).
         """
+
+
+def unit_by_default(patients: bool) -> dict[str, Any]:
+    """Return the keys of training's unit for data that names `patients`, or does not.
+
+    Of patients with 1, 2, 3 or 6 records, six places hold each record equally often.
+    """
+    if patients:
+        return {"unit": "patient", "records_per_patient": 6}
+    return {"unit": "record", "records_per_patient": 1}
 
 
 def no_files(name: str, config: Any) -> list[str]:

@@ -31,7 +31,13 @@ from fed_dpsd.models.pictures import PACKAGES
 from fed_dpsd.privacy.calibration import calibrate
 from fed_dpsd.privacy.mechanism import Mechanism
 from fed_dpsd.privacy.randomized_response import LARGEST_EPSILON
-from fed_dpsd.privacy.training import Plain, Training, TrainingMechanism, unit_by_default
+from fed_dpsd.privacy.training import (
+    Plain,
+    TrainedUnit,
+    Training,
+    TrainingMechanism,
+    unit_by_default,
+)
 from fed_dpsd.storage import home
 
 logger = logging.getLogger("fed_dpsd")
@@ -61,6 +67,11 @@ class Experiment:
     def seeded(self) -> bool:
         """Return whether noise is drawn from the public seeds; in a deployment it never is."""
         return self.config.noise == "seeded" and self.config.federation.simulation
+
+    @property
+    def unit(self) -> TrainedUnit | None:
+        """The unit with bounded gradients; None if answers alone protect records."""
+        return getattr(getattr(self, calibrated_axis(self)), "unit", None)
 
     @property
     def method_name(self) -> str:
@@ -187,7 +198,8 @@ def _bound(raw: Mapping[str, Any], base: Path | None, written: bool, binder: Bin
     name = str(own.get("name"))
     training = _bind_class(binder, "fed_dpsd.privacy", raw["training"], "training", public, name)
     public["shards"] = _shards(facts, training, patients)
-    raw = {**raw, "answers": _with_noise(binder, raw["answers"], training)}
+    answering = _with_unit(binder, raw["answers"], "answers", patients)
+    raw = {**raw, "answers": _with_noise(binder, answering, training)}
     answers = _bind_class(binder, "fed_dpsd.privacy", raw["answers"], "answers", public, name)
     partition = _bind_partition(binder, raw["partition"])
     if config is not None:
@@ -208,17 +220,17 @@ def _warn(text: str) -> None:
 
 
 def _with_unit(
-    binder: Binder, training: Mapping[str, Any], where: str, patients: bool
+    binder: Binder, values: Mapping[str, Any], where: str, patients: bool
 ) -> Mapping[str, Any]:
-    """Return the keys of a training; replace null with the unit that suits the data."""
-    cls = binder.locate("fed_dpsd.privacy", training.get("_target_"), f"{where}._target_")
+    """Return the keys of a choice; replace null with the unit that suits the data."""
+    cls = binder.locate("fed_dpsd.privacy", values.get("_target_"), f"{where}._target_")
     names = {field.name for field in dataclasses.fields(cls)} if cls else set()
-    if training.get("unit") in ("record", "patient"):
-        patients = training["unit"] == "patient"
+    if values.get("unit") in ("record", "patient"):
+        patients = values["unit"] == "patient"
     suited = {key: value for key, value in unit_by_default(patients).items() if key in names}
     for key, value in suited.items():
         binder.set_default(f"{where}.{key}", value)
-    return {**training, **{k: v for k, v in suited.items() if training.get(k) is None}}
+    return {**values, **{k: v for k, v in suited.items() if values.get(k) is None}}
 
 
 def _shards(facts: Mapping[str, Any], training: Training | None, patients: bool) -> dict[str, Any]:
@@ -251,7 +263,7 @@ def calibrated_axis(experiment: Experiment) -> Literal["training", "answers"]:
 def calibrated(experiment: Experiment) -> Experiment:
     """Calibrate an axis's noise so that the planned run spends target_epsilon, if set, per record.
 
-    With training.unit=patient, the epsilon is per patient.
+    With training.unit or answers.unit=patient, the epsilon is per patient.
 
     Raises:
         ConfigError: there is no noise to set, or no noise spends this epsilon.
@@ -269,7 +281,7 @@ def calibrated(experiment: Experiment) -> Experiment:
                 "have no noise to set; choose others, or target_epsilon=null"
             ]
         )
-    unit = mechanism.unit if isinstance(mechanism, TrainingMechanism) else "record"
+    unit = experiment.unit or "record"
 
     def with_value(value: float) -> Experiment:
         changed = dataclasses.replace(mechanism, **{field: value})

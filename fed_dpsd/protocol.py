@@ -17,7 +17,8 @@ from fed_dpsd.classes import text_of
 from fed_dpsd.errors import ProtocolError
 
 Array = NDArray[np.generic]
-Kind = Literal["answers", "counts", "weights", "baseline", "train"]
+Kind = Literal["answers", "counts", "weights", "baseline", "train", "gradients"]
+SUMMED = ("answers", "gradients")  # kinds of requests whose responses a secure sum may add up
 OF_WEIGHTS = ("weights", "baseline", "train")  # kinds of requests answered with parameters
 NOTHING = np.empty(0, np.float32)
 
@@ -100,12 +101,13 @@ class Request:
         predictions: (B, K) float32 probabilities of the student on `images`.
         kind: "answers"; "counts" for class counts; "weights" for the teachers' parameters,
             "baseline" for the parameters of one classifier trained on all of the client's records,
-            or "train" for the parameters after more local training that starts from `weights`. Only
-            "answers" carries images. A client answers the other kinds only if the method in its own
+            "train" for the parameters after more local training that starts from `weights`, or
+            "gradients" for the sum of the records' gradients at `weights`. Only "answers" carries
+            images. A client answers the other kinds only if the method in its own
             configuration does. Parameters are released at epsilon = inf unless private training was
             charged.
         weights: (P,) float32 weights of a model for "train", optionally followed by other public
-            numbers; empty otherwise.
+            numbers, and for "gradients"; empty otherwise.
         acknowledged: releases by mechanism that the coordinator's card counts in addition to its
             plan. They travel with the message and are not part of the digest.
         heard: for each client, the releases that the run has charged to it, by the client's own
@@ -154,9 +156,12 @@ class Request:
         images, predictions, weights = len(self.images), len(self.predictions), len(self.weights)
         if self.kind not in get_args(Kind):
             return f"kind={self.kind!r} is unknown"
-        for needing, name, count in (("answers", "images", images), ("train", "weights", weights)):
-            if (self.kind == needing) != bool(count):
-                needed = f"{needing!r} needs {name}, other kinds have none"
+        for needing, name, count in (
+            (("answers",), "images", images),
+            (("train", "gradients"), "weights", weights),
+        ):
+            if (self.kind in needing) != bool(count):
+                needed = f"{' and '.join(map(repr, needing))} need {name}, other kinds have none"
                 return f"{self.kind} with {count} {name}; {needed}"
         if images != predictions:
             found = f"{images} images but {predictions} predictions"
@@ -174,7 +179,12 @@ class Request:
     @property
     def queries(self) -> int:
         """Number of queries that an answer is charged for; class counts come with training."""
-        return 1 if self.kind in OF_WEIGHTS else len(self.images)
+        return 1 if self.kind in (*OF_WEIGHTS, "gradients") else len(self.images)
+
+    @property
+    def summed_shape(self) -> tuple[int, ...]:
+        """Shape of a response to a request of `SUMMED`: (B, K), or (P, 1) for gradients."""
+        return self.predictions.shape if self.kind == "answers" else (len(self.weights), 1)
 
     def digest(self) -> str:
         """Return the SHA-256 of the whole request: the idempotency key.
@@ -224,7 +234,8 @@ class Response:
     Args:
         query_id: the request's id.
         values: (B, K), summable over clients: noisy gradients or votes (float64), counts of votes
-            (uint8, uint16) or probabilities (float32); (1, K) counts or (P, 1) weights, float32.
+            (uint8, uint16) or probabilities (float32); (1, K) counts or (P, 1) weights, float32;
+            (P, 1) noisy sums of gradients, float64.
         teachers: number of local teachers summed in `values`, a public constant >= 1.
         sealed: in a secure sum, sealed secret shares for each client, and `values` are masked
             (uint64); empty otherwise.
@@ -284,7 +295,7 @@ class Aggregate:
     Args:
         request: the request that the clients answered. A resumed run repeats its earlier request,
             so a server must learn from this request.
-        sum: (B, K) float64.
+        sum: float64, of the request's `summed_shape`.
         count: number of teachers in the sum.
         refused: the reason of each client that refused.
     """
@@ -318,8 +329,8 @@ def misfit(request: Request, response: Response) -> str:
     problem = ""
     if response.query_id != request.query_id:
         problem = f"query_id={response.query_id} instead of {request.query_id}"
-    elif request.kind == "answers" and response.values.shape != request.predictions.shape:
-        problem = f"values of shape {response.values.shape} instead of {request.predictions.shape}"
+    elif request.kind in SUMMED and response.values.shape != request.summed_shape:
+        problem = f"values of shape {response.values.shape} instead of {request.summed_shape}"
     elif request.kind == "counts" and response.values.shape != (1, request.predictions.shape[1]):
         expected = (1, request.predictions.shape[1])
         problem = f"values of shape {response.values.shape} instead of {expected}"

@@ -27,7 +27,6 @@ from fed_dpsd.privacy.label_dp import IMAGES_NOTE, LabelPrivate, prove_label
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Basis, Relation, Unit, quorum_of
 from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.published import published_epsilon, published_of_training
-from fed_dpsd.privacy.training import TrainingMechanism
 from fed_dpsd.protocol import Releases
 
 NO_SECRET_NOTE = "no secret is stored there: a simulation's seeded noise carries no guarantee"
@@ -336,9 +335,8 @@ def proven(
 
 
 def asked_unit(experiment: Experiment) -> Unit:
-    """Return the unit that the settings ask to protect: a record, unless `training.unit` is set."""
-    training = experiment.training
-    return training.unit if isinstance(training, TrainingMechanism) else "record"
+    """Return the unit that the settings ask to protect: a record, unless they bound another."""
+    return experiment.unit or "record"
 
 
 def _number(value: float) -> float | str:

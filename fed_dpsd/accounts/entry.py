@@ -16,8 +16,9 @@ from fed_dpsd.claims import Charge
 from fed_dpsd.privacy import events
 from fed_dpsd.privacy.epsilon import NOT_REVIEWED, is_own
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Relation, Trust, Unit
+from fed_dpsd.protocol import Kind
 
-EntryKind = Literal["answers", "counts", "weights", "baseline", "train", "training", "teachers"]
+EntryKind = Literal[Kind, "training", "teachers"]
 MARK = f" ({NOT_REVIEWED})"
 _BEFORE_COSTS, _AFTER_COSTS = ', "costs": ', ', "at": '  # no text inside has bare quotes
 _EVENTS: dict[str, type[DpEvent]] = {

@@ -10,7 +10,8 @@ import yaml
 if TYPE_CHECKING:
     from fed_dpsd.experiment import Experiment
 
-UNIT = ("training.unit", "training.records_per_patient")  # for null, the data decide
+# For null, the data decide.
+UNIT = [f"{e}.{key}" for e in ("training", "answers") for key in ("unit", "records_per_patient")]
 
 ShowConfig = Annotated[
     bool,

@@ -112,7 +112,8 @@ def _units(hospital: Hospital) -> str:
     if column is None:
         return "record, because the file names no patient_column"
     return (
-        f"patient, because patient_column is {column}; the coordinator sets training.unit=patient"
+        f"patient, because patient_column is {column}; the coordinator sets training.unit=patient "
+        "(with method=dp_fedsgd, answers.unit)"
     )
 
 

@@ -18,6 +18,7 @@ _CHARGED = {
     "weights": "its teachers' weights",
     "baseline": "the weights of a classifier trained on all records",
     "train": "weights after training",
+    "gradients": "the sum of its records' gradients",
     "teachers": "its teachers as the result of the run",
 }
 
@@ -30,7 +31,7 @@ def asked_for(request: Request | SumStep | None) -> str:
         return "a step of a secure sum"
     if request.kind == "answers":
         return f"round {request.query_id}, answers to {len(request.images):,} images"
-    where = f"round {request.query_id}, " if request.kind == "train" else ""
+    where = f"round {request.query_id}, " if request.kind in ("train", "gradients") else ""
     return where + _CHARGED[request.kind]
 
 

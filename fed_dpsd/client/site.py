@@ -18,6 +18,7 @@ from fed_dpsd.data.datasets import Split
 from fed_dpsd.errors import ProtocolError
 from fed_dpsd.methods.method import Method, Regulariser
 from fed_dpsd.models.inference import Images
+from fed_dpsd.privacy.clipped_gradients import ClippedGradients
 from fed_dpsd.privacy.mechanism import (
     ExactCounts,
     KeptTeachers,
@@ -29,7 +30,7 @@ from fed_dpsd.privacy.mechanism import (
 from fed_dpsd.privacy.noise import Noise, SecretStreams, cut_off
 from fed_dpsd.privacy.secure_sum import SumError
 from fed_dpsd.privacy.training import BaselineWeights, ClassCounts, Training, TrainingMechanism
-from fed_dpsd.protocol import Refusal, Request, Response, SumStep
+from fed_dpsd.protocol import SUMMED, Refusal, Request, Response, SumStep
 from fed_dpsd.streams import Streams
 
 logger = logging.getLogger("fed_dpsd")
@@ -76,6 +77,9 @@ class Site:
         self._baseline = lambda own: Teachers(
             whole, own, client, records, shard_ids, secret, role="baseline"
         )
+        self._stepping = None
+        if isinstance(answers, ClippedGradients):
+            self._stepping = Teachers(config, answers.step, client, records, shard_ids, secret)
         self._test = test
         self._paid = False
         self.summing = summing
@@ -210,6 +214,23 @@ class Site:
         with self.ledger.transaction():
             self._pay(ClassCounts(self.training), request)
         return self._teachers.class_counts
+
+    def sensitive_gradients(self, request: Request) -> NDArray[np.float64]:
+        """Return the sum of the records' clipped gradients at the request's weights, (1, P, 1).
+
+        It is private until released.
+
+        Raises:
+            ProtocolError: the answers are no sums of gradients, or the weights belong to another
+                architecture; nothing was charged.
+        """
+        if self._stepping is None:
+            raise ProtocolError("this client's mechanism releases no gradients")
+        try:
+            self._stepping.check_weights(request.weights)
+        except ValueError as error:
+            raise ProtocolError(f"this client was sent {error}") from None
+        return self._stepping.sensitive_gradients(request.weights)
 
     def sensitive_class_counts(self) -> NDArray[np.float64]:
         """Return the exact class counts of all records, (1, 1, K); private until released."""
@@ -373,7 +394,7 @@ def answer(method: Method, request: Request, site: Site) -> Response | Refusal:
             site.check(request)
             site.admit(request)
             reply = method.client(request, site)
-            masks = request.kind == "answers" and site.answers.noise_at == "distributed"
+            masks = request.kind in SUMMED and site.answers.noise_at == "distributed"
             if masks and isinstance(reply, Response):
                 reply = _masked(reply, request, site)
             return replace(reply, statement=site.account.state())

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
+from torch import nn
 
 from fed_dpsd import __version__
 from fed_dpsd.client.device import device_of, held_on, learns_there
@@ -52,6 +53,8 @@ from fed_dpsd.models.devices import model_of
 from fed_dpsd.models.footprint import weight_bytes
 from fed_dpsd.models.functions import digest_of
 from fed_dpsd.models.inference import Images
+from fed_dpsd.privacy import lattice
+from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.label_dp import LabelPrivate
 from fed_dpsd.privacy.noise import Noise, SecretStreams
 from fed_dpsd.privacy.training import CustomTraining, Training, TrainingMechanism
@@ -284,6 +287,30 @@ class Teachers:
             for shard, teacher in enumerate(self.models)
         ]
         return torch.cat(vectors).numpy()[None, :, None]
+
+    def sensitive_gradients(self, weights: NDArray[np.float32]) -> NDArray[np.float64]:
+        """Sum the clipped gradients of the records of the only shard at a linear layer's weights.
+
+        Args:
+            weights: (P,) weights of the classifier (see `to_vector` and `check_weights`).
+
+        Returns:
+            The exact sum, (1, P, 1), in units of the training's `max_grad_norm`.
+        """
+        layer, records, bound = self._linear
+        load_vector(layer, torch.from_numpy(weights))
+        with torch.no_grad():
+            total = lattice.linear_sum(layer, records, bound)
+        return torch.cat([part.flatten() for part in total]).numpy()[None, :, None]
+
+    @functools.cached_property
+    def _linear(self) -> tuple[nn.Linear, lattice.Records, float]:
+        """Return the classifier, the records of the only shard, and the bound of a gradient."""
+        (records,) = self._shards
+        assert isinstance(self._training, DPSGD)
+        layer, inputs, labels = read_shard(self._untrained(0), records, self._training)
+        assert isinstance(layer, nn.Linear)
+        return layer, lattice.Records.of(inputs, labels), self._training.max_grad_norm
 
     def sensitive_class_counts(self) -> NDArray[np.float64]:
         """Return (1, 1, K) exact class counts of all records."""

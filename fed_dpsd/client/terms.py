@@ -36,6 +36,8 @@ LIMITS = {
     "training.steps": 10_000,
     "training.copies": 5,
     "training.records_per_patient": 16,
+    "answers.copies": 5,
+    "answers.records_per_patient": 16,
 }
 
 
@@ -251,20 +253,23 @@ class Terms:
         allowed = _method(str(name), self.plugins)
         return all(allowed.get(key) == own.get(key) for key in ("_target_", "needs"))
 
-    def check_unit(self, unit: TrainedUnit) -> None:
-        """Refuse private training if the file does not allow its unit or has no column for it."""
+    def check_unit(self, key: str, unit: TrainedUnit) -> None:
+        """Refuse a private training if the file does not allow its unit, which `key` sets.
+
+        Without a column of patients, it allows no patients.
+        """
         allowed = self.allowed_units
-        remedy = "".join(f"use training.unit={each}, or " for each in allowed if each != unit)
+        remedy = "".join(f"use {key}={each}, or " for each in allowed if each != unit)
         if unit == "patient" and self.files.patient_column is None:
             raise NotAllowed(
-                f"training.unit=patient: this site has no patient column; {remedy}set one in its "
+                f"{key}=patient: this site has no patient column; {remedy}set one in its "
                 "file with `patient_column: COLUMN` under `files:`"
             )
         if unit not in allowed:
             named = ", because its data names patients" if self.units is None else ""
             more = (each for each in get_args(TrainedUnit) if each in (*allowed, unit))
             raise NotAllowed(
-                f"training.unit={unit}: this site trains only by {' or '.join(allowed) or 'none'}"
+                f"{key}={unit}: this site trains only by {' or '.join(allowed) or 'none'}"
                 f"{named}; {remedy}allow it in its file with `units: [{', '.join(more)}]`"
             )
 

@@ -178,9 +178,9 @@ class SampledGaussian(TrainingMechanism):
         They hold for the training's unit. Adding, removing or changing a record of a patient
         replaces the patient. Nothing is proven for a unit larger than the training's.
         """
-        if not self._bounds(unit):
+        if not self.bounds(unit):
             return NonPrivateDpEvent()
-        replaced = self._replaces(unit, relation)
+        replaced = self.replaces(unit, relation)
         step: DpEvent
         if self.sample_rate == 1:
             step = GaussianDpEvent(self.noise_multiplier / (2 if replaced else 1))
@@ -196,9 +196,9 @@ class SampledGaussian(TrainingMechanism):
 
     def count_event(self, unit: Unit, relation: Relation) -> DpEvent:
         """Return the Gaussian mechanism of the class counts."""
-        if not self._bounds(unit):
+        if not self.bounds(unit):
             return NonPrivateDpEvent()
-        event = self._released_counts(self._replaces(unit, relation))
+        event = self._released_counts(self.replaces(unit, relation))
         return ReservedDpEvent(event) if self._reserves else event
 
     @property
@@ -214,10 +214,11 @@ class SampledGaussian(TrainingMechanism):
         counted = self._counted(replaced)
         return ComposedDpEvent([counted, FinitePrecisionDpEvent(COUNTS_LOSS)])
 
-    def _bounds(self, unit: Unit) -> bool:
+    def bounds(self, unit: Unit) -> bool:
+        """Return whether a change of one `unit` moves a sum by a bounded length."""
         return unit != "client" and not (unit == "patient" and self.unit == "record")
 
-    def _replaces(self, unit: Unit, relation: Relation) -> bool:
+    def replaces(self, unit: Unit, relation: Relation) -> bool:
         """Return whether a change replaces a unit of the training, as for a patient's record.
 
         A patient whose only record is removed is replaced by a gradient of zero.

@@ -104,8 +104,10 @@ class Rehearsal:
     def _with_unit(self, *overrides: str) -> list[str]:
         """Return the run's overrides and further ones; the unit is the made-up patient, if any."""
         whole = [*self._overrides, *overrides]
-        unset = read(whole).values["training"].get("unit", "") is None
-        return [*whole, *(["training.unit=patient"] if unset and self._made_up else [])]
+        values = read(whole).values
+        chosen = ("training", "answers") if self._made_up else ()
+        unset = [group for group in chosen if values[group].get("unit", "") is None]
+        return [*whole, *(f"{group}.unit=patient" for group in unset)]
 
     # --- hospitals ---
 

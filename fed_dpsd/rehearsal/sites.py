@@ -48,7 +48,7 @@ def agreeing(experiment: Experiment, overrides: Sequence[str]) -> dict[str, Any]
         "limits": {},
         **{key: list(dict.fromkeys((*ALLOWED[key], *more))) for key, more in needed.items()},
     }
-    if getattr(experiment.training, "unit", None) == "record":
+    if experiment.unit == "record":
         facts["units"] = ["record"]  # even if the data names patients
     if config.model.weights is not None:
         facts["weights"] = config.model.weights

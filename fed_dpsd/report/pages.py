@@ -294,7 +294,7 @@ def _hospitals(facts: Facts) -> dict[str, Any]:
 def _when(request: Mapping[str, Any]) -> str:
     kind = request["kind"]
     where = REQUESTS.get(kind, kind)
-    if kind in ("answers", "train"):
+    if kind in ("answers", "train", "gradients"):
         where = f"round {request['query_id']}"
     return f"{where}, {request['at'].replace('T', ' ').removesuffix('Z')}"
 

@@ -24,6 +24,7 @@ from fed_dpsd.privacy.noise import Noise
 from fed_dpsd.protocol import (
     NOTHING,
     OF_WEIGHTS,
+    SUMMED,
     Aggregate,
     Refusal,
     Releases,
@@ -39,7 +40,7 @@ from fed_dpsd.server.secure_sum import secure_sum
 from fed_dpsd.storage import locked, npz_of, write_atomically, writing
 from fed_dpsd.streams import Streams
 
-OF_ROUNDS = ("answers", "train")  # kinds of requests that go to the cohort of a round
+OF_ROUNDS = (*SUMMED, "train")  # kinds of requests that go to the cohort of a round
 logger = logging.getLogger("fed_dpsd")
 
 
@@ -219,7 +220,7 @@ class HostedFederation(ABC):
             ProtocolError: weights are bad in a simulation, where clients are honest.
         """
         teachers = self.experiment.config.teachers_per_client
-        if request.kind == "answers" and self.experiment.answers.noise_at == "distributed":
+        if request.kind in SUMMED and self.experiment.answers.noise_at == "distributed":
             return replace(response, teachers=teachers)  # masked values cannot be checked
         mechanism = self.experiment.answers
         problem = misfit(request, response)
@@ -242,7 +243,7 @@ class HostedFederation(ABC):
             return replace(response, values=weights)
         if problem:
             logger.warning("client %d: the answer counts as zero: %s", client, problem)
-            return Response(request.query_id, np.zeros(request.predictions.shape), teachers)
+            return Response(request.query_id, np.zeros(request.summed_shape), teachers)
         good = np.isfinite(response.values).all(axis=1)
         values = np.where(good[:, None], response.values, 0)
         exact = values.astype(np.float64)  # squares of small integer types would overflow
@@ -284,7 +285,7 @@ class HostedFederation(ABC):
         if self.experiment.answers.noise_at == "server":
             return self._noisy_total(replies)
         answers = replies.answers.values()
-        total = np.zeros(replies.request.predictions.shape)
+        total = np.zeros(replies.request.summed_shape)
         for response in answers:
             total += response.values
         teachers = sum(response.teachers for response in answers)
@@ -302,7 +303,7 @@ class HostedFederation(ABC):
             with np.load(path, allow_pickle=False) as kept:
                 return Aggregate(request, kept["sum"], int(kept["count"]), refused)
         if not answers:
-            return Aggregate(request, np.zeros(request.predictions.shape), 0, refused)
+            return Aggregate(request, np.zeros(request.summed_shape), 0, refused)
         # Different answers get different noise; otherwise two sums would show their difference.
         digest = hashlib.sha256(request.digest().encode())
         digest.update(b"".join(response.values.tobytes() for response in answers))
@@ -317,7 +318,7 @@ class HostedFederation(ABC):
         """Return the sum of masked answers; the server learns nothing else about them."""
         request, masked = replies.request, replies.answers
         if not masked:
-            return Aggregate(request, np.zeros(request.predictions.shape), 0, replies.refused)
+            return Aggregate(request, np.zeros(request.summed_shape), 0, replies.refused)
 
         def deliver(steps: Mapping[int, SumStep]) -> Mapping[int, Mapping[str, bytes]]:
             replies = self._step(steps)

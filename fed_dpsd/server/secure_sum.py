@@ -81,5 +81,5 @@ def _fits(response: Response, request: Request, parties: int) -> bool:
     return (
         whole
         and response.values.dtype == np.uint64
-        and response.values.shape == request.predictions.shape
+        and response.values.shape == request.summed_shape
     )

@@ -24,12 +24,12 @@ def opening(experiment: Experiment, folder: Path) -> Iterator[str]:
     yield f"run folder: {folder}"
     architectures = sorted(set(map(config.architecture, range(config.num_clients))))
     teachers = config.teachers_per_client
-    by = " by patient" if asked_unit(experiment) == "patient" else ""
+    by = ", by patient" if asked_unit(experiment) == "patient" else ""
     yield (
         f"data {config.data.name} · method {experiment.method_name} · "
         f"{_counted(config.num_clients, 'client')}, each with {_counted(teachers, 'teacher')} "
-        f"({', '.join(architectures)}; training {experiment.training.name}{by}, "
-        f"answers {experiment.answers.name}) · "
+        f"({', '.join(architectures)}; training {experiment.training.name}, "
+        f"answers {experiment.answers.name}{by}) · "
         f"{_counted(config.rounds, 'round')} of {config.queries_per_round:,} queries"
     )
     if counts := data_counts(experiment):

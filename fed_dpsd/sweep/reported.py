@@ -338,8 +338,9 @@ def command_of(experiment: Experiment) -> str:
     unset = leaves(json.loads(from_overrides([], None).to_json()))  # also keys that no file sets
     known, own = dict(unset) | dict(leaves(composition.values)), dict(leaves(values))
     for key, value in unit_by_default(experiment.config.data.names_patients).items():
-        if known.get(name := f"training.{key}", value) is None:
-            known[name] = value
+        for name in (f"training.{key}", f"answers.{key}"):
+            if known.get(name, value) is None:
+                known[name] = value
     calibrated = _calibrated(experiment)
     for key, value in own.items():
         source = composition.sources.get(key)

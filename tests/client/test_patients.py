@@ -221,7 +221,7 @@ def test_a_wrong_unit_is_one_problem(small):
 def test_a_run_by_patient_says_so_first(small, tmp_path):
     by_record, by_patient = small(*PRIVATE), small(*PRIVATE, "data.records_per_patient=2")
     said = ["\n".join(opening(each, tmp_path)) for each in (by_record, by_patient)]
-    assert ["training dp_sgd by patient," in each for each in said] == [False, True]
+    assert [", by patient)" in each for each in said] == [False, True]
     first = [str(planned_run(each)).splitlines()[0] for each in (by_record, by_patient)]
     assert [each.startswith("for all records of a patient") for each in first] == [False, True]
 

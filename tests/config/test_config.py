@@ -49,6 +49,8 @@ def test_every_yaml_composes_and_binds(tmp_path):
             overrides.append(f"data.path={write_shapes(tmp_path / 'pictures', 6)}")
         if path.stem == "gradient_sum":
             overrides.append("method=dpdfd")
+        if path.stem == "clipped_gradients":
+            overrides.append("method=dp_fedsgd")
         if path.stem in ("lp_2st", "lp_mst", "alibi", "label_pate"):
             overrides.append("method=central")
         baselines = ("datalens", "dp_gan", "dp_merf", "g_pate", "gep", "gs_wgan", "pate_gan")

@@ -65,6 +65,8 @@ LABEL_PRIVATE = [
     ("training=alibi", "answers=probabilities"),
     ("training=label_pate", "answers=probabilities", "training.teachers=5"),
 ]
+SUMS = ("answers=clipped_gradients", "model=scattering", "diagnostics=false")
+ANSWERED |= {"dp_fedsgd": [SUMS]}  # noise shares follow a run's name: test_dp_fedsgd.py
 ANSWERED |= {"central": WHITE_BOX + LABEL_PRIVATE}
 ANSWERED |= {"dpsd": [ANSWERS[0], ANSWERS[2], PRIVATE, ON_BOTH_AXES[0]], "local": []}
 UNPROVEN = ("training=output_gradient", "training.steps=3", "answers=probabilities")

@@ -365,3 +365,31 @@ def test_secret_noise_on_every_engine(small, tmp_path):
     folder = new_run_folder(kept)
     local = runs.run(kept, LocalFederation(kept, folder), folder, lambda line: None)
     assert local["student_sha256"] == on_grid["student_sha256"]
+
+
+@pytest.mark.parametrize(
+    "noise_at", ["client", pytest.param("distributed", marks=pytest.mark.slow)]
+)
+def test_sums_of_gradients_are_the_same_on_every_engine(small, tmp_path, noise_at):
+    """Shares of the noise follow the run's name and the clients' keys."""
+    experiment = small(
+        *("method=dp_fedsgd", "answers=clipped_gradients", "model=scattering", "num_clients=3"),
+        *("diagnostics=false", f"answers.noise_at={noise_at}", f"ledger={tmp_path}/ledger"),
+        *["answers.quorum={threshold: 3, colluding: 1}"] * (noise_at == "distributed"),
+    )
+    digests = set()
+    for nodes in (None, 1, 2):
+        folder = tmp_path / f"{nodes}" / "run"
+        if nodes:
+            federation = GridFederation(experiment, FakeGrid(nodes), folder)
+        else:
+            federation = LocalFederation(experiment, folder)
+        summary = runs.run(experiment, federation, folder, lambda line: None)
+        digests.add(summary["student_sha256"])
+        assert summary["privacy"]["proven"][0]["trust"] == (
+            "threshold" if noise_at == "distributed" else "nobody"
+        )
+        for path in (tmp_path / "ledger").iterdir():  # its secrets stay, its answers go
+            if path.suffix != ".secret":
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert len(digests) == 1

@@ -1,0 +1,128 @@
+"""DP-FedSGD: one shared model, trained on noisy sums of all clients' clipped gradients.
+
+FedSGD is Section 2 of McMahan, Moore, Ramage, Hampson, Agueera y Arcas: "Communication-Efficient
+Learning of Deep Networks from Decentralized Data", arXiv 1602.05629. With noise shares and secure
+sums, it is distributed DP-SGD: Kairouz, Liu, Steinke, "The Distributed Discrete Gaussian Mechanism
+for Federated Learning with Secure Aggregation", arXiv 2102.06387, here with each record's gradient
+clipped. A round is one step on all records of all clients.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from fed_dpsd.config import Config, require_positive
+from fed_dpsd.errors import ProtocolError
+from fed_dpsd.methods.method import (
+    Federation,
+    Method,
+    PublicContext,
+    Round,
+    Site,
+    State,
+    below,
+    nobody_answers,
+    tensors_below,
+)
+from fed_dpsd.models import load_vector, to_vector
+from fed_dpsd.models.classifiers import FIXED
+from fed_dpsd.privacy.accounting import Stage
+from fed_dpsd.privacy.mechanism import Mechanism
+from fed_dpsd.privacy.optimisers import Adam
+from fed_dpsd.privacy.plan import Plan
+from fed_dpsd.privacy.training import Training
+from fed_dpsd.protocol import Refusal, Request, Response
+from fed_dpsd.streams import Streams
+
+
+@dataclass(frozen=True)
+class DPFedSGD(Method):
+    """DP-FedSGD for a linear classifier on fixed features.
+
+    Args:
+        learning_rate: learning rate of the server's Adam, > 0.
+    """
+
+    trainings: ClassVar[tuple[str, ...] | None] = ("plain",)
+    averages: ClassVar[bool] = True  # one architecture, and a common start in each round
+    sums_gradients: ClassVar[bool] = True
+    learning_rate: float
+
+    def __post_init__(self) -> None:
+        require_positive(self, "learning_rate")
+
+    def check(
+        self, config: Config, training: Training | None, answers: Mechanism | None
+    ) -> list[str]:
+        """Also require sums of gradients, linear models, and no teachers."""
+        problems = super().check(config, training, answers)
+        if answers and answers.name != "clipped_gradients":
+            problems.append(
+                f"answers={answers.name}: method={self.name} needs sums of gradients; use "
+                "answers=clipped_gradients"
+            )
+        if (network := config.architecture(0)) not in FIXED:
+            problems.append(
+                f"model.teacher={network}: method={self.name} trains a linear classifier on fixed "
+                f"features; use model={' or '.join(FIXED)}"
+            )
+        if config.teacher.path is not None:
+            problems.append(
+                f"teacher.path={config.teacher.path}: method={self.name} has no teachers; use "
+                "teacher.path=null"
+            )
+        if config.diagnostics:
+            problems.append(
+                f"diagnostics=true: method={self.name} has no teachers to score; use "
+                "diagnostics=false"
+            )
+        return problems
+
+    def plan(self, context: PublicContext) -> Plan:
+        """Return one release for each round."""
+        return Plan(context.training, (Stage(context.answers, context.rounds, 1),))
+
+    # --- client ------------------------------------------------------------------------------
+
+    def client(self, request: Request, site: Site) -> Response | Refusal:
+        """Release the sum of the records' clipped gradients at the request's weights."""
+        if request.kind != "gradients":
+            raise ProtocolError(f"method DPFedSGD does not answer {request.kind!r}")
+        return site.release(site.answers, site.sensitive_gradients(request), request)
+
+    # --- server ------------------------------------------------------------------------------
+
+    def server(
+        self, federation: Federation, context: PublicContext, streams: Streams, resume: State | None
+    ) -> Iterator[Round]:
+        """Send the weights, sum the gradients, and take a step of Adam."""
+        student = context.make_teacher(0)
+        weights = nn.Parameter(torch.zeros_like(to_vector(student.classifier)))
+        optimiser = Adam([weights], self.learning_rate)
+        last = 0
+        if resume:
+            last = resume.round
+            student.load_state_dict(below("student", resume.tensors))
+            weights.data = to_vector(student.classifier)
+            moments = {"state": {0: below("optimiser", resume.tensors)}}
+            optimiser.load_state_dict(optimiser.state_dict() | moments)
+        for number in range(last + 1, context.rounds + 1):
+            sent = context.request("gradients", number, weights.detach().numpy().copy())
+            total = federation.total(sent)
+            if not total.count and not last:
+                raise nobody_answers(total.refused)
+            if total.count:
+                last = number
+                weights.data = torch.from_numpy(total.request.weights.copy())
+                # The sum is not divided by a count: Adam is insensitive to scale.
+                weights.grad = torch.from_numpy(total.sum[:, 0]).float()
+                optimiser.step()
+                load_vector(student.classifier, weights.detach())
+            moments = {f"optimiser.{k}": v.clone() for k, v in optimiser.state[weights].items()}
+            state = State(last, tensors_below(student=student) | moments, ())
+            yield Round(state, student.eval(), {}, total.refused)
+            if not total.count:  # every client's budget is spent
+                return

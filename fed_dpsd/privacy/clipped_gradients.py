@@ -1,0 +1,158 @@
+"""Sums of records' clipped gradients plus Gaussian noise: a step of DP-SGD over many clients."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, NonPrivateDpEvent
+from numpy.typing import NDArray
+
+from fed_dpsd.privacy.dp_sgd import DPSGD
+from fed_dpsd.privacy.events import FinitePrecisionDpEvent
+from fed_dpsd.privacy.mechanism import (
+    ONE_TEACHER,
+    Mechanism,
+    NoiseAt,
+    Quorum,
+    Relation,
+    Shards,
+    Unit,
+    Values,
+    check_noise_at,
+)
+from fed_dpsd.privacy.noise import FARTHEST, GAUSSIAN_LOSS, Rng, lattice_spacing, noisy_sum
+from fed_dpsd.privacy.training import TrainedUnit
+
+MOST_NUMBERS = 2**20  # weights and biases of a layer
+MOST_STEPS = 2.0**48  # of the lattice, in a client's sum; the sums of 2^14 clients fit in 63 bits
+
+
+@dataclass(frozen=True)
+class ClippedGradients(Mechanism):
+    """The sum of all records' clipped gradients plus Gaussian noise, in units of `max_grad_norm`.
+
+    Guarantee: a record adds a vector of L2 norm at most 1 to the sum of its client
+    (`lattice.linear_sum`). Truncating the d numbers of a sum to the noise's lattice of spacing g
+    moves two sums at most g sqrt(d) further apart, and limiting their size moves none apart. With
+    `noise_at="distributed"`, the shares of threshold - colluding honest clients have the whole
+    variance. So a release is a Gaussian mechanism of noise multiplier noise_multiplier / (1 + g
+    sqrt(d)), or half of it for a replaced record (docs/privacy.md, Theorem 23). With
+    `unit="patient"`, patients replace records, as in `SampledGaussian`. Nothing is proven for a
+    client, whose records may be any number.
+    """
+
+    name: ClassVar[str] = "clipped_gradients"
+    input: ClassVar[Literal["gradient"]] = "gradient"
+    calibrated_by: ClassVar[str] = "noise_multiplier"
+    additive: ClassVar[Literal[True]] = True
+    noise_law: ClassVar[Literal["gaussian"]] = "gaussian"
+    num_classes: int  # K, >= 2
+    # standard deviation of the noise / max_grad_norm, > 0
+    noise_multiplier: float
+    max_grad_norm: float  # bound of one record's, or one patient's, gradient, > 0
+    unit: TrainedUnit = "record"  # the unit with clipped gradients
+    records_per_patient: int = 1  # as for `SampledGaussian`
+    copies: int = 1  # as for `SampledGaussian`
+    # "client" (each client adds the whole noise) or "distributed" (each adds a share)
+    noise_at: NoiseAt = "client"
+    quorum: Quorum | None = None  # of the secure sum; only with noise_at="distributed"
+    shards: Shards = ONE_TEACHER
+
+    def __post_init__(self) -> None:
+        check_noise_at(self.noise_at, self.quorum)
+        if self.noise_at == "server":
+            raise ValueError("noise_at=server: no server may see these sums; use distributed")
+        _ = self.step  # checks the other fields
+
+    @property
+    def step(self) -> DPSGD:
+        """Return the step of DP-SGD on all records of all clients that a sum stands for."""
+        return DPSGD(
+            noise_multiplier=self.noise_multiplier,
+            sample_rate=1.0,
+            steps=1,
+            max_grad_norm=self.max_grad_norm,
+            learning_rate=1.0,  # the server's
+            copies=self.copies,
+            unit=self.unit,
+            records_per_patient=self.records_per_patient,
+        )
+
+    @property
+    def reason(self) -> str:
+        """Return why nothing is proven for larger units."""
+        return self.step.reason
+
+    @property
+    def scale(self) -> float:
+        """Return the standard deviation of a client's noise, or noise share."""
+        return self.noise_multiplier / math.sqrt(self.quorum.honest if self.quorum else 1)
+
+    @property
+    def lattice(self) -> float:
+        """Return the spacing of the noise's lattice; see `lattice_spacing`."""
+        return lattice_spacing(self.scale)
+
+    def constrain_sensitivity(
+        self, sensitive_value: Values, predictions: Values
+    ) -> NDArray[np.float64]:
+        """Limit the (P, 1) numbers of a sum, so that sums of clients are exact."""
+        most = MOST_STEPS * self.lattice
+        return np.clip(np.nan_to_num(np.asarray(sensitive_value, np.float64)), -most, most)
+
+    def add_noise(self, value: Values, predictions: Values, rng: Rng) -> NDArray[np.float64]:
+        """Sum (n, P, 1) `value` over n and add noise of `scale` to each number.
+
+        Raises:
+            ValueError: there are more numbers than an event covers.
+        """
+        if value[0].size > MOST_NUMBERS:
+            raise ValueError(f"{value[0].size:,} weights; a release covers {MOST_NUMBERS:,}")
+        return noisy_sum(value, self.scale, self.noise_law, rng)
+
+    def admissible(self, values: Values, predictions: Values, teachers: int) -> NDArray[np.bool_]:
+        """Mark the (P,) rows that are not too large."""
+        most = MOST_STEPS * self.lattice + FARTHEST * self.scale
+        return np.asarray((np.abs(values) <= most).all(axis=1))
+
+    def event(self, unit: Unit, relation: Relation) -> DpEvent:
+        """Return one Gaussian mechanism; truncation to the lattice lowers its multiplier."""
+        if not self.step.bounds(unit):
+            return NonPrivateDpEvent()
+        most = 2 if self.step.replaces(unit, relation) else 1
+        moved = most * (1 + self.lattice * math.sqrt(MOST_NUMBERS))
+        return ComposedDpEvent(
+            [
+                GaussianDpEvent(self.noise_multiplier / moved),
+                FinitePrecisionDpEvent(MOST_NUMBERS * GAUSSIAN_LOSS),
+            ]
+        )
+
+    def check(self, config: Any, method: Any, training: Any) -> list[str]:
+        """Return the problems with these answers in an experiment."""
+        problems = super().check(config, method, training)
+        if method and not getattr(method, "sums_gradients", False):
+            problems.append(
+                f"answers={self.name} releases sums of records' gradients; use method=dp_fedsgd"
+            )
+        simulated = config.federation.simulation
+        if self.unit == "patient" and simulated and not config.data.names_patients:
+            problems.append(
+                "answers.unit=patient: the records name no patients; give data.patient_column, or "
+                "data.records_per_patient=N to make up patients of N records"
+            )
+        return problems
+
+    def describe(self) -> str:
+        """Describe what leaves a client."""
+        noise = "a share of the noise of" if self.quorum else "noise of"
+        return (
+            f"sums of its records' clipped gradients, with {noise} {self.noise_multiplier:.6g} "
+            f"times the largest gradient of a {self.unit}"
+        )
+
+    def worst_case(self) -> tuple[Values, Values]:
+        """Return the (1, 1, K) sums of two worlds, with one record's gradient replaced."""
+        first = np.eye(1, self.num_classes)[None]
+        return first, -first

@@ -1,0 +1,298 @@
+"""DP-FedSGD: its sums, their noise to a coalition, its costs, and what it refuses."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy import optimize, stats
+
+from fed_dpsd.accounts.card import plan_of, proven
+from fed_dpsd.client.hospital import open_file
+from fed_dpsd.client.teachers import Teachers
+from fed_dpsd.data.datasets import Split
+from fed_dpsd.engines.local import LocalFederation
+from fed_dpsd.errors import ConfigError, ProtocolError, UserError
+from fed_dpsd.experiment import load_data
+from fed_dpsd.privacy import lattice
+from fed_dpsd.privacy.clipped_gradients import MOST_NUMBERS, MOST_STEPS, ClippedGradients
+from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Quorum
+from fed_dpsd.privacy.noise import SecretStreams
+from fed_dpsd.protocol import Refusal, Request
+from fed_dpsd.streams import Streams
+from tests.every import every
+from tests.hospitals import Hospitals, answer, charges, federate, summing
+from tests.ledgers import entries_of
+from tests.methods.test_method_contract import equal, weights
+from tests.privacy.ideals import ideal
+from tests.running import context_of, not_refused, rounds
+
+SUMS = ("method=dp_fedsgd", "answers=clipped_gradients", "model=scattering", "diagnostics=false")
+FIVE = ("num_clients=5", "answers.noise_at=distributed", "answers.noise_multiplier=4")
+FOUR_OF_FIVE = (*SUMS, *FIVE, "answers.quorum={threshold: 4, colluding: 1}")
+WEIGHTS = 10 * (64 + 1)  # of the classifier of `small`
+FAILURE = 1e-6
+
+
+def asked(number, count=WEIGHTS, size=0.05):
+    at = np.random.Generator(np.random.PCG64(number)).normal(0, size, count).astype(np.float32)
+    return Request.without_images("gradients", (1, 8, 8), 10, number, at)
+
+
+def has_stddev(values, stddev):
+    """Whether normal values have this standard deviation; else so with probability FAILURE."""
+    least, most = stats.chi2(values.size).interval(1 - FAILURE)
+    return least < np.square(values / stddev).sum() < most
+
+
+# --- the noise ---
+
+
+def seen_by_a_coalition(experiment, folder):
+    """The noise in sums over `threshold` clients, less all that a colluding one knows."""
+    federation = LocalFederation(experiment, folder)
+    there = range(experiment.answers.quorum.threshold)
+    federation._asked = lambda request: there
+    noises = []
+    for number in range(1, 5):
+        total = federation.total(asked(number))
+        assert total.count == len(there)
+        colluding, *honest = (federation._sites[client] for client in there)
+        with colluding.ledger.transaction():
+            known = colluding.ledger.stored(colluding.ledger.entries()[-1].digest)
+        exact = sum(site.sensitive_gradients(asked(number))[0] for site in honest)
+        noises.append(total.sum - known - exact)
+    return np.stack(noises)
+
+
+def test_a_coalition_sees_the_proven_noise_and_no_less(small, tmp_path):
+    """FAILURE is the probability. The controls: other noise by a share is rejected."""
+    experiment = small(*FOUR_OF_FIVE, "rounds=4")
+    noise = seen_by_a_coalition(experiment, tmp_path / "run")
+    assert has_stddev(noise, 4.0)
+    assert not has_stddev(noise, 4.0 * math.sqrt(3 / 4))
+    assert not has_stddev(noise, 4.0 * math.sqrt(4 / 3))
+
+
+def test_a_share_that_is_too_small_is_noticed(small, tmp_path, monkeypatch):
+    """For those of the whole quorum: as if the colluding client's share helped."""
+    scale = property(lambda self: self.noise_multiplier / math.sqrt(self.quorum.threshold))
+    monkeypatch.setattr(ClippedGradients, "scale", scale)
+    noise = seen_by_a_coalition(small(*FOUR_OF_FIVE, "rounds=4"), tmp_path / "run")
+    assert not has_stddev(noise, 4.0)
+
+
+def test_numbers_of_many_clients_fit_in_63_bits_and_lie_on_one_lattice():
+    mechanism = ClippedGradients(10, 1e-3, 1.0, noise_at="distributed", quorum=Quorum(4, 1))
+    huge = mechanism.constrain_sensitivity(np.array([[1e300], [np.nan], [-1e300]]), None)
+    rng = SecretStreams(bytes(32)).numpy("noise")
+    units = mechanism.add_noise(huge[None], None, rng) / mechanism.lattice
+    assert np.array_equal(units, np.rint(units))
+    assert np.abs(units[[0, 2]]).min() > 0.99 * MOST_STEPS
+    assert np.abs(units).max() * 2**14 < 2**63
+    assert mechanism.admissible(units * mechanism.lattice, None, 1).all()
+    with pytest.raises(ValueError, match="weights; a release covers"):
+        mechanism.add_noise(np.zeros((1, MOST_NUMBERS + 1, 1)), None, rng)
+
+
+# --- what a record moves ---
+
+
+def summed(experiment, records, at):
+    ids = np.arange(len(records))
+    teachers = Teachers(experiment.config, experiment.answers.step, 0, records, ids)
+    return teachers.sensitive_gradients(at)[0]
+
+
+def without(records, left_out):
+    return records.take(np.flatnonzero(~np.isin(np.arange(len(records)), left_out)))
+
+
+@pytest.fixture
+def records(small):
+    config = small().config
+    split = load_data(config.data, config.cache).train.take(np.arange(60))
+    return Split(split.images, split.labels, np.arange(60) // 3)
+
+
+PATIENTS = ("answers.unit=patient", "answers.records_per_patient=3", "data.records_per_patient=3")
+
+
+@every(("settings", "left_out"), [((), [7]), (("answers.copies=3",), [7]), (PATIENTS, [6, 7, 8])])
+@every("size", [0.0, 0.05, 1e3, 1e38])
+def test_a_record_or_patient_moves_a_sum_by_at_most_its_event(
+    small, records, settings, left_out, size
+):
+    """At any weights, of records that are all longer than the bound, on a coarse lattice."""
+    bound = "answers.max_grad_norm=0.01", f"answers.noise_multiplier={2.0**20}"
+    mechanism = (experiment := small(*SUMS, *bound, *settings)).answers
+    at = np.clip(asked(1, size=size).weights, -3e38, 3e38)
+    whole, less = (
+        summed(experiment, records, at),
+        summed(experiment, without(records, left_out), at),
+    )
+    moved = np.linalg.norm(whole - less)
+    assert moved <= 1
+    assert moved > 0.5 or size > 1  # large weights are sure of this record's class
+    cut = [np.trunc(total / mechanism.lattice) * mechanism.lattice for total in (whole, less)]
+    moved = np.linalg.norm(cut[0] - cut[1])
+    event = ideal(mechanism.event(mechanism.unit, "add_remove"))
+    assert moved <= mechanism.noise_multiplier / event.noise_multiplier
+
+
+def test_a_sum_of_unclipped_gradients_is_noticed(small, records, monkeypatch):
+    monkeypatch.setattr(lattice, "_scale", lambda residuals, inner, bound: inner[:, 0, 0] * 0 + 1)
+    experiment = small(*SUMS, "answers.max_grad_norm=0.01")
+    at = asked(1).weights
+    assert (
+        np.linalg.norm(
+            summed(experiment, records, at) - summed(experiment, without(records, [7]), at)
+        )
+        > 1
+    )
+
+
+# --- costs ---
+
+
+def gaussian_epsilon(mu, delta):
+    """The epsilon of a Gaussian mechanism of shift mu, from its profile (Balle and Wang, 2018)."""
+
+    def profile(epsilon):
+        near, far = (
+            stats.norm.logcdf(mu / 2 - epsilon / mu),
+            stats.norm.logcdf(-mu / 2 - epsilon / mu),
+        )
+        return math.exp(near) - math.exp(epsilon + far)
+
+    return optimize.brentq(lambda epsilon: profile(epsilon) - delta, 0, 200, xtol=1e-10)
+
+
+@every("unit", ["record", "patient"])
+def test_a_plan_costs_what_its_steps_do(small, unit):
+    """Independently of the proofs here. The control: as if all five clients' noise counted."""
+    settings = PATIENTS if unit == "patient" else ()
+    experiment = small(*FOUR_OF_FIVE, *settings, "rounds=30")
+    for moved, changed, relation in (
+        *((1, unit, "add_remove"), (2, unit, "replace_one"), (2, "record", "replace_one")),
+    ):
+        claim = proven(experiment, plan_of(experiment), changed, relation)["answers"]
+        expected = gaussian_epsilon(moved * math.sqrt(30) / 4, 1e-5)
+        assert expected < claim.value < expected * (1 + 1e-3)
+        assert claim.trust == "threshold"
+        assert claim.value > 1.1 * gaussian_epsilon(moved * math.sqrt(30 * 3 / 5) / 4, 1e-5)
+    claim = proven(experiment, plan_of(experiment), "client", "add_remove")["answers"]
+    assert math.isinf(claim.value)
+    record = proven(experiment, plan_of(experiment), "patient", "add_remove")["answers"]
+    assert math.isinf(record.value) == (unit == "record")
+
+
+def test_noise_for_a_patient_is_calibrated_to_a_patient(small):
+    for settings, unit in (((), "record"), (PATIENTS, "patient")):
+        experiment = small(*FOUR_OF_FIVE, *settings, "privacy.target_epsilon=2")
+        claim = proven(experiment, plan_of(experiment), unit, "add_remove")["answers"]
+        assert 1.9 < claim.value <= 2
+
+
+def test_trusting_nobody_costs_the_same_and_is_noisier(small):
+    shares, alone = small(*FOUR_OF_FIVE), small(*SUMS, "answers.noise_multiplier=4")
+    assert alone.answers.scale == shares.answers.scale * math.sqrt(3)
+    for pair in UNITS_AND_RELATIONS[:2]:
+        (one, other) = (ideal(e.answers.event(*pair)).noise_multiplier for e in (shares, alone))
+        assert one == pytest.approx(other, rel=1e-3)
+    claim = proven(alone, plan_of(alone), "record", "add_remove")["answers"]
+    assert claim.trust == "nobody"
+
+
+# --- runs ---
+
+
+def test_a_resumed_run_repeats_its_sums_and_charges_nothing_twice(small, tmp_path):
+    """In its own folder: masks and noise differ between runs."""
+    experiment = small(*FOUR_OF_FIVE, "rounds=3")
+
+    def finish(resume):
+        federation = LocalFederation(experiment, tmp_path / "run")
+        server = experiment.method.server(federation, context_of(experiment), Streams(0), resume)
+        found = [(each.state, weights(each)) for each in server]
+        charged = [len(entries_of(site.ledger)) for site in federation._sites.values()]
+        return found, charged
+
+    whole, charged = finish(None)
+    assert charged == [3] * 5
+    assert not equal(whole[0][1], whole[-1][1])
+    for state, _ in whole[:-1]:
+        again, charged = finish(state)
+        assert len(again) == 3 - state.round
+        assert equal(again[-1][1], whole[-1][1])
+        assert charged == [3] * 5
+
+
+def test_a_spent_budget_ends_a_run_before_its_first_step(small, tmp_path):
+    experiment = small(*SUMS, "privacy.budget=0.01")
+    with pytest.raises(UserError, match="no client answers: the client's privacy budget is spent"):
+        next(rounds(experiment, tmp_path / "run"))
+
+
+def test_too_few_clients_open_no_sum(small, tmp_path):
+    federation = LocalFederation(small(*FOUR_OF_FIVE), tmp_path / "run")
+    federation._asked = lambda request: range(3)
+    with pytest.raises(UserError, match="3 clients answered; 4 are needed; no part of it was"):
+        federation.total(asked(1))
+
+
+def test_hospitals_sum_gradients_once(deployed, tmp_path):
+    """They repeat a masked sum, whatever the records are then, and charge for other weights."""
+    allowed = {"methods": ["dp_fedsgd"], "answers": ["clipped_gradients"], "models": ["scattering"]}
+    quorum = "num_clients=3", "answers.quorum={threshold: 2, colluding: 0}"
+    experiment = deployed(*SUMS, *FIVE[1:], *quorum)
+    files = summing(tmp_path, **allowed)
+    federation = federate(experiment, Hospitals(files))
+    first = federation.total(asked(1))
+    assert first.sum.shape == (WEIGHTS, 1)
+    assert first.count == 3
+    assert np.array_equal(federation.total(asked(1)).sum, first.sum)
+    hospital, text = open_file(files[0]), experiment.to_json()
+    assert len(charges(hospital)) == 1
+    one, same = (answer(hospital, text, asked(2)) for _ in range(2))
+    assert np.array_equal(one.values, same.values)
+    assert one.values.dtype == np.uint64
+    assert len(charges(hospital)) == 2
+    with pytest.raises(ProtocolError, match="this client was sent 5 weights instead of 650"):
+        answer(hospital, text, asked(3, count=5))
+    patient = deployed(*SUMS, *FIVE[1:], *quorum, "answers.unit=patient").to_json()
+    refused = answer(hospital, patient, asked(1))
+    assert isinstance(refused, Refusal)
+    assert "answers.unit=patient: this site has no patient column; use" in refused.reason
+    named = replace(hospital, files=replace(hospital.files, patient_column="patient"))
+    refused = answer(named, text, asked(3))
+    assert "answers.unit=record: this site trains only by patient, because" in refused.reason
+    assert len(charges(hospital)) == 2
+
+
+def test_the_unit_is_the_patient_if_the_data_name_patients(small):
+    by_default = small(*SUMS, "data.records_per_patient=2").answers
+    assert (by_default.unit, by_default.records_per_patient) == ("patient", 6)
+    control = small(*SUMS).answers
+    assert (control.unit, control.records_per_patient) == ("record", 1)
+
+
+def test_what_does_not_fit_is_refused_before_data_are_read(small):
+    table = (
+        ("training=dp_sgd", "training=dp_sgd: method=dp_fedsgd does not support it; use"),
+        ("answers=gradient", "answers=gradient: method=dp_fedsgd needs sums of gradients; use"),
+        ("model=cnn", "model.teacher=cnn: .* a linear classifier on fixed features; use model="),
+        ("teachers_per_client=2", "teachers_per_client=2: .* use teachers_per_client=1"),
+        ("diagnostics=true", "diagnostics=true: method=dp_fedsgd has no teachers to score; use"),
+        ("clients_per_round=1", "clients_per_round=1: .* use clients_per_round=null"),
+        ("method.learning_rate=0", "method.learning_rate=0.0 must be a finite number > 0"),
+        ("answers.noise_at=server", "noise_at=server: no server may see these sums; use"),
+        ("answers.noise_at=distributed", "noise_at=distributed needs a quorum"),
+        ("answers.noise_multiplier=0", "noise_multiplier=0.0 must be a finite number > 0"),
+        ("answers.unit=patient", "answers.unit=patient: .* give data.patient_column"),
+        ("answers.records_per_patient=2", "records_per_patient=2 needs unit=patient"),
+        ("method=fed_dpsd", "answers=clipped_gradients releases sums .*; use method=dp_fedsgd"),
+    )
+    assert not_refused(small, table, *SUMS) == {}
+    with pytest.raises(ConfigError, match="threshold=3 must be above half the sum of num_cli"):
+        small(*SUMS, *FIVE, "answers.quorum={threshold: 3, colluding: 1}")

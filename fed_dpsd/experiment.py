@@ -31,7 +31,13 @@ from fed_dpsd.models.pictures import PACKAGES
 from fed_dpsd.privacy.calibration import calibrate
 from fed_dpsd.privacy.mechanism import Mechanism
 from fed_dpsd.privacy.randomized_response import LARGEST_EPSILON
-from fed_dpsd.privacy.training import Plain, TrainedUnit, Training, TrainingMechanism
+from fed_dpsd.privacy.training import (
+    Plain,
+    TrainedUnit,
+    Training,
+    TrainingMechanism,
+    unit_by_default,
+)
 from fed_dpsd.storage import home
 
 logger = logging.getLogger("fed_dpsd")
@@ -83,6 +89,14 @@ class Experiment:
     def to_json(self) -> str:
         """Return the configuration as JSON, for `from_json` on another machine."""
         return to_json(self.config)
+
+    def for_hospitals(self) -> str:
+        """Return `to_json` without this machine's paths, which hospitals replace by their own."""
+        config = self.config
+        places = dict.fromkeys(("out", "cache", "run_folder", "ledger", "pictures"), "")
+        data = dataclasses.replace(config.data, path=None)
+        model = dataclasses.replace(config.model, weights=None)
+        return to_json(dataclasses.replace(config, **places, data=data, model=model))
 
 
 def from_overrides(
@@ -166,10 +180,15 @@ def _bound(raw: Mapping[str, Any], base: Path | None, written: bool, binder: Bin
     config = binder.bind(Config, raw)
     facts = raw if config is None else dataclasses.asdict(config)
 
-    public = {"num_classes": facts["data"].get("num_classes")}
+    data = facts["data"]
+    patients = (data.get("patient_column"), data.get("records_per_patient")) != (None, None)
+    raw = {**raw, "training": _with_unit(binder, raw["training"], "training", patients)}
+    public = {"num_classes": data.get("num_classes")}
     own = dict(raw["method"])
     if "baseline" in own:
         values = own["baseline"] if isinstance(own["baseline"], Mapping) else {}
+        values = _with_unit(binder, values, "method.baseline", False)
+        raw = {**raw, "method": {**raw["method"], "baseline": values}}
         own["baseline"] = _bind_class(binder, "fed_dpsd.privacy", values, "method.baseline", public)
         if not isinstance(own["baseline"], Plain | TrainingMechanism | None):
             binder.problems.append(
@@ -178,14 +197,16 @@ def _bound(raw: Mapping[str, Any], base: Path | None, written: bool, binder: Bin
     method = _bind_class(binder, "fed_dpsd.methods", own, "method", {})
     name = str(own.get("name"))
     training = _bind_class(binder, "fed_dpsd.privacy", raw["training"], "training", public, name)
-    public["shards"] = _shards(facts, training)
-    raw = {**raw, "answers": _with_noise(binder, raw["answers"], training)}
+    public["shards"] = _shards(facts, training, patients)
+    answering = _with_unit(binder, raw["answers"], "answers", patients)
+    raw = {**raw, "answers": _with_noise(binder, answering, training)}
     answers = _bind_class(binder, "fed_dpsd.privacy", raw["answers"], "answers", public, name)
     partition = _bind_partition(binder, raw["partition"])
     if config is not None:
         found = check(config, method, training, answers, partition)
         binder.problems += [each for each in found if not binder.concerns(each)]
-        config = dataclasses.replace(config, answers=raw["answers"])
+        resolved = {key: raw[key] for key in ("method", "training", "answers")}
+        config = dataclasses.replace(config, **resolved)
         config = _resolve_paths(binder, config, base, written)
     binder.finish()
     assert config is not None
@@ -198,11 +219,23 @@ def _warn(text: str) -> None:
     logger.warning(text)
 
 
-def _shards(facts: Mapping[str, Any], training: Training | None) -> dict[str, Any]:
+def _with_unit(
+    binder: Binder, values: Mapping[str, Any], where: str, patients: bool
+) -> Mapping[str, Any]:
+    """Return the keys of a choice; replace null with the unit that suits the data."""
+    cls = binder.locate("fed_dpsd.privacy", values.get("_target_"), f"{where}._target_")
+    names = {field.name for field in dataclasses.fields(cls)} if cls else set()
+    if values.get("unit") in ("record", "patient"):
+        patients = values["unit"] == "patient"
+    suited = {key: value for key, value in unit_by_default(patients).items() if key in names}
+    for key, value in suited.items():
+        binder.set_default(f"{where}.{key}", value)
+    return {**values, **{k: v for k, v in suited.items() if values.get(k) is None}}
+
+
+def _shards(facts: Mapping[str, Any], training: Training | None, patients: bool) -> dict[str, Any]:
     """Return the keys of privacy.mechanism.Shards, from public facts."""
-    data = facts["data"]
-    known = (data.get("patient_column"), data.get("records_per_patient")) != (None, None)
-    by = "patient" if known or facts["training"].get("unit") == "patient" else "record"
+    by = "patient" if patients or getattr(training, "unit", "record") == "patient" else "record"
     # Private training also trains a teacher on an empty shard; a teacher from a file exists
     # before the records.
     silent = not isinstance(training, TrainingMechanism) and facts["teacher"].get("path") is None

@@ -3,6 +3,7 @@
 B is the number of queries in a request, K the number of classes, (C, H, W) the image shape.
 """
 
+import functools
 import hashlib
 import unicodedata
 from collections.abc import Mapping
@@ -191,6 +192,10 @@ class Request:
 
         Requests with the same id but different content have different keys.
         """
+        return self._digest
+
+    @functools.cached_property
+    def _digest(self) -> str:
         digest = hashlib.sha256(f"{self.kind} {self.query_id} {self.images.shape}".encode())
         digest.update(np.ascontiguousarray(self.images).tobytes())
         digest.update(np.ascontiguousarray(self.predictions).tobytes())

@@ -119,8 +119,12 @@ class Account:
     def state(self, wanted: Releases | None = None) -> Statement:
         """Return the statement that accompanies every reply to the coordinator."""
         with self.ledger.transaction():
-            joined = self._joined()
-            return Statement(self._charged(), joined.forgotten, joined.changed, wanted or {})
+            return self.statement(wanted)
+
+    def statement(self, wanted: Releases | None = None) -> Statement:
+        """Return `state` inside a transaction."""
+        joined = self._joined()
+        return Statement(self._charged(), joined.forgotten, joined.changed, wanted or {})
 
     def pay(
         self,

@@ -307,8 +307,7 @@ def proven(
         notes.append(TIME_NOTE)
         if plan.counts:
             notes.append(COUNTS_NOTE)
-    known = (config.data.patient_column, config.data.records_per_patient) != (None, None)
-    if unit == "patient" and not (known and config.federation.simulation):
+    if unit == "patient" and not (config.data.names_patients and config.federation.simulation):
         notes.append(PATIENT_NOTE)
     if config.data.records_per_patient is not None:  # what a record's shard and part depend on
         notes.append(MADE_UP_NOTE.format(config.data.records_per_patient))

@@ -1,11 +1,12 @@
 """A client's ledger: everything ever released about one data set, charged before drawing noise."""
 
+import functools
 import io
 import sqlite3
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,10 @@ class Ledger(ABC):
     def transaction(self) -> AbstractContextManager[None]:
         """Lock out all other processes and threads; transactions must not be nested."""
 
+    def together(self) -> AbstractContextManager[None]:
+        """Make all that the block writes durable at its end, not at each write; never nested."""
+        return nullcontext()
+
     @abstractmethod
     def charges(self) -> Charges:
         """Return all charges so far, indexed for queries."""
@@ -51,7 +56,7 @@ class Ledger(ABC):
 
     @abstractmethod
     def charge(self, entry: Entry) -> None:
-        """Write a charge, durably; noise may be drawn only after this returns."""
+        """Write a charge, durably unless in `together`; only then may noise be drawn."""
 
     def stored(self, digest: str) -> NDArray[Any] | None:
         """Return the stored answer of the charge with this digest; None if there is none."""
@@ -59,7 +64,7 @@ class Ledger(ABC):
         return None if content is None else np.load(io.BytesIO(content), allow_pickle=False)
 
     def store(self, digest: str, values: NDArray[Any]) -> None:
-        """Store a charge's answer, durably; the answer may leave only after this returns."""
+        """Store a charge's answer, durably unless in `together`; only then may it leave."""
         content = io.BytesIO()
         np.save(content, values, allow_pickle=False)
         self._keep("answers", digest, content.getvalue())
@@ -69,7 +74,7 @@ class Ledger(ABC):
         return self._read("notes", name)
 
     def note(self, name: str, content: bytes) -> None:
-        """Store a note, durably."""
+        """Store a note, durably unless in `together`."""
         self._keep("notes", name, content)
 
     @abstractmethod
@@ -131,6 +136,7 @@ class FileLedger(Ledger):
         self._remembered: Content | None = None
         self._left: tuple[int, ...] = ()
         self._connection: sqlite3.Connection | None = None
+        self._together = False
         with usable(self._path):
             folder.mkdir(parents=True, exist_ok=True)
 
@@ -167,7 +173,7 @@ class FileLedger(Ledger):
         return self._account().charges
 
     def charge(self, entry: Entry) -> None:
-        """Write a charge in an SQLite transaction that is durable on return."""
+        """Write a charge; see `Ledger.charge`."""
         self.charges().check_new(entry.digest)
         content = entry.to_json()
         with self._written() as account:
@@ -199,11 +205,12 @@ class FileLedger(Ledger):
         return self._connection.execute(statement, values)
 
     @contextmanager
-    def _written(self) -> Iterator[Content]:
-        """Durably commit either everything that the block writes or nothing."""
+    def together(self) -> Iterator[None]:
+        """Commit what the block writes at its end, durably: everything or, on an error, nothing."""
         account = self._account()
-        with usable(self._path):
-            try:
+        before = account.state
+        try:
+            with usable(self._path):
                 if not account.header:
                     self._sync_folders()
                 self._execute("BEGIN")
@@ -213,22 +220,32 @@ class FileLedger(Ledger):
                     account.open(self._header)
                     row = (*self._header.values(), *account.state)
                     self._execute("INSERT INTO account VALUES (?, ?, ?, ?, ?)", *row)
-                yield account
-                self._execute("UPDATE account SET head = ?, kept = ?", *account.state)
+            self._together = True
+            yield
+            with usable(self._path):
+                if account.state != before:
+                    self._execute("UPDATE account SET head = ?, kept = ?", *account.state)
                 self._execute("COMMIT")
-            except BaseException:
-                self._remembered = None  # the file must be read again
-                with suppress(sqlite3.Error):
-                    self._execute("ROLLBACK")
-                raise
+        except BaseException:
+            self._remembered = None  # the file must be read again
+            with suppress(sqlite3.Error):
+                self._execute("ROLLBACK")
+            raise
+        finally:
+            self._together = False
+
+    @contextmanager
+    def _written(self) -> Iterator[Content]:
+        """Commit what the block writes, unless it is part of a larger block of `together`."""
+        account = self._account()
+        with nullcontext() if self._together else self.together(), usable(self._path):
+            yield account
 
     def _sync_folders(self) -> None:
-        """Sync the folders of a new file, which may be new too."""
-        for folder in self._path.parents:
-            with suppress(PermissionError):  # we did not create folders that we may not read
-                sync(folder)
-            if folder.is_mount():
-                break
+        """Sync the folder of a new file, and once in this process those above, also perhaps new."""
+        folder = self._path.parent
+        _sync_readable(folder)
+        _sync_above(folder, folder.stat().st_ino)
 
     def _account(self) -> Content:
         assert self._connection is not None, "use a ledger only inside a transaction"
@@ -252,6 +269,19 @@ class FileLedger(Ledger):
             check_not_lost(self._path)  # again, now that no other process can write the file
         _check_header(self._path, account.header, self._header)
         self._remembered = account
+
+
+def _sync_readable(folder: Path) -> None:
+    with suppress(PermissionError):  # we did not create folders that we may not read
+        sync(folder)
+
+
+@functools.lru_cache(maxsize=16)
+def _sync_above(folder: Path, number: int) -> None:
+    """Sync the folders above a folder; its inode's `number` tells it from one deleted before."""
+    while not folder.is_mount():
+        folder = folder.parent
+        _sync_readable(folder)
 
 
 def _check_header(path: Path, found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:

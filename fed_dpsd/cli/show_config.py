@@ -10,6 +10,8 @@ import yaml
 if TYPE_CHECKING:
     from fed_dpsd.experiment import Experiment
 
+# For null, the data decide.
+UNIT = [f"{e}.{key}" for e in ("training", "answers") for key in ("unit", "records_per_patient")]
 
 ShowConfig = Annotated[
     bool,
@@ -69,6 +71,8 @@ def annotated(overrides: Sequence[str], experiment: "Experiment") -> str:
         key = known.get(name)
         if key and key.value == "null" and name == f"answers.{experiment.answers.calibrated_by}":
             return f"suits training={experiment.training.name}"
+        if key and key.value == "null" and name in UNIT:
+            return "suits the data"
         if key and key.value.startswith("${"):
             return f"as {key.value[2:-1]}"
         group, _, choice = key.file.partition("/") if key else ("", "", "")

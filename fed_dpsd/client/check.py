@@ -30,6 +30,7 @@ from fed_dpsd.experiment import Experiment, from_overrides
 from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.models import to_vector, torch_threads
 from fed_dpsd.models.inference import Images
+from fed_dpsd.models.public_networks import digest_of, shapes_in
 from fed_dpsd.privacy.clipped_gradients import ClippedGradients
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.privacy.plan import Plan
@@ -47,16 +48,21 @@ def check(hospital: Hospital, overrides: list[str]) -> Iterator[str | Table]:
         overrides: the coordinator's overrides; without any, the first choices of the file.
 
     Raises:
-        UserError: the file does not allow such a run, training diverges, or an answer would be
-            refused.
+        UserError: the file of public features cannot be read, the hospital's file does not allow
+            such a run, training diverges, or an answer would be refused.
     """
     content = hospital.read()
     yield _counts(hospital, content)
     yield f"records: {content.count}"
     if content.records.patients is not None:
         yield f"patients: {content.records.num_patients:,}"
+    yield f"units of private training: {_units(hospital)}"
     yield from content.notes
     pixels = content.records.images
+    if hospital.weights is not None:
+        digest = digest_of("weights", hospital.weights)
+        count = len(shapes_in("weights", hospital.weights))
+        yield f"weights: tensors: {count:,}; model.digest={digest}"
     yield f"pixels: {pixels.min()} to {pixels.max()} of 255, {pixels.mean():.0f} on average"
     experiment = _experiment(hospital, overrides)
     yield f"training: {how_trained(experiment)}"
@@ -101,6 +107,19 @@ def _counts(hospital: Hospital, content: HospitalRecords) -> Table:
     return table
 
 
+def _units(hospital: Hospital) -> str:
+    """Describe the units that private training may protect, and why."""
+    allowed, column = hospital.allowed_units, hospital.files.patient_column
+    if hospital.units is not None:
+        return f"{' or '.join(allowed) or 'none'} (units: in the file)"
+    if column is None:
+        return "record, because the file names no patient_column"
+    return (
+        f"patient, because patient_column is {column}; the coordinator sets training.unit=patient "
+        "(with method=dp_fedsgd, answers.unit)"
+    )
+
+
 def _more_for_training(settings: PrivacyConfig, plan: Plan, charged: bool) -> str:
     """Describe what a site refuses if its budget does not cover a plan's training, with remedies.
 
@@ -132,6 +151,9 @@ def _experiment(hospital: Hospital, overrides: list[str]) -> Experiment:
     defaults += [f"{key}={names[0]}" for key, names in firsts.items() if names]
     defaults += [f"model.teacher={name}" for name in hospital.models[:1]]
     defaults += [f"plugins=[{','.join(hospital.plugins)}]"]
+    column = hospital.files.patient_column
+    if not overrides and column is not None and hospital.allowed_units[:1] == ("patient",):
+        defaults += [f"data.patient_column={quoted(column)}"]
     request = from_overrides([*defaults, *overrides], Path.cwd())
     try:
         return hospital.experiment(request.to_json(), 0)

@@ -23,7 +23,7 @@ from fed_dpsd.client.terms import NotAllowed, Terms, reading
 from fed_dpsd.config import require_device
 from fed_dpsd.config.bind import bound, read_yaml
 from fed_dpsd.errors import UserError
-from fed_dpsd.experiment import Experiment, set_up
+from fed_dpsd.experiment import Experiment, calibrated_axis, set_up
 from fed_dpsd.models.devices import choose, number_of_gpus
 from fed_dpsd.models.precision import require_precision
 from fed_dpsd.privacy.mechanism import quorum_of, trust_of
@@ -90,7 +90,7 @@ class Hospital(Terms):
         if trust not in self.trust:
             raise NotAllowed(f"this site does not trust the {trust}")
         if experiment.unit:
-            self.check_unit(experiment.unit)
+            self.check_unit(f"{calibrated_axis(experiment)}.unit", experiment.unit)
         return experiment
 
     def _with_own_settings(self, raw: Mapping[str, Any]) -> dict[str, Any]:

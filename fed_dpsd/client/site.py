@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -20,6 +21,7 @@ from fed_dpsd.methods.method import Method, Regulariser
 from fed_dpsd.models.inference import Images
 from fed_dpsd.privacy.clipped_gradients import ClippedGradients
 from fed_dpsd.privacy.mechanism import (
+    Clear,
     ExactCounts,
     KeptTeachers,
     Mechanism,
@@ -144,9 +146,8 @@ class Site:
         records = int(self._teachers.records_digest, 16)
         keyed = self._noise.numpy("records of a run", self.client, records).random(4)
         due = self._due(request)  # computed before the ledger is locked
-        with self.ledger.transaction():  # of its own, so that no refusal undoes it
+        with self.ledger.transaction():  # a write is durable at once, so no refusal undoes it
             self.account.hear(request, self.client)
-        with self.ledger.transaction():
             if due:
                 mechanism, digest, first, training = due
                 unpaid = bool(first) and not self.account.is_paid(first)
@@ -289,18 +290,28 @@ class Site:
             [mechanism.constrain_sensitivity(v, request.predictions) for v in sensitive_value]
         )
         with self.ledger.transaction():
-            self._pay(mechanism, request)
-            values = self.ledger.stored(digest)
-            if values is None:
-                if isinstance(mechanism, Shared) and mechanism.noise_at == "server":
-                    values = cut_off(bounded, mechanism.lattice).sum(0)
-                else:
-                    # The noise follows the values too: it must never be added to other values.
-                    noised = hashlib.sha256(digest.encode() + bounded.tobytes()).hexdigest()
-                    rng = self._noise.numpy("answer", self.client, int(noised, 16))
-                    values = mechanism.add_noise(bounded, request.predictions, rng)
-                self.ledger.store(digest, values)
-        return Response(request.query_id, values, self.config.teachers_per_client)
+            # Without noise to draw in between, charge and answer are written at once.
+            with self.ledger.together() if isinstance(mechanism, Clear) else nullcontext():
+                self._pay(mechanism, request)
+                values = self.ledger.stored(digest)
+                if values is None:
+                    values = self._randomised(mechanism, bounded, digest, request)
+                    self.ledger.store(digest, values)
+            statement = self.account.statement()
+        return Response(
+            request.query_id, values, self.config.teachers_per_client, statement=statement
+        )
+
+    def _randomised(
+        self, mechanism: Mechanism, bounded: NDArray[Any], digest: str, request: Request
+    ) -> NDArray[Any]:
+        """Return the (B, K) sum of (n, B, K) bounded values with the noise that is drawn here."""
+        if mechanism.noise_at == "server" and isinstance(mechanism, Shared):
+            return cut_off(bounded, mechanism.lattice).sum(0)
+        # The noise follows the values too: it must never be added to other values.
+        noised = hashlib.sha256(digest.encode() + bounded.tobytes()).hexdigest()
+        rng = self._noise.numpy("answer", self.client, int(noised, 16))
+        return mechanism.add_noise(bounded, request.predictions, rng)
 
     def _pay(self, mechanism: Mechanism, request: Request) -> None:
         """Charge a release, unless it is already paid.
@@ -397,7 +408,7 @@ def answer(method: Method, request: Request, site: Site) -> Response | Refusal:
             masks = request.kind in SUMMED and site.answers.noise_at == "distributed"
             if masks and isinstance(reply, Response):
                 reply = _masked(reply, request, site)
-            return replace(reply, statement=site.account.state())
+            return reply if reply.statement else replace(reply, statement=site.account.state())
         except Unplanned as unplanned:
             statement = site.account.state(unplanned.wanted)
             return Refusal(request.query_id, str(unplanned), statement)

@@ -155,7 +155,7 @@ class Teachers:
         teacher.bfloat16 = self._bfloat16
         return teacher
 
-    @property
+    @functools.cached_property
     def settings(self) -> str:
         """Return every public setting that the teachers depend on, as JSON."""
         config, name = self._config, self._config.architecture(self._client)

@@ -75,8 +75,9 @@ class Terms:
             experiment's.
         budget: lifetime limit on the epsilon (record, add_remove) spent on this data, at `delta`.
         budget_relation: "replace_one" if the budget bounds replaced records too.
-        units: the units that private training may protect: "record", "patient" or both. The budget
-            bounds a record with either unit, so both are allowed by default.
+        units: the units that private training may protect: "record", "patient" or both; None for
+            "patient" if `files` names patients, otherwise for "record". The budget bounds a record
+            with either unit.
         delta: failure probability of the budget, between 0 and 1.
         queries: lifetime limit on the number of answered synthetic images. A charge without images,
             such as for training, counts as one.
@@ -125,7 +126,7 @@ class Terms:
     limits: Mapping[str, Any]
     when_records_change: WhenRecordsChange = "refuse"
     budget_relation: Relation = "add_remove"
-    units: tuple[TrainedUnit, ...] = get_args(TrainedUnit)
+    units: tuple[TrainedUnit, ...] | None = None
     device: Device = "cpu"
     precision: Precision = "auto"
     plugins: tuple[str, ...] = ()
@@ -178,6 +179,13 @@ class Terms:
     def num_classes(self) -> int:
         """Return K, the number of the federation's classes."""
         return len(self.classes)
+
+    @property
+    def allowed_units(self) -> tuple[TrainedUnit, ...]:
+        """Return the units that private training may protect, from `units` or the data."""
+        if self.units is not None:
+            return self.units
+        return ("record",) if self.files.patient_column is None else ("patient",)
 
     def check(self, raw: Mapping[str, Any]) -> None:
         """Refuse an experiment that the file does not allow, before looking up any Python class.
@@ -245,18 +253,24 @@ class Terms:
         allowed = _method(str(name), self.plugins)
         return all(allowed.get(key) == own.get(key) for key in ("_target_", "needs"))
 
-    def check_unit(self, unit: TrainedUnit) -> None:
-        """Refuse private training if the file does not allow its unit or has no column for it."""
-        if unit not in self.units:
-            raise NotAllowed(
-                f"unit={unit}: this site trains only by "
-                f"{' or '.join(self.units) or 'none'}; its file can allow it with "
-                f"`units: [{', '.join((*self.units, unit))}]`"
-            )
+    def check_unit(self, key: str, unit: TrainedUnit) -> None:
+        """Refuse a private training if the file does not allow its unit, which `key` sets.
+
+        Without a column of patients, it allows no patients.
+        """
+        allowed = self.allowed_units
+        remedy = "".join(f"use {key}={each}, or " for each in allowed if each != unit)
         if unit == "patient" and self.files.patient_column is None:
             raise NotAllowed(
-                "unit=patient: this site has no patient column; its file sets one with "
-                "`patient_column: COLUMN` under `files:`"
+                f"{key}=patient: this site has no patient column; {remedy}set one in its "
+                "file with `patient_column: COLUMN` under `files:`"
+            )
+        if unit not in allowed:
+            named = ", because its data names patients" if self.units is None else ""
+            more = (each for each in get_args(TrainedUnit) if each in (*allowed, unit))
+            raise NotAllowed(
+                f"{key}={unit}: this site trains only by {' or '.join(allowed) or 'none'}"
+                f"{named}; {remedy}allow it in its file with `units: [{', '.join(more)}]`"
             )
 
     def check_classes(self, text: str) -> None:

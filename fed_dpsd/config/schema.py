@@ -96,6 +96,11 @@ class DataConfig:
             )
 
     @property
+    def names_patients(self) -> bool:
+        """Return whether the patient of each record is known."""
+        return (self.patient_column, self.records_per_patient) != (None, None)
+
+    @property
     def class_names(self) -> tuple[str, ...]:
         """Return the names of the classes in order: "0", "1", ... if unknown."""
         return self.classes or self.label_columns or positions(self.num_classes)

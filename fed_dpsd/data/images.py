@@ -41,7 +41,8 @@ def open_image(
             if opened.format == "TIFF" and (pages := getattr(opened, "n_frames", 1)) > 1:
                 raise ValueError(f"it has {pages} pages; save each as a separate file")
             inverted = getattr(opened, "tag_v2", {}).get(PHOTOMETRIC) == 0
-            return _converted(ImageOps.exif_transpose(opened), channels, bits, inverted)
+            ImageOps.exif_transpose(opened, in_place=True)
+            return _converted(opened, channels, bits, inverted)
     except UnidentifiedImageError:
         raise ValueError(f"it is not a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} image") from None
     except (ValueError, MemoryError):
@@ -67,7 +68,8 @@ def _converted(image: Image.Image, channels: int, bits: int, inverted: bool = Fa
         values = np.uint16(2**bits - 1) - values if inverted else values
         image = Image.fromarray((values >> (bits - 8)).astype(np.uint8))
         image.info["bits"] = used
-    converted = image.convert("L" if channels == 1 else "RGB")
+    mode = "L" if channels == 1 else "RGB"
+    converted = image if image.mode == mode else image.convert(mode)  # which copies at least
     converted.info["bits"] = image.info.get("bits", 0)
     return converted
 

@@ -1,4 +1,4 @@
-"""Partitions of a data set among simulated clients, by flwr-datasets' partitioners.
+"""Partitions of a data set among simulated clients, those by labels with flwr-datasets.
 
 No other file imports flwr_datasets, because importing it takes seconds.
 """
@@ -24,7 +24,6 @@ from fed_dpsd.storage import npz_of, write_atomically
 
 if TYPE_CHECKING:
     import pyarrow
-    from datasets import Dataset
     from flwr_datasets.partitioner import Partitioner
 
 CONNECT_SECONDS = 5.0
@@ -40,8 +39,12 @@ class Partition(Protocol):
     name: ClassVar[str]
     seed: int
 
-    def partitioner(self, num_clients: int) -> "Partitioner":
-        """Return the library's partitioner for `num_clients`."""
+    def deal(self, labels: NDArray[np.int64], num_clients: int) -> list[NDArray[np.int64]]:
+        """Return the indices of each client's records, given (N,) labels in a random order.
+
+        Raises:
+            ValueError: the rule cannot give so many clients enough records.
+        """
 
     def check(self, config: Config) -> list[str]:
         """Return the problems with the rule in an experiment, each with key, value and remedy."""
@@ -66,11 +69,11 @@ class Dirichlet(Partition):
         require(self, seed=0, min_partition_size=1)
         require_positive(self, "alpha")
 
-    def partitioner(self, num_clients: int) -> "Partitioner":
-        """Return flwr-datasets' DirichletPartitioner."""
+    def deal(self, labels: NDArray[np.int64], num_clients: int) -> list[NDArray[np.int64]]:
+        """Return the indices of each client's records, by flwr-datasets' DirichletPartitioner."""
         from flwr_datasets.partitioner import DirichletPartitioner
 
-        return DirichletPartitioner(
+        partitioner = DirichletPartitioner(
             num_partitions=num_clients,
             partition_by="label",
             alpha=self.alpha,
@@ -78,6 +81,7 @@ class Dirichlet(Partition):
             self_balancing=self.self_balancing,
             seed=self.seed,
         )
+        return _by(partitioner, labels, num_clients)
 
 
 @dataclass(frozen=True)
@@ -90,11 +94,9 @@ class IID(Partition):
     def __post_init__(self) -> None:
         require(self, seed=0)
 
-    def partitioner(self, num_clients: int) -> "Partitioner":
-        """Return flwr-datasets' IidPartitioner; `split` shuffles the records, which it does not."""
-        from flwr_datasets.partitioner import IidPartitioner
-
-        return IidPartitioner(num_partitions=num_clients)
+    def deal(self, labels: NDArray[np.int64], num_clients: int) -> list[NDArray[np.int64]]:
+        """Return the indices of each client's records, as flwr-datasets' IidPartitioner."""
+        return np.array_split(np.arange(len(labels)), num_clients)
 
 
 @dataclass(frozen=True)
@@ -128,17 +130,18 @@ class ByClass(Partition):
             f"to {each + left}, or the second to {num_clients + left}"
         )
 
-    def partitioner(self, num_clients: int) -> "Partitioner":
-        """Return flwr-datasets' PathologicalPartitioner."""
+    def deal(self, labels: NDArray[np.int64], num_clients: int) -> list[NDArray[np.int64]]:
+        """Return the indices of each client's records, by its PathologicalPartitioner."""
         from flwr_datasets.partitioner import PathologicalPartitioner
 
-        return PathologicalPartitioner(
+        partitioner = PathologicalPartitioner(
             num_partitions=num_clients,
             partition_by="label",
             num_classes_per_partition=self.classes_per_client,
             class_assignment_mode="deterministic",
             seed=self.seed,
         )
+        return _by(partitioner, labels, num_clients)
 
 
 @dataclass(frozen=True)
@@ -197,36 +200,25 @@ class Counts(Partition):
         """Return why some records have no client."""
         return "left out by partition.counts"
 
-    def partitioner(self, num_clients: int) -> "Partitioner":
-        """Return a partitioner that takes each class's records in order, one client after another.
+    def deal(self, labels: NDArray[np.int64], num_clients: int) -> list[NDArray[np.int64]]:
+        """Return the indices of each client's records: of each class, one client after another.
 
         flwr-datasets' own with counts accepts only multiples of the number of classes as clients.
         """
-        from flwr_datasets.partitioner import Partitioner
-
-        counts = self.counts
-
-        class ByCounts(Partitioner):
-            @property
-            def num_partitions(self) -> int:
-                return len(counts)
-
-            def load_partition(self, partition_id: int) -> "Dataset":
-                labels = np.asarray(self.dataset["label"])
-                chosen = list[NDArray[np.int64]]()
-                for label, number in enumerate(counts[partition_id]):
-                    own = np.flatnonzero(labels == label)
-                    before = sum(each[label] for each in counts[:partition_id])
-                    if before + number > len(own):
-                        raise UserError(
-                            f"partition.counts: clients 0 to {partition_id} get "
-                            f"{before + number:,} of the {len(own):,} records or patients of "
-                            f"class {label}; lower them"
-                        )
-                    chosen.append(own[before : before + number])
-                return self.dataset.select(np.concatenate(chosen))
-
-        return ByCounts()
+        ends = np.cumsum(self.counts, axis=0)
+        parts = []
+        for client, (own, end) in enumerate(zip(self.counts, ends, strict=True)):
+            chosen = list[NDArray[np.int64]]()
+            for label, (number, until) in enumerate(zip(own, end, strict=True)):
+                held = np.flatnonzero(labels == label)
+                if until > len(held):
+                    raise UserError(
+                        f"partition.counts: clients 0 to {client} get {until:,} of the "
+                        f"{len(held):,} records or patients of class {label}; lower them"
+                    )
+                chosen.append(held[until - number : until])
+            parts.append(np.concatenate(chosen))
+        return parts
 
 
 PARTITIONS: dict[str, type] = {kind.name: kind for kind in (Dirichlet, IID, ByClass, Coins, Counts)}
@@ -347,23 +339,29 @@ def _try_split(
     partition: Partition, dealt: NDArray[np.int64], place: NDArray[np.int64], num_clients: int
 ) -> list[NDArray[np.int64]] | None:
     """Return the clients' indices; None if the partitioner fails or a client gets no records."""
-    from datasets import Dataset
-
     order = np.random.Generator(np.random.PCG64([partition.seed, 1])).permutation(len(dealt))
-    partitioner = partition.partitioner(num_clients)
-    partitioner.dataset = Dataset.from_dict({"label": dealt[order], "index": order})
     try:
-        with warnings.catch_warnings(action="ignore"):  # one warning for each attempt
-            subsets = [partitioner.load_partition(client) for client in range(num_clients)]
+        own = partition.deal(dealt[order], num_clients)
     except (ValueError, IndexError):
         return None
     client_of = np.full(len(dealt), num_clients)  # num_clients stands for none
-    for client, subset in enumerate(subsets):
-        client_of[np.asarray(subset.with_format("numpy")[:]["index"], np.int64)] = client
+    for client, indices in enumerate(own):
+        client_of[order[indices]] = client
     holder = np.where(_kept(partition, len(place)), client_of[place], num_clients)
     ends = np.cumsum(np.bincount(holder, minlength=num_clients))
     parts = np.split(np.argsort(holder, kind="stable"), ends[:num_clients])[:-1]
     return None if min(map(len, parts)) == 0 else parts
+
+
+def _by(
+    partitioner: "Partitioner", labels: NDArray[np.int64], num_clients: int
+) -> list[NDArray[np.int64]]:
+    from datasets import Dataset
+
+    partitioner.dataset = Dataset.from_dict({"label": labels, "index": np.arange(len(labels))})
+    with warnings.catch_warnings(action="ignore"):  # one warning for each attempt
+        subsets = [partitioner.load_partition(client) for client in range(num_clients)]
+    return [np.asarray(subset.with_format("numpy")[:]["index"], np.int64) for subset in subsets]
 
 
 def _kept(partition: Partition, number: int) -> NDArray[np.bool_]:

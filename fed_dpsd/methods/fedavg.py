@@ -164,5 +164,5 @@ def average(vectors: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.
     factors = torch.tensor(weights, dtype=torch.float64)
     if not factors.any():
         factors = torch.ones_like(factors)
-    weighted = torch.stack(list(vectors)).double() * (factors / factors.sum())[:, None]
+    weighted = torch.stack(list(vectors)).double().mul_((factors / factors.sum())[:, None])
     return weighted.sum(0).float()

@@ -88,7 +88,8 @@ def _two_convolutions(
     layers: list[nn.Module] = []
     for inputs, outputs in ((shape[0], width), (width, 2 * width)):
         layers.append(nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2))
-        layers += [nn.BatchNorm2d(outputs)] * batch_norm
+        if batch_norm:
+            layers.append(nn.BatchNorm2d(outputs))
         layers += [nn.MaxPool2d(2), nn.ReLU()]  # in this order, ReLU costs less
     return [*layers, nn.Flatten()]
 

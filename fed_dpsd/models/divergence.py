@@ -3,14 +3,12 @@
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from fed_dpsd.errors import Diverged
 from fed_dpsd.models import procedural
-from fed_dpsd.models.inference import predict
+from fed_dpsd.models.inference import to_unit
 from fed_dpsd.streams import Streams
 
 PROBED = 2  # images of random pixels
@@ -74,10 +72,11 @@ def descend(
 
 
 @functools.lru_cache(maxsize=4)
-def _probe(shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    return procedural.noise(PROBED, shape, Streams(0).numpy("check"))
+def _probe(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    return to_unit(procedural.noise(PROBED, shape, Streams(0).numpy("check")), device)
 
 
+@torch.inference_mode()
 def is_finite(model: nn.Module, shape: tuple[int, ...]) -> bool:
     """Return whether a network's weights, and its predictions for random pixels, are finite.
 
@@ -89,6 +88,5 @@ def is_finite(model: nn.Module, shape: tuple[int, ...]) -> bool:
     """
     if not all(bool(tensor.isfinite().all()) for tensor in model.state_dict().values()):
         return False
-    images = _probe(shape)
-    device = next(model.parameters()).device
-    return bool(np.isfinite(predict(model, images, device)).all())
+    logits = model.eval()(_probe(shape, next(model.parameters()).device))
+    return bool(logits.softmax(1).isfinite().all())

@@ -96,15 +96,7 @@ class PublicNetwork:
                 f"model.digest={self.digest}: model.weights={self.file} has {actual}; give the "
                 f"file with this digest, or model.digest={actual} at all sites"
             )
-        try:
-            with safetensors.safe_open(self.file, "pt") as file:
-                names = file.keys()
-                given = {name: file.get_slice(name).get_shape() for name in names}
-        except SafetensorError:
-            raise UserError(
-                f"model.weights={self.file} is not a safetensors file; write it with "
-                "safetensors.torch.save_file(network.state_dict(), FILE)"
-            ) from None
+        given = shapes_in("model.weights", self.file)
         for name, shape in _shapes(self.backbone, self.pixels)[1].items():
             if given.get(name) != shape:
                 raise UserError(
@@ -138,6 +130,23 @@ def digest_of(key: str, file: str) -> str:
         return _digest_of(file, facts.st_size, facts.st_mtime_ns)
     except OSError as error:
         raise UserError(f"{key}={file}: {error.strerror}; give a safetensors file") from None
+
+
+def shapes_in(key: str, file: str) -> dict[str, list[int]]:
+    """Return the shapes of the tensors in a file of weights, which a key names.
+
+    Raises:
+        UserError: the file is not a safetensors file.
+    """
+    try:
+        with safetensors.safe_open(file, "pt") as content:
+            names = content.keys()
+            return {name: content.get_slice(name).get_shape() for name in names}
+    except SafetensorError:
+        raise UserError(
+            f"{key}={file} is not a safetensors file; write it with "
+            "safetensors.torch.save_file(network.state_dict(), FILE)"
+        ) from None
 
 
 @functools.lru_cache(maxsize=16)
@@ -254,5 +263,6 @@ def _timm(timm: ModuleType, name: str) -> tuple[nn.Module, Any, Any]:
 
 def _require_known(library: str, name: str, names: list[str], known: bool) -> None:
     if not known:
-        close = " or ".join(difflib.get_close_matches(name, names, 3)) or "one of its list_models()"
+        near = difflib.get_close_matches(name, names, 3)
+        close = " or ".join(f"{library}/{each}" for each in near) or "one of its list_models()"
         raise UserError(f"model.backbone={library}/{name} is unknown to {library}; use {close}")

@@ -138,8 +138,8 @@ class ClippedGradients(Mechanism):
             problems.append(
                 f"answers={self.name} releases sums of records' gradients; use method=dp_fedsgd"
             )
-        known = (config.data.patient_column, config.data.records_per_patient) != (None, None)
-        if self.unit == "patient" and config.federation.simulation and not known:
+        simulated = config.federation.simulation
+        if self.unit == "patient" and simulated and not config.data.names_patients:
             problems.append(
                 "answers.unit=patient: the records name no patients; give data.patient_column, or "
                 "data.records_per_patient=N to make up patients of N records"

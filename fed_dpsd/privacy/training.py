@@ -104,9 +104,8 @@ class TrainingMechanism(ABC):
 
     def check(self, config: Any, method: Any, partition: Any) -> list[str]:
         """Return the problems with the training in an experiment, as `Plain.check` does."""
-        problems, data = no_files(self.name, config), config.data
-        known = (data.patient_column, data.records_per_patient) != (None, None)
-        if self.unit == "patient" and config.federation.simulation and not known:
+        problems, simulated = no_files(self.name, config), config.federation.simulation
+        if self.unit == "patient" and simulated and not config.data.names_patients:
             problems.append(
                 "training.unit=patient: the records name no patients; give data.patient_column, or "
                 "data.records_per_patient=N to make up patients of N records"
@@ -149,6 +148,16 @@ class TrainingMechanism(ABC):
 
         With patients as the unit, inputs are (P, R * A, ...) and labels are (P, R * A).
         """
+
+
+def unit_by_default(patients: bool) -> dict[str, Any]:
+    """Return the keys of training's unit for data that names `patients`, or does not.
+
+    Of patients with 1, 2, 3 or 6 records, six places hold each record equally often.
+    """
+    if patients:
+        return {"unit": "patient", "records_per_patient": 6}
+    return {"unit": "record", "records_per_patient": 1}
 
 
 def no_files(name: str, config: Any) -> list[str]:

@@ -73,12 +73,12 @@ class Rehearsal:
     ) -> None:
         require_one_run(overrides, composition := read(overrides))
         # The hospitals' files have the made-up patients; a deployment knows only real ones.
-        made_up = composition.values["data"]["records_per_patient"]
+        self._made_up = composition.values["data"]["records_per_patient"]
         self._overrides = [
             *("federation=deployment", f"out={folder / 'runs'}"),
             *(*overrides, "data.records_per_patient=null"),
         ]
-        self.experiment = from_overrides(self._overrides, Path.cwd())
+        self.experiment = from_overrides(self._with_unit(), Path.cwd())
         config = self.experiment.config
         if config.data.path is not None:
             self._overrides.append(f"data.path={config.data.path}")
@@ -97,9 +97,17 @@ class Rehearsal:
         )
         facts["keys"] = [public_key(exchange_key(secret)).hex() for secret in secrets]
         for number, indices in enumerate(parts):
-            records = with_patients(train.take(indices), made_up)
+            records = with_patients(train.take(indices), self._made_up)
             own = {"client": number, **facts}
             write_site(self.site(number), records, config.data.class_names, own)
+
+    def _with_unit(self, *overrides: str) -> list[str]:
+        """Return the run's overrides and further ones; the unit is the made-up patient, if any."""
+        whole = [*self._overrides, *overrides]
+        values = read(whole).values
+        chosen = ("training", "answers") if self._made_up else ()
+        unset = [group for group in chosen if values[group].get("unit", "") is None]
+        return [*whole, *(f"{group}.unit=patient" for group in unset)]
 
     # --- hospitals ---
 
@@ -286,7 +294,7 @@ class Rehearsal:
 
     def submit(self, *overrides: str) -> str:
         """Submit a run of the experiment, with further overrides; return its id."""
-        return self._submit("overrides", " ".join([*self._overrides, *overrides]))
+        return self._submit("overrides", " ".join(self._with_unit(*overrides)))
 
     def resume(self, run_folder: Path) -> str:
         """Submit a run that resumes an earlier run; return its id."""

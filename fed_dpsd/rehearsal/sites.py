@@ -48,6 +48,8 @@ def agreeing(experiment: Experiment, overrides: Sequence[str]) -> dict[str, Any]
         "limits": {},
         **{key: list(dict.fromkeys((*ALLOWED[key], *more))) for key, more in needed.items()},
     }
+    if experiment.unit == "record":
+        facts["units"] = ["record"]  # even if the data names patients
     if config.model.weights is not None:
         facts["weights"] = config.model.weights
     return facts | ({"plugins": list(config.plugins)} if config.plugins else {})

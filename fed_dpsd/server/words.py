@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fed_dpsd.accounts.card import NOTHING_NOTE, SEEDED_NOTE, plan_of, privacy_card
+from fed_dpsd.accounts.card import NOTHING_NOTE, SEEDED_NOTE, asked_unit, plan_of, privacy_card
 from fed_dpsd.errors import one_line
 from fed_dpsd.experiment import Experiment, data_counts
 from fed_dpsd.server import checkpoint
@@ -24,11 +24,12 @@ def opening(experiment: Experiment, folder: Path) -> Iterator[str]:
     yield f"run folder: {folder}"
     architectures = sorted(set(map(config.architecture, range(config.num_clients))))
     teachers = config.teachers_per_client
+    by = ", by patient" if asked_unit(experiment) == "patient" else ""
     yield (
         f"data {config.data.name} · method {experiment.method_name} · "
         f"{_counted(config.num_clients, 'client')}, each with {_counted(teachers, 'teacher')} "
         f"({', '.join(architectures)}; training {experiment.training.name}, "
-        f"answers {experiment.answers.name}) · "
+        f"answers {experiment.answers.name}{by}) · "
         f"{_counted(config.rounds, 'round')} of {config.queries_per_round:,} queries"
     )
     if counts := data_counts(experiment):

@@ -283,7 +283,8 @@ def test_a_charge_beyond_the_plan_is_on_the_card_before_it_is_made(deployed, tmp
 
     def killed(ledger, entry):
         pay(ledger, entry)
-        raise RuntimeError("killed")
+        if ledger._path.stem == "client_001":
+            raise RuntimeError("killed")
 
     def arrive():
         one_more(files[1])

@@ -7,7 +7,7 @@ import re
 import resource
 import sqlite3
 import threading
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -533,6 +533,41 @@ def test_an_answer_that_cannot_be_written_is_not_stored(tmp_path, monkeypatch, f
         assert file.stored("a") is None
         file.store("a", np.ones(2))
         assert file.stored("a").tolist() == [1, 1]
+
+
+@every("fails", [(), ("BEGIN",), ("INSERT",), ("INSERT OR REPLACE",), ("UPDATE",), ("COMMIT",)])
+@every("charged", [0, 1])
+def test_what_is_written_together_is_there_together(tmp_path, monkeypatch, fails, charged):
+    """Another process sees the charge and its answer at the end of the block, or neither."""
+    (file, path), disk = begun(tmp_path), Broken(monkeypatch)
+    charge(file, *"a"[:charged])
+    before = path.read_bytes() if charged else b""
+    with file.transaction():
+        disk.fails = fails or ("never",)
+        with pytest.raises(LedgerError) if fails else nullcontext(), file.together():
+            file.charge(entry("b"))
+            file.store("b", np.ones(2))
+            assert path.read_bytes() == before
+        disk.fails = ("never",)
+        assert [e.digest for e in file.entries()] == [*"a"[:charged], *"b"[bool(fails) :]]
+        assert (file.stored("b") is None) == bool(fails)
+    assert digests(FileLedger(tmp_path, 3, "digits")) == [*"a"[:charged], *"b"[bool(fails) :]]
+
+
+def test_an_error_in_a_block_that_writes_together_takes_everything_back(file):
+    def fail():
+        with file.together():
+            file.charge(entry("b"))
+            raise KeyError  # which is no sign of a damaged file
+
+    charge(file, "a")
+    with file.transaction():
+        with pytest.raises(KeyError):
+            fail()
+        with file.together():
+            pass  # writes nothing
+        file.charge(entry("c"))
+    assert digests(file) == ["a", "c"]
 
 
 def test_a_first_charge_is_no_charge_before_its_folders_are_durable(tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """A hospital's own commands: their output before it connects; nothing is spent."""
 
+import hashlib
 import itertools
 import re
 import subprocess
@@ -8,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import safetensors.numpy
 import yaml
 from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -182,6 +184,7 @@ def test_h6_a_check_counts_patients_and_puts_the_unit_asked_for_first(
         models=["scattering"],
         queries=10_000,
         budget_relation=relation or "add_remove",
+        units=["record", "patient"],
     )
     hospital = open_file(file)
     hospital = replace(hospital, files=replace(hospital.files, patient_column=column))
@@ -194,6 +197,46 @@ def test_h6_a_check_counts_patients_and_puts_the_unit_asked_for_first(
     assert f"({unit or 'record'}, add_remove" in said["a run"]
     budget = said.get("the budget counts records", "")
     assert (f"(record, {relation}" in budget) == (unit == "patient")
+
+
+@pytest.mark.parametrize(
+    ("column", "units", "said", "unit"),
+    [
+        (None, None, "record, because the file names no patient_column", "record"),
+        ("patient", None, "patient, because patient_column is patient; the coordinator", "patient"),
+        ("patient", ["record"], "record (units: in the file)", "record"),
+    ],
+)
+def test_a_check_states_the_units_and_why_and_trains_by_the_first(
+    tmp_path, column, units, said, unit
+):
+    """With the coordinator's settings, the coordinator's unit counts."""
+    file = site_file(tmp_path / "hospital", training=["dp_sgd"], queries=10_000, units=units)
+    hospital = open_file(file)
+    hospital = replace(hospital, files=replace(hospital.files, patient_column=column))
+    lines = itertools.takewhile(
+        lambda line: not str(line).startswith("spent so far"), check.check(hospital, [])
+    )
+    found = dict(line.split(": ", 1) for line in lines if isinstance(line, str))
+    assert found["units of private training"].startswith(said)
+    assert f"({unit}, add_remove" in found["a run"]
+    if unit == "patient":
+        with pytest.raises(UserError, match=r"rounds=2: training.unit=record: .*unit=patient, or"):
+            list(check.check(hospital, ["rounds=2"]))
+
+
+def test_a_check_reads_the_weights(tmp_path):
+    """It prints the digest that the coordinator's must equal, and refuses other files."""
+    folder = tmp_path / "hospital"
+    hospital = open_file(site_file(folder, training=["dp_sgd"], weights="own.safetensors"))
+    with pytest.raises(UserError, match=r"weights=.*own.safetensors: No such file"):
+        list(check.check(hospital, []))
+    (folder / "own.safetensors").write_bytes(b"no weights")
+    with pytest.raises(UserError, match=r"weights=.*own.safetensors is not a safetensors file"):
+        list(check.check(hospital, []))
+    safetensors.numpy.save_file({"w": np.zeros(3)}, folder / "own.safetensors")
+    digest = hashlib.sha256((folder / "own.safetensors").read_bytes()).hexdigest()
+    assert f"weights: tensors: 1; model.digest=sha256:{digest}" in check.check(hospital, [])
 
 
 def test_a_check_says_that_a_training_diverges(fed_dpsd, tmp_path):
@@ -220,7 +263,7 @@ def test_what_is_held_out_is_of_patients_of_whom_nothing_was_seen(tmp_path, monk
 
     monkeypatch.setattr(check, "Teachers", Seeing)
     found = hospital.read()
-    experiment = check._experiment(hospital, list(SMALL))
+    experiment = check._experiment(hospital, [*SMALL, "training.unit=patient"])
     text = check._train(hospital, found, experiment, tmp_path)
     assert text.endswith("% on 8 held-out records")
     assert len(seen[0]) == 32

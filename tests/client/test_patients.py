@@ -15,11 +15,13 @@ from fed_dpsd.data.datasets import Split
 from fed_dpsd.data.partition import made_up_patients
 from fed_dpsd.engines.clients import open_site
 from fed_dpsd.errors import ConfigError, UserError
-from fed_dpsd.experiment import load_data, partitions
+from fed_dpsd.experiment import from_json, load_data, partitions
+from fed_dpsd.planned import planned_run
 from fed_dpsd.privacy.accounting import epsilon
 from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
 from fed_dpsd.protocol import Refusal, Response
+from fed_dpsd.server.words import opening
 from tests.every import every
 from tests.hospitals import answer, request, site_file
 from tests.ledgers import entries_of
@@ -29,6 +31,7 @@ from tests.server.test_scores import two_digits
 PRIVATE = ("training=dp_sgd", "answers=probabilities", "training.steps=2")
 BY_PATIENT = (*PRIVATE, "training.unit=patient", "training.records_per_patient=3")
 MADE_UP = (*BY_PATIENT, "data.records_per_patient=3")
+NAMED = ("data=folder", "data.shape=[1,8,8]", "data.num_classes=10", "data.patient_column=who")
 
 
 @pytest.fixture
@@ -170,6 +173,59 @@ def test_made_up_patients_have_records_of_one_class_at_one_client(small, tmp_pat
     assert np.unique(shard.patients, return_counts=True)[1].max() == 3
 
 
+# --- the unit by default ---
+
+
+@every(
+    ("overrides", "unit", "most"),
+    [
+        (PRIVATE, "record", 1),
+        ((*PRIVATE, "data.records_per_patient=3"), "patient", 6),
+        ((*PRIVATE, *NAMED), "patient", 6),
+        ((*PRIVATE, *NAMED, "training.records_per_patient=2"), "patient", 2),
+        ((*PRIVATE, *NAMED, "training.unit=record"), "record", 1),
+        (("training=gep", "answers=probabilities", *NAMED), "patient", 6),
+        ((*PRIVATE, "federation=deployment"), "record", 1),  # a coordinator has no records
+        ((*PRIVATE, *NAMED, "federation=deployment"), "patient", 6),
+        ((*PRIVATE, "federation=deployment", "training.unit=patient"), "patient", 6),
+    ],
+)
+def test_the_unit_is_the_patient_if_the_data_name_patients(small, overrides, unit, most):
+    """Everything later reads it from the configuration, which a run folder keeps."""
+    experiment = small(*overrides)
+    training = experiment.training
+    assert (training.unit, training.records_per_patient) == (unit, most)
+    assert privacy_card(experiment, plan_of(experiment))["unit"] == unit
+    written = json.loads(experiment.to_json())["training"]
+    assert (written["unit"], written["records_per_patient"]) == (unit, most)
+    assert from_json(experiment.to_json()).training == training
+
+
+def test_a_baseline_of_all_records_keeps_the_record(small):
+    """Its unit can be no other; the card then promises patients nothing."""
+    settings = "method=dgd", "training@method.baseline=dp_sgd", "data.records_per_patient=2"
+    experiment = small(*settings)
+    assert experiment.method.baseline.unit == experiment.config.method["baseline"]["unit"]
+    assert experiment.method.baseline.unit == "record"
+    card = privacy_card(experiment, plan_of(experiment))
+    patients = [row["epsilon"] for row in card["proven"] if row["unit"] == "patient"]
+    assert set(patients) == {"inf"}
+
+
+def test_a_wrong_unit_is_one_problem(small):
+    with pytest.raises(ConfigError, match=r"training.unit=person must be") as error:
+        small(*PRIVATE, *NAMED, "training.unit=person")
+    assert len(error.value.problems) == 1
+
+
+def test_a_run_by_patient_says_so_first(small, tmp_path):
+    by_record, by_patient = small(*PRIVATE), small(*PRIVATE, "data.records_per_patient=2")
+    said = ["\n".join(opening(each, tmp_path)) for each in (by_record, by_patient)]
+    assert [", by patient)" in each for each in said] == [False, True]
+    first = [str(planned_run(each)).splitlines()[0] for each in (by_record, by_patient)]
+    assert [each.startswith("for all records of a patient") for each in first] == [False, True]
+
+
 # --- calibration, card, ledger ---
 
 
@@ -221,6 +277,11 @@ def test_a_hospitals_ledger_names_the_unit_and_bounds_a_record(deployed, tmp_pat
 
 # --- what a hospital's file allows ---
 
+BY_DEFAULT = (
+    r"training.unit=record: .* only by patient, because its data names patients; use "
+    r"training.unit=patient, or allow it in its file with `units: \[record, patient\]`"
+)
+
 
 @every(
     ("overrides", "known", "changes", "reason"),
@@ -229,7 +290,7 @@ def test_a_hospitals_ledger_names_the_unit_and_bounds_a_record(deployed, tmp_pat
             BY_PATIENT,
             False,
             {},
-            r"has no patient column; .*`patient_column: COLUMN` under `files:`",
+            r"no patient column; use training.unit=record, or .*`patient_column: COLUMN` under",
         ),
         (
             BY_PATIENT,
@@ -241,8 +302,10 @@ def test_a_hospitals_ledger_names_the_unit_and_bounds_a_record(deployed, tmp_pat
             PRIVATE,
             True,
             {"units": ["patient"]},
-            r"only by patient; .*`units: \[patient, record\]`",
+            r"only by patient; use training.unit=patient, or .*`units: \[record, patient\]`",
         ),
+        (PRIVATE, True, {}, BY_DEFAULT),
+        (("training=dp_sgd", "answers=label"), True, {"units": None}, BY_DEFAULT),
         (PRIVATE, True, {"units": []}, r"only by none; .*`units: \[record\]`"),
         (
             (*PRIVATE, "training.unit=patient", "training.records_per_patient=17"),
@@ -266,6 +329,30 @@ def test_a_unit_that_a_file_does_not_allow_is_refused_and_not_charged(
     assert isinstance(refusal, Refusal)
     assert re.search(reason, refusal.reason)
     assert not entries_of(hospital.ledger)
+
+
+@every(
+    ("overrides", "known", "changes"),
+    [
+        (BY_PATIENT, True, {}),
+        (PRIVATE, False, {}),
+        (PRIVATE, True, {"units": ["record", "patient"]}),
+        (BY_PATIENT, True, {"units": ["record", "patient"]}),
+    ],
+)
+def test_a_unit_that_suits_the_data_or_that_a_file_lists_is_answered(
+    deployed, tmp_path, overrides, known, changes
+):
+    make = with_patients if known else lambda *a, **k: hospitals.open_file(site_file(*a, **k))
+    hospital = make(tmp_path / "hospital", **changes)
+    assert isinstance(answer(hospital, deployed(*overrides).to_json(), request()), Response)
+
+
+def test_a_message_without_a_unit_gets_the_units_of_the_file(deployed, tmp_path):
+    raw = json.loads(deployed(*PRIVATE).to_json())
+    raw["training"] |= {"unit": None, "records_per_patient": 2}
+    own = with_patients(tmp_path).experiment(json.dumps(raw), 16).training
+    assert (own.unit, own.records_per_patient) == ("patient", 2)
 
 
 def test_units_are_about_trainings_only(deployed, tmp_path):

@@ -10,7 +10,7 @@ from dp_accounting import ComposedDpEvent
 
 from fed_dpsd.accounts.account import Account
 from fed_dpsd.accounts.card import plan_of
-from fed_dpsd.accounts.ledger import LedgerError, MemoryLedger
+from fed_dpsd.accounts.ledger import FileLedger, LedgerError, MemoryLedger
 from fed_dpsd.client import site as sites
 from fed_dpsd.client.site import Site
 from fed_dpsd.client.teachers import Teachers
@@ -19,7 +19,7 @@ from fed_dpsd.errors import ProtocolError
 from fed_dpsd.models.inference import Images
 from fed_dpsd.privacy.accounting import epsilon
 from fed_dpsd.privacy.dp_sgd import DPSGD
-from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
+from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Probabilities
 from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.training import ClassCounts
@@ -65,6 +65,26 @@ def test_a_charge_comes_before_the_noise(small, records):
     assert (entry.kind, entry.query_id, entry.queries, entry.releases) == ("answers", 1, 32, 32)
     for pair in UNITS_AND_RELATIONS:
         assert entry.costs[pair] == Watching(10, 1.0, 3).event(*pair)
+
+
+@every("mechanism, commits", [(Probabilities(), 1), (TopKRandomizedResponse(10, 1.0, 3), 2)])
+def test_only_a_release_without_noise_is_one_commit(
+    small, records, tmp_path, monkeypatch, mechanism, commits
+):
+    """Noise must not be drawn before its charge is durable, so it takes a second commit."""
+    written, execute = [], FileLedger._execute
+
+    def watched(ledger, statement, *values):
+        written.append(statement)
+        return execute(ledger, statement, *values)
+
+    monkeypatch.setattr(FileLedger, "_execute", watched)
+    ledger = FileLedger(tmp_path / mechanism.name, 0, "digits")
+    site, _ = make(small("training=plain", f"answers={mechanism.name}"), records, ledger)
+    for _ in range(2):  # a repeated request is not written again
+        site.release(mechanism, np.full((1, 32, 10), 0.1), request())
+    assert sum(statement.startswith("INSERT INTO charges") for statement in written) == 1
+    assert sum(statement.startswith("UPDATE") for statement in written) == commits
 
 
 def test_what_a_trusted_server_sums_is_cut_off_teacher_by_teacher(small, records):

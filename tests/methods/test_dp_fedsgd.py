@@ -277,7 +277,10 @@ def test_hospitals_sum_gradients_once(deployed, tmp_path):
     patient = deployed(*SUMS, *FIVE[1:], *quorum, "answers.unit=patient").to_json()
     refused = answer(hospital, patient, asked(1))
     assert isinstance(refused, Refusal)
-    assert "unit=patient: this site has no patient column" in refused.reason
+    assert "answers.unit=patient: this site has no patient column; use" in refused.reason
+    named = replace(hospital, files=replace(hospital.files, patient_column="patient"))
+    refused = answer(named, text, asked(3))
+    assert "answers.unit=record: this site trains only by patient, because" in refused.reason
     assert len(charges(hospital)) == 2
 
 
@@ -326,6 +329,13 @@ def test_another_client_is_an_observer_that_no_colluding_client_covers(small, co
     said = str(planned_run(small(*SUMS, *FIVE, quorum)))
     assert ("except the clients" in said) == (colluding == 0)
     assert ("all but 1 of the clients are honest" in said) == (colluding == 1)
+
+
+def test_the_unit_is_the_patient_if_the_data_name_patients(small):
+    by_default = small(*SUMS, "data.records_per_patient=2").answers
+    assert (by_default.unit, by_default.records_per_patient) == ("patient", 6)
+    control = small(*SUMS).answers
+    assert (control.unit, control.records_per_patient) == ("record", 1)
 
 
 def test_what_does_not_fit_is_refused_before_data_are_read(small):

@@ -21,7 +21,7 @@ from fed_dpsd.experiment import load_data
 from fed_dpsd.models import pretrained, public_networks
 from fed_dpsd.models.public_networks import PublicNetwork, digest_of
 from tests.every import every
-from tests.hospitals import site_file
+from tests.hospitals import Hospitals, federate, site_file
 
 BACKBONE = "torchvision/shufflenet_v2_x0_5"
 PIXELS = 32
@@ -105,7 +105,7 @@ def test_a_missing_digest_is_printed_and_a_wrong_one_refused(small, files):
         ({"weights": "none.safetensors"}, r"none.safetensors: No such file .*; give a safetensors"),
         ({"weights": None}, r"model.backbone=\S+ has no weights; give model.weights=FILE"),
         ({"backbone": "resnet50"}, "backbone=resnet50 is unknown; write torchvision/NAME or timm/"),
-        ({"backbone": "torchvision/resnet5O"}, "is unknown to torchvision; use resnet50"),
+        ({"backbone": "torchvision/resnet5O"}, "to torchvision; use torchvision/resnet50"),
         ({"backbone": "torchvision/squeezenet1_1"}, "does not end with a linear layer"),
         (
             {"backbone": "torchvision/resnet18"},
@@ -180,8 +180,9 @@ def test_the_card_names_the_network_and_its_digest(small, files):
 
 
 def test_a_hospital_answers_with_its_own_copy_of_the_same_file_only(deployed, files, tmp_path):
-    """A message names no file of its machine."""
-    sent = deployed(*chosen(files[0]), "training=dp_sgd", "answers=probabilities").to_json()
+    """A message names no file of its machine, and none of the coordinator's."""
+    chosen_by = deployed(*chosen(files[0]), "training=dp_sgd", "answers=probabilities")
+    sent = chosen_by.to_json()
 
     def site(name, **changes):
         return open_file(site_file(tmp_path / name, models=["pretrained"], **changes))
@@ -189,8 +190,20 @@ def test_a_hospital_answers_with_its_own_copy_of_the_same_file_only(deployed, fi
     (tmp_path / "same").mkdir()
     copy = tmp_path / "same" / "own.safetensors"
     copy.write_bytes(Path(files[0]).read_bytes())
-    model = site("same", weights="own.safetensors").experiment(sent, 0).config.model
-    assert model.weights == str(copy)
+    experiment = site("same", weights="own.safetensors").experiment(sent, 0)
+    assert experiment.config.model.weights == str(copy)
+    texts = []
+
+    class Reading(Hospitals):
+        def push_messages(self, messages):
+            texts.extend(message.content["meta"]["experiment"] for message in messages)
+            return super().push_messages(messages)
+
+    federate(chosen_by, Reading([tmp_path / "same" / "site.yaml"]))
+    places = (files[0], str(tmp_path))
+    assert [place in sent for place in places] == [True, True]
+    assert not any(place in texts[0] for place in places)
+    assert site("same", weights="own.safetensors").experiment(texts[0], 0) == experiment
     assert make_teacher(site("same", weights="own.safetensors").experiment(sent, 0).config, 0, 0)
     for name, weights, said in (
         ("other", files[1], f"model.digest is {digest_of('file', files[1])} at this site"),

@@ -20,6 +20,7 @@ from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.sweep.reported import command_of, facts_of, tables_of, unfinished_nearby
 from fed_dpsd.sweep.sweep import cell_key
 from tests.conftest import SMALL, small_for
+from tests.every import every
 from tests.report.runs import check_structure
 
 
@@ -317,6 +318,23 @@ def test_the_command_of_a_run_has_the_same_settings(tmp_path):
         assert cell_key(again) == cell_key(experiment), overrides
         assert len(words) <= 2 + 14
         assert str(tmp_path) not in " ".join(words)
+
+
+@every(
+    ("typed", "named"),
+    [
+        (["training.steps=5"], []),
+        (["data.records_per_patient=2"], []),
+        (["data.records_per_patient=2", "training.records_per_patient=2"], ["records_per_patient"]),
+        (["data.records_per_patient=2", "training.unit=record"], ["unit", "records_per_patient"]),
+        (["federation=deployment", "training.unit=patient"], ["unit", "records_per_patient"]),
+    ],
+)
+def test_the_command_names_the_unit_if_the_data_do_not_suit_it(tmp_path, typed, named):
+    experiment = from_overrides(typed, tmp_path)
+    command = command_of(experiment)
+    keys = "unit", "records_per_patient"
+    assert [key for key in keys if f"training.{key}=" in command] == named
 
 
 def test_the_command_of_a_deployment_is_flowers(tmp_path):

@@ -103,8 +103,9 @@ class GridFederation(HostedFederation):
         self._run = str(run_folder)
         if not experiment.config.federation.simulation and isinstance(self._noise, SecretStreams):
             self._run += f" {self._noise.identity}"  # other noise is another run
-        self._code, self._text = code_digest(), experiment.to_json()
-        self._settings = experiment.config.federation
+        self._settings, self._code = experiment.config.federation, code_digest()
+        simulated = self._settings.simulation
+        self._text = experiment.to_json() if simulated else experiment.for_hospitals()
         everyone = experiment.config.num_clients
         self._least = self._settings.min_clients or everyone
         if hasattr(grid, "pull_interval"):  # otherwise the simulation's grid polls every 0.1 s

@@ -25,12 +25,14 @@ def opening(experiment: Experiment, folder: Path) -> Iterator[str]:
     architectures = sorted(set(map(config.architecture, range(config.num_clients))))
     teachers = config.teachers_per_client
     by = ", by patient" if asked_unit(experiment) == "patient" else ""
+    sums = getattr(experiment.method, "sums_gradients", False)
+    queries = "" if sums else f" of {config.queries_per_round:,} queries"
     yield (
         f"data {config.data.name} · method {experiment.method_name} · "
         f"{_counted(config.num_clients, 'client')}, each with {_counted(teachers, 'teacher')} "
         f"({', '.join(architectures)}; training {experiment.training.name}, "
         f"answers {experiment.answers.name}{by}) · "
-        f"{_counted(config.rounds, 'round')} of {config.queries_per_round:,} queries"
+        f"{_counted(config.rounds, 'round')}{queries}"
     )
     if counts := data_counts(experiment):
         yield f"data: {'; '.join(counts)}"

@@ -31,7 +31,7 @@ from fed_dpsd.models import to_vector
 from fed_dpsd.privacy.accounting import Stage, epsilon
 from fed_dpsd.privacy.clipped_gradients import ClippedGradients
 from fed_dpsd.privacy.dp_sgd import DPSGD
-from fed_dpsd.privacy.mechanism import Mechanism, Unit, Values
+from fed_dpsd.privacy.mechanism import Mechanism, Unit, Values, Weights
 from fed_dpsd.privacy.noise import Rng, SecretStreams
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.training import Plain, Training
@@ -110,6 +110,13 @@ class _Case:
         images = np.zeros((QUERIES, *shape), np.uint8)
         images[0, 0, 0, 0] = pixel
         return Request(number, images, np.tile(public_rows(num_classes)[[row]], (QUERIES, 1)))
+
+    def own_request(self) -> Request:
+        """Return a request that the method answers: for its teachers' weights, or `request`."""
+        if any(isinstance(s.mechanism, Weights) for s in plan_of(self.experiment).stages):
+            shape = self.experiment.config.data.shape
+            return Request.without_images("weights", shape, self.num_classes)
+        return self.request()
 
     def values(self, world: int = 0) -> Values:
         """Return the teachers' values in one of two worlds, for each query."""
@@ -252,7 +259,7 @@ def _refuses_beyond_budget(case: _Case) -> Iterator[str]:
         pass
     yield from _unchanged(site, before)
     yield from _drawn(case, used)
-    if case.answers(case.request(), site):
+    if case.answers(case.own_request(), site):
         yield "the request was answered"
     yield from _unchanged(site, before)
 
@@ -265,7 +272,7 @@ def _refuses_training_beyond_budget(case: _Case) -> Iterator[str]:
         yield "the training was admitted"
     except BudgetSpent:
         pass
-    if case.answers(case.request(), site):
+    if case.answers(case.own_request(), site):
         yield "the teacher answered"
     yield from _unchanged(site, 0)
     yield from _drawn(case, {"private training", "answer"})
@@ -274,7 +281,7 @@ def _refuses_training_beyond_budget(case: _Case) -> Iterator[str]:
 def _refuses_unknown(case: _Case) -> Iterator[str]:
     """Requests of unknown kinds or wrong shapes are refused, and nothing is charged."""
     site = case.site()
-    good, (channels, *size) = case.request(), case.experiment.config.data.shape
+    good, (channels, *size) = case.own_request(), case.experiment.config.data.shape
     larger = np.zeros((QUERIES, channels, *(side + 1 for side in size)), np.uint8)
     classes = np.full((QUERIES, case.num_classes + 1), 0.1, np.float32)
     requests: dict[str, Callable[[], Request]] = {

@@ -30,6 +30,7 @@ from fed_dpsd.audits.canaries import (
 from fed_dpsd.audits.one_run import conclude
 from fed_dpsd.client.site import Site
 from fed_dpsd.methods.dp_fedsgd import DPFedSGD
+from fed_dpsd.methods.fedavg import FedAVG
 from fed_dpsd.privacy import lattice
 from fed_dpsd.privacy.accounting import Stage, prove
 from fed_dpsd.privacy.dp_sgd import DPSGD
@@ -589,6 +590,14 @@ def gradients_leave_without_a_release(patch):
     patch.setattr(Site, "admit", lambda self, request: None)
 
 
+def weights_leave_without_a_release(patch):
+    def client(self, request, site):
+        return Response(request.query_id, site.sensitive_weights()[0])
+
+    patch.setattr(FedAVG, "client", client)
+    patch.setattr(Site, "admit", lambda self, request: None)
+
+
 def on_answers(experiment):
     return attacks.answer_attacks(experiment, None, print)
 
@@ -621,6 +630,7 @@ def on_protocol(experiment):
 
 
 PLAIN_GRADIENT = ("training=plain", "answers=gradient")
+FEDAVG = ("method=fedavg", *PLAIN_GRADIENT)
 SUMS = ("method=dp_fedsgd", "answers=clipped_gradients", "model=scattering", "diagnostics=false")
 PLANTED = [  # with settings of the audit, and its part
     (noise_without_the_secret, PLAIN_GRADIENT, on_sampler),
@@ -640,6 +650,7 @@ PLANTED = [  # with settings of the audit, and its part
     (nothing_is_charged, PLAIN_GRADIENT, on_protocol),
     (ledgers_charge_nothing, LINEAR, on_protocol),
     (gradients_leave_without_a_release, SUMS, on_protocol),
+    (weights_leave_without_a_release, FEDAVG, on_protocol),
     (clipping_error_on_one_class, SAMPLED_STEPS, on_clipping),
     (clipping_error_on_the_bias, SAMPLED_STEPS, on_clipping),
     (clipping_error_on_the_biases_of_a_network, NETWORK, on_clipping),
@@ -651,7 +662,7 @@ RIGHT = [
     *((settings, on_sampler) for settings in (PLAIN_GRADIENT, LINEAR)),
     (("training=plain", "answers=label"), on_sampler),
     (("training=plain", "answers=votes"), on_sampler_too),
-    *((settings, on_protocol) for settings in (PLAIN_GRADIENT, LINEAR, SUMS)),
+    *((settings, on_protocol) for settings in (PLAIN_GRADIENT, LINEAR, SUMS, FEDAVG)),
     *((SAMPLED_STEPS, part) for part in (on_samples, on_trainings)),
     (PLAIN_GRADIENT, on_answers),
 ]

@@ -29,6 +29,7 @@ from fed_dpsd.audits.canaries import (
 )
 from fed_dpsd.audits.one_run import conclude
 from fed_dpsd.client.site import Site
+from fed_dpsd.errors import ProtocolError
 from fed_dpsd.methods.dp_fedsgd import DPFedSGD
 from fed_dpsd.methods.fedavg import FedAVG
 from fed_dpsd.privacy import lattice
@@ -592,6 +593,8 @@ def gradients_leave_without_a_release(patch):
 
 def weights_leave_without_a_release(patch):
     def client(self, request, site):
+        if request.kind != "weights":
+            raise ProtocolError("no weights")
         return Response(request.query_id, site.sensitive_weights()[0])
 
     patch.setattr(FedAVG, "client", client)

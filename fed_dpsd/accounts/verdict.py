@@ -90,6 +90,8 @@ def how_trained(experiment: Experiment) -> str:
     """Describe how the teachers are trained and what their training alone protects."""
     if experiment.config.teacher.path is not None:
         return "none here: teachers are read from files"
+    if getattr(experiment.method, "sums_gradients", False):
+        return "none here: clients have no teachers"
     return experiment.training.describe(plan_of(experiment).trainings)
 
 

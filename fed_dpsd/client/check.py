@@ -45,7 +45,7 @@ def check(hospital: Hospital, overrides: list[str]) -> Iterator[str | Table]:
 
     Args:
         hospital: the hospital, from its own file.
-        overrides: the coordinator's overrides; without any, the first choices of the file.
+        overrides: the coordinator's overrides; without a method, from the file's first choices.
 
     Raises:
         UserError: the file of public features cannot be read, the hospital's file does not allow
@@ -80,9 +80,9 @@ def check(hospital: Hospital, overrides: list[str]) -> Iterator[str | Table]:
     yield f"spent so far: {spent}; the budget is {hospital.budget:g}"
     yield f"when records change during a run: {hospital.when_records_change}"
     if lacking := hospital.open(experiment, "check").lacking():
-        remedy = "before the last image; agree on more noise, or on fewer images"
-        if lacking == "budget" and planned.trained:
-            remedy = _more_for_training(experiment.config.privacy, planned, bool(entries))
+        remedy = "before the last answer; agree on fewer rounds or images"
+        if lacking == "budget":
+            remedy = _more_for_budget(experiment.config.privacy, planned, bool(entries))
         raise UserError(
             f"{lacking}={getattr(hospital, lacking):,.10g} is not enough for this run: this "
             f"site would refuse {remedy}"
@@ -120,14 +120,16 @@ def _units(hospital: Hospital) -> str:
     )
 
 
-def _more_for_training(settings: PrivacyConfig, plan: Plan, charged: bool) -> str:
-    """Describe what a site refuses if its budget does not cover a plan's training, with remedies.
+def _more_for_budget(settings: PrivacyConfig, plan: Plan, charged: bool) -> str:
+    """Describe what a site refuses if its budget does not cover a plan, with remedies.
 
     A budget is valid only if it is never raised after the first charge (docs/privacy.md, Theorem
     7).
     """
-    what = "to train" if plan.trainings == 1 else "before the last training"
-    remedy = f"{what}; agree on more noise (privacy.target_epsilon)"
+    what, fewer = "before the last answer", " or fewer rounds or images"
+    if plan.trained:  # then answers cost nothing
+        what, fewer = "to train" if plan.trainings == 1 else "before the last training", ""
+    remedy = f"{what}; agree on more noise (privacy.target_epsilon){fewer}"
     needed = needed_budget(settings, plan)
     if charged or math.isinf(needed):
         return remedy
@@ -148,7 +150,8 @@ def _experiment(hospital: Hospital, overrides: list[str]) -> Experiment:
         "training": hospital.training,
         "answers": hospital.answers,
     }
-    defaults += [f"{key}={names[0]}" for key, names in firsts.items() if names]
+    if not any(each.startswith("method=") for each in overrides):  # its file chooses the others
+        defaults += [f"{key}={names[0]}" for key, names in firsts.items() if names]
     defaults += [f"model.teacher={name}" for name in hospital.models[:1]]
     defaults += [f"plugins=[{','.join(hospital.plugins)}]"]
     column = hospital.files.patient_column

@@ -88,7 +88,7 @@ class Hospital(Terms):
                 f"{images} images in one request; queries_per_round={config.queries_per_round}"
             )
         if trust not in self.trust:
-            raise NotAllowed(f"this site does not trust the {trust}")
+            raise NotAllowed(f"this site does not trust the {trust} (trust: in its file)")
         if experiment.unit:
             self.check_unit(f"{calibrated_axis(experiment)}.unit", experiment.unit)
         return experiment
@@ -170,8 +170,11 @@ class Hospital(Terms):
             return None
         if quorum.colluding < self.colluding:
             raise NotAllowed(
-                f"this site's secure sums must withstand {self.colluding} colluding clients"
+                f"this site's secure sums must withstand {self.colluding} colluding clients "
+                f"(colluding: in its file); answers.quorum has colluding: {quorum.colluding}"
             )
+        if not self.keys:
+            raise UserError("keys: list the keys of all hospitals, from `fed-dpsd site key`")
         try:
             keys = {number: bytes.fromhex(key) for number, key in enumerate(self.keys)}
             return Party(self.client, exchange_key(secret), keys, quorum.threshold)

@@ -218,9 +218,10 @@ def round_text(line: Mapping[str, Any]) -> str:
     student = "not scored" if accuracy is None else f"{100 * accuracy:.1f} %"
     agreement = "" if agreed is None else f"agreement {100 * agreed:.1f} % · "
     spent = f"{_spent(line)} · " if "spent" in line else ""
+    queries = f"{line['round_queries']:,} queries · " if line["round_queries"] else ""
     return (
         f"round {line['round']}/{line['rounds']} · student {student} · {agreement}{spent}"
-        f"{line['round_queries']:,} queries · {line['round_seconds']:.1f} s{refused}"
+        f"{queries}{line['round_seconds']:.1f} s{refused}"
     )
 
 

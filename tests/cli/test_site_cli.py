@@ -137,7 +137,10 @@ def test_a_check_says_whether_the_budget_lasts(fed_dpsd, tmp_path):
     overrides = ("answers.noise_multiplier=20", "teacher.min_steps=1", "teacher.epochs=0")
     code, out, err = fed_dpsd("site", "check", str(file), *overrides)
     assert code == 1
-    assert "budget=8 is not enough for this run" in err
+    found = re.search(r"budget=8 is not enough for this run.* raise budget to at least (.+)", err)
+    hospital = replace(open_file(file), budget=float(found[1]))
+    experiment = check._experiment(hospital, list(overrides))
+    assert hospital.open(experiment, "check").lacking() == ""
     code, out, err = fed_dpsd("site", "check", str(file), *overrides, "rounds=1")
     assert (code, err) == (0, "")
     assert any(re.fullmatch(r"pixels: 0 to 255 of 255, 12\d on average", line) for line in out)
@@ -168,7 +171,7 @@ def test_a_check_names_a_budget_that_pays_for_the_training(tmp_path):
         experiment = check._experiment(hospital, overrides)
         assert hospital.open(experiment, "check").lacking() == lacking
     planned = cards.plan_of(experiment)
-    assert "raise" not in check._more_for_training(experiment.config.privacy, planned, True)
+    assert "raise" not in check._more_for_budget(experiment.config.privacy, planned, True)
 
 
 @pytest.mark.parametrize(

@@ -194,7 +194,8 @@ class PublicImages:
 def _optimiser(model: nn.Module, settings: TeacherConfig) -> torch.optim.Optimizer:
     rate, decay = settings.learning_rate, settings.weight_decay
     # Fused steps of large networks are faster, but round differently than float32 promises.
-    how = {"fused" if getattr(model, "bfloat16", False) else "foreach": True}
+    fused = isinstance(model, Classifier) and model.bfloat16
+    how = {"fused" if fused else "foreach": True}
     if settings.momentum is None:
         return Adam(model.parameters(), rate, weight_decay=decay, **how)
     return SGD(model.parameters(), rate, settings.momentum, weight_decay=decay, **how)

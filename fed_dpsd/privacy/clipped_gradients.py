@@ -23,7 +23,7 @@ from fed_dpsd.privacy.mechanism import (
     check_size,
 )
 from fed_dpsd.privacy.noise import FARTHEST, GAUSSIAN_LOSS, Rng, lattice_spacing, noisy_sum
-from fed_dpsd.privacy.training import TrainedUnit
+from fed_dpsd.privacy.training import TrainedUnit, no_patients
 
 MOST_NUMBERS = 2**20  # weights and biases of a layer
 MOST_STEPS = 2.0**48  # of the lattice, in a client's sum; the sums of 2^14 clients fit in 63 bits
@@ -138,13 +138,7 @@ class ClippedGradients(Mechanism):
             problems.append(
                 f"answers={self.name} releases sums of records' gradients; use method=dp_fedsgd"
             )
-        simulated = config.federation.simulation
-        if self.unit == "patient" and simulated and not config.data.names_patients:
-            problems.append(
-                "answers.unit=patient: the records name no patients; give data.patient_column, or "
-                "data.records_per_patient=N to make up patients of N records"
-            )
-        return problems
+        return problems + no_patients("answers", self.unit, config)
 
     def describe(self) -> str:
         """Describe what leaves a client."""

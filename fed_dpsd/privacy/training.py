@@ -104,13 +104,7 @@ class TrainingMechanism(ABC):
 
     def check(self, config: Any, method: Any, partition: Any) -> list[str]:
         """Return the problems with the training in an experiment, as `Plain.check` does."""
-        problems, simulated = no_files(self.name, config), config.federation.simulation
-        if self.unit == "patient" and simulated and not config.data.names_patients:
-            problems.append(
-                "training.unit=patient: the records name no patients; give data.patient_column, or "
-                "data.records_per_patient=N to make up patients of N records"
-            )
-        return problems
+        return no_files(self.name, config) + no_patients("training", self.unit, config)
 
     def warnings(self, config: Any) -> list[str]:
         """Return a sentence, with the key to change, on each setting that teaches nothing."""
@@ -158,6 +152,16 @@ def unit_by_default(patients: bool) -> dict[str, Any]:
     if patients:
         return {"unit": "patient", "records_per_patient": 6}
     return {"unit": "record", "records_per_patient": 1}
+
+
+def no_patients(key: str, unit: TrainedUnit, config: Any) -> list[str]:
+    """Return a problem if a simulation's unit is the patient, but its records name none."""
+    if unit == "record" or not config.federation.simulation or config.data.names_patients:
+        return []
+    return [
+        f"{key}.unit=patient: the records name no patients; give data.patient_column, or "
+        "data.records_per_patient=N to make up patients of N records"
+    ]
 
 
 def no_files(name: str, config: Any) -> list[str]:

@@ -142,6 +142,7 @@ def test_the_app_is_the_installed_one_whatever_a_coordinator_sends(monkeypatch):
     with pytest.raises(Exception, match=r"zip|bundle|FAB"):
         run()
     monkeypatch.setattr("flwr.supernode.cli.flwr_clientapp", run)
+    monkeypatch.setattr(supernode, "_log_to_console", lambda: None)  # would redirect later tests
     supernode._client()
     assert loaded == [client_app.app]
 

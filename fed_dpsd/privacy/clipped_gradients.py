@@ -21,6 +21,7 @@ from fed_dpsd.privacy.mechanism import (
     Values,
     check_noise_at,
     check_size,
+    noise_share,
 )
 from fed_dpsd.privacy.noise import FARTHEST, GAUSSIAN_LOSS, Rng, lattice_spacing, noisy_sum
 from fed_dpsd.privacy.training import TrainedUnit, no_patients
@@ -89,7 +90,7 @@ class ClippedGradients(Mechanism):
     @property
     def scale(self) -> float:
         """Return the standard deviation of a client's noise, or noise share."""
-        return self.noise_multiplier / math.sqrt(self.quorum.honest if self.quorum else 1)
+        return noise_share(self.noise_multiplier, self.quorum)
 
     @property
     def lattice(self) -> float:

@@ -23,6 +23,7 @@ from fed_dpsd.privacy.mechanism import (
     check_noise,
     check_noise_at,
     check_size,
+    noise_share,
     top_k,
 )
 from fed_dpsd.privacy.noise import FARTHEST, GAUSSIAN_LOSS, Rng, lattice_spacing, noisy_sum
@@ -110,8 +111,7 @@ class NormalizedGradient(Mechanism):
     @property
     def scale(self) -> float:
         """Return the noise's standard deviation, noise_multiplier * bound, or a noise share's."""
-        honest = self.quorum.honest if self.quorum else 1
-        return self.noise_multiplier * self.bound / math.sqrt(honest)
+        return noise_share(self.noise_multiplier * self.bound, self.quorum)
 
     @property
     def lattice(self) -> float:

@@ -107,6 +107,14 @@ class Quorum:
             )
 
 
+def noise_share(scale: float, quorum: Quorum | None) -> float:
+    """Return the scale of a client's Gaussian noise, so that `quorum.honest` shares have `scale`.
+
+    Without a quorum, a client adds the whole noise.
+    """
+    return scale / math.sqrt(quorum.honest if quorum else 1)
+
+
 class Charged(Protocol):
     """A charge of an account, for a mechanism's releases or private training."""
 

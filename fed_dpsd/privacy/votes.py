@@ -33,6 +33,7 @@ from fed_dpsd.privacy.mechanism import (
     additive_clarity,
     check_noise,
     check_noise_at,
+    noise_share,
     one_class_changed,
 )
 from fed_dpsd.privacy.noise import (
@@ -94,7 +95,7 @@ class NoisyVotes(Mechanism):
     @property
     def scale(self) -> float:
         """Return the scale of the noise (noise_multiplier) or of a noise share, in votes."""
-        return self.noise_multiplier / math.sqrt(self.quorum.honest if self.quorum else 1)
+        return noise_share(self.noise_multiplier, self.quorum)
 
     @property
     def lattice(self) -> float:

@@ -278,7 +278,7 @@ def _sync_readable(folder: Path) -> None:
 
 @functools.lru_cache(maxsize=16)
 def _sync_above(folder: Path, number: int) -> None:
-    """Sync the folders above a folder; its inode's `number` tells it from one deleted before."""
+    """Sync the folders above a folder; a new inode `number` means that it was made again."""
     while not folder.is_mount():
         folder = folder.parent
         _sync_readable(folder)

@@ -1,4 +1,4 @@
-"""Partitions of a data set among simulated clients, those by labels with flwr-datasets.
+"""Partitions of a data set among simulated clients; flwr-datasets deals records by labels.
 
 No other file imports flwr_datasets, because importing it takes seconds.
 """

@@ -78,7 +78,7 @@ def test_a_coalition_sees_the_proven_noise_and_no_less(small, tmp_path):
 
 
 def test_a_share_that_is_too_small_is_noticed(small, tmp_path, monkeypatch):
-    """For those of the whole quorum: as if the colluding client's share helped."""
+    """For the whole quorum: as if the colluding client's share helped."""
     scale = property(lambda self: self.noise_multiplier / math.sqrt(self.quorum.threshold))
     monkeypatch.setattr(ClippedGradients, "scale", scale)
     noise = seen_by_a_coalition(small(*FOUR_OF_FIVE, "rounds=4"), tmp_path / "run")

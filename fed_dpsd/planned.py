@@ -16,7 +16,8 @@ class PlannedRun:
 
     Args:
         experiment: the experiment that would run.
-        queries_per_client: number of synthetic images that each client would answer.
+        queries_per_client: number of synthetic images, or requests for sums, that each client would
+            answer.
         privacy: the published epsilon and every proven one.
         smallest_budget: the smallest privacy.budget that pays for the whole run; `inf` if none
             does.
@@ -41,7 +42,8 @@ class PlannedRun:
             target = f"privacy.target_epsilon={settings.target_epsilon:g} ({unit}, add_remove)"
             value = getattr(mechanism, mechanism.calibrated_by)
             lines.append(f"calibrated to {target}: {axis}.{mechanism.calibrated_by}={value:.6g}")
-        lines.append(f"queries per client: {self.queries_per_client:,}")
+        asked = "queries" if self.experiment.answers.asks_teachers else "sums"
+        lines.append(f"{asked} per client: {self.queries_per_client:,}")
         lines.append(f"time: {time_text(self.experiment, self.duration)}")
         if self.privacy.covers_nothing:
             return "\n".join(lines)

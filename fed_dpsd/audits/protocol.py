@@ -29,7 +29,6 @@ from fed_dpsd.errors import ProtocolError
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.models import to_vector
 from fed_dpsd.privacy.accounting import Stage, epsilon
-from fed_dpsd.privacy.clipped_gradients import ClippedGradients
 from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.mechanism import Mechanism, Unit, Values, Weights
 from fed_dpsd.privacy.noise import Rng, SecretStreams
@@ -103,7 +102,7 @@ class _Case:
         """
         config, num_classes = self.experiment.config, self.num_classes
         shape = config.data.shape
-        if isinstance(self.mechanism, ClippedGradients):
+        if not self.mechanism.asks_teachers:
             weights = np.zeros(len(to_vector(make_teacher(config, 0, 0))), np.float32)
             weights[:2] = pixel, row
             return Request.without_images("gradients", shape, num_classes, number, weights)

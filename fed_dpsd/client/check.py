@@ -31,7 +31,6 @@ from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.models import to_vector, torch_threads
 from fed_dpsd.models.inference import Images
 from fed_dpsd.models.public_networks import digest_of, shapes_in
-from fed_dpsd.privacy.clipped_gradients import ClippedGradients
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.protocol import Refusal, Request
@@ -90,7 +89,7 @@ def check(hospital: Hospital, overrides: list[str]) -> Iterator[str | Table]:
     # A copy of the secret lies in this folder, so it must be inside the hospital's own.
     place = tempfile.TemporaryDirectory(prefix="check-", dir=hospital.folder)
     with torch_threads(experiment.config.threads_client), place as folder:
-        if not isinstance(experiment.answers, ClippedGradients):  # else there are no teachers
+        if experiment.answers.asks_teachers:
             yield f"a teacher: {_train(hospital, content, experiment, Path(folder))}"
         outcome = _rehearse(hospital, experiment, Path(folder))
         yield f"an answer, rehearsed: {outcome}"
@@ -196,7 +195,7 @@ def _rehearse(hospital: Hospital, experiment: Experiment, folder: Path) -> str:
     config = dataclasses.replace(experiment.config, cache=str(folder))
     experiment = dataclasses.replace(experiment, config=config)
     site = rehearsed.open(experiment, "rehearsal")
-    if isinstance(experiment.answers, ClippedGradients):
+    if not experiment.answers.asks_teachers:
         request, asked = _step(experiment), "a sum of gradients"
     else:
         request, asked = _images(hospital), f"{REHEARSED} images"

@@ -49,7 +49,7 @@ class DPFedSGD(Method):
 
     trainings: ClassVar[tuple[str, ...] | None] = ("plain",)
     averages: ClassVar[bool] = True  # one architecture, and a common start in each round
-    sums_gradients: ClassVar[bool] = True
+    sums_gradients: ClassVar[bool] = True  # `ClippedGradients.check` asks for it
     learning_rate: float
 
     def __post_init__(self) -> None:

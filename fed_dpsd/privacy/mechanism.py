@@ -157,6 +157,8 @@ class Mechanism(Charged, Protocol):
     calibrated_by: ClassVar[str | None]  # the field that sets the noise
     # Noise where the configuration has null and no private training covers the answers.
     uncovered_noise: ClassVar[float | None] = None
+    # Whether teachers compute the values, from images; if not, a site computes them from records.
+    asks_teachers: ClassVar[bool] = True
 
     @classmethod
     def default_noise(cls, covered: bool) -> float | None:

@@ -24,7 +24,6 @@ from fed_dpsd.accounts.verdict import (
     verdict,
 )
 from fed_dpsd.experiment import Experiment
-from fed_dpsd.privacy.clipped_gradients import ClippedGradients
 from fed_dpsd.privacy.epsilon import Epsilon
 from fed_dpsd.server.attendance import absent, requests_of
 from fed_dpsd.server.charge_log import ChargeLog
@@ -82,8 +81,8 @@ def _asked(run: CompletedRun) -> str:
     clients = f"{config.num_clients:,} client{'s' * (config.num_clients != 1)}"
     if not config.federation.simulation and (missed := absent(requests_of(run.folder))):
         clients += f" ({', '.join(f'client {client} {known}' for client, known in missed.items())})"
-    answered = run.experiment.answers.name
-    if summary["privacy"]["answers"] != answered or answered == ClippedGradients.name:
+    answers = run.experiment.answers
+    if summary["privacy"]["answers"] != answers.name or not answers.asks_teachers:
         return f"{clients}; no answers to images"
     cohort = config.clients_per_round
     drawn = (

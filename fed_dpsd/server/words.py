@@ -25,8 +25,8 @@ def opening(experiment: Experiment, folder: Path) -> Iterator[str]:
     architectures = sorted(set(map(config.architecture, range(config.num_clients))))
     teachers = config.teachers_per_client
     by = ", by patient" if asked_unit(experiment) == "patient" else ""
-    sums = getattr(experiment.method, "sums_gradients", False)
-    queries = "" if sums else f" of {config.queries_per_round:,} queries"
+    images = experiment.answers.asks_teachers
+    queries = f" of {config.queries_per_round:,} queries" if images else ""
     yield (
         f"data {config.data.name} · method {experiment.method_name} · "
         f"{_counted(config.num_clients, 'client')}, each with {_counted(teachers, 'teacher')} "

@@ -331,6 +331,11 @@ def test_another_client_is_an_observer_that_no_colluding_client_covers(small, co
     assert ("all but 1 of the clients are honest" in said) == (colluding == 1)
 
 
+def test_a_plan_counts_sums_and_not_queries(small):
+    assert "\nsums per client: " in str(planned_run(small(*SUMS)))
+    assert "\nqueries per client: " in str(planned_run(small()))
+
+
 def test_the_unit_is_the_patient_if_the_data_name_patients(small):
     by_default = small(*SUMS, "data.records_per_patient=2").answers
     assert (by_default.unit, by_default.records_per_patient) == ("patient", 6)
@@ -346,11 +351,12 @@ def test_what_does_not_fit_is_refused_before_data_are_read(small):
         ("teachers_per_client=2", "teachers_per_client=2: .* use teachers_per_client=1"),
         ("diagnostics=true", "diagnostics=true: method=dp_fedsgd has no teachers to score; use"),
         ("clients_per_round=1", "clients_per_round=1: .* use clients_per_round=null"),
-        ("method.learning_rate=0", "method.learning_rate=0.0 must be a finite number > 0"),
+        ("method.learning_rate=0", "method.learning_rate=0.0 must be > 0 and at most"),
         ("answers.noise_at=server", "noise_at=server: no server may see these sums; use"),
         ("answers.noise_at=distributed", "noise_at=distributed needs a quorum"),
-        ("answers.noise_multiplier=0", "noise_multiplier=0.0 must be a finite number > 0"),
+        ("answers.noise_multiplier=0", "noise_multiplier=0.0 must be > 0 and at most"),
         ("answers.noise_multiplier=1e-200", "noise_multiplier=1e-200 must be between 1e-100 and"),
+        ("training.unit=record", r"belongs to training=.*; did you mean answers.unit\?"),
         ("answers.unit=patient", "answers.unit=patient: .* give data.patient_column"),
         ("answers.records_per_patient=2", "records_per_patient=2 needs unit=patient"),
         ("method=fed_dpsd", "answers=clipped_gradients releases sums .*; use method=dp_fedsgd"),

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fed_dpsd.checks import check, public_features, unread, warnings
 from fed_dpsd.claims import cost
-from fed_dpsd.config import BUNDLED, Config, DataConfig, to_json
+from fed_dpsd.config import BUNDLED, Config, DataConfig, names_patients, to_json
 from fed_dpsd.config.bind import Binder
 from fed_dpsd.config.compose import Composition, read
 from fed_dpsd.config.grid import require_one_run
@@ -181,7 +181,7 @@ def _bound(raw: Mapping[str, Any], base: Path | None, written: bool, binder: Bin
     facts = raw if config is None else dataclasses.asdict(config)
 
     data = facts["data"]
-    patients = (data.get("patient_column"), data.get("records_per_patient")) != (None, None)
+    patients = names_patients(data)
     raw = {**raw, "training": _with_unit(binder, raw["training"], "training", patients)}
     public = {"num_classes": data.get("num_classes")}
     own = dict(raw["method"])

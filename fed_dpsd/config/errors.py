@@ -91,7 +91,9 @@ def unknown_key(key: str, tree: Mapping[str, Any]) -> str:
     """Describe a key that the chosen files do not have, and suggest the key to use."""
     group, _, rest = key.partition(".")
     if rest and (named := homes(key)):
-        return f"{key} belongs to {named}; the keys of {group} here: {_listed(tree[group])}"
+        problem = f"{key} belongs to {named}; the keys of {group} here: {_listed(tree[group])}"
+        alike = [each for each in flat_keys(tree) if each.endswith(f".{rest}")]
+        return f"{problem}; did you mean {' or '.join(alike)}?" if alike else problem
     problem, known = f"{key} is not a configuration key", [*flat_keys(tree), *groups()]
     if rest and isinstance(own := tree.get(group), Mapping):
         near = difflib.get_close_matches(rest, own, n=1)

@@ -30,7 +30,8 @@ def _device_name(text: str) -> str:
     return text
 
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+LARGEST_NUMBER = 1e30  # of a learning rate, for example; a step of float32 numbers could overflow
+Positive = Annotated[float, Field(gt=0, le=LARGEST_NUMBER, allow_inf_nan=False)]
 Device = Annotated[str, AfterValidator(_device_name)]
 Precision = Literal["auto", "float32", "bfloat16"]
 
@@ -98,7 +99,7 @@ class DataConfig:
     @property
     def names_patients(self) -> bool:
         """Return whether the patient of each record is known."""
-        return (self.patient_column, self.records_per_patient) != (None, None)
+        return names_patients(vars(self))
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -363,11 +364,16 @@ def require(instance: Any, **minimum: int) -> None:
             raise ValueError(f"{name}={getattr(instance, name)} must be >= {least}")
 
 
+def names_patients(data: Mapping[str, Any]) -> bool:
+    """Return whether a configuration of data, bound or not, names the patient of each record."""
+    return (data.get("patient_column"), data.get("records_per_patient")) != (None, None)
+
+
 def require_positive(instance: Any, *names: str) -> None:
-    """Raise ValueError for the first field that is not a finite number above 0."""
+    """Raise ValueError for the first field that is not above 0 and at most LARGEST_NUMBER."""
     for name in names:
-        if not 0 < getattr(instance, name) < float("inf"):
-            raise ValueError(f"{name}={getattr(instance, name)} must be a finite number > 0")
+        if not 0 < (value := getattr(instance, name)) <= LARGEST_NUMBER:
+            raise ValueError(f"{name}={value} must be > 0 and at most {LARGEST_NUMBER}")
 
 
 def require_device(key: str, name: str, count: int) -> None:

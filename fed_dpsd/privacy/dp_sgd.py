@@ -90,8 +90,8 @@ class SampledGaussian(TrainingMechanism):
     def __post_init__(self) -> None:
         for field in ("noise_multiplier", "max_grad_norm", "learning_rate", "count_fraction"):
             value = getattr(self, field)
-            if value is not None and not 0 < value < math.inf:
-                raise ValueError(f"{field}={value} must be a finite number > 0")
+            if value is not None and not 0 < value <= 1e30:  # a step of float32 numbers holds it
+                raise ValueError(f"{field}={value} must be > 0 and at most 1e30")
         if not 1e-6 <= self.max_grad_norm <= 1e6:
             raise ValueError(
                 f"max_grad_norm={self.max_grad_norm} must be between 1e-6 and 1e6: float32 "

@@ -205,7 +205,7 @@ def test_settings_out_of_range_name_the_key(small):
         ("method.shift=-1", "shift=-1 must be >= 0"),
         ("method.hardness=-1", "hardness=-1.0 must be >= 0"),
         ("method.perturbation=-8", "perturbation=-8.0 must be >= 0"),
-        ("method.weight_step_decay=0", "weight_step_decay=0.0 must be a finite number > 0"),
+        ("method.weight_step_decay=0", "weight_step_decay=0.0 must be > 0 and at most"),
         ("method.generator_learning_rate=0", "generator_learning_rate=0.0 must be a finite"),
     )
     assert not not_refused(small, table, *METHOD)

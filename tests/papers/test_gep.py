@@ -208,7 +208,7 @@ def test_what_it_does_not_support_is_refused(tmp_path, subtests):
         ([*own, "training.basis_size=201"], "basis_size=201 must be at most anchors=200"),
         ([*own, "training.anchors=0"], "anchors=0 must be >= 1"),
         ([*own, "training.max_residual_norm=0"], "max_residual_norm=0.0 must be between 1e-6"),
-        ([*own, "training.noise_multiplier=-1"], "noise_multiplier=-1.0 must be a finite number"),
+        ([*own, "training.noise_multiplier=-1"], "noise_multiplier=-1.0 must be > 0 and at most"),
         (["training=gep", "model=cnn", "federation=deployment"], "baseline for simulations"),
     ):
         with subtests.test(settings), pytest.raises(ConfigError) as caught:

@@ -181,7 +181,7 @@ def test_bad_settings_are_refused(tmp_path, subtests):
         ("pate_gan", "images_per_class=1", "images_per_class=1 must be >= 2"),
         ("pate_gan", "student_learning_rate=0", "student_learning_rate=0.0 must be a finite"),
         ("pate_gan", "student_steps=0", "student_steps=0 must be >= 1"),
-        ("datalens", "step_size=0", "step_size=0.0 must be a finite number > 0"),
+        ("datalens", "step_size=0", "step_size=0.0 must be > 0 and at most"),
         ("datalens", "k=0", "k=0 must be >= 1"),
         ("datalens", "threshold=1", "threshold=1.0 must be at least 0 and below 1"),
         ("datalens", "teachers=0", "teachers=0 must be >= 1"),

@@ -29,6 +29,7 @@ def page_faults(how):
     return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
+@pytest.mark.slow(seconds=12)
 @pytest.mark.skipif(sys.platform != "linux", reason="needs glibc")
 def test_a_step_that_repeats_reuses_its_memory():
     assert page_faults("kept") < 1_000 < page_faults("given back")

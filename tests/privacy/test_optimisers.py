@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -55,6 +56,7 @@ def test_steps_and_hooks_are_torchs_to_the_last_bit(ours, theirs, settings):
     assert all(map(torch.equal, weights, expected))
 
 
+@pytest.mark.slow(seconds=12)
 def test_a_step_does_not_import_what_only_compiling_needs():
     def imported(kind):
         program = [sys.executable, "-c", PROGRAM.format(kind=kind)]

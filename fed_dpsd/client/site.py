@@ -143,7 +143,7 @@ class Site:
                 plan.
             RecordsChanged: the records differ from before, and the client's policy is to refuse.
         """
-        records = int(self._teachers.records_digest, 16)
+        records = int((self._stepping or self._teachers).records_digest, 16)
         keyed = self._noise.numpy("records of a run", self.client, records).random(4)
         due = self._due(request)  # computed before the ledger is locked
         with self.ledger.transaction():  # a write is durable at once, so no refusal undoes it

@@ -7,8 +7,12 @@ import numpy as np
 import pytest
 from scipy import optimize, stats
 
+from fed_dpsd.accounts.account import Account
 from fed_dpsd.accounts.card import plan_of, proven
+from fed_dpsd.accounts.ledger import MemoryLedger
+from fed_dpsd.client import site as sites
 from fed_dpsd.client.hospital import open_file
+from fed_dpsd.client.site import Site
 from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.engines.local import LocalFederation
@@ -20,7 +24,7 @@ from fed_dpsd.privacy import lattice
 from fed_dpsd.privacy.clipped_gradients import MOST_NUMBERS, MOST_STEPS, ClippedGradients
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Quorum
 from fed_dpsd.privacy.noise import SecretStreams
-from fed_dpsd.protocol import Refusal, Request
+from fed_dpsd.protocol import Refusal, Request, Response
 from fed_dpsd.streams import Streams
 from tests.every import every
 from tests.hospitals import Hospitals, answer, charges, federate, site_file, summing
@@ -282,6 +286,21 @@ def test_hospitals_sum_gradients_once(deployed, tmp_path):
     refused = answer(named, text, asked(3))
     assert "answers.unit=record: this site trains only by patient, because" in refused.reason
     assert len(charges(hospital)) == 2
+
+
+@every("answers, same", [(PATIENTS[:2], False), (("answers.unit=record",), True)])
+def test_records_that_change_hands_end_a_run_by_patient(small, records, answers, same):
+    experiment, ledger = small(*SUMS, *answers, *PATIENTS[2:]), MemoryLedger()
+    others = np.arange(len(records)) % 20
+    for number, patients, answered in ((1, records.patients, True), (2, others, same)):
+        account = Account(ledger, experiment.config.privacy, plan_of(experiment), "run")
+        site = Site(
+            *(experiment.config, experiment.training, experiment.answers, 0),
+            *(replace(records, patients=patients), np.arange(len(records)), None, account),
+        )
+        response = sites.answer(experiment.method, asked(number), site)
+        assert isinstance(response, Response) == answered
+    assert same or "records changed" in response.reason
 
 
 def test_equal_weights_in_two_rounds_have_other_noise(deployed, tmp_path):

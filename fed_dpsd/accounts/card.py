@@ -301,7 +301,7 @@ def proven(
         notes.append(TEST_NOTE)
         if config.data.patient_column and config.data.shared_patients == "allow":
             notes.append(SHARED_NOTE)
-        if config.num_clients > 1:
+        if config.num_clients > 1 or experiment.partition.leaves_out_by:
             notes.append(PARTITION_NOTE)
     else:
         notes.append(TIME_NOTE)

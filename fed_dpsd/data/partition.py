@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
@@ -34,9 +34,14 @@ class Partition(Protocol):
 
     If patients are known, it splits patients, each with their most frequent class as label, and
     keeps a patient's records together.
+
+    Attributes:
+        leaves_out_by: what determines the records that even a single client does not get: the
+            records' labels, or their places in the data; "" if it gets all.
     """
 
     name: ClassVar[str]
+    leaves_out_by: ClassVar[Literal["", "labels", "places"]] = ""
     seed: int
 
     def deal(self, labels: NDArray[np.int64], num_clients: int) -> list[NDArray[np.int64]]:
@@ -153,6 +158,7 @@ class Coins(IID):
     """
 
     name: ClassVar[str] = "coins"
+    leaves_out_by: ClassVar[Literal["places"]] = "places"
     coins: int
     fraction: float
 
@@ -176,6 +182,7 @@ class Counts(Partition):
     """A split that gives each client `counts` records of each class, drawn at random."""
 
     name: ClassVar[str] = "counts"
+    leaves_out_by: ClassVar[Literal["labels"]] = "labels"
     seed: int
     counts: tuple[tuple[int, ...], ...]
 
@@ -252,7 +259,8 @@ def split(
 ) -> list[NDArray[np.int64]]:
     """Return the indices of each client's records, which are disjoint and not empty.
 
-    A single client gets all records, regardless of their labels and number.
+    A single client gets all records, regardless of their labels and number, unless the rule leaves
+    some out.
 
     Args:
         partition: the rule.
@@ -264,7 +272,7 @@ def split(
     Raises:
         UserError: the data does not allow so many clients; the message names a number that works.
     """
-    if num_clients == 1 and not isinstance(partition, Counts):
+    if num_clients == 1 and partition.leaves_out_by != "labels":
         return [np.flatnonzero(_kept(partition, len(labels)))]
     dealt, place = _dealt(labels, patients)
     parts = _try_split(partition, dealt, place, num_clients)

@@ -78,10 +78,10 @@ class LabelPrivate(Plain, ABC):
                 f"numbers, which may depend on labels that {named} keeps private; use "
                 "teachers_per_client=1"
             )
-        if partition and partition.name == "class":
+        if partition and (partition.name == "class" or partition.leaves_out_by == "labels"):
             problems.append(
-                f"partition=class divides records by their labels, which {named} keeps private; "
-                "use partition=iid"
+                f"partition={partition.name} divides records by their labels, which {named} keeps "
+                "private; use partition=iid"
             )
         if method and not (method.uses_teachers_alone and config.num_clients == 1):
             problems.append(

@@ -3,8 +3,9 @@
 import pytest
 
 from fed_dpsd import api
-from fed_dpsd.accounts.card import PrivacyCard, plan_of, privacy_card
+from fed_dpsd.accounts.card import PARTITION_NOTE, PrivacyCard, plan_of, privacy_card
 from fed_dpsd.engines.local import LocalFederation
+from fed_dpsd.planned import planned_run
 from fed_dpsd.privacy.label_dp import IMAGES_NOTE
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder
@@ -12,6 +13,8 @@ from fed_dpsd.server.summary import result_line
 from tests.ledgers import entries_of
 from tests.running import not_refused
 
+COUNTS = f"partition.counts={[[9] * 10]}".replace(" ", "")
+PRIVATE = ("method=central", "answers=probabilities", "training=dp_sgd", "model=scattering")
 CENTRAL = ("method=central", "answers=probabilities")
 LABEL_PRIVATE = [
     *[("training=lp_2st",), ("training=lp_mst",), ("training=alibi",)],
@@ -67,6 +70,14 @@ def test_a_plan_prints_the_labels_epsilon_and_the_records_epsilons():
     assert text.count("epsilon planned: inf (") == 6
 
 
+def test_what_leaves_records_out_needs_a_caveat_with_a_single_client_too(small):
+    """By labels or places, one file in the folder decides whether others are used."""
+    for partition in ("counts", "coins", "iid"):
+        counts = [COUNTS] * (partition == "counts")
+        plan = planned_run(small(*PRIVATE, f"partition={partition}", *counts))
+        assert (PARTITION_NOTE in str(plan)) == (partition != "iid"), partition
+
+
 def test_what_private_labels_do_not_go_with_is_one_clear_error(small):
     table = (
         ("method=central federation=deployment", "but a hospital's images are not; use"),
@@ -76,6 +87,7 @@ def test_what_private_labels_do_not_go_with_is_one_clear_error(small):
         ("method=central privacy.target_epsilon=1", "set training.epsilon instead"),
         ("method=central teachers_per_client=2", "numbers, which may depend on labels that"),
         ("method=central partition=class", "divides records by their labels, which training="),
+        (f"method=central partition=counts {COUNTS}", "divides records by their labels, which"),
         ("method=central teacher.path=t.safetensors teacher.arch=cnn", "use teacher.path=null"),
     )
     for training in LABEL_PRIVATE:

@@ -120,8 +120,8 @@ def read(files: HospitalFiles, shape: tuple[int, ...], classes: Sequence[str]) -
         for label in files.labels:
             if text_of(label) not in folders:
                 raise UserError(
-                    f"{path}: there is no class folder {label!r}; check that it exists and "
-                    "that the user of the service may read it"
+                    f"files.labels names {label!r}, but {path} has no such class folder; it has "
+                    f"{some([*folders])}"
                 )
     taken = take(
         reader.items(),

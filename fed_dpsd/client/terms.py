@@ -12,7 +12,15 @@ from typing import Any, get_args
 
 from fed_dpsd.accounts.account import WhenRecordsChange
 from fed_dpsd.client.records import HospitalFiles
-from fed_dpsd.config import DataConfig, Device, Precision, require
+from fed_dpsd.config import (
+    LARGEST_SIDE,
+    MOST_CLIENTS,
+    MOST_THREADS,
+    DataConfig,
+    Device,
+    Precision,
+    require,
+)
 from fed_dpsd.config.bind import bound, read_yaml
 from fed_dpsd.config.compose import compose
 from fed_dpsd.config.plugins import files_of, find, searching
@@ -135,12 +143,17 @@ class Terms:
     def __post_init__(self) -> None:
         require(self, client=0, num_clients=1, queries=0, threads=1)
         require(self, colluding=0)
+        for key, most in (("num_clients", MOST_CLIENTS), ("threads", MOST_THREADS)):
+            if (value := getattr(self, key)) > most:
+                raise ValueError(f"{key}={value} must be at most {most:,}")
         if (
             len(self.shape) != 3
             or self.shape[0] not in (1, 3)
-            or not 0 < self.shape[1] == self.shape[2]
+            or not 0 < self.shape[1] == self.shape[2] <= LARGEST_SIDE
         ):
-            raise ValueError(f"shape={list(self.shape)} must be [1 or 3, size, size]")
+            raise ValueError(
+                f"shape={list(self.shape)} must be [1 or 3, size, size], size <= {LARGEST_SIDE}"
+            )
         if not are_classes(self.classes):
             raise ValueError(
                 f"classes=[{', '.join(self.classes)}] must be two or more different names, "

@@ -2,6 +2,9 @@
 
 from fed_dpsd.config.schema import BUNDLED as BUNDLED
 from fed_dpsd.config.schema import LARGEST_SHIFT as LARGEST_SHIFT
+from fed_dpsd.config.schema import LARGEST_SIDE as LARGEST_SIDE
+from fed_dpsd.config.schema import MOST_CLIENTS as MOST_CLIENTS
+from fed_dpsd.config.schema import MOST_THREADS as MOST_THREADS
 from fed_dpsd.config.schema import Config as Config
 from fed_dpsd.config.schema import DataConfig as DataConfig
 from fed_dpsd.config.schema import Device as Device

@@ -29,13 +29,14 @@ _KINDS = {
     "bool_type": "true or false",
     "tuple_type": "a list",
     "mapping_type": "a group of keys",
+    "dict_type": "a group of keys",
     "finite_number": "a finite number",
 }
 _BOUNDS = {
     "greater_than": "> {gt:g}",
     "greater_than_equal": ">= {ge:g}",
     "less_than": "< {lt:g}",
-    "less_than_equal": "<= {le:g}",
+    "less_than_equal": "<= {le:,}",
 }
 
 
@@ -234,7 +235,19 @@ def _problem(error: Any, where: str, hints: Mapping[str, Any]) -> str:
         return f"{typed}: {where}{name} is a group of keys: {keys}"
     if kind in _BOUNDS:
         return f"{typed} must be {_BOUNDS[kind].format(**context)}"
-    return f"{typed} must be {_KINDS[kind]}" if kind in _KINDS else f"{typed}: {error['msg']}"
+    if kind not in _KINDS:
+        return f"{typed}: {error['msg']}"
+    return f"{typed} must be {_KINDS[kind]}{_as_yaml(kind, error['input'])}"
+
+
+def _as_yaml(kind: str, value: object) -> str:
+    """Return the remedy for a number that YAML 1.1 reads as text, such as 5e-6."""
+    if isinstance(value, str) and re.fullmatch(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+", value):
+        mantissa, _, exponent = value.lower().partition("e")
+        number = f"{mantissa}{'' if '.' in mantissa else '.0'}e{int(exponent):+d}"
+        written = f"{float(value):.0f}" if kind.startswith("int") else number
+        return f"; YAML reads {value} as text, so write {written}"
+    return ""
 
 
 def _named(text: str, names: Collection[str]) -> list[str]:
@@ -280,8 +293,12 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """
     try:
         raw = yaml.load(path.read_bytes(), _UniqueKeys)
-    except (OSError, yaml.YAMLError) as error:
-        raise ValueError(getattr(error, "strerror", None) or "it is not valid YAML") from None
+    except OSError as error:
+        raise ValueError(error.strerror) from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        at = f" (line {mark.line + 1})" if mark else ""
+        raise ValueError(f"it is not valid YAML{at}") from None
     if not isinstance(raw, dict):
-        raise ValueError("it is empty")
+        raise ValueError("it is empty" if raw is None else "it has no KEY: VALUE lines")
     return raw

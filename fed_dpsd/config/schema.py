@@ -31,6 +31,9 @@ def _device_name(text: str) -> str:
 
 
 LARGEST_NUMBER = 1e30  # of a learning rate, for example; a step of float32 numbers could overflow
+LARGEST_SIDE = 4_096  # of an image, in pixels
+MOST_CLIENTS = 1_000_000
+MOST_THREADS = 1_024
 Positive = Annotated[float, Field(gt=0, le=LARGEST_NUMBER, allow_inf_nan=False)]
 Device = Annotated[str, AfterValidator(_device_name)]
 Precision = Literal["auto", "float32", "bfloat16"]
@@ -76,8 +79,11 @@ class DataConfig:
             )
         if len(self.shape) != 3 or self.shape[0] not in (1, 3) or self.shape[1] != self.shape[2]:
             raise ValueError(f"shape={list(self.shape)} must be [1 or 3, size, size]")
-        if self.shape[1] < 8 or self.shape[1] % 4:
-            raise ValueError(f"shape={list(self.shape)}: the size must be a multiple of 4, >= 8")
+        if not 8 <= self.shape[1] <= LARGEST_SIDE or self.shape[1] % 4:
+            raise ValueError(
+                f"shape={list(self.shape)}: the size must be a multiple of 4, from 8 to "
+                f"{LARGEST_SIDE}"
+            )
         if (self.label_column is None) == (not self.label_columns):
             raise ValueError(
                 f"label_column={shown(self.label_column)} and "
@@ -235,7 +241,9 @@ class FederationConfig:
 class Config:
     """A whole experiment; experiment.py binds `method`, `partition`, `training` and `answers`."""
 
-    num_clients: int = Field(ge=1, description="number of clients in the federation")
+    num_clients: int = Field(
+        ge=1, le=MOST_CLIENTS, description="number of clients in the federation"
+    )
     teachers_per_client: int = Field(
         ge=1, description="teachers of each client, each with a shard of its records"
     )
@@ -245,9 +253,9 @@ class Config:
     client_device: Device = Field(description="device for teachers' answers and plain training")
     server_device: Device = Field(description="device for training the student and generators")
     threads_client: int = Field(
-        ge=1, description="fixed, because it affects the last bits of results"
+        ge=1, le=MOST_THREADS, description="fixed, because it affects the last bits of results"
     )
-    threads_server: int = Field(ge=1, description="as threads_client")
+    threads_server: int = Field(ge=1, le=MOST_THREADS, description="as threads_client")
     out: str = Field(description='parent of the run folder; "" is ./runs (flwr: in FED_DPSD_HOME)')
     cache: str = Field(description='folder of the cache; "" is FED_DPSD_HOME/cache')
     run_folder: str = Field(description='run folder; "" makes a new one below out')

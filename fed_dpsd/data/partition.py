@@ -286,10 +286,10 @@ def split(
         feasible, infeasible = (middle, infeasible) if works else (feasible, middle)
     remedy = f"num_clients={feasible} works here" if feasible else "no number of clients works"
     if isinstance(partition, Dirichlet):
-        remedy += (
-            ", a smaller partition.min_partition_size "
-            f"(now {partition.min_partition_size}) or partition.self_balancing=true may allow more"
-        )
+        size = partition.min_partition_size
+        others = [f"a smaller partition.min_partition_size (now {size})"] * (size > 1)
+        others += ["partition.self_balancing=true"] * (not partition.self_balancing)
+        remedy += f"; {' or '.join([*others, 'partition=iid'])} may allow more"
     raise UserError(
         f"num_clients={num_clients}: partition={partition.name} cannot give every client enough "
         f"of the {len(dealt)} {'records' if patients is None else 'patients'}; {remedy}"

@@ -96,6 +96,10 @@ def test_a_check_counts_by_name_and_compares_classes_with_a_coordinators(fed_dps
         ["normal", "0, 1, 2, 3, 4, 5, 6", "28"],
         [names[1], "7, 8, 9", "12"],
     ]
+    file.write_text(yaml.safe_dump(settings | {"delta": 0.025}))
+    code, _, err = fed_dpsd("site", "check", str(file), *SMALL)
+    assert (code, "site.delta=0.025 must be below 1 / 40, the number of" in err) == (1, True)
+    file.write_text(yaml.safe_dump(settings))
     code, _, err = fed_dpsd("site", "check", str(file), *SMALL, "data.classes=[covid,normal]")
     assert code == 1
     assert f"the hospital's classes are {names}, the experiment's are ['covid', 'normal']" in err

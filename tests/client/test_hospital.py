@@ -106,7 +106,7 @@ def test_a_method_of_the_same_class_is_allowed_by_its_own_name_and_needs_only(de
         (
             ("training=plain", "answers=gradient", "answers.noise_at=server"),
             {},
-            "does not trust the server",
+            "needs server in trust:",
         ),
         (("model.teacher=mlp",), {}, "allows only the teachers cnn or scattering"),
         (("model.teachers=[cnn,mlp]",), {}, "allows only the teachers cnn or scattering"),
@@ -283,6 +283,11 @@ def test_a_bad_file_names_every_problem(tmp_path):
         ({"client": 2}, "client=2 must be below num_clients=2"),
         ({"budget": float("inf")}, "budget=inf must be finite"),
         ({"delta": 1.0}, "site.delta=1.0 must be strictly between 0 and 1"),
+        ({"delta": "5e-6"}, r"must be a number; YAML reads 5e-6 as text, so write 5.0e-6"),
+        ({"queries": "1e6"}, "must be an integer; YAML reads 1e6 as text, so write 1000000"),
+        ({"num_clients": 10**20}, "num_clients=10+ must be at most 1,000,000"),
+        ({"threads": 10**5}, "threads=100000 must be at most 1,024"),
+        ({"shape": [1, 10**6, 10**6]}, r"must be \[1 or 3, size, size\], size <= 4096"),
         ({"limits": {"speed": 3}}, "limits.speed=3: give numbers for"),
         ({"files": None}, "site.files=null: site.files is a group of keys"),
         ({"files": "images"}, "site.files=images: site.files is a group of keys"),
@@ -297,6 +302,7 @@ def test_a_bad_file_names_every_problem(tmp_path):
             hospitals.open_file(site_file(tmp_path / "b", **changes))
     for labels, problem in (
         ({"nine": 9}, "site.files.labels.nine=9 must be the name of one of the classes"),
+        (["nine"], "site.files.labels=.nine. must be a group of keys"),
         ({9: "9"}, "site.files.labels: 9 is not text; quote it: '9': 9"),
         ({"ten": "10"}, "site.files.labels.ten=10: the classes are 0, 1, .*; name one"),
     ):
@@ -304,9 +310,11 @@ def test_a_bad_file_names_every_problem(tmp_path):
             hospitals.open_file(with_files(tmp_path / "c", labels=labels))
     with pytest.raises(UserError, match="is not a site file: No such file"):
         hospitals.open_file(tmp_path / "nowhere.yaml")
-    (tmp_path / "empty.yaml").write_text("")
-    with pytest.raises(UserError, match="it is empty"):
-        hospitals.open_file(tmp_path / "empty.yaml")
+    wrong = (("", "it is empty"), ("- a", "no KEY: VALUE lines"), ("a: 1\n\tb: 2", r"line 2"))
+    for text, problem in wrong:
+        (tmp_path / "wrong.yaml").write_text(text)
+        with pytest.raises(UserError, match=problem):
+            hospitals.open_file(tmp_path / "wrong.yaml")
 
 
 def with_files(folder, **changes):

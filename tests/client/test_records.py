@@ -188,7 +188,7 @@ def test_nothing_in_a_folder_is_lost_in_silence(tmp_path):
     lost = [line for lines in found.count.skipped.values() for line in lines]
     assert sorted(line.partition(":")[0] for line in lost) == names
     assert len(found.ids) == 3
-    with pytest.raises(UserError, match="there is no class folder 'fine'; check that it exists"):
+    with pytest.raises(UserError, match="names 'fine', but .* has no such class folder; it has "):
         read(replace(files, labels={**FILES.labels, "fine": "fine"}), SHAPE, CLASSES)
 
 

@@ -225,6 +225,13 @@ def test_a_smallest_size_and_its_error_count_patients():
     assert len(split(Dirichlet(0, 100.0, False, 5), labels, 2, patients)) == 2
     with pytest.raises(UserError, match="enough of the 20 patients; num_clients=1 works here"):
         split(Dirichlet(0, 100.0, False, 11), labels, 2, patients)
+    remedies = {
+        (False, 11): "works here; a smaller .* or partition.self_balancing=true or partition=iid",
+        (True, 11): r"works here; a smaller .*\(now 11\) or partition=iid may allow more",
+    }
+    for (balanced, size), remedy in remedies.items():
+        with pytest.raises(UserError, match=remedy):
+            split(Dirichlet(0, 100.0, balanced, size), labels, 2, patients)
     assert len(split(Dirichlet(0, 100.0, False, 11), labels, 2)) == 2  # records are enough
     with pytest.raises(UserError, match="of the 20 patients; num_clients=20 works here"):
         split(IID(0), labels, 21, patients)

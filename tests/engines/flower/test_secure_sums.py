@@ -143,7 +143,7 @@ def test_a_hospital_confirms_one_set_of_names_and_sums_only_what_it_has_masked(d
 
 def test_a_site_says_whom_it_trusts(deployed, tmp_path):
     for changes, reason in (
-        ({"trust": ["nobody"]}, "does not trust the threshold"),
+        ({"trust": ["nobody"]}, "needs threshold in trust:"),
         ({"colluding": 1}, "sums must withstand 1 colluding clients"),
     ):
         hospital = hospitals.open_file(summing(tmp_path, **changes)[0])

@@ -206,7 +206,7 @@ def test_settings_out_of_range_name_the_key(small):
         ("method.hardness=-1", "hardness=-1.0 must be >= 0"),
         ("method.perturbation=-8", "perturbation=-8.0 must be >= 0"),
         ("method.weight_step_decay=0", "weight_step_decay=0.0 must be > 0 and at most"),
-        ("method.generator_learning_rate=0", "generator_learning_rate=0.0 must be a finite"),
+        ("method.generator_learning_rate=0", "generator_learning_rate=0.0 must be > 0 and at most"),
     )
     assert not not_refused(small, table, *METHOD)
     small(*METHOD, "method.weight_step=0", "method.perturbation=0", "method.hardness=0")

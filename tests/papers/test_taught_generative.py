@@ -179,14 +179,18 @@ def test_what_is_not_covered_by_the_event_is_refused():
 def test_bad_settings_are_refused(tmp_path, subtests):
     for method, setting, error in (
         ("pate_gan", "images_per_class=1", "images_per_class=1 must be >= 2"),
-        ("pate_gan", "student_learning_rate=0", "student_learning_rate=0.0 must be a finite"),
+        (
+            "pate_gan",
+            "student_learning_rate=0",
+            "student_learning_rate=0.0 must be > 0 and at most",
+        ),
         ("pate_gan", "student_steps=0", "student_steps=0 must be >= 1"),
         ("datalens", "step_size=0", "step_size=0.0 must be > 0 and at most"),
         ("datalens", "k=0", "k=0 must be >= 1"),
         ("datalens", "threshold=1", "threshold=1.0 must be at least 0 and below 1"),
         ("datalens", "teachers=0", "teachers=0 must be >= 1"),
         ("g_pate", "bins=1", "bins=1 must be >= 2"),
-        ("g_pate", "teacher_learning_rate=0", "teacher_learning_rate=0.0 must be a finite"),
+        ("g_pate", "teacher_learning_rate=0", "teacher_learning_rate=0.0 must be > 0 and at most"),
         ("g_pate", "teacher_weight_decay=100", "teacher_weight_decay=100.0 must be >= 0 and below"),
         ("g_pate", "pooling=3", "training.pooling=3 does not divide the image size, 8"),
     ):

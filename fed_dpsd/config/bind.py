@@ -237,11 +237,14 @@ def _problem(error: Any, where: str, hints: Mapping[str, Any]) -> str:
         return f"{typed} must be {_BOUNDS[kind].format(**context)}"
     if kind not in _KINDS:
         return f"{typed}: {error['msg']}"
-    return f"{typed} must be {_KINDS[kind]}{_as_yaml(kind, error['input'])}"
+    remedy = _as_yaml(kind, error["input"]) if where.startswith("site.") else ""
+    return f"{typed} must be {_KINDS[kind]}{remedy}"
 
 
 def _as_yaml(kind: str, value: object) -> str:
-    """Return the remedy for a number that YAML 1.1 reads as text, such as 5e-6."""
+    """Return the remedy for what YAML 1.1 reads as another type: 5e-6 is text, no is false."""
+    if kind == "string_type" and isinstance(value, bool | int | float):
+        return "; quote it"
     if isinstance(value, str) and re.fullmatch(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+", value):
         mantissa, _, exponent = value.lower().partition("e")
         number = f"{mantissa}{'' if '.' in mantissa else '.0'}e{int(exponent):+d}"

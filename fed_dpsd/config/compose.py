@@ -36,6 +36,7 @@ from fed_dpsd.config.errors import (
 )
 from fed_dpsd.config.keys import all_keys, flat_keys, groups, leaves
 from fed_dpsd.config.plugins import Plugin, conf_folders, find, named_in, searching
+from fed_dpsd.config.schema import field_of
 from fed_dpsd.errors import ConfigError
 
 NOT_TYPED = ("sweep", "device")  # a grid of runs, and a key that sets two others
@@ -293,7 +294,8 @@ def _not_one_value(parsed: Override, override: str) -> str:
         return f"{override}: a setting cannot be deleted; write KEY=VALUE"
     if parsed.is_sweep_override():
         key, _, values = override.lstrip("+").partition("=")
-        if key in {known.name for known in all_keys() if known.value.startswith("[")}:
+        lists = {known.name for known in all_keys() if known.value.startswith("[")}
+        if key in lists or "tuple" in str(getattr(field_of(key), "annotation", "")):
             return f"{override}: {key} is a list; write '{key}=[{values}]'"
         grid = f"{override} is a grid of runs: fed-dpsd sweep {shlex.quote(override)}"
         one = key.endswith("path") or "/" in values

@@ -293,7 +293,7 @@ def test_a_bad_file_names_every_problem(tmp_path):
         ({"files": "images"}, "site.files=images: site.files is a group of keys"),
         ({"classes": ["a", "a"]}, "site.classes=.a, a. must be two or more different names"),
         ({"classes": ["a", " "]}, "must be two or more different names, printable and not empty"),
-        ({"classes": [0, 1]}, "site.classes=0 must be a string"),
+        ({"classes": [0, 1]}, "site.classes=0 must be a string; quote it"),
         ({"classes": {"normal": 0}}, "site.classes={normal: 0} must be a list"),
         ({"shape": [28, 28]}, r"shape=\[28, 28\] must be \[1 or 3, size, size\]"),
         ({"shape": [1, 8, 9]}, r"shape=\[1, 8, 9\] must be"),

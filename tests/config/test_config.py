@@ -125,6 +125,7 @@ BAD_VALUES = [
     ("model.student=resnet", "model.student=resnet is unknown; choose one of: cnn"),
     ("device=tpu", "device=tpu must be auto, cpu, cuda or cuda:N"),
     ("server_device=cuda:x", "server_device=cuda:x must be auto, cpu, cuda or cuda:N"),
+    ("data.classes=normal,ill", "data.classes is a list; write 'data.classes=[normal,ill]'"),
     ("num_clients=10000000", "num_clients=10000000 must be <= 1,000,000"),
     ("threads_server=5000", "threads_server=5000 must be <= 1,024"),
     ("data.shape=[1,8192,8192]", "the size must be a multiple of 4, from 8 to 4096"),

@@ -297,6 +297,9 @@ class Config:
         description="Public pictures; crops of them are sent instead of procedural images: "
         'scikit-learn (two photographs) | a folder. "" uses none, so queries depend on no data.',
     )
+    pictures_fraction: float = Field(
+        1.0, gt=0, le=1, description="fraction of the procedural images that crops replace"
+    )
     plugins: tuple[str, ...] = Field(
         (),
         description="Installed packages that provide further conf/ files, classes and networks "

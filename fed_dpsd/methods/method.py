@@ -48,6 +48,7 @@ class PublicContext:
     make_teacher: Callable[[int], Classifier]
     device: torch.device
     pictures: str = ""
+    pictures_fraction: float = 1.0
     test: Split | None = None
 
     @classmethod
@@ -92,6 +93,7 @@ class PublicContext:
             make_teacher=teacher,
             device=device,
             pictures=config.pictures,
+            pictures_fraction=config.pictures_fraction,
             test=test,
         )
 
@@ -105,12 +107,19 @@ class PublicContext:
 def draw_public(
     counts: Mapping[str, int], context: PublicContext, streams: Streams, number: int
 ) -> list[NDArray[np.uint8]]:
-    """Draw a round's procedural images by kind or, if pictures are given, as many crops."""
-    if not context.pictures:
-        return procedural.draw(counts, context.image_shape, streams, number)
-    loaded = pictures.load(context.pictures, context.image_shape[1])
-    rng = streams.numpy("crops", query_id=number)
-    return [pictures.crops(loaded, sum(counts.values()), context.image_shape, rng)]
+    """Draw a round's procedural images by kind; crops of public pictures, if given, replace some.
+
+    Crops replace `pictures_fraction` of each kind, and come last.
+    """
+    fraction = context.pictures_fraction if context.pictures else 0.0
+    kept = {kind: count - round(fraction * count) for kind, count in counts.items()}
+    images = procedural.draw(kept, context.image_shape, streams, number)
+    if context.pictures:
+        loaded = pictures.load(context.pictures, context.image_shape[1])
+        rng = streams.numpy("crops", query_id=number)
+        cropped = sum(counts.values()) - sum(kept.values())
+        images.append(pictures.crops(loaded, cropped, context.image_shape, rng))
+    return images
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,7 @@ Lin, Kong, Stich, Jaggi: "Ensemble Distillation for Robust Model Fusion in Feder
 NeurIPS 2020, arXiv 2006.07242, Algorithm 1, with one round of communication.
 
 The paper distils on other data sets or on noise. Here, the distillation set consists of procedural
-areas, lines and noise (fed_dpsd/models/procedural.py) or, with `pictures`, of crops of public
-pictures.
+images (fed_dpsd/models/procedural.py) and, with `pictures`, of crops of public pictures.
 """
 
 from dataclasses import dataclass
@@ -29,15 +28,28 @@ class FedDF(Distilling):
     asks_pictures: ClassVar[bool] = True
     noise_fraction: float
     areas_fraction: float
+    leaves_fraction: float
+    objects_fraction: float
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        noise, areas = self.noise_fraction, self.areas_fraction
-        if min(noise, areas) < 0 or noise + areas > 1:
+        fractions = self.fractions
+        if min(fractions.values()) < 0 or sum(fractions.values()) > 1:
+            *others, last = (f"{kind}_fraction={part}" for kind, part in fractions.items())
             raise ValueError(
-                f"noise_fraction={noise} and areas_fraction={areas} must be >= 0 "
-                "with a sum of at most 1; the other images are lines"
+                f"{', '.join(others)} and {last} must be >= 0 with a sum of at most 1; the other "
+                "images are lines"
             )
+
+    @property
+    def fractions(self) -> dict[str, float]:
+        """Return the fractions of procedural images by kind, except lines."""
+        return {
+            "noise": self.noise_fraction,
+            "areas": self.areas_fraction,
+            "leaves": self.leaves_fraction,
+            "objects": self.objects_fraction,
+        }
 
     def start(self, ensemble: Ensemble, context: PublicContext, streams: Streams) -> Classifier:
         """Return the average of the teachers if all have the student's architecture.
@@ -61,6 +73,6 @@ class FedDF(Distilling):
     ) -> NDArray[np.uint8]:
         """Draw procedural images, or crops of the public pictures."""
         queries = context.queries_per_round
-        noise, areas = int(self.noise_fraction * queries), int(self.areas_fraction * queries)
-        counts = {"noise": noise, "areas": areas, "lines": queries - noise - areas}
+        counts = {kind: int(fraction * queries) for kind, fraction in self.fractions.items()}
+        counts["lines"] = queries - sum(counts.values())
         return np.concatenate(draw_public(counts, context, streams, number))

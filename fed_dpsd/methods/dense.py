@@ -10,8 +10,8 @@ the student then trains for an epoch.
 
 Differences from the code base:
 - The buffer is in memory and holds the images of one run.
-- The ensemble answers an image once, and the answer is stored, so the student sees no flipped
-  images.
+- By default, the ensemble answers an image once, and the answer is stored, so the student sees no
+  flipped images. `answer_again` does as the code base does.
 - Each round's SGD starts without momentum.
 - Networks start from Xavier initialisation, and the generator normalises before its sigmoid
   (fed_dpsd/models/generators.py).
@@ -19,6 +19,7 @@ Differences from the code base:
 - The last round is reported, not the best round on the test split.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,10 +40,25 @@ class DENSE(Generating):
     """DENSE, Algorithm 1; conf/method/dense.yaml explains the fields."""
 
     batch_norm_weight: float
+    answer_again: bool
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self, batch_norm_weight=0)
+
+    def answered(
+        self,
+        ensemble: Ensemble,
+        samples: Iterator[tuple[torch.Tensor, torch.Tensor]],
+        rng: torch.Generator,
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """With `answer_again`, move each batch and return the ensemble's answers to it."""
+        for images, answers in samples:
+            if self.answer_again:
+                images = augment(images, self.shift, self.flip, rng, margin="constant")
+                with torch.no_grad():
+                    answers = ensemble(images)
+            yield images, answers
 
     def synthesise(
         self,

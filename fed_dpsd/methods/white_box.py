@@ -266,6 +266,15 @@ class Distilling(WhiteBox):
     ) -> NDArray[np.uint8]:
         """Return (Q, C, H, W) new images."""
 
+    def answered(
+        self,
+        ensemble: Ensemble,
+        samples: Iterator[tuple[torch.Tensor, torch.Tensor]],
+        rng: torch.Generator,
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Return the student's batches, from the buffer's images and their stored answers."""
+        return samples
+
     def start(self, ensemble: Ensemble, context: PublicContext, streams: Streams) -> Classifier:
         """Return the student that the first round starts with."""
         return context.make_student(streams.torch("student"))
@@ -283,8 +292,8 @@ class Distilling(WhiteBox):
             no_predictions = np.empty((0, context.num_classes), np.float32)
             buffer.append(ReplayBuffer(images, no_predictions, logits))
             rng = streams.torch("replay", query_id=number)
-            epochs = self.epochs(ReplayBuffer.joined(buffer), context.device, rng)
-            loss = self.distil(student, epochs)
+            samples = self.epochs(ReplayBuffer.joined(buffer), context.device, rng)
+            loss = self.distil(student, self.answered(ensemble, samples, rng))
             yield Round(
                 State.of(number, buffer, student=student),
                 student,

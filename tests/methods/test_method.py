@@ -1,13 +1,15 @@
-"""What methods share: class shares from noisy counts, and the resulting weights."""
+"""What methods share: class shares from noisy counts, the resulting weights, and images."""
 
 from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from fed_dpsd.errors import UserError
 from fed_dpsd.methods.class_counts import fetch_class_weights, weigh
+from fed_dpsd.methods.method import draw_public
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.protocol import Aggregate, Refusal, Replies, Request, Response
 from fed_dpsd.streams import Streams
@@ -125,3 +127,13 @@ def test_a_total_is_weighted_and_who_has_no_share_is_left_out(small):
     signed = replace(context, answers=NormalizedGradient(2, 1.0))
     total = method.collect(federation, request, signed, shares)
     assert total.sum == pytest.approx(4 * np.array([[-0.6, 0.25 * 0.4 + 0.75 * 0.2]]))
+
+
+@pytest.mark.parametrize(("fraction", "sizes"), [(1.0, [0, 0, 40]), (0.25, [15, 15, 10])])
+def test_crops_replace_a_fraction_of_each_kind_and_come_last(small, tmp_path, fraction, sizes):
+    Image.new("L", (16, 16), 90).save(tmp_path / "a.png")
+    experiment = small(f"pictures={tmp_path}", f"pictures_fraction={fraction}")
+    drawn = draw_public({"noise": 20, "lines": 20}, context_of(experiment), Streams(0), 1)
+    assert [len(images) for images in drawn] == sizes
+    assert all(np.ptp(image) == 0 for image in drawn[-1])  # the picture has one colour
+    assert not any(np.ptp(image) == 0 for images in drawn[:-1] for image in images)

@@ -23,7 +23,7 @@ from fed_dpsd.methods.white_box import (
     ensemble_logits,
     fetch_teachers,
 )
-from fed_dpsd.models import to_vector
+from fed_dpsd.models import procedural, to_vector
 from fed_dpsd.models.inference import predict
 from fed_dpsd.privacy.accounting import Stage, epsilon, prove
 from fed_dpsd.protocol import Request
@@ -314,6 +314,32 @@ def test_feddf_starts_at_the_average_where_it_can(small, tmp_path):
         mean = average([to_vector(teacher) for teacher in ensemble.teachers], [1, 1])
         assert (len(to_vector(start)) == len(mean)) == same
         assert not same or torch.equal(to_vector(start), mean)
+
+
+def test_feddf_draws_each_kind_by_its_fraction_and_lines_otherwise(small, tmp_path):
+    fractions = {"noise": 0.25, "areas": 0.0, "leaves": 0.5, "objects": 0.125}
+    typed = [f"method.{kind}_fraction={part}" for kind, part in fractions.items()]
+    experiment = small(*CLEAR, "method=feddf", "queries_per_round=16", *typed)
+    ensemble, _, context = ensemble_of(experiment, tmp_path)
+    student = context.make_student(torch.Generator())
+    images = experiment.method.synthesise(ensemble, student, context, Streams(0), 1)
+    counts = {"noise": 4, "leaves": 8, "objects": 2, "lines": 2}
+    expected = procedural.draw(counts, context.image_shape, Streams(0), 1)
+    assert (images == np.concatenate(expected)).all()
+    with pytest.raises(ConfigError, match=r"objects_fraction=0\.6 must be >= 0 with a sum of at"):
+        small(*CLEAR, "method=feddf", "method.leaves_fraction=0.5", "method.objects_fraction=0.6")
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_denses_student_sees_moved_images_only_if_they_are_answered_again(small, tmp_path, again):
+    moved = (f"method.answer_again={str(again).lower()}", "method.shift=2")
+    experiment = small(*CLEAR, "method=dense", *moved)
+    ensemble, *_ = ensemble_of(experiment, tmp_path)
+    pixels, stored = images(), torch.zeros(6, 2)
+    rng = torch.Generator().manual_seed(0)
+    ((seen, answers),) = experiment.method.answered(ensemble, iter([(pixels, stored)]), rng)
+    assert torch.equal(seen, pixels) != again
+    assert torch.equal(answers, ensemble(seen) if again else stored)
 
 
 # --- what a client does not do ---

@@ -45,6 +45,10 @@ class DENSE(Generating):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self, batch_norm_weight=0)
+        if self.answer_again and not (self.shift or self.flip):
+            raise ValueError(
+                "answer_again=true answers moved images, and none moves; use shift=4 or flip=true"
+            )
 
     def answered(
         self,

@@ -319,6 +319,11 @@ class Method(ABC):
             problems.append(
                 f'pictures={config.pictures}: method={self.name} sends no pictures; use pictures=""'
             )
+        if config.pictures_fraction != 1 and not config.pictures:
+            problems.append(
+                f"pictures_fraction={config.pictures_fraction:g} needs pictures to crop; use "
+                "pictures=scikit-learn, or pictures_fraction=1"
+            )
         if not self.averages or config.teacher.path is not None:
             return problems
         if len(set(map(config.architecture, range(config.num_clients)))) > 1:

@@ -180,6 +180,14 @@ BAD_VALUES = [
         "method=dense training=plain pictures=scikit-learn",
         'pictures=scikit-learn: method=dense sends no pictures; use pictures=""',
     ),
+    (
+        "pictures_fraction=0.5",
+        "pictures_fraction=0.5 needs pictures to crop; use pictures=scikit-learn, or",
+    ),
+    (
+        "method=dense training=plain method.answer_again=true",
+        "answer_again=true answers moved images, and none moves; use shift=4 or flip=true",
+    ),
     ("pictures=nowhere", "nowhere is not a folder; give one with pictures, or one of: scikit"),
     ("answers=gradient_sum", "one gradient for all images of a round; use method=dpdfd, or"),
     (

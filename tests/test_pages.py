@@ -6,6 +6,7 @@ another set names it. A comment "exit code 1" behind a command is checked, and "
 reason, leaves one out. Commands with `=cuda` need a GPU.
 """
 
+import csv
 import functools
 import operator
 import re
@@ -21,6 +22,7 @@ from PIL import Image
 from fed_dpsd import api, cli
 from fed_dpsd.config.grid import expand
 from fed_dpsd.experiment import from_overrides, one_run
+from fed_dpsd.report.settings import NEEDED, read
 from fed_dpsd.storage import conf_folder
 from tests import pages
 from tests.conftest import composed
@@ -151,15 +153,25 @@ def test_the_readmes_python_runs(tmp_path, monkeypatch):
     assert names["student"].facts["privacy"] == names["run"].privacy.content
 
 
+def test_the_tables_of_sweeps_can_be_reported():
+    """A row that is measured again at equal settings would stop the report of its table."""
+    reported = 0
+    for table in pages.ROOT.glob("docs/results/*.csv"):
+        with table.open(newline="") as file:
+            if set(NEEDED) <= set(next(csv.reader(file))):
+                reported += len(read([table])) > 0
+    assert reported > 40
+
+
 @pytest.mark.slow
 def test_the_commands_of_results_compose():
     """No data is read. The choices of a grid's first cell are composed, and have its other keys."""
     for command in (each for name in RESULTS for each in pages.commands(pages.text_of(name))):
-        verb, *settings = command.words[1:]
+        verb, *typed = command.words[1:]
         if verb not in ("run", "sweep"):
             continue
-        settings = [w for w in settings if re.match(r"(?!run_folder=)[\w.@]+=", w)]
-        cell = expand(settings)[0].overrides
+        typed = [w for w in typed if re.match(r"(?!run_folder=)[\w.@]+=", w)]
+        cell = expand(typed)[0].overrides
         chosen = {key: value for key, value in cell.items() if (conf_folder() / key).is_dir()}
         whole = composed(*(f"{key}={value}" for key, value in chosen.items()))
         for key in cell.keys() - chosen.keys():

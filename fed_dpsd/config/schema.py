@@ -294,7 +294,7 @@ class Config:
     )
     pictures: str = Field(
         "",
-        description="Public pictures; crops of them are sent instead of procedural images: "
+        description="Public pictures; crops of them replace procedural images: "
         'scikit-learn (two photographs) | a folder. "" uses none, so queries depend on no data.',
     )
     pictures_fraction: float = Field(

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fed_dpsd.methods.fedavg import average
-from fed_dpsd.methods.method import PublicContext, draw_public
+from fed_dpsd.methods.method import PublicContext, draw_public, require_fractions
 from fed_dpsd.methods.white_box import Distilling, Ensemble
 from fed_dpsd.models import load_vector, to_vector
 from fed_dpsd.models.classifiers import Classifier
@@ -33,13 +33,7 @@ class FedDF(Distilling):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        fractions = self.fractions
-        if min(fractions.values()) < 0 or sum(fractions.values()) > 1:
-            *others, last = (f"{kind}_fraction={part}" for kind, part in fractions.items())
-            raise ValueError(
-                f"{', '.join(others)} and {last} must be >= 0 with a sum of at most 1; the other "
-                "images are lines"
-            )
+        require_fractions(self.fractions, "the other images are lines")
 
     @property
     def fractions(self) -> dict[str, float]:

@@ -1,5 +1,6 @@
 """The interface of a method, and its view of the federation and of a site."""
 
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -104,22 +105,37 @@ class PublicContext:
         return Request.without_images(kind, self.image_shape, self.num_classes, query_id, weights)
 
 
+def require_fractions(fractions: Mapping[str, float], others: str) -> None:
+    """Check the fractions of images by kind; `others` says what the other images are.
+
+    Raises:
+        ValueError: a fraction is negative, or their sum exceeds 1.
+    """
+    if min(fractions.values()) < 0 or math.fsum(fractions.values()) > 1:
+        *first, last = (f"{kind}_fraction={part}" for kind, part in fractions.items())
+        raise ValueError(
+            f"{', '.join(first)} and {last} must be >= 0 with a sum of at most 1; {others}"
+        )
+
+
 def draw_public(
     counts: Mapping[str, int], context: PublicContext, streams: Streams, number: int
 ) -> list[NDArray[np.uint8]]:
     """Draw a round's procedural images by kind; crops of public pictures, if given, replace some.
 
-    Crops replace `pictures_fraction` of each kind, and come last.
+    Crops replace `pictures_fraction` of all images (at least one) and of each kind, and come last.
     """
-    fraction = context.pictures_fraction if context.pictures else 0.0
-    kept = {kind: count - round(fraction * count) for kind, count in counts.items()}
-    images = procedural.draw(kept, context.image_shape, streams, number)
-    if context.pictures:
-        loaded = pictures.load(context.pictures, context.image_shape[1])
-        rng = streams.numpy("crops", query_id=number)
-        cropped = sum(counts.values()) - sum(kept.values())
-        images.append(pictures.crops(loaded, cropped, context.image_shape, rng))
-    return images
+    if not context.pictures:
+        return procedural.draw(counts, context.image_shape, streams, number)
+    # Rounding the totals so far, not each kind, gives the right total.
+    totals = np.cumsum([0, *counts.values()])
+    replaced = np.ceil(np.round(context.pictures_fraction * totals, 9)).astype(int)
+    kept = totals - replaced
+    parts = dict(zip(counts, np.diff(kept).tolist(), strict=True))
+    images = procedural.draw(parts, context.image_shape, streams, number)
+    loaded = pictures.load(context.pictures, context.image_shape[1])
+    rng = streams.numpy("crops", query_id=number)
+    return [*images, pictures.crops(loaded, int(replaced[-1]), context.image_shape, rng)]
 
 
 @dataclass(frozen=True)
@@ -322,7 +338,7 @@ class Method(ABC):
         if config.pictures_fraction != 1 and not config.pictures:
             problems.append(
                 f"pictures_fraction={config.pictures_fraction:g} needs pictures to crop; use "
-                "pictures=scikit-learn, or pictures_fraction=1"
+                f"pictures_fraction=1{' or pictures=scikit-learn' * self.asks_pictures}"
             )
         if not self.averages or config.teacher.path is not None:
             return problems

@@ -1,6 +1,6 @@
 """The images that FedDPSD sends in a round: a public mixture, and images from trained generators.
 
-Procedural images (fed_dpsd/models/procedural.py), or crops of public pictures, depend on nothing
+Procedural images (fed_dpsd/models/procedural.py) and crops of public pictures depend on nothing
 private. Generators are trained against the student, which depends on private data only through
 released answers: Liu et al., arXiv 2601.19090, Eq. 8.
 """
@@ -16,7 +16,7 @@ from torch import nn
 
 from fed_dpsd import losses
 from fed_dpsd.config import require, require_positive
-from fed_dpsd.methods.method import PublicContext, ReplayBuffer, draw_public
+from fed_dpsd.methods.method import PublicContext, ReplayBuffer, draw_public, require_fractions
 from fed_dpsd.models import procedural
 from fed_dpsd.models.divergence import descend, rates_of
 from fed_dpsd.models.inference import to_bytes
@@ -52,12 +52,7 @@ class Queries:
         require(self, images_per_generator=2, latent_size=1, generator_steps=0)
         require_positive(self, "generator_learning_rate", "latent_learning_rate")
         fractions = self.fractions
-        if min(fractions.values()) < 0 or sum(fractions.values()) > 1:
-            *others, last = (f"{kind}_fraction={part}" for kind, part in fractions.items())
-            raise ValueError(
-                f"{', '.join(others)} and {last} must be >= 0 with a sum of at most 1; "
-                "generators make the other images"
-            )
+        require_fractions(fractions, "generators make the other images")
         if fractions["recombined"] == sum(fractions.values()) > 0:
             raise ValueError(
                 f"recombined_fraction={self.recombined_fraction} needs procedural images to start "
@@ -91,8 +86,8 @@ class Queries:
     ) -> NDArray[np.uint8]:
         """Return (Q, C, H, W) uint8 images, seen by both the student and the clients.
 
-        Procedural images or crops of public pictures come first, followed by images recombined from
-        the buffer (in the first round, from the preceding images) and the generators' images.
+        Procedural images and crops of public pictures come first, then images recombined from the
+        buffer (in the first round, from the preceding images) and the generators' images.
         """
         counts = self.mixture(context.queries_per_round)
         recombined, left = counts.pop("recombined"), counts.pop("generated")

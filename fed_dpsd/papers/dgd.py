@@ -41,6 +41,7 @@ from fed_dpsd.methods.method import (
     State,
     draw_public,
     nobody_answers,
+    require_fractions,
 )
 from fed_dpsd.methods.white_box import read_teachers
 from fed_dpsd.models import initialise, procedural
@@ -94,12 +95,12 @@ class DGD(Method):
         require_positive(self, "generator_learning_rate", "learning_rate")
         if self.epsilon_1 is not None:
             require_positive(self, "epsilon_1")
-        areas, lines = self.areas_fraction, self.lines_fraction
-        if min(areas, lines) < 0 or areas + lines > 1:
-            raise ValueError(
-                f"areas_fraction={areas} and lines_fraction={lines} must be >= 0 with a sum of at "
-                "most 1; the generator makes the other images"
-            )
+        require_fractions(self.fractions, "the generator makes the other images")
+
+    @property
+    def fractions(self) -> dict[str, float]:
+        """Return the fractions of procedural images by kind."""
+        return {"areas": self.areas_fraction, "lines": self.lines_fraction}
 
     def check(
         self, config: Config, training: Training | None, answers: Mechanism | None
@@ -222,8 +223,7 @@ class DGD(Method):
     ) -> NDArray[np.uint8]:
         """Return all (N, C, H, W) uint8 synthetic images in random order; the first are sent."""
         needed = max(self.synthetic_images, context.rounds * context.queries_per_round)
-        fractions = {"areas": self.areas_fraction, "lines": self.lines_fraction}
-        counts = {kind: int(fraction * needed) for kind, fraction in fractions.items()}
+        counts = {kind: int(fraction * needed) for kind, fraction in self.fractions.items()}
         parts = draw_public(counts, context, streams, 1)
         rates = rates_of(self, "generator_learning_rate")
         left, rng = needed - sum(counts.values()), streams.torch("synthetic images")

@@ -182,7 +182,7 @@ BAD_VALUES = [
     ),
     (
         "pictures_fraction=0.5",
-        "pictures_fraction=0.5 needs pictures to crop; use pictures=scikit-learn, or",
+        "needs pictures to crop; use pictures_fraction=1 or pictures=scikit-learn",
     ),
     (
         "method=dense training=plain method.answer_again=true",

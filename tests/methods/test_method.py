@@ -129,7 +129,15 @@ def test_a_total_is_weighted_and_who_has_no_share_is_left_out(small):
     assert total.sum == pytest.approx(4 * np.array([[-0.6, 0.25 * 0.4 + 0.75 * 0.2]]))
 
 
-@pytest.mark.parametrize(("fraction", "sizes"), [(1.0, [0, 0, 40]), (0.25, [15, 15, 10])])
+@pytest.mark.parametrize(
+    ("fraction", "sizes"),
+    [
+        (1.0, [0, 0, 40]),
+        (0.25, [15, 15, 10]),
+        (0.125, [17, 18, 5]),
+        (0.001, [19, 20, 1]),
+    ],
+)
 def test_crops_replace_a_fraction_of_each_kind_and_come_last(small, tmp_path, fraction, sizes):
     Image.new("L", (16, 16), 90).save(tmp_path / "a.png")
     experiment = small(f"pictures={tmp_path}", f"pictures_fraction={fraction}")

@@ -24,7 +24,7 @@ from fed_dpsd.methods.white_box import (
     fetch_teachers,
 )
 from fed_dpsd.models import procedural, to_vector
-from fed_dpsd.models.inference import predict
+from fed_dpsd.models.inference import predict, to_bytes
 from fed_dpsd.privacy.accounting import Stage, epsilon, prove
 from fed_dpsd.protocol import Request
 from fed_dpsd.server import run as runs
@@ -328,18 +328,28 @@ def test_feddf_draws_each_kind_by_its_fraction_and_lines_otherwise(small, tmp_pa
     assert (images == np.concatenate(expected)).all()
     with pytest.raises(ConfigError, match=r"objects_fraction=0\.6 must be >= 0 with a sum of at"):
         small(*CLEAR, "method=feddf", "method.leaves_fraction=0.5", "method.objects_fraction=0.6")
+    parts = {"noise": 0.2, "areas": 0.4, "leaves": 0.3, "objects": 0.1}  # a sum above 1 in floats
+    small(*CLEAR, "method=feddf", *(f"method.{kind}_fraction={parts[kind]}" for kind in parts))
 
 
 @pytest.mark.parametrize("again", [False, True])
 def test_denses_student_sees_moved_images_only_if_they_are_answered_again(small, tmp_path, again):
-    moved = (f"method.answer_again={str(again).lower()}", "method.shift=2")
-    experiment = small(*CLEAR, "method=dense", *moved)
-    ensemble, *_ = ensemble_of(experiment, tmp_path)
-    pixels, stored = images(), torch.zeros(6, 2)
-    rng = torch.Generator().manual_seed(0)
-    ((seen, answers),) = experiment.method.answered(ensemble, iter([(pixels, stored)]), rng)
-    assert torch.equal(seen, pixels) != again
-    assert torch.equal(answers, ensemble(seen) if again else stored)
+    moved = (f"method.answer_again={str(again).lower()}", "method.flip=true", "method.shift=2")
+    quick = ("method.generator_steps=1", "method.student_epochs=3", "queries_per_round=4")
+    experiment = small(*CLEAR, "method=dense", *moved, *quick, "rounds=2")
+    ensemble, _, context = ensemble_of(experiment, tmp_path)
+    learned = []
+    method = replace(experiment.method)
+    object.__setattr__(method, "distil", lambda _, samples: learned.extend(samples) or 0.0)
+    federation = open_(experiment, tmp_path / "server")[0]
+    rounds = [*method.server(federation, context, Streams(0), None)]
+    for images, answers in learned:
+        assert torch.allclose(answers, ensemble(images), atol=1e-5)
+    buffer = {image.tobytes() for part in rounds[-1].state.buffer for image in part.images}
+    seen = [to_bytes(image).tobytes() for images, _ in learned for image in images]
+    assert all(image in buffer for image in seen) != again
+    # 2 teachers answer 4 images in a generator's step and once more; 3 epochs on 4, then 8 images
+    assert [each.forward_answers for each in rounds] == ([40, 64] if again else [16, 16])
 
 
 # --- what a client does not do ---

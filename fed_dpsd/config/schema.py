@@ -298,7 +298,7 @@ class Config:
         'scikit-learn (two photographs) | a folder. "" uses none, so queries depend on no data.',
     )
     pictures_fraction: float = Field(
-        1.0, gt=0, le=1, description="fraction of the procedural images that crops replace"
+        1.0, ge=0.001, le=1, description="fraction of the procedural images that crops replace"
     )
     plugins: tuple[str, ...] = Field(
         (),

@@ -65,7 +65,7 @@ class FedDF(Distilling):
         streams: Streams,
         number: int,
     ) -> NDArray[np.uint8]:
-        """Draw procedural images, or crops of the public pictures."""
+        """Draw procedural images and crops of public pictures."""
         queries = context.queries_per_round
         counts = {kind: int(fraction * queries) for kind, fraction in self.fractions.items()}
         counts["lines"] = queries - sum(counts.values())

@@ -8,6 +8,7 @@ reason, leaves one out. Commands with `=cuda` need a GPU.
 
 import csv
 import functools
+import itertools
 import operator
 import re
 import sys
@@ -165,13 +166,14 @@ def test_the_tables_of_sweeps_can_be_reported():
 
 @pytest.mark.slow
 def test_the_commands_of_results_compose():
-    """No data is read. The choices of a grid's first cell are composed, and have its other keys."""
+    """No data is read. The choices of a command's first cell have all its other keys."""
     for command in (each for name in RESULTS for each in pages.commands(pages.text_of(name))):
-        verb, *typed = command.words[1:]
+        verb, *settings = command.words[1:]
         if verb not in ("run", "sweep"):
             continue
-        typed = [w for w in typed if re.match(r"(?!run_folder=)[\w.@]+=", w)]
-        cell = expand(typed)[0].overrides
+        settings = [w for w in settings if re.match(r"(?!run_folder=)[\w.@]+=", w)]
+        named = [w for option, w in itertools.pairwise(command.words) if option == "--only"]
+        cell = expand(settings, named)[0].overrides
         chosen = {key: value for key, value in cell.items() if (conf_folder() / key).is_dir()}
         whole = composed(*(f"{key}={value}" for key, value in chosen.items()))
         for key in cell.keys() - chosen.keys():

@@ -13,9 +13,11 @@ Differences from the code base:
 - By default, the ensemble answers an image once, and the answer is stored, so the student sees no
   flipped images. `answer_again` does as the code base does.
 - Each round's SGD starts without momentum.
-- Networks start from Xavier initialisation, and the generator normalises before its sigmoid
-  (fed_dpsd/models/generators.py).
-- The student's BatchNorm keeps its statistics while images are synthesised.
+- Networks start from Xavier initialisation.
+- BatchNorm statistics count, as in the paper: the code base finds no BatchNorm layers, because it
+  keeps the teachers in a list.
+- The student's BatchNorm keeps its statistics while images are synthesised; in the code base, only
+  from the second round on.
 - The last round is reported, not the best round on the test split.
 """
 
@@ -108,7 +110,7 @@ class DENSE(Generating):
         ).sum(1)
         disagree = teacher_logits.argmax(1) != student_logits.argmax(1)
         return (
-            self.batch_norm_weight * statistics.loss()
+            self.batch_norm_weight * statistics.loss() / len(ensemble.teachers)
             + self.one_hot_weight * functional.cross_entropy(teacher_logits, targets)
             - self.adversarial_weight * (divergence * disagree).mean()
         )

@@ -45,7 +45,7 @@ class PublicContext:
     training: Training
     answers: Mechanism
     make_student: Callable[[torch.Generator], Classifier]
-    make_generator: Callable[[int, torch.Generator], Generator]
+    make_generator: Callable[..., Generator]
     make_teacher: Callable[[int], Classifier]
     device: torch.device
     pictures: str = ""
@@ -68,9 +68,11 @@ class PublicContext:
             module = initialise(build, rng)
             return choose_precision(module, shape, config.precision, device).to(device)
 
-        def generator(latent_size: int, rng: torch.Generator) -> Generator:
-            module = initialise(lambda: Generator(shape, latent_size, model.generator_width), rng)
-            module.start(rng)
+        def generator(latent_size: int, rng: torch.Generator, normalised: bool = True) -> Generator:
+            sizes = latent_size, model.generator_width, normalised
+            module = initialise(lambda: Generator(shape, *sizes), rng)
+            if normalised:
+                module.start(rng)
             return choose_precision(module, (latent_size,), config.precision, device).to(device)
 
         def teacher(client: int) -> Classifier:

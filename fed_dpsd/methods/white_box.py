@@ -375,7 +375,7 @@ class Generating(Distilling):
         Returns:
             (Q, C, H, W) uint8.
         """
-        generator = context.make_generator(self.latent_size, rng)
+        generator = context.make_generator(self.latent_size, rng, normalised=False)
         shape = context.queries_per_round, self.latent_size
         latents = torch.randn(shape, generator=rng).to(context.device).requires_grad_(True)
         learnt, rate = [*generator.parameters(), latents], self.generator_learning_rate

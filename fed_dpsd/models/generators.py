@@ -37,6 +37,7 @@ class Generator(nn.Module):
         shape: (C, size, size) of the images; size is a multiple of 4.
         latent_size: length of a latent vector.
         width: number of channels before the last convolution.
+        normalised: whether pixels are normalised before the sigmoid.
 
     Attributes:
         least_work: as in `Classifier`, for a latent vector.
@@ -46,9 +47,12 @@ class Generator(nn.Module):
     least_work: float = 2**22
     bfloat16 = False
 
-    def __init__(self, shape: tuple[int, ...], latent_size: int, width: int) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], latent_size: int, width: int, normalised: bool = True
+    ) -> None:
         super().__init__()
         channels, size, _ = shape
+        self.normalised = normalised
         self.project = nn.Linear(latent_size, 2 * width * (size // 4) ** 2)
         self.small = (2 * width, size // 4, size // 4)
         self.layers = nn.Sequential(
@@ -60,7 +64,7 @@ class Generator(nn.Module):
             nn.BatchNorm2d(width),
             nn.LeakyReLU(0.2),
             nn.Conv2d(width, channels, 3, padding=1),
-            nn.BatchNorm2d(channels),
+            *[nn.BatchNorm2d(channels)] * normalised,
             nn.Sigmoid(),
         )
 
@@ -73,7 +77,7 @@ class Generator(nn.Module):
         self.set_levels(contrast, brightness)
 
     def set_levels(self, contrast: float, brightness: float) -> None:
-        """Set the standard deviation and the mean of the pixels before the sigmoid."""
+        """Set the standard deviation and the mean of the normalised pixels before the sigmoid."""
         self.layers[-2].weight.data.fill_(contrast)
         self.layers[-2].bias.data.fill_(brightness)
 
@@ -83,5 +87,5 @@ class Generator(nn.Module):
         if not self.bfloat16:
             return self.layers(small)
         with torch.autocast(latents.device.type, torch.bfloat16):
-            values = self.layers[:-2](small)
-        return self.layers[-2:](values.float())  # bfloat16 has no more than 8 bits for a pixel
+            values = self.layers[:8](small)
+        return self.layers[8:](values.float())  # bfloat16 has no more than 8 bits for a pixel

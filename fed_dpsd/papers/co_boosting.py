@@ -34,8 +34,7 @@ Differences from the code base:
   follows a cosine), and there is no weight decay or gradient clipping.
 - A client with several teachers has a weight for each.
 - There is no loss on BatchNorm statistics; its weight in the code base is 0.
-- Networks start from Xavier initialisation, and the generator normalises before its sigmoid
-  (fed_dpsd/models/generators.py).
+- Networks start from Xavier initialisation.
 - The last round is reported, not the best round on the test split.
 """
 

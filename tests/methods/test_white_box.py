@@ -286,23 +286,40 @@ def test_dense_disagrees_where_the_classes_differ_alone(small, tmp_path):
     """Equal classes: the third term is absent, however far apart the probabilities are."""
     weights = ("method.one_hot_weight=0.0", "method.batch_norm_weight=0.0")
     method = small(*CLEAR, "method=dense", *weights).method
-    fixed = torch.tensor([[4.0, 0.0], [4.0, 0.0]])
+    assert dense_loss(method, torch.tensor([[1.0, 0.0], [9.0, 0.0]])) == 0
+    assert dense_loss(method, torch.tensor([[0.0, 1.0], [9.0, 0.0]])) < 0
 
-    def loss(given):
-        return method.loss(
-            lambda batch: fixed,
-            lambda batch: given,
-            images(2),
-            torch.zeros(2, dtype=torch.long),
-            Zero(),
-        ).item()
 
-    class Zero:
+def test_dense_weighs_the_mean_of_its_teachers_statistics(small):
+    weights = ("method.one_hot_weight=0.0", "method.batch_norm_weight=2.0")
+    method = small(*CLEAR, "method=dense", *weights).method
+    same = torch.tensor([[4.0, 0.0], [4.0, 0.0]])
+    assert dense_loss(method, same, teachers=5, distance=10.0) == pytest.approx(2 * 10 / 5)
+
+
+def dense_loss(method, given, teachers=1, distance=0.0):
+    class Fixed:
+        def __init__(self):
+            self.teachers = [None] * teachers
+
+        def __call__(self, batch):
+            return torch.tensor([[4.0, 0.0], [4.0, 0.0]])
+
         def loss(self):
-            return torch.zeros(())
+            return torch.tensor(distance)
 
-    assert loss(torch.tensor([[1.0, 0.0], [9.0, 0.0]])) == 0
-    assert loss(torch.tensor([[0.0, 1.0], [9.0, 0.0]])) < 0
+    classes = torch.zeros(2, dtype=torch.long)
+    return method.loss(Fixed(), lambda batch: given, images(2), classes, Fixed()).item()
+
+
+def test_generators_of_hard_samples_start_grey_in_every_round(small, tmp_path):
+    """Like their sources', they have no brightness drawn at random."""
+    experiment = small(*CLEAR, *WITH_STATISTICS, "method=dense", "method.generator_steps=1")
+    ensemble, _, context = ensemble_of(experiment, tmp_path)
+    student = context.make_student(Streams(0).torch("student"))
+    for number in range(1, 6):
+        batch = experiment.method.synthesise(ensemble, student, context, Streams(0), number)
+        assert 90 < batch.mean() < 165
 
 
 def test_feddf_starts_at_the_average_where_it_can(small, tmp_path):

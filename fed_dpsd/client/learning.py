@@ -46,7 +46,8 @@ def train(
     Afterwards, the teacher is on `device`.
 
     Batches are taken from a new permutation in each epoch. If a shard has fewer records than a
-    batch, each step uses all of them. Any number of records and classes works.
+    batch, each step uses all of them. A batch of one record holds it twice. Any number of records
+    and classes works.
 
     Returns:
         The loss of each step, on `device`; these values are private.
@@ -169,6 +170,8 @@ class PublicImages:
             if step % batches == 0:
                 order = known[torch.randperm(len(known), generator=rng)]
             chosen = order[step % batches * size :][:size]
+            if size == 1:  # normalisation layers may refuse one image, which reveals a lone record
+                chosen = chosen.repeat(2)
             seen = augment(inputs[chosen], settings.shift, settings.flip, rng)
             logits = self._model(seen.to(self._device))
             wanted = targets(chosen, logits.detach()).to(self._device)

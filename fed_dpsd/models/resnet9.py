@@ -8,7 +8,7 @@ so DP-SGD can train it.
 import torch
 from torch import nn
 
-GROUPS = 8  # of GroupNorm, or fewer, so that the number divides the channels
+GROUPS = 8  # of GroupNorm, or fewer, so that each has the same number of channels, >= 2
 
 
 class ResNet9(nn.Sequential):
@@ -51,4 +51,5 @@ class Residual(nn.Sequential):
 
 
 def _groups(channels: int) -> int:
-    return next(groups for groups in range(GROUPS, 0, -1) if channels % groups == 0)
+    most = max(min(GROUPS, channels // 2), 1)  # a group of one value cannot be normalised
+    return next(groups for groups in range(most, 0, -1) if channels % groups == 0)

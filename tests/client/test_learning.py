@@ -9,7 +9,7 @@ import pytest
 import torch
 from dp_accounting import LaplaceDpEvent
 
-from fed_dpsd.client.learning import PublicImages
+from fed_dpsd.client.learning import PublicImages, train
 from fed_dpsd.client.teachers import Teachers, make_teacher
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.models.inference import predict
@@ -171,3 +171,21 @@ def test_an_empty_shard_has_no_teacher_as_with_a_plain_training(small, records):
     config = small(*CENTRAL, "teachers_per_client=8").config
     teachers = Teachers(config, Blind(), 0, records.take(np.arange(1)), np.arange(1))
     assert sum(teacher is None for teacher in teachers.models) == 7
+
+
+@every(
+    ("network", "records_at_once"),
+    [("resnet9", 8), ("resnet9_gn", 8), ("resnet9", 1)],
+)
+def test_a_lone_record_or_batch_of_one_trains_like_any_other(
+    small, records, network, records_at_once
+):
+    """An error of a normalisation layer would reveal that a shard has exactly one record."""
+    config = small(
+        *CENTRAL,
+        *(f"model.teacher={network}", "model.teacher_width=1"),
+        f"teacher.batch_size={records_at_once}",
+    ).config
+    some = records if records_at_once == 1 else records.take(np.arange(1))
+    losses = train(make_teacher(config, 0, 0), some, config, torch.Generator())
+    assert torch.stack(losses).isfinite().all()

@@ -197,9 +197,8 @@ class TopKRandomizedResponse(Mechanism):
             lost = FinitePrecisionDpEvent(responses * self._precision.loss)  # of all responses
             return ComposedDpEvent([counted, lost])
         redraw = float(size * self.lie_probability(size))
-        response: DpEvent = RandomizedResponseDpEvent(noise_parameter=redraw, num_buckets=size)
-        if self.epsilon_per_answer > 0:
-            response = ComposedDpEvent([response, self._precision])
+        drawn = RandomizedResponseDpEvent(noise_parameter=redraw, num_buckets=size)
+        response: DpEvent = ComposedDpEvent([drawn, self._precision])
         return response if changed == 1 else SelfComposedDpEvent(response, changed)
 
     @property

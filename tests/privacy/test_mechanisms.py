@@ -8,6 +8,7 @@ import pytest
 from dp_accounting import GaussianDpEvent, LaplaceDpEvent, NonPrivateDpEvent
 from scipy import stats
 
+from fed_dpsd.privacy.accounting import epsilon
 from fed_dpsd.privacy.epsilon import Epsilon
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.mechanism import (
@@ -27,6 +28,12 @@ from tests.privacy.ideals import ideal, rng
 
 UNIFORM = np.full((1, 4), 0.25, np.float32)
 RELATIONS = ("add_remove", "replace_one")
+
+
+def test_a_uniform_response_loses_what_the_draws_precision_costs():
+    """The last class of ten gets the rest of 1 - 9 * 0.1 in float64, which is not 0.1."""
+    event = TopKRandomizedResponse(10, 0.0).event("record", "replace_one")
+    assert 1.1e-15 < epsilon(event, 1e-5).epsilon < 1e-12
 
 
 # --- normalised gradients ---

@@ -159,7 +159,8 @@ def read_csv(path: Path) -> pyarrow.Table:
     write a line "sep=;" before it.
 
     Raises:
-        UserError: the file cannot be read or is empty, or a row is longer than the first line.
+        UserError: the file cannot be read or is empty, a row is longer than the first line, or a
+            cell has a line break, which a quote that is never closed also causes.
     """
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
@@ -179,6 +180,11 @@ def read_csv(path: Path) -> pyarrow.Table:
                     raise UserError(
                         f"{path}: line {lines.line_num} has {len(row)} cells, but there are "
                         f"{len(names)} columns; put a cell with a {separator!r} in quotes"
+                    )
+                if any("\n" in cell or "\r" in cell for cell in row):
+                    raise UserError(
+                        f"{path}: the row that ends in line {lines.line_num} has a cell with a "
+                        "line break; close its quotes, or remove line breaks from cells"
                     )
                 if row:
                     rows.append([cell.strip() for cell in row] + [""] * (len(names) - len(row)))

@@ -81,8 +81,8 @@ def preface(settings: Sequence[Setting]) -> str:
         caveat += " An epsilon of labels alone protects no image."
     return (
         "Mean ± sample standard deviation over seeds, in percent, on the held-out test split after "
-        f"the last round. {costs * bool(_costs(settings))}Epsilons are proven, for one run; delta "
-        f"and trust refer to (record, add_remove).{caveat} In all rows: "
+        f"the last round. {costs * bool(_costs(settings))}Epsilons are proven, for one run, under "
+        f"a row's delta and trust.{caveat} In all rows: "
         f"{', '.join(_shared(settings))}."
     )
 

@@ -319,8 +319,9 @@ def read_table(path: Path) -> tuple[list[str], dict[str, list[Row]]]:
 def _row(cell: Cell, swept: Iterable[str]) -> Row:
     """Return a finished cell's overrides and results.
 
-    The row's trust is the weakest of its proven epsilons, and its caveats include all of theirs. A
-    label's epsilon has its own delta and trust, since it does not cover records.
+    The row's trust is the weakest and its delta the largest of its proven epsilons, and its caveats
+    include all of theirs. A label's epsilon has its own delta and trust, since it does not cover
+    records.
     """
     config, summary = cell.experiment.config, read_summary(cell.folder)
     versions = json.loads((cell.folder / "versions.json").read_text())
@@ -342,7 +343,7 @@ def _row(cell: Cell, swept: Iterable[str]) -> Row:
         **{f"auroc_{role}": area for role, area in _scores(areas).items()},
         "epsilon_published": summary["privacy"]["epsilon_published"],
         **{f"{unit}_{how}": proven[unit, how]["epsilon"] for unit, how in UNITS_AND_RELATIONS},
-        "delta": proven["record", "add_remove"]["delta"],
+        "delta": max(row["delta"] for row in proven.values()),
         "trust": weakest(row["trust"] for row in proven.values()),
         "label_replace_one": label.get("epsilon"),
         "label_delta": label.get("delta"),

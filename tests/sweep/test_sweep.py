@@ -196,6 +196,14 @@ def test_a_sweep_leaves_run_folders_and_a_table_in_the_order_of_its_cells(tmp_pa
     assert len({row["student_sha256"] for row in found}) == 4
     assert "runs" not in found[0]["machine"]
     assert not list((tmp_path / "sweep").rglob("*.tmp"))
+    # A row's only delta holds for all its epsilons, even if (record, add_remove) needs none.
+    path = cells[0].folder / "summary.json"
+    summary = json.loads(path.read_text())
+    for claim in summary["privacy"]["proven"]:
+        claim["delta"] = 1e-5 if claim["unit"] == "client" else 0.0
+    path.write_text(json.dumps(summary))
+    go(plan(tmp_path, *SEEDS_AND_PRIVACY), tmp_path / "again.csv", really)
+    assert rows(tmp_path / "again.csv")[0]["delta"] == "1e-05"
 
 
 def test_a_second_sweep_runs_nothing_and_gives_the_same_bytes(tmp_path):

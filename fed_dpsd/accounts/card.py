@@ -34,12 +34,12 @@ SEEDED_NOTE, RUN_NOTE = "seeded noise", "per run"
 SAME_IMAGE_NOTE = "replaced by one of the same image or patient, so in the same shard"
 SAME_PATIENT_NOTE = "replaced by a record of the same patient"
 PATIENT_NOTE = "a patient known at one client only"
-MADE_UP_NOTE = "patients are made up: {} records of one class each"
+MADE_UP_NOTE = "patients are made up, {} records of one class each, and taken as given"
 QUORUM_NOTE = "against the coordinator and {} of the other clients together"
 TEACHER_NOTE = "teachers from a file: proven only if each saw only its own client's records"
 TUNING_NOTE = "tuning not covered"
 NOTHING_NOTE = "nothing is released"
-TIME_NOTE = "a client's response time reveals roughly how many records it has"
+TIME_NOTE = "response times are not covered: they may reveal whether a record is present"
 COUNTS_NOTE = "class counts reveal roughly how many records of each class a client has"
 DELTA_NOTE = "delta should be below 1 / (records of each client)"
 TEST_NOTE = "test images are taken as public"
@@ -252,9 +252,13 @@ def privacy_card(
 def _label(experiment: Experiment, plan: Plan) -> dict[str, Any] | None:
     if not isinstance(experiment.training, LabelPrivate):
         return None
-    notes = (SEEDED_NOTE,) if experiment.seeded else ()
-    notes = (*notes, RUN_NOTE, TUNING_NOTE, *plugins_note(experiment))
+    notes = (*seeded_note(experiment), RUN_NOTE, TUNING_NOTE, *plugins_note(experiment))
     return prove_label(experiment.training, notes, plan.queries).to_json()
+
+
+def seeded_note(experiment: Experiment) -> tuple[str, ...]:
+    """Return the note on noise that anyone with the seeds can draw, if it is."""
+    return (SEEDED_NOTE,) if experiment.seeded else ()
 
 
 def plugins_note(experiment: Experiment) -> tuple[str, ...]:
@@ -295,8 +299,7 @@ def proven(
     if not plan.stages:
         nothing = prove((), delta, unit, relation, (NOTHING_NOTE, *further_notes))
         return {"answers": nothing}
-    notes = [SEEDED_NOTE, RUN_NOTE] if experiment.seeded else [RUN_NOTE]
-    notes += [TUNING_NOTE, DELTA_NOTE]
+    notes = [*seeded_note(experiment), RUN_NOTE, TUNING_NOTE, DELTA_NOTE]
     if config.federation.simulation:
         notes.append(TEST_NOTE)
         if config.data.patient_column and config.data.shared_patients == "allow":

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fed_dpsd.accounts.card import asked_unit, plan_of, plugins_note
+from fed_dpsd.accounts.card import asked_unit, plan_of, plugins_note, seeded_note
 from fed_dpsd.claims import smallest_claim
 from fed_dpsd.data.intake import Split
 from fed_dpsd.errors import Diverged, one_line
@@ -157,10 +157,11 @@ def _costs(plan: Plan, charges: Mapping[int, Releases], experiment: Experiment) 
     """Return the run's cost to its clients so far, and the largest epsilon of any client.
 
     `charged` has the releases by mechanism, for ranges of clients with equal charges. `spent` is an
-    epsilon (add_remove) of the requested unit with its meaning, and with notes if plug-ins took
-    part.
+    epsilon (add_remove) of the requested unit with its meaning, and with notes if noise is seeded
+    or plug-ins took part.
     """
-    delta, notes = experiment.config.privacy.delta, plugins_note(experiment)
+    delta = experiment.config.privacy.delta
+    notes = (*seeded_note(experiment), *plugins_note(experiment))
     most = functools.reduce(Counter.__or__, map(Counter, charges.values()), Counter[str]())
     unit = asked_unit(experiment)
     spent = smallest_claim(plan, most, delta, unit, "add_remove").to_json()

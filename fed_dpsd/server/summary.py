@@ -237,5 +237,6 @@ def _spent(line: Mapping[str, Any]) -> str:
     row = line["spent"]
     meaning = row["delta"], row["unit"], row["relation"], row["trust"]
     spent = Epsilon(float(row["epsilon"]), *meaning, "", 0, tuple(row.get("notes", ())))
+    seeded = f", {SEEDED_NOTE}" if SEEDED_NOTE in spent.notes else ""
     review = f", {NOT_REVIEWED}" if spent.review else ""
-    return f"epsilon {spent.number(3)} spent ({spent.unit}, {spent.relation}{review})"
+    return f"epsilon {spent.number(3)} spent ({spent.unit}, {spent.relation}{seeded}{review})"

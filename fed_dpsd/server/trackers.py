@@ -2,8 +2,8 @@
 
 They receive the content of rounds.jsonl and summary.json, and the settings without paths.
 TensorBoard, which keeps its files in the run folder, also receives pictures of synthetic images. An
-epsilon's name includes its unit, relation and trust and, if plug-ins took part, that they have not
-been reviewed.
+epsilon's name includes its unit, relation and trust, whether its noise is seeded and, if plug-ins
+took part, that they have not been reviewed.
 """
 
 import importlib.util
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from fed_dpsd.accounts.card import SEEDED_NOTE
 from fed_dpsd.config.keys import leaves
 from fed_dpsd.errors import UserError, one_line
 from fed_dpsd.experiment import Experiment
@@ -233,9 +234,10 @@ def numbers_of_run(summary: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def _meaning(row: Mapping[str, Any]) -> str:
-    review = any(note.startswith(NOT_REVIEWED) for note in row.get("notes", ()))
+    notes = row.get("notes", ())
+    review = any(note.startswith(NOT_REVIEWED) for note in notes)
     meaning = f"{row['unit']}/{row['relation']}/trust_{row['trust']}"
-    return meaning + "/not_reviewed" * review
+    return meaning + "/seeded_noise" * (SEEDED_NOTE in notes) + "/not_reviewed" * review
 
 
 def _is_number(value: Any) -> bool:

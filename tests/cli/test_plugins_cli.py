@@ -53,7 +53,7 @@ def test_no_epsilon_of_a_run_with_a_plugin_is_printed_as_reviewed(fed_dpsd, tmp_
     assert code == 0
     first, of_round, last = (line for line in err.splitlines() if EPSILON.search(line))
     assert NOTE in first
-    assert f"spent (record, add_remove, {MARK})" in of_round
+    assert f"spent (record, add_remove, seeded noise, {MARK})" in of_round
     assert NOTE in last
     run = Run(Path(folder))
     assert all(NOTE in row["notes"] for row in run.summary["privacy"]["proven"])

@@ -23,5 +23,7 @@ def test_a_line_says_accuracy_agreement_and_budget_with_its_meaning():
     note = "not reviewed: nothing is proven of what p does"
     plugin = round_text(line(2, spent=SPENT | {"epsilon": 1, "notes": [note]}))
     assert "epsilon 1 spent (record, add_remove, not reviewed)" in plugin
+    seeded = round_text(line(2, spent=SPENT | {"epsilon": 1, "notes": ["seeded noise"]}))
+    assert "epsilon 1 spent (record, add_remove, seeded noise)" in seeded
     old = {k: v for k, v in line(2).items() if k not in ("agreement", "spent")}
     assert round_text(old) == "round 2/5 · student not scored · 128 queries · 1.0 s"

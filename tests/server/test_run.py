@@ -165,7 +165,7 @@ def test_h6_the_unit_that_was_asked_for_comes_first(small):
     assert "proven 3 (patient, add_remove), " in result_line(experiment, summary)
     assert "(record" not in result_line(experiment, summary)
     assert (line["spent"]["unit"], line["spent"]["epsilon"]) == ("patient", asked["epsilon"])
-    assert "epsilon 3 spent (patient, add_remove)" in round_text(line)
+    assert "epsilon 3 spent (patient, add_remove, seeded noise)" in round_text(line)
     said = list(verdict(experiment, PrivacyCard(card)))
     assert said[0].startswith("for all records of a patient at a client: epsilon 3 for one added")
     assert sum("patient" in sentence for sentence in said) == 1

@@ -14,8 +14,8 @@ from fed_dpsd.server.words import opening
 from tests.conftest import SMALL
 from tests.every import every
 
-EPSILON = "privacy/epsilon_proven/record/add_remove/trust_nobody"
-SPENT = "rounds/epsilon_spent/record/add_remove/trust_nobody"
+EPSILON = "privacy/epsilon_proven/record/add_remove/trust_nobody/seeded_noise"
+SPENT = "rounds/epsilon_spent/record/add_remove/trust_nobody/seeded_noise"
 
 
 class Kept:
@@ -70,10 +70,10 @@ def test_every_epsilon_names_its_meaning_and_no_setting_names_a_place(kept, tmp_
     assert names.pop(0) == "privacy/epsilon_published/no_guarantee"
     assert len(names) == 2 * 6  # proven and spent
     for name in names:
-        _, _, unit, relation, trust = name.split("/")
+        _, _, unit, relation, trust, noise = name.split("/")
         assert unit in ("record", "patient", "client")
         assert relation in ("add_remove", "replace_one")
-        assert trust == "trust_nobody"
+        assert (trust, noise) == ("trust_nobody", "seeded_noise")
     assert kept.last.settings["rounds"] == 3
     assert kept.last.settings["data.shape"] == "[1, 8, 8]"
     assert str(tmp_path) not in json.dumps(kept.last.settings)

@@ -44,7 +44,7 @@ def test_a_run_over_hospitals(deployed, tmp_path):
     assert notes == [
         *("per run", "tuning not covered"),
         "delta should be below 1 / (records of each client)",
-        "a client's response time reveals roughly how many records it has",
+        "response times are not covered: they may reveal whether a record is present",
     ]
     assert summary["accuracy"]["evaluated_on"] == "360 test images of digits, the coordinator's own"
     assert not (folder / "ledger").exists()

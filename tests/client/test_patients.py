@@ -238,7 +238,7 @@ def test_the_target_is_spent_on_a_patient_and_the_card_says_who_patients_are(sma
     assert 2 < replaced == rows["record", "add_remove"]["epsilon"]
     assert replaced == rows["record", "replace_one"]["epsilon"]
     assert rows["client", "add_remove"]["epsilon"] == "inf"
-    note = "patients are made up: 3 records of one class each"
+    note = "patients are made up, 3 records of one class each, and taken as given"
     assert all(note in row["notes"] for row in rows.values())  # a record's part depends on them
     assert "replaced by a record of the same patient" in rows["record", "replace_one"]["notes"]
     assert card["reason"].endswith("a client's number of patients is not bounded")

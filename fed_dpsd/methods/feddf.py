@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fed_dpsd.methods.fedavg import average
-from fed_dpsd.methods.method import PublicContext, draw_public, require_fractions
+from fed_dpsd.methods.method import PublicContext, counts_of, draw_public, require_fractions
 from fed_dpsd.methods.white_box import Distilling, Ensemble
 from fed_dpsd.models import load_vector, to_vector
 from fed_dpsd.models.classifiers import Classifier
@@ -67,6 +67,6 @@ class FedDF(Distilling):
     ) -> NDArray[np.uint8]:
         """Draw procedural images and crops of public pictures."""
         queries = context.queries_per_round
-        counts = {kind: int(fraction * queries) for kind, fraction in self.fractions.items()}
+        counts = counts_of(self.fractions, queries)
         counts["lines"] = queries - sum(counts.values())
         return np.concatenate(draw_public(counts, context, streams, number))

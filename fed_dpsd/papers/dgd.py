@@ -39,6 +39,7 @@ from fed_dpsd.methods.method import (
     Round,
     Site,
     State,
+    counts_of,
     draw_public,
     nobody_answers,
     require_fractions,
@@ -223,7 +224,7 @@ class DGD(Method):
     ) -> NDArray[np.uint8]:
         """Return all (N, C, H, W) uint8 synthetic images in random order; the first are sent."""
         needed = max(self.synthetic_images, context.rounds * context.queries_per_round)
-        counts = {kind: int(fraction * needed) for kind, fraction in self.fractions.items()}
+        counts = counts_of(self.fractions, needed)
         parts = draw_public(counts, context, streams, 1)
         rates = rates_of(self, "generator_learning_rate")
         left, rng = needed - sum(counts.values()), streams.torch("synthetic images")

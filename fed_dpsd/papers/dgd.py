@@ -213,11 +213,8 @@ class DGD(Method):
         """Return Eq. 2, which rewards confidence, balance over classes and large activations."""
         features = baseline.features(images)
         logits = baseline.classifier(features)
-        return (
-            losses.one_hot_loss(logits)
-            + self.entropy_weight * losses.entropy_loss(logits)
-            - self.activation_weight * features.abs().mean()
-        )
+        weights = 1.0, self.entropy_weight, self.activation_weight
+        return losses.dafl_loss([features], logits, *weights)
 
     def synthesise(
         self, generator: nn.Module, context: PublicContext, streams: Streams

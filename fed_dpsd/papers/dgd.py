@@ -160,7 +160,7 @@ class DGD(Method):
             baselines = fetch_baselines(federation, context)
             self.train_generator(generator, baselines, context, streams)
         images = self.synthesise(generator, context, streams)
-        if resume is None:
+        if resume is None and self.unsupervised_weight > 0:  # nothing else reads the autoencoder
             self.train_vae(vae, images, context, streams)
 
         queries = context.queries_per_round

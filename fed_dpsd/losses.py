@@ -3,6 +3,7 @@
 B is the batch size, K the number of classes. Probabilities are rows that sum to 1.
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -213,4 +214,28 @@ def generator_loss(
         one_hot_weight * one_hot_loss(logits)
         + entropy_weight * entropy_loss(logits)
         + activation_weight * activation_loss(features)
+    )
+
+
+def dafl_loss(
+    features: Sequence[torch.Tensor],
+    logits: torch.Tensor,
+    one_hot_weight: float,
+    entropy_weight: float,
+    activation_weight: float,
+) -> torch.Tensor:
+    """Return DAFL's loss of a generator (arXiv 1904.01186), with the activation's mean, not norm.
+
+    Args:
+        features: each teacher's (B, F) features on the generator's images.
+        logits: (B, K) logits of the teachers together.
+        one_hot_weight: weight of `one_hot_loss`.
+        entropy_weight: weight of `entropy_loss`.
+        activation_weight: weight of the mean absolute feature, averaged over the teachers.
+    """
+    activation = torch.stack([own.abs().mean() for own in features]).mean()
+    return (
+        one_hot_weight * one_hot_loss(logits)
+        + entropy_weight * entropy_loss(logits)
+        - activation_weight * activation
     )

@@ -153,3 +153,9 @@ def test_generator_losses_prefer_what_they_should():
     assert losses.entropy_loss(balanced) < losses.entropy_loss(collapsed)
     assert losses.entropy_loss(torch.zeros(2, 4)).item() == pytest.approx(-math.log(4))
     assert losses.activation_loss(torch.full((2, 4), 2.0)).item() == pytest.approx(-2.0)
+
+
+def test_dafl_loss_averages_the_activations_of_teachers_of_any_size():
+    features, logits = [torch.full((2, 4), -2.0), torch.full((2, 8), 4.0)], torch.zeros(2, 3)
+    expected = 2.0 * math.log(3) - 5.0 * math.log(3) - 0.5 * 3.0
+    assert losses.dafl_loss(features, logits, 2.0, 5.0, 0.5).item() == pytest.approx(expected)

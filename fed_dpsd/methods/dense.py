@@ -52,6 +52,14 @@ class DENSE(Generating):
                 "answer_again=true answers moved images, and none moves; use shift=4 or flip=true"
             )
 
+    def stored(
+        self, ensemble: Ensemble, images: NDArray[np.uint8], context: PublicContext
+    ) -> NDArray[np.float32]:
+        """With `answer_again`, store zeros: these answers are replaced before they are read."""
+        if self.answer_again:
+            return np.zeros((len(images), context.num_classes), np.float32)
+        return super().stored(ensemble, images, context)
+
     def answered(
         self,
         ensemble: Ensemble,

@@ -120,6 +120,12 @@ def require_fractions(fractions: Mapping[str, float], others: str) -> None:
         )
 
 
+def counts_of(fractions: Mapping[str, float], total: int) -> dict[str, int]:
+    """Return how many of `total` images are of each kind, rounded down."""
+    # A product of floats may lie just below its integer: 0.29 * 100 is 28.999999999999996.
+    return {kind: int(round(fraction * total, 9)) for kind, fraction in fractions.items()}
+
+
 def draw_public(
     counts: Mapping[str, int], context: PublicContext, streams: Streams, number: int
 ) -> list[NDArray[np.uint8]]:

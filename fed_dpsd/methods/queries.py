@@ -16,7 +16,13 @@ from torch import nn
 
 from fed_dpsd import losses
 from fed_dpsd.config import require, require_positive
-from fed_dpsd.methods.method import PublicContext, ReplayBuffer, draw_public, require_fractions
+from fed_dpsd.methods.method import (
+    PublicContext,
+    ReplayBuffer,
+    counts_of,
+    draw_public,
+    require_fractions,
+)
 from fed_dpsd.models import procedural
 from fed_dpsd.models.divergence import descend, rates_of
 from fed_dpsd.models.inference import to_bytes
@@ -73,7 +79,7 @@ class Queries:
 
     def mixture(self, queries: int) -> dict[str, int]:
         """Return how many of a round's images are of each kind; generators make the rest."""
-        counts = {kind: int(fraction * queries) for kind, fraction in self.fractions.items()}
+        counts = counts_of(self.fractions, queries)
         return {**counts, "generated": queries - sum(counts.values())}
 
     def draw(

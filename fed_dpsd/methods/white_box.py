@@ -266,6 +266,12 @@ class Distilling(WhiteBox):
     ) -> NDArray[np.uint8]:
         """Return (Q, C, H, W) new images."""
 
+    def stored(
+        self, ensemble: Ensemble, images: NDArray[np.uint8], context: PublicContext
+    ) -> NDArray[np.float32]:
+        """Return the (Q, K) answers to store with new images."""
+        return ensemble_logits(ensemble, images, context.device)
+
     def answered(
         self,
         ensemble: Ensemble,
@@ -288,7 +294,7 @@ class Distilling(WhiteBox):
         buffer = resume.load(student=student) if resume else []
         for number in range(len(buffer) + 1, context.rounds + 1):
             images = self.synthesise(ensemble, student, context, streams, number)
-            logits = ensemble_logits(ensemble, images, context.device)
+            logits = self.stored(ensemble, images, context)
             no_predictions = np.empty((0, context.num_classes), np.float32)
             buffer.append(ReplayBuffer(images, no_predictions, logits))
             rng = streams.torch("replay", query_id=number)

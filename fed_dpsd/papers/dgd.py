@@ -39,6 +39,7 @@ from fed_dpsd.methods.method import (
     Round,
     Site,
     State,
+    counts_of,
     draw_public,
     nobody_answers,
     require_fractions,
@@ -159,7 +160,7 @@ class DGD(Method):
             baselines = fetch_baselines(federation, context)
             self.train_generator(generator, baselines, context, streams)
         images = self.synthesise(generator, context, streams)
-        if resume is None:
+        if resume is None and self.unsupervised_weight > 0:  # nothing else reads the autoencoder
             self.train_vae(vae, images, context, streams)
 
         queries = context.queries_per_round
@@ -212,18 +213,15 @@ class DGD(Method):
         """Return Eq. 2, which rewards confidence, balance over classes and large activations."""
         features = baseline.features(images)
         logits = baseline.classifier(features)
-        return (
-            losses.one_hot_loss(logits)
-            + self.entropy_weight * losses.entropy_loss(logits)
-            - self.activation_weight * features.abs().mean()
-        )
+        weights = 1.0, self.entropy_weight, self.activation_weight
+        return losses.dafl_loss([features], logits, *weights)
 
     def synthesise(
         self, generator: nn.Module, context: PublicContext, streams: Streams
     ) -> NDArray[np.uint8]:
         """Return all (N, C, H, W) uint8 synthetic images in random order; the first are sent."""
         needed = max(self.synthetic_images, context.rounds * context.queries_per_round)
-        counts = {kind: int(fraction * needed) for kind, fraction in self.fractions.items()}
+        counts = counts_of(self.fractions, needed)
         parts = draw_public(counts, context, streams, 1)
         rates = rates_of(self, "generator_learning_rate")
         left, rng = needed - sum(counts.values()), streams.torch("synthetic images")

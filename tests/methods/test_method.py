@@ -9,7 +9,7 @@ from PIL import Image
 
 from fed_dpsd.errors import UserError
 from fed_dpsd.methods.class_counts import fetch_class_weights, weigh
-from fed_dpsd.methods.method import draw_public
+from fed_dpsd.methods.method import counts_of, draw_public
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.protocol import Aggregate, Refusal, Replies, Request, Response
 from fed_dpsd.streams import Streams
@@ -127,6 +127,11 @@ def test_a_total_is_weighted_and_who_has_no_share_is_left_out(small):
     signed = replace(context, answers=NormalizedGradient(2, 1.0))
     total = method.collect(federation, request, signed, shares)
     assert total.sum == pytest.approx(4 * np.array([[-0.6, 0.25 * 0.4 + 0.75 * 0.2]]))
+
+
+def test_counts_are_whole_where_floats_lie_just_below():
+    assert counts_of({"areas": 0.29, "lines": 0.7}, 100) == {"areas": 29, "lines": 70}
+    assert counts_of({"areas": 0.299}, 100) == {"areas": 29}
 
 
 @pytest.mark.parametrize(

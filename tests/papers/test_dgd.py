@@ -14,6 +14,7 @@ from fed_dpsd.accounts.account import Unplanned
 from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import ProtocolError, UserError
+from fed_dpsd.methods.method import below
 from fed_dpsd.papers import dgd
 from fed_dpsd.privacy.accounting import Stage, prove
 from fed_dpsd.privacy.training import BaselineWeights
@@ -204,6 +205,19 @@ def test_the_autoencoder_sees_only_images_that_are_not_queried(small, tmp_path, 
         assert len(queried) == 16
         assert len(others) > 40 if images == 64 else not others
         assert not queried & others
+
+
+@pytest.mark.parametrize("weight", [0, 1])
+def test_an_autoencoder_that_nothing_reads_is_not_trained(small, tmp_path, weight):
+    states = []
+    for steps in (0, 2):
+        settings = f"method.unsupervised_weight={weight}", f"method.vae_steps={steps}"
+        experiment = small(*PLAIN, *settings, "method.generator_steps=0", "rounds=1")
+        _, (finished,) = finish(experiment, tmp_path / str(steps))
+        states.append(below("vae", finished.state.tensors))
+    same = [torch.equal(states[0][name], states[1][name]) for name in states[0]]
+    assert len(same) > 1
+    assert all(same) == (weight == 0)
 
 
 SEVERAL = ("num_clients=3", "partition=iid", "answers=votes", "teachers_per_client=2")

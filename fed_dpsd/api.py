@@ -82,7 +82,7 @@ class Run:
         """
         if form not in get_args(Format):
             raise UserError(f"form={form!r} must be {' or '.join(get_args(Format))}")
-        return export(self.folder, Path(folder).absolute(), form).path
+        return export(self.folder, _path("folder", folder), form).path
 
     def synthesize(
         self,
@@ -106,7 +106,7 @@ class Run:
             UserError: the run is not completed or has no such images, or a file exists or cannot be
                 written.
         """
-        place = Path(path).absolute()
+        place = _path("path", path)
         return synthesize(self.folder, number, place, labels, source, seed).path
 
     def history(self) -> "pandas.DataFrame":
@@ -297,7 +297,7 @@ def sweep(*overrides: str, out: Path | str = "runs/sweep", progress: bool = True
     Raises:
         UserError: an override is wrong, or a run failed; the message names each run that failed.
     """
-    folder = Path(out).absolute()
+    folder = _path("out", out)
     console = Console(stderr=True, highlight=False, quiet=not progress)
 
     def say(line: str) -> None:
@@ -344,7 +344,15 @@ def report(
         UserError: there is nothing to report.
     """
     places = [_place(each).absolute() for each in runs]
-    return [*write_report(places, out and Path(out).absolute(), against)][-1]
+    place = None if out is None else _path("out", out)
+    return [*write_report(places, place, against)][-1]
+
+
+def _path(name: str, value: Path | str) -> Path:
+    """Return an argument as an absolute path; "" would silently be the working directory."""
+    if not str(value):
+        raise UserError(f'{name}="" is empty; give a path')
+    return Path(value).absolute()
 
 
 def _place(each: Run | Sweep | Path | str) -> Path:

@@ -244,6 +244,22 @@ def test_errors_of_resume_and_plan_are_the_users(folder):
         fed_dpsd.plan("num_clients=0")
 
 
+def test_an_empty_path_is_not_the_working_directory(trained, folder):
+    run, _ = trained
+    for name, use in {
+        "folder": lambda: run.export(""),
+        "path": lambda: run.synthesize(1, ""),
+        "out": lambda: fed_dpsd.sweep("seed=0,1", out=""),
+    }.items():
+        with pytest.raises(UserError, match=f'^{name}="" is empty; give a path'):
+            use()
+    with pytest.raises(UserError, match='^out="" is empty'):
+        fed_dpsd.report(run, out="")
+    with pytest.raises(UserError, match="^against is empty; give an entry"):
+        fed_dpsd.report(run, against="")
+    assert not list(folder.iterdir())
+
+
 @pytest.mark.parametrize(("given", "expected"), [(None, "passive"), ("active", "active")])
 def test_threads_that_wait_leave_their_core_unless_set_otherwise(given, expected):
     environment = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"}

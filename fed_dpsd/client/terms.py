@@ -141,6 +141,9 @@ class Terms:
     weights: str | None = None
 
     def __post_init__(self) -> None:
+        for key, what in (("name", "a name of the data set"), ("state", "a folder")):
+            if not getattr(self, key).strip():
+                raise ValueError(f"{key}= is empty; give {what}")
         require(self, client=0, num_clients=1, queries=0, threads=1)
         require(self, colluding=0)
         for key, most in (("num_clients", MOST_CLIENTS), ("threads", MOST_THREADS)):

@@ -72,6 +72,8 @@ class DataConfig:
     pixel_bits: int = Field(16, ge=8, le=16, description="number of bits that 16-bit images use")
 
     def __post_init__(self) -> None:
+        if self.path == "":  # as a path, it would be the working directory
+            raise ValueError("path= is empty; give a folder or a table, or leave it out")
         if self.records_per_patient is not None and self.patient_column is not None:
             raise ValueError(
                 f"records_per_patient={self.records_per_patient} makes up patients, and "

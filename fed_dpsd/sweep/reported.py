@@ -64,6 +64,8 @@ def write_report(
     """Write the tables, figures and page of absolute paths; yield each file, the page last."""
     from fed_dpsd.report import pages  # matplotlib takes a second to import
 
+    if against == "":
+        raise UserError("against is empty; give an entry of the tables, or leave it out")
     run = facts_of(paths, threshold, title)
     if run and run.unfinished:  # its numbers are not in a table yet
         say(f"not finished: {run.unfinished.status}")

@@ -280,6 +280,8 @@ def test_a_bad_file_names_every_problem(tmp_path):
             "trust=everybody must be nobody, threshold or server",
         ),
         ({"methods": ["voodoo"]}, "methods: 'voodoo' is unknown"),
+        ({"name": ""}, "site.name= is empty; give a name of the data set"),
+        ({"state": " "}, "site.state= is empty; give a folder"),
         ({"client": 2}, "client=2 must be below num_clients=2"),
         ({"budget": float("inf")}, "budget=inf must be finite"),
         ({"delta": 1.0}, "site.delta=1.0 must be strictly between 0 and 1"),
@@ -308,6 +310,8 @@ def test_a_bad_file_names_every_problem(tmp_path):
     ):
         with pytest.raises(ConfigError, match=problem):
             hospitals.open_file(with_files(tmp_path / "c", labels=labels))
+    with pytest.raises(ConfigError, match=r"site\.files\.path= is empty; give a folder or a table"):
+        hospitals.open_file(with_files(tmp_path / "d", path=""))
     with pytest.raises(UserError, match="is not a site file: No such file"):
         hospitals.open_file(tmp_path / "nowhere.yaml")
     wrong = (("", "it is empty"), ("- a", "no KEY: VALUE lines"), ("a: 1\n\tb: 2", r"line 2"))

@@ -270,6 +270,12 @@ def test_a_missing_data_folder_is_named(tmp_path):
     assert f"data.path={tmp_path}/nowhere does not exist; give a folder" in text
 
 
+def test_an_empty_path_of_data_is_not_the_working_directory(tmp_path):
+    empty = "data.path= is empty; give a folder or a table, or leave it out"
+    for name in ("digits", "mnist", "imagefolder"):  # the last takes the classes from the path
+        assert problems(tmp_path, f"data={name}", "data.path=") == empty
+
+
 def test_paths_start_from_the_users_directory(tmp_path, home):
     config = set_up(compose([]), tmp_path).config
     assert (config.out, config.cache) == (f"{tmp_path}/runs", f"{home}/cache")

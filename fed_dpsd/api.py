@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from rich.console import Console
 
 from fed_dpsd.accounts.card import PrivacyCard
+from fed_dpsd.config.bind import read_run
 from fed_dpsd.display import shown
 from fed_dpsd.engines.flower.simulation import simulate
 from fed_dpsd.engines.local import LocalFederation
@@ -33,7 +34,7 @@ from fed_dpsd.server.student import Student, open_student, student_of
 from fed_dpsd.server.summary import read_summary, result_line, round_text, write_failure
 from fed_dpsd.server.synthesis import Source, synthesize
 from fed_dpsd.server.trackers import require_tracker
-from fed_dpsd.server.words import opening
+from fed_dpsd.server.words import opening, shown_path
 from fed_dpsd.storage import encoded, write_atomically
 from fed_dpsd.sweep import sweep as sweeps
 from fed_dpsd.sweep.reported import write_report
@@ -56,8 +57,21 @@ class Run:
 
     @functools.cached_property
     def summary(self) -> dict[str, Any]:
-        """The content of summary.json: accuracies in [0, 1], queries, seconds, privacy."""
-        return read_summary(self.folder)
+        """The content of summary.json: accuracies in [0, 1], queries, seconds, privacy.
+
+        Raises:
+            UserError: the folder is not a run folder, or has no summary yet.
+        """
+        if not (summary := read_summary(self.folder)):
+            raise self._unfinished("no summary.json")
+        return summary
+
+    def _unfinished(self, lacking: str) -> UserError:
+        read_run(self.folder)  # which raises another error for a folder without a run
+        return UserError(
+            f"{self.folder} has {lacking}; `fed-dpsd resume {shown_path(self.folder)}` continues "
+            "the run"
+        )
 
     @functools.cached_property
     def student(self) -> Student:
@@ -70,7 +84,11 @@ class Run:
 
     @property
     def privacy(self) -> PrivacyCard:
-        """The published epsilon and every proven one, each with its meaning."""
+        """The published epsilon and every proven one, each with its meaning.
+
+        Raises:
+            UserError: as for `summary`.
+        """
         return PrivacyCard(self.summary["privacy"])
 
     def export(self, folder: Path | str, form: Format = "safetensors") -> Path:
@@ -118,9 +136,10 @@ class Run:
         {1: 64, 2: 128}
 
         Raises:
-            UserError: pandas is not installed.
+            UserError: pandas is not installed, or no round has ended yet.
         """
-        rows = read_log(self.folder)
+        if not (rows := read_log(self.folder)):
+            raise self._unfinished("no finished rounds")
         whole = {
             name for row in rows for name, value in row.items() if isinstance(value, list | dict)
         }

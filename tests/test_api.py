@@ -5,6 +5,7 @@ import inspect
 import json
 import os
 import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -242,6 +243,22 @@ def test_errors_of_resume_and_plan_are_the_users(folder):
         fed_dpsd.resume(folder)
     with pytest.raises(ConfigError, match="num_clients=0 must be >= 1"):
         fed_dpsd.plan("num_clients=0")
+
+
+def test_a_folder_without_results_is_named_with_a_remedy(trained, folder):
+    (folder / "begun").mkdir()
+    shutil.copy(trained[0].folder / "config.yaml", folder / "begun")
+    begun = fed_dpsd.Run(folder / "begun")
+    remedy = "; `fed-dpsd resume begun` continues the run$"
+    for use in (lambda: begun.summary, lambda: begun.privacy, lambda: repr(begun)):
+        with pytest.raises(UserError, match=f"^{folder}/begun has no summary.json{remedy}"):
+            use()
+    with pytest.raises(UserError, match=f"^{folder}/begun has no finished rounds{remedy}"):
+        begun.history()
+    nowhere = fed_dpsd.Run(folder / "nowhere")
+    for use in (lambda: nowhere.summary, nowhere.history):
+        with pytest.raises(UserError, match="nowhere is not a run folder .it does not exist"):
+            use()
 
 
 def test_an_empty_path_is_not_the_working_directory(trained, folder):

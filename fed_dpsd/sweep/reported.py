@@ -313,7 +313,10 @@ def _ledgers(experiment: Experiment, folder: Path, place: Path) -> dict[int, str
 
 
 def _json(path: Path) -> dict[str, Any]:
-    return dict(json.loads(path.read_text())) if path.exists() else {}
+    try:
+        return dict(json.loads(path.read_text())) if path.exists() else {}
+    except ValueError:
+        raise UserError(f"{path} is damaged; restore it from a backup") from None
 
 
 # --- the command that repeats a run ---

@@ -323,7 +323,7 @@ def _row(cell: Cell, swept: Iterable[str]) -> Row:
     label's epsilon has its own delta and trust, since it does not cover records.
     """
     config, summary = cell.experiment.config, read_summary(cell.folder)
-    versions = json.loads((cell.folder / "versions.json").read_text())
+    versions = _versions(cell.folder / "versions.json")
     scores, areas = summary["accuracy"], summary["auroc"]
     proven = {(row["unit"], row["relation"]): row for row in summary["privacy"]["proven"]}
     label = summary["privacy"]["label"] or {}
@@ -362,6 +362,16 @@ def _row(cell: Cell, swept: Iterable[str]) -> Row:
         "machine": versions.get("machine"),
     }
     return _texts(row)
+
+
+def _versions(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text()))
+    except (OSError, ValueError):
+        raise UserError(
+            f"{path} is missing or damaged; restore it from a backup, or write {{}} to it for a "
+            "table without the run's commit and machine"
+        ) from None
 
 
 def _rounds(cell: Cell) -> list[Row]:

@@ -29,7 +29,13 @@ from fed_dpsd.server.export import Format, export
 from fed_dpsd.server.federation import InUse
 from fed_dpsd.server.run import Progress
 from fed_dpsd.server.run import run as run_rounds
-from fed_dpsd.server.run_folder import new_run_folder, open_completed, open_run_folder, read_log
+from fed_dpsd.server.run_folder import (
+    new_run_folder,
+    open_completed,
+    open_run_folder,
+    read_log,
+    require_checkpoint,
+)
 from fed_dpsd.server.student import Student, open_student, student_of
 from fed_dpsd.server.summary import read_summary, result_line, round_text, write_failure
 from fed_dpsd.server.synthesis import Source, synthesize
@@ -136,9 +142,11 @@ class Run:
         {1: 64, 2: 128}
 
         Raises:
-            UserError: pandas is not installed, or no round has ended yet.
+            UserError: pandas is not installed, or there is no finished round.
         """
         if not (rows := read_log(self.folder)):
+            if read_summary(self.folder).get("status") == "completed":
+                raise UserError(f"{self.folder}: method={self.summary['method']} has no rounds")
             raise self._unfinished("no finished rounds")
         whole = {
             name for row in rows for name, value in row.items() if isinstance(value, list | dict)
@@ -298,8 +306,8 @@ def resume(
         progress: as for `run`.
 
     Raises:
-        UserError: `folder` is not a run folder, its clients are hospitals, a function is missing,
-            or the run failed.
+        UserError: `folder` is not a run folder, its clients are hospitals, a function or the
+            checkpoint of a completed run is missing, or the run failed.
     """
     add_functions({"teacher": teacher, "student": student})
     return _shown(resumed_job(Path(folder)), progress)
@@ -436,7 +444,8 @@ def resumed_job(folder: Path) -> Job:
     folder = folder.absolute()
     experiment = open_run_folder(folder)
     job = local_job(experiment, folder)
-    if read_summary(folder).get("status") == "completed":
+    if (summary := read_summary(folder)).get("status") == "completed":
+        require_checkpoint(folder, summary)
         return dataclasses.replace(job, completed=True)
     check_simulated(experiment, f'resume="{folder}"')
     require_functions(experiment.config)

@@ -261,6 +261,30 @@ def test_a_folder_without_results_is_named_with_a_remedy(trained, folder):
             use()
 
 
+def test_a_completed_run_without_its_checkpoint_says_so_and_can_start_again(trained, folder):
+    run = fed_dpsd.Run(shutil.copytree(trained[0].folder, folder / "run"))
+    shutil.rmtree(run.folder / "checkpoint")
+    missing = f"^{run.folder}/checkpoint, with the student, is missing or empty; .* delete "
+    for use in (
+        lambda: run.student,
+        lambda: run.export(folder / "model"),
+        lambda: fed_dpsd.resume(run.folder, progress=False),
+    ):
+        with pytest.raises(UserError, match=missing):
+            use()
+    (run.folder / "summary.json").unlink()
+    again = fed_dpsd.resume(run.folder, progress=False)
+    assert again.summary["student_sha256"] == trained[0].summary["student_sha256"]
+
+
+def test_a_method_without_rounds_says_so(folder):
+    settings = [each for each in SMALL if not each.startswith("method.")]
+    run = fed_dpsd.run(*settings, "method=local", progress=False)
+    with pytest.raises(UserError, match="method=local has no rounds"):
+        run.history()
+    assert fed_dpsd.resume(run.folder, progress=False).summary == run.summary
+
+
 def test_an_empty_path_is_not_the_working_directory(trained, folder):
     run, _ = trained
     for name, use in {

@@ -145,8 +145,23 @@ def open_completed(folder: Path) -> CompletedRun:
             f"{folder}: this run has not completed{cause}; continue it with `fed-dpsd resume "
             f"{folder}`, or run it again with other settings"
         )
+    require_checkpoint(folder, summary)
     state = checkpoint.load(folder / "checkpoint") or State(0, {}, ())
     return CompletedRun(folder, experiment, summary, state)
+
+
+def require_checkpoint(folder: Path, summary: Mapping[str, Any]) -> None:
+    """Check that a completed run still has its checkpoint; method=local writes none.
+
+    Raises:
+        UserError: the checkpoint is missing.
+    """
+    path = folder / "checkpoint"
+    if summary.get("student_sha256") is not None and not checkpoint.latest(path):
+        raise UserError(
+            f"{path}, with the student, is missing or empty; restore it from a backup, or delete "
+            f"{folder / 'summary.json'} and resume the run: it starts again (its ledger stays)"
+        )
 
 
 def open_log(path: Path, rounds: int) -> tuple[Path, list[dict[str, Any]]]:

@@ -303,7 +303,8 @@ def with_classes(data: Mapping[str, Any], base: Path | None, problems: list[str]
     names = names or of_labels
     if number is None and len(names) < 2:
         found = f"has one class, {names[0]}" if names else "has no class" if path else "is needed"
-        if path != "":  # which is reported with the other keys
+        # A path that is empty or cannot be read has a problem of its own.
+        if path != "" and not any(each.startswith("data.path=") for each in problems):
             problems.append(f"data={data.get('name')}: data.path {found}; give {LAYOUT}")
         names, number = [], 2
     count = len(names) if number is None else number

@@ -276,6 +276,11 @@ def test_an_empty_path_of_data_is_not_the_working_directory(tmp_path):
         assert problems(tmp_path, f"data={name}", "data.path=") == empty
 
 
+def test_a_path_that_cannot_be_read_is_not_said_to_be_missing_too(tmp_path):
+    text = problems(tmp_path, "data=imagefolder", "data.path=a(b)")
+    assert text == "data.path=a(b): put the value in quotes: 'data.path=\"a(b)\"'"
+
+
 def test_paths_start_from_the_users_directory(tmp_path, home):
     config = set_up(compose([]), tmp_path).config
     assert (config.out, config.cache) == (f"{tmp_path}/runs", f"{home}/cache")

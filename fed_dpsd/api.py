@@ -178,7 +178,7 @@ class Sweep:
     """The finished runs of a grid.
 
     Args:
-        table: the CSV file of the results, one row for each run.
+        table: the CSV file of the results, one row for each run; other grids may share it.
         runs: the runs, in the order of the grid.
     """
 
@@ -186,12 +186,14 @@ class Sweep:
     runs: tuple[Run, ...]
 
     def results(self) -> "pandas.DataFrame":
-        """Return the table as a pandas DataFrame.
+        """Return the rows of these runs in the table as a pandas DataFrame.
 
         Raises:
             UserError: pandas is not installed.
         """
-        return _pandas("results()").read_csv(self.table)
+        table = _pandas("results()").read_csv(self.table)
+        own = [run.folder.name for run in self.runs]
+        return table[table["key"].isin(own)].reset_index(drop=True)
 
     def __repr__(self) -> str:
         """Return the number of runs and the path of the table."""

@@ -196,6 +196,15 @@ def test_a_plan_spends_nothing_and_says_what_the_run_then_spends(trained, folder
     assert not list(folder.iterdir())
 
 
+def test_a_sweeps_results_are_those_of_its_own_runs(tmp_path):
+    pytest.importorskip("pandas")
+    table = tmp_path / "results.csv"
+    table.write_text("key,student\nother,0.1\nfirst,0.2\nsecond,0.3\n")
+    swept = api.Sweep(table, tuple(api.Run(tmp_path / name) for name in ("first", "second")))
+    assert list(swept.results()["student"]) == [0.2, 0.3]
+    assert list(swept.results().index) == [0, 1]
+
+
 # --- errors ---
 
 

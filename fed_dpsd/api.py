@@ -61,6 +61,9 @@ class Run:
 
     folder: Path
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "folder", Path(self.folder))  # from a string too
+
     @functools.cached_property
     def summary(self) -> dict[str, Any]:
         """The content of summary.json: accuracies in [0, 1], queries, seconds, privacy.
@@ -288,7 +291,7 @@ def run(
 
 
 def resume(
-    folder: Path | str,
+    folder: Run | Path | str,
     teacher: MakeNetwork | None = None,
     student: MakeNetwork | None = None,
     progress: bool | Progress = True,
@@ -302,7 +305,7 @@ def resume(
     True
 
     Args:
-        folder: a run folder, from any engine.
+        folder: a run or its folder, from any engine.
         teacher: the function that `run` was given, if any.
         student: the function that `run` was given, if any.
         progress: as for `run`.
@@ -312,7 +315,7 @@ def resume(
             checkpoint of a completed run is missing, or the run failed.
     """
     add_functions({"teacher": teacher, "student": student})
-    return _shown(resumed_job(Path(folder)), progress)
+    return _shown(resumed_job(_place(folder)), progress)
 
 
 def sweep(*overrides: str, out: Path | str = "runs/sweep", progress: bool = True) -> Sweep:
@@ -333,6 +336,7 @@ def sweep(*overrides: str, out: Path | str = "runs/sweep", progress: bool = True
         console.print(line, markup=False, soft_wrap=True)
 
     table = folder / sweeps.TABLE
+    _check_strings(overrides, "sweep")
     cells = sweeps.plan(list(overrides), folder, Path.cwd(), say)
     if failed := run_cells(cells, table, console, say):
         raise UserError("; ".join(f"failed: {cell}: {error}" for cell, error in failed.items()))
@@ -372,6 +376,8 @@ def report(
     Raises:
         UserError: there is nothing to report.
     """
+    if not runs:
+        raise UserError("report() needs a run, a sweep or a path, as in fed_dpsd.report(run)")
     places = [_place(each).absolute() for each in runs]
     place = None if out is None else _path("out", out)
     return [*write_report(places, place, against)][-1]
@@ -401,7 +407,7 @@ def load_student(path: Path | str, student: MakeNetwork | None = None) -> Studen
         UserError: the file is not an exported student, is damaged, or needs a missing ONNX package.
     """
     add_functions({"student": student})
-    return open_student(Path(path))
+    return open_student(_place(path))  # which explains that a run is no file
 
 
 def plan(*overrides: str) -> PlannedRun:
@@ -423,8 +429,8 @@ def new_job(overrides: tuple[str, ...], engine: Engine = "local", nodes: int | N
         raise UserError(f"engine={engine} must be {' or '.join(get_args(Engine))}")
     if nodes is not None and engine == "local":
         raise UserError(f"nodes={nodes} needs engine=flower; the local engine has no nodes")
-    if nodes is not None and nodes < 1:
-        raise UserError(f"nodes={nodes} must be >= 1")
+    if nodes is not None and (not isinstance(nodes, int) or nodes < 1):
+        raise UserError(f"nodes={nodes!r} must be an integer >= 1")
     require_tracker(experiment.config.tracker)
     clients = nodes or experiment.config.num_clients
     placement, warnings = ready(experiment, overrides, 1 if engine == "local" else clients)
@@ -491,12 +497,16 @@ def shown_progress(experiment: Experiment, console: Console) -> Iterator[Progres
 
 def composed(overrides: Sequence[str]) -> Experiment:
     """Return the single experiment of overrides; relative paths start from the current folder."""
+    _check_strings(overrides, "run")
+    return one_run(overrides, Path.cwd())
+
+
+def _check_strings(overrides: Sequence[str], function: str) -> None:
     if not all(isinstance(override, str) for override in overrides):
         raise UserError(
             f"overrides={overrides!r}: give each override as a string, as in "
-            'fed_dpsd.run("rounds=2", "seed=1")'
+            f'fed_dpsd.{function}("rounds=2", "seed=1")'
         )
-    return one_run(overrides, Path.cwd())
 
 
 def show(job: Job, console: Console) -> Run:

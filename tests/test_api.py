@@ -121,6 +121,8 @@ def test_a_run_is_what_its_folder_holds(trained, tmp_path):
     assert run.summary["status"] == "completed"
     assert run.privacy.published == run.summary["privacy"]["epsilon_published"]
     assert run.privacy.epsilon("record", "replace_one").value == pytest.approx(1_920)
+    with pytest.raises(UserError, match="^unit='records', .* must be one of: record, add_remove; "):
+        run.privacy.epsilon("records", "add_remove")
     assert "proven 1,921 (record, add_remove), 1,921 (replace_one), trust nobody" in str(run)
     images = np.random.default_rng(0).integers(0, 256, (5, 1, 8, 8), dtype=np.uint8)
     predicted = run.student.predict(images)
@@ -133,7 +135,7 @@ def test_a_run_is_what_its_folder_holds(trained, tmp_path):
         fed_dpsd.load_student(tmp_path / "none.safetensors")
     with pytest.raises(UserError, match=r"is a folder; give the file .*student.safetensors"):
         fed_dpsd.load_student(tmp_path / "model")
-    for wrong in (images / 255, images[0], images[:0], images[:, :, 1:]):
+    for wrong in (images.tolist(), images / 255, images[0], images[:0], images[:, :, 1:]):
         with pytest.raises(UserError, match=r"give uint8 images, .* of shape \(B, 1, 8, 8\)"):
             read.predict(wrong)
     assert repr(read).startswith("Student(Network(architecture=")
@@ -184,7 +186,9 @@ def test_a_run_reports_its_teachers_and_its_students_steps(folder):
 def test_resuming_a_completed_run_touches_nothing(trained):
     run, _ = trained
     before = contents(run.folder)
-    assert fed_dpsd.resume(run.folder, progress=True).summary == run.summary
+    for given in (run.folder, str(run.folder), run):
+        assert fed_dpsd.resume(given, progress=True).summary == run.summary
+    assert fed_dpsd.Run(str(run.folder)) == run
     assert contents(run.folder) == before
 
 
@@ -229,7 +233,8 @@ def test_a_failing_run_leaves_its_traceback_and_continues_later(folder, monkeypa
     [
         ((["rounds=2"],), {}, "give each override as a string"),
         ((), {"nodes": 2}, "nodes=2 needs engine=flower"),
-        ((), {"engine": "flower", "nodes": 0}, "nodes=0 must be >= 1"),
+        ((), {"engine": "flower", "nodes": 0}, "nodes=0 must be an integer >= 1"),
+        ((), {"engine": "flower", "nodes": "2"}, "nodes='2' must be an integer"),
         ((), {"engine": "flowr"}, "engine=flowr must be local or flower"),
         (("num_clients=900",), {"engine": "flower"}, "num_clients=.* works here"),
         (("federation=deployment",), {}, "are hospitals, .*flwr run"),
@@ -247,7 +252,13 @@ def test_what_is_wrong_is_said_before_anything_is_written(folder, overrides, opt
     assert not list(folder.iterdir())
 
 
-def test_errors_of_resume_and_plan_are_the_users(folder):
+def test_errors_of_resume_and_plan_are_the_users(folder, trained):
+    with pytest.raises(UserError, match=r"as a string, as in fed_dpsd.sweep\("):
+        fed_dpsd.sweep(["seed=0,1"])
+    with pytest.raises(UserError, match="needs a run, a sweep or a path"):
+        fed_dpsd.report()
+    with pytest.raises(UserError, match="is a run folder; `fed-dpsd export .* writes its student"):
+        fed_dpsd.load_student(trained[0])
     with pytest.raises(UserError, match="is not a run folder"):
         fed_dpsd.resume(folder)
     with pytest.raises(ConfigError, match="num_clients=0 must be >= 1"):

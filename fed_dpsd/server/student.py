@@ -94,10 +94,12 @@ class Student:
         Raises:
             UserError: the images have the wrong type or shape, or there are no images.
         """
-        fits = images.ndim == 4 and len(images) > 0 and images.shape[1:] == self.network.shape
-        if images.dtype != np.uint8 or not fits:
+        array = isinstance(images, np.ndarray)
+        fits = array and images.ndim == 4 and len(images) > 0
+        if not fits or images.dtype != np.uint8 or images.shape[1:] != self.network.shape:
+            given = f"{images.dtype} {images.shape}" if array else f"a {type(images).__name__}"
             raise UserError(
-                f"images={images.dtype} {images.shape}: give uint8 images, values 0 to 255, of "
+                f"images={given}: give uint8 images, values 0 to 255, as a NumPy array of "
                 f"shape (B, {', '.join(map(str, self.network.shape))}) with B >= 1"
             )
         return _probabilities(self.model, images)

@@ -404,7 +404,7 @@ def _resolve_paths(binder: Binder, config: Config, base: Path | None, written: b
         "run_folder": config.run_folder and absolute("run_folder", config.run_folder),
         "ledger": config.ledger and absolute("ledger", config.ledger),
     }
-    if config.data.path is not None:
+    if config.data.path is not None and config.data.name != BUNDLED:  # which reads no path
         path = paths.data_path(config.data.path, base, binder.problems)
         changes["data"] = dataclasses.replace(config.data, path=path)
     if config.pictures and config.pictures not in PACKAGES:
@@ -429,7 +429,8 @@ def _resolve_paths(binder: Binder, config: Config, base: Path | None, written: b
         changes["model"] = dataclasses.replace(config.model, weights=path)
     config = dataclasses.replace(config, **changes)
     if not written:  # a hospital's errors must not name its files to the coordinator
-        binder.problems += public_features(config)
+        found = public_features(config)
+        binder.problems += [each for each in found if not binder.concerns(each)]
     return config
 
 

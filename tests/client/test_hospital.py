@@ -274,6 +274,12 @@ def test_a_bad_file_names_every_problem(tmp_path):
     said = str(caught.value)
     assert "site.budget=three must be a number" in said
     assert "site.clinet=3 is not a key of site; did you mean client?" in said
+    text = site_file(tmp_path / "e").read_text().replace("budget:", "budgets:")
+    (tmp_path / "e.yaml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        hospitals.open_file(tmp_path / "e.yaml")
+    (said,) = caught.value.problems
+    assert said.endswith(" is not a key of site; did you mean budget?")
     for changes, problem in (
         (
             {"trust": ["everybody"]},

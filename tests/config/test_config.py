@@ -259,6 +259,17 @@ def test_what_a_default_stands_in_for_causes_no_other_problem(tmp_path):
     assert text == "data.label_column=5 must be a string"
 
 
+def test_one_mistake_is_one_problem(tmp_path):
+    text = problems(tmp_path, "data.path=nowhere")
+    assert text.startswith("data.path=nowhere: data=digits comes with scikit-learn")
+    assert "\n" not in text
+    (tmp_path / "weights.safetensors").write_bytes(b"")
+    network = ("model=pretrained", "model.backbone=torchvision/resnet18", "model.digest=abc")
+    text = problems(tmp_path, *network, f"model.weights={tmp_path}/weights.safetensors")
+    assert text.startswith("model.digest=abc must be sha256:")
+    assert "\n" not in text
+
+
 def test_a_value_in_the_place_of_keys_names_them(tmp_path):
     assert "teacher=cnn: teacher is a group of keys: teacher.path, " in problems(
         tmp_path, "teacher=cnn"

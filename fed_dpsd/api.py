@@ -314,6 +314,11 @@ def resume(
         UserError: `folder` is not a run folder, its clients are hospitals, a function or the
             checkpoint of a completed run is missing, or the run failed.
     """
+    if isinstance(teacher, str):
+        raise UserError(
+            f"{teacher}: resume takes no settings; for a longer run, start a new one with "
+            "fed_dpsd.run"
+        )
     add_functions({"teacher": teacher, "student": student})
     return _shown(resumed_job(_place(folder)), progress)
 

@@ -255,6 +255,8 @@ def test_what_is_wrong_is_said_before_anything_is_written(folder, overrides, opt
 def test_errors_of_resume_and_plan_are_the_users(folder, trained):
     with pytest.raises(UserError, match=r"as a string, as in fed_dpsd.sweep\("):
         fed_dpsd.sweep(["seed=0,1"])
+    with pytest.raises(UserError, match="^rounds=5: resume takes no settings; for a longer run"):
+        fed_dpsd.resume(trained[0], "rounds=5")
     with pytest.raises(UserError, match="needs a run, a sweep or a path"):
         fed_dpsd.report()
     with pytest.raises(UserError, match="is a run folder; `fed-dpsd export .* writes its student"):

@@ -185,8 +185,8 @@ class Binder:
 
     def _as_typed(self, problem: str) -> str:
         """Return a problem with the name of the key that the value was copied from."""
-        key, equals, rest = problem.partition("=")
-        return f"{self._sources.get(key, key)}{equals}{rest}"
+        key = problem.partition("=")[0]
+        return problem.replace(f"{key}=", f"{self._sources.get(key, key)}=")
 
 
 def bound(cls: type[T], values: Mapping[str, Any], where: str) -> T:
@@ -248,6 +248,9 @@ def _problem(error: Any, where: str, hints: Mapping[str, Any]) -> str:
     if kind not in _KINDS:
         return f"{typed}: {error['msg']}"
     remedy = _as_yaml(kind, error["input"]) if where.startswith("site.") else ""
+    if isinstance(value := error["input"], list) and value and not where.startswith("site."):
+        values = ",".join(map(shown, value))
+        remedy = f"; for several runs: fed-dpsd sweep {where}{name}={values}"
     return f"{typed} must be {_KINDS[kind]}{remedy}"
 
 

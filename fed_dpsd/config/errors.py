@@ -82,6 +82,8 @@ def unreadable(word: str) -> str:
     path = "/" in value and not value.startswith(("'", '"', "["))
     if not path and not tokens(value)[1]:
         return f"{word}: a quote or bracket is not closed"
+    if any(each.partition("=")[0] in _known() for each in value.split()[1:] if "=" in each):
+        return f"{word}: give each setting as its own word"
     if value.endswith(","):
         return f"{word}: write the values without spaces between them, as in seed=0,1,2"
     if re.fullmatch(r"[\w.@]+", key) and not value.startswith(("'", '"', "=")):

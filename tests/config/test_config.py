@@ -259,6 +259,12 @@ def test_what_a_default_stands_in_for_causes_no_other_problem(tmp_path):
     assert text == "data.label_column=5 must be a string"
 
 
+def test_a_list_of_values_is_a_grid(tmp_path):
+    for key, values, grid in (("seed", "[0,1]", "0,1"), ("rounds", "[5, 10]", "5,10")):
+        text = problems(tmp_path, f"{key}={values}")
+        assert text.endswith(f" must be an integer; for several runs: fed-dpsd sweep {key}={grid}")
+
+
 def test_one_mistake_is_one_problem(tmp_path):
     text = problems(tmp_path, "data.path=nowhere")
     assert text.startswith("data.path=nowhere: data=digits comes with scikit-learn")

@@ -49,6 +49,11 @@ def test_an_override_that_cannot_be_used_is_one_sentence():
     assert [row for row in WRONG if row[1] not in found[row[0]][0] or len(found[row[0]]) > 1] == []
 
 
+def test_settings_in_one_word_are_not_a_value_for_quotes():
+    (problem,) = said("rounds=2 seed=1")
+    assert problem == "rounds=2 seed=1: give each setting as its own word"
+
+
 def remedy(problem):
     """What bash makes of the setting that a problem says to write."""
     word = problem.partition("put the value in quotes: ")[2]

@@ -40,8 +40,8 @@ from fed_dpsd.server.student import Student, open_student, student_of
 from fed_dpsd.server.summary import read_summary, result_line, round_text, write_failure
 from fed_dpsd.server.synthesis import Source, synthesize
 from fed_dpsd.server.trackers import require_tracker
-from fed_dpsd.server.words import opening, shown_path
-from fed_dpsd.storage import encoded, write_atomically
+from fed_dpsd.server.words import opening
+from fed_dpsd.storage import encoded, shown_path, write_atomically
 from fed_dpsd.sweep import sweep as sweeps
 from fed_dpsd.sweep.reported import write_report
 

@@ -24,6 +24,7 @@ from fed_dpsd.server.cards import privacy_card_of
 from fed_dpsd.server.onnx_file import OnnxModel
 from fed_dpsd.server.run_folder import CompletedRun, is_run_folder
 from fed_dpsd.server.summary import result_line
+from fed_dpsd.storage import shown_path
 from fed_dpsd.streams import Streams
 
 FACTS = "fed_dpsd"  # key in the metadata of a file
@@ -191,7 +192,7 @@ def _built(
 def _no_model(path: Path) -> str:
     """Return why a path is not a model file, with a remedy; "" if it is a model file."""
     if is_run_folder(path):
-        return f"is a run folder; `fed-dpsd export {path}` writes its student to a file"
+        return f"is a run folder; `fed-dpsd export {shown_path(path)}` writes its student to a file"
     if path.is_dir():
         files = sorted([*path.glob("*.safetensors"), *path.glob("*.onnx")])
         return f"is a folder; give the file {files[-1] if files else 'that `export` wrote'}"

@@ -40,7 +40,7 @@ from fed_dpsd.server.summary import (
     read_summary,
     record_round,
 )
-from fed_dpsd.storage import client_name, writing
+from fed_dpsd.storage import client_name, shown_path, writing
 from fed_dpsd.sweep.sweep import PLACES, TABLE, Cell, Say, read_table, write_tables
 
 REPORTED = (
@@ -146,7 +146,7 @@ def _cell(folder: Path) -> Cell:
     if unfinished := unfinished_in(folder, experiment):
         raise UserError(
             f"{folder}: the run has not completed: {unfinished.status} For its own page: "
-            f"fed-dpsd report {folder}"
+            f"fed-dpsd report {shown_path(folder)}"
         )
     config = dataclasses.replace(experiment.config, run_folder=str(folder))
     experiment = dataclasses.replace(experiment, config=config)

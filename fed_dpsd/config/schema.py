@@ -317,12 +317,12 @@ class Config:
 
     def __post_init__(self) -> None:
         if self.clients_per_round is not None:
-            least = self.federation.min_clients or 1
-            if not least <= self.clients_per_round <= self.num_clients:
+            least = self.federation.min_clients
+            if not (least or 1) <= self.clients_per_round <= self.num_clients:
+                fewest = f"federation.min_clients={least}" if least else "1"
                 raise ValueError(
-                    f"clients_per_round={self.clients_per_round} must be between {least} "
-                    f"(1, or federation.min_clients) and num_clients={self.num_clients}, or null "
-                    "for all"
+                    f"clients_per_round={self.clients_per_round} must be between {fewest} and "
+                    f"num_clients={self.num_clients}, or null for all"
                 )
         if self.teacher.path is not None and self.teachers_per_client > 1:
             raise ValueError(

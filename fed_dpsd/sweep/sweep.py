@@ -119,7 +119,9 @@ def plan(
                 experiment = calibrated(experiment)
                 key = cell_key(experiment)
                 if key in cells:
-                    say(f"{name} has the same configuration as {cells[key].name}: one run for both")
+                    same = f"has the same configuration as {cells[key].name}"
+                    twice = "is given twice" if name == cells[key].name else same
+                    say(f"{name} {twice}: one run for both")
                     continue
                 own = _folder_of(experiment, point.grid, key, folder, folders)
                 folders[own] = key

@@ -81,6 +81,7 @@ def _explained(error: click.NoSuchOption) -> click.UsageError:
 app = typer.Typer(
     cls=_Commands,
     no_args_is_help=True,
+    suggest_commands=False,  # click does
     pretty_exceptions_enable=False,
     epilog=f"{EXIT_CODES}\n\nStart with: fed-dpsd run. docs/commands.md describes every command.",
 )

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
+    suggest_commands=False,  # click does
     help="Plan the privacy cost of a run, read what clients have spent, and attack the claims.",
 )
 UNEXPECTED = 3  # exit code of an audit with an unexpected outcome

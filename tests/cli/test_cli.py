@@ -176,6 +176,17 @@ def test_an_option_with_an_empty_value_is_refused(fed_dpsd, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_command_is_suggested_once(fed_dpsd):
+    for words, meant in (
+        (["Run"], "run"),
+        (["privacy", "Plan"], "plan"),
+        (["site", "chek"], "check"),
+    ):
+        code, _, err = fed_dpsd(*words)
+        assert code == 2
+        assert err.count(f"Did you mean '{meant}'?") == 1
+
+
 def test_r14_paragraphs_of_help_wrap_at_the_width_of_the_terminal():
     """No line of a paragraph is short if the next word would have fitted."""
     group = get_command(cli.app)

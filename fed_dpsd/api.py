@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from rich.console import Console
 
 from fed_dpsd.accounts.card import PrivacyCard
+from fed_dpsd.config.bind import read_run
 from fed_dpsd.display import shown
 from fed_dpsd.engines.flower.simulation import simulate
 from fed_dpsd.engines.local import LocalFederation
@@ -28,13 +29,19 @@ from fed_dpsd.server.export import Format, export
 from fed_dpsd.server.federation import InUse
 from fed_dpsd.server.run import Progress
 from fed_dpsd.server.run import run as run_rounds
-from fed_dpsd.server.run_folder import new_run_folder, open_completed, open_run_folder, read_log
+from fed_dpsd.server.run_folder import (
+    new_run_folder,
+    open_completed,
+    open_run_folder,
+    read_log,
+    require_checkpoint,
+)
 from fed_dpsd.server.student import Student, open_student, student_of
 from fed_dpsd.server.summary import read_summary, result_line, round_text, write_failure
 from fed_dpsd.server.synthesis import Source, synthesize
 from fed_dpsd.server.trackers import require_tracker
 from fed_dpsd.server.words import opening
-from fed_dpsd.storage import encoded, write_atomically
+from fed_dpsd.storage import encoded, shown_path, write_atomically
 from fed_dpsd.sweep import sweep as sweeps
 from fed_dpsd.sweep.reported import write_report
 
@@ -54,10 +61,26 @@ class Run:
 
     folder: Path
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "folder", Path(self.folder))  # from a string too
+
     @functools.cached_property
     def summary(self) -> dict[str, Any]:
-        """The content of summary.json: accuracies in [0, 1], queries, seconds, privacy."""
-        return read_summary(self.folder)
+        """The content of summary.json: accuracies in [0, 1], queries, seconds, privacy.
+
+        Raises:
+            UserError: the folder is not a run folder, or has no summary yet.
+        """
+        if not (summary := read_summary(self.folder)):
+            raise self._unfinished("no summary.json")
+        return summary
+
+    def _unfinished(self, lacking: str) -> UserError:
+        read_run(self.folder)  # which raises another error for a folder without a run
+        return UserError(
+            f"{self.folder} has {lacking}; `fed-dpsd resume {shown_path(self.folder)}` continues "
+            "the run"
+        )
 
     @functools.cached_property
     def student(self) -> Student:
@@ -70,7 +93,11 @@ class Run:
 
     @property
     def privacy(self) -> PrivacyCard:
-        """The published epsilon and every proven one, each with its meaning."""
+        """The published epsilon and every proven one, each with its meaning.
+
+        Raises:
+            UserError: as for `summary`.
+        """
         return PrivacyCard(self.summary["privacy"])
 
     def export(self, folder: Path | str, form: Format = "safetensors") -> Path:
@@ -82,7 +109,7 @@ class Run:
         """
         if form not in get_args(Format):
             raise UserError(f"form={form!r} must be {' or '.join(get_args(Format))}")
-        return export(self.folder, Path(folder).absolute(), form).path
+        return export(self.folder, _path("folder", folder), form).path
 
     def synthesize(
         self,
@@ -106,7 +133,7 @@ class Run:
             UserError: the run is not completed or has no such images, or a file exists or cannot be
                 written.
         """
-        place = Path(path).absolute()
+        place = _path("path", path)
         return synthesize(self.folder, number, place, labels, source, seed).path
 
     def history(self) -> "pandas.DataFrame":
@@ -118,9 +145,12 @@ class Run:
         {1: 64, 2: 128}
 
         Raises:
-            UserError: pandas is not installed.
+            UserError: pandas is not installed, or there is no finished round.
         """
-        rows = read_log(self.folder)
+        if not (rows := read_log(self.folder)):
+            if read_summary(self.folder).get("status") == "completed":
+                raise UserError(f"{self.folder}: method={self.summary['method']} has no rounds")
+            raise self._unfinished("no finished rounds")
         whole = {
             name for row in rows for name, value in row.items() if isinstance(value, list | dict)
         }
@@ -151,7 +181,7 @@ class Sweep:
     """The finished runs of a grid.
 
     Args:
-        table: the CSV file of the results, one row for each run.
+        table: the CSV file of the results, one row for each run; other grids may share it.
         runs: the runs, in the order of the grid.
     """
 
@@ -159,12 +189,14 @@ class Sweep:
     runs: tuple[Run, ...]
 
     def results(self) -> "pandas.DataFrame":
-        """Return the table as a pandas DataFrame.
+        """Return the rows of these runs in the table as a pandas DataFrame.
 
         Raises:
             UserError: pandas is not installed.
         """
-        return _pandas("results()").read_csv(self.table)
+        table = _pandas("results()").read_csv(self.table)
+        own = [run.folder.name for run in self.runs]
+        return table[table["key"].isin(own)].reset_index(drop=True)
 
     def __repr__(self) -> str:
         """Return the number of runs and the path of the table."""
@@ -259,7 +291,7 @@ def run(
 
 
 def resume(
-    folder: Path | str,
+    folder: Run | Path | str,
     teacher: MakeNetwork | None = None,
     student: MakeNetwork | None = None,
     progress: bool | Progress = True,
@@ -273,17 +305,22 @@ def resume(
     True
 
     Args:
-        folder: a run folder, from any engine.
+        folder: a run or its folder, from any engine.
         teacher: the function that `run` was given, if any.
         student: the function that `run` was given, if any.
         progress: as for `run`.
 
     Raises:
-        UserError: `folder` is not a run folder, its clients are hospitals, a function is missing,
-            or the run failed.
+        UserError: `folder` is not a run folder, its clients are hospitals, a function or the
+            checkpoint of a completed run is missing, or the run failed.
     """
+    if isinstance(teacher, str):
+        raise UserError(
+            f"{teacher}: resume takes no settings; for a longer run, start a new one with "
+            "fed_dpsd.run"
+        )
     add_functions({"teacher": teacher, "student": student})
-    return _shown(resumed_job(Path(folder)), progress)
+    return _shown(resumed_job(_place(folder)), progress)
 
 
 def sweep(*overrides: str, out: Path | str = "runs/sweep", progress: bool = True) -> Sweep:
@@ -297,13 +334,14 @@ def sweep(*overrides: str, out: Path | str = "runs/sweep", progress: bool = True
     Raises:
         UserError: an override is wrong, or a run failed; the message names each run that failed.
     """
-    folder = Path(out).absolute()
+    folder = _path("out", out)
     console = Console(stderr=True, highlight=False, quiet=not progress)
 
     def say(line: str) -> None:
         console.print(line, markup=False, soft_wrap=True)
 
     table = folder / sweeps.TABLE
+    _check_strings(overrides, "sweep")
     cells = sweeps.plan(list(overrides), folder, Path.cwd(), say)
     if failed := run_cells(cells, table, console, say):
         raise UserError("; ".join(f"failed: {cell}: {error}" for cell, error in failed.items()))
@@ -343,8 +381,18 @@ def report(
     Raises:
         UserError: there is nothing to report.
     """
+    if not runs:
+        raise UserError("report() needs a run, a sweep or a path, as in fed_dpsd.report(run)")
     places = [_place(each).absolute() for each in runs]
-    return [*write_report(places, out and Path(out).absolute(), against)][-1]
+    place = None if out is None else _path("out", out)
+    return [*write_report(places, place, against)][-1]
+
+
+def _path(name: str, value: Path | str) -> Path:
+    """Return an argument as an absolute path; "" would silently be the working directory."""
+    if not str(value):
+        raise UserError(f'{name}="" is empty; give a path')
+    return Path(value).absolute()
 
 
 def _place(each: Run | Sweep | Path | str) -> Path:
@@ -364,7 +412,7 @@ def load_student(path: Path | str, student: MakeNetwork | None = None) -> Studen
         UserError: the file is not an exported student, is damaged, or needs a missing ONNX package.
     """
     add_functions({"student": student})
-    return open_student(Path(path))
+    return open_student(_place(path))  # which explains that a run is no file
 
 
 def plan(*overrides: str) -> PlannedRun:
@@ -386,8 +434,8 @@ def new_job(overrides: tuple[str, ...], engine: Engine = "local", nodes: int | N
         raise UserError(f"engine={engine} must be {' or '.join(get_args(Engine))}")
     if nodes is not None and engine == "local":
         raise UserError(f"nodes={nodes} needs engine=flower; the local engine has no nodes")
-    if nodes is not None and nodes < 1:
-        raise UserError(f"nodes={nodes} must be >= 1")
+    if nodes is not None and (not isinstance(nodes, int) or nodes < 1):
+        raise UserError(f"nodes={nodes!r} must be an integer >= 1")
     require_tracker(experiment.config.tracker)
     clients = nodes or experiment.config.num_clients
     placement, warnings = ready(experiment, overrides, 1 if engine == "local" else clients)
@@ -409,7 +457,8 @@ def resumed_job(folder: Path) -> Job:
     folder = folder.absolute()
     experiment = open_run_folder(folder)
     job = local_job(experiment, folder)
-    if read_summary(folder).get("status") == "completed":
+    if (summary := read_summary(folder)).get("status") == "completed":
+        require_checkpoint(folder, summary)
         return dataclasses.replace(job, completed=True)
     check_simulated(experiment, f'resume="{folder}"')
     require_functions(experiment.config)
@@ -453,12 +502,16 @@ def shown_progress(experiment: Experiment, console: Console) -> Iterator[Progres
 
 def composed(overrides: Sequence[str]) -> Experiment:
     """Return the single experiment of overrides; relative paths start from the current folder."""
+    _check_strings(overrides, "run")
+    return one_run(overrides, Path.cwd())
+
+
+def _check_strings(overrides: Sequence[str], function: str) -> None:
     if not all(isinstance(override, str) for override in overrides):
         raise UserError(
             f"overrides={overrides!r}: give each override as a string, as in "
-            'fed_dpsd.run("rounds=2", "seed=1")'
+            f'fed_dpsd.{function}("rounds=2", "seed=1")'
         )
-    return one_run(overrides, Path.cwd())
 
 
 def show(job: Job, console: Console) -> Run:

@@ -111,7 +111,8 @@ def from_overrides(
             `calibrated` later.
 
     Raises:
-        ConfigError: the overrides or the values have problems. No data was read.
+        ConfigError: the overrides or the values have problems, such as noise that is both typed
+            and calibrated. No data was read.
     """
     experiment = _of_composition(read(overrides), overrides, base)
     return calibrated(experiment) if calibrate else experiment
@@ -137,7 +138,22 @@ def _of_composition(
     name = experiment.training.name
     for setting in unread(experiment.training, overrides):
         _warn(f"{setting} has no effect: training={name} has its own keys, training.*")
+    _check_target(experiment, overrides)
     return experiment
+
+
+def _check_target(experiment: Experiment, overrides: Sequence[str]) -> None:
+    """Raise ConfigError if overrides set the noise that privacy.target_epsilon calibrates."""
+    target, axis = experiment.config.privacy.target_epsilon, calibrated_axis(experiment)
+    key = f"{axis}.{getattr(experiment, axis).calibrated_by}"
+    typed = dict(override.lstrip("+").partition("=")[::2] for override in overrides)
+    if target is not None and typed.get(key, "null") != "null":
+        raise ConfigError(
+            [
+                f"{key}={typed[key]} and privacy.target_epsilon={target:g} contradict each other: "
+                "the target sets this noise; remove one of the two"
+            ]
+        )
 
 
 def from_json(text: str) -> Experiment:
@@ -388,7 +404,7 @@ def _resolve_paths(binder: Binder, config: Config, base: Path | None, written: b
         "run_folder": config.run_folder and absolute("run_folder", config.run_folder),
         "ledger": config.ledger and absolute("ledger", config.ledger),
     }
-    if config.data.path is not None:
+    if config.data.path is not None and config.data.name != BUNDLED:  # which reads no path
         path = paths.data_path(config.data.path, base, binder.problems)
         changes["data"] = dataclasses.replace(config.data, path=path)
     if config.pictures and config.pictures not in PACKAGES:
@@ -413,7 +429,8 @@ def _resolve_paths(binder: Binder, config: Config, base: Path | None, written: b
         changes["model"] = dataclasses.replace(config.model, weights=path)
     config = dataclasses.replace(config, **changes)
     if not written:  # a hospital's errors must not name its files to the coordinator
-        binder.problems += public_features(config)
+        found = public_features(config)
+        binder.problems += [each for each in found if not binder.concerns(each)]
     return config
 
 

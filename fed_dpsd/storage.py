@@ -13,6 +13,7 @@ import json
 import math
 import os
 import platform
+import shlex
 import shutil
 import signal
 import sys
@@ -81,6 +82,12 @@ def templates_folder(module: str) -> Path:
 def client_name(client: int) -> str:
     """Return the prefix of the names of a client's files."""
     return f"client_{client:03d}"
+
+
+def shown_path(path: Path) -> str:
+    """Return a path as typed in a shell, relative if it is below the working directory."""
+    here = Path.cwd()
+    return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
 
 
 def run_name(folder: Path) -> str:

@@ -5,6 +5,7 @@ import inspect
 import json
 import os
 import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -120,6 +121,8 @@ def test_a_run_is_what_its_folder_holds(trained, tmp_path):
     assert run.summary["status"] == "completed"
     assert run.privacy.published == run.summary["privacy"]["epsilon_published"]
     assert run.privacy.epsilon("record", "replace_one").value == pytest.approx(1_920)
+    with pytest.raises(UserError, match="^unit='records', .* must be one of: record, add_remove; "):
+        run.privacy.epsilon("records", "add_remove")
     assert "proven 1,921 (record, add_remove), 1,921 (replace_one), trust nobody" in str(run)
     images = np.random.default_rng(0).integers(0, 256, (5, 1, 8, 8), dtype=np.uint8)
     predicted = run.student.predict(images)
@@ -132,7 +135,7 @@ def test_a_run_is_what_its_folder_holds(trained, tmp_path):
         fed_dpsd.load_student(tmp_path / "none.safetensors")
     with pytest.raises(UserError, match=r"is a folder; give the file .*student.safetensors"):
         fed_dpsd.load_student(tmp_path / "model")
-    for wrong in (images / 255, images[0], images[:0], images[:, :, 1:]):
+    for wrong in (images.tolist(), images / 255, images[0], images[:0], images[:, :, 1:]):
         with pytest.raises(UserError, match=r"give uint8 images, .* of shape \(B, 1, 8, 8\)"):
             read.predict(wrong)
     assert repr(read).startswith("Student(Network(architecture=")
@@ -183,7 +186,9 @@ def test_a_run_reports_its_teachers_and_its_students_steps(folder):
 def test_resuming_a_completed_run_touches_nothing(trained):
     run, _ = trained
     before = contents(run.folder)
-    assert fed_dpsd.resume(run.folder, progress=True).summary == run.summary
+    for given in (run.folder, str(run.folder), run):
+        assert fed_dpsd.resume(given, progress=True).summary == run.summary
+    assert fed_dpsd.Run(str(run.folder)) == run
     assert contents(run.folder) == before
 
 
@@ -193,6 +198,15 @@ def test_a_plan_spends_nothing_and_says_what_the_run_then_spends(trained, folder
     assert plan.privacy.proven[0].value == trained[0].privacy.proven[0].value
     assert "queries per client: 192" in str(plan)
     assert not list(folder.iterdir())
+
+
+def test_a_sweeps_results_are_those_of_its_own_runs(tmp_path):
+    pytest.importorskip("pandas")
+    table = tmp_path / "results.csv"
+    table.write_text("key,student\nother,0.1\nfirst,0.2\nsecond,0.3\n")
+    swept = api.Sweep(table, tuple(api.Run(tmp_path / name) for name in ("first", "second")))
+    assert list(swept.results()["student"]) == [0.2, 0.3]
+    assert list(swept.results().index) == [0, 1]
 
 
 # --- errors ---
@@ -219,7 +233,8 @@ def test_a_failing_run_leaves_its_traceback_and_continues_later(folder, monkeypa
     [
         ((["rounds=2"],), {}, "give each override as a string"),
         ((), {"nodes": 2}, "nodes=2 needs engine=flower"),
-        ((), {"engine": "flower", "nodes": 0}, "nodes=0 must be >= 1"),
+        ((), {"engine": "flower", "nodes": 0}, "nodes=0 must be an integer >= 1"),
+        ((), {"engine": "flower", "nodes": "2"}, "nodes='2' must be an integer"),
         ((), {"engine": "flowr"}, "engine=flowr must be local or flower"),
         (("num_clients=900",), {"engine": "flower"}, "num_clients=.* works here"),
         (("federation=deployment",), {}, "are hospitals, .*flwr run"),
@@ -237,11 +252,75 @@ def test_what_is_wrong_is_said_before_anything_is_written(folder, overrides, opt
     assert not list(folder.iterdir())
 
 
-def test_errors_of_resume_and_plan_are_the_users(folder):
+def test_errors_of_resume_and_plan_are_the_users(folder, trained):
+    with pytest.raises(UserError, match=r"as a string, as in fed_dpsd.sweep\("):
+        fed_dpsd.sweep(["seed=0,1"])
+    with pytest.raises(UserError, match="^rounds=5: resume takes no settings; for a longer run"):
+        fed_dpsd.resume(trained[0], "rounds=5")
+    with pytest.raises(UserError, match="needs a run, a sweep or a path"):
+        fed_dpsd.report()
+    with pytest.raises(UserError, match="is a run folder; `fed-dpsd export .* writes its student"):
+        fed_dpsd.load_student(trained[0])
     with pytest.raises(UserError, match="is not a run folder"):
         fed_dpsd.resume(folder)
     with pytest.raises(ConfigError, match="num_clients=0 must be >= 1"):
         fed_dpsd.plan("num_clients=0")
+
+
+def test_a_folder_without_results_is_named_with_a_remedy(trained, folder):
+    (folder / "begun").mkdir()
+    shutil.copy(trained[0].folder / "config.yaml", folder / "begun")
+    begun = fed_dpsd.Run(folder / "begun")
+    remedy = "; `fed-dpsd resume begun` continues the run$"
+    for use in (lambda: begun.summary, lambda: begun.privacy, lambda: repr(begun)):
+        with pytest.raises(UserError, match=f"^{folder}/begun has no summary.json{remedy}"):
+            use()
+    with pytest.raises(UserError, match=f"^{folder}/begun has no finished rounds{remedy}"):
+        begun.history()
+    nowhere = fed_dpsd.Run(folder / "nowhere")
+    for use in (lambda: nowhere.summary, nowhere.history):
+        with pytest.raises(UserError, match="nowhere is not a run folder .it does not exist"):
+            use()
+
+
+def test_a_completed_run_without_its_checkpoint_says_so_and_can_start_again(trained, folder):
+    run = fed_dpsd.Run(shutil.copytree(trained[0].folder, folder / "run"))
+    shutil.rmtree(run.folder / "checkpoint")
+    missing = f"^{run.folder}/checkpoint, with the student, is missing or empty; .* delete "
+    for use in (
+        lambda: run.student,
+        lambda: run.export(folder / "model"),
+        lambda: fed_dpsd.resume(run.folder, progress=False),
+    ):
+        with pytest.raises(UserError, match=missing):
+            use()
+    (run.folder / "summary.json").unlink()
+    again = fed_dpsd.resume(run.folder, progress=False)
+    assert again.summary["student_sha256"] == trained[0].summary["student_sha256"]
+
+
+def test_a_method_without_rounds_says_so(folder):
+    settings = [each for each in SMALL if not each.startswith("method.")]
+    run = fed_dpsd.run(*settings, "method=local", progress=False)
+    with pytest.raises(UserError, match="method=local has no rounds"):
+        run.history()
+    assert fed_dpsd.resume(run.folder, progress=False).summary == run.summary
+
+
+def test_an_empty_path_is_not_the_working_directory(trained, folder):
+    run, _ = trained
+    for name, use in {
+        "folder": lambda: run.export(""),
+        "path": lambda: run.synthesize(1, ""),
+        "out": lambda: fed_dpsd.sweep("seed=0,1", out=""),
+    }.items():
+        with pytest.raises(UserError, match=f'^{name}="" is empty; give a path'):
+            use()
+    with pytest.raises(UserError, match='^out="" is empty'):
+        fed_dpsd.report(run, out="")
+    with pytest.raises(UserError, match="^against is empty; give an entry"):
+        fed_dpsd.report(run, against="")
+    assert not list(folder.iterdir())
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, "passive"), ("active", "active")])

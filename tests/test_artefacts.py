@@ -44,7 +44,7 @@ def test_the_pages_commands_lead_from_a_run_to_what_is_taken_away(command, tmp_p
     assert words == ["run", *["export"] * 2, *["predict"] * 2, *["synthesize"] * 2]
     run, *others = COMMANDS
     command(f"{run} {shlex.join(SMALL)}")
-    summary = open_completed(tmp_path / "first").summary
+    summary = open_completed(tmp_path / "trained").summary
     test = held_out(from_overrides(["data=digits"], tmp_path))
     (tmp_path / "new").mkdir()
     for number, image in enumerate(test.images):

@@ -107,3 +107,19 @@ def test_a_key_of_plain_teachers_that_a_private_training_does_not_read_is_said(t
     from_overrides(["training=plain", "teacher.learning_rate=0.1"], tmp_path)
     from_overrides(["training=dp_sgd", "training.learning_rate=0.1"], tmp_path)
     assert "has no effect" not in caplog.text
+
+
+def test_noise_that_is_both_typed_and_calibrated_is_refused(tmp_path):
+    for key, training in (
+        ("training.noise_multiplier", "dp_sgd"),
+        ("answers.noise_multiplier", "plain"),
+    ):
+        typed = [f"training={training}", "answers=gradient", f"{key}=3"]
+        message = rf"^{key}=3 and privacy\.target_epsilon=1 contradict .*; remove one of the two$"
+        for bind in (from_overrides, one_run):
+            with pytest.raises(ConfigError, match=message):
+                bind([*typed, "privacy.target_epsilon=1"], tmp_path)
+            bind([*typed, "privacy.target_epsilon=null"], tmp_path)
+    # The noise of the other axis is not calibrated.
+    other = ("training=dp_sgd", "answers=gradient", "answers.noise_multiplier=3")
+    from_overrides([*other, "privacy.target_epsilon=1"], tmp_path, calibrate=False)

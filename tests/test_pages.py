@@ -154,6 +154,15 @@ def test_the_readmes_python_runs(tmp_path, monkeypatch):
     assert names["student"].facts["privacy"] == names["run"].privacy.content
 
 
+def test_pages_can_be_followed_in_one_folder():
+    """No command makes the run folder of another page again."""
+    texts = map(pages.text_of, pages.names())
+    command = re.compile(r"^fed-dpsd run.* run_folder=(\w+)", re.MULTILINE)
+    made = [folder for text in texts for folder in command.findall(text)]
+    assert len(made) > 3
+    assert len(made) == len(set(made))
+
+
 def test_the_tables_of_sweeps_can_be_reported():
     """A row that is measured again at equal settings would stop the report of its table."""
     reported = 0

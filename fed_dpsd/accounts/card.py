@@ -110,9 +110,16 @@ class PrivacyCard:
         return next((epsilon.review for epsilon in self.proven if epsilon.review), "")
 
     def epsilon(self, unit: Unit, relation: Relation) -> Epsilon:
-        """Return the proven epsilon of a unit and relation, such as "record" and "add_remove"."""
-        (claim,) = (e for e in self.proven if (e.unit, e.relation) == (unit, relation))
-        return claim
+        """Return the proven epsilon of a unit and relation, such as "record" and "add_remove".
+
+        Raises:
+            UserError: the unit or the relation is unknown.
+        """
+        claims = {(each.unit, each.relation): each for each in self.proven}
+        if (unit, relation) not in claims:
+            known = "; ".join(map(", ".join, claims))
+            raise UserError(f"unit={unit!r}, relation={relation!r} must be one of: {known}")
+        return claims[unit, relation]
 
     @property
     def covers_nothing(self) -> bool:

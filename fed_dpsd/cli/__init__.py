@@ -1,6 +1,7 @@
 """The console script `fed-dpsd`: data on stdout, messages for users on stderr."""
 
 import inspect
+import itertools
 import signal
 import sys
 from collections.abc import Callable
@@ -42,8 +43,16 @@ PANELS = TRY, KNOW, CLAIM, MEASURE, DEPLOY = (
 class _Commands(TyperGroup):
     """The commands, in the order in which newcomers need them.
 
-    A configuration key typed as an option gets its own error message.
+    A configuration key typed as an option, and an empty value, get their own error messages.
     """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Refuse an empty value, often of an unset variable: a path would be this folder."""
+        for word, following in itertools.pairwise([*args, "-"]):
+            option, equals, value = word.partition("=")
+            if option.startswith("--") and not (value if equals else following):
+                raise click.UsageError(f"{option} is empty; give a value, or leave it out", ctx)
+        return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands, panel by panel."""
@@ -72,6 +81,7 @@ def _explained(error: click.NoSuchOption) -> click.UsageError:
 app = typer.Typer(
     cls=_Commands,
     no_args_is_help=True,
+    suggest_commands=False,  # click does
     pretty_exceptions_enable=False,
     epilog=f"{EXIT_CODES}\n\nStart with: fed-dpsd run. docs/commands.md describes every command.",
 )

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
+    suggest_commands=False,  # click does
     help="Plan the privacy cost of a run, read what clients have spent, and attack the claims.",
 )
 UNEXPECTED = 3  # exit code of an audit with an unexpected outcome
@@ -205,10 +206,16 @@ def ledger(
         from fed_dpsd.accounts.database import read
         from fed_dpsd.accounts.secret import has_secret
         from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
+        from fed_dpsd.server.charge_log import ChargeLog
 
     if not 0 < delta < 1:
         raise UserError(f"--delta {delta:g} must be strictly between 0 and 1")
     accounts = {file: read(file) for file in ledger_files(path)}
+    if not accounts and ChargeLog(path, {}).charged.total():
+        raise UserError(
+            f"{path / 'ledger'} is missing, but charges.json records charges of this run; restore "
+            "the folder from a backup (summary.json still states the run's own cost)"
+        )
     notes = {file: () if has_secret(file) else (NO_SECRET_NOTE,) for file in accounts}
     totals = {
         file: {pair: account(entries, delta, *pair, notes[file]) for pair in UNITS_AND_RELATIONS}

@@ -61,13 +61,13 @@ def annotated(overrides: Sequence[str], experiment: "Experiment") -> str:
         return "default"
 
     def origin(name: str) -> str:
+        if target is not None and name == calibrated:  # even if null is typed
+            return f"calibrated to privacy.target_epsilon={target:g}"
         within = [name[:end] for end, letter in enumerate(name) if letter == "."]
         if name in typed or any(part in typed and part not in groups for part in within):
             return "typed"
         if name in ("client_device", "server_device") and "device" in typed:
             return "typed, as device"
-        if target is not None and name == calibrated:
-            return f"calibrated to privacy.target_epsilon={target:g}"
         key = known.get(name)
         if key and key.value == "null" and name == f"answers.{experiment.answers.calibrated_by}":
             return f"suits training={experiment.training.name}"

@@ -15,6 +15,7 @@ from fed_dpsd.errors import UserError
 
 app = typer.Typer(
     no_args_is_help=True,
+    suggest_commands=False,  # click does
     help="For hospitals: create the file and the key, check the data, and connect.",
 )
 File = Annotated[

@@ -48,6 +48,8 @@ class HospitalFiles:
     pixel_bits: int = 16
 
     def __post_init__(self) -> None:
+        if not self.path.strip():
+            raise ValueError("path= is empty; give a folder or a table")
         for label, name in self.labels.items():
             if not isinstance(label, str):
                 typed = ("no", "yes")[label] if isinstance(label, bool) else label

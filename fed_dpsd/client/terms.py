@@ -141,6 +141,9 @@ class Terms:
     weights: str | None = None
 
     def __post_init__(self) -> None:
+        for key, what in (("name", "a name of the data set"), ("state", "a folder")):
+            if not getattr(self, key).strip():
+                raise ValueError(f"{key}= is empty; give {what}")
         require(self, client=0, num_clients=1, queries=0, threads=1)
         require(self, colluding=0)
         for key, most in (("num_clients", MOST_CLIENTS), ("threads", MOST_THREADS)):
@@ -180,6 +183,9 @@ class Terms:
             "answers": choices("answers", self.plugins),
             "models": CLASSIFIERS,
         }
+        for key in (*known_names, "trust"):
+            if not getattr(self, key):
+                raise ValueError(f"{key}=[] allows no experiment; name at least one")
         for key, known in known_names.items():
             for name in getattr(self, key):
                 if name not in known:
@@ -187,6 +193,8 @@ class Terms:
         for key, most in self.limits.items():
             if key not in LIMITS or isinstance(most, bool) or not isinstance(most, int):
                 raise ValueError(f"limits.{key}={most!r}: give numbers for {', '.join(LIMITS)}")
+            if most < 0:
+                raise ValueError(f"limits.{key}={most} must be >= 0")
 
     @property
     def num_classes(self) -> int:

@@ -101,6 +101,9 @@ class Binder:
             except ValueError as error:  # of a plain dataclass's __post_init__
                 found = [{"loc": (), "ctx": {"error": error}}]
             progress = False
+            # A key that is only misspelt is not reported as missing too.
+            meant = {name for each in found for name in _meant(each, hints)}
+            self._wrong |= {f"{where}{name}" for name in meant - given.keys()}
             for each in found:
                 name = str(each["loc"][0]) if each["loc"] else ""
                 named = [name]
@@ -182,8 +185,8 @@ class Binder:
 
     def _as_typed(self, problem: str) -> str:
         """Return a problem with the name of the key that the value was copied from."""
-        key, equals, rest = problem.partition("=")
-        return f"{self._sources.get(key, key)}{equals}{rest}"
+        key = problem.partition("=")[0]
+        return problem.replace(f"{key}=", f"{self._sources.get(key, key)}=")
 
 
 def bound(cls: type[T], values: Mapping[str, Any], where: str) -> T:
@@ -215,6 +218,13 @@ def _kinds(hint: Any) -> tuple[Any, ...]:
     return typing.get_args(hint) if union else (hint,)
 
 
+def _meant(error: Any, hints: Mapping[str, Any]) -> list[str]:
+    """Return the field that an unknown key is most like, if there is one."""
+    if error.get("type") != "unexpected_keyword_argument":
+        return []
+    return difflib.get_close_matches(str(error["loc"][0]), hints, n=1)
+
+
 def _problem(error: Any, where: str, hints: Mapping[str, Any]) -> str:
     """Return pydantic's error as a sentence that names the key, its value and the remedy."""
     kind, name, context = error["type"], str(error["loc"][0]), error.get("ctx", {})
@@ -222,7 +232,7 @@ def _problem(error: Any, where: str, hints: Mapping[str, Any]) -> str:
     if kind == "missing":
         return f"{where}{name} is missing"
     if kind == "unexpected_keyword_argument":
-        near = difflib.get_close_matches(name, hints, n=1)
+        near = _meant(error, hints)
         group = f" of {where[:-1]}" if where else ""
         return f"{typed} is not a key{group}{f'; did you mean {near[0]}?' if near else ''}"
     if kind == "value_error":
@@ -238,6 +248,9 @@ def _problem(error: Any, where: str, hints: Mapping[str, Any]) -> str:
     if kind not in _KINDS:
         return f"{typed}: {error['msg']}"
     remedy = _as_yaml(kind, error["input"]) if where.startswith("site.") else ""
+    if isinstance(value := error["input"], list) and value and not where.startswith("site."):
+        values = ",".join(map(shown, value))
+        remedy = f"; for several runs: fed-dpsd sweep {where}{name}={values}"
     return f"{typed} must be {_KINDS[kind]}{remedy}"
 
 

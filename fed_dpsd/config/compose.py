@@ -33,6 +33,7 @@ from fed_dpsd.config.errors import (
     unknown_choice,
     unknown_key,
     unreadable,
+    with_letters,
 )
 from fed_dpsd.config.keys import all_keys, flat_keys, groups, leaves
 from fed_dpsd.config.plugins import Plugin, conf_folders, find, named_in, searching
@@ -149,7 +150,7 @@ def choices(override: str) -> tuple[str, list[str]]:
         ConfigError: the syntax is wrong, or the choices cannot be listed.
     """
     try:
-        parsed = OverridesParser.create().parse_override(override)
+        parsed = _parsed(override)
     except HydraException:
         raise ConfigError([unreadable(override)]) from None
     key = parsed.get_key_element()
@@ -285,7 +286,13 @@ def _parse(overrides: Sequence[str]) -> tuple[list[Override], list[str]]:
 
 @functools.lru_cache(maxsize=1_024)
 def _parsed(word: str) -> Override:
-    return OverridesParser.create().parse_override(word)
+    parse = OverridesParser.create().parse_override
+    try:
+        return parse(word)
+    except HydraException:
+        if (spelt := with_letters(word)) == word:
+            raise
+        return parse(spelt)
 
 
 def _not_one_value(parsed: Override, override: str) -> str:

@@ -4,6 +4,7 @@ import difflib
 import os
 import re
 import shlex
+import unicodedata
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -24,6 +25,20 @@ def quoted(text: str) -> str:
     # A backslash is special only before a quote or ${.
     escaped = re.sub(r'(\\*)("|\$\{|\Z)', lambda m: 2 * m[1] + (m[2] and f"\\{m[2]}"), text)
     return f'"{escaped}"'
+
+
+def with_letters(override: str) -> str:
+    """Quote the words of a value that have letters outside ASCII, which Hydra only reads in quotes.
+
+    >>> with_letters("data.path=Bilder_ü/a.csv")
+    'data.path="Bilder_ü/a.csv"'
+    """
+    key, equals, value = override.partition("=")
+    kinds = {unicodedata.category(each)[0] for each in value if not each.isascii()}
+    if re.search(r"[\s'\"$=]", value) or not kinds <= set("LMN"):  # letters, marks, numbers
+        return override
+    word = re.compile(r"[^,:()\[\]{}]+")
+    return key + equals + word.sub(lambda m: m[0] if m[0].isascii() else quoted(m[0]), value)
 
 
 def in_quotes(override: str) -> str:
@@ -67,6 +82,8 @@ def unreadable(word: str) -> str:
     path = "/" in value and not value.startswith(("'", '"', "["))
     if not path and not tokens(value)[1]:
         return f"{word}: a quote or bracket is not closed"
+    if any(each.partition("=")[0] in _known() for each in value.split()[1:] if "=" in each):
+        return f"{word}: give each setting as its own word"
     if value.endswith(","):
         return f"{word}: write the values without spaces between them, as in seed=0,1,2"
     if re.fullmatch(r"[\w.@]+", key) and not value.startswith(("'", '"', "=")):

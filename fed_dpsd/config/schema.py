@@ -72,6 +72,8 @@ class DataConfig:
     pixel_bits: int = Field(16, ge=8, le=16, description="number of bits that 16-bit images use")
 
     def __post_init__(self) -> None:
+        if self.path == "":  # as a path, it would be the working directory
+            raise ValueError("path= is empty; give a folder or a table, or leave it out")
         if self.records_per_patient is not None and self.patient_column is not None:
             raise ValueError(
                 f"records_per_patient={self.records_per_patient} makes up patients, and "
@@ -315,12 +317,12 @@ class Config:
 
     def __post_init__(self) -> None:
         if self.clients_per_round is not None:
-            least = self.federation.min_clients or 1
-            if not least <= self.clients_per_round <= self.num_clients:
+            least = self.federation.min_clients
+            if not (least or 1) <= self.clients_per_round <= self.num_clients:
+                fewest = f"federation.min_clients={least}" if least else "1"
                 raise ValueError(
-                    f"clients_per_round={self.clients_per_round} must be between {least} "
-                    f"(1, or federation.min_clients) and num_clients={self.num_clients}, or null "
-                    "for all"
+                    f"clients_per_round={self.clients_per_round} must be between {fewest} and "
+                    f"num_clients={self.num_clients}, or null for all"
                 )
         if self.teacher.path is not None and self.teachers_per_client > 1:
             raise ValueError(

@@ -289,7 +289,7 @@ def with_classes(data: Mapping[str, Any], base: Path | None, problems: list[str]
     number, given = data.get("num_classes"), data.get("classes") or []
     names, of_labels = given, list(data.get("label_columns") or [])
     path = data.get("path")
-    if isinstance(path, str) and not given:
+    if isinstance(path, str) and path and not given:
         place = Path(path).expanduser() if base is None else base / Path(path).expanduser()
         label, patient = data.get("label_column"), data.get("patient_column")
         columns = Columns(str(data.get("image_column")), label, of_labels, patient)
@@ -303,7 +303,9 @@ def with_classes(data: Mapping[str, Any], base: Path | None, problems: list[str]
     names = names or of_labels
     if number is None and len(names) < 2:
         found = f"has one class, {names[0]}" if names else "has no class" if path else "is needed"
-        problems.append(f"data={data.get('name')}: data.path {found}; give {LAYOUT}")
+        # A path that is empty or cannot be read has a problem of its own.
+        if path != "" and not any(each.startswith("data.path=") for each in problems):
+            problems.append(f"data={data.get('name')}: data.path {found}; give {LAYOUT}")
         names, number = [], 2
     count = len(names) if number is None else number
     known = isinstance(count, int) and set(names) <= set(positions(count))

@@ -34,6 +34,7 @@ from fed_dpsd.storage import (
     json_of,
     npz_of,
     replacing,
+    shown_path,
     write_atomically,
     write_together,
     writing,
@@ -61,7 +62,7 @@ def new_run_folder(experiment: Experiment) -> Path:
     if folder.is_dir():
         remedy = "choose another"
         if is_run_folder(folder):
-            remedy += f", or resume the run in it: fed-dpsd resume {folder}"
+            remedy += f", or resume the run in it: fed-dpsd resume {shown_path(folder)}"
         raise UserError(f"run_folder={folder} already exists; {remedy}")
     try:
         with writing(folder):
@@ -143,10 +144,25 @@ def open_completed(folder: Path) -> CompletedRun:
         cause = f" ({summary['error']})" if summary.get("error") else ""
         raise UserError(
             f"{folder}: this run has not completed{cause}; continue it with `fed-dpsd resume "
-            f"{folder}`, or run it again with other settings"
+            f"{shown_path(folder)}`, or run it again with other settings"
         )
+    require_checkpoint(folder, summary)
     state = checkpoint.load(folder / "checkpoint") or State(0, {}, ())
     return CompletedRun(folder, experiment, summary, state)
+
+
+def require_checkpoint(folder: Path, summary: Mapping[str, Any]) -> None:
+    """Check that a completed run still has its checkpoint; method=local writes none.
+
+    Raises:
+        UserError: the checkpoint is missing.
+    """
+    path = folder / "checkpoint"
+    if summary.get("student_sha256") is not None and not checkpoint.latest(path):
+        raise UserError(
+            f"{path}, with the student, is missing or empty; restore it from a backup, or delete "
+            f"{folder / 'summary.json'} and resume the run: it starts again (its ledger stays)"
+        )
 
 
 def open_log(path: Path, rounds: int) -> tuple[Path, list[dict[str, Any]]]:

@@ -24,6 +24,7 @@ from fed_dpsd.server.cards import privacy_card_of
 from fed_dpsd.server.onnx_file import OnnxModel
 from fed_dpsd.server.run_folder import CompletedRun, is_run_folder
 from fed_dpsd.server.summary import result_line
+from fed_dpsd.storage import shown_path
 from fed_dpsd.streams import Streams
 
 FACTS = "fed_dpsd"  # key in the metadata of a file
@@ -94,10 +95,12 @@ class Student:
         Raises:
             UserError: the images have the wrong type or shape, or there are no images.
         """
-        fits = images.ndim == 4 and len(images) > 0 and images.shape[1:] == self.network.shape
-        if images.dtype != np.uint8 or not fits:
+        array = isinstance(images, np.ndarray)
+        fits = array and images.ndim == 4 and len(images) > 0
+        if not fits or images.dtype != np.uint8 or images.shape[1:] != self.network.shape:
+            given = f"{images.dtype} {images.shape}" if array else f"a {type(images).__name__}"
             raise UserError(
-                f"images={images.dtype} {images.shape}: give uint8 images, values 0 to 255, of "
+                f"images={given}: give uint8 images, values 0 to 255, as a NumPy array of "
                 f"shape (B, {', '.join(map(str, self.network.shape))}) with B >= 1"
             )
         return _probabilities(self.model, images)
@@ -189,7 +192,7 @@ def _built(
 def _no_model(path: Path) -> str:
     """Return why a path is not a model file, with a remedy; "" if it is a model file."""
     if is_run_folder(path):
-        return f"is a run folder; `fed-dpsd export {path}` writes its student to a file"
+        return f"is a run folder; `fed-dpsd export {shown_path(path)}` writes its student to a file"
     if path.is_dir():
         files = sorted([*path.glob("*.safetensors"), *path.glob("*.onnx")])
         return f"is a folder; give the file {files[-1] if files else 'that `export` wrote'}"

@@ -22,7 +22,7 @@ from fed_dpsd.privacy.label_dp import IMAGES_NOTE
 from fed_dpsd.privacy.mechanism import weakest
 from fed_dpsd.server.charge_log import ChargeLog
 from fed_dpsd.server.metrics import METRICS
-from fed_dpsd.storage import client_name, run_name, write_json
+from fed_dpsd.storage import client_name, run_name, shown_path, write_json
 
 OF_TEACHERS = ("ensemble", "weighted_ensemble", "clients", "vote", "answered_vote")
 ANSWERS = ("forward_answers", "backward_answers")  # answers of teachers: images times teachers
@@ -70,7 +70,8 @@ def read_summary(folder: Path) -> dict[str, Any]:
         return dict(json.loads(path.read_text())) if path.exists() else {}
     except ValueError:
         raise UserError(
-            f"{path} is damaged; delete it, then run `fed-dpsd resume {folder}` to write it again"
+            f"{path} is damaged; delete it, then run `fed-dpsd resume {shown_path(folder)}` to "
+            "write it again"
         ) from None
 
 

@@ -10,7 +10,7 @@ import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import pyarrow
@@ -53,7 +53,16 @@ def synthesize(
     source: Source | None = None,
     seed: int = 0,
 ) -> Synthetic:
-    """Write a parquet file of synthetic images in the hub's layout, and its cards."""
+    """Write a parquet file of synthetic images in the hub's layout, and its cards.
+
+    Raises:
+        UserError: an argument is not valid, the run has no such images, or a file exists.
+    """
+    for name, value, least in (("number", number, 1), ("seed", seed, 0)):
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+            raise UserError(f"{name}={value!r} must be an integer >= {least}")
+    if source not in (None, *get_args(Source)):
+        raise UserError(f"source={source!r} must be {' or '.join(get_args(Source))}")
     _check_place(path)
     run = open_completed(run_folder)
     student = student_of(run)
@@ -79,7 +88,7 @@ def synthesize(
 
 def _check_place(path: Path) -> None:
     if path.suffix != ".parquet":
-        raise UserError(f"--out {path}: give a name that ends in .parquet")
+        raise UserError(f"{path}: give a name that ends in .parquet")
     for each in (path, *(path.parent / name for name in CARDS)):
         if each.exists():
             raise UserError(
@@ -114,8 +123,8 @@ def drawn(
         origin = _origin_of_new_generators(method)
     elif source == "generator":
         raise UserError(
-            f"{run.folder}: this run of method {name} keeps no generator; use --from queries "
-            "for the images that it sent"
+            f"{run.folder}: this run of method {name} keeps no generator; choose queries, "
+            "the images that it sent"
         )
     elif isinstance(method, FedDPSD):
         parts = _of_next_rounds(method, student, context, run, streams)
@@ -195,8 +204,8 @@ def _of_the_bank(run: CompletedRun, number: int, streams: Streams) -> NDArray[np
     images = np.concatenate(asked)
     if number > len(images):
         raise UserError(
-            f"--num {number}: the run sent {len(images):,} images, and its method cannot draw "
-            f"others; give at most {len(images)}"
+            f"{number:,} images are too many: the run sent {len(images):,}, and its method cannot "
+            "draw others; ask for no more than these"
         )
     return images[streams.numpy(PURPOSE).permutation(len(images))[:number]]
 

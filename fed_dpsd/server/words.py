@@ -1,6 +1,5 @@
 """Messages about a run: what it will do, its progress and the next steps."""
 
-import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from fed_dpsd.experiment import Experiment, data_counts
 from fed_dpsd.server import checkpoint
 from fed_dpsd.server.run_folder import is_run_folder
 from fed_dpsd.server.summary import privacy_text, read_summary
+from fed_dpsd.storage import shown_path
 
 NO_GUARANTEE = (
     "seeded noise: anyone who knows the seed can remove it, so this run's own files carry no "
@@ -77,9 +77,3 @@ def how_to_continue(folder: Path, error: BaseException) -> str:
             "need a new run)"
         )
     return f"{one_line(error)} {where}; to continue: {command}"
-
-
-def shown_path(path: Path) -> str:
-    """Return a path as typed in a shell, relative if it is below the working directory."""
-    here = Path.cwd()
-    return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))

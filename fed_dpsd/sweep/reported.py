@@ -40,7 +40,7 @@ from fed_dpsd.server.summary import (
     read_summary,
     record_round,
 )
-from fed_dpsd.storage import client_name, writing
+from fed_dpsd.storage import client_name, shown_path, writing
 from fed_dpsd.sweep.sweep import PLACES, TABLE, Cell, Say, read_table, write_tables
 
 REPORTED = (
@@ -64,6 +64,8 @@ def write_report(
     """Write the tables, figures and page of absolute paths; yield each file, the page last."""
     from fed_dpsd.report import pages  # matplotlib takes a second to import
 
+    if against == "":
+        raise UserError("against is empty; give an entry of the tables, or leave it out")
     run = facts_of(paths, threshold, title)
     if run and run.unfinished:  # its numbers are not in a table yet
         say(f"not finished: {run.unfinished.status}")
@@ -144,7 +146,7 @@ def _cell(folder: Path) -> Cell:
     if unfinished := unfinished_in(folder, experiment):
         raise UserError(
             f"{folder}: the run has not completed: {unfinished.status} For its own page: "
-            f"fed-dpsd report {folder}"
+            f"fed-dpsd report {shown_path(folder)}"
         )
     config = dataclasses.replace(experiment.config, run_folder=str(folder))
     experiment = dataclasses.replace(experiment, config=config)
@@ -311,7 +313,10 @@ def _ledgers(experiment: Experiment, folder: Path, place: Path) -> dict[int, str
 
 
 def _json(path: Path) -> dict[str, Any]:
-    return dict(json.loads(path.read_text())) if path.exists() else {}
+    try:
+        return dict(json.loads(path.read_text())) if path.exists() else {}
+    except ValueError:
+        raise UserError(f"{path} is damaged; restore it from a backup") from None
 
 
 # --- the command that repeats a run ---

@@ -119,7 +119,9 @@ def plan(
                 experiment = calibrated(experiment)
                 key = cell_key(experiment)
                 if key in cells:
-                    say(f"{name} has the same configuration as {cells[key].name}: one run for both")
+                    same = f"has the same configuration as {cells[key].name}"
+                    twice = "is given twice" if name == cells[key].name else same
+                    say(f"{name} {twice}: one run for both")
                     continue
                 own = _folder_of(experiment, point.grid, key, folder, folders)
                 folders[own] = key
@@ -324,7 +326,7 @@ def _row(cell: Cell, swept: Iterable[str]) -> Row:
     records.
     """
     config, summary = cell.experiment.config, read_summary(cell.folder)
-    versions = json.loads((cell.folder / "versions.json").read_text())
+    versions = _versions(cell.folder / "versions.json")
     scores, areas = summary["accuracy"], summary["auroc"]
     proven = {(row["unit"], row["relation"]): row for row in summary["privacy"]["proven"]}
     label = summary["privacy"]["label"] or {}
@@ -363,6 +365,16 @@ def _row(cell: Cell, swept: Iterable[str]) -> Row:
         "machine": versions.get("machine"),
     }
     return _texts(row)
+
+
+def _versions(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text()))
+    except (OSError, ValueError):
+        raise UserError(
+            f"{path} is missing or damaged; restore it from a backup, or write {{}} to it for a "
+            "table without the run's commit and machine"
+        ) from None
 
 
 def _rounds(cell: Cell) -> list[Row]:

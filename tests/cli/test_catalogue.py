@@ -127,3 +127,11 @@ def test_what_a_chosen_file_sets_is_not_typed(fed_dpsd):
     assert "  name: mnist # data=mnist" in out
     assert "rounds: 3 # typed" in out
     assert not [line for line in out if line.startswith("# rounds=")]
+
+
+def test_noise_that_a_target_sets_is_calibrated_even_if_null_is_typed(fed_dpsd):
+    typed = ("training=plain", "answers=gradient", "answers.noise_multiplier=null")
+    code, out, _ = fed_dpsd("run", *typed, "privacy.target_epsilon=1", "--show-config")
+    assert code == 0
+    (line,) = [each for each in out if "noise_multiplier: " in each]
+    assert line.endswith(" # calibrated to privacy.target_epsilon=1")

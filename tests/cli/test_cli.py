@@ -161,6 +161,32 @@ def test_a_crash_in_a_cell_is_one_line_and_a_traceback_in_its_folder(
     assert len(list((tmp_path / "runs/sweep").glob("*/error.log"))) == 2
 
 
+def test_an_option_with_an_empty_value_is_refused(fed_dpsd, tmp_path):
+    """As of an unset variable: --only would name no entry, and --out the working directory."""
+    for command in (
+        ("sweep", "experiment=ci", "--only", ""),
+        ("sweep", "experiment=ci", "--only="),
+        ("export", "RUN", "--out", ""),
+        ("report", "RUN", "--against", ""),
+    ):
+        code, out, err = fed_dpsd(*command)
+        option = next(word for word in command if word.startswith("--")).rstrip("=")
+        assert (code, out) == (2, [])
+        assert f"{option} is empty; give a value, or leave it out" in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_command_is_suggested_once(fed_dpsd):
+    for words, meant in (
+        (["Run"], "run"),
+        (["privacy", "Plan"], "plan"),
+        (["site", "chek"], "check"),
+    ):
+        code, _, err = fed_dpsd(*words)
+        assert code == 2
+        assert err.count(f"Did you mean '{meant}'?") == 1
+
+
 def test_r14_paragraphs_of_help_wrap_at_the_width_of_the_terminal():
     """No line of a paragraph is short if the next word would have fitted."""
     group = get_command(cli.app)

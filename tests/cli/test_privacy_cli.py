@@ -1,6 +1,7 @@
 """`fed-dpsd privacy`: planned costs, actual costs and the results of audits."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -159,6 +160,21 @@ def test_ledgers_that_are_elsewhere_are_named(fed_dpsd, tmp_path):
     code, _, err = fed_dpsd("privacy", "ledger", str(new_run_folder(deployed)))
     assert code == 1
     assert "hospitals, which keep their ledgers" in err
+
+
+def test_a_run_whose_ledger_was_deleted_is_not_taken_for_one_without_charges(fed_dpsd, run_of):
+    folder = Path(run_of("rounds=1"))
+    shutil.rmtree(folder / "ledger")
+    for form in ((), ("--json",)):
+        code, out, err = fed_dpsd("privacy", "ledger", str(folder), *form)
+        assert (code, out) == (1, [])
+        assert err.startswith(f"error: {folder}/ledger is missing, but charges.json records")
+        assert "restore the folder from a backup" in err
+    (folder / "charges.json").unlink()  # as in a run in which nothing was charged
+    assert fed_dpsd("privacy", "ledger", str(folder))[:2] == (
+        0,
+        [f"nothing was charged in this run: {folder}"],
+    )
 
 
 def test_ledger_prints_every_charge_where_asked(fed_dpsd):

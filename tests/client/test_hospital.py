@@ -274,12 +274,20 @@ def test_a_bad_file_names_every_problem(tmp_path):
     said = str(caught.value)
     assert "site.budget=three must be a number" in said
     assert "site.clinet=3 is not a key of site; did you mean client?" in said
+    text = site_file(tmp_path / "e").read_text().replace("budget:", "budgets:")
+    (tmp_path / "e.yaml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        hospitals.open_file(tmp_path / "e.yaml")
+    (said,) = caught.value.problems
+    assert said.endswith(" is not a key of site; did you mean budget?")
     for changes, problem in (
         (
             {"trust": ["everybody"]},
             "trust=everybody must be nobody, threshold or server",
         ),
         ({"methods": ["voodoo"]}, "methods: 'voodoo' is unknown"),
+        ({"name": ""}, "site.name= is empty; give a name of the data set"),
+        ({"state": " "}, "site.state= is empty; give a folder"),
         ({"client": 2}, "client=2 must be below num_clients=2"),
         ({"budget": float("inf")}, "budget=inf must be finite"),
         ({"delta": 1.0}, "site.delta=1.0 must be strictly between 0 and 1"),
@@ -288,6 +296,9 @@ def test_a_bad_file_names_every_problem(tmp_path):
         ({"num_clients": 10**20}, "num_clients=10+ must be at most 1,000,000"),
         ({"threads": 10**5}, "threads=100000 must be at most 1,024"),
         ({"shape": [1, 10**6, 10**6]}, r"must be \[1 or 3, size, size\], size <= 4096"),
+        ({"methods": []}, r"site.methods=\[\] allows no experiment; name at least one"),
+        ({"trust": []}, r"site.trust=\[\] allows no experiment"),
+        ({"limits": {"teacher.epochs": -5}}, "site.limits.teacher.epochs=-5 must be >= 0"),
         ({"limits": {"speed": 3}}, "limits.speed=3: give numbers for"),
         ({"files": None}, "site.files=null: site.files is a group of keys"),
         ({"files": "images"}, "site.files=images: site.files is a group of keys"),
@@ -308,6 +319,8 @@ def test_a_bad_file_names_every_problem(tmp_path):
     ):
         with pytest.raises(ConfigError, match=problem):
             hospitals.open_file(with_files(tmp_path / "c", labels=labels))
+    with pytest.raises(ConfigError, match=r"site\.files\.path= is empty; give a folder or a table"):
+        hospitals.open_file(with_files(tmp_path / "d", path=""))
     with pytest.raises(UserError, match="is not a site file: No such file"):
         hospitals.open_file(tmp_path / "nowhere.yaml")
     wrong = (("", "it is empty"), ("- a", "no KEY: VALUE lines"), ("a: 1\n\tb: 2", r"line 2"))

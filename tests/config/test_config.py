@@ -259,6 +259,23 @@ def test_what_a_default_stands_in_for_causes_no_other_problem(tmp_path):
     assert text == "data.label_column=5 must be a string"
 
 
+def test_a_list_of_values_is_a_grid(tmp_path):
+    for key, values, grid in (("seed", "[0,1]", "0,1"), ("rounds", "[5, 10]", "5,10")):
+        text = problems(tmp_path, f"{key}={values}")
+        assert text.endswith(f" must be an integer; for several runs: fed-dpsd sweep {key}={grid}")
+
+
+def test_one_mistake_is_one_problem(tmp_path):
+    text = problems(tmp_path, "data.path=nowhere")
+    assert text.startswith("data.path=nowhere: data=digits comes with scikit-learn")
+    assert "\n" not in text
+    (tmp_path / "weights.safetensors").write_bytes(b"")
+    network = ("model=pretrained", "model.backbone=torchvision/resnet18", "model.digest=abc")
+    text = problems(tmp_path, *network, f"model.weights={tmp_path}/weights.safetensors")
+    assert text.startswith("model.digest=abc must be sha256:")
+    assert "\n" not in text
+
+
 def test_a_value_in_the_place_of_keys_names_them(tmp_path):
     assert "teacher=cnn: teacher is a group of keys: teacher.path, " in problems(
         tmp_path, "teacher=cnn"
@@ -268,6 +285,17 @@ def test_a_value_in_the_place_of_keys_names_them(tmp_path):
 def test_a_missing_data_folder_is_named(tmp_path):
     text = problems(tmp_path, "data=mnist", "data.path=nowhere")
     assert f"data.path={tmp_path}/nowhere does not exist; give a folder" in text
+
+
+def test_an_empty_path_of_data_is_not_the_working_directory(tmp_path):
+    empty = "data.path= is empty; give a folder or a table, or leave it out"
+    for name in ("digits", "mnist", "imagefolder"):  # the last takes the classes from the path
+        assert problems(tmp_path, f"data={name}", "data.path=") == empty
+
+
+def test_a_path_that_cannot_be_read_is_not_said_to_be_missing_too(tmp_path):
+    text = problems(tmp_path, "data=imagefolder", "data.path=a(b)")
+    assert text == "data.path=a(b): put the value in quotes: 'data.path=\"a(b)\"'"
 
 
 def test_paths_start_from_the_users_directory(tmp_path, home):

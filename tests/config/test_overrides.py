@@ -49,6 +49,11 @@ def test_an_override_that_cannot_be_used_is_one_sentence():
     assert [row for row in WRONG if row[1] not in found[row[0]][0] or len(found[row[0]]) > 1] == []
 
 
+def test_settings_in_one_word_are_not_a_value_for_quotes():
+    (problem,) = said("rounds=2 seed=1")
+    assert problem == "rounds=2 seed=1: give each setting as its own word"
+
+
 def remedy(problem):
     """What bash makes of the setting that a problem says to write."""
     word = problem.partition("put the value in quotes: ")[2]
@@ -56,7 +61,7 @@ def remedy(problem):
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-PATHS = ["/x/a=b,c", "/x/a=b", "/x/a b=c", "/x/it's", '/x/"a"', "/x/é", "/x/a=b\\"]
+PATHS = ["/x/a=b,c", "/x/a=b", "/x/a b=c", "/x/it's", '/x/"a"', "/x/a b/é", "/x/“é”", "/x/a=b\\"]
 PATHS += ["/x/$a=${seed}`!"]
 
 
@@ -70,6 +75,19 @@ def test_a_path_that_needs_quotes_is_shown_in_those_of_shell_and_hydra():
         key, values = choices(remedy(problem))  # a sweep takes it as one value
         assert len(values) == 1
         assert compose([f"{key}={values[0]}"])["data"]["path"] == path
+
+
+def test_letters_of_any_script_need_no_quotes():
+    for value in ("Bilder_ü/tabelle.csv", "/данные/снимки", "/写真", "/e\u0301", "/हिन्दी"):
+        override = f"data.path={value}"
+        assert compose([override])["data"]["path"] == value
+        key, (choice,) = choices(override)  # in a sweep
+        assert compose([f"{key}={choice}"])["data"]["path"] == value
+    classes = compose(["data=folder", "data.classes=[gesund,Entzündung]"])["data"]["classes"]
+    assert classes == ["gesund", "Entzündung"]
+    key, values = choices("data.path=/ä,/b,/ö")
+    assert [compose([f"{key}={each}"])["data"]["path"] for each in values] == ["/ä", "/b", "/ö"]
+    assert said("experiment=größe")[0].startswith("experiment=größe is unknown")
 
 
 def test_a_path_with_commas_is_a_grid_or_one_value_in_quotes():

@@ -2,13 +2,22 @@
 
 import json
 import os
+import re
 import subprocess
 
 import pytest
 
 from fed_dpsd.errors import UserError
 from fed_dpsd.server import run_folder
-from fed_dpsd.server.run_folder import new_run_folder, open_run_folder, read_log
+from fed_dpsd.server.run_folder import (
+    new_run_folder,
+    open_completed,
+    open_run_folder,
+    read_log,
+)
+from fed_dpsd.server.student import open_student
+from fed_dpsd.server.summary import read_summary
+from fed_dpsd.sweep.reported import tables_of
 from tests.every import every
 
 
@@ -38,6 +47,23 @@ def test_a_folder_that_is_no_run_is_an_error(tmp_path, content, expected):
         open_run_folder(tmp_path)
     with pytest.raises(UserError, match="does not exist.*the path that `run` printed last"):
         open_run_folder(tmp_path / "nowhere")
+
+
+def test_commands_in_errors_quote_paths_for_a_shell(small, tmp_path):
+    folder = tmp_path / "my runs" / "first"
+    experiment = small(f"run_folder='{folder}'")
+    new_run_folder(experiment)
+    for use, command in (
+        (lambda: new_run_folder(experiment), f"fed-dpsd resume '{folder}'"),
+        (lambda: open_completed(folder), f"`fed-dpsd resume '{folder}'`"),
+        (lambda: open_student(folder), f"`fed-dpsd export '{folder}'`"),
+        (lambda: tables_of([folder]), f"fed-dpsd report '{folder}'"),
+    ):
+        with pytest.raises(UserError, match=re.escape(command)):
+            use()
+    (folder / "summary.json").write_text("{")
+    with pytest.raises(UserError, match=f"`fed-dpsd resume '{folder}'`"):
+        read_summary(folder)
 
 
 def test_a_run_says_what_code_on_which_machine(small, tmp_path, monkeypatch):

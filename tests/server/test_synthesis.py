@@ -112,11 +112,9 @@ def test_methods_that_throw_generators_away_have_the_images_that_they_asked(fini
     assert origin == "They are among the images that the run sent."
     (part,) = run.state.buffer
     assert sorted(map(bytes, images)) == sorted(map(bytes, part.images))
-    with pytest.raises(UserError, match="--num 65: the run sent 64 images, and its method cannot"):
+    with pytest.raises(UserError, match="65 images are too many: the run sent 64, and its"):
         images_of(folder, 65)
-    with pytest.raises(
-        UserError, match="run of method dense keeps no generator; use --from queries"
-    ):
+    with pytest.raises(UserError, match="run of method dense keeps no generator; choose queries"):
         images_of(folder, 5, "generator")
 
 
@@ -130,6 +128,21 @@ def test_the_teachers_place_is_taken_by_the_student(finished):
     folder, _, _ = finished("method=dpsd", "method.discriminator=teacher", "num_clients=1")
     _, origin, _ = images_of(folder, 5)
     assert "against the student instead of the teacher, which the run does not keep" in origin
+
+
+def test_arguments_of_the_wrong_kind_are_named(tmp_path):
+    for arguments, problem in (
+        ({"source": "query"}, "^source='query' must be generator or queries"),
+        *(
+            ({"number": wrong}, f"^number={wrong!r} must be an integer >= 1")
+            for wrong in (0, -1, 10.5, "10", True)
+        ),
+        ({"seed": -1}, "^seed=-1 must be an integer >= 0"),
+    ):
+        with pytest.raises(UserError, match=problem):
+            synthesize(tmp_path, path=tmp_path / "x.parquet", **{"number": 1} | arguments)
+    with pytest.raises(UserError, match=f"^{tmp_path}/x: give a name that ends in .parquet"):
+        synthesize(tmp_path, 1, tmp_path / "x")
 
 
 @every("name", ["train.parquet", "README.md", "PRIVACY.md", "privacy_card.json"])

@@ -144,6 +144,18 @@ def test_a_stopped_run_and_a_path_without_runs_are_errors(run, tmp_path):
 # --- runs that have not completed ---
 
 
+def test_a_run_without_its_versions_is_an_error_with_a_remedy(run, tmp_path):
+    versions = run / "versions.json"
+    for damage in (versions.unlink, lambda: versions.write_text("{")):
+        damage()
+        with pytest.raises(UserError, match=f"^{versions} is missing or damaged; .* write {{}}"):
+            tables_of([run], tmp_path / "report")
+    with pytest.raises(UserError, match=f"^{versions} is damaged; restore it"):
+        facts_of([run])
+    versions.write_text("{}")
+    tables_of([run], tmp_path / "report")
+
+
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory):
     """The folder of a run of three rounds, stopped by Ctrl-C while it reported the first."""

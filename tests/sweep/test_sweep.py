@@ -81,6 +81,16 @@ def test_equal_cells_run_once_and_are_named(tmp_path):
     ]
 
 
+def test_a_cell_that_is_typed_twice_runs_once(tmp_path):
+    for overrides, name in (
+        (["seed=0,0"], "the only cell"),
+        (["seed=0,0", "rounds=1,2"], "rounds=1"),
+    ):
+        said = []
+        plan(tmp_path, "training=plain", *overrides, say=said.append)
+        assert said[0] == f"{name} is given twice: one run for both"
+
+
 def test_r6_every_key_and_value_is_checked_before_any_noise_is_calibrated(tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr(sweeps, "calibrated", lambda each: calls.append(each) or each)

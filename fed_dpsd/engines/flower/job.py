@@ -19,7 +19,7 @@ from fed_dpsd.server.attendance import absent, requests_of
 from fed_dpsd.server.checks import cautions, require_writable, weak_delta
 from fed_dpsd.server.federation import InUse
 from fed_dpsd.server.run import run
-from fed_dpsd.server.run_folder import new_run_folder, open_run_folder
+from fed_dpsd.server.run_folder import new_run_folder, open_run_folder, require_checkpoint
 from fed_dpsd.server.summary import read_summary, result_line, round_text, write_failure
 from fed_dpsd.server.trackers import require_tracker
 from fed_dpsd.server.words import opening
@@ -69,8 +69,10 @@ def prepare(
 def finish(experiment: Experiment, grid: Grid, folder: Path) -> None:
     """Run the experiment and print its result; a completed run is left unchanged."""
     if _completed(folder):
+        summary = read_summary(folder)
+        require_checkpoint(folder, summary)
         print("already completed; nothing to do")
-        _print_result(experiment, read_summary(folder), folder)
+        _print_result(experiment, summary, folder)
         return
     try:
         for line in opening(experiment, folder):

@@ -103,7 +103,7 @@ def test_a_path_that_needs_quotes_is_shown_in_those_of_flower_and_a_shell():
         given = parse_config_args([text])
         return from_run_config(NOT_GIVEN | {"data": "imagefolder"} | given)
 
-    for path in ("/x/a=b,c", "/x/é", "/x/a=1\\b"):
+    for path in ("/x/a=b,c", "/x/é=1", "/x/a=1\\b"):
         with pytest.raises(ConfigError) as caught:
             typed(f"overrides='data.path={path}'")
         (problem,) = (each for each in caught.value.problems if "put the value" in each)

@@ -245,6 +245,9 @@ def test_the_server_app_runs_and_prints_its_result(small, tmp_path, capsys):
     assert contents(folder) == before
     said = ["already completed; nothing to do", result, f"run folder: {folder}"]
     assert capsys.readouterr().out.splitlines() == said
+    shutil.rmtree(folder / "checkpoint")
+    with pytest.raises(flower.RunFailed, match="checkpoint, with the student, is missing"):
+        flower.serve(FakeGrid(0), {"resume": str(folder)})
 
 
 def test_warnings_are_those_of_the_command_line(tmp_path, capsys):

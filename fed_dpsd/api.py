@@ -96,9 +96,11 @@ class Run:
         """The published epsilon and every proven one, each with its meaning.
 
         Raises:
-            UserError: as for `summary`.
+            UserError: the run has no results yet.
         """
-        return PrivacyCard(self.summary["privacy"])
+        if not (card := self.summary["privacy"]):
+            raise self._unfinished("no results")
+        return PrivacyCard(card)
 
     def export(self, folder: Path | str, form: Format = "safetensors") -> Path:
         """Write the student and its privacy card; return the path of the student's file.
@@ -158,7 +160,9 @@ class Run:
         return _pandas("history()").DataFrame(lines).set_index("round").drop(columns="rounds")
 
     def __str__(self) -> str:
-        """Return the result in one line."""
+        """Return the result in one line, or that there is none."""
+        if not read_summary(self.folder).get("privacy"):
+            return f"{self.folder}: no results"
         return result_line(open_run_folder(self.folder), self.summary)
 
     __repr__ = __str__
@@ -166,6 +170,8 @@ class Run:
     def _repr_html_(self) -> str:
         """Return the result, the proven epsilons and the last synthetic images, for a notebook."""
         shown = f"<p><b>{html.escape(str(self))}</b></p>"
+        if not read_summary(self.folder).get("privacy"):
+            return shown
         for picture in sorted(self.folder.glob("samples/*.png"))[-1:]:
             data = base64.b64encode(picture.read_bytes()).decode()
             shown += (

@@ -272,11 +272,18 @@ def test_a_folder_without_results_is_named_with_a_remedy(trained, folder):
     shutil.copy(trained[0].folder / "config.yaml", folder / "begun")
     begun = fed_dpsd.Run(folder / "begun")
     remedy = "; `fed-dpsd resume begun` continues the run$"
-    for use in (lambda: begun.summary, lambda: begun.privacy, lambda: repr(begun)):
+    assert repr(begun) == f"{folder}/begun: no results"
+    assert repr(begun) in begun._repr_html_()
+    for use in (lambda: begun.summary, lambda: begun.privacy):
         with pytest.raises(UserError, match=f"^{folder}/begun has no summary.json{remedy}"):
             use()
     with pytest.raises(UserError, match=f"^{folder}/begun has no finished rounds{remedy}"):
         begun.history()
+    (folder / "begun" / "summary.json").write_text('{"status": "failed", "privacy": null}')
+    failed = fed_dpsd.Run(folder / "begun")
+    assert repr(failed) == repr(begun)
+    with pytest.raises(UserError, match=f"^{folder}/begun has no results{remedy}"):
+        str(failed.privacy)
     nowhere = fed_dpsd.Run(folder / "nowhere")
     for use in (lambda: nowhere.summary, nowhere.history):
         with pytest.raises(UserError, match="nowhere is not a run folder .it does not exist"):

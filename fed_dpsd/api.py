@@ -62,6 +62,7 @@ class Run:
     folder: Path
 
     def __post_init__(self) -> None:
+        _path("folder", self.folder)
         object.__setattr__(self, "folder", Path(self.folder))  # from a string too
 
     @functools.cached_property
@@ -160,17 +161,22 @@ class Run:
         return _pandas("history()").DataFrame(lines).set_index("round").drop(columns="rounds")
 
     def __str__(self) -> str:
-        """Return the result in one line, or that there is none."""
-        if not read_summary(self.folder).get("privacy"):
-            return f"{self.folder}: no results"
-        return result_line(open_run_folder(self.folder), self.summary)
+        """Return the result in one line, or why there is none."""
+        try:
+            if not read_summary(self.folder).get("privacy"):
+                return f"{self.folder}: no results"
+            return result_line(open_run_folder(self.folder), self.summary)
+        except UserError as error:
+            return str(error)
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         """Return the result, the proven epsilons and the last synthetic images, for a notebook."""
         shown = f"<p><b>{html.escape(str(self))}</b></p>"
-        if not read_summary(self.folder).get("privacy"):
+        try:
+            card = str(self.privacy)
+        except UserError:
             return shown
         for picture in sorted(self.folder.glob("samples/*.png"))[-1:]:
             data = base64.b64encode(picture.read_bytes()).decode()
@@ -178,7 +184,7 @@ class Run:
                 '<p>Synthetic images that clients answered last:</p><img alt="synthetic images" '
                 f'style="width:20em;image-rendering:pixelated" src="data:image/png;base64,{data}">'
             )
-        shown += f"<details><summary>Privacy</summary><pre>{html.escape(str(self.privacy))}</pre>"
+        shown += f"<details><summary>Privacy</summary><pre>{html.escape(card)}</pre>"
         return f"{shown}</details><p>{html.escape(str(self.folder))}</p>"
 
 
@@ -404,7 +410,7 @@ def _path(name: str, value: Path | str) -> Path:
 def _place(each: Run | Sweep | Path | str) -> Path:
     if isinstance(each, Run):
         return each.folder
-    return each.table if isinstance(each, Sweep) else Path(each)
+    return each.table if isinstance(each, Sweep) else _path("path", each)
 
 
 def load_student(path: Path | str, student: MakeNetwork | None = None) -> Student:

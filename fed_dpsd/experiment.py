@@ -151,7 +151,7 @@ def _check_target(experiment: Experiment, overrides: Sequence[str]) -> None:
         raise ConfigError(
             [
                 f"{key}={typed[key]} and privacy.target_epsilon={target:g} contradict each other: "
-                "the target sets this noise; remove one of the two"
+                f"the target sets this noise; leave out {key}, or use privacy.target_epsilon=null"
             ]
         )
 

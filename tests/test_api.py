@@ -323,6 +323,9 @@ def test_an_empty_path_is_not_the_working_directory(trained, folder):
     }.items():
         with pytest.raises(UserError, match=f'^{name}="" is empty; give a path'):
             use()
+    for use in (fed_dpsd.Run, fed_dpsd.resume, fed_dpsd.report, fed_dpsd.load_student):
+        with pytest.raises(UserError, match='="" is empty; give a path'):
+            use("")
     with pytest.raises(UserError, match='^out="" is empty'):
         fed_dpsd.report(run, out="")
     with pytest.raises(UserError, match="^against is empty; give an entry"):

@@ -48,10 +48,11 @@ class _Commands(TyperGroup):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Refuse an empty value, often of an unset variable: a path would be this folder."""
-        for word, following in itertools.pairwise([*args, "-"]):
-            option, equals, value = word.partition("=")
-            if option.startswith("--") and not (value if equals else following):
-                raise click.UsageError(f"{option} is empty; give a value, or leave it out", ctx)
+        for before, word in itertools.pairwise(["", *args]):
+            option = word if word.startswith("--") and word.endswith("=") else before
+            if not word or option is word:
+                after = f" after {option}" if option else ""
+                raise click.UsageError(f"empty value{after}; give one, or leave it out", ctx)
         return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -9,7 +9,7 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -102,8 +102,9 @@ class Binder:
                 found = [{"loc": (), "ctx": {"error": error}}]
             progress = False
             # A key that is only misspelt is not reported as missing too.
-            meant = {name for each in found for name in _meant(each, hints)}
-            self._wrong |= {f"{where}{name}" for name in meant - given.keys()}
+            missing = [str(each["loc"][0]) for each in found if each.get("type") == "missing"]
+            if len(missing) == 1 and any(_meant(each, missing) for each in found):
+                self._wrong.add(f"{where}{missing[0]}")
             for each in found:
                 name = str(each["loc"][0]) if each["loc"] else ""
                 named = [name]
@@ -112,7 +113,7 @@ class Binder:
                     if not replaced.intersection(named):
                         self.problems.append(f"{where}{text}")
                 elif f"{where}{name}" not in self._wrong:
-                    self.problems.append(_problem(each, where, hints))
+                    self.problems.append(_problem(each, where, hints, missing))
                     self._wrong.add(f"{where}{name}")
                 if name and name not in names:
                     del given[name]
@@ -218,21 +219,21 @@ def _kinds(hint: Any) -> tuple[Any, ...]:
     return typing.get_args(hint) if union else (hint,)
 
 
-def _meant(error: Any, hints: Mapping[str, Any]) -> list[str]:
+def _meant(error: Any, fields: Iterable[str]) -> list[str]:
     """Return the field that an unknown key is most like, if there is one."""
     if error.get("type") != "unexpected_keyword_argument":
         return []
-    return difflib.get_close_matches(str(error["loc"][0]), hints, n=1)
+    return difflib.get_close_matches(str(error["loc"][0]), [*fields], n=1)
 
 
-def _problem(error: Any, where: str, hints: Mapping[str, Any]) -> str:
+def _problem(error: Any, where: str, hints: Mapping[str, Any], missing: Sequence[str]) -> str:
     """Return pydantic's error as a sentence that names the key, its value and the remedy."""
     kind, name, context = error["type"], str(error["loc"][0]), error.get("ctx", {})
     typed = f"{where}{name}={shown(error['input'])}"
     if kind == "missing":
         return f"{where}{name} is missing"
     if kind == "unexpected_keyword_argument":
-        near = _meant(error, hints)
+        near = _meant(error, missing) or _meant(error, hints)
         group = f" of {where[:-1]}" if where else ""
         return f"{typed} is not a key{group}{f'; did you mean {near[0]}?' if near else ''}"
     if kind == "value_error":

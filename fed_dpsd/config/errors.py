@@ -35,9 +35,9 @@ def with_letters(override: str) -> str:
     """
     key, equals, value = override.partition("=")
     kinds = {unicodedata.category(each)[0] for each in value if not each.isascii()}
-    if re.search(r"[\s'\"$=]", value) or not kinds <= set("LMN"):  # letters, marks, numbers
+    if re.search(r"[\s'\"$=\\]", value) or not kinds <= set("LMN"):  # letters, marks, numbers
         return override
-    word = re.compile(r"[^,:()\[\]{}]+")
+    word = re.compile(r"[^,:()\[\]{}]+" if "{" in value else r"[^,()\[\]{}]+")
     return key + equals + word.sub(lambda m: m[0] if m[0].isascii() else quoted(m[0]), value)
 
 

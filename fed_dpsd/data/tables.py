@@ -171,20 +171,16 @@ def read_csv(path: Path) -> pyarrow.Table:
                 separator = max(",;\t", key=first.count)
                 file.seek(0)
             lines = csv.reader(file, delimiter=separator, strict=True)
-            names = [name.strip() for name in next(lines, [])]
+            names = [name.strip() for name in _in_one_line(next(lines, []), path, lines)]
             if not any(names):
                 raise UserError(f"{path} is empty; its first line must name its columns")
             rows = []
             for row in lines:
+                _in_one_line(row, path, lines)
                 if any(map(str.strip, row[len(names) :])):
                     raise UserError(
                         f"{path}: line {lines.line_num} has {len(row)} cells, but there are "
                         f"{len(names)} columns; put a cell with a {separator!r} in quotes"
-                    )
-                if any("\n" in cell or "\r" in cell for cell in row):
-                    raise UserError(
-                        f"{path}: the row that ends in line {lines.line_num} has a cell with a "
-                        "line break; close its quotes, or remove line breaks from cells"
                     )
                 if row:
                     rows.append([cell.strip() for cell in row] + [""] * (len(names) - len(row)))
@@ -231,3 +227,13 @@ def _declared(schema: pyarrow.Schema, column: str | None) -> list[str]:
         return []
     texts = isinstance(names, list) and all(isinstance(name, str) for name in names)
     return names if texts and pyarrow.types.is_integer(schema.field(column).type) else []
+
+
+def _in_one_line(row: list[str], path: Path, lines: Any) -> list[str]:
+    """Return a row without line breaks in its cells; raise UserError otherwise."""
+    if any("\n" in cell or "\r" in cell for cell in row):
+        raise UserError(
+            f"{path}: the row that ends in line {lines.line_num} has a cell with a line break; "
+            "close its quotes, or remove line breaks from cells"
+        )
+    return row

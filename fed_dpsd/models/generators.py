@@ -78,6 +78,7 @@ class Generator(nn.Module):
 
     def set_levels(self, contrast: float, brightness: float) -> None:
         """Set the standard deviation and the mean of the normalised pixels before the sigmoid."""
+        assert self.normalised
         self.layers[-2].weight.data.fill_(contrast)
         self.layers[-2].bias.data.fill_(brightness)
 

@@ -8,7 +8,7 @@ so DP-SGD can train it.
 import torch
 from torch import nn
 
-GROUPS = 8  # of GroupNorm, or fewer, so that each has the same number of channels, >= 2
+GROUPS = 8  # of GroupNorm, or fewer, so that the number divides the channels
 
 
 class ResNet9(nn.Sequential):
@@ -21,10 +21,13 @@ class ResNet9(nn.Sequential):
     """
 
     def __init__(self, channels: int, width: int, group_norm: bool = False) -> None:
+        # At width 1, the last maps may have a value per channel, which alone cannot be normalised.
+        most = GROUPS if width > 1 else GROUPS // 2
+
         def layer(inputs: int, outputs: int, pool: bool = False) -> nn.Sequential:
             convolution = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
             if group_norm:
-                norm: nn.Module = nn.GroupNorm(_groups(outputs), outputs)
+                norm: nn.Module = nn.GroupNorm(_groups(outputs, most), outputs)
             else:
                 norm = nn.BatchNorm2d(outputs)
             # The two orders of pooling and ReLU are equal; this one has fewer values to compute.
@@ -50,6 +53,5 @@ class Residual(nn.Sequential):
         return values + super().forward(values)
 
 
-def _groups(channels: int) -> int:
-    most = max(min(GROUPS, channels // 2), 1)  # a group of one value cannot be normalised
+def _groups(channels: int, most: int) -> int:
     return next(groups for groups in range(most, 0, -1) if channels % groups == 0)

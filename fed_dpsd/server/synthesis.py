@@ -63,6 +63,7 @@ def synthesize(
             raise UserError(f"{name}={value!r} must be an integer >= {least}")
     if source not in (None, *get_args(Source)):
         raise UserError(f"source={source!r} must be {' or '.join(get_args(Source))}")
+    number, seed = int(number), int(seed)  # NumPy's would not fit into JSON
     _check_place(path)
     run = open_completed(run_folder)
     student = student_of(run)

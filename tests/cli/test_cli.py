@@ -161,18 +161,20 @@ def test_a_crash_in_a_cell_is_one_line_and_a_traceback_in_its_folder(
     assert len(list((tmp_path / "runs/sweep").glob("*/error.log"))) == 2
 
 
-def test_an_option_with_an_empty_value_is_refused(fed_dpsd, tmp_path):
-    """As of an unset variable: --only would name no entry, and --out the working directory."""
+def test_an_empty_value_is_refused(fed_dpsd, tmp_path):
+    """As of an unset variable: --only would name no entry, and a path is the working directory."""
     for command in (
         ("sweep", "experiment=ci", "--only", ""),
         ("sweep", "experiment=ci", "--only="),
         ("export", "RUN", "--out", ""),
         ("report", "RUN", "--against", ""),
+        ("report", ""),
+        ("run", "--show-config", ""),
     ):
         code, out, err = fed_dpsd(*command)
-        option = next(word for word in command if word.startswith("--")).rstrip("=")
+        after = command[-2] if command[-1] == "" else command[-1]
         assert (code, out) == (2, [])
-        assert f"{option} is empty; give a value, or leave it out" in err
+        assert f"empty value after {after}; give one, or leave it out" in err
     assert not list(tmp_path.iterdir())
 
 

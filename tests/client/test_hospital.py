@@ -280,6 +280,16 @@ def test_a_bad_file_names_every_problem(tmp_path):
         hospitals.open_file(tmp_path / "e.yaml")
     (said,) = caught.value.problems
     assert said.endswith(" is not a key of site; did you mean budget?")
+    text = text.replace("budgets:", "budget:").replace("num_clients:", "clients:")
+    (tmp_path / "f.yaml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        hospitals.open_file(tmp_path / "f.yaml")
+    (said,) = caught.value.problems
+    assert said.endswith(" is not a key of site; did you mean num_clients?")
+    (tmp_path / "f.yaml").write_text(text.replace("client: ", "patients: "))
+    with pytest.raises(ConfigError) as caught:
+        hospitals.open_file(tmp_path / "f.yaml")
+    assert "site.client is missing" in caught.value.problems
     for changes, problem in (
         (
             {"trust": ["everybody"]},

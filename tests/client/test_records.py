@@ -18,7 +18,7 @@ from fed_dpsd.errors import UserError
 SHAPE = (1, 8, 8)
 RECORDS = [("well", 0, "ann"), ("ill", 100, "bob"), ("ill", 255, "ann")]
 CLASSES = ("fine", "better", "bad")
-FILES = HospitalFiles("", "image", "label", "patient", False, {"well": "fine", "ill": "bad"})
+FILES = HospitalFiles("files", "image", "label", "patient", False, {"well": "fine", "ill": "bad"})
 
 
 def png(shade, size=(8, 8), mode="L"):

@@ -78,7 +78,14 @@ def test_a_path_that_needs_quotes_is_shown_in_those_of_shell_and_hydra():
 
 
 def test_letters_of_any_script_need_no_quotes():
-    for value in ("Bilder_ü/tabelle.csv", "/данные/снимки", "/写真", "/e\u0301", "/हिन्दी"):
+    for value in (
+        "Bilder_ü/tabelle.csv",
+        "/данные/снимки",
+        "/写真",
+        "/mnt/a:b_ü/x",
+        "/e\u0301",
+        "/हिन्दी",
+    ):
         override = f"data.path={value}"
         assert compose([override])["data"]["path"] == value
         key, (choice,) = choices(override)  # in a sweep

@@ -168,6 +168,7 @@ def test_what_is_wrong_with_a_table_is_named(tmp_path):
         ("image,label,label\n0.png,a,b\n", "has several columns named label; rename or delete one"),
         ("image,label\n0.png,a\n0.png,b, c\n", "line 3 has 3 cells, but there are 2 columns; put"),
         ('image,label\n0.png,a\n"0.png,b\n', r"cannot be read as CSV in UTF-8 \(unexpected end"),
+        ('image,"label\n0.png,a\n1.png,"\n2.png,b\n', "ends in line 3 has a cell with a line"),
         (
             'image,label,age\n0.png,a,"3\n1.png,b,4\n2.png,a,5"\n',
             "ends in line 4 has a cell with a line",

@@ -47,7 +47,9 @@ def combinations(small, method):
     """The experiments of a method that its settings allow."""
     pairs = itertools.product(TRAININGS, ANSWERS)
     typed = [(f"training={training}", f"answers={answers}") for training, answers in pairs]
-    for pair in ((), (f"training={method}", "answers=probabilities"), *typed):  # first its own
+    gradients = "answers=clipped_gradients", "model=scattering"
+    own = (), (f"training={method}", "answers=probabilities"), gradients
+    for pair in (*own, *typed):
         settings = f"method={method}", *pair
         for more in ((), ("num_clients=1",), ("teacher.same_start=true",)):
             try:

@@ -49,9 +49,9 @@ class _Commands(TyperGroup):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Refuse an empty value, often of an unset variable: a path would be this folder."""
         for before, word in itertools.pairwise(["", *args]):
-            option = word if word.startswith("--") and word.endswith("=") else before
-            if not word or option is word:
-                after = f" after {option}" if option else ""
+            option, equals, value = word.partition("=")
+            if not word or (option.startswith("--") and equals and not value):
+                after = f" after {word or before}" if word or before else ""
                 raise click.UsageError(f"empty value{after}; give one, or leave it out", ctx)
         return super().parse_args(ctx, args)
 

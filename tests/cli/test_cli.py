@@ -175,6 +175,8 @@ def test_an_empty_value_is_refused(fed_dpsd, tmp_path):
         after = command[-2] if command[-1] == "" else command[-1]
         assert (code, out) == (2, [])
         assert f"empty value after {after}; give one, or leave it out" in err
+    _, _, err = fed_dpsd("report", "nowhere", "--title=a=")
+    assert "nowhere does not exist" in err
     assert not list(tmp_path.iterdir())
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fed_dpsd.classes import in_order, text_of
 from fed_dpsd.data.intake import Item
@@ -33,8 +34,10 @@ class Arrays:
         self.ignored = next((f"array {name}" for name in of_splits), "")
         names = {key: before + name for key, name in columns.named.items()}
         if missing := [f"{name} ({key})" for key, name in names.items() if name not in there]:
+            keys = " ".join(f"{key}=ARRAY" for key, name in names.items() if name not in there)
             raise UserError(
-                f"{path} has no array {', '.join(missing)}; its arrays are {', '.join(there)}"
+                f"{path} has no array {', '.join(missing)}; its arrays are {', '.join(there)}. Set "
+                f"{keys}{f', without {before} in the names' if before else ''}"
             )
         if columns.labels:
             raise UserError(
@@ -60,11 +63,13 @@ class Arrays:
         """Yield every image."""
         with self._open() as arrays:
             images, *others = (arrays[name] for name in self._names)
+        if images.ndim == 4 and images.shape[3] == 1:
+            images = images[..., 0]
         pixels = images.ndim == 3 or (images.ndim == 4 and images.shape[3] == 3)
         if images.dtype != np.uint8 or not pixels or 0 in images.shape:
             raise UserError(
                 f"{self._path}: {self._names[0]} is {images.dtype} of shape {images.shape}; it "
-                "must be uint8 of shape (N, H, W) or (N, H, W, 3)"
+                "must be uint8 of shape (N, H, W) or (N, H, W, 3)" + _conversion(images)
             )
         others = [array.reshape(-1) for array in others]
         for name, array in zip(self._names[1:], others, strict=True):
@@ -89,6 +94,15 @@ class Arrays:
     def files(self) -> Iterable[Path]:
         """Return the npz file."""
         return [self._path]
+
+
+def _conversion(images: NDArray[Any]) -> str:
+    """Return how to convert images to the layout that is read; "" if that is unknown."""
+    first = images.ndim == 4 and images.shape[1] in (1, 3) and images.shape[3] not in (1, 3)
+    steps = ["x.transpose(0, 2, 3, 1)"] * first
+    if images.dtype.kind == "f":
+        steps.append("(255 * x).round().astype('uint8') for x in [0, 1]")
+    return f"; convert them by x = {', then '.join(steps)}" if steps else ""
 
 
 def splits_of(names: Iterable[str], image: str) -> dict[str, str]:

@@ -181,7 +181,8 @@ def _read(
         notes.append(
             f"{where} has no train and test splits: one {unit} in {TEST_PART} is for testing, "
             f"chosen by a hash of its {own}, {len(parts['test']):,} of {len(records):,} images; "
-            "to divide it differently, use folders train and test; a coordinator needs only test"
+            "to divide it differently, name folders or tables train and test, or arrays of an npz "
+            "train_... and test_..."
         )
     for name, part in parts.items():
         if lacking := _lacking(config, part):

@@ -272,7 +272,8 @@ def test_what_is_wrong_is_named_with_the_remedy(tmp_path):
 def test_arrays_that_do_not_fit_are_errors(tmp_path):
     """Objects among them would be unpickled, so they are refused."""
     for arrays, message in (
-        ({"image": np.zeros((3, 8, 8))}, "image is float64 of shape .* it must be uint8"),
+        ({"image": np.zeros((3, 8, 8))}, r"float64 .* be uint8 .* x = \(255 \* x\)\.round"),
+        ({"image": np.zeros((3, 3, 8, 8), np.uint8)}, r"convert .* x = x.transpose\(0, 2, 3, 1\)"),
         ({"image": np.zeros((3, 8, 8, 4), np.uint8)}, r"must be uint8 of shape \(N, H, W\)"),
         ({"image": np.zeros((3, 0, 8), np.uint8)}, r"must be uint8 of shape \(N, H, W\)"),
         ({"label": np.zeros(2)}, "3 images but 2 values in label"),
@@ -281,6 +282,20 @@ def test_arrays_that_do_not_fit_are_errors(tmp_path):
     ):
         with pytest.raises(UserError, match=message):
             read(npz(tmp_path, **arrays), SHAPE, CLASSES)
+
+
+def test_arrays_of_one_channel_are_grey_images(tmp_path):
+    flat = read(npz(tmp_path), SHAPE, CLASSES)
+    with np.load(tmp_path / "scans.npz") as arrays:
+        channel = arrays["image"][..., None]
+    assert (
+        read(npz(tmp_path, image=channel), SHAPE, CLASSES).records.images == flat.records.images
+    ).all()
+
+
+def test_missing_arrays_are_named_with_their_keys(tmp_path):
+    with pytest.raises(UserError, match=r"no array scan .* Set files.image_column=ARRAY$"):
+        read(replace(npz(tmp_path), image_column="scan"), SHAPE, CLASSES)
 
 
 def test_labels_are_mapped_to_names():

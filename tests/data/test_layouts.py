@@ -143,7 +143,7 @@ def test_without_train_and_test_about_one_in_five_is_for_testing(tmp_path, said)
     assert 25 <= len(test) <= 75  # Binomial(250, 1/5) is outside with probability 1e-4
     (line,) = said()
     assert "has no train and test splits: one image in 5 is for testing, chosen by a hash" in line
-    assert f"pixels, {len(test)} of 250 images; to divide it differently, use folders" in line
+    assert f"pixels, {len(test)} of 250 images; to divide it differently, name folders" in line
     alone = datasets.load_test(bound(tmp_path, path), tmp_path / "third")
     assert (alone.images == data.test.images).all()
 

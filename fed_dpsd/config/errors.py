@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fed_dpsd.config.keys import all_keys, flat_keys, groups, homes
-from fed_dpsd.config.plugins import files_of
+from fed_dpsd.config.plugins import files_of, installed
 
 QUOTES = "put the value in quotes: "
 # Our keys, by their names in other libraries.
@@ -101,6 +101,8 @@ def unknown_choice(group: str, name: str) -> str:
         problem += ", or set other architectures by model.teacher=... and model.student=..."
     if near := difflib.get_close_matches(name.lower(), names, n=1):
         problem += f"; did you mean {near[0]}?"
+    elif known := installed():
+        problem += f"; a plug-in's also needs plugins=NAME (installed: {', '.join(known)})"
     return problem
 
 

@@ -139,6 +139,11 @@ def test_plugins_are_a_flat_key_of_flower_too(example, typed):
     assert type(experiment.method).__module__ == "fed_dpsd_example.blend"
 
 
+def test_an_unknown_choice_names_the_installed_plugins(example):
+    with pytest.raises(ConfigError, match=r"also needs plugins=NAME \(installed: example"):
+        compose(["method=blend"])
+
+
 # --- what parts of a plug-in check and say ---
 
 

@@ -54,7 +54,7 @@ def _counted(number: int, noun: str) -> str:
 def next_steps(folder: Path, summary: Mapping[str, Any], ledgers: Path) -> Iterator[str]:
     """Yield what a completed run's numbers do not cover, and the next commands."""
     place, proven = shown_path(folder), summary["privacy"]["proven"]
-    if any(SEEDED_NOTE in row["notes"] for row in proven):
+    if any(SEEDED_NOTE in row["notes"] and row["epsilon"] != "inf" for row in proven):
         yield NO_GUARANTEE
     # method=local has no student; method=ensemble's student is all teachers together
     if summary["student_sha256"] is not None and summary["method"] != "ensemble":

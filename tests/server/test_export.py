@@ -161,11 +161,15 @@ def test_central_trainings_only_teacher_is_its_student(finished, tmp_path):
     export(folder, tmp_path / "model", "onnx")  # a second export knows the folder as its own
 
 
-def test_a_run_without_a_file_to_export_offers_none(finished, tmp_path):
+def test_a_run_offers_only_what_it_has(finished, tmp_path):
     folder, summary, _ = finished("method=ensemble", "training=plain", "answers=probabilities")
-    assert not any("export" in line for line in next_steps(folder, summary, folder / "ledger"))
+    steps = " ".join(next_steps(folder, summary, folder / "ledger"))
+    assert "export" not in steps
+    assert "noise=secure" not in steps
     folder, summary, _ = finished()
-    assert any("export" in line for line in next_steps(folder, summary, folder / "ledger"))
+    steps = [*next_steps(folder, summary, folder / "ledger")]
+    assert any("export" in line for line in steps)
+    assert "noise=secure" in steps[0]  # its guarantee needs secret noise
 
 
 def test_what_cannot_be_exported_is_said(finished, tmp_path):

@@ -28,6 +28,7 @@ from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
 from fed_dpsd.protocol import Refusal, Response, Statement
 from fed_dpsd.server import checkpoint
 from fed_dpsd.server import run as runs
+from fed_dpsd.server.attendance import requests_of
 from fed_dpsd.server.charge_log import TIMES_PLANNED, ChargeLog
 from fed_dpsd.server.federation import SentRequests
 from fed_dpsd.server.run_folder import new_run_folder
@@ -106,6 +107,10 @@ def deploy(deployed, tmp_path, mechanism, grid=Hospitals, **changes):
 def go(experiment, folder, grid, progress=lambda line: None):
     federation = GridFederation(experiment, grid, folder)
     return runs.run(experiment, federation, folder, progress)
+
+
+def kill():
+    raise Killed
 
 
 def at_round(which, act):
@@ -298,6 +303,27 @@ def test_a_charge_beyond_the_plan_is_on_the_card_before_it_is_made(deployed, tmp
     assert log.acknowledged == {"dp_sgd": 2}
     # No reply has come since.
     assert log.clients[1].charged == {"dp_sgd": 1, "class_counts": 1, "probabilities": 128}
+
+
+def test_a_request_is_repeated_for_every_acknowledgement_that_it_needs(deployed, tmp_path):
+    """A record arrives while the run is stopped: class counts need one, their training another."""
+    context = deploy(deployed, tmp_path, "dp_sgd", when_records_change="retrain")
+    experiment, folder, grid, files = context
+    with pytest.raises(Killed):
+        go(experiment, folder, grid, at_round(2, kill))
+    one_more(files[0])
+    lines = []
+    summary = go(experiment, folder, grid, lines.append)
+    (last,) = lines
+    assert last["refused"] == {}
+    assert requests_of(folder)[-2]["answered"] == [0, 1]  # of the class counts
+    released = {"dp_sgd": 2, "class_counts": 2}
+    log = ChargeLog(folder, plan_of(experiment).releases)
+    assert log.acknowledged == released
+    assert log.clients[0].charged == {**released, "probabilities": 192}
+    assert log.clients[1].charged == {"dp_sgd": 1, "class_counts": 1, "probabilities": 192}
+    key = "record", "add_remove", "training"
+    assert printed(summary)[key] == in_ledgers(ledgers_of(files), folder.name)[key]
 
 
 def test_a_hospital_goes_no_further_than_what_is_acknowledged(deployed, tmp_path):

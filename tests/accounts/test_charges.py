@@ -34,7 +34,7 @@ from fed_dpsd.server.federation import SentRequests
 from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.server.summary import read_summary, write_failure
 from tests.every import every
-from tests.hospitals import DISTRIBUTED, Hospitals, request, site_file, summing
+from tests.hospitals import DISTRIBUTED, Hospitals, request, site_file, site_files, summing
 from tests.ledgers import entries_of
 from tests.proofs import spent
 
@@ -190,6 +190,24 @@ def test_a_request_resumed_with_other_predictions_is_not_charged_twice(
     for ledger in ledgers_of(files):
         requests = Counter(entry.query_id for entry in entries_of(ledger))
         assert requests == {1: 1, 2: 1 if settled else 2, 3: 1}
+
+
+@pytest.mark.parametrize("overrides", ["answers=label", "answers=gradient answers.noise_at=server"])
+def test_a_renamed_folder_is_the_same_run_at_hospitals(deployed, tmp_path, caplog, overrides):
+    experiment = deployed("training=plain", *overrides.split())
+    files = site_files(tmp_path, trust=["nobody", "server"], **RICH)
+    folder, grid = new_run_folder(experiment), Hospitals(files)
+    with pytest.raises(Killed):
+        go(experiment, folder, grid, at_round(2, kill))
+    renamed = folder.rename(folder.with_name("renamed"))
+    row = go(experiment, renamed, grid)["privacy"]["proven"][0]
+    assert row["epsilon"] == row["planned"]
+    assert "older state" not in caplog.text + str(row["notes"])
+    for ledger in ledgers_of(files):
+        runs_charged = [entry.run for entry in entries_of(ledger)]
+        assert len(runs_charged) == 3
+        assert len(set(runs_charged)) == 1
+        assert runs_charged[0].startswith(folder.name)
 
 
 def test_the_card_of_a_run_that_failed_does_not_outlive_its_resumption(small, tmp_path):

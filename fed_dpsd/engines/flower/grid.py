@@ -39,7 +39,7 @@ from fed_dpsd.experiment import Experiment
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.protocol import Refusal, Request, Response, SumStep, compare_classes
 from fed_dpsd.server.federation import OF_ROUNDS, HostedFederation
-from fed_dpsd.storage import append_line
+from fed_dpsd.storage import append_line, run_name
 
 ATTEMPTS = 3
 OUT_OF_REACH = {
@@ -100,11 +100,11 @@ class GridFederation(HostedFederation):
         super().__init__(experiment, run_folder)
         self._grid, self._say = grid, say
         self._run_folder = run_folder
-        self._run = str(run_folder)
-        if not experiment.config.federation.simulation and isinstance(self._noise, SecretStreams):
-            self._run += f" {self._noise.identity}"  # other noise is another run
         self._settings, self._code = experiment.config.federation, code_digest()
         simulated = self._settings.simulation
+        self._run = str(run_folder) if simulated else run_name(run_folder)
+        if not simulated and isinstance(self._noise, SecretStreams):
+            self._run += f" {self._noise.identity}"  # other noise is another run
         self._text = experiment.to_json() if simulated else experiment.for_hospitals()
         everyone = experiment.config.num_clients
         self._least = self._settings.min_clients or everyone

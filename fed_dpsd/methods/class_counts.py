@@ -1,5 +1,6 @@
 """Class counts, and the weights of clients for each class that follow from them."""
 
+import logging
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -11,11 +12,12 @@ from fed_dpsd.methods.method import Federation, PublicContext, Site
 from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.mechanism import Charged, ExactCounts
 from fed_dpsd.privacy.training import ClassCounts, TrainingMechanism
-from fed_dpsd.protocol import Request, Response
+from fed_dpsd.protocol import Refusal, Replies, Request, Response
 
 MOST_RECORDS = 1e12  # the most that a client may claim for a class, so all sums stay finite
 SMALLEST_PART, SMALLEST_PROBABILITY = 1e-4, 1e-6  # lower limits in the logarithms of `pool`
 RIDGE = 0.01  # times the mean weight; keeps classes that no two clients share comparable
+logger = logging.getLogger("fed_dpsd")
 
 
 def counts_stage(context: PublicContext, clear: bool) -> tuple[Stage, ...]:
@@ -47,10 +49,63 @@ def release_class_counts(request: Request, site: Site, clear: bool) -> Response:
     return site.release(ExactCounts(), site.sensitive_class_counts(), request)
 
 
-def fetch_counts(federation: Federation, context: PublicContext) -> dict[int, NDArray[Any]]:
-    """Request class counts; return each client's (K,) counts, >= 0."""
-    answers = federation.each(context.request("counts")).answers
+def counts_in(replies: Replies) -> dict[int, NDArray[Any]]:
+    """Return the (K,) class counts, >= 0, of each client that released them."""
+    answers = replies.answers
     return {client: np.clip(own.values[0], 0, MOST_RECORDS) for client, own in answers.items()}
+
+
+class KnownCounts:
+    """The class counts that clients have released to a run.
+
+    Args:
+        federation: the clients.
+        context: the public facts.
+        requested: whether the counts are requested; they must be in the plan.
+
+    Attributes:
+        found: the (K,) counts, >= 0, of each client that has released them, in client order.
+    """
+
+    def __init__(self, federation: Federation, context: PublicContext, requested: bool) -> None:
+        self._federation, self._request = federation, context.request("counts")
+        self.requested = requested
+        self.found: dict[int, NDArray[Any]] = {}
+        if requested:
+            self._fetch()
+
+    def _fetch(self) -> Replies:
+        """Request the counts; clients that released them before repeat their answers for free."""
+        replies = self._federation.each(self._request)
+        self.found = dict(sorted((self.found | counts_in(replies)).items()))
+        return replies
+
+    def counted(self, replies: Replies) -> Replies:
+        """Return the replies to weight by counts; a client without counts refuses, with the reason.
+
+        If such a client answers, the counts are requested again, because it may have been absent
+        before. If no client that answers has counts, all replies are returned, to weight equally.
+        """
+        clients = replies.answers.keys()
+        if not self.requested or clients <= self.found.keys():
+            return replies
+        refused = self._fetch().refused
+        if not clients & self.found.keys():
+            return replies
+        left_out = dict[int, Response | Refusal]()
+        for client in sorted(clients - self.found.keys()):
+            reason = f"no class counts: {refused[client]}"
+            logger.warning("client %d: its answer is left out: %s", client, reason)
+            left_out[client] = Refusal(replies[client].query_id, reason)
+        return Replies(replies.request, replies | left_out)
+
+    def weights(self, clients: Collection[int]) -> dict[int, NDArray[np.float64]]:
+        """Return the (K,) shares of clients in `counted` replies; equal shares without counts."""
+        counts = {client: own.astype(np.float64) for client, own in self.found.items()}
+        if not counts.keys() & clients:
+            counts = dict.fromkeys(clients, np.zeros(self._request.predictions.shape[1]))
+        shares = among(counts, counts)
+        return shares if len(shares) == len(clients) else among(shares, clients)
 
 
 def fetch_class_weights(
@@ -61,9 +116,8 @@ def fetch_class_weights(
     Shares are in [0, 1]. The plan must include the counts. For a class without records, all clients
     have equal shares. The result is empty if no client answers.
     """
-    found = fetch_counts(federation, context)
-    counts = {client: own.astype(np.float64) for client, own in found.items()}
-    return among(counts, counts)
+    counts = KnownCounts(federation, context, requested=True)
+    return counts.weights(counts.found)
 
 
 def among(

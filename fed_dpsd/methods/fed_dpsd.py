@@ -15,7 +15,7 @@ round.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal, cast
 
@@ -27,9 +27,8 @@ from torch import nn
 from fed_dpsd import losses
 from fed_dpsd.config import LARGEST_SHIFT, Config, require, require_positive
 from fed_dpsd.methods.class_counts import (
-    among,
+    KnownCounts,
     counts_stage,
-    fetch_class_weights,
     pool,
     release_class_counts,
     weigh,
@@ -168,7 +167,7 @@ class FedDPSD(Queries, Method):
         """Run Algorithm 2, with a buffer of answered samples and new generators in each round."""
         student = context.make_student(streams.torch("student"))
         discriminator = self.fetch_discriminator(federation, context)
-        class_weights = fetch_class_weights(federation, context) if self.counts(context) else {}
+        counts = KnownCounts(federation, context, requested=bool(self.counts(context)))
         buffer = resume.load(student=student) if resume else []
 
         for number in range(len(buffer) + 1, context.rounds + 1):
@@ -176,7 +175,7 @@ class FedDPSD(Queries, Method):
             images = procedural.apply_polarity(images, self.infer_polarity(buffer))
             predictions = self.predictions(student, images, context)
             sent = Request(number, images, predictions)
-            total = self.collect(federation, sent, context, class_weights)
+            total = self.collect(federation, sent, context, counts)
             request = total.request
             if total.count == 0 and not buffer:
                 raise nobody_answers(total.refused)
@@ -205,20 +204,18 @@ class FedDPSD(Queries, Method):
         federation: Federation,
         request: Request,
         context: PublicContext,
-        class_weights: Mapping[int, NDArray[np.float64]],
+        counts: KnownCounts,
     ) -> Aggregate:
-        """Return the sum of the answers, weighted by `class_weights` if there are any."""
-        if not class_weights:
+        """Return the sum of the answers, weighted by class counts if these are requested."""
+        if not counts.requested:
             return federation.total(request)
-        replies = federation.each(request)
+        replies = counts.counted(federation.each(request))
         request, answers = replies.request, replies.answers
-        weighted = {client: own for client, own in answers.items() if client in class_weights}
-        if not weighted:
+        if not answers:
             return Aggregate(request, np.zeros(request.predictions.shape), 0, replies.refused)
-        if len(weighted) < len(class_weights):
-            class_weights = among(class_weights, weighted)
-        count = sum(own.teachers for own in weighted.values())
-        means = {client: own.values / own.teachers for client, own in weighted.items()}
+        class_weights = counts.weights(answers)
+        count = sum(own.teachers for own in answers.values())
+        means = {client: own.values / own.teachers for client, own in answers.items()}
         additive, odds = isinstance(context.answers, Additive), self.pooling == "odds"
         mean = pool(means, class_weights) if odds else weigh(means, class_weights, additive)
         return Aggregate(request, count * mean, count, replies.refused)

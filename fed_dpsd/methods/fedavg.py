@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fed_dpsd.config import Config, require
 from fed_dpsd.errors import ProtocolError
-from fed_dpsd.methods.class_counts import counts_stage, fetch_counts, release_class_counts
+from fed_dpsd.methods.class_counts import KnownCounts, counts_stage, release_class_counts
 from fed_dpsd.methods.method import Federation, PublicContext, Round, Site, State, nobody_answers
 from fed_dpsd.methods.white_box import WEIGHTS, WhiteBox
 from fed_dpsd.models import load_vector, to_vector
@@ -86,7 +86,7 @@ class FedAVG(WhiteBox):
         self, federation: Federation, context: PublicContext, streams: Streams, resume: State | None
     ) -> Iterator[Round]:
         """Fetch weights, average them, and request training that starts from the average."""
-        counts = self.fetch_counts(federation, context)
+        counts = KnownCounts(federation, context, requested=self.plan(context).counts)
         student = context.make_teacher(0)
         last = 0
         if resume:
@@ -98,22 +98,16 @@ class FedAVG(WhiteBox):
             request = (
                 context.request("weights") if first else context.request("train", number, start)
             )
-            replies = federation.each(request)
+            replies = counts.counted(federation.each(request))
             if not replies.answers and first:
                 raise nobody_answers(replies.refused)
             vectors = models_of(replies)
             if vectors:
-                load_vector(student, average(vectors, sizes_of(replies, counts)))
+                load_vector(student, average(vectors, sizes_of(replies, counts.found)))
                 last = number
             yield Round(State.of(last, student=student), student.eval(), {}, replies.refused)
             if not vectors:  # every client's budget is spent
                 return
-
-    def fetch_counts(
-        self, federation: Federation, context: PublicContext
-    ) -> dict[int, NDArray[Any]]:
-        """Return each client's (K,) class counts, >= 0; empty if clients are weighted equally."""
-        return fetch_counts(federation, context) if self.plan(context).counts else {}
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn import functional
 
 from fed_dpsd.config import require, require_positive
-from fed_dpsd.methods.class_counts import among
+from fed_dpsd.methods.class_counts import KnownCounts, among
 from fed_dpsd.methods.fedavg import FedAVG, average, models_of, sizes_of
 from fed_dpsd.methods.method import (
     Federation,
@@ -143,36 +143,37 @@ class FedGen(FedAVG):
         if not self.generator_weight:
             yield from super().server(federation, context, streams, resume)
             return
-        counts = self.fetch_counts(federation, context)
+        counts = KnownCounts(federation, context, requested=self.plan(context).counts)
         student = context.make_teacher(0)
         generator = self.generator(student.classifier, streams.torch("feature generator"))
         generator.to(context.device)
-        frequencies = class_frequencies(counts, context.num_classes)
         last = 0
         if resume:
             resume.load(student=student, feature_generator=generator)
             last = resume.round
         for number in range(last + 1, context.rounds + 1):
             first = number == 1
+            frequencies = class_frequencies(counts.found, context.num_classes)
             parts = to_vector(student).numpy(), to_vector(generator).numpy(), frequencies
             request = (
                 context.request("weights")
                 if first
                 else context.request("train", number, np.concatenate(parts))
             )
-            replies = federation.each(request)
+            replies = counts.counted(federation.each(request))
             if not replies.answers and first:
                 raise nobody_answers(replies.refused)
             metrics = {}
             if vectors := models_of(replies):
-                mean, heads = average(vectors, sizes_of(replies, counts)), []
+                mean, heads = average(vectors, sizes_of(replies, counts.found)), []
                 for vector in vectors:
                     load_vector(student, vector)
                     heads.append(tuple(p.detach().clone() for p in student.classifier.parameters()))
                 load_vector(student, mean)
                 last = number
                 teachers = {c: own.teachers for c, own in replies.answers.items()}
-                shares = class_shares(teachers, counts, context.num_classes)
+                shares = class_shares(teachers, counts.found, context.num_classes)
+                frequencies = class_frequencies(counts.found, context.num_classes)
                 rng = streams.torch("generator", query_id=number)
                 loss = self.train_generator(generator, heads, shares, frequencies, rng)
                 metrics = {"generator_loss": loss}

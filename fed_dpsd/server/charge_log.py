@@ -45,7 +45,7 @@ class ChargeLog:
     """
 
     def __init__(self, run_folder: Path, planned: Releases) -> None:
-        self._path, self._planned = run_folder / "charges.json", planned
+        self._path, self.planned = run_folder / "charges.json", planned
         self.acknowledged, self.clients = Counter[str](), dict[int, Known]()
         try:
             if self._path.exists():
@@ -120,7 +120,7 @@ class ChargeLog:
         """
         counts = Counter[str]()
         for name, count in releases.items():
-            counts[name if name in self._planned else OTHER] += min(count, self._most(name) + 1)
+            counts[name if name in self.planned else OTHER] += min(count, self._most(name) + 1)
         return counts
 
     def _acknowledge(self, client: int, wanted: Releases) -> bool:
@@ -133,7 +133,7 @@ class ChargeLog:
 
     def _most(self, name: str) -> int:
         """Return how many releases of a mechanism the accounting covers at most; 0 if unplanned."""
-        return TIMES_PLANNED * self._planned.get(name, 0)
+        return TIMES_PLANNED * self.planned.get(name, 0)
 
     def _content(self) -> bytes:
         clients = {client: vars(known) for client, known in sorted(self.clients.items())}

@@ -196,12 +196,19 @@ class HostedFederation(ABC):
         return replies
 
     def _covered(self, request: Request) -> dict[int, Response | Refusal]:
-        """Return each client's response, after recording its cost in the run's charge log."""
+        """Return each client's response, after recording its cost in the run's charge log.
+
+        A client may need one acknowledgement for each planned mechanism, such as for class counts
+        and then for the training before them.
+        """
         answers = self._deliver(self._with_charges(request))
-        if again := self._charge_log.take(answers):
+        again = self._charge_log.take(answers)
+        for _ in self._charge_log.planned:
+            if not again:
+                break
             repeated = self._deliver(self._with_charges(request))
             acknowledged = {client: repeated[client] for client in again}
-            self._charge_log.take(acknowledged)
+            again = self._charge_log.take(acknowledged)
             answers |= acknowledged
         return answers
 

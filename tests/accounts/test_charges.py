@@ -28,12 +28,13 @@ from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
 from fed_dpsd.protocol import Refusal, Response, Statement
 from fed_dpsd.server import checkpoint
 from fed_dpsd.server import run as runs
+from fed_dpsd.server.attendance import requests_of
 from fed_dpsd.server.charge_log import TIMES_PLANNED, ChargeLog
 from fed_dpsd.server.federation import SentRequests
 from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.server.summary import read_summary, write_failure
 from tests.every import every
-from tests.hospitals import DISTRIBUTED, Hospitals, request, site_file, summing
+from tests.hospitals import DISTRIBUTED, Hospitals, request, site_file, site_files, summing
 from tests.ledgers import entries_of
 from tests.proofs import spent
 
@@ -106,6 +107,10 @@ def deploy(deployed, tmp_path, mechanism, grid=Hospitals, **changes):
 def go(experiment, folder, grid, progress=lambda line: None):
     federation = GridFederation(experiment, grid, folder)
     return runs.run(experiment, federation, folder, progress)
+
+
+def kill():
+    raise Killed
 
 
 def at_round(which, act):
@@ -185,6 +190,24 @@ def test_a_request_resumed_with_other_predictions_is_not_charged_twice(
     for ledger in ledgers_of(files):
         requests = Counter(entry.query_id for entry in entries_of(ledger))
         assert requests == {1: 1, 2: 1 if settled else 2, 3: 1}
+
+
+@pytest.mark.parametrize("overrides", ["answers=label", "answers=gradient answers.noise_at=server"])
+def test_a_renamed_folder_is_the_same_run_at_hospitals(deployed, tmp_path, caplog, overrides):
+    experiment = deployed("training=plain", *overrides.split())
+    files = site_files(tmp_path, trust=["nobody", "server"], **RICH)
+    folder, grid = new_run_folder(experiment), Hospitals(files)
+    with pytest.raises(Killed):
+        go(experiment, folder, grid, at_round(2, kill))
+    renamed = folder.rename(folder.with_name("renamed"))
+    row = go(experiment, renamed, grid)["privacy"]["proven"][0]
+    assert row["epsilon"] == row["planned"]
+    assert "older state" not in caplog.text + str(row["notes"])
+    for ledger in ledgers_of(files):
+        runs_charged = [entry.run for entry in entries_of(ledger)]
+        assert len(runs_charged) == 3
+        assert len(set(runs_charged)) == 1
+        assert runs_charged[0].startswith(folder.name)
 
 
 def test_the_card_of_a_run_that_failed_does_not_outlive_its_resumption(small, tmp_path):
@@ -298,6 +321,27 @@ def test_a_charge_beyond_the_plan_is_on_the_card_before_it_is_made(deployed, tmp
     assert log.acknowledged == {"dp_sgd": 2}
     # No reply has come since.
     assert log.clients[1].charged == {"dp_sgd": 1, "class_counts": 1, "probabilities": 128}
+
+
+def test_a_request_is_repeated_for_every_acknowledgement_that_it_needs(deployed, tmp_path):
+    """A record arrives while the run is stopped: class counts need one, their training another."""
+    context = deploy(deployed, tmp_path, "dp_sgd", when_records_change="retrain")
+    experiment, folder, grid, files = context
+    with pytest.raises(Killed):
+        go(experiment, folder, grid, at_round(2, kill))
+    one_more(files[0])
+    lines = []
+    summary = go(experiment, folder, grid, lines.append)
+    (last,) = lines
+    assert last["refused"] == {}
+    assert requests_of(folder)[-2]["answered"] == [0, 1]  # of the class counts
+    released = {"dp_sgd": 2, "class_counts": 2}
+    log = ChargeLog(folder, plan_of(experiment).releases)
+    assert log.acknowledged == released
+    assert log.clients[0].charged == {**released, "probabilities": 192}
+    assert log.clients[1].charged == {"dp_sgd": 1, "class_counts": 1, "probabilities": 192}
+    key = "record", "add_remove", "training"
+    assert printed(summary)[key] == in_ledgers(ledgers_of(files), folder.name)[key]
 
 
 def test_a_hospital_goes_no_further_than_what_is_acknowledged(deployed, tmp_path):

@@ -1,11 +1,18 @@
 """Class counts: pooled odds equal the odds over all records, whatever a client has most of."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+import torch
 
+from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.experiment import test_split as split_of
 from fed_dpsd.methods.class_counts import fetch_class_weights, pool, weigh
+from fed_dpsd.protocol import Refusal, Replies
 from fed_dpsd.server.diagnostics import diagnose
+from fed_dpsd.streams import Streams
+from tests.ledgers import entries_of
 from tests.running import context_of, finish, not_refused
 
 
@@ -77,3 +84,52 @@ def test_labels_and_the_weighted_ensemble_follow_pooled_odds(small, tmp_path):
     assert odds.sum(1) == pytest.approx(np.ones(len(odds)), abs=1e-5)
     assert np.abs(odds - mean).mean() > 0.01
     assert pooled != averaged
+
+
+class Losing:
+    """A federation that loses the second client's reply to the first request."""
+
+    def __init__(self, federation):
+        self.federation, self.asked = federation, []
+
+    def each(self, request):
+        self.asked.append(request.kind)
+        replies = self.federation.each(request)
+        lost = {1: Refusal(0, "no answer")} if len(self.asked) == 1 else {}
+        return Replies(replies.request, replies | lost)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        ("training=plain", "answers=probabilities"),
+        ("method=dp_fedavg", "training=dp_sgd", "training.steps=1", "teacher.same_start=true"),
+        ("method=fedgen", "training=plain", "method.generator_steps=2", "teacher.same_start=true"),
+    ],
+    ids=["fed_dpsd", "dp_fedavg", "fedgen"],
+)
+def test_who_misses_the_request_for_counts_takes_part_from_its_first_round(small, tmp_path, method):
+    """Bit for bit like a client that was there, for the same charges; a resumed run, too."""
+    experiment = small("partition.alpha=0.1", "model=scattering", *method, "rounds=2")
+    context, students, charged = context_of(experiment), [], []
+
+    def seen(federation, finished):
+        students.append([r.state.tensors for r in finished])
+        ledgers = [site.ledger for site in federation._sites.values()]
+        charged.append([[entry.digest for entry in entries_of(ledger)] for ledger in ledgers])
+
+    federation, finished = finish(experiment, tmp_path / "there")
+    seen(federation, finished)
+    late, finished = finish(experiment, tmp_path / "late", Losing)
+    seen(late.federation, finished)
+    late.federation._lock.close()
+    resumed = Losing(LocalFederation(experiment, tmp_path / "late"))
+    state = replace(finished[0].state, buffer=finished[0].state.buffer[:1])
+    server = experiment.method.server(resumed, context, Streams(0), state)
+    seen(resumed.federation, [finished[0], *server])
+    assert late.asked.count("counts") == resumed.asked.count("counts") == 2
+    assert all(round_.refused == {} for round_ in finished)
+    assert charged[0] == charged[1] == charged[2]
+    for tensors in students[1:]:
+        for mine, theirs in zip(tensors, students[0], strict=True):
+            assert all(torch.equal(mine[name], theirs[name]) for name in theirs)

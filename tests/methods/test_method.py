@@ -1,14 +1,13 @@
 """What methods share: class shares from noisy counts, the resulting weights, and images."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from fed_dpsd.errors import UserError
-from fed_dpsd.methods.class_counts import fetch_class_weights, weigh
+from fed_dpsd.methods.class_counts import KnownCounts, fetch_class_weights, weigh
 from fed_dpsd.methods.method import counts_of, draw_public
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.protocol import Aggregate, Refusal, Replies, Request, Response
@@ -35,6 +34,17 @@ class Counting:
     def total(self, request):
         self.requests.append(request)
         return Aggregate(request, np.zeros(request.predictions.shape), 0, {})
+
+
+class Answering(Counting):
+    """The same clients, which answer images with given rows."""
+
+    def __init__(self, answers, *rows):
+        super().__init__(*rows)
+        self.answers = answers
+
+    def each(self, request):
+        return super().each(request) if request.kind == "counts" else Replies(request, self.answers)
 
 
 @pytest.fixture
@@ -101,10 +111,10 @@ def test_a_client_is_believed_about_the_classes_that_it_holds():
     assert plain[0] == pytest.approx([0.7, 0.3])  # the control: equal shares give the mean
 
 
-def test_a_total_is_weighted_and_who_has_no_share_is_left_out(small):
+def test_a_total_is_weighted_and_who_has_no_counts_is_left_out_with_the_reason(small, caplog):
     experiment = small(*PRIVATE)
     method = experiment.method
-    context = context_of(experiment)
+    context = replace(context_of(experiment), num_classes=2)
     predictions = np.full((1, 2), 0.5, np.float32)
     request = Request(1, np.zeros((1, 1, 8, 8), np.uint8), predictions)
     answers = {
@@ -113,20 +123,29 @@ def test_a_total_is_weighted_and_who_has_no_share_is_left_out(small):
         2: Response(1, np.array([[1.6, 0.4]]), 2),
         3: Response(1, np.array([[0.0, 2.0]]), 2),
     }
-    federation = SimpleNamespace(
-        each=lambda request: Replies(request, answers), total=lambda request: "plain"
-    )
-    shares = {0: np.array([1.0, 0.25]), 1: np.zeros(2), 2: np.array([0.0, 0.75])}
-    total = method.collect(federation, request, context, shares)
+
+    def collected(*rows, requested=True, context=context):
+        federation = Answering(answers, *rows)
+        counts = KnownCounts(federation, context, requested)
+        return method.collect(federation, request, context, counts)
+
+    rows = [4.0, 10.0], [0.0, 0.0], [0.0, 30.0], None
+    total = collected(*rows)
     assert total.sum == pytest.approx(4 * np.array([[0.6 / 0.85, 0.25 / 0.85]]))
-    assert (total.count, total.refused) == (4, {1: "spent"})
-    nobody = method.collect(federation, request, context, {1: np.ones(2)})
-    assert (nobody.count, nobody.refused, nobody.sum.tolist()) == (0, {1: "spent"}, [[0, 0]])
-    assert method.collect(federation, request, context, {}) == "plain"
-    answers[0] = Response(1, np.array([[-1.2, 0.8]]), 2)
+    assert (total.count, total.refused) == (4, {1: "spent", 3: "no class counts: spent"})
+    assert caplog.messages == ["client 3: its answer is left out: no class counts: spent"]
+    for equal in (None, None, None, None), (None, [4.0, 10.0], None, None):
+        total = collected(*equal)  # who answers has no counts
+        assert total.sum == pytest.approx(6 * np.array([[1.4 / 3, 1.6 / 3]]))
+        assert (total.count, total.refused) == (6, {1: "spent"})
+    assert collected(*rows, requested=False).count == 0  # the control: the plain sum
     signed = replace(context, answers=NormalizedGradient(2, 1.0))
-    total = method.collect(federation, request, signed, shares)
+    answers[0] = Response(1, np.array([[-1.2, 0.8]]), 2)
+    total = collected(*rows, context=signed)
     assert total.sum == pytest.approx(4 * np.array([[-0.6, 0.25 * 0.4 + 0.75 * 0.2]]))
+    answers.update({client: Refusal(1, "spent") for client in answers})
+    nobody = collected(*rows)
+    assert (nobody.count, nobody.sum.tolist()) == (0, [[0, 0]])
 
 
 def test_counts_are_whole_where_floats_lie_just_below():

@@ -36,10 +36,11 @@ from fed_dpsd.engines.flower.codec import (
 )
 from fed_dpsd.errors import ProtocolError, UserError
 from fed_dpsd.experiment import Experiment
+from fed_dpsd.methods.class_counts import counts_in
 from fed_dpsd.privacy.noise import SecretStreams
-from fed_dpsd.protocol import Refusal, Request, Response, SumStep, compare_classes
+from fed_dpsd.protocol import Refusal, Replies, Request, Response, SumStep, compare_classes
 from fed_dpsd.server.federation import OF_ROUNDS, HostedFederation
-from fed_dpsd.storage import append_line
+from fed_dpsd.storage import append_line, run_name
 
 ATTEMPTS = 3
 OUT_OF_REACH = {
@@ -100,11 +101,11 @@ class GridFederation(HostedFederation):
         super().__init__(experiment, run_folder)
         self._grid, self._say = grid, say
         self._run_folder = run_folder
-        self._run = str(run_folder)
-        if not experiment.config.federation.simulation and isinstance(self._noise, SecretStreams):
-            self._run += f" {self._noise.identity}"  # other noise is another run
         self._settings, self._code = experiment.config.federation, code_digest()
         simulated = self._settings.simulation
+        self._run = str(run_folder) if simulated else run_name(run_folder)
+        if not simulated and isinstance(self._noise, SecretStreams):
+            self._run += f" {self._noise.identity}"  # other noise is another run
         self._text = experiment.to_json() if simulated else experiment.for_hospitals()
         everyone = experiment.config.num_clients
         self._least = self._settings.min_clients or everyone
@@ -120,6 +121,7 @@ class GridFederation(HostedFederation):
         self._missing: dict[int, str] = {}  # clients that did not answer last time: why
         self._heard_from: set[int] = set()  # clients that have answered a request
         self._warned: set[str] = set()
+        self._stated: dict[int, float] = {}  # clients' numbers of records, by their class counts
         self._shown, self._shown_at, self._until = "", 0.0, 0.0
         self._online: set[int] = set()  # nodes that were connected when it last looked
         self._connect()
@@ -256,6 +258,26 @@ class GridFederation(HostedFederation):
         except ProtocolError as error:
             return str(error)
         return ""
+
+    def each(self, request: Request) -> Replies:
+        """Return the clients' checked answers; in a deployment, show new class counts."""
+        replies = super().each(request)
+        if request.kind == "counts" and not self._settings.simulation:
+            self._show_shares({client: own.sum() for client, own in counts_in(replies).items()})
+        return replies
+
+    def _show_shares(self, stated: Mapping[int, float]) -> None:
+        """Show each hospital's share of the stated records; warn about more than half of them."""
+        if stated.items() <= self._stated.items():
+            return
+        self._stated |= stated
+        total = sum(self._stated.values()) or 1
+        shares = {client: own / total for client, own in sorted(self._stated.items())}
+        listed = (f"hospital {client} {share:.1%}" for client, share in shares.items())
+        self._say(f"shares of the stated records: {', '.join(listed)}")
+        for client, share in shares.items():
+            if share > 0.5 and len(shares) > 2:
+                self._warn(f"client {client} states more records than all others together")
 
     def _deliver(self, request: Request) -> dict[int, Response | Refusal]:
         """Send a request to every client; clients that do not answer in time are absent.

@@ -225,6 +225,32 @@ def test_an_error_without_a_reason_is_an_absence(deployed, tmp_path):
     assert "no reason given" in total.refused[1]
 
 
+def test_a_hospital_that_states_most_records_is_shown(deployed, tmp_path, caplog):
+    """Its answers would weigh more than all others; each share is shown only when it is new."""
+    stated, said = {100: 30.0, 101: 10.0, 102: 1e300}, []
+
+    def state(node, reply):
+        if "values" in reply.content:
+            reply.content["values"][f"{node - 100}"] = Array(np.full((1, 10), stated[node]))
+        return reply
+
+    grid = Hospitals(site_files(tmp_path, 3, num_clients=3), state)
+    grid.offline = {102}
+    experiment = deployed(*COUNTS, "num_clients=3")
+    federation = GridFederation(experiment, grid, new_run_folder(experiment), said.append)
+    federation.each(imageless("counts"))
+    assert "states" not in caplog.text
+    grid.offline = set()
+    for _ in range(2):
+        federation.each(imageless("counts"))
+    assert [line for line in said if "shares" in line] == [
+        "shares of the stated records: hospital 0 75.0%, hospital 1 25.0%",
+        "shares of the stated records: hospital 0 0.0%, hospital 1 0.0%, hospital 2 100.0%",
+    ]
+    warned = [line for line in caplog.messages if "states" in line]
+    assert warned == ["client 2 states more records than all others together"]
+
+
 def sealing(size):
     """A reply of node 104 whose sealed shares have this size, or their own if it is None."""
 

@@ -132,6 +132,29 @@ def test_each_hospital_counts_as_soon_as_it_answers(deployed, tmp_path, clock, c
     assert "node 102 claims to be client 0, as another node does" in caplog.text
 
 
+def test_a_hospital_that_connects_after_the_class_counts_takes_part_at_once(deployed, tmp_path):
+    """They are requested again: it releases its own, and the other hospital repeats its own."""
+
+    def connect(node, reply):
+        if reply.metadata.message_type == ANSWER:
+            grid.offline = set()
+        return reply
+
+    files = site_files(tmp_path)
+    grid = Hospitals(files, connect)
+    grid.offline = {101}
+    private = "training=dp_sgd", "training.steps=2", "model.teacher=scattering"
+    experiment = deployed(*private, "answers=label", "rounds=2")
+    folder, lines = new_run_folder(experiment), []
+    runs.run(experiment, GridFederation(experiment, grid, folder), folder, lines.append)
+    assert [line["refused"] for line in lines] == [{}, {}]
+    asked = [(line["kind"], line["answered"]) for line in requests_of(folder)]
+    both = [("answers", [0, 1]), ("counts", [0, 1]), ("answers", [0, 1])]
+    assert asked == [("counts", [0]), *both]
+    assert charges(files[0]) == ["training", "counts", "answers", "answers"]
+    assert charges(files[1]) == ["training", "answers", "counts", "answers"]
+
+
 def test_absence_and_return_are_shown_as_they_happen(deployed, tmp_path, clock):
     """Hospital 1 is late, leaves and returns. Its absence is no refusal, and no wait is made up."""
     grid, said = Hospitals(site_files(tmp_path)), []

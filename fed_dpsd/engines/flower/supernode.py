@@ -23,7 +23,7 @@ import time
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, NoReturn
 
 from fed_dpsd.errors import UserError, reason_of
 from fed_dpsd.storage import locked, write_atomically
@@ -36,13 +36,19 @@ REFUSED = ("flwr-serverapp", "flwr-agentapp", "flwr-model", "flwr-connector", "f
 SOCKET = "FED_DPSD_SITE_SOCKET"
 LOOKS_UP_SECONDS = 1.0
 AGAIN_SECONDS = 10.0
+REJECTED = (
+    "with status 0: the coordinator may have rejected its signature because this machine's clock "
+    "is wrong (check NTP, for example with `timedatectl`) or its key is no longer registered"
+)
 USUAL_WIDTH = 16  # of teachers in conf/model; with other widths each message computes constants
 
 
 def serve(
     site: Path, folder: Path, superlink: str, authority: Path, key: Path, port: int | None
-) -> None:
-    """Run a SuperNode until it ends without an error; restart it after an error.
+) -> NoReturn:
+    """Run a SuperNode until a signal ends this process; restart it whenever it ends by itself.
+
+    Flower's SuperNode ends with status 0 when the coordinator rejects its signed timestamp.
 
     Args:
         site: the hospital's file.
@@ -62,22 +68,23 @@ def serve(
     from fed_dpsd.engines.flower import QUIET
 
     secret_of(folder / "secret")  # draws the secret if there is none yet
-    lock = _locked(folder)
     command = [
         *("flower-supernode", "--superlink", superlink),
         *("--root-certificates", str(authority.absolute())),
         *("--auth-supernode-private-key", str(key.absolute())),
         *("--node-config", f"site={json.dumps(str(site.absolute()))}"),
     ]
-    settings = environment(folder / "commands", {**QUIET, **os.environ})
-    settings.setdefault("FLWR_HOME", str(folder / "flower"))
-    kept = f"{importing()}; keep({str(site.absolute())!r})"
-    subprocess.Popen([sys.executable, "-c", kept], env=settings)
-    while _failed([*command, "--port", str(port or _free_port())], settings):
-        line = f"the node ended with an error; it starts again in {AGAIN_SECONDS:g} s"
-        print(line, file=sys.stderr, flush=True)
-        time.sleep(AGAIN_SECONDS)
-    lock.close()
+    with _locked(folder):
+        settings = environment(folder / "commands", {**QUIET, **os.environ})
+        settings.setdefault("FLWR_HOME", str(folder / "flower"))
+        kept = f"{importing()}; keep({str(site.absolute())!r})"
+        subprocess.Popen([sys.executable, "-c", kept], env=settings)
+        while True:
+            status = _run([*command, "--port", str(port or _free_port())], settings)
+            why = "with an error" if status else REJECTED
+            line = f"the node ended {why}; it starts again in {AGAIN_SECONDS:g} s"
+            print(line, file=sys.stderr, flush=True)
+            time.sleep(AGAIN_SECONDS)
 
 
 def _locked(folder: Path) -> IO[bytes]:
@@ -147,14 +154,14 @@ def check_key(path: Path) -> None:
     )
 
 
-def _failed(command: list[str], settings: dict[str, str]) -> bool:
-    """Run a node, which never outlives this process; return whether it failed."""
+def _run(command: list[str], settings: dict[str, str]) -> int:
+    """Run a node, which never outlives this process; return its exit status."""
     try:
         process = subprocess.Popen(command, env=settings)
     except OSError as error:
         raise UserError(f"{command[0]} cannot be started ({error.strerror})") from None
     try:
-        return process.wait() != 0
+        return process.wait()
     finally:
         process.terminate()
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -209,8 +210,8 @@ def test_a_certificate_that_is_none_is_named(tmp_path):
 
 
 def test_nothing_is_started_or_drawn_for_a_key_that_is_none(tmp_path, monkeypatch):
-    started = []
-    processes = SimpleNamespace(Popen=lambda *given, **_: started.append(given))
+    ended = Mock(wait=Mock(side_effect=KeyboardInterrupt))
+    processes = SimpleNamespace(Popen=Mock(return_value=ended))
     monkeypatch.setattr(supernode, "subprocess", processes)
     site, key = site_file(tmp_path / "site"), tmp_path / "key"
     (tmp_path / "ca.crt").write_bytes(certificate(ECDSA))
@@ -218,9 +219,10 @@ def test_nothing_is_started_or_drawn_for_a_key_that_is_none(tmp_path, monkeypatc
     where = (site, tmp_path / "state", "host:1", tmp_path / "ca.crt", key, 9_094)
     with pytest.raises(UserError, match="is not an ECDSA key"):
         supernode.serve(*where)
-    assert not started
+    processes.Popen.assert_not_called()
     assert not (tmp_path / "state").exists()
-    monkeypatch.setattr(supernode, "_failed", lambda *_: False)
     key.write_bytes(private_key(ECDSA))
-    supernode.serve(*where)  # the control: a key that is one
-    assert started
+    with pytest.raises(KeyboardInterrupt):  # the control: a key that is one
+        supernode.serve(*where)
+    assert processes.Popen.call_count == 2
+    ended.terminate.assert_called_once()

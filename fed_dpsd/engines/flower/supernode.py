@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 CLIENT = "flwr-clientapp"
 REFUSED = ("flwr-serverapp", "flwr-agentapp", "flwr-model", "flwr-connector", "flwr-simulation")
+COMMANDS = "commands"  # folder in a hospital's folder
 SOCKET = "FED_DPSD_SITE_SOCKET"
 LOOKS_UP_SECONDS = 1.0
 AGAIN_SECONDS = 10.0
@@ -40,6 +41,7 @@ REJECTED = (
     "with status 0: the coordinator may have rejected its signature because this machine's clock "
     "is wrong (check NTP, for example with `timedatectl`) or its key is no longer registered"
 )
+LONGEST_SOCKET = 107  # bytes of a path that AF_UNIX allows on Linux
 USUAL_WIDTH = 16  # of teachers in conf/model; with other widths each message computes constants
 
 
@@ -59,11 +61,12 @@ def serve(
         port: port of the node's own processes on this machine; None for any free one.
 
     Raises:
-        UserError: Flower cannot use the certificate or the key, or another process serves the
-            folder; nothing was started.
+        UserError: Flower cannot use the certificate or the key, the folder's path is too long, or
+            another process serves the folder; nothing was started.
     """
     check_certificate(authority)
     check_key(key)
+    check_state(folder)
     from fed_dpsd.accounts.secret import secret_of
     from fed_dpsd.engines.flower import QUIET
 
@@ -75,7 +78,7 @@ def serve(
         *("--node-config", f"site={json.dumps(str(site.absolute()))}"),
     ]
     with _locked(folder):
-        settings = environment(folder / "commands", {**QUIET, **os.environ})
+        settings = environment(folder / COMMANDS, {**QUIET, **os.environ})
         settings.setdefault("FLWR_HOME", str(folder / "flower"))
         kept = f"{importing()}; keep({str(site.absolute())!r})"
         subprocess.Popen([sys.executable, "-c", kept], env=settings)
@@ -152,6 +155,20 @@ def check_key(path: Path) -> None:
         f'ssh-keygen -t ecdsa -b 384 -N "" -f {shlex.quote(str(new))}; the coordinator registers '
         "its .pub"
     )
+
+
+def check_state(folder: Path) -> None:
+    """Check that a hospital's folder can hold the socket that every command connects to.
+
+    Raises:
+        UserError: the socket's path would be too long.
+    """
+    length = len(os.fsencode(folder / COMMANDS / "socket"))
+    if length > LONGEST_SOCKET:
+        raise UserError(
+            f"state={folder} is too long: the path of its socket has {length} bytes, and a Unix "
+            f"socket allows at most {LONGEST_SOCKET}; give a folder with a shorter path"
+        )
 
 
 def _run(command: list[str], settings: dict[str, str]) -> int:

@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -226,3 +227,26 @@ def test_nothing_is_started_or_drawn_for_a_key_that_is_none(tmp_path, monkeypatc
         supernode.serve(*where)
     assert processes.Popen.call_count == 2
     ended.terminate.assert_called_once()
+
+
+def test_a_state_whose_socket_no_process_could_open_is_refused(tmp_path):
+    """The longest allowed path is one that the operating system allows."""
+    fitting = supernode.LONGEST_SOCKET - len(os.fsencode(tmp_path / "x/commands/socket")) + 1
+    folder = tmp_path / ("é" + "d" * (fitting - 2))
+    supernode.check_state(folder)
+    path = supernode.environment(folder / "commands", {})[supernode.SOCKET]
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+    with socket.socket(socket.AF_UNIX) as listener, pytest.raises(OSError, match="too long"):
+        listener.bind(path + "d")
+    (tmp_path / "ca.crt").write_bytes(certificate(ECDSA))
+    (tmp_path / "key").write_bytes(private_key(ECDSA))
+    longer = tmp_path / f"{folder.name}d"
+    where = (tmp_path / "site.yaml", longer, "host:1", tmp_path / "ca.crt", tmp_path / "key", None)
+    with pytest.raises(UserError) as refused:
+        supernode.serve(*where)
+    assert str(refused.value) == (
+        f"state={longer} is too long: the path of its socket has 108 bytes, and a Unix socket "
+        "allows at most 107; give a folder with a shorter path"
+    )
+    assert not longer.exists()

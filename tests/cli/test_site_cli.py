@@ -362,6 +362,24 @@ def stub_node(folder, script):
     return file
 
 
+def test_a_delta_that_is_too_large_is_a_warning_at_every_start(fed_dpsd, tmp_path, monkeypatch):
+    """As are records that cannot be read; the node starts nevertheless."""
+    monkeypatch.setattr(supernode, "importing", lambda: "keep = print")
+    stop = SimpleNamespace(sleep=lambda _: sys.exit(0))
+    monkeypatch.setattr(supernode, "time", stop)
+    file = stub_node(tmp_path, "exit 1")
+    settings = yaml.safe_load(file.read_text())
+    too_large = "warning: site.delta=0.5 must be below 1 / 40, the number of records; else"
+    for delta, expected in ((0.5, too_large), (1e-5, "the node ended with an error")):
+        file.write_text(yaml.safe_dump(settings | {"delta": delta}))
+        code, _, err = fed_dpsd("site", "serve", str(file), *WHERE)
+        assert (code, err.startswith(expected)) == (0, True), err
+        assert "the node ended" in err
+    (tmp_path / "hospital" / "scans.npz").unlink()
+    code, _, err = fed_dpsd("site", "serve", str(file), *WHERE)
+    assert (code, "warning: files.path=" in err, "the node ended" in err) == (0, True, True), err
+
+
 def test_a_node_that_ends_by_itself_is_started_again(fed_dpsd, tmp_path, monkeypatch):
     """It fails twice and then ends with status 0, as Flower's does if its signature is rejected."""
     monkeypatch.setattr(supernode, "importing", lambda: "keep = print")

@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, NoReturn
 
-from fed_dpsd.errors import UserError, reason_of
+from fed_dpsd.errors import UserError, one_line, reason_of
 from fed_dpsd.storage import locked, write_atomically
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ def serve(
         settings.setdefault("FLWR_HOME", str(folder / "flower"))
         kept = f"{importing()}; keep({str(site.absolute())!r})"
         subprocess.Popen([sys.executable, "-c", kept], env=settings)
+        _check_records(site)
         while True:
             status = _run([*command, "--port", str(port or _free_port())], settings)
             why = "with an error" if status else REJECTED
@@ -169,6 +170,19 @@ def check_state(folder: Path) -> None:
             f"state={folder} is too long: the path of its socket has {length} bytes, and a Unix "
             f"socket allows at most {LONGEST_SOCKET}; give a folder with a shorter path"
         )
+
+
+def _check_records(site: Path) -> None:
+    """Warn on this console only if the records cannot be read, or delta is too large for them."""
+    from fed_dpsd.client.hospital import open_file
+
+    try:
+        hospital = open_file(site)
+        problem = hospital.problem_of_delta(len(hospital.read().ids))
+    except Exception as error:  # each request fails, too, until it is fixed
+        problem = one_line(error)
+    if problem:
+        print(f"warning: {problem}", file=sys.stderr, flush=True)
 
 
 def _run(command: list[str], settings: dict[str, str]) -> int:

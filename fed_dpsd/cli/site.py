@@ -103,8 +103,8 @@ def serve(
     """Connect to the coordinator, and answer only with the code installed here.
 
     The console shows a line for each request: what was requested, charged or refused, and the
-    budget left. A node that ends with an error is restarted. After a crash, the SuperLink takes up
-    to a minute to notice that the old node is gone, and refuses a new one until then.
+    budget left. A node that ends by itself is restarted. After a crash, the SuperLink takes up to a
+    minute to notice that the old node is gone, and refuses a new one until then.
 
     Example: fed-dpsd site serve site.yaml --superlink fl.example.org:443 --certificate ca.crt
         --node-key node_key

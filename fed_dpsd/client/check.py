@@ -55,11 +55,8 @@ def check(hospital: Hospital, overrides: list[str]) -> Iterator[str | Table]:
     yield f"records: {content.count}"
     if content.records.patients is not None:
         yield f"patients: {content.records.num_patients:,}"
-    if hospital.delta * (number := len(content.ids)) >= 1:
-        raise UserError(
-            f"site.delta={hospital.delta:g} must be below 1 / {number:,}, the number of "
-            "records; else a mechanism that publishes one record satisfies it"
-        )
+    if problem := hospital.problem_of_delta(len(content.ids)):
+        raise UserError(problem)
     yield f"units of private training: {_units(hospital)}"
     yield from content.notes
     pixels = content.records.images

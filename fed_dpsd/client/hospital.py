@@ -68,6 +68,15 @@ class Hospital(Terms):
         """Read the records. Raises UserError if they do not match `files`."""
         return read(self.files, self.shape, self.classes)
 
+    def problem_of_delta(self, records: int) -> str:
+        """Return why `delta` is too large for a number of records; "" if it is not."""
+        if self.delta * records < 1:
+            return ""
+        return (
+            f"site.delta={self.delta:g} must be below 1 / {records:,}, the number of records; "
+            "else a mechanism that publishes one record satisfies it"
+        )
+
     def experiment(self, text: str, images: int) -> Experiment:
         """Return a coordinator's experiment with this file's budget, data and paths.
 

@@ -49,7 +49,9 @@ def charged(hospital: Hospital, site: Site | None) -> str:
         with site.ledger.transaction():
             entries = site.ledger.entries()
             queries = site.ledger.charges().queries
-        return f"charged {_words(new)}; {_budget(hospital, entries)}; {_left(hospital, queries)}"
+        warning = hospital.problem_of_delta(site.num_records)
+        parts = f"charged {_words(new)}", _budget(hospital, entries), _left(hospital, queries)
+        return "; ".join([*parts, *[f"warning: {warning}"] * bool(warning)])
     except Exception as error:  # a log never changes what a hospital answers
         return f"charged {_words(new)}; the budget left is unknown ({one_line(error)})"
 

@@ -71,6 +71,7 @@ class Site:
     ) -> None:
         self.config = config
         self.client = client
+        self.num_records = len(records)
         self.account, self.ledger = account, account.ledger
         self.training, self.answers = training, answers
         self._noise: Noise = secret or Streams(config.seed)

@@ -23,6 +23,7 @@ from fed_dpsd.config.compose import read
 from fed_dpsd.config.grid import require_one_run
 from fed_dpsd.engines.clients import with_patients
 from fed_dpsd.engines.flower import QUIET
+from fed_dpsd.engines.flower.supernode import check_state
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import from_overrides, load_data, partitions
 from fed_dpsd.privacy.secure_sum import public_key
@@ -60,8 +61,8 @@ class Rehearsal:
         late: the hospitals that `start_hospital` starts later; all others start at once.
 
     Raises:
-        UserError: the overrides do not describe one experiment, or a host or process cannot be
-            created.
+        UserError: the overrides do not describe one experiment, the folder's path is too long, or a
+            host or process cannot be created.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class Rehearsal:
             records = with_patients(train.take(indices), self._made_up)
             own = {"client": number, **facts}
             write_site(self.site(number), records, config.data.class_names, own)
+            check_state(self.hospital(number).folder)
 
     def _with_unit(self, *overrides: str) -> list[str]:
         """Return the run's overrides and further ones; the unit is the made-up patient, if any."""

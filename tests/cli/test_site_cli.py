@@ -1,13 +1,18 @@
 """A hospital's own commands: their output before it connects; nothing is spent."""
 
+import contextlib
 import hashlib
 import itertools
+import os
 import re
+import signal
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pytest
 import safetensors.numpy
 import yaml
@@ -20,6 +25,7 @@ from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.engines.flower import supernode
 from fed_dpsd.errors import UserError
 from tests.hospitals import certificate, private_key, site_file
+from tests.processes import lives, wait_until
 
 SMALL = ("training.steps=3", "model.teacher_width=4")
 
@@ -340,23 +346,54 @@ def test_one_state_cannot_serve_two_hospitals(tmp_path):
     supernode._locked(tmp_path).close()
 
 
-def test_a_node_that_fails_is_started_again_until_it_ends(fed_dpsd, tmp_path, monkeypatch):
-    """Flower's command is a stub, which fails twice and then prints its arguments."""
-    monkeypatch.setattr("fed_dpsd.engines.flower.supernode.AGAIN_SECONDS", 0.01)
-    monkeypatch.setattr("fed_dpsd.engines.flower.supernode.importing", lambda: "keep = print")
-    file = site_file(tmp_path / "hospital")
+WHERE = ("--superlink", "host:1", "--certificate", "ca.crt", "--node-key", "key")
+
+
+def stub_node(folder, script):
+    """A hospital's file, with what `site serve` needs and a script in place of Flower's command."""
+    file = site_file(folder / "hospital")
     key = ec.generate_private_key(ec.SECP384R1())
-    (tmp_path / "ca.crt").write_bytes(certificate(key))
-    (tmp_path / "key").write_bytes(private_key(key))
-    commands = open_file(file).folder / "commands"
-    commands.mkdir(parents=True)
-    (commands / "flower-supernode").write_text(
-        '#!/bin/sh\necho "$@" >> calls\n[ $(wc -l < calls) -gt 2 ]\n'
-    )
-    (commands / "flower-supernode").chmod(0o755)
-    where = ("--superlink", "host:1", "--certificate", "ca.crt", "--node-key", "key")
-    code, _, err = fed_dpsd("site", "serve", str(file), *where)
-    assert code == 0
+    (folder / "ca.crt").write_bytes(certificate(key))
+    (folder / "key").write_bytes(private_key(key))
+    node = open_file(file).folder / "commands" / "flower-supernode"
+    node.parent.mkdir(parents=True)
+    node.write_text(f"#!/bin/sh\n{script}\n")
+    node.chmod(0o755)
+    return file
+
+
+def test_a_delta_that_is_too_large_is_a_warning_at_every_start(fed_dpsd, tmp_path, monkeypatch):
+    """As are records that cannot be read; the node starts nevertheless."""
+    monkeypatch.setattr(supernode, "importing", lambda: "keep = print")
+    stop = SimpleNamespace(sleep=lambda _: sys.exit(0))
+    monkeypatch.setattr(supernode, "time", stop)
+    file = stub_node(tmp_path, "exit 1")
+    settings = yaml.safe_load(file.read_text())
+    too_large = "warning: site.delta=0.5 must be below 1 / 40, the number of records; else"
+    for delta, expected in ((0.5, too_large), (1e-5, "the node ended with an error")):
+        file.write_text(yaml.safe_dump(settings | {"delta": delta}))
+        code, _, err = fed_dpsd("site", "serve", str(file), *WHERE)
+        assert (code, err.startswith(expected)) == (0, True), err
+        assert "the node ended" in err
+    (tmp_path / "hospital" / "scans.npz").unlink()
+    code, _, err = fed_dpsd("site", "serve", str(file), *WHERE)
+    assert (code, "warning: files.path=" in err, "the node ended" in err) == (0, True, True), err
+
+
+def test_a_node_that_ends_by_itself_is_started_again(fed_dpsd, tmp_path, monkeypatch):
+    """It fails twice and then ends with status 0, as Flower's does if its signature is rejected."""
+    monkeypatch.setattr(supernode, "importing", lambda: "keep = print")
+    slept = []
+
+    def sleep(seconds):
+        slept.append(seconds)
+        if len(slept) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(supernode, "time", SimpleNamespace(sleep=sleep))
+    file = stub_node(tmp_path, 'echo "$@" >> calls\n[ $(wc -l < calls) -gt 2 ]')
+    code, _, err = fed_dpsd("site", "serve", str(file), *WHERE)
+    assert (code, slept) == (130, [10, 10, 10])
     calls = (tmp_path / "calls").read_text().splitlines()
     assert len(calls) == 3
     for called in calls:
@@ -366,7 +403,44 @@ def test_a_node_that_fails_is_started_again_until_it_ends(fed_dpsd, tmp_path, mo
             f'--auth-supernode-private-key {tmp_path}/key --node-config site="{file}"'
         )
         assert 1024 < int(port) < 2**16
-    assert err.count("the node ended with an error; it starts again in 0.01 s") == 2
-    code, _, err = fed_dpsd("site", "serve", str(file), *where[:-1], "none")
+    lines = [line for line in err.splitlines() if line.startswith("the node ended")]
+    assert lines[:2] == ["the node ended with an error; it starts again in 10 s"] * 2
+    assert re.fullmatch(
+        "the node ended with status 0: .* because this machine's clock is wrong .*`timedatectl`.*; "
+        "it starts again in 10 s",
+        lines[2],
+    )
+    code, _, err = fed_dpsd("site", "serve", str(file), *WHERE[:-1], "none")
     assert code == 1
     assert "none does not exist" in err
+
+
+@pytest.mark.parametrize(
+    ("number", "send", "status"),
+    [
+        (signal.SIGTERM, os.kill, 143),
+        (signal.SIGINT, os.kill, 130),
+        (signal.SIGINT, os.killpg, 130),
+    ],
+)
+def test_a_signal_ends_the_command_and_its_node(tmp_path, number, send, status):
+    """Whether the node gets it too, as from Ctrl-C, or not."""
+    file = stub_node(tmp_path, "echo $$ >> pids\n[ $(wc -l < pids) = 1 ] || exec sleep 60")
+    program = (
+        f"{supernode.importing()}\nfrom fed_dpsd.engines.flower import supernode\n"
+        "supernode.importing, supernode.AGAIN_SECONDS = lambda: 'keep = print', 0.01\n"
+        "from fed_dpsd.cli import main\nmain()"
+    )
+    command = [sys.executable, "-c", program, "site", "serve", str(file), *WHERE]
+    process = psutil.Popen(command, cwd=tmp_path, start_new_session=True)
+    pids = tmp_path / "pids"
+    try:  # the first node ends with status 0
+        wait_until(lambda: pids.exists() and len(pids.read_text().split()) == 2, process)
+        node = psutil.Process(int(pids.read_text().split()[1]))
+        send(process.pid, number)
+        assert process.wait(30) == status
+        psutil.wait_procs([node], timeout=30)
+        assert not lives(node)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)

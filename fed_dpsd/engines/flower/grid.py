@@ -50,6 +50,7 @@ OUT_OF_REACH = {
 }
 POLL_SECONDS = 0.5
 HELLO_SECONDS = 10.0  # until a node that is no hospital of this run is asked again
+LAST_HELLO_SECONDS = 5.0  # for nodes that have not said who they are when all hospitals are known
 NOT_CONNECTED = "had not connected"
 SHOWN_SECONDS = 10.0  # between two lines on whom the coordinator waits for
 LATE, OTHER_CODE = "no answer within", "runs different code from this server"
@@ -112,6 +113,7 @@ class GridFederation(HostedFederation):
         if hasattr(grid, "pull_interval"):  # otherwise the simulation's grid polls every 0.1 s
             grid.pull_interval = 0.005 if self._settings.simulation else 1.0
         self._hosts: dict[int, list[int]] = {}
+        self._rivals: dict[int, int] = {}  # nodes that claim to be another node's client: client
         self._refused: dict[int, tuple[int, str]] = {}  # nodes with other classes: client, reason
         self._took: dict[int, float] = {}
         self._away: set[int] = set()  # nodes that did not answer the last request
@@ -129,14 +131,23 @@ class GridFederation(HostedFederation):
     def _connect(self) -> None:
         """Wait until every client is known or the time is up; show the awaited clients.
 
+        Then wait a little for the other nodes that were asked, to notice a claim to a known client.
+
         Raises:
-            UserError: too few are connected.
+            UserError: too few are connected, or two nodes claim to be the same client.
         """
         timeout = self._settings.node_timeout_seconds
         self._until = time.monotonic() + timeout
         while not self._discover_nodes() and time.monotonic() < self._until:
+            self._require_no_rivals()
             self._show(self._connected(), at_once=True)
             time.sleep(0.1)
+        last = min(time.monotonic() + LAST_HELLO_SECONDS, self._until)
+        others = self._online - self._hosts.keys()
+        while others.intersection(self._hellos.values()) and time.monotonic() < last:
+            time.sleep(0.1)
+            self._read_hellos()
+        self._require_no_rivals()
         if len(self._clients) < self._least:
             limit = f"within federation.node_timeout_seconds={timeout:g}"
             if self._settings.simulation:
@@ -148,6 +159,21 @@ class GridFederation(HostedFederation):
             )
         if not self._settings.simulation:
             self._say(self._connected())
+
+    def _require_no_rivals(self) -> None:
+        """Check that no two online nodes claim to be the same client, since no key proves it.
+
+        Raises:
+            UserError: two nodes do.
+        """
+        for node, client in self._rivals.items():
+            (first,) = self._hosts_of({client})
+            if {first, node} <= self._online:
+                raise UserError(
+                    f"nodes {first} and {node} both claim to be hospital {client}. Find the wrong "
+                    "one (`flwr supernode list`), and correct `client` in its file, stop it or "
+                    "unregister it (`flwr supernode unregister`); see docs/deployment.md"
+                )
 
     def _connected(self) -> str:
         """Describe in one line how many hospitals are connected, and which are awaited."""
@@ -206,10 +232,7 @@ class GridFederation(HostedFederation):
                 self._hello_again[node] = now + self._settings.retry_seconds
                 if number := self._push(self._message(HELLO, 0, node)):
                     self._hellos[number] = node
-        for reply in self._grid.pull_messages(list(self._hellos)) if self._hellos else ():
-            node = self._hellos.pop(reply.metadata.reply_to_message_id)
-            self._hello_again[node] = now + HELLO_SECONDS
-            self._meet(node, reply)
+        self._read_hellos()
         refused = {c: r for c, r in self._refused.values() if c not in self._clients}
         if everyone - len(refused) < self._least:
             reasons = "; ".join(f"client {client}: {reason}" for client, reason in refused.items())
@@ -218,6 +241,13 @@ class GridFederation(HostedFederation):
                 "the hospital's file"
             )
         return len(self._clients) + len(refused) == everyone
+
+    def _read_hellos(self) -> None:
+        """Read which clients the nodes that have answered a hello are."""
+        for reply in self._grid.pull_messages(list(self._hellos)) if self._hellos else ():
+            node = self._hellos.pop(reply.metadata.reply_to_message_id)
+            self._hello_again[node] = time.monotonic() + HELLO_SECONDS
+            self._meet(node, reply)
 
     def _meet(self, node: int, reply: Message) -> None:
         """Record which client a node reports to be."""
@@ -231,10 +261,13 @@ class GridFederation(HostedFederation):
         meta = reply.content.config_records.get("meta", {})
         client = meta.get("client")
         self._refused.pop(node, None)  # its file may have been corrected
+        self._rivals.pop(node, None)
         if type(client) is not int or client not in range(self.experiment.config.num_clients):
             self._warn(f"node {node} is not a hospital of this federation")
         elif client in self._clients:
             self._warn(f"node {node} claims to be client {client}, as another node does")
+            if meta.get("code") == self._code and not self._other_classes(meta.get("classes")):
+                self._rivals[node] = client  # otherwise it may belong to another federation
         elif meta.get("code") != self._code:
             self._warn(f"client {client} {OTHER_CODE}")
             self._unusable[client] = OTHER_CODE

@@ -23,9 +23,9 @@ import time
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, NoReturn
 
-from fed_dpsd.errors import UserError, reason_of
+from fed_dpsd.errors import UserError, one_line, reason_of
 from fed_dpsd.storage import locked, write_atomically
 
 if TYPE_CHECKING:
@@ -33,16 +33,24 @@ if TYPE_CHECKING:
 
 CLIENT = "flwr-clientapp"
 REFUSED = ("flwr-serverapp", "flwr-agentapp", "flwr-model", "flwr-connector", "flwr-simulation")
+COMMANDS = "commands"  # folder in a hospital's folder
 SOCKET = "FED_DPSD_SITE_SOCKET"
 LOOKS_UP_SECONDS = 1.0
 AGAIN_SECONDS = 10.0
+REJECTED = (
+    "with status 0: the coordinator may have rejected its signature because this machine's clock "
+    "is wrong (check NTP, for example with `timedatectl`) or its key is no longer registered"
+)
+LONGEST_SOCKET = 107  # bytes of a path that AF_UNIX allows on Linux
 USUAL_WIDTH = 16  # of teachers in conf/model; with other widths each message computes constants
 
 
 def serve(
     site: Path, folder: Path, superlink: str, authority: Path, key: Path, port: int | None
-) -> None:
-    """Run a SuperNode until it ends without an error; restart it after an error.
+) -> NoReturn:
+    """Run a SuperNode until a signal ends this process; restart it whenever it ends by itself.
+
+    Flower's SuperNode ends with status 0 when the coordinator rejects its signed timestamp.
 
     Args:
         site: the hospital's file.
@@ -53,31 +61,34 @@ def serve(
         port: port of the node's own processes on this machine; None for any free one.
 
     Raises:
-        UserError: Flower cannot use the certificate or the key, or another process serves the
-            folder; nothing was started.
+        UserError: Flower cannot use the certificate or the key, the folder's path is too long, or
+            another process serves the folder; nothing was started.
     """
     check_certificate(authority)
     check_key(key)
+    check_state(folder)
     from fed_dpsd.accounts.secret import secret_of
     from fed_dpsd.engines.flower import QUIET
 
     secret_of(folder / "secret")  # draws the secret if there is none yet
-    lock = _locked(folder)
     command = [
         *("flower-supernode", "--superlink", superlink),
         *("--root-certificates", str(authority.absolute())),
         *("--auth-supernode-private-key", str(key.absolute())),
         *("--node-config", f"site={json.dumps(str(site.absolute()))}"),
     ]
-    settings = environment(folder / "commands", {**QUIET, **os.environ})
-    settings.setdefault("FLWR_HOME", str(folder / "flower"))
-    kept = f"{importing()}; keep({str(site.absolute())!r})"
-    subprocess.Popen([sys.executable, "-c", kept], env=settings)
-    while _failed([*command, "--port", str(port or _free_port())], settings):
-        line = f"the node ended with an error; it starts again in {AGAIN_SECONDS:g} s"
-        print(line, file=sys.stderr, flush=True)
-        time.sleep(AGAIN_SECONDS)
-    lock.close()
+    with _locked(folder):
+        settings = environment(folder / COMMANDS, {**QUIET, **os.environ})
+        settings.setdefault("FLWR_HOME", str(folder / "flower"))
+        kept = f"{importing()}; keep({str(site.absolute())!r})"
+        subprocess.Popen([sys.executable, "-c", kept], env=settings)
+        _check_records(site)
+        while True:
+            status = _run([*command, "--port", str(port or _free_port())], settings)
+            why = "with an error" if status else REJECTED
+            line = f"the node ended {why}; it starts again in {AGAIN_SECONDS:g} s"
+            print(line, file=sys.stderr, flush=True)
+            time.sleep(AGAIN_SECONDS)
 
 
 def _locked(folder: Path) -> IO[bytes]:
@@ -147,14 +158,41 @@ def check_key(path: Path) -> None:
     )
 
 
-def _failed(command: list[str], settings: dict[str, str]) -> bool:
-    """Run a node, which never outlives this process; return whether it failed."""
+def check_state(folder: Path) -> None:
+    """Check that a hospital's folder can hold the socket that every command connects to.
+
+    Raises:
+        UserError: the socket's path would be too long.
+    """
+    length = len(os.fsencode(folder / COMMANDS / "socket"))
+    if length > LONGEST_SOCKET:
+        raise UserError(
+            f"state={folder} is too long: the path of its socket has {length} bytes, and a Unix "
+            f"socket allows at most {LONGEST_SOCKET}; give a folder with a shorter path"
+        )
+
+
+def _check_records(site: Path) -> None:
+    """Warn on this console only if the records cannot be read, or delta is too large for them."""
+    from fed_dpsd.client.hospital import open_file
+
+    try:
+        hospital = open_file(site)
+        problem = hospital.problem_of_delta(len(hospital.read().ids))
+    except Exception as error:  # each request fails, too, until it is fixed
+        problem = one_line(error)
+    if problem:
+        print(f"warning: {problem}", file=sys.stderr, flush=True)
+
+
+def _run(command: list[str], settings: dict[str, str]) -> int:
+    """Run a node, which never outlives this process; return its exit status."""
     try:
         process = subprocess.Popen(command, env=settings)
     except OSError as error:
         raise UserError(f"{command[0]} cannot be started ({error.strerror})") from None
     try:
-        return process.wait() != 0
+        return process.wait()
     finally:
         process.terminate()
 

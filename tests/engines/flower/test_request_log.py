@@ -61,6 +61,26 @@ def test_h3_a_refusal_says_why_and_that_nothing_was_charged(deployed, tmp_path, 
     assert line.startswith(f"run {run}: a request: refused: the coordinator runs different code")
 
 
+def test_a_delta_that_is_too_large_is_a_warning_in_each_line_and_in_no_reply(
+    deployed, tmp_path, logged
+):
+    sent = []
+
+    def keep(node, reply):
+        sent.append({name: dict(record) for name, record in reply.content.items()})
+        return reply
+
+    (file,) = site_files(tmp_path, 1, num_clients=1, delta=0.5)
+    federation = federate(deployed(*PRIVATE, "num_clients=1"), Hospitals([file], keep))
+    for delta in (0.5, 0.5, 0.024):  # the same request
+        site_files(tmp_path, 1, num_clients=1, delta=delta)
+        federation._deliver(request())
+    warning = "; warning: site.delta=0.5 must be below 1 / 40, the number of records; else a "
+    assert [warning in line for line in logged()] == [True, True, False]
+    assert sent[1:] == [sent[1]] * 3
+    assert "warning" not in str(sent)
+
+
 def test_the_log_is_not_sent(deployed, tmp_path, logged):
     """A reply has neither the budget nor what is left of it: 987.5 is in the log alone."""
     sent = []

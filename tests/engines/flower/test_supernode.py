@@ -3,9 +3,11 @@
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -209,8 +211,8 @@ def test_a_certificate_that_is_none_is_named(tmp_path):
 
 
 def test_nothing_is_started_or_drawn_for_a_key_that_is_none(tmp_path, monkeypatch):
-    started = []
-    processes = SimpleNamespace(Popen=lambda *given, **_: started.append(given))
+    ended = Mock(wait=Mock(side_effect=KeyboardInterrupt))
+    processes = SimpleNamespace(Popen=Mock(return_value=ended))
     monkeypatch.setattr(supernode, "subprocess", processes)
     site, key = site_file(tmp_path / "site"), tmp_path / "key"
     (tmp_path / "ca.crt").write_bytes(certificate(ECDSA))
@@ -218,9 +220,33 @@ def test_nothing_is_started_or_drawn_for_a_key_that_is_none(tmp_path, monkeypatc
     where = (site, tmp_path / "state", "host:1", tmp_path / "ca.crt", key, 9_094)
     with pytest.raises(UserError, match="is not an ECDSA key"):
         supernode.serve(*where)
-    assert not started
+    processes.Popen.assert_not_called()
     assert not (tmp_path / "state").exists()
-    monkeypatch.setattr(supernode, "_failed", lambda *_: False)
     key.write_bytes(private_key(ECDSA))
-    supernode.serve(*where)  # the control: a key that is one
-    assert started
+    with pytest.raises(KeyboardInterrupt):  # the control: a key that is one
+        supernode.serve(*where)
+    assert processes.Popen.call_count == 2
+    ended.terminate.assert_called_once()
+
+
+def test_a_state_whose_socket_no_process_could_open_is_refused(tmp_path):
+    """The longest allowed path is one that the operating system allows."""
+    fitting = supernode.LONGEST_SOCKET - len(os.fsencode(tmp_path / "x/commands/socket")) + 1
+    folder = tmp_path / ("é" + "d" * (fitting - 2))
+    supernode.check_state(folder)
+    path = supernode.environment(folder / "commands", {})[supernode.SOCKET]
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+    with socket.socket(socket.AF_UNIX) as listener, pytest.raises(OSError, match="too long"):
+        listener.bind(path + "d")
+    (tmp_path / "ca.crt").write_bytes(certificate(ECDSA))
+    (tmp_path / "key").write_bytes(private_key(ECDSA))
+    longer = tmp_path / f"{folder.name}d"
+    where = (tmp_path / "site.yaml", longer, "host:1", tmp_path / "ca.crt", tmp_path / "key", None)
+    with pytest.raises(UserError) as refused:
+        supernode.serve(*where)
+    assert str(refused.value) == (
+        f"state={longer} is too long: the path of its socket has 108 bytes, and a Unix socket "
+        "allows at most 107; give a folder with a shorter path"
+    )
+    assert not longer.exists()

@@ -229,11 +229,14 @@ def pass_on() -> None:
         _client()
         return
     request = {"arguments": sys.argv, "environment": dict(os.environ), "folder": os.getcwd()}
+    passed_on = signal.SIGTERM, signal.SIGINT
+    signal.pthread_sigmask(signal.SIG_BLOCK, passed_on)  # they wait until the fork is known
     connection.sendall(json.dumps(request).encode() + b"\n")
     with connection.makefile("rb") as reply:
         pid = int(reply.readline())
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in passed_on:
             signal.signal(number, lambda number, _: os.kill(pid, number))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, passed_on)
         code = reply.read()  # returns when the other process has ended
     raise SystemExit(int(code or 1))
 

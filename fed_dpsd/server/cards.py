@@ -14,7 +14,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from fed_dpsd import __version__
-from fed_dpsd.accounts.card import BY, MORE_NOTE, RUN_NOTE, SEEDED_NOTE, TUNING_NOTE, PrivacyCard
+from fed_dpsd.accounts.card import MORE_NOTE, RUN_NOTE, SEEDED_NOTE, TUNING_NOTE, PrivacyCard
 from fed_dpsd.accounts.verdict import (
     SEEDED_VERDICT,
     how_answered,
@@ -25,6 +25,7 @@ from fed_dpsd.accounts.verdict import (
 )
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.privacy.epsilon import Epsilon
+from fed_dpsd.report.guarantee import BY
 from fed_dpsd.server.attendance import absent, requests_of
 from fed_dpsd.server.charge_log import ChargeLog
 from fed_dpsd.server.run_folder import CompletedRun

@@ -17,12 +17,14 @@ from rich.console import Console
 from fed_dpsd.accounts.card import PrivacyCard
 from fed_dpsd.config.bind import read_run
 from fed_dpsd.display import shown
+from fed_dpsd.engines.clients import ready_clients
 from fed_dpsd.engines.flower.simulation import simulate
 from fed_dpsd.engines.local import LocalFederation
-from fed_dpsd.engines.ready import check_simulated, placed, ready
+from fed_dpsd.engines.placement import Placement
+from fed_dpsd.engines.ready import check_simulated, ready
 from fed_dpsd.errors import ProtocolError, UserError, one_line
 from fed_dpsd.experiment import Experiment, one_run, unused
-from fed_dpsd.models.functions import MakeNetwork, add_functions, require_functions
+from fed_dpsd.models.functions import MakeNetwork, add_functions
 from fed_dpsd.planned import PlannedRun, planned_run
 from fed_dpsd.progress import reporting
 from fed_dpsd.server.export import Format, export
@@ -39,7 +41,6 @@ from fed_dpsd.server.run_folder import (
 from fed_dpsd.server.student import Student, open_student, student_of
 from fed_dpsd.server.summary import read_summary, result_line, round_text, write_failure
 from fed_dpsd.server.synthesis import Source, synthesize
-from fed_dpsd.server.trackers import require_tracker
 from fed_dpsd.server.words import opening
 from fed_dpsd.storage import encoded, shown_path, write_atomically
 from fed_dpsd.sweep import sweep as sweeps
@@ -234,7 +235,7 @@ class Job:
     # a function that runs it with a progress callback, and returns its summary
     work: Callable[[Progress], Mapping[str, Any]]
     completed: bool = False  # whether the run is already completed
-    # warnings to show before a new run, one sentence each (see `ready` and `unused`)
+    # warnings to show before a new run, one sentence each (`ready` and `unused`)
     warnings: Sequence[str] = ()
 
     def run(self, progress: Progress) -> Run:
@@ -368,12 +369,11 @@ def run_cells(
     Returns:
         The error of each cell that failed.
     """
-    checked = sweeps.check(cells, ready)
+    checked = sweeps.check(cells, _checked)
     for line in dict.fromkeys(line for _, warnings in checked for line in warnings):
         say(f"warning: {line}")
 
     def work(experiment: Experiment, folder: Path) -> None:
-        require_tracker(experiment.config.tracker)
         show(local_job(experiment, folder), console)
 
     with shown(console):
@@ -448,9 +448,8 @@ def new_job(overrides: tuple[str, ...], engine: Engine = "local", nodes: int | N
         raise UserError(f"nodes={nodes} needs engine=flower; the local engine has no nodes")
     if nodes is not None and (not isinstance(nodes, int) or nodes < 1):
         raise UserError(f"nodes={nodes!r} must be an integer >= 1")
-    require_tracker(experiment.config.tracker)
     clients = nodes or experiment.config.num_clients
-    placement, warnings = ready(experiment, overrides, 1 if engine == "local" else clients)
+    placement, warnings = _checked(experiment, overrides, 1 if engine == "local" else clients)
     # In a sweep, each run's report says so instead: coins leave out different records in each run.
     warnings += filter(None, [unused(experiment)])
     folder = new_run_folder(experiment)
@@ -464,6 +463,14 @@ def new_job(overrides: tuple[str, ...], engine: Engine = "local", nodes: int | N
     )
 
 
+def _checked(
+    experiment: Experiment, overrides: Sequence[str], nodes: int = 1
+) -> tuple[Placement, list[str]]:
+    """Return the `ready` of a run whose clients are simulated on this machine."""
+    check_simulated(experiment, f'overrides="{" ".join(overrides)}"')
+    return ready(experiment, lambda: ready_clients(experiment, nodes))
+
+
 def resumed_job(folder: Path) -> Job:
     """Prepare the run of a folder to continue in this process."""
     folder = folder.absolute()
@@ -473,9 +480,7 @@ def resumed_job(folder: Path) -> Job:
         require_checkpoint(folder, summary)
         return dataclasses.replace(job, completed=True)
     check_simulated(experiment, f'resume="{folder}"')
-    require_functions(experiment.config)
-    require_tracker(experiment.config.tracker)
-    placed(experiment, 1)
+    ready(experiment, lambda: ready_clients(experiment, 1), resumed=True)
     return job
 
 

@@ -23,12 +23,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fed_dpsd.errors import UserError, is_full, reason_of
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 RUN_NAME = "name"  # the file of a run folder that keeps the run's name
 
@@ -77,6 +80,20 @@ def templates_folder(module: str) -> Path:
             "where FedDPSD is installed from its wheel or repository"
         )
     return folder
+
+
+def templates(module: str, **options: Any) -> "Environment":
+    """Return an environment of Jinja with the templates next to a module's file."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # few commands need it
+
+    return Environment(
+        loader=FileSystemLoader(templates_folder(module)),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        **options,
+    )
 
 
 def client_name(client: int) -> str:

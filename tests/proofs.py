@@ -9,8 +9,8 @@ from scipy.stats import norm
 
 def gaussian_delta(mu, epsilon):
     """The delta of Gaussian noise and a shift of mu deviations, from the normal law alone."""
-    normal = norm.cdf
-    return normal(mu / 2 - epsilon / mu) - math.exp(epsilon) * normal(-mu / 2 - epsilon / mu)
+    first, second = map(float, norm.cdf([mu / 2 - epsilon / mu, -mu / 2 - epsilon / mu]))
+    return first - math.exp(epsilon) * second
 
 
 def gaussian_epsilon(mu, delta=1e-5):

@@ -28,6 +28,7 @@ from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Basis, Relation, Uni
 from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.published import published_epsilon, published_of_training
 from fed_dpsd.protocol import Releases
+from fed_dpsd.report.guarantee import BY
 
 NO_SECRET_NOTE = "no secret is stored there: a simulation's seeded noise carries no guarantee"
 SEEDED_NOTE, RUN_NOTE = "seeded noise", "per run"
@@ -54,11 +55,6 @@ UNCOVERED = (
     "a client was charged for something that this run's plan does not include or cannot account for"
 )
 _LEDGERS = "a client_*.sqlite, its folder, or a run folder"
-BY: dict[Basis, str] = {
-    "training": "the training",
-    "answers": "the answers",
-    "contraction": "the training and the answers together",
-}
 TOO_LITTLE_NOISE = "the noise is too small to compute a finite epsilon"
 
 

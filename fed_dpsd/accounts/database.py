@@ -195,11 +195,6 @@ def ledgers_in(folder: Path) -> dict[str, Path]:
         return {path.stem: path for path in sorted(found)}
 
 
-def header(path: Path) -> Mapping[str, Any]:
-    """Return the format, data and client of the ledger at `path`; empty if nothing was written."""
-    return content_of(path).header
-
-
 def read(path: Path) -> Sequence[Entry]:
     """Return all charges of the ledger at `path`, oldest first.
 

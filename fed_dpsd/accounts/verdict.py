@@ -9,9 +9,8 @@ from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.privacy.epsilon import Epsilon
 from fed_dpsd.privacy.label_dp import IMAGES_NOTE
 from fed_dpsd.privacy.mechanism import Unit, quorum_of, weakest
+from fed_dpsd.report.guarantee import MEANINGFUL, MEANINGFUL_DELTA
 
-MEANINGFUL_EPSILON = 10.0  # above it, an attacker may be sure of a record: docs/privacy.md
-MEANINGFUL_DELTA = 0.01  # above it, some of a hundred records may be published outright
 SEEDED_VERDICT = (
     "this simulation's noise is seeded, so its releases carry no guarantee; the numbers apply to "
     "the same run with noise=secure"
@@ -25,7 +24,7 @@ CHANGES: dict[Unit, tuple[str, str, str]] = {
 
 def is_meaningful(epsilon: Epsilon) -> bool:
     """Return whether a bound is meaningful, so both of its numbers are small."""
-    return epsilon.value <= MEANINGFUL_EPSILON and epsilon.delta <= MEANINGFUL_DELTA
+    return epsilon.value <= MEANINGFUL and epsilon.delta <= MEANINGFUL_DELTA
 
 
 def verdict(experiment: Experiment, card: PrivacyCard) -> Iterator[str]:

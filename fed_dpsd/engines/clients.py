@@ -6,18 +6,44 @@ from pathlib import Path
 
 from fed_dpsd.accounts.account import Account
 from fed_dpsd.accounts.card import plan_of
+from fed_dpsd.accounts.database import ledgers_in
 from fed_dpsd.accounts.ledger import FileLedger
 from fed_dpsd.accounts.secret import exchange_key, ledger_folder, noise_of, secret_of
 from fed_dpsd.client.secure_sum import Summing
 from fed_dpsd.client.site import Site
+from fed_dpsd.client.teacher_file import read_teacher
+from fed_dpsd.client.teachers import make_teacher
 from fed_dpsd.config import DataConfig
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.data.partition import made_up_patients
+from fed_dpsd.engines.placement import Placement, placed
 from fed_dpsd.experiment import Experiment, load_data, partitions
 from fed_dpsd.models.inference import Images
 from fed_dpsd.privacy.mechanism import quorum_of
 from fed_dpsd.privacy.secure_sum import Party, public_key
 from fed_dpsd.storage import client_name, run_name
+
+
+def ready_clients(experiment: Experiment, nodes: int) -> Placement:
+    """Place simulated clients on this machine's devices; check their ledgers and teachers' files.
+
+    Raises:
+        UserError: a device does not exist or is too small, a ledger cannot be used or belongs to
+            other records, or a teacher cannot be read. Nothing was charged.
+    """
+    placement, config = placed(experiment, nodes), experiment.config
+    if config.ledger:
+        folder = Path(config.ledger)
+        used = ledgers_in(folder)
+        for client in range(config.num_clients):
+            if client_name(client) in used:
+                with ledger_of(experiment, client, folder).transaction():
+                    pass  # reads the ledger, and repairs it if a write was cut short
+    if config.teacher.path is not None:
+        files = config.num_clients if "{client}" in config.teacher.path else 1
+        for client in range(files):
+            read_teacher(make_teacher(config, client, 0), config, client)
+    return placement
 
 
 def ledger_of(experiment: Experiment, client: int, run_folder: Path) -> FileLedger:

@@ -10,8 +10,8 @@ import numpy as np
 from fed_dpsd.report.numbers import rounded_up
 from fed_dpsd.report.settings import NOT_REVIEWED
 
-MEANINGFUL = 10.0  # a larger epsilon of a record is meaningless: docs/privacy.md
-MEANINGFUL_DELTA = 0.01  # so is any epsilon with a larger delta
+MEANINGFUL = 10.0  # above it, an attacker may be sure of a record: docs/privacy.md
+MEANINGFUL_DELTA = 0.01  # above it, some of a hundred records may be published outright
 CHANGES = {
     ("record", "add_remove"): "a record is added or removed",
     ("record", "replace_one"): "a record is replaced",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup, escape
 from PIL import Image
 
@@ -23,7 +23,7 @@ from fed_dpsd.report.guarantee import MEANINGFUL, MEANINGFUL_DELTA
 from fed_dpsd.report.numbers import counted, wilson, with_interval
 from fed_dpsd.report.settings import CLAIMS, GRID, Row, Setting, apart, names, read, rows_by_key
 from fed_dpsd.report.tables import FIRST_LINE, SUMMARY_START, write_own
-from fed_dpsd.storage import templates_folder
+from fed_dpsd.storage import templates
 
 UNFINISHED = "results.html"  # the page of the completed run has the same name
 OFFICER = "privacy_officer.html"
@@ -119,15 +119,7 @@ def _svg(chart: Chart | Dots) -> tuple[str, Markup]:
 
 @functools.cache
 def _environment() -> Environment:
-    environment = Environment(
-        loader=FileSystemLoader(templates_folder(__file__)),
-        autoescape=True,
-        finalize=_prose,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
+    environment = templates(__file__, autoescape=True, finalize=_prose)
     shared = ("percent", "percent_at_most", "percents", "rounded_up", "score")
     shared += ("size", "duration", "counted")
     environment.filters |= {name: getattr(numbers, name) for name in shared}

@@ -46,34 +46,45 @@ class Operating:
     marked: bool = False  # whether the page lists the threshold first
 
 
-def area(predictions: Predictions) -> Interval | None:
-    """Return the area under the ROC curve, with its interval; None if it is undefined.
+def auroc(probabilities: NDArray[np.floating], labels: NDArray[np.int64]) -> float | None:
+    """Return the area under the ROC curve in [0, 1]; ties count half.
 
     For two classes, it is the area of class 1; otherwise, it is the mean over classes of the area
-    of each class against the rest. The variance is DeLong's (DeLong, DeLong and Clarke-Pearson,
-    1988), extended to the mean over classes by adding up each image's influence; the interval is
-    computed on the logit scale. The interval is (0, 1) if the variance is 0, as for an area of 1,
-    or if a class has fewer than `FEWEST` images, which would make it too narrow.
+    of each class against the rest. It is None if a class is absent from `labels`, or a probability
+    is not finite.
+
+    Args:
+        probabilities: (N, K).
+        labels: (N,) true classes, 0..K-1.
     """
-    probabilities, labels = predictions.probabilities, predictions.labels
-    count, num_classes = probabilities.shape
-    if not np.isfinite(probabilities).all() or len(np.unique(labels)) < num_classes:
+    parts = _against_the_rest(probabilities, labels)
+    areas = [_below(scores[~positive], scores[positive]).mean() for scores, positive in parts]
+    return float(np.mean(areas)) if areas else None
+
+
+def area(predictions: Predictions) -> Interval | None:
+    """Return the `auroc` with its interval; None if it is undefined.
+
+    The variance is DeLong's (DeLong, DeLong and Clarke-Pearson, 1988), extended to the mean over
+    classes by adding up each image's influence; the interval is computed on the logit scale. The
+    interval is (0, 1) if the variance is 0, as for an area of 1, or if a class has fewer than
+    `FEWEST` images, which would make it too narrow.
+    """
+    labels = predictions.labels
+    if (value := auroc(predictions.probabilities, labels)) is None:
         return None
-    classes = [1] if num_classes == 2 else range(num_classes)
-    areas, influence = [], np.zeros(count)
-    for k in classes:
-        scores, positive = probabilities[:, k], labels == k
+    parts, influence = _against_the_rest(predictions.probabilities, labels), np.zeros(len(labels))
+    for scores, positive in parts:
         # For each positive image, the fraction of negative ones with smaller scores; for each
         # negative image, the fraction of positive ones with larger scores. Ties count half.
-        won = np.empty(count)
+        won = np.empty(len(labels))
         won[positive] = _below(scores[~positive], scores[positive])
         won[~positive] = 1 - _below(scores[positive], scores[~positive])
-        areas.append(won[positive].mean())
-        share = np.where(positive, positive.sum(), count - positive.sum())
-        influence += (won - areas[-1]) / np.sqrt(share * np.maximum(share - 1.0, 1)) / len(classes)
-    value = float(np.mean(areas))
+        share = np.where(positive, positive.sum(), (~positive).sum())
+        own = (won - won[positive].mean()) / np.sqrt(share * np.maximum(share - 1.0, 1))
+        influence += own / len(parts)
     deviation = math.sqrt(float(np.square(influence).sum()))
-    few = np.bincount(labels, minlength=num_classes).min() < FEWEST
+    few = np.bincount(labels).min() < FEWEST
     if not 0 < value < 1 or not deviation or few:
         return value, 0.0, 1.0
     centre, reach = math.log(value / (1 - value)), Z * deviation / value / (1 - value)
@@ -81,7 +92,18 @@ def area(predictions: Predictions) -> Interval | None:
     return value, low, high
 
 
-def _below(others: NDArray[np.float32], scores: NDArray[np.float32]) -> NDArray[np.float64]:
+def _against_the_rest(
+    probabilities: NDArray[np.floating], labels: NDArray[np.int64]
+) -> list[tuple[NDArray[np.floating], NDArray[np.bool_]]]:
+    """Return the scores and the positive images by class; empty if there is no area."""
+    num_classes = probabilities.shape[1]
+    if not np.isfinite(probabilities).all() or len(np.unique(labels)) < num_classes:
+        return []
+    classes = [1] if num_classes == 2 else range(num_classes)
+    return [(probabilities[:, k], labels == k) for k in classes]
+
+
+def _below(others: NDArray[np.floating], scores: NDArray[np.floating]) -> NDArray[np.float64]:
     """Return, for each score, the fraction of `others` below it; ties count half."""
     others = np.sort(others)
     left, right = (np.searchsorted(others, scores, side) for side in ("left", "right"))

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from jinja2 import Template
 
 from fed_dpsd import __version__
-from fed_dpsd.accounts.card import BY, MORE_NOTE, RUN_NOTE, SEEDED_NOTE, TUNING_NOTE, PrivacyCard
+from fed_dpsd.accounts.card import MORE_NOTE, RUN_NOTE, SEEDED_NOTE, TUNING_NOTE, PrivacyCard
 from fed_dpsd.accounts.verdict import (
     SEEDED_VERDICT,
     how_answered,
@@ -25,11 +25,12 @@ from fed_dpsd.accounts.verdict import (
 )
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.privacy.epsilon import Epsilon
+from fed_dpsd.report.guarantee import BY
 from fed_dpsd.server.attendance import absent, requests_of
 from fed_dpsd.server.charge_log import ChargeLog
 from fed_dpsd.server.run_folder import CompletedRun
 from fed_dpsd.server.summary import result_line
-from fed_dpsd.storage import encoded, json_of, templates_folder
+from fed_dpsd.storage import encoded, json_of, templates
 
 POST_PROCESSING = (
     "This artefact is computed only from the clients' releases and from public information "
@@ -224,14 +225,7 @@ def dataset_card(
 
 @functools.cache
 def _template(name: str) -> Template:
-    environment = Environment(
-        loader=FileSystemLoader(templates_folder(__file__)),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    return environment.get_template(name)
+    return templates(__file__).get_template(name)
 
 
 def _hub_card(

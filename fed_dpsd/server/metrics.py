@@ -3,6 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from fed_dpsd.report.scores import auroc
+
 BINS = 10  # parts of a reliability diagram
 
 
@@ -13,32 +15,6 @@ def accuracy(probabilities: NDArray[np.floating], labels: NDArray[np.int64]) -> 
     """
     finite = np.isfinite(probabilities).all(1)
     return float((finite & (probabilities.argmax(1) == labels)).mean())
-
-
-def auroc(probabilities: NDArray[np.floating], labels: NDArray[np.int64]) -> float | None:
-    """Return the area under the ROC curve in [0, 1]; ties count half.
-
-    For two classes, it is the area of class 1; otherwise, it is the mean over classes of the area
-    of each class against the rest. It is None if a class is absent from `labels`, or a probability
-    is not finite.
-    """
-    present = np.unique(labels)
-    num_classes = probabilities.shape[1]
-    if len(present) < num_classes or not np.isfinite(probabilities).all():
-        return None
-    classes = present[1:] if num_classes == 2 else present
-    areas = [_area(probabilities[:, each], labels == each) for each in classes]
-    return float(np.mean(areas))
-
-
-def _area(scores: NDArray[np.floating], positive: NDArray[np.bool_]) -> float:
-    """Return the area from the mean ranks of the positive scores (Mann and Whitney)."""
-    # torchmetrics takes longer to import than torch; dp-accounting needs SciPy anyway.
-    from scipy.stats import rankdata
-
-    positives = int(positive.sum())
-    above = rankdata(scores)[positive].sum() - positives * (positives + 1) / 2
-    return float(above / (positives * (len(scores) - positives)))
 
 
 def confusion(probabilities: NDArray[np.floating], labels: NDArray[np.int64]) -> list[list[int]]:

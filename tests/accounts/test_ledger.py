@@ -25,7 +25,7 @@ from dp_accounting import (
 
 from fed_dpsd.accounts import database
 from fed_dpsd.accounts import ledger as ledgers
-from fed_dpsd.accounts.database import header, ledgers_in, opened, read
+from fed_dpsd.accounts.database import content_of, ledgers_in, opened, read
 from fed_dpsd.accounts.entry import Entry
 from fed_dpsd.accounts.ledger import FileLedger, LedgerError, MemoryLedger
 from fed_dpsd.errors import UserError
@@ -214,7 +214,7 @@ def test_reading_needs_and_leaves_nothing_but_the_file(tmp_path, file, path):
     alone.write_bytes(path.read_bytes())
     alone.chmod(0o400)
     assert [e.digest for e in read(alone)] == ["a", "b"]
-    assert header(alone) == {"format": 2, "data": "digits", "client": 3}
+    assert content_of(alone).header == {"format": 2, "data": "digits", "client": 3}
     assert list(alone.parent.iterdir()) == [alone]
     with pytest.raises(LedgerError, match=r"other.sqlite cannot be read"):
         read(tmp_path / "other.sqlite")
@@ -245,7 +245,7 @@ def test_a_reader_waits_for_a_writer_and_a_writer_for_a_reader(file, path):
 
 def test_a_ledger_that_was_opened_and_never_written_to_belongs_to_nobody(tmp_path, file, path):
     assert digests(file) == []
-    assert (header(path), read(path)) == ({}, ())
+    assert (content_of(path).header, read(path)) == ({}, ())
     assert ledgers_in(tmp_path) == {}
     charge(FileLedger(tmp_path, 3, "mnist"), "a")
     assert ledgers_in(tmp_path) == {"client_003": path}
@@ -263,7 +263,7 @@ def test_a_ledger_that_is_lost_is_no_new_account(tmp_path, how):
         lambda: digests(file),
         lambda: digests(begun(tmp_path)[0]),
         lambda: read(path),
-        lambda: header(path),
+        lambda: content_of(path),
     ):
         with pytest.raises(LedgerError, match=r"is missing or empty, .*restore it from a backup"):
             use()

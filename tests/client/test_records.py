@@ -2,7 +2,6 @@
 
 import contextlib
 import csv
-import io
 import os
 from dataclasses import replace
 
@@ -14,17 +13,12 @@ from PIL import Image
 
 from fed_dpsd.client.records import HospitalFiles, read
 from fed_dpsd.errors import UserError
+from tests.data.files import png
 
 SHAPE = (1, 8, 8)
 RECORDS = [("well", 0, "ann"), ("ill", 100, "bob"), ("ill", 255, "ann")]
 CLASSES = ("fine", "better", "bad")
 FILES = HospitalFiles("files", "image", "label", "patient", False, {"well": "fine", "ill": "bad"})
-
-
-def png(shade, size=(8, 8), mode="L"):
-    buffer = io.BytesIO()
-    Image.new(mode, size, shade).save(buffer, "PNG")
-    return buffer.getvalue()
 
 
 def folder(tmp_path, records=RECORDS):

@@ -1,27 +1,61 @@
-"""Checks of a run before anything is read or made."""
+"""Checks of a run before anything is read or made, on each engine."""
+
+import functools
+import shutil
+import sqlite3
+from concurrent.futures import Future
+from contextlib import closing
+from types import SimpleNamespace
 
 import pytest
+from torch import nn
 
+from fed_dpsd import api
+from fed_dpsd.accounts.database import journal
 from fed_dpsd.accounts.ledger import FileLedger
-from fed_dpsd.engines.clients import data_of
-from fed_dpsd.engines.ready import ready
+from fed_dpsd.engines import ready as checks
+from fed_dpsd.engines.clients import data_of, ready_clients
+from fed_dpsd.engines.flower import gate, job, server, shares
 from fed_dpsd.errors import UserError
+from fed_dpsd.models import functions
+from fed_dpsd.models.classifiers import CLASSIFIERS
 from fed_dpsd.server.checks import cautions
+from fed_dpsd.server.run_folder import new_run_folder
 
 DP = ("training=dp_sgd", "training.steps=20")
+GRID = SimpleNamespace(get_node_ids=lambda: [1])
+
+
+def ready(experiment):
+    return checks.ready(experiment, functools.partial(ready_clients, experiment, 1))
+
+
+@pytest.fixture
+def on_flower(monkeypatch):
+    """Prepares a run in what says it is the process of `flwr run`'s simulation."""
+    monkeypatch.setattr(gate, "_needed", Future())
+    monkeypatch.setattr(gate, "_place", Future())
+    gate._place.set_result(shares.place_clients)
+    monkeypatch.setattr(gate, "in_simulation", lambda: True)
+
+    def prepare(experiment):
+        monkeypatch.setattr(job, "from_run_config", lambda _: experiment)
+        job.prepare(GRID, {}, None)
+
+    return prepare
 
 
 def test_a_budget_below_the_first_charge_is_an_error_with_the_number_that_is_needed(small):
     needed = r"privacy.budget=0.1 is less than this run needs, [\d.]+ \(record, add_remove\); raise"
     with pytest.raises(UserError, match=needed):
-        ready(small(*DP, "privacy.budget=0.1"), ())
+        ready(small(*DP, "privacy.budget=0.1"))
     with pytest.raises(UserError, match="needs, inf .*privacy.budget=null"):
-        ready(small("answers=probabilities", "privacy.budget=3"), ())
+        ready(small("answers=probabilities", "privacy.budget=3"))
     replaced = ("privacy.budget_relation=replace_one", "privacy.target_epsilon=3")
     with pytest.raises(
         UserError, match=r"budget=3.5 is less .* \(record, add_remove and replace_one\)"
     ):
-        ready(small(*DP, *replaced, "privacy.budget=3.5"), ())
+        ready(small(*DP, *replaced, "privacy.budget=3.5"))
     assert cautions(small(*DP, "privacy.target_epsilon=3", "privacy.budget=3")) == []
 
 
@@ -41,25 +75,122 @@ def test_a_ledger_of_earlier_runs_is_left_to_the_clients(small, tmp_path):
     assert cautions(small(*shared)) == []
 
 
-def test_ledgers_of_other_records_are_reported_before_a_run_folder_is_made(small, tmp_path):
-    mine, life = small(f"ledger={tmp_path}/life"), tmp_path / "life"
-    own = FileLedger(life, 0, data_of(mine, 0))
+def with_ledger(small, folder):
+    """An experiment with a ledger of client 0, to which a note was written."""
+    experiment = small(f"ledger={folder}")
+    own = FileLedger(folder, 0, data_of(experiment, 0))
     with own.transaction():
         own.note("a", b"")
-    ready(mine, ())
-    (life / "client_000.sqlite").rename(life / "client_001.sqlite")
-    with pytest.raises(UserError, match=r"client_001.sqlite belongs to other records \(dig"):
-        ready(mine, ())
+    return experiment
+
+
+def others(small, tmp_path):
+    experiment = with_ledger(small, tmp_path / "life")
+    shutil.copy(tmp_path / "life" / "client_000.sqlite", tmp_path / "life" / "client_001.sqlite")
+    return experiment
+
+
+def lost(small, tmp_path):
+    experiment = with_ledger(small, tmp_path / "life")
+    (tmp_path / "life" / "client_000.sqlite").unlink()
+    return experiment
+
+
+def no_ledger(small, tmp_path):
+    (tmp_path / "file").touch()
+    return small(f"ledger={tmp_path}/file/below")
+
+
+def no_picture(small, tmp_path):
+    (tmp_path / "a.png").write_text("nonsense")
+    return small(f"pictures={tmp_path}")
+
+
+def no_teacher(small, tmp_path):
+    (tmp_path / "teacher.safetensors").write_text("nonsense")
+    return small(f"teacher.path={tmp_path}/teacher.safetensors", "teacher.arch=cnn")
+
+
+@pytest.mark.parametrize("engine", ["local", "flower"])
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (others, r"client_001.sqlite is the account of client 0, .*, not of client 1, .*; use"),
+        (lost, "client_000.sqlite is missing or empty, .*; restore it from a backup"),
+        (no_ledger, "^ledger=.*/file/below is not writable; choose another folder"),
+        (no_picture, "^pictures: .*/a.png is not a picture; remove it"),
+        (no_teacher, "^teacher.path=.*/teacher.safetensors"),
+    ],
+    ids=lambda case: getattr(case, "__name__", ""),
+)
+def test_what_a_run_lacks_is_one_error_before_a_folder_is_made_on_each_engine(
+    small, tmp_path, on_flower, make, problem, engine
+):
+    with pytest.raises(UserError, match=problem):
+        (ready if engine == "local" else on_flower)(make(small, tmp_path))
+    assert not (tmp_path / "runs").exists()
+    assert not gate._needed.done()  # Ray does not start on GPUs
+
+
+def test_a_run_that_lacks_nothing_has_a_folder_and_starts_its_clients(small, tmp_path, on_flower):
+    on_flower(small())
+    assert [path.name for path in (tmp_path / "runs").iterdir()]
+    assert gate._needed.result(0)
+
+
+def test_a_ledger_whose_last_write_was_cut_short_is_repaired(small, tmp_path):
+    path, experiment = (
+        tmp_path / "life" / "client_000.sqlite",
+        with_ledger(small, tmp_path / "life"),
+    )
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("PRAGMA cache_size = 1")
+        connection.execute("BEGIN")
+        connection.execute("INSERT INTO notes VALUES ('b', x'00', zeroblob(900000))")
+        files = {each: each.read_bytes() for each in (path, journal(path))}
+    for each, content in files.items():
+        each.write_bytes(content)
+    ready(experiment)
+    assert not journal(path).exists()
+
+
+def test_a_deployment_needs_the_servers_pictures_and_no_ledger(deployed, tmp_path, on_flower):
+    no_picture(deployed, tmp_path)
+    with pytest.raises(UserError, match="^pictures: .*/a.png is not a picture; remove it"):
+        on_flower(deployed(f"pictures={tmp_path}"))
+    assert not (tmp_path / "runs").exists()
+    on_flower(deployed(f"ledger={tmp_path}/a.png/below"))
+    assert (tmp_path / "runs").exists()
+    assert not gate._needed.done()  # its clients are elsewhere
+
+
+def test_a_python_function_of_a_resumed_run_is_missed_in_one_line(
+    small, tmp_path, on_flower, monkeypatch, caplog
+):
+    """What has no function cannot resume a run that was given one in Python."""
+
+    def make_net():
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+    monkeypatch.setattr(functions, "_MADE", {})
+    name = functions.add_functions({"teacher": make_net})["teacher"]
+    folder = new_run_folder(small(f"model.teacher='{name}'"))
+    monkeypatch.delitem(CLASSIFIERS, name)
+    with pytest.raises(server.RunFailed, match="is a Python function, which this"):
+        server.serve(GRID, {"resume": str(folder)})
+    assert not caplog.records  # such as a traceback
 
 
 @pytest.mark.parametrize("key", ["out", "cache"])
 def test_a_folder_that_cannot_be_written_is_named_and_nothing_is_made(small, tmp_path, key):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=f"{key}={tmp_path}/file/below is not writable; choose"):
-        ready(small(f"{key}={tmp_path}/file/below"), ())
+        ready(small(f"{key}={tmp_path}/file/below"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
 
 
-def test_hospitals_are_reached_by_the_overrides_that_were_typed(deployed):
-    with pytest.raises(UserError, match=r"--run-config 'overrides=\"rounds=2 seed=1\"'"):
-        ready(deployed(), ("rounds=2", "seed=1"))
+def test_hospitals_are_reached_by_the_overrides_that_were_typed():
+    with pytest.raises(
+        UserError, match=r"--run-config 'overrides=\"federation=deployment rounds=2 seed=1\"'"
+    ):
+        api.new_job(("federation=deployment", "rounds=2", "seed=1"))

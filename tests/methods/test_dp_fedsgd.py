@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy import optimize, stats
+from scipy import stats
 
 from fed_dpsd.accounts.account import Account
 from fed_dpsd.accounts.card import plan_of, proven
@@ -31,6 +31,7 @@ from tests.hospitals import Hospitals, answer, charges, federate, site_file, sum
 from tests.ledgers import entries_of
 from tests.methods.test_method_contract import equal, weights
 from tests.privacy.ideals import ideal
+from tests.proofs import gaussian_epsilon
 from tests.running import context_of, not_refused, rounds
 
 SUMS = ("method=dp_fedsgd", "answers=clipped_gradients", "model=scattering", "diagnostics=false")
@@ -162,19 +163,6 @@ def test_a_sum_of_unclipped_gradients_is_noticed(small, records, monkeypatch):
 # --- costs ---
 
 
-def gaussian_epsilon(mu, delta):
-    """The epsilon of a Gaussian mechanism of shift mu, from its profile (Balle and Wang, 2018)."""
-
-    def profile(epsilon):
-        near, far = (
-            stats.norm.logcdf(mu / 2 - epsilon / mu),
-            stats.norm.logcdf(-mu / 2 - epsilon / mu),
-        )
-        return math.exp(near) - math.exp(epsilon + far)
-
-    return optimize.brentq(lambda epsilon: profile(epsilon) - delta, 0, 200, xtol=1e-10)
-
-
 @every("unit", ["record", "patient"])
 def test_a_plan_costs_what_its_steps_do(small, unit):
     """Independently of the proofs here. The control: as if all five clients' noise counted."""
@@ -184,10 +172,10 @@ def test_a_plan_costs_what_its_steps_do(small, unit):
         *((1, unit, "add_remove"), (2, unit, "replace_one"), (2, "record", "replace_one")),
     ):
         claim = proven(experiment, plan_of(experiment), changed, relation)["answers"]
-        expected = gaussian_epsilon(moved * math.sqrt(30) / 4, 1e-5)
+        expected = gaussian_epsilon(moved * math.sqrt(30) / 4)
         assert expected < claim.value < expected * (1 + 1e-3)
         assert claim.trust == "threshold"
-        assert claim.value > 1.1 * gaussian_epsilon(moved * math.sqrt(30 * 3 / 5) / 4, 1e-5)
+        assert claim.value > 1.1 * gaussian_epsilon(moved * math.sqrt(30 * 3 / 5) / 4)
     claim = proven(experiment, plan_of(experiment), "client", "add_remove")["answers"]
     assert math.isinf(claim.value)
     record = proven(experiment, plan_of(experiment), "patient", "add_remove")["answers"]

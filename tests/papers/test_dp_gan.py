@@ -1,6 +1,7 @@
 """DP-GAN: what a record moves, what leaves with which noise, and that images are learnt."""
 
 import contextlib
+import functools
 import math
 
 import numpy as np
@@ -13,14 +14,13 @@ from dp_accounting import (
     PoissonSampledDpEvent,
 )
 from dp_accounting.pld import PLDAccountant
-from scipy import stats
 
 from fed_dpsd.errors import Diverged
 from fed_dpsd.papers.dp_gan import DPGAN
 from fed_dpsd.papers.generative import Conditional
 from fed_dpsd.privacy import dp_sgd, lattice
 from fed_dpsd.privacy.accounting import epsilon
-from tests.papers.test_dp_merf import halves, trained
+from tests.papers.test_dp_merf import halves, noise_seen, p_value_of, trained
 
 SMALL = {
     "generator_steps": 40,
@@ -109,20 +109,12 @@ def test_every_step_has_its_noise_and_half_of_it_is_found(monkeypatch):
     """The control is a sum with half the noise; p-values below 1e-6 fail."""
     images, labels = halves(20)
     mechanism = DPGAN(noise_multiplier=2.0, **SHORT | {"critic_steps": 3})
-    honest = dp_sgd.noisy_sum
 
     def p_value(factor):
-        seen = []
-
-        def spy(values, scale, law, rng):
-            noisy = honest(values, factor * scale, law, rng)
-            seen.append(((noisy - values.sum(0)) / 2.0).ravel())
-            return noisy
-
-        monkeypatch.setattr(dp_sgd, "noisy_sum", spy)
-        trained(mechanism, images, labels)
+        train = functools.partial(trained, mechanism, images, labels)
+        seen = noise_seen(monkeypatch, dp_sgd, train, 2.0, factor)
         assert len(seen) == 6 * 6  # weights and biases of three layers
-        return stats.kstest(np.concatenate(seen), "norm").pvalue
+        return p_value_of(seen)
 
     assert p_value(1.0) > 1e-6 > p_value(0.5)
 

@@ -1,5 +1,6 @@
 """GS-WGAN: what a record changes, what leaves with which noise, and that images are learnt."""
 
+import functools
 import math
 
 import numpy as np
@@ -13,7 +14,6 @@ from dp_accounting import (
 )
 from dp_accounting.pld import privacy_loss_distribution as pld
 from dp_accounting.rdp import RdpAccountant
-from scipy import stats
 
 from fed_dpsd.papers import gs_wgan
 from fed_dpsd.papers.gs_wgan import GSWGAN, Group, Shards, clipped
@@ -22,7 +22,7 @@ from fed_dpsd.privacy.events import ReplacedInSampleDpEvent
 from fed_dpsd.privacy.laws import discretised_delta
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.streams import Streams
-from tests.papers.test_dp_merf import halves, trained
+from tests.papers.test_dp_merf import halves, noise_seen, p_value_of, trained
 
 SMALL = {
     "generator_steps": 60,
@@ -184,27 +184,22 @@ def test_every_image_has_a_gradient_of_at_most_1_and_its_noise(monkeypatch):
     """Seeded or secret; the control has half of it. p-values below 1e-6 fail."""
     images, labels = halves(50)
     mechanism = GSWGAN(noise_multiplier=2.0, **SHORT)
-    honest, weights = gs_wgan.noisy_sum, Group.weights
+    weights = Group.weights
 
     def large(group, index):
         return {name: 1e3 * tensor for name, tensor in weights(group, index).items()}
 
     monkeypatch.setattr(Group, "weights", large)
 
+    def check(exact):
+        assert 0.999 < np.linalg.norm(exact.reshape(16, -1), axis=1).max() <= 1
+
     def p_value(factor, streams=None):
-        seen = []
-
-        def spy(values, scale, law, rng):
-            noisy = honest(values, factor * scale, law, rng)
-            norms = np.linalg.norm(values.sum(0).reshape(16, -1), axis=1)
-            assert 0.999 < norms.max() <= 1
-            seen.append((noisy - values.sum(0)) / 2.0)
-            return noisy
-
-        monkeypatch.setattr(gs_wgan, "noisy_sum", spy)
-        trained(mechanism, images, labels, streams and streams.numpy("training"))
+        drawn = streams and streams.numpy("training")
+        train = functools.partial(trained, mechanism, images, labels, drawn)
+        seen = noise_seen(monkeypatch, gs_wgan, train, 2.0, factor, check)
         assert [noise.shape for noise in seen] == [(16, 1, 8, 8)] * 3
-        return stats.kstest(np.stack(seen).ravel(), "norm").pvalue
+        return p_value_of(seen)
 
     assert min(p_value(1.0), p_value(1.0, SecretStreams(bytes(32)))) > 1e-6 > p_value(0.5)
 

@@ -25,6 +25,7 @@ from fed_dpsd.privacy import laws
 from fed_dpsd.privacy.accounting import contraction, epsilon
 from fed_dpsd.privacy.contraction import with_gaussian
 from tests.every import every
+from tests.proofs import gaussian_delta, gaussian_epsilon
 
 DELTA = 1e-5
 NORMAL = statistics.NormalDist()
@@ -36,11 +37,6 @@ def gaussian(mu):
     return GaussianDpEvent(1 / mu)
 
 
-def delta_of(mu, eps):
-    """The delta of a Gaussian mechanism, by the standard library."""
-    return NORMAL.cdf(mu / 2 - eps / mu) - math.exp(eps) * NORMAL.cdf(-mu / 2 - eps / mu)
-
-
 def solve(excess, high=50.0):
     low = 0.0
     for _ in range(80):
@@ -50,12 +46,12 @@ def solve(excess, high=50.0):
 
 
 def mu_at(eps):
-    return solve(lambda mu: eps - solve(lambda e: delta_of(mu, e) - DELTA), 3.0)
+    return solve(lambda mu: eps - gaussian_epsilon(mu, DELTA), 3.0)
 
 
 def contracted_by_hand(trained, answered, eps):
-    a = max(delta_of(trained, eps), 1e-300)
-    return a * delta_of(answered, math.log1p(math.expm1(eps) / a))
+    a = max(gaussian_delta(trained, eps), 1e-300)
+    return a * gaussian_delta(answered, math.log1p(math.expm1(eps) / a))
 
 
 def thresholds(trained, eps):

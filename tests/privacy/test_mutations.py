@@ -11,6 +11,7 @@ import functools
 import hashlib
 import itertools
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -190,21 +191,22 @@ def rows_share_noise(patch):
     patch.setattr(SecureGenerator, "noisy_sum", one_row)
 
 
-def rows_share_a_draw(patch):
+def responses_draw(patch, random):
+    """Responses draw `random(rng, shape)`; the generator is unchanged."""
     noise = TopKRandomizedResponse.add_noise
 
-    class Repeats:
-        def __init__(self, rng):
-            self.rng = rng
+    def add_noise(self, value, predictions, rng):
+        changed = SimpleNamespace(random=lambda shape: random(rng, shape))
+        return noise(self, value, predictions, changed)
 
-        def random(self, shape):
-            return np.broadcast_to(self.rng.random((shape[0], 1, 1)), shape)
+    patch.setattr(TopKRandomizedResponse, "add_noise", add_noise)
 
-    patch.setattr(
-        TopKRandomizedResponse,
-        "add_noise",
-        lambda self, value, predictions, rng: noise(self, value, predictions, Repeats(rng)),
-    )
+
+def rows_share_a_draw(patch):
+    def random(rng, shape):
+        return np.broadcast_to(rng.random((shape[0], 1, 1)), shape)
+
+    responses_draw(patch, random)
 
 
 def unnoised(classes):
@@ -258,15 +260,17 @@ def sensitivity_of_an_added_vote(patch):
     patch.setattr(NoisyVotes, "event", lambda self, *_: GaussianDpEvent(self.noise_multiplier))
 
 
+def encoded(mechanism, value, request):
+    return np.stack([mechanism.constrain_sensitivity(each, request.predictions) for each in value])
+
+
 def sends_what_it_encoded(patch):
     release = Site.release
 
     def unnoised(self, mechanism, value, request):
         response = release(self, mechanism, value, request)
-        bounded = np.stack(
-            [mechanism.constrain_sensitivity(each, request.predictions) for each in value]
-        )
-        return Response(response.query_id, bounded.sum(0), response.teachers)
+        values = encoded(mechanism, value, request).sum(0)
+        return Response(response.query_id, values, response.teachers)
 
     patch.setattr(Site, "release", unnoised)
 
@@ -424,20 +428,7 @@ def uniform_draws_of_8_bits(patch):
 
 def responses_from_draws_of_8_bits(patch):
     """The generator is unchanged: only responses use a part of its draws."""
-    noise = TopKRandomizedResponse.add_noise
-
-    class Coarse:
-        def __init__(self, rng):
-            self.rng = rng
-
-        def random(self, shape):
-            return np.floor(self.rng.random(shape) * 256) / 256
-
-    patch.setattr(
-        TopKRandomizedResponse,
-        "add_noise",
-        lambda self, value, predictions, rng: noise(self, value, predictions, Coarse(rng)),
-    )
+    responses_draw(patch, lambda rng, shape: np.floor(rng.random(shape) * 256) / 256)
 
 
 def hidden(bits):
@@ -504,9 +495,7 @@ def fresh_noise_for_a_repeated_request(patch):
     def fresh(self, mechanism, value, request):
         response = release(self, mechanism, value, request)
         if request.digest() in seen:
-            bounded = np.stack(
-                [mechanism.constrain_sensitivity(each, request.predictions) for each in value]
-            )
+            bounded = encoded(mechanism, value, request)
             rng = SecureGenerator(hashlib.sha256(str(len(seen)).encode()).digest())
             values = mechanism.add_noise(bounded, request.predictions, rng)
             response = Response(response.query_id, values, response.teachers)

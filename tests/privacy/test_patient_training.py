@@ -13,7 +13,6 @@ import pytest
 import torch
 from dp_accounting import (
     GaussianDpEvent,
-    NonPrivateDpEvent,
     PoissonSampledDpEvent,
     SelfComposedDpEvent,
 )
@@ -26,7 +25,6 @@ from fed_dpsd.models.classifiers import CLASSIFIERS
 from fed_dpsd.privacy import lattice
 from fed_dpsd.privacy.accounting import Stage, prove
 from fed_dpsd.privacy.dp_sgd import DPSGD, PRECISION_LOSS
-from fed_dpsd.privacy.events import ReplacedInSampleDpEvent
 from fed_dpsd.privacy.noise import lattice_spacing
 from fed_dpsd.privacy.training import places_of
 from tests.every import every
@@ -276,27 +274,6 @@ class Silent(np.random.Generator):
 
 
 # --- events ---
-
-
-def test_events_are_a_patients_and_a_record_replaces_its_patient():
-    for rate, added, replaced in (
-        (0.5, PoissonSampledDpEvent(0.5, GaussianDpEvent(3.0)), ReplacedInSampleDpEvent(0.5, 3.0)),
-        (1.0, GaussianDpEvent(3.0), GaussianDpEvent(1.5)),
-    ):
-        mechanism = by_patient(noise_multiplier=3.0, sample_rate=rate, steps=7, count_fraction=0.25)
-        noise = 3.0 / rate / (7 * 0.25) ** 0.5
-        expected = {
-            ("patient", "add_remove"): (added, noise),
-            ("patient", "replace_one"): (replaced, noise / 2**0.5),
-            ("record", "add_remove"): (replaced, noise / 2**0.5),
-            ("record", "replace_one"): (replaced, noise / 2**0.5),
-        }
-        for pair, (step, counts) in expected.items():
-            assert ideal(mechanism.event(*pair)) == SelfComposedDpEvent(step, 7)
-            counted = GaussianDpEvent(pytest.approx(counts))
-            assert ideal(mechanism.count_event(*pair)) == counted
-        for relation in ("add_remove", "replace_one"):
-            assert mechanism.event("client", relation) == NonPrivateDpEvent()
 
 
 def test_a_patients_epsilon_is_dp_accountings():

@@ -1,5 +1,6 @@
 """Private training: its bounds, sampling and noise law, the class counts, and their events."""
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -170,31 +171,31 @@ def test_no_counts_are_released_unasked():
 # --- events ---
 
 
-def test_events_follow_rate_relation_and_counts():
-    for share in (None, 0.25):
-        for rate, steps in (
-            (
-                0.5,
-                [
-                    PoissonSampledDpEvent(0.5, GaussianDpEvent(3.0)),
-                    ReplacedInSampleDpEvent(0.5, 3.0),
-                ],
-            ),
-            (1.0, [GaussianDpEvent(3.0), GaussianDpEvent(1.5)]),
-        ):
-            mechanism = dp_sgd(
-                noise_multiplier=3.0, sample_rate=rate, steps=7, count_fraction=share
-            )
-            noise = 3.0 / rate / (7 * 0.25) ** 0.5
-            for number, relation in enumerate(("add_remove", "replace_one")):
-                training = SelfComposedDpEvent(steps[number], 7)
-                assert ideal(mechanism.event("record", relation)) == training
-                if share:  # charged by themselves
-                    counts = GaussianDpEvent(pytest.approx(noise / (1, 2**0.5)[number]))
-                    assert ideal(mechanism.count_event("record", relation)) == counts
-    for unit, relation in UNITS_AND_RELATIONS[2:]:
-        assert dp_sgd(count_fraction=0.1).event(unit, relation) == NonPrivateDpEvent()
-        assert dp_sgd(count_fraction=0.1).count_event(unit, relation) == NonPrivateDpEvent()
+@every("unit", ["record", "patient"])
+def test_events_follow_unit_rate_relation_and_counts(unit):
+    """If patients are the unit, a record replaces its patient."""
+    for share, rate in itertools.product((None, 0.25), (0.5, 1.0)):
+        values = {"noise_multiplier": 3.0, "sample_rate": rate, "steps": 7, "count_fraction": share}
+        mechanism = dp_sgd(**values, unit=unit, records_per_patient=1 if unit == "record" else 4)
+        added, replaced = GaussianDpEvent(3.0), GaussianDpEvent(1.5)
+        if rate < 1:
+            added, replaced = PoissonSampledDpEvent(rate, added), ReplacedInSampleDpEvent(rate, 3.0)
+        noise = 3.0 / rate / (7 * 0.25) ** 0.5
+        expected = {(unit, "add_remove"): (added, noise)}
+        pairs = [(unit, "replace_one")]
+        pairs += [("record", "add_remove"), ("record", "replace_one")] * (unit == "patient")
+        expected |= dict.fromkeys(pairs, (replaced, noise / 2**0.5))
+        for pair in UNITS_AND_RELATIONS:
+            if pair not in expected:
+                assert mechanism.event(*pair) == NonPrivateDpEvent()
+                if share:
+                    assert mechanism.count_event(*pair) == NonPrivateDpEvent()
+                continue
+            step, counted = expected[pair]
+            assert ideal(mechanism.event(*pair)) == SelfComposedDpEvent(step, 7)
+            if share:  # charged by themselves
+                counts = GaussianDpEvent(pytest.approx(counted))
+                assert ideal(mechanism.count_event(*pair)) == counts
 
 
 @every(

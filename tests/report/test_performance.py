@@ -1,6 +1,7 @@
 """Scores on test images: areas, intervals, and thresholds that no tested image has chosen."""
 
 import dataclasses
+import warnings
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from sklearn.metrics import roc_auc_score, roc_curve
 from fed_dpsd.report import scores
 from fed_dpsd.report.numbers import Z, wilson
 from fed_dpsd.report.scores import Predictions
+from tests.every import every
 
 
 def predictions(seed, size=400, num_classes=2, signal=1.0, decimals=7):
@@ -22,7 +24,14 @@ def predictions(seed, size=400, num_classes=2, signal=1.0, decimals=7):
     return Predictions(probabilities, labels, rng.random(size) < 0.5)
 
 
-def test_h4_the_area_and_its_interval_are_delongs(subtests):
+def reference(given):
+    """The mean of each class against the rest; for two classes only class 1."""
+    by_class = enumerate(given.probabilities.T)
+    areas = [roc_auc_score(given.labels == k, each) for k, each in by_class]
+    return areas[1] if len(areas) == 2 else np.mean(areas)
+
+
+def test_h4_the_interval_of_an_area_is_delongs(subtests):
     for decimals in (7, 1):  # without and with ties
         with subtests.test(decimals=decimals):
             given = predictions(0, decimals=decimals)
@@ -31,7 +40,6 @@ def test_h4_the_area_and_its_interval_are_delongs(subtests):
             won = (ill > well) + 0.5 * (ill == well)
             variance = sum(won.mean(1 - a).var(ddof=1) / won.shape[a] for a in (0, 1))
             value, low, high = scores.area(given)
-            assert value == pytest.approx(roc_auc_score(truth, chance))
             logit = np.log(value / (1 - value))
             reach = Z * np.sqrt(variance) / (value * (1 - value))
             expected = 1 / (1 + np.exp(-(logit + np.array([-reach, reach]))))
@@ -46,24 +54,44 @@ def test_h4_the_interval_of_a_mean_area_is_that_of_a_bootstrap():
         pick = rng.integers(len(given.labels), size=len(given.labels))
         again = Predictions(given.probabilities[pick], given.labels[pick], given.choosing)
         areas.append(scores.area(again)[0])
-    assert value == pytest.approx(
-        np.mean([roc_auc_score(given.labels == k, given.probabilities[:, k]) for k in range(4)])
-    )
+    assert value == pytest.approx(reference(given))
     width = 2 * Z * np.std(areas)
     assert high - low == pytest.approx(width, rel=0.2)
     _, low_of_half, high_of_half = scores.area(predictions(1, 300, 4))
     assert high_of_half - low_of_half > 1.2 * (high - low)  # the control: it follows the images
 
 
-def test_h4_an_area_without_a_meaning_is_none_and_a_perfect_one_has_no_interval():
-    given = predictions(2)
-    one = Predictions(given.probabilities, np.ones_like(given.labels), given.choosing)
-    assert scores.area(one) is None
-    broken = given.probabilities.copy()
-    broken[0] = np.nan
-    assert scores.area(Predictions(broken, given.labels, given.choosing)) is None
-    perfect = np.eye(2, dtype=np.float32)[given.labels]
-    assert scores.area(Predictions(perfect, given.labels, given.choosing)) == (1.0, 0.0, 1.0)
+@every("num_classes", [2, 3, 10])
+@every("decimals", [7, 2, 1])
+@every("dtype", [np.float32, np.float64])
+def test_h4_the_area_is_scikit_learns_with_and_without_ties(num_classes, decimals, dtype):
+    given = predictions(num_classes, num_classes=num_classes, decimals=decimals)
+    probabilities = given.probabilities.astype(dtype)
+    found = scores.auroc(probabilities, given.labels)
+    assert found == pytest.approx(reference(given), abs=1e-12)
+    assert found == scores.area(given)[0]
+    shuffled = np.random.default_rng(0).permutation(given.labels)
+    assert found - scores.auroc(probabilities, shuffled) > 0.1  # the labels matter
+
+
+@every("num_classes", [2, 3])
+def test_h4_an_area_without_a_meaning_is_none_and_a_perfect_one_has_no_interval(num_classes):
+    given = predictions(2, num_classes=num_classes)
+    probabilities, labels = given.probabilities, given.labels
+    cases = []
+    for absent in (0, num_classes - 1):
+        kept = labels != absent
+        cases.append((probabilities[kept], labels[kept], given.choosing[kept]))
+    for value in (np.nan, np.inf, -np.inf):
+        broken = probabilities.copy()
+        broken[0, labels[0]] = value
+        cases.append((broken, labels, given.choosing))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for case in cases:
+            assert scores.auroc(*case[:2]) is scores.area(Predictions(*case)) is None
+    perfect = np.eye(num_classes, dtype=np.float32)[labels]
+    assert scores.area(Predictions(perfect, labels, given.choosing)) == (1.0, 0.0, 1.0)
 
 
 def test_h4_few_images_of_a_class_give_no_interval():

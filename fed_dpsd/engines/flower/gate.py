@@ -90,13 +90,13 @@ def failing(error: BaseException) -> ServerApp:
 
 
 def place_clients(experiment: Any, nodes: int) -> str:
-    """Place a checked experiment's clients on devices, with the ClientApp's function.
+    """Check an experiment's clients and place them on devices, with the ClientApp's function.
 
     Returns:
         The placement as one line.
 
     Raises:
-        UserError: a device does not exist or is too small.
+        UserError: the clients lack something.
         Exception: the rest of the ClientApp cannot be imported, or cannot place clients.
     """
     line = _place.result(LONGEST)(experiment, nodes)

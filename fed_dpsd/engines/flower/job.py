@@ -7,21 +7,18 @@ from typing import Any
 
 from flwr.serverapp import Grid
 
-from fed_dpsd.config import require_device
 from fed_dpsd.engines.flower import gate
 from fed_dpsd.engines.flower.grid import GridFederation
 from fed_dpsd.engines.flower.run_config import as_typed, from_run_config
+from fed_dpsd.engines.ready import ready
 from fed_dpsd.errors import ProtocolError, UserError
-from fed_dpsd.experiment import Experiment, partitions, test_split, unused
-from fed_dpsd.models.devices import choose, number_of_gpus
-from fed_dpsd.models.precision import require_precision
+from fed_dpsd.experiment import Experiment, unused
+from fed_dpsd.models.devices import choose
 from fed_dpsd.server.attendance import absent, requests_of
-from fed_dpsd.server.checks import cautions, require_writable, weak_delta
 from fed_dpsd.server.federation import InUse
 from fed_dpsd.server.run import run
 from fed_dpsd.server.run_folder import new_run_folder, open_run_folder, require_checkpoint
 from fed_dpsd.server.summary import read_summary, result_line, round_text, write_failure
-from fed_dpsd.server.trackers import require_tracker
 from fed_dpsd.server.words import opening
 
 logger = logging.getLogger("fed_dpsd")
@@ -38,7 +35,7 @@ def prepare(
         folder: the folder of a run to resume instead.
 
     Raises:
-        UserError: a file, device or setting is missing, or a file cannot be read.
+        UserError: `ready` raises it; no client was asked, and a new run has no folder.
     """
     if folder is not None:
         experiment = open_run_folder(folder)
@@ -46,24 +43,20 @@ def prepare(
             return experiment, folder
     else:
         experiment = from_run_config(run_config)
+    _, warnings = ready(experiment, lambda: _place(grid, experiment), resumed=folder is not None)
+    for warning in filter(None, (*warnings, unused(experiment))):
+        print(f"warning: {as_typed(warning, run_config)}", flush=True)
+    return experiment, folder or new_run_folder(experiment)
+
+
+def _place(grid: Grid, experiment: Experiment) -> None:
+    """Place a simulation's clients on this machine and print where; elsewhere, do nothing."""
     config = experiment.config
-    require_tracker(config.tracker)
-    key = "device" if config.client_device == config.server_device else "server_device"
-    require_device(key, config.server_device, number_of_gpus())
-    require_precision(config.precision, choose(config.server_device))
     if config.federation.simulation and gate.in_simulation():
         clients = gate.place_clients(experiment, gate.number_of_nodes(grid))
         server = choose(config.server_device)
         where = "the CPU" if server.type == "cpu" else str(server)
         print(f"devices: {clients}; the server computes on {where}", flush=True)
-    if config.federation.simulation:
-        warnings = cautions(experiment)
-        require_writable("cache", Path(config.cache))
-        partitions(experiment)
-        for warning in filter(None, (*warnings, *weak_delta(experiment), unused(experiment))):
-            print(f"warning: {as_typed(warning, run_config)}", flush=True)
-    test_split(experiment)
-    return experiment, folder or new_run_folder(experiment)
 
 
 def finish(experiment: Experiment, grid: Grid, folder: Path) -> None:

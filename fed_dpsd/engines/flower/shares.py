@@ -12,7 +12,8 @@ import secrets
 import socket
 
 from fed_dpsd.client.device import TEACHER_BYTES
-from fed_dpsd.engines.placement import Placement, joins_cluster, placed
+from fed_dpsd.engines.clients import ready_clients
+from fed_dpsd.engines.placement import Placement, joins_cluster
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment
 
@@ -23,15 +24,15 @@ _taken: list[socket.socket] = []
 
 
 def place_clients(experiment: Experiment, nodes: int) -> str:
-    """Place a simulation's clients on this machine's devices, before Ray starts.
+    """Check a simulation's clients and place them on this machine's devices, before Ray starts.
 
     Returns:
         The placement as one line.
 
     Raises:
-        UserError: a device does not exist or is too small.
+        UserError: `ready_clients` raises it.
     """
-    placement = placed(experiment, nodes)
+    placement = ready_clients(experiment, nodes)
     if placement.devices and joins_cluster():
         return (
             "the running Ray cluster (RAY_ADDRESS) gives clients no GPU unless "

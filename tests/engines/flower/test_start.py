@@ -322,7 +322,7 @@ def test_processes_take_one_share_each_and_no_more_than_there_are(variables, mon
 
 
 def test_on_a_running_ray_cluster_the_line_says_what_to_request(variables, monkeypatch):
-    monkeypatch.setattr(shares, "placed", lambda *_: placed(2, 3))
+    monkeypatch.setattr(shares, "ready_clients", lambda *_: placed(2, 3))
     assert shares.place_clients(None, 3) == str(placed(2, 3))
     assert os.environ.pop(shares.SHARES)
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")

@@ -21,7 +21,7 @@ from fed_dpsd.report.charts import Chart, Dots
 from fed_dpsd.report.facts import NEVER, Facts, Unfinished
 from fed_dpsd.report.guarantee import MEANINGFUL, MEANINGFUL_DELTA
 from fed_dpsd.report.numbers import counted, wilson, with_interval
-from fed_dpsd.report.settings import CLAIMS, GRID, Row, Setting, apart, names, read, rows_by_key
+from fed_dpsd.report.settings import CLAIMS, GRID, Row, Setting, apart, names, rows_by_key
 from fed_dpsd.report.tables import FIRST_LINE, SUMMARY_START, write_own
 from fed_dpsd.storage import templates_folder
 
@@ -56,6 +56,7 @@ def write_unfinished(run: Facts, folder: Path) -> Path:
 
 
 def write(
+    settings: Sequence[Setting],
     paths: Sequence[Path],
     folder: Path,
     against: str | None = None,
@@ -63,8 +64,8 @@ def write(
     unfinished: Sequence[Unfinished] = (),
     title: str = "",
 ) -> Iterator[Path]:
-    """Write the files, named after the first table, and yield each path."""
-    settings, stem = read(paths), paths[0].stem
+    """Write the files, named after the first of the settings' tables, and yield each path."""
+    stem = paths[0].stem
     differences = tables.differences(settings, against) if against else []
     rounds = rows_by_key(paths, "rounds", sweep_charts.ROUND_COLUMNS)
     progress = sweep_charts.over_rounds(settings, rounds, MOST_PRINTED)

@@ -16,6 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 from PIL import Image
 
+from fed_dpsd.config.plugins import files_of
 from fed_dpsd.report import charts, figures, guarantee, numbers, scores, sweep_charts, tables
 from fed_dpsd.report.charts import Chart, Dots
 from fed_dpsd.report.facts import NEVER, Facts, Unfinished
@@ -315,13 +316,15 @@ def sweep_page(
     compared = list(zip(settings, names(settings), strict=True))
     ranked = [each for each in compared if not math.isnan(each[0].score("student")[0])]
     ranked.sort(key=lambda each: -each[0].score("student")[0])
+    experiments = dict.fromkeys(s.values.get("experiment", "") for s in settings)
+    ours = [name for name in experiments if name in files_of("experiment")]
     return _render(
         "sweep.html.j2",
         name=name,
         own_title=own_title,
         compared=compared,
         data=dict.fromkeys(setting.values["data"] for setting in settings),
-        experiment=next((s.values["experiment"] for s in settings if "experiment" in s.values), ""),
+        experiment=next(iter(ours), ""),
         runs=sum(len(setting.runs) for setting in settings),
         best=next(iter(ranked), None),
         best_proven=next((each for each in ranked if _is_meaningful(each[0])), None),

@@ -28,12 +28,12 @@ from fed_dpsd.experiment import Experiment, load_data, partitions
 from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.privacy.accounting import Stage, prove
 from fed_dpsd.privacy.epsilon import Epsilon
-from fed_dpsd.report.settings import names, read
+from fed_dpsd.report.settings import names
 from fed_dpsd.server.run_folder import is_run_folder, open_completed, open_run_folder
 from fed_dpsd.server.student import student_of
 from fed_dpsd.server.summary import read_summary, scores_of
 from fed_dpsd.storage import client_name
-from fed_dpsd.sweep.reported import tables_of
+from fed_dpsd.sweep.reported import settings_in, tables_of
 
 Victim = Literal["student", "teachers", "untrained teachers"]
 
@@ -196,7 +196,7 @@ def facts(row: Row, victim: Victim) -> dict[str, Any]:
 def rows_of(path: Path) -> list[Row]:
     """Return the settings in a sweep's folder, or in a table next to its run folders."""
     (table,) = tables_of([path])
-    settings = read([table])
+    settings = settings_in([table])
     alone = is_run_folder(table.parent)  # a run's own table is in its folder
     rows = []
     for name, setting in zip(names(settings), settings, strict=True):

@@ -16,12 +16,13 @@ from jinja2 import Environment
 from markupsafe import Markup, escape
 from PIL import Image
 
+from fed_dpsd.config.plugins import files_of
 from fed_dpsd.report import charts, figures, guarantee, numbers, scores, sweep_charts, tables
 from fed_dpsd.report.charts import Chart, Dots
 from fed_dpsd.report.facts import NEVER, Facts, Unfinished
 from fed_dpsd.report.guarantee import MEANINGFUL, MEANINGFUL_DELTA
 from fed_dpsd.report.numbers import counted, wilson, with_interval
-from fed_dpsd.report.settings import CLAIMS, GRID, Row, Setting, apart, names, read, rows_by_key
+from fed_dpsd.report.settings import CLAIMS, GRID, Row, Setting, apart, names, rows_by_key
 from fed_dpsd.report.tables import FIRST_LINE, SUMMARY_START, write_own
 from fed_dpsd.storage import templates
 
@@ -56,6 +57,7 @@ def write_unfinished(run: Facts, folder: Path) -> Path:
 
 
 def write(
+    settings: Sequence[Setting],
     paths: Sequence[Path],
     folder: Path,
     against: str | None = None,
@@ -63,8 +65,8 @@ def write(
     unfinished: Sequence[Unfinished] = (),
     title: str = "",
 ) -> Iterator[Path]:
-    """Write the files, named after the first table, and yield each path."""
-    settings, stem = read(paths), paths[0].stem
+    """Write the files, named after the first of the settings' tables, and yield each path."""
+    stem = paths[0].stem
     differences = tables.differences(settings, against) if against else []
     rounds = rows_by_key(paths, "rounds", sweep_charts.ROUND_COLUMNS)
     progress = sweep_charts.over_rounds(settings, rounds, MOST_PRINTED)
@@ -306,13 +308,15 @@ def sweep_page(
     compared = list(zip(settings, names(settings), strict=True))
     ranked = [each for each in compared if not math.isnan(each[0].score("student")[0])]
     ranked.sort(key=lambda each: -each[0].score("student")[0])
+    experiments = dict.fromkeys(s.values.get("experiment", "") for s in settings)
+    ours = [name for name in experiments if name in files_of("experiment")]
     return _render(
         "sweep.html.j2",
         name=name,
         own_title=own_title,
         compared=compared,
         data=dict.fromkeys(setting.values["data"] for setting in settings),
-        experiment=next((s.values["experiment"] for s in settings if "experiment" in s.values), ""),
+        experiment=next(iter(ours), ""),
         runs=sum(len(setting.runs) for setting in settings),
         best=next(iter(ranked), None),
         best_proven=next((each for each in ranked if _is_meaningful(each[0])), None),

@@ -3,7 +3,7 @@
 import csv
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -141,23 +141,32 @@ def by_data(settings: Sequence[Setting], alphas: bool = False) -> dict[str, list
     return groups
 
 
-def read(paths: Sequence[Path]) -> list[Setting]:
-    """Read the settings in tables of `fed-dpsd sweep`; for each key, the last row counts."""
-    rows = {row["key"]: row for path in paths for row in _rows(path, NEEDED, NUMBERS)}
+def setting_of(row: Row) -> tuple[tuple[str, str], ...]:
+    """Return the columns of a row that are set, with their values, in alphabetical order."""
+    return tuple((key, row[key]) for key in sorted(row) if row[key] and key not in RESULTS)
+
+
+def read(paths: Sequence[Path], change: Callable[[list[Row]], list[Row]] = list) -> list[Setting]:
+    """Read the settings in tables of `fed-dpsd sweep`; for each key, the last row counts.
+
+    `change` may change the rows before they form settings.
+    """
+    read = {row["key"]: row for path in paths for row in _rows(path, NEEDED, NUMBERS)}
+    rows = change(list(read.values()))
     settings: dict[tuple[tuple[str, str], ...], dict[str, dict[str, str]]] = {}
-    for row in rows.values():
-        setting = tuple((key, row[key]) for key in sorted(row) if row[key] and key not in RESULTS)
-        seeds = settings.setdefault(setting, {})
+    for row in rows:
+        seeds = settings.setdefault(setting_of(row), {})
         if row["seed"] in seeds:
             raise UserError(
                 f"seed={row['seed']} occurs twice for equal settings, keys "
                 f"{seeds[row['seed']]['key']} and {row['key']}: their configurations differ in "
-                "keys that the table lacks; remove one of the two rows"
+                "keys that the table lacks, and their run folders are not next to it; remove one "
+                "of the two rows, and sweep other settings with another --out"
             )
         seeds[row["seed"]] = row
     if not settings:
         raise UserError(f"{', '.join(map(str, paths))}: no run to report")
-    order = list(dict.fromkeys(key for row in rows.values() for key in row))
+    order = list(dict.fromkeys(key for row in rows for key in row))
     return [
         Setting(dict(sorted(setting, key=lambda pair: order.index(pair[0]))), list(seeds.values()))
         for setting, seeds in settings.items()

@@ -42,8 +42,8 @@ CONFIDENCE = 0.95
 LEAST_PAIRS = 3  # of an interval: two pairs make one of about 9 deviations to each side
 DIFFERENCES = (
     "Differences between students, in points: the mean and standard deviation over pairs of runs "
-    "with equal seeds and equal values of all other varied keys, and the "
-    f"{CONFIDENCE:.0%} interval of a paired t-test if there are at least {LEAST_PAIRS} pairs."
+    "with equal seeds, data, alphas and values of the keys that vary in the entry subtracted, and "
+    f"the {CONFIDENCE:.0%} interval of a paired t-test if there are at least {LEAST_PAIRS} pairs."
 )
 
 
@@ -219,6 +219,11 @@ def differences(settings: Sequence[Setting], against: str) -> list[list[str]]:
         against: a setting, a line of settings that differ in the data or in alpha, or a grid or
             another value, as `names` writes it.
     """
+    if len(settings) == 1:
+        raise UserError(
+            f"--against={against!r}: there is one setting, so nothing to compare; leave out "
+            "--against"
+        )
     full, lines, every = names(settings), names(settings, PANEL), words(settings)
     base: list[Setting] = []
     for texts in (

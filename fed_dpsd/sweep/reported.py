@@ -28,6 +28,8 @@ from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.training import unit_by_default
 from fed_dpsd.report.facts import Facts, Unfinished
 from fed_dpsd.report.scores import Predictions
+from fed_dpsd.report.settings import Row, Setting
+from fed_dpsd.report.settings import read as read_settings
 from fed_dpsd.server import checkpoint
 from fed_dpsd.server.attendance import absent, requests_of
 from fed_dpsd.server.charge_log import clients_in
@@ -41,7 +43,8 @@ from fed_dpsd.server.summary import (
     record_round,
 )
 from fed_dpsd.storage import client_name, shown_path, writing
-from fed_dpsd.sweep.sweep import PLACES, TABLE, Cell, Say, read_table, write_tables
+from fed_dpsd.sweep.apart import differing, opened, texts, told_apart
+from fed_dpsd.sweep.sweep import TABLE, Cell, Say, read_table, write_tables
 
 REPORTED = (
     "a table of `fed-dpsd sweep`, or the folder that a sweep, a run or a rehearsal has written"
@@ -74,7 +77,21 @@ def write_report(
     tables, unfinished = tables_of(paths, out), unfinished_nearby(paths)
     for each in unfinished:
         say(f"{each.name} is not finished: {each.status}")
-    yield from pages.write(tables, out or tables[0].parent, against, run, unfinished, title)
+    settings, folder = settings_in(tables), out or tables[0].parent
+    yield from pages.write(settings, tables, folder, against, run, unfinished, title)
+
+
+def settings_in(tables: Sequence[Path]) -> list[Setting]:
+    """Read the settings in tables; runs whose folders are next to their table are told apart."""
+
+    def change(rows: list[Row]) -> list[Row]:
+        keys = [row["key"] for row in rows]
+        # A run's own table is in its folder.
+        own = {table.parent.name: opened(table.parent) for table in tables}
+        near = {key: run for t in tables for key in keys if (run := opened(t.parent / key))}
+        return told_apart(rows, own | near)
+
+    return read_settings(tables, change)
 
 
 def tables_of(paths: Sequence[Path], out: Path | None = None) -> list[Path]:
@@ -93,7 +110,7 @@ def tables_of(paths: Sequence[Path], out: Path | None = None) -> list[Path]:
             if not table.is_file():
                 raise UserError(f"{path} contains neither a table nor a run; give {REPORTED}")
         tables.append(table)
-    apart = _apart([cell.experiment for cells in written.values() for cell in cells])
+    apart = _apart([cell for cells in written.values() for cell in cells])
     for table, cells in written.items():
         with writing(table):
             table.parent.mkdir(parents=True, exist_ok=True)
@@ -104,11 +121,7 @@ def tables_of(paths: Sequence[Path], out: Path | None = None) -> list[Path]:
                 f"{table} is a table of other runs ({', '.join(sorted(others)[:MOST_NAMED])}); "
                 "choose another --out, or delete this folder"
             )
-        known = [dict(leaves(json.loads(cell.experiment.to_json()))) for cell in cells]
-        own = [{key: shown(each[key]) for key in apart if key in each} for each in known]
-        write_tables(
-            table, [dataclasses.replace(c, overrides=o) for c, o in zip(cells, own, strict=True)]
-        )
+        write_tables(table, [dataclasses.replace(c, overrides=apart[c.folder]) for c in cells])
     return list(dict.fromkeys(tables))
 
 
@@ -124,21 +137,19 @@ def run_in(path: Path) -> Path:
     return inside if is_run_folder(inside) and not is_run_folder(path) else path
 
 
-def _apart(experiments: Sequence[Experiment]) -> list[str]:
-    """Return the keys that differ between runs of the same method, training, answers and data."""
-    alike: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for each in experiments:
-        settings = dict(leaves(json.loads(each.to_json())))
+def _apart(cells: Sequence[Cell]) -> dict[Path, Row]:
+    """Return runs' keys, by folder, that differ in runs of a method, training, answers and data."""
+    alike: dict[tuple[str, ...], list[Row]] = {}
+    known = texts([cell.experiment for cell in cells])
+    for cell, own in zip(cells, known, strict=True):
+        each = cell.experiment
         kind = each.method_name, each.training.name, each.answers.name, each.config.data.name
-        alike.setdefault(kind, []).append(settings)
-    return [
-        key
-        for group in alike.values()
-        for key in group[0]
-        if key not in ("seed", *PLACES)
-        and all(key in other for other in group)
-        and any(other[key] != group[0][key] for other in group)
-    ]
+        alike.setdefault(kind, []).append(own)
+    columns = dict.fromkeys(key for runs in alike.values() for key in differing(runs))
+    return {
+        cell.folder: {key: own[key] for key in columns if key in own}
+        for cell, own in zip(cells, known, strict=True)
+    }
 
 
 def _cell(folder: Path) -> Cell:

@@ -29,13 +29,11 @@ from fed_dpsd.errors import ConfigError, UserError, one_line
 from fed_dpsd.experiment import Experiment, calibrated, from_overrides
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, weakest
 from fed_dpsd.progress import reporting
-from fed_dpsd.server.run_folder import new_run_folder, open_run_folder, read_log
+from fed_dpsd.server.run_folder import new_run_folder, read_log
 from fed_dpsd.server.summary import ANSWERS, TRAVELLED, read_summary
 from fed_dpsd.storage import encoded, write_together, writing
+from fed_dpsd.sweep.apart import PLACES, configuration, opened, told_apart
 
-# Keys that do not change a cell: paths and the names of classes.
-PLACES = ("out", "cache", "run_folder", "ledger", "tracker")
-PLACES += ("data.path", "data.classes", "teacher.path")
 TABLE = "results.csv"
 ROUNDS = ("key", "round", "seconds", *ANSWERS, "student_accuracy")
 
@@ -70,18 +68,8 @@ class Cell:
 
 def cell_key(experiment: Experiment) -> str:
     """Return 16 hex digits of the SHA-256 of the configuration, excluding keys for paths."""
-    config = json.loads(experiment.to_json(), parse_float=_plain)
-    for place in PLACES:
-        group, _, name = place.rpartition(".")
-        del (config[group] if group else config)[name]
-    canonical = json.dumps(config, sort_keys=True, separators=(",", ":"))
+    canonical = json.dumps(configuration(experiment), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
-
-
-def _plain(text: str) -> float:
-    """Parse a number so that 10 and 10.0 are the same."""
-    number = float(text)
-    return int(number) if number.is_integer() else number
 
 
 def folder_name(experiment: Experiment, grid: str, key: str) -> str:
@@ -151,10 +139,8 @@ def _folder_of(
 
 def _key_in(folder: Path) -> str | None:
     """Return the key of the run in a folder; None if there is no run or it is broken."""
-    try:
-        return cell_key(open_run_folder(folder))
-    except UserError:
-        return None
+    experiment = opened(folder)
+    return experiment and cell_key(experiment)
 
 
 def check(cells: Sequence[Cell], ready: Callable[[Experiment, Sequence[str]], Any]) -> list[Any]:
@@ -275,26 +261,39 @@ def write_tables(path: Path, cells: Sequence[Cell]) -> None:
     """Write the rows of finished cells to CSV files, replacing rows with the same keys.
 
     `path`, STEM.csv, has a row per cell, and STEM_rounds.csv a row per round of each cell. All
-    other rows and all columns stay in place.
+    other rows and all columns stay in place. The rows of STEM.csv are told apart.
     """
     swept = dict.fromkeys(key for cell in cells for key in cell.overrides if key not in PLACES)
     with _lock(path.parent, wait=True):
         finished, files = [cell for cell in cells if cell.finished], {}
-        for suffix, columns, rows_of in (
-            ("", ("key",), lambda cell: [_row(cell, swept)]),
-            ("_rounds", ROUNDS, _rounds),
+
+        def complete(rows: Sequence[Row]) -> list[Row]:
+            ours = {cell.key: cell.experiment for cell in finished}
+            others = [row["key"] for row in rows if row["key"] not in ours]
+            parent = cells[0].folder.parent
+            return told_apart(rows, ours | {key: opened(parent / key) for key in others})
+
+        for suffix, columns, rows_of, change in (
+            ("", ("key",), lambda cell: [_row(cell, swept)], complete),
+            ("_rounds", ROUNDS, _rounds, list),
         ):
             file = path.with_stem(f"{path.stem}{suffix}")
-            files[file] = _merged(file, columns, {cell.key: rows_of(cell) for cell in finished})
+            ours = {cell.key: rows_of(cell) for cell in finished}
+            files[file] = _merged(file, columns, ours, change)
         write_together(files)
 
 
-def _merged(path: Path, columns: Iterable[str], ours: Mapping[str, Sequence[Row]]) -> bytes:
+def _merged(
+    path: Path,
+    columns: Iterable[str],
+    ours: Mapping[str, Sequence[Row]],
+    change: Callable[[Sequence[Row]], list[Row]],
+) -> bytes:
     """Return a table with rows added by key, in place of the first row with that key or last."""
     before, old = read_table(path)
     ahead = itertools.takewhile(lambda key: key not in ours, old)
     known = old | ours
-    rows = [row for key in dict.fromkeys([*ahead, *ours, *old]) for row in known[key]]
+    rows = change([row for key in dict.fromkeys([*ahead, *ours, *old]) for row in known[key]])
     text = io.StringIO()
     header = list(dict.fromkeys(itertools.chain(before, columns, *rows)))
     writer = csv.DictWriter(text, header, restval="", lineterminator="\n")

@@ -422,7 +422,7 @@ def test_what_there_are_no_numbers_for_is_not_written(table, tmp_path, monkeypat
     path = table({"partition.alpha": 1}, {"partition.alpha": 2, "record_add_remove": 1})
 
     def written(path, *against):
-        return [file.name for file in pages.write([path], tmp_path / "out", *against)]
+        return [file.name for file in pages.write(read([path]), [path], tmp_path / "out", *against)]
 
     def both(kind):
         return {f"curve{kind}.{suffix}" for suffix in ("png", "pdf", "svg")} | {

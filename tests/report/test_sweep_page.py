@@ -125,6 +125,12 @@ def test_curves_alphas_and_differences_are_there_if_known(shown, table):
     assert "Over the rounds" not in shown.texts("h2")
 
 
+def test_only_an_experiment_of_ours_is_repeated_by_its_name(table):
+    command = "fed-dpsd sweep experiment=ci"
+    assert command in page(table({"experiment": "ci"})).text_of("main")
+    assert "fed-dpsd sweep" not in page(table({"experiment": "my_grid"})).text_of("main")
+
+
 def test_text_of_a_table_is_escaped(table):
     found = page(table({"grid": "<script>&"}, {"grid": "other", "rounds": 40}))
     assert found.rows("Mean and")[0]["setting"].startswith("<script>&")

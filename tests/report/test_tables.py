@@ -248,6 +248,8 @@ def test_only_seeds_that_both_have_are_compared(table):
     assert row[2] == "+0.0"
     with pytest.raises(UserError, match="--against='third' is not .*; give one of: first; second"):
         differences(read([path]), "third")
+    with pytest.raises(UserError, match="^--against='x': there is one setting, .*; leave out --ag"):
+        differences(read([table({}, {"seed": 1})]), "x")
 
 
 def test_r5_runs_are_paired_by_seed_and_by_every_varied_key(table):

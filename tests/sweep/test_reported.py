@@ -17,7 +17,13 @@ from fed_dpsd.report import pages
 from fed_dpsd.report.pages import run_page as page
 from fed_dpsd.report.settings import names, read
 from fed_dpsd.server.run_folder import new_run_folder
-from fed_dpsd.sweep.reported import command_of, facts_of, tables_of, unfinished_nearby
+from fed_dpsd.sweep.reported import (
+    command_of,
+    facts_of,
+    settings_in,
+    tables_of,
+    unfinished_nearby,
+)
 from fed_dpsd.sweep.sweep import cell_key
 from tests.conftest import SMALL, small_for
 from tests.every import every
@@ -72,8 +78,19 @@ def test_several_runs_are_one_table_in_the_folder_that_is_named(folders, tmp_pat
     assert facts_of([path]) is None
     # Runs of the same seed have the keys that differ.
     settings = read([*tables_of([run, noisier], tmp_path / "both")])
-    assert names(settings) == ["epsilon_per_answer=10.0", "epsilon_per_answer=2"]
+    assert names(settings) == ["epsilon_per_answer=10", "epsilon_per_answer=2"]
     assert len(read(tables_of([run, noisier]))) == 2  # from the tables of their own, too
+
+
+def test_runs_that_differ_in_seeds_that_follow_the_runs_are_one_setting(folders, tmp_path):
+    run, other, _ = folders
+    for out in (tmp_path / "report", None):
+        (setting,) = settings_in(tables_of([run, other], out))
+        assert [row["seed"] for row in setting.runs] == ["0", "1"]
+    copy = shutil.copytree(run, run.with_name("copy"))
+    for out in (tmp_path / "both", None):
+        (setting,) = settings_in(tables_of([run, copy], out))
+        assert len(setting.runs) == 1
 
 
 def test_r12_a_report_does_not_join_the_report_of_another_run(folders, tmp_path):
@@ -247,7 +264,8 @@ def test_the_page_of_a_stopped_run_is_replaced_when_it_completes(stopped):
     api.resume(stopped, progress=False)
     completed = facts_of([stopped])
     assert completed.unfinished is None
-    assert path in list(pages.write(tables_of([stopped]), stopped, None, completed))
+    tables = tables_of([stopped])
+    assert path in list(pages.write(read(tables), tables, stopped, None, completed))
     assert "not finished" not in path.read_text()
 
 

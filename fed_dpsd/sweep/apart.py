@@ -1,0 +1,131 @@
+"""The keys that set runs apart, from their whole configurations."""
+
+import functools
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fed_dpsd.config import compose
+from fed_dpsd.config.keys import leaves
+from fed_dpsd.errors import UserError, shown
+from fed_dpsd.experiment import Experiment
+from fed_dpsd.report.settings import GRID, RESULTS, Row, setting_of
+from fed_dpsd.server.run_folder import open_run_folder
+
+# Keys that do not set runs apart: paths and the names of classes.
+PLACES = ("out", "cache", "run_folder", "ledger", "tracker")
+PLACES += ("data.path", "data.classes", "teacher.path")
+
+
+def configuration(experiment: Experiment) -> dict[str, Any]:
+    """Return the configuration, excluding keys for paths; 10 and 10.0 are the same."""
+    config: dict[str, Any] = json.loads(experiment.to_json(), parse_float=_plain)
+    for place in PLACES:
+        group, _, name = place.rpartition(".")
+        del (config[group] if group else config)[name]
+    return config
+
+
+def _plain(text: str) -> float:
+    number = float(text)
+    return int(number) if number.is_integer() else number
+
+
+def texts(experiments: Sequence[Experiment]) -> list[Row]:
+    """Return the text of each key of each run, except its seed; "" for seeds that follow it.
+
+    A seed such as partition.seed follows the run's seed if it equals it, as by default, and no
+    run that differs only in seeds has the same value with another seed.
+    """
+    found, others, fixed = [], [], set()
+    for each in experiments:
+        known = {key: shown(value) for key, value in leaves(configuration(each))}
+        known |= {"training": each.training.name, "answers": each.answers.name}
+        known["partition"] = known.pop("partition.name")
+        seed, seeds = known.pop("seed"), _copies_of_seed(known["partition"]) & known.keys()
+        other = frozenset((key, text) for key, text in known.items() if key not in seeds)
+        fixed |= {(other, key, known[key]) for key in seeds if known[key] != seed}
+        found.append(known)
+        others.append((other, seed, seeds))
+    for known, (other, seed, seeds) in zip(found, others, strict=True):
+        for key in seeds:
+            if known[key] == seed and (other, key, seed) not in fixed:
+                known[key] = ""
+    return found
+
+
+@functools.cache
+def _copies_of_seed(partition: str) -> frozenset[str]:
+    """Return the keys that are copied from `seed` by default."""
+    sources = compose.read([f"partition={partition}"]).sources
+    return frozenset(key for key, source in sources.items() if source == "seed")
+
+
+def differing(known: Sequence[Row]) -> list[str]:
+    """Return the keys in which runs differ, of their `texts`."""
+    keys = dict.fromkeys(key for own in known for key in own)
+    return [key for key in keys if len({own.get(key, "") for own in known}) > 1]
+
+
+def told_apart(rows: Iterable[Row], runs: Mapping[str, Experiment | None]) -> list[Row]:
+    """Return a table's rows, such that runs form one setting only if they differ in seeds alone.
+
+    Keys in which the runs of a setting differ become columns. Blank cells of these columns, and of
+    columns that are blank in only some rows of a grid, are filled. Of runs with the same
+    configuration, the first counts.
+
+    Args:
+        rows: the rows.
+        runs: the runs by their key; rows of unknown runs are unchanged.
+    """
+    rows = list(rows)
+    experiments = {key: run for key, run in runs.items() if run}
+    known = dict(zip(experiments, texts(list(experiments.values())), strict=True))
+    columns = dict.fromkeys(column for row in rows for column in row if column not in RESULTS)
+    cells = {(row.get(GRID), column, bool(row.get(column))) for row in rows for column in columns}
+    some = {column for grid, column, given in cells if (grid, column, not given) in cells}
+    rows = _filled(rows, known, [column for column in columns if column in some])
+    settings: dict[Any, list[Row]] = {}
+    for row in rows:
+        if row["key"] in known:
+            settings.setdefault(setting_of(row), []).append(known[row["key"]])
+    apart = dict.fromkeys(key for group in settings.values() for key in differing(group))
+    kept: dict[Any, Row] = {}
+    for row in _filled(rows, known, apart):
+        own = known.get(row["key"], row).items()
+        kept.setdefault((setting_of(row), row.get("seed"), frozenset(own)), row)
+    return list(kept.values())
+
+
+def _filled(rows: Sequence[Row], known: Mapping[str, Row], columns: Iterable[str]) -> list[Row]:
+    """Fill blank cells with a run's value, as other rows write it."""
+    written: dict[tuple[str, str], str] = {}
+    for row in rows:
+        for column in columns:
+            value = known.get(row["key"], {}).get(column)
+            if value and row.get(column):
+                written.setdefault((column, value), row[column])
+    return [
+        row
+        | {
+            column: written.get((column, value), value)
+            for column in columns
+            if not row.get(column) and (value := known.get(row["key"], {}).get(column))
+        }
+        for row in rows
+    ]
+
+
+def opened(folder: Path) -> Experiment | None:
+    """Return the experiment of a run folder; None if there is no run or it is broken."""
+    try:
+        return _opened(folder, (folder / "config.yaml").stat().st_mtime_ns)
+    except (OSError, UserError):
+        return None
+
+
+@functools.cache
+def _opened(folder: Path, _modified: int) -> Experiment:
+    """Read a run folder once per change: a sweep writes its table after each run."""
+    return open_run_folder(folder)

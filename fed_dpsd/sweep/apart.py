@@ -72,8 +72,8 @@ def told_apart(rows: Iterable[Row], runs: Mapping[str, Experiment | None]) -> li
     """Return a table's rows, such that runs form one setting only if they differ in seeds alone.
 
     Keys in which the runs of a setting differ become columns. Blank cells of these columns, and of
-    columns that are blank in only some rows of a grid, are filled. Of runs with the same
-    configuration, the first counts.
+    columns that are blank in only some rows of a grid, are filled. Of copies of a run, the first
+    counts.
 
     Args:
         rows: the rows.
@@ -93,13 +93,28 @@ def told_apart(rows: Iterable[Row], runs: Mapping[str, Experiment | None]) -> li
     apart = dict.fromkeys(key for group in settings.values() for key in differing(group))
     kept: dict[Any, Row] = {}
     for row in _filled(rows, known, apart):
-        own = known.get(row["key"], row).items()
-        kept.setdefault((setting_of(row), row.get("seed"), frozenset(own)), row)
+        own = known.get(row["key"], row)
+        results = (row.get(column) for column in ("seed", "student", "ensemble", "student_sha256"))
+        kept.setdefault((setting_of(row), *results, frozenset(own.items())), row)
     return list(kept.values())
 
 
 def _filled(rows: Sequence[Row], known: Mapping[str, Row], columns: Iterable[str]) -> list[Row]:
-    """Fill blank cells with a run's value, as other rows write it."""
+    """Fill blank cells with a run's value, as other rows write it.
+
+    The rows of a setting are filled only if all their runs are known, or the known ones differ:
+    otherwise, the unknown ones would leave the setting.
+    """
+    settings: dict[Any, list[Row | None]] = {}
+    for row in rows:
+        settings.setdefault(setting_of(row), []).append(known.get(row["key"]))
+    columns = list(columns)
+
+    def separable(runs: Sequence[Row | None]) -> bool:
+        own = [run for run in runs if run is not None]
+        return len(own) == len(runs) or bool(differing(own))
+
+    fillable = {setting: separable(runs) for setting, runs in settings.items()}
     written: dict[tuple[str, str], str] = {}
     for row in rows:
         for column in columns:
@@ -111,7 +126,9 @@ def _filled(rows: Sequence[Row], known: Mapping[str, Row], columns: Iterable[str
         | {
             column: written.get((column, value), value)
             for column in columns
-            if not row.get(column) and (value := known.get(row["key"], {}).get(column))
+            if not row.get(column)
+            and (value := known.get(row["key"], {}).get(column))
+            and fillable[setting_of(row)]
         }
         for row in rows
     ]

@@ -293,6 +293,10 @@ class Refusal:
     statement: Statement | None = None
 
 
+class Absent(Refusal):
+    """A missing answer, because no readable reply arrived in time."""
+
+
 @dataclass(frozen=True)
 class Aggregate:
     """The sum of all answers to one request.

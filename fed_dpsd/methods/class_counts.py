@@ -12,7 +12,7 @@ from fed_dpsd.methods.method import Federation, PublicContext, Site
 from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.mechanism import Charged, ExactCounts
 from fed_dpsd.privacy.training import ClassCounts, TrainingMechanism
-from fed_dpsd.protocol import Refusal, Replies, Request, Response
+from fed_dpsd.protocol import Absent, Refusal, Replies, Request, Response
 
 MOST_RECORDS = 1e12  # the most that a client may claim for a class, so all sums stay finite
 SMALLEST_PART, SMALLEST_PROBABILITY = 1e-4, 1e-6  # lower limits in the logarithms of `pool`
@@ -71,32 +71,36 @@ class KnownCounts:
         self._federation, self._request = federation, context.request("counts")
         self.requested = requested
         self.found: dict[int, NDArray[Any]] = {}
+        self._refusals: dict[int, Refusal] = {}
         if requested:
             self._fetch()
 
-    def _fetch(self) -> Replies:
+    def _fetch(self) -> None:
         """Request the counts; clients that released them before repeat their answers for free."""
         replies = self._federation.each(self._request)
         self.found = dict(sorted((self.found | counts_in(replies)).items()))
-        return replies
+        self._refusals = {c: own for c, own in replies.items() if isinstance(own, Refusal)}
+        for client, own in self._refusals.items():
+            logger.warning("client %d: no class counts: %s", client, own.reason)
 
     def counted(self, replies: Replies) -> Replies:
         """Return the replies to weight by counts; a client without counts refuses, with the reason.
 
-        If such a client answers, the counts are requested again, because it may have been absent
-        before. If no client that answers has counts, all replies are returned, to weight equally.
+        If a client answers that was absent when the counts were requested, they are requested
+        again. If no client that answers has counts, all replies are returned, to weight equally.
         """
         clients = replies.answers.keys()
         if not self.requested or clients <= self.found.keys():
             return replies
-        refused = self._fetch().refused
+        if any(isinstance(self._refusals[c], Absent) for c in clients - self.found.keys()):
+            self._fetch()
         if not clients & self.found.keys():
             return replies
-        left_out = dict[int, Response | Refusal]()
-        for client in sorted(clients - self.found.keys()):
-            reason = f"no class counts: {refused[client]}"
-            logger.warning("client %d: its answer is left out: %s", client, reason)
-            left_out[client] = Refusal(replies[client].query_id, reason)
+        left_out: dict[int, Response | Refusal] = {
+            client: Refusal(own.query_id, f"no class counts: {self._refusals[client].reason}")
+            for client, own in replies.answers.items()
+            if client not in self.found
+        }
         return Replies(replies.request, replies | left_out)
 
     def weights(self, clients: Collection[int]) -> dict[int, NDArray[np.float64]]:

@@ -207,9 +207,13 @@ class HostedFederation(ABC):
             if not again:
                 break
             repeated = self._deliver(self._with_charges(request))
-            acknowledged = {client: repeated[client] for client in again}
-            again = self._charge_log.take(acknowledged)
-            answers |= acknowledged
+            fresh = {
+                client: reply
+                for client, reply in repeated.items()
+                if client in again or not isinstance(answers.get(client), Response)
+            }
+            again = self._charge_log.take(fresh)
+            answers |= fresh
         return answers
 
     def _with_charges(self, request: Request) -> Request:

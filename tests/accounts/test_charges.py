@@ -25,7 +25,7 @@ from fed_dpsd.errors import ProtocolError, UserError
 from fed_dpsd.methods.fed_dpsd import FedDPSD
 from fed_dpsd.privacy.accounting import epsilon
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
-from fed_dpsd.protocol import Refusal, Response, Statement
+from fed_dpsd.protocol import Absent, Refusal, Response, Statement
 from fed_dpsd.server import checkpoint
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.attendance import requests_of
@@ -342,6 +342,17 @@ def test_a_request_is_repeated_for_every_acknowledgement_that_it_needs(deployed,
     assert log.clients[1].charged == {"dp_sgd": 1, "class_counts": 1, "probabilities": 192}
     key = "record", "add_remove", "training"
     assert printed(summary)[key] == in_ledgers(ledgers_of(files), folder.name)[key]
+
+
+def test_an_absent_client_may_answer_the_repeated_request(small, tmp_path, monkeypatch):
+    experiment = small("num_clients=2", "training=plain", "answers=label")
+    own = Response(1, np.eye(10, dtype=np.uint8)[[0] * 16], 1, statement=Statement({"label": 16}))
+    asks = Refusal(1, "unplanned", Statement(wanted={"label": 16}))
+    deliveries = iter([{0: asks, 1: Absent(1, "late")}, {0: own, 1: own}])
+    federation = LocalFederation(experiment, tmp_path)
+    monkeypatch.setattr(federation, "_deliver", lambda _: next(deliveries))
+    assert federation.each(request()).answers.keys() == {0, 1}
+    assert federation.charges == {0: {"label": 16}, 1: {"label": 16}}
 
 
 def test_a_hospital_goes_no_further_than_what_is_acknowledged(deployed, tmp_path):

@@ -9,7 +9,7 @@ import torch
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.experiment import test_split as split_of
 from fed_dpsd.methods.class_counts import fetch_class_weights, pool, weigh
-from fed_dpsd.protocol import Refusal, Replies
+from fed_dpsd.protocol import Absent, Replies
 from fed_dpsd.server.diagnostics import diagnose
 from fed_dpsd.streams import Streams
 from tests.ledgers import entries_of
@@ -95,7 +95,7 @@ class Losing:
     def each(self, request):
         self.asked.append(request.kind)
         replies = self.federation.each(request)
-        lost = {1: Refusal(0, "no answer")} if len(self.asked) == 1 else {}
+        lost = {1: Absent(0, "no answer")} if len(self.asked) == 1 else {}
         return Replies(replies.request, replies | lost)
 
 

@@ -127,13 +127,16 @@ def test_a_total_is_weighted_and_who_has_no_counts_is_left_out_with_the_reason(s
     def collected(*rows, requested=True, context=context):
         federation = Answering(answers, *rows)
         counts = KnownCounts(federation, context, requested)
-        return method.collect(federation, request, context, counts)
+        total = method.collect(federation, request, context, counts)
+        kinds = [each.kind for each in federation.requests]
+        assert kinds.count("counts") == requested  # who refuses is not asked again
+        return total
 
     rows = [4.0, 10.0], [0.0, 0.0], [0.0, 30.0], None
     total = collected(*rows)
     assert total.sum == pytest.approx(4 * np.array([[0.6 / 0.85, 0.25 / 0.85]]))
     assert (total.count, total.refused) == (4, {1: "spent", 3: "no class counts: spent"})
-    assert caplog.messages == ["client 3: its answer is left out: no class counts: spent"]
+    assert caplog.messages == ["client 3: no class counts: spent"]
     for equal in (None, None, None, None), (None, [4.0, 10.0], None, None):
         total = collected(*equal)  # who answers has no counts
         assert total.sum == pytest.approx(6 * np.array([[1.4 / 3, 1.6 / 3]]))

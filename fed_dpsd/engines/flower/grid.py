@@ -38,7 +38,7 @@ from fed_dpsd.errors import ProtocolError, UserError
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.methods.class_counts import counts_in
 from fed_dpsd.privacy.noise import SecretStreams
-from fed_dpsd.protocol import Refusal, Replies, Request, Response, SumStep, compare_classes
+from fed_dpsd.protocol import Absent, Refusal, Replies, Request, Response, SumStep, compare_classes
 from fed_dpsd.server.federation import OF_ROUNDS, HostedFederation
 from fed_dpsd.storage import append_line, run_name
 
@@ -65,10 +65,6 @@ def _hospitals(clients: Iterable[int]) -> str:
 
 def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{max(seconds, 0):.0f} s"
-
-
-class Absent(Refusal):
-    """A missing answer, because no readable reply arrived in time."""
 
 
 class GridFederation(HostedFederation):
@@ -171,8 +167,8 @@ class GridFederation(HostedFederation):
             if {first, node} <= self._online:
                 raise UserError(
                     f"nodes {first} and {node} both claim to be hospital {client}. Find the wrong "
-                    "one (`flwr supernode list`), and correct `client` in its file, stop it or "
-                    "unregister it (`flwr supernode unregister`); see docs/deployment.md"
+                    "one (`flwr supernode list federation`). Correct `client` in its file, stop it "
+                    "or unregister it (`flwr supernode unregister`); see docs/deployment.md"
                 )
 
     def _connected(self) -> str:

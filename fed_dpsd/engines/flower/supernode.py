@@ -19,6 +19,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Mapping
@@ -37,6 +38,7 @@ COMMANDS = "commands"  # folder in a hospital's folder
 SOCKET = "FED_DPSD_SITE_SOCKET"
 LOOKS_UP_SECONDS = 1.0
 AGAIN_SECONDS = 10.0
+FORK_SECONDS = 120.0  # until a command gives up on the process that should fork for it
 REJECTED = (
     "with status 0: the coordinator may have rejected its signature because this machine's clock "
     "is wrong (check NTP, for example with `timedatectl`) or its key is no longer registered"
@@ -82,7 +84,7 @@ def serve(
         settings.setdefault("FLWR_HOME", str(folder / "flower"))
         kept = f"{importing()}; keep({str(site.absolute())!r})"
         subprocess.Popen([sys.executable, "-c", kept], env=settings)
-        _check_records(site)
+        threading.Thread(target=_check_records, args=(site,), daemon=True).start()
         while True:
             status = _run([*command, "--port", str(port or _free_port())], settings)
             why = "with an error" if status else REJECTED
@@ -232,8 +234,10 @@ def pass_on() -> None:
     passed_on = signal.SIGTERM, signal.SIGINT
     signal.pthread_sigmask(signal.SIG_BLOCK, passed_on)  # they wait until the fork is known
     connection.sendall(json.dumps(request).encode() + b"\n")
+    connection.settimeout(FORK_SECONDS)
     with connection.makefile("rb") as reply:
         pid = int(reply.readline())
+        connection.settimeout(None)
         for number in passed_on:
             signal.signal(number, lambda number, _: os.kill(pid, number))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, passed_on)

@@ -69,7 +69,7 @@ class Arrays:
         if images.dtype != np.uint8 or not pixels or 0 in images.shape:
             raise UserError(
                 f"{self._path}: {self._names[0]} is {images.dtype} of shape {images.shape}; it "
-                "must be uint8 of shape (N, H, W) or (N, H, W, 3)" + _conversion(images)
+                "must be uint8 of shape (N, H, W) or (N, H, W, 1 or 3)" + _conversion(images)
             )
         others = [array.reshape(-1) for array in others]
         for name, array in zip(self._names[1:], others, strict=True):

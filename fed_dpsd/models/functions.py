@@ -124,7 +124,7 @@ def missing_function(role: str, name: str) -> str:
     reading = f", or fed_dpsd.load_student(FILE, {given})" if role == "student" else ""
     return (
         f"model.{role}={name} is a Python function, which this process does not have; give it in "
-        f"Python: fed_dpsd.resume(RUN, {given}){reading}"
+        f"Python: fed_dpsd.resume(RUN, {given}){reading}; Flower needs a plug-in"
     )
 
 

@@ -412,6 +412,7 @@ def test_a_signal_ends_the_command_and_its_node(tmp_path, number, send, status):
     """Whether the node gets it too, as from Ctrl-C, or not."""
     file = stub_node(tmp_path, "echo $$ >> pids\n[ $(wc -l < pids) = 1 ] || exec sleep 60")
     program = (
+        "import signal\nsignal.signal(2, signal.default_int_handler)\n"  # ignored in a shell's jobs
         f"{supernode.importing()}\nfrom fed_dpsd.engines.flower import supernode\n"
         "supernode.importing, supernode.AGAIN_SECONDS = lambda: 'keep = print', 0.01\n"
         "from fed_dpsd.cli import main\nmain()"

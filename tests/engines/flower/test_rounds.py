@@ -327,9 +327,9 @@ def test_two_nodes_that_claim_one_number_end_the_run_before_anything_is_sent(
     with pytest.raises(UserError) as ended:
         federate(deployed(*PLAIN, "federation.node_timeout_seconds=60"), grid)
     assert str(ended.value) == (
-        "nodes 100 and 102 both claim to be hospital 0. Find the wrong one (`flwr supernode list`),"
-        " and correct `client` in its file, stop it or unregister it (`flwr supernode unregister`);"
-        " see docs/deployment.md"
+        "nodes 100 and 102 both claim to be hospital 0. Find the wrong one (`flwr supernode list "
+        "federation`). Correct `client` in its file, stop it or unregister it (`flwr supernode "
+        "unregister`); see docs/deployment.md"
     )
     assert clock[0] == pytest.approx(seconds, abs=0.2)
     assert [charges(file) for file in files] == [[]] * 3

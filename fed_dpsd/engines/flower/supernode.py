@@ -19,11 +19,11 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
+from threading import Thread
 from typing import IO, TYPE_CHECKING, NoReturn
 
 from fed_dpsd.errors import UserError, one_line, reason_of
@@ -84,7 +84,7 @@ def serve(
         settings.setdefault("FLWR_HOME", str(folder / "flower"))
         kept = f"{importing()}; keep({str(site.absolute())!r})"
         subprocess.Popen([sys.executable, "-c", kept], env=settings)
-        threading.Thread(target=_check_records, args=(site,), daemon=True).start()
+        Thread(target=_check_records, args=(site,), name="records", daemon=True).start()
         while True:
             status = _run([*command, "--port", str(port or _free_port())], settings)
             why = "with an error" if status else REJECTED

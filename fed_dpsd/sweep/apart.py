@@ -68,7 +68,7 @@ def differing(known: Sequence[Row]) -> list[str]:
     return [key for key in keys if len({own.get(key, "") for own in known}) > 1]
 
 
-def told_apart(rows: Iterable[Row], runs: Mapping[str, Experiment | None]) -> list[Row]:
+def distinguished(rows: Iterable[Row], runs: Mapping[str, Experiment | None]) -> list[Row]:
     """Return a table's rows, such that runs form one setting only if they differ in seeds alone.
 
     Keys in which the runs of a setting differ become columns. Blank cells of these columns, and of

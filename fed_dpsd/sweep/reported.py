@@ -43,7 +43,7 @@ from fed_dpsd.server.summary import (
     record_round,
 )
 from fed_dpsd.storage import client_name, shown_path, writing
-from fed_dpsd.sweep.apart import differing, opened, texts, told_apart
+from fed_dpsd.sweep.apart import differing, distinguished, opened, texts
 from fed_dpsd.sweep.sweep import TABLE, Cell, Say, read_table, write_tables
 
 REPORTED = (
@@ -82,14 +82,14 @@ def write_report(
 
 
 def settings_in(tables: Sequence[Path]) -> list[Setting]:
-    """Read the settings in tables; runs whose folders are next to their table are told apart."""
+    """Read the settings in tables; runs with folders next to their table are distinguished."""
 
     def change(rows: list[Row]) -> list[Row]:
         keys = [row["key"] for row in rows]
         # A run's own table is in its folder.
         own = {table.parent.name: opened(table.parent) for table in tables}
         near = {key: run for t in tables for key in keys if (run := opened(t.parent / key))}
-        return told_apart(rows, own | near)
+        return distinguished(rows, own | near)
 
     return read_settings(tables, change)
 

@@ -32,7 +32,7 @@ from fed_dpsd.progress import reporting
 from fed_dpsd.server.run_folder import new_run_folder, read_log
 from fed_dpsd.server.summary import ANSWERS, TRAVELLED, read_summary
 from fed_dpsd.storage import encoded, write_together, writing
-from fed_dpsd.sweep.apart import PLACES, configuration, opened, told_apart
+from fed_dpsd.sweep.apart import PLACES, configuration, distinguished, opened
 
 TABLE = "results.csv"
 ROUNDS = ("key", "round", "seconds", *ANSWERS, "student_accuracy")
@@ -261,7 +261,7 @@ def write_tables(path: Path, cells: Sequence[Cell]) -> None:
     """Write the rows of finished cells to CSV files, replacing rows with the same keys.
 
     `path`, STEM.csv, has a row per cell, and STEM_rounds.csv a row per round of each cell. All
-    other rows and all columns stay in place. The rows of STEM.csv are told apart.
+    other rows and all columns stay in place. The rows of STEM.csv are distinguished.
     """
     swept = dict.fromkeys(key for cell in cells for key in cell.overrides if key not in PLACES)
     with _lock(path.parent, wait=True):
@@ -271,7 +271,7 @@ def write_tables(path: Path, cells: Sequence[Cell]) -> None:
             ours = {cell.key: cell.experiment for cell in finished}
             others = [row["key"] for row in rows if row["key"] not in ours]
             parent = cells[0].folder.parent
-            return told_apart(rows, ours | {key: opened(parent / key) for key in others})
+            return distinguished(rows, ours | {key: opened(parent / key) for key in others})
 
         for suffix, columns, rows_of, change in (
             ("", ("key",), lambda cell: [_row(cell, swept)], complete),

@@ -8,7 +8,7 @@ import pytest
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import from_overrides
 from fed_dpsd.report.settings import names, read
-from fed_dpsd.sweep.apart import differing, texts, told_apart
+from fed_dpsd.sweep.apart import differing, distinguished, texts
 from fed_dpsd.sweep.reported import settings_in
 from tests.every import every
 from tests.sweep.test_sweep import go, plan
@@ -103,17 +103,17 @@ def row(key, seed=0, **cells):
 def test_only_copies_of_a_run_are_merged():
     """Runs on the data of other folders have the same configuration, and other results."""
     runs = dict.fromkeys("ab", from_overrides(["seed=0"], None))
-    assert [own["key"] for own in told_apart([row("a"), row("b")], runs)] == ["a"]
-    other = told_apart([row("a"), row("b", student="0.5")], runs)
+    assert [own["key"] for own in distinguished([row("a"), row("b")], runs)] == ["a"]
+    other = distinguished([row("a"), row("b", student="0.5")], runs)
     assert [own["key"] for own in other] == ["a", "b"]
 
 
 def test_a_setting_stays_whole_if_a_folder_of_its_runs_is_deleted():
     two, three = (from_overrides([f"rounds={n}"], None) for n in (2, 3))
     rows = [row("a"), row("b", 1), row("c", rounds="3")]
-    known = told_apart(rows, {"a": two, "b": two, "c": three})
+    known = distinguished(rows, {"a": two, "b": two, "c": three})
     assert [own.get("rounds") for own in known] == ["2", "2", "3"]
-    assert told_apart(rows, {"a": None, "b": two, "c": three}) == rows
+    assert distinguished(rows, {"a": None, "b": two, "c": three}) == rows
 
 
 def differ(*runs):

@@ -166,12 +166,16 @@ def check_state(folder: Path) -> None:
     Raises:
         UserError: the socket's path would be too long.
     """
-    length = len(os.fsencode(folder / COMMANDS / "socket"))
+    length = len(os.fsencode(_socket_in(folder / COMMANDS)))
     if length > LONGEST_SOCKET:
         raise UserError(
             f"state={folder} is too long: the path of its socket has {length} bytes, and a Unix "
             f"socket allows at most {LONGEST_SOCKET}; give a folder with a shorter path"
         )
+
+
+def _socket_in(commands: Path) -> Path:
+    return commands / "socket"
 
 
 def _check_records(site: Path) -> None:
@@ -205,7 +209,7 @@ def environment(folder: Path, base: Mapping[str, str]) -> dict[str, str]:
     for name in REFUSED:
         _write(folder / name, f"raise SystemExit('{name}: this site runs client processes only')")
     path = os.pathsep.join([str(folder), str(Path(sys.executable).parent), base.get("PATH", "")])
-    return {**base, "PATH": path, SOCKET: str(folder / "socket")}
+    return {**base, "PATH": path, SOCKET: str(_socket_in(folder))}
 
 
 def importing() -> str:

@@ -21,7 +21,7 @@ from fed_dpsd.models.footprint import weight_bytes
 from fed_dpsd.server.checks import cautions, nearest, require_writable
 from fed_dpsd.storage import app_folder, home
 
-FLOWER_MINOR = "1.41"
+FLOWER_MINORS = ("1.41", "1.42")
 # The variables that Flower reads, and the ports of the SuperLink that `flwr run` starts.
 LOCAL_PORTS = {
     "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": "39091",
@@ -113,9 +113,9 @@ def _bytes_of_teachers(experiment: Experiment) -> int:
 
 def _flower() -> Check:
     version = metadata.version("flwr")
-    good = version.startswith(FLOWER_MINOR + ".")
-    remedy = "" if good else f"pip install 'flwr[simulation]~={FLOWER_MINOR}.0'"
-    return Check("flwr", good, f"{version} (tested with {FLOWER_MINOR})", remedy)
+    good = version.rpartition(".")[0] in FLOWER_MINORS
+    remedy = "" if good else f"pip install 'flwr[simulation]~={FLOWER_MINORS[-1]}.0'"
+    return Check("flwr", good, f"{version} (tested with {' and '.join(FLOWER_MINORS)})", remedy)
 
 
 def _app() -> Check:

@@ -183,9 +183,8 @@ def renyi_to_epsilon(divergence: float, order: float, delta: float) -> float:
 
     Canonne, Kamath, Steinke, arXiv 2004.00010v4, Proposition 12.
     """
-    return max(
-        0.0, divergence + math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
-    )
+    left = (math.log(delta) + math.log(order)) / (order - 1)
+    return max(divergence + math.log1p(-1 / order) - left, 0.0)  # NaN stays NaN, over any budget
 
 
 def best_order(epsilon: float, delta: float) -> float:

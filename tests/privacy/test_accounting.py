@@ -296,6 +296,10 @@ def test_no_grid_is_below_the_exact_epsilon_at_a_small_delta(mu, releases, delta
     assert laws.discretised_epsilon(part, 1e-9) < 1.01 * gdp.gaussian_epsilon(mu, 1e-9)
 
 
+def test_an_unknown_divergence_is_within_no_budget():
+    assert not laws.renyi_to_epsilon(math.nan, 2.0, DELTA) <= 1e9
+
+
 def test_the_librarys_rdp_agrees_with_ours():
     for event, relation in (
         (EVENTS["gaussian"], ADD),

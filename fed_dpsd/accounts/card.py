@@ -55,7 +55,7 @@ UNCOVERED = (
     "a client was charged for something that this run's plan does not include or cannot account for"
 )
 _LEDGERS = "a client_*.sqlite, its folder, or a run folder"
-TOO_LITTLE_NOISE = "the noise is too small to compute a finite epsilon"
+TOO_LITTLE_NOISE = "the noise or delta is too small to compute a finite epsilon"
 
 
 @dataclass(frozen=True)

@@ -444,7 +444,22 @@ class Teachers:
     def _train(
         self, teacher: Classifier, shard: int, config: Config, purpose: str, number: int
     ) -> None:
-        """Train on one shard, with the training mechanism's own steps if it has any."""
+        """Train on one shard, with the training mechanism's own steps if it has any.
+
+        Layers such as dropout draw from torch's own generator, so each shard seeds it.
+        """
+        layers = Streams(config.teacher.seed).torch(f"layers, {purpose}", self._client, number)
+        gpus = [self._learns_on] if self._learns_on.type == "cuda" else []
+        with torch.random.fork_rng(gpus):
+            torch.set_rng_state(layers.get_state())
+            for gpu in gpus:
+                with torch.cuda.device(gpu):
+                    torch.cuda.manual_seed(layers.initial_seed())
+            self._train_seeded(teacher, shard, config, purpose, number)
+
+    def _train_seeded(
+        self, teacher: Classifier, shard: int, config: Config, purpose: str, number: int
+    ) -> None:
         records = self._shards[shard]
         streams = Streams(config.teacher.seed)
         if not self._noisy:

@@ -17,6 +17,7 @@ from fed_dpsd.config import Config, is_function
 from fed_dpsd.errors import UserError, one_line
 from fed_dpsd.models import initialise, torch_threads
 from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
+from fed_dpsd.privacy.dp_sgd import RANDOM_LAYERS
 
 # A function of an image's shape (C, S, S) and the number of classes, or of nothing.
 MakeNetwork = Callable[..., nn.Module]
@@ -155,6 +156,8 @@ def problem_of(name: str, shape: tuple[int, ...], num_classes: int, private: boo
                     "its output for an image depends on the other images of a batch, as in batch "
                     "normalisation, so DP-SGD cannot bound a record's contribution; use GroupNorm"
                 )
+            if private and _draws(network, images):
+                return RANDOM_LAYERS
     except UserError as error:
         return str(error)
     except Exception as error:  # whatever the function and its network raise
@@ -184,6 +187,13 @@ def _mixes(network: nn.Module, images: torch.Tensor) -> bool:
         torch.set_rng_state(state)  # dropout draws from torch's own generator
         outputs.append(network.train()(batch)[0])
     return not torch.allclose(*outputs, rtol=1e-4, atol=1e-5)
+
+
+def _draws(network: nn.Module, images: torch.Tensor) -> bool:
+    """Return whether the network draws random numbers during training."""
+    state = torch.get_rng_state()
+    network.train()(images)
+    return not torch.equal(state, torch.get_rng_state())
 
 
 def _buffers(network: nn.Module) -> list[str]:

@@ -41,6 +41,10 @@ PRECISION_LOSS, MOST_DRAWS = 2.0**-17, 2**36
 COUNTS_LOSS = 128 * GAUSSIAN_LOSS
 RECORDS_AT_ONCE = 32  # in each part of a network's batch, padded with zeros
 GRADIENTS_AT_ONCE = 2**28  # numbers in the gradients of all records of a part
+RANDOM_LAYERS = (
+    "a layer draws random numbers in training, as dropout does, so a record's gradient depends on "
+    "how many records precede it; remove the layer"
+)
 MOST_COPIES = 9  # the unchanged image, and the image moved by a pixel in eight directions
 # Images per patient: their (N, A, A) inner products take no more memory than 128 inputs.
 MOST_PLACES = 64
@@ -285,12 +289,16 @@ class SampledGaussian(TrainingMechanism):
         `form` maps padded inputs and labels to numbers for each record.
 
         Raises:
-            ValueError: there are too many records for exact sums.
+            ValueError: there are too many records for exact sums, or a layer draws random numbers.
         """
         lattice.check_rows(len(inputs))
+        state = torch.get_rng_state()
         held = min(RECORDS_AT_ONCE * MOST_COPIES // self.places, GRADIENTS_AT_ONCE // size)
         most = min(RECORDS_AT_ONCE, max(1, held))
-        return most if lattice.places_agree(form, inputs, most) else 1
+        places_agree = lattice.places_agree(form, inputs, most)
+        if not torch.equal(state, torch.get_rng_state()):
+            raise ValueError(RANDOM_LAYERS)
+        return most if places_agree else 1
 
     def _summed(
         self,

@@ -2,12 +2,14 @@
 
 import functools
 import json
+import math
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from fed_dpsd import __version__
 from fed_dpsd.client import inputs, teachers
@@ -19,7 +21,7 @@ from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import UserError
 from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.models import initialise, precision, write_weights
-from fed_dpsd.models.classifiers import CLASSIFIERS
+from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
 from fed_dpsd.models.footprint import weight_bytes
 from fed_dpsd.models.inference import IMAGES_AT_ONCE, Images, predict
 from fed_dpsd.privacy.dp_sgd import DPSGD
@@ -87,6 +89,27 @@ def test_one_changed_record_changes_one_teacher(small, records):
     changed = [not same(one, other) for one, other in zip(before, after, strict=True)]
     shard = assign_shards(np.array([17]), 4, experiment.config.teacher.seed)[0]
     assert changed == [i == shard for i in range(4)]
+
+
+def test_one_record_less_changes_one_teacher_although_layers_draw(
+    small, records, monkeypatch, tmp_path
+):
+    """Dropout draws from torch's own generator, which all shards share."""
+
+    def build(shape, num_classes, width):
+        layers = nn.Flatten(), nn.Linear(math.prod(shape), 8), nn.Dropout()
+        return Classifier(nn.Sequential(*layers), 8, num_classes)
+
+    monkeypatch.setitem(CLASSIFIERS, "mlp", build)
+    key, ids, trained = small().config.teacher.seed, np.arange(len(records)), []
+    for kept in (ids, np.delete(ids, assign_shards(ids, 2, key).argmin())):
+        torch.manual_seed(0)  # as in two processes, which share no cache either
+        experiment = small(
+            *("teachers_per_client=2", "model.teacher=mlp", "teacher.epochs=1"),
+            *("teacher.batch_size=1024", f"cache={tmp_path / str(len(kept))}"),
+        )
+        trained.append(make(experiment, records.take(kept), kept).models)
+    assert [same(one, other) for one, other in zip(*trained, strict=True)] == [False, True]
 
 
 def test_an_empty_shard_still_answers(small, records):

@@ -89,6 +89,14 @@ def test_a_layer_that_mixes_records_is_refused():
         dp_sgd().train(model, images[:, None], labels, rng())
 
 
+def test_a_layer_with_draws_that_depend_on_other_records_is_refused():
+    """One record less would change all dropout masks and move a sum by many bounds."""
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(2, 2))
+    images, labels = torch.zeros(2, 1, 1, 1, 2), torch.zeros(2, dtype=torch.long)
+    with pytest.raises(ValueError, match="a layer draws random numbers in training"):
+        dp_sgd().train(model, images, labels, rng())
+
+
 def test_trainings_that_no_bound_here_covers_are_refused():
     """So many draws that precision matters, and sums that the noise's grid truncates."""
     layer, inputs, labels = nn.Linear(6, 3), torch.zeros(1, 1, 6), torch.zeros(1, dtype=torch.long)

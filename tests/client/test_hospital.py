@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,11 +11,13 @@ import yaml
 
 from fed_dpsd.client import device
 from fed_dpsd.client import hospital as hospitals
+from fed_dpsd.client.teachers import make_teacher
 from fed_dpsd.client.terms import NotAllowed, choices
 from fed_dpsd.engines.flower.grid import GridFederation
 from fed_dpsd.errors import ConfigError, UserError
-from fed_dpsd.models import precision
-from fed_dpsd.protocol import Refusal
+from fed_dpsd.models import precision, to_vector
+from fed_dpsd.privacy.noise import SecretStreams
+from fed_dpsd.protocol import Refusal, Request, Response
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder
 from tests.every import every
@@ -243,6 +246,31 @@ def test_noise_is_the_hospitals_own_and_the_same_for_the_same_request(deployed, 
     (hospital.folder / "secret").chmod(0o644)
     with pytest.raises(UserError, match="chmod 600"):
         answer(hospital, text, request(2))
+
+
+def test_all_noise_of_a_hospital_comes_from_its_secret(deployed, tmp_path, monkeypatch):
+    """The coordinator sets the seeds."""
+    drawn, draw = set(), SecretStreams.numpy
+
+    def watched(streams, purpose, *rest):
+        drawn.add(purpose)
+        return draw(streams, purpose, *rest)
+
+    monkeypatch.setattr(SecretStreams, "numpy", watched)
+    private = "training=dp_sgd", "training.steps=1", "answers=probabilities", "model=scattering"
+    imageless = partial(Request.without_images, image_shape=(1, 8, 8), num_classes=10)
+    start = to_vector(make_teacher(deployed(*private).config, 0, 0)).detach().numpy()
+    for name, settings, asked in (
+        ("fed_dpsd", "training.count_fraction=1.0", request()),
+        ("fed_dpsd", "training.count_fraction=1.0", imageless("counts")),
+        ("dp_fedavg", "teacher.same_start=true", imageless("train", weights=start)),
+    ):
+        hospital = hospitals.open_file(site_file(tmp_path / asked.kind, methods=[name]))
+        text = deployed(f"method={name}", *private, settings).to_json()
+        given = answer(hospital, text, asked)
+        assert isinstance(given, Response), given
+    noise = {"answer", "private training", "retraining 0", "class counts"}
+    assert drawn == noise | {"records of a run"}
 
 
 def test_a_hospital_keeps_its_number(deployed, tmp_path):

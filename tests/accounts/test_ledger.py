@@ -286,6 +286,20 @@ def test_a_ledger_that_is_lost_is_no_new_account(tmp_path, how):
     assert digests(file) == digests(begun(tmp_path)[0]) == []
 
 
+def test_a_ledger_that_is_lost_while_a_client_waits_for_it_is_no_new_account(
+    tmp_path, file, path, monkeypatch
+):
+    charge(file, "a")
+
+    def late(path):
+        path.write_bytes(b"")
+        return database.connect(path)
+
+    monkeypatch.setattr(ledgers, "connect", late)
+    with pytest.raises(LedgerError, match="is missing or empty"):
+        digests(begun(tmp_path)[0])
+
+
 def test_the_marker_follows_the_first_write_and_is_written_again(tmp_path, file, path):
     assert digests(file) == []
     assert not path.with_suffix(".created").exists()  # nothing is charged yet
@@ -470,7 +484,9 @@ def test_an_answer_is_never_unpickled(tmp_path, file):
             file.stored("a")
 
 
-def test_what_another_process_wrote_is_seen_at_once(tmp_path, file):
+def test_what_another_process_wrote_is_seen_at_once(tmp_path, file, monkeypatch):
+    """Even if the file's size is the same, and its clock too coarse to show the write."""
+    monkeypatch.setattr(ledgers, "identity", lambda path: (1,))
     other = FileLedger(tmp_path, 3, "digits")
     for number in range(20):
         charge((file, other)[number % 2], str(number))

@@ -187,10 +187,11 @@ def test_a_malformed_experiment_is_refused(deployed, tmp_path, path, value):
 
 
 def test_what_a_message_says_of_budget_data_and_places_is_not_read(deployed, tmp_path):
-    hospital = hospitals.open_file(site_file(tmp_path / "hospital", budget=2.0))
+    own = {"budget": 2.0, "budget_relation": "replace_one"}
+    hospital = hospitals.open_file(site_file(tmp_path / "hospital", **own))
     hospital = replace(hospital, files=replace(hospital.files, patient_column="patient"))
     raw = json.loads(deployed("training=plain", "answers=gradient").to_json())
-    raw["privacy"] |= {"budget": 1e9, "delta": 0.9}
+    raw["privacy"] |= {"budget": 1e9, "budget_relation": "add_remove", "delta": 0.9}
     raw["data"] |= {"path": "/etc", "patient_column": "image", "hub": "x"}
     raw |= {"cache": "/etc", "ledger": "/etc", "out": "/etc", "run_folder": "/etc"}
     raw |= {"pictures": "/etc"}
@@ -198,11 +199,17 @@ def test_what_a_message_says_of_budget_data_and_places_is_not_read(deployed, tmp
     raw |= {"client_device": "cuda:3", "server_device": "cuda:3", "precision": "bfloat16"}
     config = hospital.experiment(json.dumps(raw), 16).config
     assert (config.privacy.budget, config.privacy.delta) == (2.0, 1e-5)
+    assert config.privacy.budget_relation == "replace_one"
     assert (config.data.path, config.data.hub) == (None, None)
     assert config.data.patient_column == "patient"
     assert (config.noise, config.threads_client) == ("secure", 1)
     assert (config.client_device, config.server_device, config.precision) == ("cpu", "cpu", "auto")
     assert "/etc" not in str(config)
+
+
+def test_delta_must_be_below_one_over_the_number_of_records(tmp_path):
+    hospital = hospitals.open_file(site_file(tmp_path, delta=0.25))
+    assert [bool(hospital.problem_of_delta(count)) for count in (3, 4)] == [False, True]
 
 
 def test_a_hospitals_precision_is_set_in_its_file(deployed, tmp_path, monkeypatch):

@@ -278,6 +278,14 @@ def test_a_training_that_a_restored_hospital_forgot_stays_on_the_card(
     assert (note in row["notes"]) == seen
 
 
+def test_the_card_shows_what_the_client_that_states_most_has_spent(small):
+    experiment = small("training=plain", "answers=label")
+    plan = plan_of(experiment)
+    for stated, whole in (([{"label": 1}, plan.releases], True), ([{"label": 1}], False)):
+        for row in privacy_card(experiment, plan, stated=stated)["proven"]:
+            assert (row["spent"] == row["planned"]) == whole
+
+
 def test_a_client_that_forgets_twice_remembers_both(small):
     experiment = small("training=plain", "answers=label")
     account = Account(MemoryLedger(), experiment.config.privacy, plan_of(experiment), "run")

@@ -152,6 +152,8 @@ def test_a_batch_is_bounded_as_a_whole():
     )  # the control: up to 0.8
     assert (gradient.releases(3, 64), by_row.releases(3, 64)) == (3, 192)
     assert gradient.row_norm(64) == pytest.approx(0.1 / 8)
+    with pytest.raises(ValueError, match="1,310,720 gradient entries in a request"):
+        gradient.add_noise(np.zeros((1, 2**17, 10)), predictions, rng())
     empty = np.zeros((0, 10))
     assert gradient.constrain_sensitivity(empty, empty).shape == (0, 10)
     assert (gradient.constrain_sensitivity(np.full((2, 10), math.nan), predictions[:2]) == 0).all()

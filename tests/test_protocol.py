@@ -29,7 +29,10 @@ def test_the_digest_covers_the_whole_request():
         dataclasses.replace(first, images=pixel),
         dataclasses.replace(first, predictions=prediction),
     ]
-    assert len({other.digest() for other in [first, *others]}) == 4
+    for size in (1, 2):
+        weights = np.full(3, size, np.float32)
+        others.append(Request.without_images("train", (1, 8, 8), 10, 1, weights))
+    assert len({other.digest() for other in [first, *others]}) == 6
 
 
 @every(

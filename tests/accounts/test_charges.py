@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 import client_app
+from fed_dpsd.accounts.account import Account
 from fed_dpsd.accounts.card import TOO_LITTLE_NOISE, plan_of, privacy_card
 from fed_dpsd.accounts.entry import of_entries, of_run
-from fed_dpsd.accounts.ledger import FileLedger
+from fed_dpsd.accounts.ledger import FileLedger, MemoryLedger
 from fed_dpsd.claims import proofs
 from fed_dpsd.client import hospital as hospitals
 from fed_dpsd.client import site as sites
@@ -275,6 +276,23 @@ def test_a_training_that_a_restored_hospital_forgot_stays_on_the_card(
     assert (row["epsilon"] > row["planned"]) == seen
     note = "clients 1 lost charges: an older state was restored there"
     assert (note in row["notes"]) == seen
+
+
+def test_the_card_shows_what_the_client_that_states_most_has_spent(small):
+    experiment = small("training=plain", "answers=label")
+    plan = plan_of(experiment)
+    for stated, whole in (([{"label": 1}, plan.releases], True), ([{"label": 1}], False)):
+        for row in privacy_card(experiment, plan, stated=stated)["proven"]:
+            assert (row["spent"] == row["planned"]) == whole
+
+
+def test_a_client_that_forgets_twice_remembers_both(small):
+    experiment = small("training=plain", "answers=label")
+    account = Account(MemoryLedger(), experiment.config.privacy, plan_of(experiment), "run")
+    for count in (32, 40):
+        with account.ledger.transaction():
+            account.hear(replace(request(), heard={0: {"label": count}}), 0)
+        assert account.state().forgotten == {"label": count}
 
 
 def test_a_run_has_one_coordinator_at_a_time(small, tmp_path):

@@ -102,6 +102,7 @@ def test_an_entry_comes_back_from_its_line(event):
     made = entry(event=event, other=NonPrivateDpEvent())
     line = made.to_json()
     assert Entry.from_json(line) == made
+    assert entry(event=event, releases=0).event("record", "add_remove") == NonPrivateDpEvent()
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", made.at)
     assert "\n" not in line
 
@@ -125,6 +126,8 @@ def test_an_event_of_an_unknown_type_is_never_built():
 def test_an_entry_must_have_all_costs_and_no_negative_count():
     with pytest.raises(ValueError, match="releases=-1 must be >= 0"):
         entry(releases=-1)
+    with pytest.raises(ValueError, match="queries=-1, releases=5 must be >= 0"):
+        replace(entry(), queries=-1)
     with pytest.raises(ValueError, match="costs lack.*'client', 'replace_one'"):
         Entry("a", "answers", 1, 5, 5, "", "nobody", {}, "")
 
@@ -160,6 +163,17 @@ def test_what_is_spent_rests_on_the_trainings_or_on_all_that_left():
     assert epsilon_of("answers", training, covered) == alone(small)
     assert epsilon_of("training", training, covered, other) == alone(large, uncovered)
     assert epsilon_of("answers", training, covered, other) == alone(small, uncovered)
+
+
+def test_charges_are_counted_together_only_if_a_budget_counts_them_equally(ledger):
+    """Else an answer to one image, or of a private teacher, would stand for all that follow."""
+    made = [entry("one", releases=1), entry("more"), replace(entry("covered"), training="t")]
+    made += [entry("another", LaplaceDpEvent(5.0)), entry("more again")]
+    with ledger.transaction():
+        for each in made:
+            ledger.charge(each)
+        alike = ledger.charges().alike()
+    assert alike == [(made[0], 1), (made[1], 2), (made[2], 1), (made[3], 1)]
 
 
 # --- both ledgers ---------------------------------------------------------------------------------
@@ -270,6 +284,20 @@ def test_a_ledger_that_is_lost_is_no_new_account(tmp_path, how):
     assert ledgers_in(tmp_path) == {"client_003": path}  # so a card cannot omit it
     path.with_suffix(".created").unlink()
     assert digests(file) == digests(begun(tmp_path)[0]) == []
+
+
+def test_a_ledger_that_is_lost_while_a_client_waits_for_it_is_no_new_account(
+    tmp_path, file, path, monkeypatch
+):
+    charge(file, "a")
+
+    def late(path):
+        path.write_bytes(b"")
+        return database.connect(path)
+
+    monkeypatch.setattr(ledgers, "connect", late)
+    with pytest.raises(LedgerError, match="is missing or empty"):
+        digests(begun(tmp_path)[0])
 
 
 def test_the_marker_follows_the_first_write_and_is_written_again(tmp_path, file, path):
@@ -456,7 +484,9 @@ def test_an_answer_is_never_unpickled(tmp_path, file):
             file.stored("a")
 
 
-def test_what_another_process_wrote_is_seen_at_once(tmp_path, file):
+def test_what_another_process_wrote_is_seen_at_once(tmp_path, file, monkeypatch):
+    """Even if the file's size is the same, and its clock too coarse to show the write."""
+    monkeypatch.setattr(ledgers, "identity", lambda path: (1,))
     other = FileLedger(tmp_path, 3, "digits")
     for number in range(20):
         charge((file, other)[number % 2], str(number))

@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,11 +11,13 @@ import yaml
 
 from fed_dpsd.client import device
 from fed_dpsd.client import hospital as hospitals
+from fed_dpsd.client.teachers import make_teacher
 from fed_dpsd.client.terms import NotAllowed, choices
 from fed_dpsd.engines.flower.grid import GridFederation
 from fed_dpsd.errors import ConfigError, UserError
-from fed_dpsd.models import precision
-from fed_dpsd.protocol import Refusal
+from fed_dpsd.models import precision, to_vector
+from fed_dpsd.privacy.noise import SecretStreams
+from fed_dpsd.protocol import Refusal, Request, Response
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder
 from tests.every import every
@@ -184,10 +187,11 @@ def test_a_malformed_experiment_is_refused(deployed, tmp_path, path, value):
 
 
 def test_what_a_message_says_of_budget_data_and_places_is_not_read(deployed, tmp_path):
-    hospital = hospitals.open_file(site_file(tmp_path / "hospital", budget=2.0))
+    own = {"budget": 2.0, "budget_relation": "replace_one"}
+    hospital = hospitals.open_file(site_file(tmp_path / "hospital", **own))
     hospital = replace(hospital, files=replace(hospital.files, patient_column="patient"))
     raw = json.loads(deployed("training=plain", "answers=gradient").to_json())
-    raw["privacy"] |= {"budget": 1e9, "delta": 0.9}
+    raw["privacy"] |= {"budget": 1e9, "budget_relation": "add_remove", "delta": 0.9}
     raw["data"] |= {"path": "/etc", "patient_column": "image", "hub": "x"}
     raw |= {"cache": "/etc", "ledger": "/etc", "out": "/etc", "run_folder": "/etc"}
     raw |= {"pictures": "/etc"}
@@ -195,11 +199,17 @@ def test_what_a_message_says_of_budget_data_and_places_is_not_read(deployed, tmp
     raw |= {"client_device": "cuda:3", "server_device": "cuda:3", "precision": "bfloat16"}
     config = hospital.experiment(json.dumps(raw), 16).config
     assert (config.privacy.budget, config.privacy.delta) == (2.0, 1e-5)
+    assert config.privacy.budget_relation == "replace_one"
     assert (config.data.path, config.data.hub) == (None, None)
     assert config.data.patient_column == "patient"
     assert (config.noise, config.threads_client) == ("secure", 1)
     assert (config.client_device, config.server_device, config.precision) == ("cpu", "cpu", "auto")
     assert "/etc" not in str(config)
+
+
+def test_delta_must_be_below_one_over_the_number_of_records(tmp_path):
+    hospital = hospitals.open_file(site_file(tmp_path, delta=0.25))
+    assert [bool(hospital.problem_of_delta(count)) for count in (3, 4)] == [False, True]
 
 
 def test_a_hospitals_precision_is_set_in_its_file(deployed, tmp_path, monkeypatch):
@@ -243,6 +253,31 @@ def test_noise_is_the_hospitals_own_and_the_same_for_the_same_request(deployed, 
     (hospital.folder / "secret").chmod(0o644)
     with pytest.raises(UserError, match="chmod 600"):
         answer(hospital, text, request(2))
+
+
+def test_all_noise_of_a_hospital_comes_from_its_secret(deployed, tmp_path, monkeypatch):
+    """The coordinator sets the seeds."""
+    drawn, draw = set(), SecretStreams.numpy
+
+    def watched(streams, purpose, *rest):
+        drawn.add(purpose)
+        return draw(streams, purpose, *rest)
+
+    monkeypatch.setattr(SecretStreams, "numpy", watched)
+    private = "training=dp_sgd", "training.steps=1", "answers=probabilities", "model=scattering"
+    imageless = partial(Request.without_images, image_shape=(1, 8, 8), num_classes=10)
+    start = to_vector(make_teacher(deployed(*private).config, 0, 0)).detach().numpy()
+    for name, settings, asked in (
+        ("fed_dpsd", "training.count_fraction=1.0", request()),
+        ("fed_dpsd", "training.count_fraction=1.0", imageless("counts")),
+        ("dp_fedavg", "teacher.same_start=true", imageless("train", weights=start)),
+    ):
+        hospital = hospitals.open_file(site_file(tmp_path / asked.kind, methods=[name]))
+        text = deployed(f"method={name}", *private, settings).to_json()
+        given = answer(hospital, text, asked)
+        assert isinstance(given, Response), given
+    noise = {"answer", "private training", "retraining 0", "class counts"}
+    assert drawn == noise | {"records of a run"}
 
 
 def test_a_hospital_keeps_its_number(deployed, tmp_path):

@@ -73,19 +73,23 @@ def drawn(monkeypatch):
     return noise
 
 
-def train(experiment, cache, ledger, drawn):
-    """Train a client's teacher as its site does; return its noise and its weights."""
-    drawn.clear()
+def site_of(experiment, cache, ledger):
     config = dataclasses.replace(experiment.config, cache=str(cache))
     records = load_data(config.data, experiment.config.cache).train.take(np.arange(40))
     plan = plan_of(experiment)
     plan = Plan(plan.training, plan.stages * 4, plan.trainings * 4)
     account = Account(ledger, config.privacy, plan, "run")
     ids = np.arange(len(records))
-    site = Site(
+    return Site(
         *(config, experiment.training, experiment.answers, 0, records, ids, None, account),
         secret=SECRET,
     )
+
+
+def train(experiment, cache, ledger, drawn):
+    """Train a client's teacher as its site does; return its noise and its weights."""
+    drawn.clear()
+    site = site_of(experiment, cache, ledger)
     weights = site._paid_teachers().sensitive_weights()
     return np.concatenate([each.ravel() for each in drawn] or [np.zeros(0)]), weights
 
@@ -110,10 +114,13 @@ def test_another_kernel_draws_other_noise_and_is_charged(
 
 
 def test_a_kept_teacher_is_free_whatever_the_kernel(small, tmp_path, drawn, monkeypatch):
-    """It was charged when it was trained, and nothing is drawn again."""
+    """It was charged when it was trained, and nothing is drawn again, unless it is retrained."""
     ledger, experiment = MemoryLedger(), small(*FIXED)
     noise, weights = train(experiment, tmp_path, ledger, drawn)
+    further = Request.without_images("train", (1, 8, 8), 10, 2, weights[0, :, 0])
+    before = site_of(experiment, tmp_path, ledger)._retraining(further)
     other_features(monkeypatch)
+    assert site_of(experiment, tmp_path, ledger)._retraining(further) != before
     nothing, same = train(experiment, tmp_path, ledger, drawn)
     assert len(noise) > len(nothing) == 0
     assert (weights == same).all()
@@ -157,17 +164,16 @@ def test_a_teacher_that_another_machine_puts_in_its_place_is_not_taken_for_the_o
     fixed_features._remembered.cache_clear()
     assert (weights != others).any()
     (written,) = (other / "teachers").glob("*.safetensors")
-    recorded, asked = Teachers._recorded, []
+    recorded = Teachers._recorded
 
     def replaced(self, shard):
         found = recorded(self, shard)
-        asked.append(shard)
-        if len(asked) > 1:
-            written.replace(self._cached(shard))
+        written.replace(self._cached(shard))
         return found
 
     monkeypatch.setattr(Teachers, "_recorded", replaced)
     _, same = train(experiment, tmp_path / "a", ledger, drawn)
+    assert not written.exists()
     assert (weights == same).all()
     assert len(entries_of(ledger)) == 1
 

@@ -25,6 +25,7 @@ from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
 from fed_dpsd.models.footprint import weight_bytes
 from fed_dpsd.models.inference import IMAGES_AT_ONCE, Images, predict
 from fed_dpsd.privacy.dp_sgd import DPSGD
+from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.progress import listening
 from fed_dpsd.streams import Streams
 from tests.every import every
@@ -193,6 +194,9 @@ def test_teachers_are_cached_by_everything_they_depend_on(small, records, monkey
     ):
         assert make(other, data, client=client).models
     assert len(trained) == 6
+    secret = SecretStreams(bytes(32))
+    own = Teachers(experiment.config, experiment.training, 0, records, np.arange(60), secret)
+    assert own.keys != make(experiment, records).keys
 
 
 def test_a_private_training_draws_other_noise_for_other_records(small, records):
@@ -211,6 +215,19 @@ def test_a_private_training_draws_other_noise_for_other_records(small, records):
     noise = [(weight - start).numpy() for weight in weights]
     assert np.abs(np.corrcoef(*noise)[0, 1]) < 0.7  # 36 weights: 0.7 is above 4 deviations
     assert np.abs(noise).max() > 1e-3  # one step of Adam
+
+
+def test_each_retraining_of_each_teacher_has_noise_of_its_own(small, records):
+    """Without records, a step is noise alone. 650 weights: 0.2 is above 5 deviations."""
+    settings = "training=dp_sgd", "training.steps=1", "teachers_per_client=2", "model=scattering"
+    own = make(small(*settings), records.take(np.arange(0)))
+    start = np.zeros(own.size, np.float32)
+    first, again, another = (
+        own.sensitive_retrained(start, digest, 1, 0.0)[0, :, 0] for digest in ("ab", "ab", "cd")
+    )
+    assert np.array_equal(first, again)
+    for one, other in ((first, another), np.split(first, 2)):
+        assert np.abs(np.corrcoef(one, other)[0, 1]) < 0.2
 
 
 @every("training", ["plain", "dp_sgd"])

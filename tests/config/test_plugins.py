@@ -305,7 +305,8 @@ def test_a_class_of_a_plugin_that_the_message_does_not_name_is_refused(
     hospital = hospitals.open_file(site_file(tmp_path / "hospital", **allowed))
     raw = json.loads(deployed(*MECHANISM).to_json())
     if plugins == ["example==1.0"]:  # the control
-        hospital.experiment(json.dumps(raw), 0)
+        experiment = hospital.experiment(json.dumps(raw), 0)
+        assert hospital.open(experiment, "run").account.plugins
         del raw["plugins"]
     else:
         raw["plugins"] = plugins

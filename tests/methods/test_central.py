@@ -86,6 +86,7 @@ def test_what_private_labels_do_not_go_with_is_one_clear_error(small):
         ("method=ensemble num_clients=2", "method=ensemble may read them; use method=central"),
         ("method=central privacy.target_epsilon=1", "set training.epsilon instead"),
         ("method=central teachers_per_client=2", "numbers, which may depend on labels that"),
+        ("method=central data.records_per_patient=3", "makes up patients from labels, which"),
         ("method=central partition=class", "divides records by their labels, which training="),
         (f"method=central partition=counts {COUNTS}", "divides records by their labels, which"),
         ("method=central teacher.path=t.safetensors teacher.arch=cnn", "use teacher.path=null"),

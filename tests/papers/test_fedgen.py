@@ -16,6 +16,7 @@ from fed_dpsd.methods.class_counts import among
 from fed_dpsd.models import to_vector
 from fed_dpsd.papers.fedgen import class_frequencies, class_shares
 from fed_dpsd.privacy.dp_sgd import DPSGD
+from fed_dpsd.protocol import Response
 from fed_dpsd.streams import Streams
 from tests.client.conftest import records  # noqa: F401
 from tests.client.test_site import make
@@ -129,6 +130,20 @@ def test_with_dp_sgd_the_loss_reads_no_record(small, records, monkeypatch, teach
     monkeypatch.setattr(DPSGD, "_noisy", lambda self, total, *_: torch.ones(total.shape))
     assert np.array_equal(weights(records), weights(other))
     assert not np.array_equal(weights(records), weights(records, seed=1))
+
+
+def test_another_weight_of_the_loss_is_another_private_training(small, records):  # noqa: F811
+    """Otherwise two weights under the same noise would reveal records for one charge."""
+    ledger = None
+    for weight in (0.5, 1.0, 0.5):
+        settings = f"method.generator_weight={weight}", "model.teacher=scattering"
+        experiment = small(*PRIVATE, *FEDGEN, *settings)
+        site, request = make(experiment, records, ledger)
+        ledger = site.ledger
+        assert isinstance(request(message(experiment)), Response)
+    trainings = {e.digest for e in entries_of(ledger) if e.kind == "training"}
+    assert len(trainings) == 2
+    assert {e.training for e in entries_of(ledger) if e.kind == "train"} == trainings
 
 
 def test_a_message_that_does_not_fit_is_refused_and_costs_nothing(small, records):  # noqa: F811

@@ -21,9 +21,11 @@ from fed_dpsd.privacy.accounting import (
     within_budget,
 )
 from fed_dpsd.privacy.calibration import calibrate
+from fed_dpsd.privacy.clipped_gradients import ClippedGradients
 from fed_dpsd.privacy.dp_sgd import DPSGD, MOST_DRAWS, PRECISION_LOSS
 from fed_dpsd.privacy.events import FinitePrecisionDpEvent, ReplacedInSampleDpEvent
 from fed_dpsd.privacy.gaussian import NormalizedGradient
+from fed_dpsd.privacy.gdp import gaussian_delta
 from fed_dpsd.privacy.noise import GAUSSIAN_LOSS, LAPLACE_LOSS
 from fed_dpsd.privacy.training import ClassCounts
 from fed_dpsd.privacy.votes import NoisyVotes
@@ -54,6 +56,9 @@ def test_a_budget_admits_exactly_the_answers_it_pays_for():
 def test_gaussians_of_any_noise_share_a_budget_exactly():
     """The filter of Gaussian differential privacy: 1 / z^2 adds up."""
     budget = unchanged_epsilon(GaussianDpEvent(1.0), DELTA)
+    # What is left of delta is for settings that change, and for the noise's finite precision.
+    part = gaussian_delta(1.0, np.array([budget * (1 - 2.0**-9)]))
+    assert part == pytest.approx(0.95 * DELTA * math.exp(-(2.0**-5)))
     halves = [GaussianDpEvent(math.sqrt(2.0))] + [GaussianDpEvent(2.0)] * 2
     assert within_budget(halves, budget * (1 + 1e-9), DELTA)
     assert not within_budget([*halves, GaussianDpEvent(100.0)], budget * (1 + 1e-9), DELTA)
@@ -189,6 +194,9 @@ def test_a_budget_reserves_a_part_for_finite_precision():
     assert not within_budget([one] * 9, 1.0, DELTA)
     assert within_budget([one] * 128, 1_000.0, DELTA)
     assert not within_budget([one] * 129, 1_000.0, DELTA)
+    changing = [GaussianDpEvent(300.0), LaplaceDpEvent(300.0)]
+    assert within_budget([*changing, *[one] * 8], 1.0, DELTA)
+    assert not within_budget([*changing, *[one] * 9], 1.0, DELTA)
     life = times(ComposedDpEvent([GaussianDpEvent(30.0), FinitePrecisionDpEvent(1e-6)]), 10)
     least = unchanged_epsilon(life, DELTA)
     assert within_budget([life], least, DELTA)
@@ -221,7 +229,17 @@ def test_discrete_gaussian_noise_is_nearly_rounded_ideal_noise():
 
 
 def test_the_losses_of_gaussian_noise_cover_the_theorem():
-    """For a number of an answer, and for the largest training, at a scale of 2^25 units."""
+    """For each number of an answer, and for the largest training, at a scale of 2^25 units."""
+    for mechanism, numbers in (
+        (NormalizedGradient(10, 1.0), 10),
+        (NormalizedGradient(10, 1.0, normalise="batch"), 2**20),
+        (NoisyVotes(10, 1.0), 10),
+        (ClippedGradients(10, 1.0, 1.0), 2**20),
+    ):
+        lost = mechanism.event("record", "replace_one").events[-1]
+        assert lost == FinitePrecisionDpEvent(numbers * GAUSSIAN_LOSS)
+    for laplace in NoisyVotes(10, 1.0, "laplace").event("record", "replace_one").events:
+        assert 1 / laplace.noise_multiplier >= 1 + 10 * LAPLACE_LOSS
     assert GAUSSIAN_LOSS >= 2 * 70 / 2.0**50
     assert PRECISION_LOSS >= 2 * MOST_DRAWS / (23 * 2.0**50)
     assert LAPLACE_LOSS >= 1 / (4 * 2.0**50)

@@ -95,7 +95,9 @@ def test_responses_are_charged_up_to_a_cap_and_while_their_precision_costs_nothi
     ).event("record", "add_remove")
     assert ideal(counted).responses == charged
     (precision,) = (e.loss for e in counted.events if isinstance(e, FinitePrecisionDpEvent))
-    assert precision <= 2.0**-16
+    alone = TopKRandomizedResponse(10, epsilon_per_answer).event("record", "add_remove")
+    (one,) = (e.loss for e in alone.events if isinstance(e, FinitePrecisionDpEvent))
+    assert precision == charged * one <= 2.0**-16
 
 
 @every(("threshold", "colluding"), [(2, 2), (1, 3), (2, -1)])

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -33,21 +34,11 @@ RELATIONS = ("add_remove", "replace_one")
 def test_a_uniform_response_loses_what_the_draws_precision_costs():
     """The last class of ten gets the rest of 1 - 9 * 0.1 in float64, which is not 0.1."""
     event = TopKRandomizedResponse(10, 0.0).event("record", "replace_one")
-    assert 1.1e-15 < epsilon(event, 1e-5).epsilon < 1e-12
+    off = 2 * (10 + 2) * 2**-53 / 0.1  # in each world, relative to the probability of a lie
+    assert epsilon(event, 1e-5).epsilon == pytest.approx(2 * off, abs=0)
 
 
 # --- normalised gradients ---
-
-
-def test_encoded_rows_never_exceed_the_bound():
-    gradient = NormalizedGradient(10, 1.0, bound=0.1, stability=1e-12)
-    scale = 10.0 ** rng().uniform(-300, 300, (5_000, 1))
-    values = rng(1).normal(size=(5_000, 10)) * scale
-    encoded = gradient.constrain_sensitivity(values, np.full((5_000, 10), 0.1, np.float32))
-    lengths = np.linalg.norm(encoded, axis=1)
-    assert np.isfinite(encoded).all()
-    assert (lengths <= 0.1 * (1 + 4e-16)).all()
-    assert lengths.max() > 0.0999  # the bound is attained, so it is not vacuous
 
 
 @every("normalise", ["sample", "batch"])
@@ -75,6 +66,7 @@ def test_clipping_shortens_longer_gradients_alone(normalise, bound):
     )
     assert np.linalg.norm(first - second) == pytest.approx(2 * bound)
     assert clip.event("record", "replace_one") == usual.event("record", "replace_one")
+    assert str(clip) != str(usual)  # else a ledger would take the answers of one for the other's
 
 
 def test_a_small_gradient_is_shortened_by_the_stability_constant():
@@ -160,21 +152,11 @@ def test_a_batch_is_bounded_as_a_whole():
     )  # the control: up to 0.8
     assert (gradient.releases(3, 64), by_row.releases(3, 64)) == (3, 192)
     assert gradient.row_norm(64) == pytest.approx(0.1 / 8)
+    with pytest.raises(ValueError, match="1,310,720 gradient entries in a request"):
+        gradient.add_noise(np.zeros((1, 2**17, 10)), predictions, rng())
     empty = np.zeros((0, 10))
     assert gradient.constrain_sensitivity(empty, empty).shape == (0, 10)
     assert (gradient.constrain_sensitivity(np.full((2, 10), math.nan), predictions[:2]) == 0).all()
-
-
-def test_the_last_bits_of_a_noisy_sum_reveal_nothing():
-    """Answers lie on one grid, whatever was added; the control: plain sums of floats do not."""
-    for mechanism in (NoisyVotes(4, 2.0, "laplace"), NormalizedGradient(4, 2.0, bound=1.0)):
-        grids = []
-        for value in (0.0, 1.0, 0.1):
-            noisy = mechanism.add_noise(np.full((1, 2_000, 4), value), np.ones((2_000, 4)), rng())
-            grids.append((noisy * 2**19 == np.round(noisy * 2**19)).all())
-        assert all(grids)
-    plain = rng().laplace(0, 2, 2_000) + 1.0
-    assert not (plain * 2**19 == np.round(plain * 2**19)).any()
 
 
 def test_the_server_sees_through_answers_that_no_client_could_have_given():
@@ -287,18 +269,12 @@ def test_one_response_is_private_by_enumeration(k, epsilon_per_answer):
     laws = np.array([response_law(mechanism, predictions, c) for c in range(10)])
     assert laws.sum(1) == pytest.approx(1)
     assert (laws[:, ~members] == 0).all()
+    least = mechanism.add_noise(laws[:, None], predictions, SimpleNamespace(random=np.zeros))
+    assert (least[:, ~members] == 0).all()
     inside = laws[:, members]
     ratio = (inside[:, None] / inside[None]).max()
     assert ratio == pytest.approx(math.exp(epsilon_per_answer), rel=1e-9)
     assert (laws[~members][:, members] == pytest.approx(1 / k)) or k == 10
-
-
-def test_half_the_noise_would_be_noticed():
-    """The control: the same enumeration rejects a response with twice the stated epsilon."""
-    broken = TopKRandomizedResponse(10, 2.0, 3)
-    predictions = np.linspace(0, 1, 10, dtype=np.float32)[None]
-    laws = np.array([response_law(broken, predictions, c) for c in (9, 8)])
-    assert (laws[0, 7:] / laws[1, 7:]).max() > math.exp(1.0) * 2
 
 
 @every("source", [rng, lambda: rng(1), lambda: SecureGenerator(bytes(32))])

@@ -1,12 +1,21 @@
 """Noise from a secret: exactly the promised laws, and nothing that reveals the values below."""
 
+import math
+
 import numpy as np
 import pytest
 from scipy import stats
 
 from fed_dpsd.privacy import noise
-from fed_dpsd.privacy.noise import SecretStreams, SecureGenerator, noisy_sum, snap
+from fed_dpsd.privacy.noise import (
+    SecretStreams,
+    SecureGenerator,
+    noisy_argmax,
+    noisy_sum,
+    snap,
+)
 from tests.every import every
+from tests.privacy import ideals
 
 LEVEL = 1e-6  # each test below fails by chance with at most about this probability; seeds are fixed
 
@@ -45,7 +54,8 @@ def test_uniform_draws_are_uniform():
     assert drawn.min() >= 0
     assert drawn.max() < 1
     assert stats.kstest(drawn.ravel(), "uniform").pvalue > LEVEL
-    below = generator()._below(3, 90_000)
+    # The remainder of a word by 3 * 2^62 would be a small number twice as often.
+    below = generator()._below(3 * 2**62, 90_000) >> np.uint64(62)
     assert stats.chisquare(np.bincount(below.astype(int))).pvalue > LEVEL
 
 
@@ -60,11 +70,12 @@ def test_a_long_stream_continues_with_another_key(monkeypatch):
     assert not set(found[8:]) & set(before[8:])
 
 
-def test_a_noisy_value_lies_on_a_grid_whatever_was_added():
+@every("source", [generator, ideals.rng])
+def test_a_noisy_value_lies_on_a_grid_whatever_was_added(source):
     """The control: the last bits of a plain sum of floats reveal what the noise was added to."""
     for law in LAWS:
         for value in (0.0, 1.0, 0.1, -0.3):
-            noisy = noisy_sum(np.full((1, 2_000), value), 3.0, law, generator())
+            noisy = noisy_sum(np.full((1, 2_000), value), 3.0, law, source())
             assert (noisy * 2**24 == np.round(noisy * 2**24)).all()
     plain = np.random.Generator(np.random.PCG64(0)).laplace(0, 3, 2_000) + 0.1
     assert not (plain * 2**24 == np.round(plain * 2**24)).all()
@@ -74,8 +85,7 @@ def test_a_noisy_value_lies_on_a_grid_whatever_was_added():
 
 def test_values_are_cut_off_towards_zero_and_whole_numbers_stay(monkeypatch):
     """Each summand is truncated, so no norm grows; here the noise is zero."""
-    silent = lambda self, units, count: np.zeros(count, np.int64)  # noqa: E731
-    monkeypatch.setattr(SecureGenerator, "_gaussian", silent)
+    monkeypatch.setattr(SecureGenerator, "_gaussian", lambda self, units, count: np.zeros(count))
 
     def shift(values, scale):
         return noisy_sum(values, scale, "gaussian", generator()).tolist()
@@ -85,6 +95,19 @@ def test_values_are_cut_off_towards_zero_and_whole_numbers_stay(monkeypatch):
     fractions = np.array([[0.99, -0.99, 1e-9, 1.5, -2.5]])
     assert shift(fractions, 2.0**26) == [0, 0, 0, 1, -2]
     assert shift(np.repeat(fractions, 3, 0), 2.0**26) == [0, 0, 0, 3, -6]
+
+
+def test_a_scale_between_two_steps_of_the_lattice_is_rounded_up(monkeypatch):
+    units = []
+    silent = lambda self, size, count: units.append(size) or np.zeros(count)  # noqa: E731
+    certain = lambda self, behind, size: units.append(size) or behind == behind  # noqa: E731
+    for law in LAWS:
+        monkeypatch.setattr(SecureGenerator, f"_{law}", silent)
+        noisy_sum(np.zeros((1, 1)), 0.7, law, generator())
+    monkeypatch.setattr(SecureGenerator, "_accepts", certain)
+    noisy_argmax(np.zeros((1, 3)), 0.7, generator())
+    assert units == [math.ceil(0.7 * 2**26)] * 3
+    assert units[0] > 0.7 * 2**26
 
 
 def test_equal_secrets_purposes_and_numbers_give_equal_draws_and_others_do_not():

@@ -91,14 +91,15 @@ def test_a_server_that_sends_parties_different_names_opens_nothing():
     """Each set of names is received by fewer parties than the threshold."""
     members = parties()
     masked = {number: members[number].mask(values(number), TAG) for number in range(5)}
-    views = {0: (0, 1, 2), 1: (0, 1, 2), 2: (2, 3, 4), 3: (2, 3, 4), 4: (2, 3, 4)}
+    views = dict.fromkeys((0, 1), (0, 1, 2, 3)) | dict.fromkeys((2, 4), (0, 1, 2, 4))
+    views[3] = (0, 1, 3, 4)
     proofs = {number: members[number].confirm(TAG, views[number]) for number in range(5)}
     for number in (0, 1):
         with pytest.raises(SumError, match="2 parties received these names; 3 are needed"):
             members[number].unmask(
                 TAG,
                 views[number],
-                {o: proofs[o][number] for o in range(5) if number in proofs[o]},
+                {o: proofs[o][number] for o in range(5)},
                 {o: masked[o].sealed[number] for o in views[number]},
             )
 
@@ -127,7 +128,8 @@ def test_tampered_shares_are_noticed():
     masked = {number: members[number].mask(values(number), TAG) for number in range(5)}
     proofs = {number: members[number].confirm(TAG, range(5))[0] for number in range(5)}
     good = {other: masked[other].sealed[0] for other in range(5)}
-    for bad in (b"", good[3][:-1], good[2], good[3][:-1] + bytes([good[3][-1] ^ 1])):
+    of_others = good[2], masked[0].sealed[3], members[3].mask(values(3), b"another").sealed[0]
+    for bad in (b"", good[3][:-1], good[3][:-1] + bytes([good[3][-1] ^ 1]), *of_others):
         with pytest.raises(SumError, match="the shares of party 3 were tampered with"):
             members[0].unmask(TAG, range(5), proofs, good | {3: bad})
 

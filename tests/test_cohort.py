@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fed_dpsd.accounts.card import plan_of
-from fed_dpsd.cohort import cohort, most_asked
+from fed_dpsd.cohort import cohort, most_rounds
 from fed_dpsd.engines.flower.grid import GridFederation
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.methods.class_counts import among
@@ -29,7 +29,7 @@ def asked(config):
 def test_without_cohorts_all_clients_are_asked_in_all_rounds(small):
     config = small("num_clients=5").config
     assert list(cohort(config, 3)) == [0, 1, 2, 3, 4]
-    assert most_asked(config) == config.rounds
+    assert most_rounds(config) == config.rounds
 
 
 def test_a_cohort_follows_the_seed_and_the_round(small):
@@ -76,7 +76,7 @@ def test_a_client_that_is_asked_more_often_than_the_schedule_says_refuses(small)
     predictions = np.full((64, 10), 0.1, np.float32)
     replies = [federation._deliver(Request(n, images, predictions))[0] for n in range(1, 7)]
     answered = [isinstance(reply, Response) for reply in replies]
-    most = most_asked(experiment.config)
+    most = most_rounds(experiment.config)
     assert answered == [True] * most + [False] * (6 - most)
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from fed_dpsd.accounts.database import is_database, ledgers_in
 from fed_dpsd.accounts.entry import MARK, Entry, of_entries
-from fed_dpsd.claims import Proof, claims, covers, of_plan, on, proofs
+from fed_dpsd.claims import Proof, claims, covers, of_plan, proof_on, proofs
 from fed_dpsd.config.bind import read_yaml
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment
@@ -208,8 +208,10 @@ def privacy_card(
         used = [proofs(charges, settings.delta) for charges in paid]
         claims = []
         for basis, planned in found.items():
-            spent = [on(basis, each) for each in used]
-            most = max([*(on(basis, each) for each in more), *spent], key=_value, default=None)
+            spent = [proof_on(basis, each) for each in used]
+            most = max(
+                [*(proof_on(basis, each) for each in more), *spent], key=_value, default=None
+            )
             claim = planned
             if most is not None and most.value > planned.value:
                 claim = dataclasses.replace(

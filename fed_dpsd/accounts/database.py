@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fed_dpsd.accounts.entry import Charges, Entry
-from fed_dpsd.errors import UserError, is_full
+from fed_dpsd.errors import UserError, is_disk_full
 from fed_dpsd.storage import Unwritable, client_name, sync
 
 FORMAT = 2
@@ -241,7 +241,7 @@ def usable(path: Path) -> Iterator[None]:
             raise LedgerError(
                 f"a write to the ledger {path} was cut short; the client's next start repairs it"
             ) from error
-        if code == sqlite3.SQLITE_FULL or is_full(error):
+        if code == sqlite3.SQLITE_FULL or is_disk_full(error):
             raise LedgerError(
                 f"no space left for the ledger {path}; free some space; until then this "
                 "client answers no requests"

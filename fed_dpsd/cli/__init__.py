@@ -26,7 +26,7 @@ from fed_dpsd.cli import (
     sweep,
 )
 from fed_dpsd.cli.console import say_failed
-from fed_dpsd.errors import ConfigError, ProtocolError, UserError, is_full, one_line
+from fed_dpsd.errors import ConfigError, ProtocolError, UserError, is_disk_full, one_line
 from fed_dpsd.storage import print_any_text
 
 EXIT_CODES = (
@@ -160,7 +160,7 @@ def main() -> None:
             say_failed(f"error: {problem}")
         sys.exit(1)
     except OSError as error:  # from files that libraries write
-        if not is_full(error):
+        if not is_disk_full(error):
             raise
         say_failed(f"error: {one_line(error)}")
         sys.exit(1)

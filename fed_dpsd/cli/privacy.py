@@ -12,7 +12,7 @@ from rich.table import Table
 
 from fed_dpsd.cli.console import AsJson, Overrides, console, importing, say, say_failed
 from fed_dpsd.cli.show_config import ShowConfig, print_config
-from fed_dpsd.display import shown
+from fed_dpsd.display import show_progress
 from fed_dpsd.errors import UserError
 
 if TYPE_CHECKING:
@@ -80,11 +80,11 @@ def audit(
 
     Read on: docs/audits.md
     """
-    from fed_dpsd.api import composed
+    from fed_dpsd.api import experiment_of
     from fed_dpsd.audits.conformance import TITLES, audit_client
 
-    experiment = composed(overrides or ())
-    with shown(console):
+    experiment = experiment_of(overrides or ())
+    with show_progress(console):
         found = audit_client(experiment, broken, say)
     if as_json:
         *code, claim = [attack.to_json() | {"key": attack.key} for attack in found.attacks] or [{}]
@@ -155,7 +155,7 @@ def attack(
         # One by one, because an attack takes minutes.
         write_atomically(table, encoded(tables.csv_text(rows)))
 
-    with shown(console):
+    with show_progress(console):
         if kind == "membership":
             curves = []
             for outcome in membership.attack(sweep, say):

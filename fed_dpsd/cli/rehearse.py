@@ -11,7 +11,7 @@ import typer
 
 from fed_dpsd.cli.completion import override
 from fed_dpsd.cli.console import console, say
-from fed_dpsd.display import shown
+from fed_dpsd.display import show_progress
 from fed_dpsd.errors import UserError
 from fed_dpsd.progress import reporting
 
@@ -66,7 +66,7 @@ def rehearse(
         raise UserError(f"--kills {kills} must be >= 0; 0 rehearses without faults")
     hosts = not loopback and can_make_hosts()
     console.print(f"hosts: {'network namespaces' if hosts else 'this one, over loopback'}")
-    with shown(console), Rehearsal(home, [RETRY, *(overrides or [])], hosts) as rehearsal:
+    with show_progress(console), Rehearsal(home, [RETRY, *(overrides or [])], hosts) as rehearsal:
         console.print(f"started: {len(rehearsal.hospitals)} hospitals; all files are in {home}")
         if kills:
             _endure(rehearsal, kills, seed)
@@ -79,7 +79,7 @@ def rehearse(
 
 
 def _run(rehearsal: "Rehearsal") -> "Run":
-    from fed_dpsd.api import Run, shown_progress
+    from fed_dpsd.api import Run, show_rounds
     from fed_dpsd.rehearsal.faults import COMPLETED
     from fed_dpsd.server.run_folder import read_log
     from fed_dpsd.server.summary import read_summary
@@ -88,7 +88,7 @@ def _run(rehearsal: "Rehearsal") -> "Run":
     folder, lines = rehearsal.folder / "run", list[dict[str, Any]]()
     for text in opening(rehearsal.experiment, folder):
         say(text)
-    with shown_progress(rehearsal.experiment, console) as show:
+    with show_rounds(rehearsal.experiment, console) as show:
 
         def look() -> None:
             for line in read_log(folder, len(lines)):

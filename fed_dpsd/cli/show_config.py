@@ -24,10 +24,10 @@ ShowConfig = Annotated[
 
 def print_config(overrides: Sequence[str]) -> None:
     """Print the configuration that overrides describe; no data is read and no folder is made."""
-    from fed_dpsd.api import composed
+    from fed_dpsd.api import experiment_of
     from fed_dpsd.config.plugins import find, searching
 
-    experiment = composed(overrides)
+    experiment = experiment_of(overrides)
     with searching(find(experiment.config.plugins)):
         print(annotated(overrides, experiment))
 

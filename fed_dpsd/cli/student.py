@@ -121,7 +121,7 @@ def predict(
     """
     with importing():
         from fed_dpsd.api import load_student
-        from fed_dpsd.display import shown
+        from fed_dpsd.display import show_progress
         from fed_dpsd.server.cards import as_markdown
         from fed_dpsd.storage import ANY_TEXT, replacing
 
@@ -135,15 +135,15 @@ def predict(
     header = ["file", "class", "probability", *(student.classes if every_class else ())]
     rows = _predicted(student, files, every_class, bad)
     if out is None and sys.stdout.isatty():
-        with shown(console):
+        with show_progress(console):
             listed = list(rows)
         (_write_csv if every_class else _print_table)(sys.stdout, header, listed)
     elif out is None:
-        with shown(console):
+        with show_progress(console):
             _write_csv(sys.stdout, header, rows)
     else:
         with (
-            shown(console),
+            show_progress(console),
             replacing(out) as part,
             part.open("w", encoding="utf-8", errors=ANY_TEXT) as file,
         ):

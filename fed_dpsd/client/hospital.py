@@ -22,7 +22,7 @@ from fed_dpsd.client.site import Site
 from fed_dpsd.client.terms import NotAllowed, Terms, reading
 from fed_dpsd.config import require_device
 from fed_dpsd.config.bind import bound, read_yaml
-from fed_dpsd.errors import UserError, shown
+from fed_dpsd.errors import UserError, format_value
 from fed_dpsd.experiment import Experiment, calibrated_axis, set_up
 from fed_dpsd.models.devices import choose, number_of_gpus
 from fed_dpsd.models.precision import require_precision
@@ -99,7 +99,7 @@ class Hospital(Terms):
         if trust not in self.trust:
             raise NotAllowed(
                 f"answers.noise_at={experiment.answers.noise_at} needs {trust} in trust:, and this "
-                f"site's file has {shown(self.trust)}"
+                f"site's file has {format_value(self.trust)}"
             )
         if experiment.unit:
             self.check_unit(f"{calibrated_axis(experiment)}.unit", experiment.unit)

@@ -27,7 +27,7 @@ from fed_dpsd.privacy.label_dp import Targets, fixed
 from fed_dpsd.privacy.noise import Rng
 from fed_dpsd.privacy.optimisers import SGD, Adam
 from fed_dpsd.privacy.training import CustomTraining, Training, TrainingMechanism
-from fed_dpsd.progress import reported, reporting
+from fed_dpsd.progress import reporting, track
 
 CPU = torch.device("cpu")
 Role = Literal["teacher", "baseline"]
@@ -166,7 +166,7 @@ class PublicImages:
         self._teacher.train()
         steps = range(max(settings.epochs * batches, settings.min_steps))
         schedule = _one_cycle(optimiser, settings, len(steps)) if settings.one_cycle else None
-        for step in reported("steps of a teacher", steps):
+        for step in track("steps of a teacher", steps):
             if step % batches == 0:
                 order = known[torch.randperm(len(known), generator=rng)]
             chosen = order[step % batches * size :][:size]

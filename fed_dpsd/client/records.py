@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fed_dpsd.classes import numbering, text_of
+from fed_dpsd.classes import label_numbers, text_of
 from fed_dpsd.data.folders import Folder
 from fed_dpsd.data.intake import NO_CLASS, UNREADABLE, Count, Split, some, take
 from fed_dpsd.data.reader import Columns
@@ -129,7 +129,7 @@ def read(files: HospitalFiles, shape: tuple[int, ...], classes: Sequence[str]) -
         reader.items(),
         reader.unit,
         str(path),
-        numbering(classes, files.labels or {name: name for name in classes}),
+        label_numbers(classes, files.labels or {name: name for name in classes}),
         shape,
         bits=files.pixel_bits,
         patients=files.patient_column is not None,

@@ -58,7 +58,7 @@ from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.label_dp import LabelPrivate
 from fed_dpsd.privacy.noise import Noise, SecretStreams
 from fed_dpsd.privacy.training import CustomTraining, Training, TrainingMechanism
-from fed_dpsd.progress import reported
+from fed_dpsd.progress import track
 from fed_dpsd.streams import Streams
 
 OFF_BY_DEFAULT = "weight_decay", "one_cycle", "shift", "flip"  # settings of training
@@ -386,7 +386,7 @@ class Teachers:
 
     def _load_or_train_all(self) -> list[Classifier | None]:
         each, clients = len(self._shards), self._config.num_clients  # of a process train in turn
-        shards = reported("teachers", self._shards, self._client * each, clients * each)
+        shards = track("teachers", self._shards, self._client * each, clients * each)
         return [
             self._load_or_train(shard) if len(records) or self._training else None
             for shard, records in enumerate(shards)

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from pydantic.dataclasses import dataclass, is_pydantic_dataclass
 
 from fed_dpsd.config.schema import STRICT
-from fed_dpsd.errors import ConfigError, UserError, shown
+from fed_dpsd.errors import ConfigError, UserError, format_value
 
 T = TypeVar("T")
 _KINDS = {
@@ -161,7 +161,7 @@ class Binder:
         """
         known = (package, "fed_dpsd.papers", *self.packages)
         forms = " or ".join(f"{each}.MODULE.CLASS" for each in known)
-        problem = f"{where}={shown(path)} is not an allowed class; give {forms}"
+        problem = f"{where}={format_value(path)} is not an allowed class; give {forms}"
         for each in known:
             match = re.fullmatch(rf"{re.escape(each)}\.([a-z_0-9]+)\.([A-Za-z0-9]+)", str(path))
             if not match:
@@ -229,7 +229,7 @@ def _meant(error: Any, fields: Iterable[str]) -> list[str]:
 def _problem(error: Any, where: str, hints: Mapping[str, Any], missing: Sequence[str]) -> str:
     """Return pydantic's error as a sentence that names the key, its value and the remedy."""
     kind, name, context = error["type"], str(error["loc"][0]), error.get("ctx", {})
-    typed = f"{where}{name}={shown(error['input'])}"
+    typed = f"{where}{name}={format_value(error['input'])}"
     if kind == "missing":
         return f"{where}{name} is missing"
     if kind == "unexpected_keyword_argument":
@@ -250,7 +250,7 @@ def _problem(error: Any, where: str, hints: Mapping[str, Any], missing: Sequence
         return f"{typed}: {error['msg']}"
     remedy = _as_yaml(kind, error["input"]) if where.startswith("site.") else ""
     if isinstance(value := error["input"], list) and value and not where.startswith("site."):
-        values = ",".join(map(shown, value))
+        values = ",".join(map(format_value, value))
         remedy = f"; for several runs: fed-dpsd sweep {where}{name}={values}"
     return f"{typed} must be {_KINDS[kind]}{remedy}"
 

@@ -12,7 +12,7 @@ import yaml
 
 from fed_dpsd.config.compose import Composition, choices, declared_sweep
 from fed_dpsd.config.plugins import files_of, including, searching
-from fed_dpsd.errors import ConfigError, reason_of, shown
+from fed_dpsd.errors import ConfigError, format_value, reason_of
 from fed_dpsd.storage import conf_folder
 
 Grid = dict[str, list[str]]
@@ -183,7 +183,9 @@ def _selected(experiment: str, typed: Grid) -> list[tuple[str, Grid]]:
 def _grids(experiment: str, declared: Any) -> tuple[Grid, dict[str, Grid]]:
     """Return the keys that an experiment's grids share, and each separate grid by name."""
     if not isinstance(declared, Mapping):
-        problem = f"experiment={experiment}: sweep={shown(declared)} must map keys to choices"
+        problem = (
+            f"experiment={experiment}: sweep={format_value(declared)} must map keys to choices"
+        )
         raise ConfigError([problem])
 
     def parsed(grid: Mapping[str, Any]) -> Grid:
@@ -198,7 +200,7 @@ def _listed(value: Any) -> str:
     """Return the choices of a key as in an override: text unchanged, a list separated by commas."""
     if isinstance(value, str):
         return value
-    return ",".join(map(shown, value)) if isinstance(value, list) else shown(value)
+    return ",".join(map(format_value, value)) if isinstance(value, list) else format_value(value)
 
 
 def names(points: Sequence[Point]) -> list[str]:

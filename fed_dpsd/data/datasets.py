@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fed_dpsd.classes import numbering, positions
+from fed_dpsd.classes import default_class_names, label_numbers
 from fed_dpsd.config import BUNDLED, DataConfig
 from fed_dpsd.data import sources
 from fed_dpsd.data.intake import Split, some, take
@@ -163,7 +163,7 @@ def _read(
         reader.items(),
         reader.unit,
         where,
-        numbering(names, declared=reader.declared),
+        label_numbers(names, declared=reader.declared),
         config.shape,
         config.resize,
         config.pixel_bits,
@@ -187,7 +187,7 @@ def _read(
     for name, part in parts.items():
         if lacking := _lacking(config, part):
             notes.append(f"{where}: no image of class {lacking} for {PURPOSES[name]}")
-    if reader.declared and names == positions(len(names)) != tuple(reader.declared):
+    if reader.declared and names == default_class_names(len(names)) != tuple(reader.declared):
         notes.append(f"{where} names its classes; {listed(reader.declared)} uses these names")
     if not source.divided and reader.ignored:
         notes.append(

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fed_dpsd.classes import in_order, positions
+from fed_dpsd.classes import default_class_names, sort_class_names
 from fed_dpsd.config import DataConfig
 from fed_dpsd.data.arrays import ARRAYS, Arrays, splits_of
 from fed_dpsd.data.folders import Folder, class_folders, walk_classes
@@ -220,7 +220,7 @@ def _class_names(path: Path, columns: Columns, number: int | None) -> tuple[str,
     """Return the class names in the files at `data.path`, in order.
 
     A table may declare its classes. Otherwise, they are its labels, or the folder names, in the
-    order of `classes.in_order`. If the number of classes is known, only the training split
+    order of `classes.sort_class_names`. If the number of classes is known, only the training split
     determines them.
     """
     splits = _splits_in(path, columns)
@@ -235,8 +235,8 @@ def _class_names(path: Path, columns: Columns, number: int | None) -> tuple[str,
     first, *others = labels
     for other in others:
         for one, two in ((first, other), (other, first)):
-            if only := [text for text in in_order(labels[one]) if text not in labels[two]]:
-                everything = listed(in_order({**labels[one], **labels[two]}))
+            if only := [text for text in sort_class_names(labels[one]) if text not in labels[two]]:
+                everything = listed(sort_class_names({**labels[one], **labels[two]}))
                 raise UserError(
                     f"data.path={path}: class {only[0]} ({labels[one][only[0]]}) is in {one} and "
                     f"not in {two}; correct the labels, or list all classes: {everything}"
@@ -247,7 +247,7 @@ def _class_names(path: Path, columns: Columns, number: int | None) -> tuple[str,
             f"data.path={path}: train and test declare their classes in different orders; export "
             "one of them again"
         )
-    names = next(iter(declared), None) or in_order(labels[first])
+    names = next(iter(declared), None) or sort_class_names(labels[first])
     folded = [name.casefold() for name in names]
     if number is None and (alike := [n for n in names if folded.count(n.casefold()) > 1]):
         raise UserError(
@@ -308,7 +308,7 @@ def with_classes(data: Mapping[str, Any], base: Path | None, problems: list[str]
             problems.append(f"data={data.get('name')}: data.path {found}; give {LAYOUT}")
         names, number = [], 2
     count = len(names) if number is None else number
-    known = isinstance(count, int) and set(names) <= set(positions(count))
+    known = isinstance(count, int) and set(names) <= set(default_class_names(count))
     if not given and (known or len(names) != count):
         names = []
     return {**data, "classes": names, "num_classes": count}

@@ -57,7 +57,7 @@ from fed_dpsd.privacy.optimisers import Adam
 from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.training import Training, TrainingMechanism
-from fed_dpsd.progress import reported
+from fed_dpsd.progress import track
 from fed_dpsd.protocol import Aggregate, Refusal, Request, Response
 from fed_dpsd.streams import Streams
 
@@ -289,7 +289,7 @@ class FedDPSD(Queries, Method):
         student.train()
 
         def batch_losses() -> Iterator[torch.Tensor]:
-            for _ in reported("steps of the student", range(steps)):
+            for _ in track("steps of the student", range(steps)):
                 chosen = torch.randint(len(labels), (self.batch_size,), generator=rng).numpy()
                 inputs = augment(take(chosen), self.shift, self.flip, rng)
                 yield loss_of(model(inputs), labels[chosen].to(context.device), chosen)

@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from fed_dpsd.cohort import most_asked
+from fed_dpsd.cohort import most_rounds
 from fed_dpsd.config import Config
 from fed_dpsd.data.datasets import Split
-from fed_dpsd.errors import ProtocolError, UserError, shown
+from fed_dpsd.errors import ProtocolError, UserError, format_value
 from fed_dpsd.models import initialise, pictures, procedural
 from fed_dpsd.models.classifiers import Classifier, builder
 from fed_dpsd.models.devices import choose
@@ -87,7 +87,7 @@ class PublicContext:
             image_shape=shape,
             num_classes=config.data.num_classes,
             rounds=config.rounds,
-            asked_rounds=most_asked(config),
+            asked_rounds=most_rounds(config),
             queries_per_round=config.queries_per_round,
             training=training,
             answers=answers,
@@ -352,8 +352,8 @@ class Method(ABC):
             return problems
         if len(set(map(config.architecture, range(config.num_clients)))) > 1:
             problems.append(
-                f"model.teachers={shown(config.model.teachers)}: method={self.name} averages "
-                "weights of one architecture; use model.teachers=[]"
+                f"model.teachers={format_value(config.model.teachers)}: method={self.name} "
+                "averages weights of one architecture; use model.teachers=[]"
             )
         if not config.teacher.same_start:
             problems.append(
@@ -423,9 +423,9 @@ def unmet(needs: Mapping[str, Any], config: Any, method: str, where: str = "") -
         if isinstance(value, Mapping):
             yield from unmet(value, found, method, f"{where}{key}.")
         elif found != value:
-            needed = f"{where}{key}={shown(value)}"
+            needed = f"{where}{key}={format_value(value)}"
             why = "has one client" if needed == "num_clients=1" else "needs another value"
-            yield f"{where}{key}={shown(found)}: method={method} {why}; use {needed}"
+            yield f"{where}{key}={format_value(found)}: method={method} {why}; use {needed}"
 
 
 def nobody_answers(refused: Mapping[int, str]) -> UserError:

@@ -27,7 +27,7 @@ from fed_dpsd.engines.flower.supernode import check_state
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import from_overrides, load_data, partitions
 from fed_dpsd.privacy.secure_sum import public_key
-from fed_dpsd.progress import reported
+from fed_dpsd.progress import track
 from fed_dpsd.rehearsal.sites import agreeing, write_site
 from fed_dpsd.server.run_folder import REHEARSAL
 from fed_dpsd.storage import app_folder, writing
@@ -187,7 +187,7 @@ class Rehearsal:
             f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{PORT}"\n'
             f'root-certificates = "{self.folder / "certificates" / "ca.crt"}"\n'
         )
-        for number in reported("hospitals started", self.hospitals):
+        for number in track("hospitals started", self.hospitals):
             key = self.node_key(number)
             _run("ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", str(key))
             self.flwr("supernode", "register", f"{key}.pub", "here", "--name", f"h{number}")

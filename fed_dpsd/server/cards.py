@@ -30,7 +30,7 @@ from fed_dpsd.server.attendance import absent, requests_of
 from fed_dpsd.server.charge_log import ChargeLog
 from fed_dpsd.server.run_folder import CompletedRun
 from fed_dpsd.server.summary import result_line
-from fed_dpsd.storage import encoded, json_of, templates
+from fed_dpsd.storage import encoded, jinja_environment, json_of
 
 POST_PROCESSING = (
     "This artefact is computed only from the clients' releases and from public information "
@@ -225,7 +225,7 @@ def dataset_card(
 
 @functools.cache
 def _template(name: str) -> Template:
-    return templates(__file__).get_template(name)
+    return jinja_environment(__file__).get_template(name)
 
 
 def _hub_card(

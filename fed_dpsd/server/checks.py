@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fed_dpsd.accounts.account import shortfall
 from fed_dpsd.accounts.card import plan_of
-from fed_dpsd.errors import UserError, is_full
+from fed_dpsd.errors import UserError, is_disk_full
 from fed_dpsd.experiment import Experiment, largest_partition
 
 
@@ -40,7 +40,7 @@ def require_writable(key: str, folder: Path) -> None:
         with tempfile.TemporaryFile(dir=there):
             pass
     except OSError as error:
-        reason = "no space left" if is_full(error) else "not writable"
+        reason = "no space left" if is_disk_full(error) else "not writable"
         raise UserError(f"{key}={folder} is {reason}; choose another folder") from None
 
 

@@ -37,7 +37,7 @@ from fed_dpsd.protocol import (
 from fed_dpsd.server.charge_log import ChargeLog
 from fed_dpsd.server.checkpoint import KEPT
 from fed_dpsd.server.secure_sum import secure_sum
-from fed_dpsd.storage import locked, npz_of, write_atomically, writing
+from fed_dpsd.storage import npz_of, try_lock, write_atomically, writing
 from fed_dpsd.streams import Streams
 
 OF_ROUNDS = (*SUMMED, "train")  # kinds of requests that go to the cohort of a round
@@ -51,7 +51,7 @@ class InUse(UserError):
 def _locked(run_folder: Path) -> IO[bytes]:
     with writing(run_folder / "lock"):
         run_folder.mkdir(parents=True, exist_ok=True)
-        lock = locked(run_folder / "lock")
+        lock = try_lock(run_folder / "lock")
     if lock is None:
         raise InUse(f"another process is running {run_folder}; stop it or wait for it to finish")
     return lock

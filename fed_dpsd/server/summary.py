@@ -13,7 +13,7 @@ from fed_dpsd.accounts.entry import of_run
 from fed_dpsd.accounts.secret import ledger_folder
 from fed_dpsd.accounts.verdict import is_meaningful
 from fed_dpsd.errors import UserError, one_line
-from fed_dpsd.experiment import Experiment, data_counts, largest_partition, unused
+from fed_dpsd.experiment import Experiment, data_counts, largest_partition, unused_records
 from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.models.devices import choose, named_device
 from fed_dpsd.models.precision import choose_precision, learns_privately, name_of
@@ -137,7 +137,7 @@ def add_privacy(summary: dict[str, Any], experiment: Experiment, folder: Path) -
     summary["diagnostics"] |= {
         "records_of_largest_client": largest,
         "data": data_counts(experiment),
-        "unused": unused(experiment) if largest else "",
+        "unused": unused_records(experiment) if largest else "",
     }
     # Teachers' scores are computed from the teachers, so they are only as private as training.
     finite = [row for row in card["proven"] if row["epsilon"] != "inf"]

@@ -8,7 +8,7 @@ from typing import Any
 
 from fed_dpsd.config import compose
 from fed_dpsd.config.keys import leaves
-from fed_dpsd.errors import UserError, shown
+from fed_dpsd.errors import UserError, format_value
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.report.settings import GRID, RESULTS, Row, setting_of
 from fed_dpsd.server.run_folder import open_run_folder
@@ -40,7 +40,7 @@ def texts(experiments: Sequence[Experiment]) -> list[Row]:
     """
     found, others, fixed = [], [], set()
     for each in experiments:
-        known = {key: shown(value) for key, value in leaves(configuration(each))}
+        known = {key: format_value(value) for key, value in leaves(configuration(each))}
         known |= {"training": each.training.name, "answers": each.answers.name}
         known["partition"] = known.pop("partition.name")
         seed, seeds = known.pop("seed"), _copies_of_seed(known["partition"]) & known.keys()

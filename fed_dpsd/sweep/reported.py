@@ -21,7 +21,7 @@ from fed_dpsd.accounts.verdict import (
 from fed_dpsd.claims import smallest_claim
 from fed_dpsd.config import compose
 from fed_dpsd.config.keys import choices, leaves
-from fed_dpsd.errors import UserError, shown
+from fed_dpsd.errors import UserError, format_value
 from fed_dpsd.experiment import Experiment, calibrated_axis, from_overrides
 from fed_dpsd.privacy.mechanism import Unit
 from fed_dpsd.privacy.plan import Plan
@@ -347,7 +347,7 @@ def command_of(experiment: Experiment) -> str:
     ):
         return ""
     if experiment.config.plugins:
-        typed.append(f"plugins={shown(list(experiment.config.plugins))}")
+        typed.append(f"plugins={format_value(list(experiment.config.plugins))}")
     composition = compose.read(typed)
     if composition.problems:
         return ""
@@ -405,4 +405,4 @@ def _typed(value: Any) -> str:
     """Return a value as a user types it, with a placeholder for a path on this machine."""
     if isinstance(value, str) and os.sep in value:
         return "FILE" if os.path.splitext(value)[1] else "FOLDER"
-    return shown(value)
+    return format_value(value)

@@ -15,7 +15,7 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
-from fed_dpsd.classes import numbering
+from fed_dpsd.classes import label_numbers
 from fed_dpsd.client import records as hospitals
 from fed_dpsd.client.teachers import assign_shards
 from fed_dpsd.config import DataConfig
@@ -384,7 +384,7 @@ def test_a_class_whose_last_record_goes_stays_a_class(tmp_path):
 def test_a_labels_class_does_not_follow_other_labels():
     """Where a name is a number, a number that is no name is an error, and never changes others."""
     for names, one in ((("dog", "cat"), 1), (("1", "0"), 0)):
-        known = numbering(names)
+        known = label_numbers(names)
         assert [known[name] for name in names] == [0, 1]
         assert "2" not in known
         assert known["1"] == one

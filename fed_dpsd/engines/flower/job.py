@@ -12,7 +12,7 @@ from fed_dpsd.engines.flower.grid import GridFederation
 from fed_dpsd.engines.flower.run_config import as_typed, from_run_config
 from fed_dpsd.engines.ready import ready
 from fed_dpsd.errors import ProtocolError, UserError
-from fed_dpsd.experiment import Experiment, unused
+from fed_dpsd.experiment import Experiment, unused_records
 from fed_dpsd.models.devices import choose
 from fed_dpsd.server.attendance import absent, requests_of
 from fed_dpsd.server.federation import InUse
@@ -44,7 +44,7 @@ def prepare(
     else:
         experiment = from_run_config(run_config)
     _, warnings = ready(experiment, lambda: _place(grid, experiment), resumed=folder is not None)
-    for warning in filter(None, (*warnings, unused(experiment))):
+    for warning in filter(None, (*warnings, unused_records(experiment))):
         print(f"warning: {as_typed(warning, run_config)}", flush=True)
     return experiment, folder or new_run_folder(experiment)
 

@@ -15,7 +15,7 @@ from fed_dpsd.config.compose import read, split_overrides
 from fed_dpsd.config.errors import QUOTES, quoted
 from fed_dpsd.config.grid import require_one_run
 from fed_dpsd.data.paths import path_problems
-from fed_dpsd.errors import ConfigError, shown
+from fed_dpsd.errors import ConfigError, format_value
 
 if TYPE_CHECKING:
     from fed_dpsd.experiment import Experiment
@@ -86,7 +86,7 @@ def from_run_config(run_config: Mapping[str, Any]) -> "Experiment":
 def _overrides(run_config: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     """Return the overrides in a run's configuration, and a problem for each key given twice."""
     flat = given(run_config)
-    overrides = split_overrides(shown(flat.pop("overrides", "")))
+    overrides = split_overrides(format_value(flat.pop("overrides", "")))
     named = {override.lstrip("+~").partition("=")[0] for override in overrides}
     problems = []
     for key, value in flat.items():
@@ -110,7 +110,7 @@ def as_typed(text: str, run_config: Mapping[str, Any]) -> str:
 def _quoted(value: Any) -> str:
     """Return a value in Hydra's syntax, so that no text is interpreted."""
     if not isinstance(value, str):
-        return shown(value)
+        return format_value(value)
     if _PLAIN.fullmatch(value):
         return value
     return quoted(value)

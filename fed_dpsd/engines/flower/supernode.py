@@ -27,7 +27,7 @@ from threading import Thread
 from typing import IO, TYPE_CHECKING, NoReturn
 
 from fed_dpsd.errors import UserError, one_line, reason_of
-from fed_dpsd.storage import locked, write_atomically
+from fed_dpsd.storage import try_lock, write_atomically
 
 if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
@@ -99,7 +99,7 @@ def _locked(folder: Path) -> IO[bytes]:
     Raises:
         UserError: another process serves the folder.
     """
-    lock = locked(folder / "serving")
+    lock = try_lock(folder / "serving")
     if lock is None:
         raise UserError(
             f"state={folder} is in use by another `fed-dpsd site serve`; stop it, or give each "

@@ -41,7 +41,7 @@ from fed_dpsd.server.run_folder import (
 from fed_dpsd.server.student import Student, open_student, student_of
 from fed_dpsd.server.summary import read_summary, result_line, round_text, write_failure
 from fed_dpsd.server.synthesis import Source, synthesize
-from fed_dpsd.server.words import opening
+from fed_dpsd.server.words import describe_start
 from fed_dpsd.storage import encoded, shown_path, write_atomically
 from fed_dpsd.sweep import sweep as sweeps
 from fed_dpsd.sweep.reported import write_report
@@ -552,7 +552,7 @@ def run_and_show(job: Job, console: Console) -> Run:
 
 def announce(job: Job, console: Console) -> None:
     """Print what a job is about to do: the run folder at once, then the rest."""
-    for line in opening(job.experiment, job.folder):
+    for line in describe_start(job.experiment, job.folder):
         console.print(line, markup=False, soft_wrap=True)
 
 

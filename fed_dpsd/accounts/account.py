@@ -245,7 +245,7 @@ class Account:
             mechanism=described(mechanism, self.plugins),
             trust=trust_of(mechanism.noise_at),
             costs={pair: mechanism.event(*pair) for pair in UNITS_AND_RELATIONS},
-            request=request.digest() if request else "",
+            request=request.digest if request else "",
             run=self.run,
             training=training,
         )

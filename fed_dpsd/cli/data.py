@@ -65,7 +65,9 @@ def data(
 
 
 def _size(split: "Split") -> str:
+    from fed_dpsd.report.numbers import counted
+
     patients = split.num_patients
     if patients is None:
         return f"{len(split):,}"
-    return f"{len(split):,} ({patients:,} patient{'' if patients == 1 else 's'})"
+    return f"{len(split):,} ({counted(patients, 'patient')})"

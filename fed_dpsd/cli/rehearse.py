@@ -83,10 +83,10 @@ def _run(rehearsal: "Rehearsal") -> "Run":
     from fed_dpsd.rehearsal.faults import COMPLETED
     from fed_dpsd.server.run_folder import read_log
     from fed_dpsd.server.summary import read_summary
-    from fed_dpsd.server.words import opening
+    from fed_dpsd.server.words import describe_start
 
     folder, lines = rehearsal.folder / "run", list[dict[str, Any]]()
-    for text in opening(rehearsal.experiment, folder):
+    for text in describe_start(rehearsal.experiment, folder):
         say(text)
     with show_rounds(rehearsal.experiment, console) as show:
 

@@ -37,7 +37,7 @@ class Summing:
         A request of a run always gets the same mask: a repeated request gets the same bytes as
         before.
         """
-        tag = self.tag(request.digest())
+        tag = self.tag(request.digest)
         with self._ledger.transaction():
             kept = self._ledger.noted(f"{tag}-masked")
             if kept is None:

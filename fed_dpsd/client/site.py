@@ -367,12 +367,12 @@ class Site:
         if isinstance(mechanism, ClassCounts):
             return self._counts
         method = method_text(self.config.method)
-        content = f"{request.digest()} {mechanism} {self._teachers.settings} {method}"
+        content = f"{request.digest} {mechanism} {self._teachers.settings} {method}"
         content += f" {covering}" if (covering := self._covering(mechanism, request)) else ""
         # Another device rounds differently, and the same noise must not be added to another value.
         content += f" {device}" if (device := self._teachers.answers_on) else ""
         if self.summing:
-            content += f" {self.summing.tag(request.digest())}"
+            content += f" {self.summing.tag(request.digest)}"
         elif mechanism.noise_at == "server":  # the server draws other noise in another run
             content += f" {self.account.run}"
         # A run's name may not be valid UTF-8; different names stay different.
@@ -385,7 +385,7 @@ class Site:
 
     def _retraining(self, request: Request) -> str:
         """Return the key under which training from the request's weights is charged."""
-        content = f"{self._teachers.input_digest} {request.digest()}"
+        content = f"{self._teachers.input_digest} {request.digest}"
         content += f" {self._pull}" if self._pull else ""  # another pull has other noise
         if len(request.weights) > self._teachers.size:  # as has another use of the other numbers
             content += f" {method_text(self.config.method)}"

@@ -29,7 +29,7 @@ from fed_dpsd.models.classifiers import CLASSIFIERS, add_networks
 from fed_dpsd.models.public_networks import digest_of
 from fed_dpsd.privacy.mechanism import Relation, Trust
 from fed_dpsd.privacy.training import TrainedUnit
-from fed_dpsd.protocol import MOST_CLASSES, are_classes, compare_classes
+from fed_dpsd.protocol import MOST_CLASSES, is_class_list, require_equal_classes
 
 # The largest values that a message may request, by key of conf/; a hospital's file may set others.
 LIMITS = {
@@ -157,7 +157,7 @@ class Terms:
             raise ValueError(
                 f"shape={list(self.shape)} must be [1 or 3, size, size], size <= {LARGEST_SIDE}"
             )
-        if not are_classes(self.classes):
+        if not is_class_list(self.classes):
             raise ValueError(
                 f"classes=[{', '.join(self.classes)}] must be two or more different names, "
                 "printable and not empty: the coordinator's data.classes, in the same order"
@@ -311,7 +311,7 @@ class Terms:
         if data.num_classes > MOST_CLASSES:  # before writing so many names
             raise NotAllowed(f"data.num_classes is at most {MOST_CLASSES:,}")
         try:
-            compare_classes(self.classes, data.class_names)
+            require_equal_classes(self.classes, data.class_names)
         except ProtocolError as error:
             raise NotAllowed(str(error)) from None
 

@@ -18,7 +18,7 @@ from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment, from_overrides, partitions
 from fed_dpsd.models.devices import Device, gib, gpus
 from fed_dpsd.models.footprint import weight_bytes
-from fed_dpsd.server.checks import cautions, nearest, require_writable
+from fed_dpsd.server.checks import nearest_existing, require_writable, run_warnings
 from fed_dpsd.storage import app_folder, home
 
 FLOWER_MINOR = "1.41"
@@ -55,7 +55,7 @@ def examine_run(experiment: Experiment) -> list[Check]:
     return [
         data,
         _checked("devices", lambda: str(placed(experiment, 1))),
-        _checked("budget", lambda: "; ".join(cautions(experiment)) or "admits the whole plan"),
+        _checked("budget", lambda: "; ".join(run_warnings(experiment)) or "admits the whole plan"),
         *(_room(key, Path(getattr(config, key)), experiment) for key in ("out", "cache")),
         *([_memory(experiment)] if data.good else []),
     ]
@@ -83,7 +83,7 @@ def _room(key: str, folder: Path, experiment: Experiment) -> Check:
         require_writable(key, folder)
     except UserError as error:
         return Check(key, False, str(folder), str(error))
-    free = psutil.disk_usage(str(nearest(folder))).free
+    free = psutil.disk_usage(str(nearest_existing(folder))).free
     needed = _bytes_of_teachers(experiment) if key == "cache" else 0
     state = f"{folder} is writable, {gib(free)} GiB free"
     state += f"; teachers take {gib(needed)}" if needed else ""

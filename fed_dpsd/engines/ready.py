@@ -11,7 +11,7 @@ from fed_dpsd.models import pictures
 from fed_dpsd.models.devices import choose, number_of_gpus
 from fed_dpsd.models.functions import require_functions
 from fed_dpsd.models.precision import require_precision
-from fed_dpsd.server.checks import cautions, require_writable, weak_delta
+from fed_dpsd.server.checks import require_writable, run_warnings, weak_delta
 from fed_dpsd.server.trackers import require_tracker
 from fed_dpsd.storage import app_folder
 
@@ -31,7 +31,7 @@ def ready(
         resumed: whether the run has a folder.
 
     Returns:
-        What `place` returns, and the `cautions` and `weak_delta`.
+        What `place` returns, and the warnings of `run_warnings` and `weak_delta`.
 
     Raises:
         UserError: a Python function or a tracker is missing, a device does not exist or lacks the
@@ -44,7 +44,7 @@ def ready(
     key = "device" if config.client_device == config.server_device else "server_device"
     require_device(key, config.server_device, number_of_gpus())
     require_precision(config.precision, choose(config.server_device))
-    warnings = cautions(experiment) if simulated else []
+    warnings = run_warnings(experiment) if simulated else []
     if simulated:
         require_writable("cache", Path(config.cache))
         if config.ledger:

@@ -9,7 +9,7 @@ from fed_dpsd.errors import UserError, is_disk_full
 from fed_dpsd.experiment import Experiment, largest_partition
 
 
-def cautions(experiment: Experiment) -> list[str]:
+def run_warnings(experiment: Experiment) -> list[str]:
     """Return warnings about a run that will learn nothing or end early, one sentence each."""
     config = experiment.config
     charged = bool(config.ledger) and any(Path(config.ledger).glob("*"))  # earlier runs charged it
@@ -33,7 +33,7 @@ def weak_delta(experiment: Experiment) -> list[str]:
 
 def require_writable(key: str, folder: Path) -> None:
     """Check that the folder of a key can be created or written to, without creating it."""
-    there = nearest(folder)
+    there = nearest_existing(folder)
     try:
         if not there.is_dir():
             raise NotADirectoryError
@@ -44,6 +44,6 @@ def require_writable(key: str, folder: Path) -> None:
         raise UserError(f"{key}={folder} is {reason}; choose another folder") from None
 
 
-def nearest(folder: Path) -> Path:
+def nearest_existing(folder: Path) -> Path:
     """Return a folder, or its nearest existing ancestor."""
     return next(path for path in (folder, *folder.parents) if path.exists())

@@ -78,7 +78,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
 def precision_of_teachers(experiment: Experiment, context: PublicContext) -> str | None:
     """Return the precision of the clients' teachers; None in a deployment, where sites choose it.
 
-    Several architectures may have two, as in "bfloat16 and float32".
+    If architectures differ in precision, both are named, as in "bfloat16 and float32".
     """
     config, names = experiment.config, set()
     if not config.federation.simulation:
@@ -144,11 +144,11 @@ def add_privacy(summary: dict[str, Any], experiment: Experiment, folder: Path) -
     by_training = all(row["basis"] == "training" for row in finite)
     summary["accuracy"]["covered_by_epsilon"] = bool(finite) and by_training
     if not by_training:
-        _set_apart(summary)
+        _move_uncovered_scores(summary)
 
 
-def _set_apart(summary: dict[str, Any]) -> None:
-    """Move scores that no epsilon of the run covers to `diagnostics`, which is never exported."""
+def _move_uncovered_scores(summary: dict[str, Any]) -> None:
+    """Move the teachers' scores to `diagnostics`, which is never exported."""
     for metric in METRICS:
         scores = summary[metric]
         for role in OF_TEACHERS:
@@ -158,7 +158,7 @@ def _set_apart(summary: dict[str, Any]) -> None:
 
 
 def scores_of(summary: Mapping[str, Any], metric: str) -> dict[str, Any]:
-    """Return all scores of a run by role, for its owner only: no epsilon covers some of them."""
+    """Return all scores of a run by role; only its owner may see those that no epsilon covers."""
     apart = summary.get("diagnostics", {}).get(metric, {})
     return {role: apart.get(role, score) for role, score in summary[metric].items()}
 
@@ -214,7 +214,7 @@ def privacy_text(card: Mapping[str, Any], word: str = "proven") -> str:
 
 def round_text(line: Mapping[str, Any]) -> str:
     """Return a line of rounds.jsonl as readable text; queries and seconds are for the round."""
-    refused = f" · {_without(line)}" if line["refused"] else ""
+    refused = f" · {_missing_clients(line)}" if line["refused"] else ""
     accuracy, agreed = line["student_accuracy"], line.get("agreement")
     student = "not scored" if accuracy is None else f"{100 * accuracy:.1f} %"
     agreement = "" if agreed is None else f"agreement {100 * agreed:.1f} % · "
@@ -226,7 +226,7 @@ def round_text(line: Mapping[str, Any]) -> str:
     )
 
 
-def _without(line: Mapping[str, Any]) -> str:
+def _missing_clients(line: Mapping[str, Any]) -> str:
     """Describe the clients that gave no answer in a round because they refused or were absent."""
     clients = sorted(map(int, line["refused"]))
     if len(clients) > MOST_NAMED:

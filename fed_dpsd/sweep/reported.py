@@ -31,7 +31,7 @@ from fed_dpsd.report.scores import Predictions
 from fed_dpsd.report.settings import Row, Setting
 from fed_dpsd.report.settings import read as read_settings
 from fed_dpsd.server import checkpoint
-from fed_dpsd.server.attendance import absent, requests_of
+from fed_dpsd.server.attendance import incomplete_attendance, requests_of
 from fed_dpsd.server.charge_log import clients_in
 from fed_dpsd.server.federation import in_use
 from fed_dpsd.server.run_folder import is_run_folder, open_run_folder, read_log, read_predictions
@@ -260,7 +260,7 @@ def facts_of(
         costs={n: _epsilon(plan, releases, delta, card.unit) for n, releases in stated.items()},
         samples=_samples(folder),
         requests=(requests := requests_of(folder)),
-        absent={client: str(missed) for client, missed in absent(requests).items()},
+        absent={client: str(missed) for client, missed in incomplete_attendance(requests).items()},
         charges=charges,
         ledgers=_ledgers(experiment, folder, paths[0]),
         unfinished=unfinished,

@@ -21,7 +21,7 @@ from fed_dpsd.privacy.accounting import epsilon
 from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
 from fed_dpsd.protocol import Refusal, Response
-from fed_dpsd.server.words import opening
+from fed_dpsd.server.words import describe_start
 from tests.every import every
 from tests.hospitals import answer, request, site_file
 from tests.ledgers import entries_of
@@ -220,7 +220,7 @@ def test_a_wrong_unit_is_one_problem(small):
 
 def test_a_run_by_patient_says_so_first(small, tmp_path):
     by_record, by_patient = small(*PRIVATE), small(*PRIVATE, "data.records_per_patient=2")
-    said = ["\n".join(opening(each, tmp_path)) for each in (by_record, by_patient)]
+    said = ["\n".join(describe_start(each, tmp_path)) for each in (by_record, by_patient)]
     assert [", by patient)" in each for each in said] == [False, True]
     first = [str(planned_run(each)).splitlines()[0] for each in (by_record, by_patient)]
     assert [each.startswith("for all records of a patient") for each in first] == [False, True]

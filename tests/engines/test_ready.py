@@ -19,7 +19,7 @@ from fed_dpsd.engines.flower import gate, job, server, shares
 from fed_dpsd.errors import UserError
 from fed_dpsd.models import functions
 from fed_dpsd.models.classifiers import CLASSIFIERS
-from fed_dpsd.server.checks import cautions
+from fed_dpsd.server.checks import run_warnings
 from fed_dpsd.server.run_folder import new_run_folder
 
 DP = ("training=dp_sgd", "training.steps=20")
@@ -56,12 +56,12 @@ def test_a_budget_below_the_first_charge_is_an_error_with_the_number_that_is_nee
         UserError, match=r"budget=3.5 is less .* \(record, add_remove and replace_one\)"
     ):
         ready(small(*DP, *replaced, "privacy.budget=3.5"))
-    assert cautions(small(*DP, "privacy.target_epsilon=3", "privacy.budget=3")) == []
+    assert run_warnings(small(*DP, "privacy.target_epsilon=3", "privacy.budget=3")) == []
 
 
 def test_a_budget_that_ends_the_run_early_is_a_caution(small):
     some = small("answers.epsilon_per_answer=4", "rounds=6", "privacy.budget=400")
-    (caution,) = cautions(some)
+    (caution,) = run_warnings(some)
     assert "privacy.budget=400 is less than this run needs, " in caution
     assert "the run ends when the budget is spent" in caution
 
@@ -70,9 +70,9 @@ def test_a_ledger_of_earlier_runs_is_left_to_the_clients(small, tmp_path):
     (tmp_path / "life").mkdir()
     shared = (*DP, "privacy.budget=0.1", f"ledger={tmp_path}/life")
     with pytest.raises(UserError, match="privacy.budget"):
-        cautions(small(*shared))
+        run_warnings(small(*shared))
     (tmp_path / "life" / "client_000.sqlite").touch()
-    assert cautions(small(*shared)) == []
+    assert run_warnings(small(*shared)) == []
 
 
 def with_ledger(small, folder):

@@ -60,7 +60,7 @@ def seen_by_a_coalition(experiment, folder):
     """The noise in sums over `threshold` clients, less all that a colluding one knows."""
     federation = LocalFederation(experiment, folder)
     there = range(experiment.answers.quorum.threshold)
-    federation._asked = lambda request: there
+    federation._recipients = lambda request: there
     noises = []
     for number in range(1, 5):
         total = federation.total(asked(number))
@@ -243,7 +243,7 @@ def test_a_classifier_that_no_sum_covers_ends_a_run_before_a_client_is_charged(
 
 def test_too_few_clients_open_no_sum(small, tmp_path):
     federation = LocalFederation(small(*FOUR_OF_FIVE), tmp_path / "run")
-    federation._asked = lambda request: range(3)
+    federation._recipients = lambda request: range(3)
     with pytest.raises(UserError, match="3 clients answered; 4 are needed; no part of it was"):
         federation.total(asked(1))
 

@@ -36,9 +36,17 @@ from fed_dpsd.engines.flower.codec import (
 )
 from fed_dpsd.errors import ProtocolError, UserError
 from fed_dpsd.experiment import Experiment
-from fed_dpsd.methods.class_counts import counts_in
+from fed_dpsd.methods.class_counts import released_counts
 from fed_dpsd.privacy.noise import SecretStreams
-from fed_dpsd.protocol import Absent, Refusal, Replies, Request, Response, SumStep, compare_classes
+from fed_dpsd.protocol import (
+    Absent,
+    Refusal,
+    Replies,
+    Request,
+    Response,
+    SumStep,
+    require_equal_classes,
+)
 from fed_dpsd.server.federation import OF_ROUNDS, HostedFederation
 from fed_dpsd.storage import append_line, run_name
 
@@ -283,7 +291,7 @@ class GridFederation(HostedFederation):
     def _other_classes(self, classes: object) -> str:
         """Return how a hospital's list of classes differs from the experiment's; "" if equal."""
         try:
-            compare_classes(classes, self.experiment.config.data.class_names)
+            require_equal_classes(classes, self.experiment.config.data.class_names)
         except ProtocolError as error:
             return str(error)
         return ""
@@ -292,7 +300,9 @@ class GridFederation(HostedFederation):
         """Return the clients' checked answers; in a deployment, show new class counts."""
         replies = super().each(request)
         if request.kind == "counts" and not self._settings.simulation:
-            self._show_shares({client: own.sum() for client, own in counts_in(replies).items()})
+            self._show_shares(
+                {client: own.sum() for client, own in released_counts(replies).items()}
+            )
         return replies
 
     def _show_shares(self, stated: Mapping[int, float]) -> None:
@@ -319,7 +329,7 @@ class GridFederation(HostedFederation):
             silent = set(self._hellos.values())  # the others are asked at once
             self._hello_again = {n: when for n, when in self._hello_again.items() if n in silent}
             self._discover_nodes()
-        asked = self._asked(request)
+        asked = self._recipients(request)
         hosts = self._hosts_of(set(asked))
         packed = {}
         for node, clients in hosts.items():
@@ -405,7 +415,7 @@ class GridFederation(HostedFederation):
             "at": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             "query_id": request.query_id,
             "kind": request.kind,
-            "ask": request.digest(),
+            "ask": request.digest,
             "answered": sorted(
                 c for c, response in answers.items() if isinstance(response, Response)
             ),

@@ -14,12 +14,12 @@ from fed_dpsd.engines.ready import ready
 from fed_dpsd.errors import ProtocolError, UserError
 from fed_dpsd.experiment import Experiment, unused_records
 from fed_dpsd.models.devices import choose
-from fed_dpsd.server.attendance import absent, requests_of
+from fed_dpsd.server.attendance import incomplete_attendance, requests_of
 from fed_dpsd.server.federation import InUse
 from fed_dpsd.server.run import run
 from fed_dpsd.server.run_folder import new_run_folder, open_run_folder, require_checkpoint
 from fed_dpsd.server.summary import read_summary, result_line, round_text, write_failure
-from fed_dpsd.server.words import opening
+from fed_dpsd.server.words import describe_start
 
 logger = logging.getLogger("fed_dpsd")
 
@@ -68,7 +68,7 @@ def finish(experiment: Experiment, grid: Grid, folder: Path) -> None:
         _print_result(experiment, summary, folder)
         return
     try:
-        for line in opening(experiment, folder):
+        for line in describe_start(experiment, folder):
             print(line, flush=True)
         federation = GridFederation(experiment, grid, folder, _print_line)
         summary = run(experiment, federation, folder, lambda line: _print_line(round_text(line)))
@@ -87,7 +87,7 @@ def _completed(folder: Path) -> bool:
 
 def _print_result(experiment: Experiment, summary: Mapping[str, Any], folder: Path) -> None:
     if not experiment.config.federation.simulation:
-        for client, missed in absent(requests_of(folder)).items():
+        for client, missed in incomplete_attendance(requests_of(folder)).items():
             _print_line(f"hospital {client} {missed}")
     _print_line(f"result: {result_line(experiment, summary)}\nrun folder: {folder}")
 

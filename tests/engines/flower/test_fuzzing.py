@@ -167,7 +167,7 @@ def test_a_hospital_takes_any_message(deployed, tmp_path, caplog, kind, examples
 
     def test(data):
         query = request(1, 4)
-        step = SumStep(query.digest(), (0, 1))
+        step = SumStep(query.digest, (0, 1))
         content = pack_request(query) if kind == "answers" else pack_steps({0: step})
         content["meta"] = ConfigRecord(
             {
@@ -200,7 +200,7 @@ def test_a_hospital_takes_any_message(deployed, tmp_path, caplog, kind, examples
             outcomes["answered"] += 1
             if named == ANSWER:
                 sent = client.unpack_request(content)
-                assert sent.digest() in asks_of(file)
+                assert sent.digest in asks_of(file)
                 assert values["0"].numpy().shape == sent.predictions.shape
         if len(before) > CHARGES:
             shutil.rmtree(open_file(file).folder / "ledger")
@@ -353,7 +353,7 @@ def test_the_coordinator_takes_any_reply_in_a_secure_sum(deployed, caplog, examp
                 content["boxes 2"] = ConfigRecord({to: boxes[to][::-1] for to in boxes})
 
         grid.spoil = spoil
-        shutil.rmtree(federation._notes, ignore_errors=True)
+        shutil.rmtree(federation._sums, ignore_errors=True)
         try:
             total = federation.total(query)
         except UserError as problem:

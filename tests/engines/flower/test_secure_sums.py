@@ -124,7 +124,7 @@ def test_a_hospital_confirms_one_set_of_names_and_sums_only_what_it_has_masked(d
     experiment = deployed(*DISTRIBUTED)
     hospital = hospitals.open_file(files[0])
     site = hospital.open(hospital.experiment(experiment.to_json(), 16), "run")
-    step = SumStep(request().digest(), (0, 1, 2))
+    step = SumStep(request().digest, (0, 1, 2))
     with pytest.raises(ProtocolError, match="does not take part in that sum"):
         sites.take_step(site, step)
     first = sites.answer(experiment.method, request(), site)
@@ -238,6 +238,6 @@ def test_shares_are_not_opened_before_names_are_confirmed(deployed, tmp_path):
     experiment = hospital.experiment(deployed(*DISTRIBUTED).to_json(), 16)
     site = hospital.open(experiment, "run")
     sites.answer(experiment.method, request(), site)
-    step = SumStep(request().digest(), (0, 1), {0: b"", 1: b""})
+    step = SumStep(request().digest, (0, 1), {0: b"", 1: b""})
     with pytest.raises(ProtocolError, match="has confirmed other names"):
         sites.take_step(site, step)

@@ -17,11 +17,11 @@ from rich.console import Console
 from fed_dpsd.accounts.card import PrivacyCard
 from fed_dpsd.config.bind import read_run
 from fed_dpsd.display import show_progress
-from fed_dpsd.engines.clients import ready_clients
+from fed_dpsd.engines.clients import prepare_clients
 from fed_dpsd.engines.flower.simulation import simulate
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.engines.placement import Placement
-from fed_dpsd.engines.ready import check_simulated, ready
+from fed_dpsd.engines.ready import check_run, check_simulated
 from fed_dpsd.errors import ProtocolError, UserError, one_line
 from fed_dpsd.experiment import Experiment, one_run, unused_records
 from fed_dpsd.models.functions import MakeNetwork, add_functions
@@ -473,7 +473,7 @@ def _checked(
 ) -> tuple[Placement, list[str]]:
     """Check a run whose clients are simulated here; return its placement and warnings."""
     check_simulated(experiment, f'overrides="{" ".join(overrides)}"')
-    return ready(experiment, lambda: ready_clients(experiment, nodes))
+    return check_run(experiment, lambda: prepare_clients(experiment, nodes))
 
 
 def resumed_job(folder: Path) -> Job:
@@ -485,7 +485,7 @@ def resumed_job(folder: Path) -> Job:
         require_checkpoint(folder, summary)
         return dataclasses.replace(job, completed=True)
     check_simulated(experiment, f'resume="{folder}"')
-    ready(experiment, lambda: ready_clients(experiment, 1), resumed=True)
+    check_run(experiment, lambda: prepare_clients(experiment, 1), resumed=True)
     return job
 
 

@@ -189,7 +189,7 @@ class Account:
         """Return whether the result of the planned run is the teachers themselves."""
         return self.plan.ends_with_teachers
 
-    def lacking(self, paid: Collection[str]) -> Literal["", "budget", "queries"]:
+    def exceeded_limit(self, paid: Collection[str]) -> Literal["", "budget", "queries"]:
         """Return the name of the limit that the planned run would exceed; "" if none.
 
         Args:

@@ -17,9 +17,9 @@ from fed_dpsd.accounts.database import ledgers_in
 from fed_dpsd.accounts.ledger import FileLedger
 from fed_dpsd.accounts.secret import exchange_key, secret_of
 from fed_dpsd.client.records import HospitalRecords, read
-from fed_dpsd.client.secure_sum import Summing
+from fed_dpsd.client.secure_sum import SecureSums
 from fed_dpsd.client.site import Site
-from fed_dpsd.client.terms import NotAllowed, Terms, reading
+from fed_dpsd.client.terms import NotAllowed, Terms, refuse_malformed
 from fed_dpsd.config import require_device
 from fed_dpsd.config.bind import bound, read_yaml
 from fed_dpsd.errors import UserError, format_value
@@ -87,7 +87,7 @@ class Hospital(Terms):
         Raises:
             NotAllowed: the file does not allow the experiment, or the experiment is malformed.
         """
-        with reading():
+        with refuse_malformed():
             raw = json.loads(text)
             self.check(raw)
             experiment = set_up(self._with_own_settings(raw), None, written=True)
@@ -165,7 +165,7 @@ class Hospital(Terms):
             test=None,
             account=account,
             secret=SecretStreams(secret),
-            summing=party and Summing(party, experiment.answers, ledger, run),
+            secure_sums=party and SecureSums(party, experiment.answers, ledger, run),
         )
 
     def _prune(self, most: int) -> None:
@@ -194,7 +194,7 @@ class Hospital(Terms):
             raise UserError(f"keys: {error}; see `fed-dpsd site key`") from None
 
 
-def open_file(path: Path) -> Hospital:
+def open_hospital(path: Path) -> Hospital:
     """Return the hospital described by a site file; relative paths start from the file's folder.
 
     Raises:

@@ -29,8 +29,8 @@ def read_shard(
     Args:
         teacher: an untrained teacher, on the CPU.
         records: the records of its shard.
-        training: the training mechanism, which may read copies of images, or patients; None for
-            plain training.
+        training: the training mechanism, which may read shifted copies of images and group the
+            records by patient; None for plain training.
     """
     images, labels = records.images, torch.from_numpy(records.labels)
     if not training:

@@ -41,20 +41,18 @@ def train(
     rng: torch.Generator,
     device: torch.device = CPU,
 ) -> list[torch.Tensor]:
-    """Train a teacher on one shard's records, with Adam or, if a momentum is given, with SGD.
+    """Train a teacher on one shard's N >= 1 records, with Adam or, if a momentum is given, SGD.
 
-    Afterwards, the teacher is on `device`.
-
-    Batches are taken from a new permutation in each epoch. If a shard has fewer records than a
-    batch, each step uses all of them. A batch of one record holds it twice. Any number of records
-    and classes works.
+    Afterwards, the teacher is on `device`. Batches are taken from a new permutation in each epoch.
+    If a shard has fewer records than a batch, each step uses all of them. A batch of one record
+    holds it twice.
 
     Returns:
         The loss of each step, on `device`; these values are private.
     """
-    learner = PublicImages(teacher, records.images, config, lambda _: rng, device)
-    learner.fit(np.arange(len(records)), fixed(records.labels))
-    return learner.losses
+    network = ImageLearner(teacher, records.images, config, lambda _: rng, device)
+    network.fit(np.arange(len(records)), fixed(records.labels))
+    return network.losses
 
 
 def train_privately(
@@ -64,7 +62,7 @@ def train_privately(
     labels: torch.Tensor,
     rng: Rng,
 ) -> None:
-    """Train a teacher by a mechanism, and report the mechanism's steps."""
+    """Train a teacher with a mechanism, and report progress at each optimiser step."""
     with (
         reporting("steps of a teacher", mechanism.steps) as task,
         register_optimizer_step_post_hook(lambda *_: task.advance()),
@@ -120,7 +118,7 @@ def regularised(head: nn.Linear, loss: HeadLoss | None) -> Iterator[None]:
         yield
 
 
-class PublicImages:
+class ImageLearner:
     """A teacher that learns from images; it implements `privacy.label_dp.Learner`.
 
     Args:
@@ -170,7 +168,7 @@ class PublicImages:
             if step % batches == 0:
                 order = known[torch.randperm(len(known), generator=rng)]
             chosen = order[step % batches * size :][:size]
-            if size == 1:  # normalisation layers may refuse one image, which reveals a lone record
+            if size == 1:  # BatchNorm may reject a single image, which would reveal a lone record
                 chosen = chosen.repeat(2)
             seen = augment(inputs[chosen], settings.shift, settings.flip, rng)
             logits = self._model(seen.to(self._device))

@@ -18,7 +18,7 @@ from fed_dpsd.privacy.secure_sum import Masked, Party
 from fed_dpsd.protocol import Request, Response, SumStep
 
 
-class Summing:
+class SecureSums:
     """A client's part in the secure sums of a run.
 
     Args:

@@ -54,8 +54,8 @@ class NotAllowed(ProtocolError):
 
 
 @contextlib.contextmanager
-def reading() -> Iterator[None]:
-    """Reject a malformed experiment from a peer.
+def refuse_malformed() -> Iterator[None]:
+    """Turn the errors of reading a peer's experiment into refusals.
 
     Raises:
         NotAllowed: the experiment is malformed.
@@ -144,8 +144,7 @@ class Terms:
         for key, what in (("name", "a name of the data set"), ("state", "a folder")):
             if not getattr(self, key).strip():
                 raise ValueError(f"{key}= is empty; give {what}")
-        require(self, client=0, num_clients=1, queries=0, threads=1)
-        require(self, colluding=0)
+        require(self, client=0, num_clients=1, queries=0, threads=1, colluding=0)
         for key, most in (("num_clients", MOST_CLIENTS), ("threads", MOST_THREADS)):
             if (value := getattr(self, key)) > most:
                 raise ValueError(f"{key}={value} must be at most {most:,}")
@@ -218,11 +217,11 @@ class Terms:
         if raw["federation"]["simulation"] is not False:
             raise NotAllowed("this is a hospital; run with federation=deployment")
         self._check_classes(raw)
-        own = list(map(str, find(self.plugins)))
+        plugins = list(map(str, find(self.plugins)))
         for plugin in raw.get("plugins", []):
-            if plugin not in own:
+            if plugin not in plugins:
                 raise NotAllowed(
-                    f"plugins={plugin}: this site runs {' and '.join(own) or 'no plug-in'} "
+                    f"plugins={plugin}: this site runs {' and '.join(plugins) or 'no plug-in'} "
                     "(plugins: in its file)"
                 )
         for group, key, names in (
@@ -238,17 +237,13 @@ class Terms:
             if model not in self.models:
                 raise NotAllowed(f"this site allows only the teachers {' or '.join(self.models)}")
         if raw["model"].get("backbone") is not None:
-            own = digest_of("weights", self.weights) if self.weights else None
-            if own is None or raw["model"]["digest"] != own:
+            digest = digest_of("weights", self.weights) if self.weights else None
+            if digest is None or raw["model"]["digest"] != digest:
                 raise NotAllowed(
-                    f"model.digest is {own} at this site (weights: in its file); all sites must "
+                    f"model.digest is {digest} at this site (weights: in its file); all sites must "
                     "have the same file of public features"
                 )
-        facts: dict[str, Any] = {
-            "num_clients": self.num_clients,
-            "data.shape": list(self.shape),
-        }
-        for key, fact in facts.items():
+        for key, fact in (("num_clients", self.num_clients), ("data.shape", list(self.shape))):
             if _value_at(raw, key) != fact:
                 raise NotAllowed(f"{key} is {fact} at this site")
         for key, most in {**LIMITS, **self.limits}.items():
@@ -271,7 +266,7 @@ class Terms:
             return True
         if (name := own.get("name")) not in names:
             return False
-        allowed = _method(str(name), self.plugins)
+        allowed = _method_values(str(name), self.plugins)
         return all(allowed.get(key) == own.get(key) for key in ("_target_", "needs"))
 
     def check_unit(self, key: str, unit: TrainedUnit) -> None:
@@ -303,7 +298,7 @@ class Terms:
         Raises:
             NotAllowed: the classes differ, are in another order, or are malformed.
         """
-        with reading():
+        with refuse_malformed():
             self._check_classes(json.loads(text))
 
     def _check_classes(self, raw: Mapping[str, Any]) -> None:
@@ -326,7 +321,7 @@ def choices(group: str, plugins: tuple[str, ...] = ()) -> dict[str, str]:
 
 
 @functools.cache
-def _method(name: str, plugins: tuple[str, ...]) -> dict[str, Any]:
+def _method_values(name: str, plugins: tuple[str, ...]) -> dict[str, Any]:
     """Return a method by name, composed from this site's own files."""
     method: dict[str, Any] = compose([f"method={name}", f"plugins=[{','.join(plugins)}]"])["method"]
     return method

@@ -17,14 +17,14 @@ from fed_dpsd.config.keys import leaves
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.methods.fed_dpsd import FedDPSD
 
-# Settings that do not change the seconds, or that scale them.
+# Settings that do not change a run's duration, or that only scale it.
 UNTIMED = {
     *("seed", "teacher.seed", "partition.seed", "rounds", "noise", "tracker"),
     *("out", "cache", "run_folder", "ledger", "training.noise_multiplier"),
     *("answers.noise_multiplier", "answers.epsilon_per_answer"),
 }
 ROUND_OF_NODES = 2.25  # mean wait for the slowest of three nodes: docs/results/time.md
-LOOKED_AT = 20  # run folders, the newest first
+MOST_FOLDERS = 20  # run folders to read, the newest first
 SPREAD = 1.25  # between runs with the same settings
 # Seconds of the default run on an idle core (2 cores of an AMD EPYC); a busy one takes longer.
 START, CLIENT, QUERY, STEP, IDLE_TO_BUSY = 6.0, 0.5, 0.0015, 0.0006, 4.0
@@ -105,7 +105,7 @@ def _seconds_of_runs(experiment: Experiment) -> Iterator[float]:
     facts |= {"num_clients": config.num_clients, "status": "completed", "engine": "local"}
     wanted = timed_settings(json.loads(experiment.to_json()))
     folders = Path(config.out).glob(f"*-{facts['method']}-{facts['data']}-seed*")
-    for folder in sorted(folders, key=lambda folder: folder.name, reverse=True)[:LOOKED_AT]:
+    for folder in sorted(folders, key=lambda folder: folder.name, reverse=True)[:MOST_FOLDERS]:
         try:
             summary = json.loads((folder / "summary.json").read_text())
             earlier = read_yaml(folder / "config.yaml")

@@ -18,16 +18,16 @@ from fed_dpsd.storage import app_folder
 Placed = TypeVar("Placed")
 
 
-def ready(
+def check_run(
     experiment: Experiment, place: Callable[[], Placed], resumed: bool = False
 ) -> tuple[Placed, list[str]]:
-    """Check that a run has what it needs, on every engine, and read its data last.
+    """Check that a run has what it needs on any engine; the data is read last.
 
     Hospitals check their own side, so a deployment is only checked for what the server needs.
 
     Args:
         experiment: the run's experiment.
-        place: checks and places the clients, if they are on this machine: `clients.ready_clients`.
+        place: checks and places clients on this machine, such as `clients.prepare_clients`.
         resumed: whether the run has a folder.
 
     Returns:

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from fed_dpsd.accounts.secret import exchange_key, secret_of
-from fed_dpsd.client.hospital import Hospital, open_file
+from fed_dpsd.client.hospital import Hospital, open_hospital
 from fed_dpsd.config.compose import read
 from fed_dpsd.config.grid import require_one_run
 from fed_dpsd.engines.clients import with_patients
@@ -119,7 +119,7 @@ class Rehearsal:
 
     def hospital(self, number: int) -> Hospital:
         """Return a hospital as described by its file."""
-        return open_file(self.site(number))
+        return open_hospital(self.site(number))
 
     def forget(self) -> None:
         """Delete every hospital's answers and teachers, but keep its secret.

@@ -9,7 +9,7 @@ import pytest
 import torch
 from dp_accounting import LaplaceDpEvent
 
-from fed_dpsd.client.learning import PublicImages, train
+from fed_dpsd.client.learning import ImageLearner, train
 from fed_dpsd.client.teachers import Teachers, make_teacher
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.models.inference import predict
@@ -28,7 +28,7 @@ def network(config, records):
     """A teacher, and its learner, whose batches are the same in every fit."""
     teacher = make_teacher(config, 0, 0)
     rng = functools.partial(torch.Generator().manual_seed, 0)
-    return teacher, PublicImages(teacher, records.images, config, lambda _: rng())
+    return teacher, ImageLearner(teacher, records.images, config, lambda _: rng())
 
 
 @every("name", ["cnn", "cnn_bn", "scattering"])
@@ -98,7 +98,7 @@ def test_a_teacher_learns_on_another_device_than_its_images(small, records, name
     config = small(*CENTRAL, *overrides).config
     meta, drawn = torch.device("meta"), torch.Generator().manual_seed(0)
     teacher = make_teacher(config, 0, 0)
-    learner = PublicImages(teacher, records.images, config, lambda _, rng=drawn: rng, meta)
+    learner = ImageLearner(teacher, records.images, config, lambda _, rng=drawn: rng, meta)
     learner.fit(np.arange(60), fixed(records.labels))
     assert {tensor.device.type for tensor in teacher.state_dict().values()} == {"meta"}
     learner._device = torch.device("cpu")  # the control: a batch that stays behind
@@ -114,7 +114,7 @@ def test_every_fit_has_batches_of_its_own(small, records):
         drawn.append(purpose)
         return torch.Generator().manual_seed(len(drawn))
 
-    learner = PublicImages(make_teacher(config, 0, 0), records.images, config, draw)
+    learner = ImageLearner(make_teacher(config, 0, 0), records.images, config, draw)
     for _ in range(3):
         learner.fit(np.arange(60), fixed(records.labels))
     assert len(set(drawn)) == 3

@@ -254,7 +254,7 @@ def with_patients(folder, **changes):
     settings = yaml.safe_load(file.read_text())
     settings["files"]["patient_column"] = "patient"
     file.write_text(yaml.safe_dump(settings))
-    return hospitals.open_file(file)
+    return hospitals.open_hospital(file)
 
 
 def test_a_hospitals_ledger_names_the_unit_and_bounds_a_record(deployed, tmp_path):
@@ -323,7 +323,9 @@ def test_a_unit_that_a_file_does_not_allow_is_refused_and_not_charged(
     monkeypatch.setattr(DPSGD, "train", lambda *_: pytest.fail("it was trained"))
     tmp_path = tmp_path / "hospital"
     hospital = (
-        with_patients(tmp_path, **changes) if known else hospitals.open_file(site_file(tmp_path))
+        with_patients(tmp_path, **changes)
+        if known
+        else hospitals.open_hospital(site_file(tmp_path))
     )
     refusal = answer(hospital, deployed(*overrides).to_json(), request())
     assert isinstance(refusal, Refusal)
@@ -343,7 +345,7 @@ def test_a_unit_that_a_file_does_not_allow_is_refused_and_not_charged(
 def test_a_unit_that_suits_the_data_or_that_a_file_lists_is_answered(
     deployed, tmp_path, overrides, known, changes
 ):
-    make = with_patients if known else lambda *a, **k: hospitals.open_file(site_file(*a, **k))
+    make = with_patients if known else lambda *a, **k: hospitals.open_hospital(site_file(*a, **k))
     hospital = make(tmp_path / "hospital", **changes)
     assert isinstance(answer(hospital, deployed(*overrides).to_json(), request()), Response)
 
@@ -369,7 +371,7 @@ def test_units_are_about_trainings_only(deployed, tmp_path):
 def test_a_message_cannot_make_a_hospitals_patients_up(deployed, tmp_path):
     raw = json.loads(deployed(*BY_PATIENT).to_json())
     raw["data"]["records_per_patient"] = 3
-    unknown = hospitals.open_file(site_file(tmp_path / "unknown"))
+    unknown = hospitals.open_hospital(site_file(tmp_path / "unknown"))
     assert "no patient column" in answer(unknown, json.dumps(raw), request()).reason
     experiment = with_patients(tmp_path / "known").experiment(json.dumps(raw), 16)
     assert experiment.config.data.records_per_patient is None

@@ -268,7 +268,7 @@ def test_a_ledger_marks_what_is_not_reviewed(example, small, records):  # noqa: 
 )
 def test_a_hospital_runs_only_what_its_own_file_names(example, deployed, tmp_path, changes, reason):
     """Neither a plug-in that it does not name nor a part that it does not allow."""
-    hospital = hospitals.open_file(site_file(tmp_path / "hospital", **changes))
+    hospital = hospitals.open_hospital(site_file(tmp_path / "hospital", **changes))
     with pytest.raises(NotAllowed, match=reason):
         hospital.experiment(deployed(*MECHANISM).to_json(), 0)
 
@@ -281,7 +281,7 @@ def test_a_hospital_refuses_before_anything_of_a_plugin_is_imported(deployed, tm
     package = folder / "fed_dpsd_example" / "__init__.py"
     package.write_text(f"raise SystemExit('imported')\n{package.read_text()}")
     with installed(folder):
-        hospital = hospitals.open_file(site_file(tmp_path / "hospital"))
+        hospital = hospitals.open_hospital(site_file(tmp_path / "hospital"))
         for asked in (text, text.replace("==1.0", ""), text.replace("==1.0", "==1.1")):
             with pytest.raises(NotAllowed, match=r"plugins=example.*: this site runs no plug-in"):
                 hospital.experiment(asked, 0)
@@ -292,7 +292,7 @@ def test_a_hospital_refuses_another_version(deployed, tmp_path):
         text = deployed(*MECHANISM).to_json()
     with installed(write_installed(tmp_path / "here", "1.1")):
         allowed = {"plugins": ["example"], "answers": ["laplace_probabilities"]}
-        hospital = hospitals.open_file(site_file(tmp_path / "hospital", **allowed))
+        hospital = hospitals.open_hospital(site_file(tmp_path / "hospital", **allowed))
         with pytest.raises(NotAllowed, match=r"example==1.0: this site runs example==1.1 \(plug"):
             hospital.experiment(text, 0)
 
@@ -302,7 +302,7 @@ def test_a_class_of_a_plugin_that_the_message_does_not_name_is_refused(
     example, deployed, tmp_path, plugins
 ):
     allowed = {"plugins": ["example"], "answers": ["laplace_probabilities"]}
-    hospital = hospitals.open_file(site_file(tmp_path / "hospital", **allowed))
+    hospital = hospitals.open_hospital(site_file(tmp_path / "hospital", **allowed))
     raw = json.loads(deployed(*MECHANISM).to_json())
     if plugins == ["example==1.0"]:  # the control
         hospital.experiment(json.dumps(raw), 0)
@@ -319,7 +319,7 @@ def test_a_run_over_hospitals_that_name_the_plugin(example, deployed, tmp_path):
     experiment = deployed(*MECHANISM, "model.teacher=mlp_deep")
     folder = new_run_folder(experiment)
     with pytest.raises(NotAllowed, match="allows only the teachers cnn or scattering"):
-        hospitals.open_file(files[0]).experiment(experiment.to_json(), 0)
+        hospitals.open_hospital(files[0]).experiment(experiment.to_json(), 0)
     files = [
         site_file(tmp_path / f"hospital{n}", n, models=["mlp_deep"], **allowed) for n in (0, 1)
     ]
@@ -331,4 +331,4 @@ def test_a_run_over_hospitals_that_name_the_plugin(example, deployed, tmp_path):
 
 def test_a_site_file_names_what_is_installed(tmp_path):
     with pytest.raises(ConfigError, match="plugins=example is not installed; pip install the"):
-        hospitals.open_file(site_file(tmp_path, plugins=["example"]))
+        hospitals.open_hospital(site_file(tmp_path, plugins=["example"]))

@@ -14,7 +14,7 @@ from fed_dpsd import api
 from fed_dpsd.accounts.database import journal
 from fed_dpsd.accounts.ledger import FileLedger
 from fed_dpsd.engines import ready as checks
-from fed_dpsd.engines.clients import data_of, ready_clients
+from fed_dpsd.engines.clients import data_set_name, prepare_clients
 from fed_dpsd.engines.flower import gate, job, server, shares
 from fed_dpsd.errors import UserError
 from fed_dpsd.models import functions
@@ -27,7 +27,7 @@ GRID = SimpleNamespace(get_node_ids=lambda: [1])
 
 
 def ready(experiment):
-    return checks.ready(experiment, functools.partial(ready_clients, experiment, 1))
+    return checks.check_run(experiment, functools.partial(prepare_clients, experiment, 1))
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_a_ledger_of_earlier_runs_is_left_to_the_clients(small, tmp_path):
 def with_ledger(small, folder):
     """An experiment with a ledger of client 0, to which a note was written."""
     experiment = small(f"ledger={folder}")
-    own = FileLedger(folder, 0, data_of(experiment, 0))
+    own = FileLedger(folder, 0, data_set_name(experiment, 0))
     with own.transaction():
         own.note("a", b"")
     return experiment

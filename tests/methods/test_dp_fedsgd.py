@@ -11,7 +11,7 @@ from fed_dpsd.accounts.account import Account
 from fed_dpsd.accounts.card import plan_of, proven
 from fed_dpsd.accounts.ledger import MemoryLedger
 from fed_dpsd.client import site as sites
-from fed_dpsd.client.hospital import open_file
+from fed_dpsd.client.hospital import open_hospital
 from fed_dpsd.client.site import Site
 from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.data.datasets import Split
@@ -258,7 +258,7 @@ def test_hospitals_sum_gradients_once(deployed, tmp_path):
     assert first.sum.shape == (WEIGHTS, 1)
     assert first.count == 3
     assert np.array_equal(federation.total(asked(1)).sum, first.sum)
-    hospital, text = open_file(files[0]), experiment.to_json()
+    hospital, text = open_hospital(files[0]), experiment.to_json()
     assert len(charges(hospital)) == 1
     one, same = (answer(hospital, text, asked(2)) for _ in range(2))
     assert np.array_equal(one.values, same.values)
@@ -293,7 +293,7 @@ def test_records_that_change_hands_end_a_run_by_patient(small, records, answers,
 
 def test_equal_weights_in_two_rounds_have_other_noise(deployed, tmp_path):
     """So have other weights in one. FAILURE is the probability. The control: a repeated request."""
-    hospital = open_file(site_file(tmp_path / "hospital", **ALLOWED))
+    hospital = open_hospital(site_file(tmp_path / "hospital", **ALLOWED))
     experiment = deployed(*SUMS, "num_clients=2")
     near = np.nextafter(asked(1).weights, 1)
     first, again, later, others = (
@@ -317,13 +317,13 @@ def test_a_spent_budget_is_refused_before_a_gradient_is_computed(deployed, tmp_p
         lambda self, weights: computed.append(1) or np.zeros((1, len(weights), 1)),
     )
     for budget, sums in ((0.01, 0), (100.0, 1)):
-        hospital = open_file(site_file(tmp_path / f"{budget}", budget=budget, **ALLOWED))
+        hospital = open_hospital(site_file(tmp_path / f"{budget}", budget=budget, **ALLOWED))
         refused = isinstance(answer(hospital, text, asked(1)), Refusal)
         assert (refused, len(computed), len(charges(hospital))) == (not sums, sums, sums)
 
 
 def test_a_hospital_limits_the_copies_that_a_message_requests(deployed, tmp_path):
-    hospital = open_file(site_file(tmp_path / "hospital", **ALLOWED))
+    hospital = open_hospital(site_file(tmp_path / "hospital", **ALLOWED))
     text = deployed(*SUMS, "num_clients=2", "answers.copies=6").to_json()
     assert "answers.copies is at most 5" in answer(hospital, text, asked(1)).reason
     assert not charges(hospital)

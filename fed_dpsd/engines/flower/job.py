@@ -9,8 +9,8 @@ from flwr.serverapp import Grid
 
 from fed_dpsd.engines.flower import gate
 from fed_dpsd.engines.flower.grid import GridFederation
-from fed_dpsd.engines.flower.run_config import as_typed, from_run_config
-from fed_dpsd.engines.ready import ready
+from fed_dpsd.engines.flower.run_config import from_run_config, with_typed_keys
+from fed_dpsd.engines.ready import check_run
 from fed_dpsd.errors import ProtocolError, UserError
 from fed_dpsd.experiment import Experiment, unused_records
 from fed_dpsd.models.devices import choose
@@ -35,7 +35,7 @@ def prepare(
         folder: the folder of a run to resume instead.
 
     Raises:
-        UserError: `ready` raises it; no client was asked, and a new run has no folder.
+        UserError: as for `check_run`; no request was sent, and a new run has no folder.
     """
     if folder is not None:
         experiment = open_run_folder(folder)
@@ -43,14 +43,16 @@ def prepare(
             return experiment, folder
     else:
         experiment = from_run_config(run_config)
-    _, warnings = ready(experiment, lambda: _place(grid, experiment), resumed=folder is not None)
+    _, warnings = check_run(
+        experiment, lambda: _place(grid, experiment), resumed=folder is not None
+    )
     for warning in filter(None, (*warnings, unused_records(experiment))):
-        print(f"warning: {as_typed(warning, run_config)}", flush=True)
+        print(f"warning: {with_typed_keys(warning, run_config)}", flush=True)
     return experiment, folder or new_run_folder(experiment)
 
 
 def _place(grid: Grid, experiment: Experiment) -> None:
-    """Place a simulation's clients on this machine and print where; elsewhere, do nothing."""
+    """Place and print a simulation's clients if `flwr run` simulates them in this process."""
     config = experiment.config
     if config.federation.simulation and gate.in_simulation():
         clients = gate.place_clients(experiment, gate.number_of_nodes(grid))

@@ -20,7 +20,7 @@ from fed_dpsd.errors import ConfigError, format_value
 if TYPE_CHECKING:
     from fed_dpsd.experiment import Experiment
 
-# The flat keys that have shorter names than the keys they set.
+# The keys set by flat keys with shorter names.
 SHORT = {
     "data_path": "data.path",
     "alpha": "partition.alpha",
@@ -30,7 +30,7 @@ SHORT = {
 _PLAIN = re.compile(r"(?!(null|true|false|nan|inf)\Z)[a-z_/][\w./-]*", re.ASCII | re.IGNORECASE)
 
 
-def given(run_config: Mapping[str, Any]) -> dict[str, Any]:
+def given_keys(run_config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the given keys, including `overrides` and `resume`."""
     return {key: value for key, value in run_config.items() if value != ""}
 
@@ -58,7 +58,7 @@ def check_early(run_config: Mapping[str, Any]) -> Mapping[str, Any]:
         binder.problems = [*composition.problems, *found, *path_problems(values)]
         binder.finish()
     except ConfigError as error:
-        problems += map(_typed_here, error.problems)
+        problems += map(_for_run_config, error.problems)
     if problems:
         raise ConfigError(problems)
     return values
@@ -77,7 +77,7 @@ def from_run_config(run_config: Mapping[str, Any]) -> "Experiment":
     try:
         experiment = one_run(overrides, None)
     except ConfigError as error:
-        problems += map(_typed_here, error.problems)
+        problems += map(_for_run_config, error.problems)
     if problems:
         raise ConfigError(problems)
     return experiment
@@ -85,7 +85,7 @@ def from_run_config(run_config: Mapping[str, Any]) -> "Experiment":
 
 def _overrides(run_config: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     """Return the overrides in a run's configuration, and a problem for each key given twice."""
-    flat = given(run_config)
+    flat = given_keys(run_config)
     overrides = split_overrides(format_value(flat.pop("overrides", "")))
     named = {override.lstrip("+~").partition("=")[0] for override in overrides}
     problems = []
@@ -100,9 +100,9 @@ def _overrides(run_config: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     return overrides, problems
 
 
-def as_typed(text: str, run_config: Mapping[str, Any]) -> str:
+def with_typed_keys(text: str, run_config: Mapping[str, Any]) -> str:
     """Return the lines of a text, with long names replaced by the flat keys as typed."""
-    for key in SHORT.keys() & given(run_config).keys():
+    for key in SHORT.keys() & given_keys(run_config).keys():
         text = re.sub(rf"^{re.escape(SHORT[key])}(?![\w.])", key, text, flags=re.MULTILINE)
     return text
 
@@ -116,8 +116,8 @@ def _quoted(value: Any) -> str:
     return quoted(value)
 
 
-def _typed_here(problem: str) -> str:
-    """Return a problem with `overrides`, giving the remedy in the syntax of --run-config."""
+def _for_run_config(problem: str) -> str:
+    """Return a problem with its remedy in the syntax of --run-config."""
     said, marked, word = problem.partition(QUOTES)
     if not marked or "'" in (setting := " ".join(shlex.split(word))):  # Flower has no escapes
         return problem

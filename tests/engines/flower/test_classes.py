@@ -71,7 +71,7 @@ def experiment_of(deployed, tmp_path, *overrides):
 
 def untouched(files):
     """Whether no hospital has a ledger, a teacher or a secret."""
-    return not any(hospitals.open_file(file).folder.exists() for file in files)
+    return not any(hospitals.open_hospital(file).folder.exists() for file in files)
 
 
 def warned(caplog):

@@ -289,12 +289,12 @@ def test_other_code_on_either_side_is_refused_and_nothing_charged(deployed, tmp_
     federation = federate(deployed(*PLAIN), Hospitals(files, spoiling(101, HELLO, other)))
     assert federation.total(request()).count == 1
     assert "client 1 runs different code from this server" in caplog.text
-    assert not hospitals.open_file(files[1]).folder.exists()
+    assert not hospitals.open_hospital(files[1]).folder.exists()
     federation = federate(deployed(*PLAIN), Hospitals(files[1:]))
     federation._code = "0" * 64
     with pytest.raises(UserError, match="from this server; install the same version"):
         federation.total(request())
-    assert not hospitals.open_file(files[1]).folder.exists()
+    assert not hospitals.open_hospital(files[1]).folder.exists()
 
 
 def test_a_coordinators_own_noise_follows_no_seed(deployed, tmp_path):

@@ -16,10 +16,10 @@ from fed_dpsd.checks import check, ignored_overrides, public_features, warnings
 from fed_dpsd.claims import cost
 from fed_dpsd.config import BUNDLED, Config, DataConfig, names_patients, to_json
 from fed_dpsd.config.bind import Binder
-from fed_dpsd.config.compose import Composition, read
+from fed_dpsd.config.compose import Composition, compose_valid
 from fed_dpsd.config.grid import require_one_run
-from fed_dpsd.config.keys import homes, method_sets
-from fed_dpsd.config.plugins import find
+from fed_dpsd.config.keys import choices_with_key, method_sets
+from fed_dpsd.config.plugins import find_plugins
 from fed_dpsd.data import datasets, partition, paths
 from fed_dpsd.data.datasets import Dataset, Split
 from fed_dpsd.data.partition import PARTITIONS, Partition
@@ -114,7 +114,7 @@ def from_overrides(
         ConfigError: the overrides or the values have problems, such as noise that is both typed
             and calibrated. No data was read.
     """
-    experiment = _of_composition(read(overrides), overrides, base)
+    experiment = _of_composition(compose_valid(overrides), overrides, base)
     return calibrated(experiment) if calibrate else experiment
 
 
@@ -124,7 +124,7 @@ def one_run(overrides: Sequence[str], base: Path | None) -> Experiment:
     Raises:
         ConfigError: the overrides have problems, or declare a grid of several experiments.
     """
-    composition = read(overrides)
+    composition = compose_valid(overrides)
     require_one_run(overrides, composition)
     return calibrated(_of_composition(composition, overrides, base))
 
@@ -184,7 +184,7 @@ def _bound(raw: Mapping[str, Any], base: Path | None, written: bool, binder: Bin
     """Bind a configuration without calibrating; `binder` knows the typed settings."""
     names = raw.get("plugins", [])
     if isinstance(names, list) and all(isinstance(name, str) for name in names):
-        add_networks(plugins := find(names))
+        add_networks(plugins := find_plugins(names))
         binder.packages = tuple(plugin.package for plugin in plugins)
         if plugins:
             raw = {**raw, "plugins": list(map(str, plugins))}
@@ -366,7 +366,9 @@ def _bind_class(
     names = {field.name for field in dataclasses.fields(cls)}
     arguments = {key: value for key, value in values.items() if key != "_target_"}
     for key in arguments.keys() - names:
-        if fitting := homes(f"{where}.{key}"):  # a chosen file sets it, such as a method's
+        if fitting := choices_with_key(
+            f"{where}.{key}"
+        ):  # a chosen file sets it, such as a method's
             name = getattr(cls, "name", cls.__name__)
             sets = method_sets(method, f"{where}.{key}")
             setter = f"method={method}" if sets else "another choice"

@@ -68,7 +68,7 @@ class _Commands(TyperGroup):
 
 
 def _explained(error: click.NoSuchOption) -> click.UsageError:
-    """Explain an error due to a key typed as an option; return any other error unchanged."""
+    """Return the remedy for a key typed as an option; return any other error unchanged."""
     from fed_dpsd.config import keys
 
     option = error.option_name
@@ -151,7 +151,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a simulation is cleaned up
     print_any_text()
     command = get_command(app)
-    completion.switch_on()  # replaces typer's completion, which get_command registers
+    completion.register()  # replaces typer's completion, which get_command registers
     try:
         command()
     except (UserError, ProtocolError) as error:

@@ -133,7 +133,7 @@ def predict(
         say(as_markdown(student.card))
     files, bad = _files(paths), list[Path]()
     header = ["file", "class", "probability", *(student.classes if every_class else ())]
-    rows = _predicted(student, files, every_class, bad)
+    rows = _predict_rows(student, files, every_class, bad)
     if out is None and sys.stdout.isatty():
         with show_progress(console):
             listed = list(rows)
@@ -153,7 +153,7 @@ def predict(
         raise typer.Exit(1)
 
 
-def _predicted(
+def _predict_rows(
     student: "Student", files: Sequence[Path], every_class: bool, bad: list[Path]
 ) -> Iterator[list[str]]:
     """Yield the cells of each readable image; report unreadable images and add them to `bad`."""

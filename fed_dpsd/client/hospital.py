@@ -21,7 +21,7 @@ from fed_dpsd.client.secure_sum import SecureSums
 from fed_dpsd.client.site import Site
 from fed_dpsd.client.terms import NotAllowed, Terms, refuse_malformed
 from fed_dpsd.config import require_device
-from fed_dpsd.config.bind import bound, read_yaml
+from fed_dpsd.config.bind import bind_dataclass, read_yaml
 from fed_dpsd.errors import UserError, format_value
 from fed_dpsd.experiment import Experiment, calibrated_axis, set_up
 from fed_dpsd.models.devices import choose, number_of_gpus
@@ -204,7 +204,7 @@ def open_hospital(path: Path) -> Hospital:
         raw = read_yaml(path)
     except ValueError as error:
         raise UserError(f"{path} is not a site file: {error}; {_REMEDY}") from None
-    return _with_absolute_paths(bound(Hospital, raw, "site."), path.parent.absolute())
+    return _with_absolute_paths(bind_dataclass(Hospital, raw, "site."), path.parent.absolute())
 
 
 def _with_absolute_paths(hospital: Hospital, folder: Path) -> Hospital:

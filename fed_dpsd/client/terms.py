@@ -21,9 +21,9 @@ from fed_dpsd.config import (
     Precision,
     require,
 )
-from fed_dpsd.config.bind import bound, read_yaml
+from fed_dpsd.config.bind import bind_dataclass, read_yaml
 from fed_dpsd.config.compose import compose
-from fed_dpsd.config.plugins import files_of, find, searching
+from fed_dpsd.config.plugins import files_of, find_plugins, search_plugins
 from fed_dpsd.errors import ConfigError, ProtocolError
 from fed_dpsd.models.classifiers import CLASSIFIERS, add_networks
 from fed_dpsd.models.public_networks import digest_of
@@ -175,7 +175,7 @@ class Terms:
             raise ValueError(f"budget={self.budget} must be finite and >= 0")
         if not 0 < self.delta < 1:
             raise ValueError(f"delta={self.delta} must be strictly between 0 and 1")
-        add_networks(find(self.plugins))
+        add_networks(find_plugins(self.plugins))
         known_names: dict[str, Collection[str]] = {
             "methods": choices("method", self.plugins),
             "training": choices("training", self.plugins),
@@ -217,7 +217,7 @@ class Terms:
         if raw["federation"]["simulation"] is not False:
             raise NotAllowed("this is a hospital; run with federation=deployment")
         self._check_classes(raw)
-        plugins = list(map(str, find(self.plugins)))
+        plugins = list(map(str, find_plugins(self.plugins)))
         for plugin in raw.get("plugins", []):
             if plugin not in plugins:
                 raise NotAllowed(
@@ -302,7 +302,7 @@ class Terms:
             self._check_classes(json.loads(text))
 
     def _check_classes(self, raw: Mapping[str, Any]) -> None:
-        data = bound(DataConfig, raw["data"], "data.")
+        data = bind_dataclass(DataConfig, raw["data"], "data.")
         if data.num_classes > MOST_CLASSES:  # before writing so many names
             raise NotAllowed(f"data.num_classes is at most {MOST_CLASSES:,}")
         try:
@@ -314,7 +314,7 @@ class Terms:
 @functools.cache
 def choices(group: str, plugins: tuple[str, ...] = ()) -> dict[str, str]:
     """Return the names in a group of conf/ and plug-ins, with the class of each."""
-    with searching(find(plugins)):
+    with search_plugins(find_plugins(plugins)):
         files = {name: read_yaml(path) for name, path in files_of(group).items()}
     # A method's file may also set keys of other groups; its own keys are then below `method`.
     return {name: raw.get(group, raw)["_target_"] for name, raw in files.items()}

@@ -19,7 +19,7 @@ import psutil
 
 from fed_dpsd.accounts.secret import exchange_key, secret_of
 from fed_dpsd.client.hospital import Hospital, open_hospital
-from fed_dpsd.config.compose import read
+from fed_dpsd.config.compose import compose_valid
 from fed_dpsd.config.grid import require_one_run
 from fed_dpsd.engines.clients import with_patients
 from fed_dpsd.engines.flower import QUIET
@@ -72,7 +72,7 @@ class Rehearsal:
         hosts: bool,
         late: Collection[int] = (),
     ) -> None:
-        require_one_run(overrides, composition := read(overrides))
+        require_one_run(overrides, composition := compose_valid(overrides))
         # The hospitals' files have the made-up patients; a deployment knows only real ones.
         self._made_up = composition.values["data"]["records_per_patient"]
         self._overrides = [
@@ -106,7 +106,7 @@ class Rehearsal:
     def _with_unit(self, *overrides: str) -> list[str]:
         """Return the run's overrides and further ones; the unit is the made-up patient, if any."""
         whole = [*self._overrides, *overrides]
-        values = read(whole).values
+        values = compose_valid(whole).values
         chosen = ("training", "answers") if self._made_up else ()
         unset = [group for group in chosen if values[group].get("unit", "") is None]
         return [*whole, *(f"{group}.unit=patient" for group in unset)]

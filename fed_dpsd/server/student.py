@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fed_dpsd import __version__
 from fed_dpsd.config import ModelConfig, is_function
-from fed_dpsd.config.bind import bound
+from fed_dpsd.config.bind import bind_dataclass
 from fed_dpsd.errors import ConfigError, Diverged, UserError
 from fed_dpsd.methods.method import tensors_of
 from fed_dpsd.models import initialise, procedural, read_file, weights_mismatch
@@ -161,7 +161,7 @@ def open_student(path: Path) -> Student:
         else:
             weights, metadata = read_file(path)
         facts = json.loads(metadata[FACTS])
-        network = bound(Network, facts["network"], "network.")
+        network = bind_dataclass(Network, facts["network"], "network.")
         if lacking := FACT_KEYS - facts.keys():
             raise ValueError(f"it lacks {', '.join(sorted(lacking))}")
     except (ValueError, KeyError, TypeError, ConfigError) as error:

@@ -43,7 +43,7 @@ from fed_dpsd.server.summary import (
     record_round,
 )
 from fed_dpsd.storage import client_name, shown_path, writing
-from fed_dpsd.sweep.apart import differing, distinguished, opened, texts
+from fed_dpsd.sweep.apart import differing_keys, distinguish_rows, key_texts, try_open_experiment
 from fed_dpsd.sweep.sweep import TABLE, Cell, Say, read_table, write_tables
 
 REPORTED = (
@@ -87,9 +87,11 @@ def settings_in(tables: Sequence[Path]) -> list[Setting]:
     def change(rows: list[Row]) -> list[Row]:
         keys = [row["key"] for row in rows]
         # A run's own table is in its folder.
-        own = {table.parent.name: opened(table.parent) for table in tables}
-        near = {key: run for t in tables for key in keys if (run := opened(t.parent / key))}
-        return distinguished(rows, own | near)
+        own = {table.parent.name: try_open_experiment(table.parent) for table in tables}
+        near = {
+            key: run for t in tables for key in keys if (run := try_open_experiment(t.parent / key))
+        }
+        return distinguish_rows(rows, own | near)
 
     return read_settings(tables, change)
 
@@ -110,7 +112,7 @@ def tables_of(paths: Sequence[Path], out: Path | None = None) -> list[Path]:
             if not table.is_file():
                 raise UserError(f"{path} contains neither a table nor a run; give {REPORTED}")
         tables.append(table)
-    apart = _apart([cell for cells in written.values() for cell in cells])
+    apart = _distinguishing_keys([cell for cells in written.values() for cell in cells])
     for table, cells in written.items():
         with writing(table):
             table.parent.mkdir(parents=True, exist_ok=True)
@@ -137,15 +139,15 @@ def run_in(path: Path) -> Path:
     return inside if is_run_folder(inside) and not is_run_folder(path) else path
 
 
-def _apart(cells: Sequence[Cell]) -> dict[Path, Row]:
-    """Return runs' keys, by folder, that differ in runs of a method, training, answers and data."""
+def _distinguishing_keys(cells: Sequence[Cell]) -> dict[Path, Row]:
+    """Return each run's keys that differ among runs of its method, training, answers and data."""
     alike: dict[tuple[str, ...], list[Row]] = {}
-    known = texts([cell.experiment for cell in cells])
+    known = key_texts([cell.experiment for cell in cells])
     for cell, own in zip(cells, known, strict=True):
         each = cell.experiment
         kind = each.method_name, each.training.name, each.answers.name, each.config.data.name
         alike.setdefault(kind, []).append(own)
-    columns = dict.fromkeys(key for runs in alike.values() for key in differing(runs))
+    columns = dict.fromkeys(key for runs in alike.values() for key in differing_keys(runs))
     return {
         cell.folder: {key: own[key] for key in columns if key in own}
         for cell, own in zip(cells, known, strict=True)
@@ -302,9 +304,9 @@ def _samples(folder: Path) -> dict[int, Path]:
 
 
 def _ledgers(experiment: Experiment, folder: Path, place: Path) -> dict[int, str]:
-    """Describe, by client, the ledgers that may hold charges of other runs.
+    """Describe each client's ledger that may hold charges of other runs.
 
-    These are the ledgers of a rehearsal's hospitals, or the ledgers in the folder `ledger`.
+    These are the ledgers in the folder `ledger`, or those of a rehearsal's hospitals.
     """
     config = experiment.config
     clients = range(config.num_clients)
@@ -348,7 +350,7 @@ def command_of(experiment: Experiment) -> str:
         return ""
     if experiment.config.plugins:
         typed.append(f"plugins={format_value(list(experiment.config.plugins))}")
-    composition = compose.read(typed)
+    composition = compose.compose_valid(typed)
     if composition.problems:
         return ""
     unset = leaves(json.loads(from_overrides([], None).to_json()))  # also keys that no file sets
@@ -377,10 +379,10 @@ def command_of(experiment: Experiment) -> str:
 
 
 def _choices(experiment: Experiment, values: dict[str, Any]) -> list[str]:
-    ours = compose.read([]).values["method"]["_target_"]
+    ours = compose.compose_valid([]).values["method"]["_target_"]
     own = values["method"]["_target_"]
     typed = [f"method={experiment.method_name}"] if own != ours else []
-    default = compose.read(typed).values
+    default = compose.compose_valid(typed).values
     for group, name, mark in (
         ("federation", FEDERATIONS[experiment.config.federation.simulation], "simulation"),
         ("data", experiment.config.data.name, "name"),

@@ -13,7 +13,7 @@ from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.client.terms import NotAllowed
 from fed_dpsd.config import to_json
 from fed_dpsd.config.compose import compose
-from fed_dpsd.config.plugins import find, named_in
+from fed_dpsd.config.plugins import find_plugins, split_plugins
 from fed_dpsd.engines.flower.grid import GridFederation
 from fed_dpsd.engines.flower.run_config import from_run_config
 from fed_dpsd.errors import ConfigError
@@ -52,14 +52,16 @@ def test_plugins_are_named_as_a_word_or_as_a_list():
         "plugins=[]": [],
         "plugins=": [],
     }.items():
-        assert named_in(["rounds=2", typed, "seed=1"]) == (names, ["rounds=2", "seed=1"]), typed
+        assert split_plugins(["rounds=2", typed, "seed=1"]) == (names, ["rounds=2", "seed=1"]), (
+            typed
+        )
 
 
 def test_a_plugin_is_found_by_its_entry_point(example):
-    (plugin,) = find(["example"])
+    (plugin,) = find_plugins(["example"])
     assert (str(plugin), plugin.package) == ("example==1.0", "fed_dpsd_example")
     assert plugin.conf == example / "fed_dpsd_example" / "conf"
-    assert find(["example==1.0"]) == (plugin,)
+    assert find_plugins(["example==1.0"]) == (plugin,)
 
 
 NOT_THERE = [

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fed_dpsd.config import Config
 from fed_dpsd.config.bind import Binder
-from fed_dpsd.config.compose import read, split_overrides
+from fed_dpsd.config.compose import compose_valid, split_overrides
 from fed_dpsd.config.errors import QUOTES, quoted
 from fed_dpsd.config.grid import require_one_run
 from fed_dpsd.data.paths import path_problems
@@ -48,7 +48,7 @@ def check_early(run_config: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     overrides, problems = _overrides(run_config)
     try:
-        composition = read(overrides)
+        composition = compose_valid(overrides)
         require_one_run(overrides, composition)
         values = composition.values
         binder = Binder(composition.defaults, composition.sources)

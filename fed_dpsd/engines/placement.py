@@ -45,7 +45,7 @@ class Placement:
 
     devices: tuple[str, ...] = ()
     processes: int = 0
-    gpu_fraction: float = 0.0
+    fraction: float = 0.0
     share: int = 0
     teachers: int = 0
     pinned: bool = False

@@ -110,7 +110,7 @@ def claims(
     }
 
 
-def of_plan(plan: Plan, releases: Releases, unit: Unit, relation: Relation) -> list[Charge]:
+def charges_of_plan(plan: Plan, releases: Releases, unit: Unit, relation: Relation) -> list[Charge]:
     """Return the charges for the given number of releases of each of a plan's mechanisms."""
     private = isinstance(plan.training, TrainingMechanism)
     mechanisms = {stage.mechanism.name: stage.mechanism for stage in plan.charged}
@@ -156,7 +156,7 @@ def smallest_claim(
     """
     if not covers(plan, charged):
         return Epsilon(math.inf, delta, unit, relation, "nobody", "none", 0)
-    found = claims(of_plan(plan, charged, unit, relation), delta, unit, relation, 0)
+    found = claims(charges_of_plan(plan, charged, unit, relation), delta, unit, relation, 0)
     return next(iter(found.values()))
 
 
@@ -170,5 +170,5 @@ def cost(plan: Plan, delta: float, unit: Unit, together: bool) -> float:
     budgeted = unchanged_epsilon(paid, delta)
     if not together:
         return budgeted
-    charges = of_plan(plan, plan.releases, unit, "add_remove")
+    charges = charges_of_plan(plan, plan.releases, unit, "add_remove")
     return min(budgeted, proof_on("contraction", proofs(charges, delta)).value)

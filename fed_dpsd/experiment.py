@@ -395,7 +395,7 @@ def _resolve_paths(binder: Binder, config: Config, base: Path | None, written: b
     """Return the configuration with absolute and default paths; check the paths of input files."""
 
     def absolute(key: str, value: str) -> str:
-        return paths.absolute(key, value, base, binder.problems)
+        return paths.absolute_path(key, value, base, binder.problems)
 
     root = home() if base is None else base
     changes: dict[str, Any] = {

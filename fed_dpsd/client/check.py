@@ -76,7 +76,7 @@ def check(hospital: Hospital, overrides: list[str]) -> Iterator[str | Table]:
     ledger = hospital.ledger
     with ledger.transaction():
         entries = ledger.entries()
-    proofs = cards.account(entries, hospital.delta, "record", "add_remove")
+    proofs = cards.ledger_epsilons(entries, hospital.delta, "record", "add_remove")
     spent = proofs.get("training", proofs["answers"])  # what a budget counts
     yield f"spent so far: {spent}; the budget is {hospital.budget:g}"
     yield f"when records change during a run: {hospital.when_records_change}"
@@ -206,7 +206,9 @@ def _rehearse(hospital: Hospital, experiment: Experiment, folder: Path) -> str:
         raise UserError(f"a request for {asked} would be refused: {response.reason}")
     with site.ledger.transaction():
         entries = site.ledger.entries()
-    cost = next(iter(cards.account(entries, hospital.delta, "record", "add_remove").values()))
+    cost = next(
+        iter(cards.ledger_epsilons(entries, hospital.delta, "record", "add_remove").values())
+    )
     return f"{asked}, {response.nbytes:,} bytes, which would cost {cost}"
 
 

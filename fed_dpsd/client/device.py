@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from fed_dpsd.config import Config, require_device
-from fed_dpsd.models.devices import choose, named_device, number_of_gpus
+from fed_dpsd.models.devices import named_device, number_of_gpus, torch_device
 from fed_dpsd.privacy.label_dp import LabelPrivate
 from fed_dpsd.privacy.training import CustomTraining, Training, TrainingMechanism
 
@@ -27,7 +27,7 @@ def device_of(config: Config, client: int) -> torch.device:
     """
     name = named_device(config, client)
     require_device("client_device", name, number_of_gpus())
-    return choose(name)
+    return torch_device(name)
 
 
 def learns_on_client_device(training: Training) -> bool:

@@ -21,9 +21,9 @@ from fed_dpsd.methods.method import HeadLoss
 from fed_dpsd.models.augmentation import augment
 from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.models.divergence import check_losses, is_finite
-from fed_dpsd.models.fixed_features import remembering
-from fed_dpsd.models.inference import IMAGES_AT_ONCE, learner
-from fed_dpsd.privacy.label_dp import Targets, fixed
+from fed_dpsd.models.fixed_features import feature_cache
+from fed_dpsd.models.inference import IMAGES_AT_ONCE, trainable_part
+from fed_dpsd.privacy.label_dp import Targets, fixed_targets
 from fed_dpsd.privacy.noise import Rng
 from fed_dpsd.privacy.optimisers import SGD, Adam
 from fed_dpsd.privacy.training import CustomTraining, Training, TrainingMechanism
@@ -51,7 +51,7 @@ def train(
         The loss of each step, on `device`; these values are private.
     """
     network = ImageLearner(teacher, records.images, config, lambda _: rng, device)
-    network.fit(np.arange(len(records)), fixed(records.labels))
+    network.fit(np.arange(len(records)), fixed_targets(records.labels))
     return network.losses
 
 
@@ -139,8 +139,8 @@ class ImageLearner:
     ) -> None:
         self._teacher, self._settings, self._draw = teacher, config.teacher, draw
         self._device = device
-        with remembering("records"):
-            self._model, take = learner(teacher, images, CPU)
+        with feature_cache("records"):
+            self._model, take = trainable_part(teacher, images, CPU)
         self._inputs = take(slice(None))
         teacher.to(device)
         self._first = {name: tensor.clone() for name, tensor in teacher.state_dict().items()}

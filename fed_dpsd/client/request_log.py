@@ -72,7 +72,7 @@ def _describe_entries(entries: Sequence[Entry]) -> str:
 
 def _budget_left(hospital: Hospital, entries: Sequence[Entry]) -> str:
     """Describe how much of the budget the ledger's charges have spent and what is left."""
-    proofs = cards.account(entries, hospital.delta, "record", hospital.budget_relation)
+    proofs = cards.ledger_epsilons(entries, hospital.delta, "record", hospital.budget_relation)
     spent = proofs.get("training", proofs["answers"])  # what a budget counts
     left = max(hospital.budget - spent.value, 0.0)
     return (

@@ -29,7 +29,7 @@ from fed_dpsd.privacy.mechanism import (
     Weights,
     passes_through_teachers,
 )
-from fed_dpsd.privacy.noise import Noise, SecretStreams, cut_off
+from fed_dpsd.privacy.noise import Noise, SecretStreams, truncate
 from fed_dpsd.privacy.secure_sum import SumError
 from fed_dpsd.privacy.training import BaselineWeights, ClassCounts, Training, TrainingMechanism
 from fed_dpsd.protocol import SUMMED, Refusal, Request, Response, SumStep
@@ -310,7 +310,7 @@ class Site:
     ) -> NDArray[Any]:
         """Return the (B, K) sum of (n, B, K) bounded values with the noise that is drawn here."""
         if mechanism.noise_at == "server" and isinstance(mechanism, Shared):
-            return cut_off(bounded, mechanism.lattice).sum(0)
+            return truncate(bounded, mechanism.lattice).sum(0)
         # The noise depends on the values too: it must never be added to different values.
         noised = hashlib.sha256(digest.encode() + bounded.tobytes()).hexdigest()
         rng = self._noise.numpy("answer", self.client, int(noised, 16))

@@ -49,7 +49,7 @@ from fed_dpsd.models import (
     write_weights,
 )
 from fed_dpsd.models.classifiers import Classifier, builder, features_version
-from fed_dpsd.models.devices import model_of
+from fed_dpsd.models.devices import gpu_model
 from fed_dpsd.models.footprint import weight_bytes
 from fed_dpsd.models.functions import digest_of
 from fed_dpsd.models.inference import Images
@@ -169,7 +169,7 @@ class Teachers:
         settings += [torch.backends.cpu.get_cpu_capability()]
         settings += [config.teachers_per_client]
         settings += [self._secret.identity] if self._secret else []
-        settings += [model_of(self._learns_on)] if self._learns_on != CPU else []
+        settings += [gpu_model(self._learns_on)] if self._learns_on != CPU else []
         settings += ["bfloat16"] if self._bfloat16 else []
         settings += features_version(name, config.model)
         settings += [config.plugins] if config.plugins else []
@@ -221,7 +221,7 @@ class Teachers:
     @property
     def answers_on(self) -> str:
         """Return the kind of GPU that the teachers answer on; "" for the CPU."""
-        return model_of(self._device)
+        return gpu_model(self._device)
 
     @property
     def ready(self) -> bool:

@@ -12,7 +12,7 @@ from fed_dpsd.classes import default_class_names, sort_class_names
 from fed_dpsd.config import DataConfig
 from fed_dpsd.data.arrays import ARRAYS, Arrays, splits_of
 from fed_dpsd.data.folders import Folder, class_folders, walk_classes
-from fed_dpsd.data.intake import some
+from fed_dpsd.data.intake import first_few
 from fed_dpsd.data.reader import Columns, Reader, listed, readable, split_of
 from fed_dpsd.data.tables import METADATA, TABLES, Table
 from fed_dpsd.errors import UserError
@@ -105,7 +105,7 @@ class Source:
 
         The order of rows does not depend on labels, unlike the order of files in class folders.
         With patients, records are sorted, since a patient's first records represent all of theirs
-        (`training.places_of`).
+        (`training.patient_places`).
         """
         if self._config.patient_column is not None or not self.divided:
             return False
@@ -181,7 +181,7 @@ def _place_of(path: Path, columns: Columns, split: str, splits: Mapping[str, Pat
         raise UserError(
             f"data.path={path} has no class folder; for a table, give data.path={path / table}"
         )
-    there = some(names)
+    there = first_few(names)
     lacking = f"{split} split" if splits else "class folder"
     remedy = f"give {LAYOUT}"
     if split == "test" and "validation" in splits:
@@ -267,7 +267,7 @@ def _check_folders(path: Path) -> None:
             f"and test or, if they are classes, set {listed(folders)}"
         )
     if named := [name for name in folders if split_of(name)]:
-        others = some([name for name in folders if not split_of(name)])
+        others = first_few([name for name in folders if not split_of(name)])
         raise UserError(
             f"data.path={path}: {named[0]} is named like a split, and the folders next to it are "
             f"not ({others}); move away folders that are not splits or, if they are "

@@ -21,7 +21,7 @@ from fed_dpsd.models.classifiers import FIXED, Classifier, builder
 from fed_dpsd.models.devices import Device, gib, gpus, named_device, number_of_gpus
 from fed_dpsd.models.footprint import peak_bytes, weight_bytes
 from fed_dpsd.models.inference import IMAGES_AT_ONCE
-from fed_dpsd.privacy.label_dp import fixed
+from fed_dpsd.privacy.label_dp import fixed_targets
 
 CONTEXT = 2**29  # bytes of a CUDA context, which every process has; an estimate
 ROOM = 1.5  # factor on tensors, because the allocator rounds up and kernels need workspaces
@@ -249,6 +249,6 @@ def _learning_bytes(classifier: Classifier, config: Config) -> int:
         learner = ImageLearner(
             *(classifier, images, config, lambda _: torch.Generator()), torch.device("meta")
         )
-        learner.fit(np.arange(size), fixed(np.zeros(size, np.int64)))
+        learner.fit(np.arange(size), fixed_targets(np.zeros(size, np.int64)))
 
     return peak_bytes(classifier, learn)

@@ -8,7 +8,7 @@ from fed_dpsd.config import require_device
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment, partitions, test_split
 from fed_dpsd.models import pictures
-from fed_dpsd.models.devices import choose, number_of_gpus
+from fed_dpsd.models.devices import number_of_gpus, torch_device
 from fed_dpsd.models.functions import require_functions
 from fed_dpsd.models.precision import require_precision
 from fed_dpsd.server.checks import require_writable, run_warnings, weak_delta
@@ -43,7 +43,7 @@ def check_run(
     require_tracker(config.tracker)
     key = "device" if config.client_device == config.server_device else "server_device"
     require_device(key, config.server_device, number_of_gpus())
-    require_precision(config.precision, choose(config.server_device))
+    require_precision(config.precision, torch_device(config.server_device))
     warnings = run_warnings(experiment) if simulated else []
     if simulated:
         require_writable("cache", Path(config.cache))

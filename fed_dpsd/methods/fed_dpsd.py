@@ -48,7 +48,7 @@ from fed_dpsd.models import procedural
 from fed_dpsd.models.augmentation import augment
 from fed_dpsd.models.classifiers import FIXED, Classifier
 from fed_dpsd.models.divergence import descend, rates_of
-from fed_dpsd.models.inference import learner, predict
+from fed_dpsd.models.inference import predict, trainable_part
 from fed_dpsd.models.least_squares import fit_log_probabilities
 from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.gaussian import NormalizedGradient
@@ -276,7 +276,7 @@ class FedDPSD(Queries, Method):
         """
         steps = self.final_student_steps if last else self.student_steps
         whole = ReplayBuffer.joined(buffer)
-        model, take = learner(student, whole.images, context.device)
+        model, take = trainable_part(student, whole.images, context.device)
         started = time.perf_counter()
         if last and self.final_fit == "least_squares":
             labels = torch.from_numpy(whole.labels).to(context.device)

@@ -19,7 +19,7 @@ from fed_dpsd.data.datasets import Split
 from fed_dpsd.errors import ProtocolError, UserError, format_value
 from fed_dpsd.models import initialise, pictures, procedural
 from fed_dpsd.models.classifiers import Classifier, builder
-from fed_dpsd.models.devices import choose
+from fed_dpsd.models.devices import torch_device
 from fed_dpsd.models.generators import Generator
 from fed_dpsd.models.precision import choose_precision
 from fed_dpsd.privacy.accounting import Stage
@@ -97,7 +97,7 @@ class PublicContext:
                 torch.Generator(),
             )
 
-        device = choose(config.server_device)
+        device = torch_device(config.server_device)
         return cls(
             image_shape=shape,
             num_classes=config.data.num_classes,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fed_dpsd.accounts.card import asked_unit, plan_of, plugins_note, seeded_note
+from fed_dpsd.accounts.card import plan_of, plugins_note, requested_unit, seeded_note
 from fed_dpsd.claims import smallest_claim
 from fed_dpsd.data.intake import Split
 from fed_dpsd.errors import Diverged, one_line
@@ -22,7 +22,7 @@ from fed_dpsd.methods.method import PublicContext, Round, State, tensors_of
 from fed_dpsd.models import keep_freed_memory
 from fed_dpsd.models.divergence import is_finite
 from fed_dpsd.models.inference import Images
-from fed_dpsd.models.precision import name_of
+from fed_dpsd.models.precision import precision_of
 from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.protocol import Releases
 from fed_dpsd.server import checkpoint
@@ -139,7 +139,7 @@ def _run(
         checkpoint.save(folder / "checkpoint", finished.state)
         federation.prune(number)
         progress(line)
-        summary["precision"]["student"] = name_of(finished.student)
+        summary["precision"]["student"] = precision_of(finished.student)
         _record_round(summary, finished.state, line)
     if finished is not None and line["student_accuracy"] is None:  # the run ended early
         last = scores(finished.student, finished.state.round)
@@ -163,7 +163,7 @@ def _costs(plan: Plan, charges: Mapping[int, Releases], experiment: Experiment) 
     delta = experiment.config.privacy.delta
     notes = (*seeded_note(experiment), *plugins_note(experiment))
     most = functools.reduce(Counter.__or__, map(Counter, charges.values()), Counter[str]())
-    unit = asked_unit(experiment)
+    unit = requested_unit(experiment)
     spent = smallest_claim(plan, most, delta, unit, "add_remove").to_json()
     meaning = ("unit", "relation", "trust", "delta", "epsilon")
     row = {key: spent[key] for key in meaning} | ({"notes": list(notes)} if notes else {})

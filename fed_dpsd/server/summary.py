@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from fed_dpsd.accounts.card import NOTHING_NOTE, SEEDED_NOTE, plan_of, privacy_card
-from fed_dpsd.accounts.database import ledgers_in, read
-from fed_dpsd.accounts.entry import of_run
+from fed_dpsd.accounts.database import ledgers_in, read_ledger
+from fed_dpsd.accounts.entry import entries_of_run
 from fed_dpsd.accounts.secret import ledger_folder
 from fed_dpsd.accounts.verdict import is_meaningful
 from fed_dpsd.errors import UserError, one_line
 from fed_dpsd.experiment import Experiment, data_counts, largest_partition, unused_records
 from fed_dpsd.methods.method import PublicContext
-from fed_dpsd.models.devices import choose, named_device
-from fed_dpsd.models.precision import choose_precision, learns_privately, name_of
+from fed_dpsd.models.devices import named_device, torch_device
+from fed_dpsd.models.precision import choose_precision, learns_privately, precision_of
 from fed_dpsd.privacy.epsilon import NOT_REVIEWED, Epsilon
 from fed_dpsd.privacy.label_dp import IMAGES_NOTE
 from fed_dpsd.privacy.mechanism import weakest
@@ -86,8 +86,8 @@ def precision_of_teachers(experiment: Experiment, context: PublicContext) -> str
     clients = {config.architecture(client): client for client in range(config.num_clients)}
     for client in clients.values():
         asked = "float32" if learns_privately(experiment.training) else config.precision
-        device, teacher = choose(named_device(config, client)), context.make_teacher(client)
-        names.add(name_of(choose_precision(teacher, context.image_shape, asked, device)))
+        device, teacher = torch_device(named_device(config, client)), context.make_teacher(client)
+        names.add(precision_of(choose_precision(teacher, context.image_shape, asked, device)))
     return " and ".join(sorted(names))
 
 
@@ -116,9 +116,9 @@ def add_privacy(summary: dict[str, Any], experiment: Experiment, folder: Path) -
     try:
         for client in range(config.num_clients if config.federation.simulation else 0):
             path = accounts.get(client_name(client))
-            entries = read(path) if path else ()
+            entries = read_ledger(path) if path else ()
             if config.ledger:  # a shared ledger holds the charges of all runs
-                entries = of_run(entries, run_name(folder))
+                entries = entries_of_run(entries, run_name(folder))
             ledgers.append(entries)
         charge_log = ChargeLog(folder, plan.releases)
         charged, notes = charge_log.charged, charge_log.notes()

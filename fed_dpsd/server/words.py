@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fed_dpsd.accounts.card import NOTHING_NOTE, SEEDED_NOTE, asked_unit, plan_of, privacy_card
+from fed_dpsd.accounts.card import NOTHING_NOTE, SEEDED_NOTE, plan_of, privacy_card, requested_unit
 from fed_dpsd.errors import one_line
 from fed_dpsd.experiment import Experiment, data_counts
 from fed_dpsd.report.numbers import counted
@@ -25,7 +25,7 @@ def describe_start(experiment: Experiment, folder: Path) -> Iterator[str]:
     yield f"run folder: {folder}"
     architectures = sorted(set(map(config.architecture, range(config.num_clients))))
     teachers = config.teachers_per_client
-    by = ", by patient" if asked_unit(experiment) == "patient" else ""
+    by = ", by patient" if requested_unit(experiment) == "patient" else ""
     images = experiment.answers.queries_teachers
     queries = f" of {config.queries_per_round:,} queries" if images else ""
     yield (

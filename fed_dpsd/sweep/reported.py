@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fed_dpsd.accounts.card import PrivacyCard, account, plan_of
-from fed_dpsd.accounts.database import ledgers_in, read
+from fed_dpsd.accounts.card import PrivacyCard, ledger_epsilons, plan_of
+from fed_dpsd.accounts.database import ledgers_in, read_ledger
 from fed_dpsd.accounts.verdict import (
     how_answered,
     how_trained,
@@ -319,8 +319,10 @@ def _ledgers(experiment: Experiment, folder: Path, place: Path) -> dict[int, str
         known = {n: path for n in folders for path in ledgers_in(folders[n]).values()}
     described = {}
     for number, path in known.items():
-        entries = read(path)
-        (proof, *_) = account(entries, config.privacy.delta, "record", "add_remove").values()
+        entries = read_ledger(path)
+        (proof, *_) = ledger_epsilons(
+            entries, config.privacy.delta, "record", "add_remove"
+        ).values()
         described[number] = f"{len(entries):,} charges: epsilon {proof.number(3)}"
     return described
 

@@ -12,7 +12,7 @@ import pytest
 
 import client_app
 from fed_dpsd.accounts.card import TOO_LITTLE_NOISE, plan_of, privacy_card
-from fed_dpsd.accounts.entry import of_entries, of_run
+from fed_dpsd.accounts.entry import charges_of_entries, entries_of_run
 from fed_dpsd.accounts.ledger import FileLedger
 from fed_dpsd.claims import proofs
 from fed_dpsd.client import hospital as hospitals
@@ -649,7 +649,7 @@ def test_the_card_covers_every_ledger_at_every_moment(
         for pair in UNITS_AND_RELATIONS:
             claim = min(value for key, value in card.items() if key[:2] == pair)
             for entries in ever.values():
-                paid = proofs(of_entries(of_run(entries, folder.name), *pair), 1e-5)
+                paid = proofs(charges_of_entries(entries_of_run(entries, folder.name), *pair), 1e-5)
                 assert claim >= paid[0].value * (1 - 1e-9), (pair, claim, paid)
 
     def happen(line):

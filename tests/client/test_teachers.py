@@ -304,7 +304,7 @@ def test_a_training_with_steps_of_its_own_draws_other_noise_for_other_records(sm
 def elsewhere(monkeypatch):
     """A GPU that this machine need not have: the meta device, from which zeros come back."""
     monkeypatch.setattr(teachers, "device_of", lambda *_: torch.device("meta"))
-    monkeypatch.setattr(teachers, "model_of", lambda d: "" if d.type == "cpu" else "a GPU")
+    monkeypatch.setattr(teachers, "gpu_model", lambda d: "" if d.type == "cpu" else "a GPU")
     monkeypatch.setattr(teachers, "teacher_cache", lambda device: TeacherCache(10**9))
     monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: torch.zeros(tensor.shape))
 
@@ -332,7 +332,7 @@ def test_a_gpu_is_part_of_the_digest_of_teachers_that_learn_on_it(small, records
         for name in ("one kind", "another"):
             with monkeypatch.context() as patch:
                 patch.setattr(teachers, "device_of", lambda *_: torch.device("meta"))
-                patch.setattr(teachers, "model_of", lambda d, n=name: n * (d.type != "cpu"))
+                patch.setattr(teachers, "gpu_model", lambda d, n=name: n * (d.type != "cpu"))
                 known = make(small(*training), records)
                 assert known.answers_on == name
                 digests.add(known.identity)

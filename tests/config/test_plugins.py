@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import yaml
 
-from fed_dpsd.accounts.card import NOT_REVIEWED_NOTE, account, plan_of, privacy_card
+from fed_dpsd.accounts.card import NOT_REVIEWED_NOTE, ledger_epsilons, plan_of, privacy_card
 from fed_dpsd.accounts.verdict import how_answered, how_trained
 from fed_dpsd.client import hospital as hospitals
 from fed_dpsd.client.teachers import Teachers
@@ -241,13 +241,13 @@ def test_a_ledger_marks_what_is_not_reviewed(example, small, records):  # noqa: 
     """The control: a charge of our own mechanism in the same ledger has no such mark."""
     site, reply = make(small("training=plain", "answers=label"), records)
     assert not isinstance(reply(request()), Refusal)
-    ours = account(entries_of(site.ledger), 1e-5, "record", "add_remove")
+    ours = ledger_epsilons(entries_of(site.ledger), 1e-5, "record", "add_remove")
     _, reply = make(small(*MECHANISM), records, site.ledger)
     assert not isinstance(reply(request(2)), Refusal)
     first, second = entries_of(site.ledger)
     assert "not reviewed" not in first.mechanism
     assert second.mechanism.endswith(" (not reviewed)")
-    both = account(entries_of(site.ledger), 1e-5, "record", "add_remove")
+    both = ledger_epsilons(entries_of(site.ledger), 1e-5, "record", "add_remove")
     mark = NOT_REVIEWED_NOTE.format("a plug-in")
     assert [mark in proof.notes for proof in (*ours.values(), *both.values())] == [
         *(False for _ in ours),

@@ -23,7 +23,7 @@ from fed_dpsd.data import datasets, partition
 from fed_dpsd.data.intake import hash64
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import from_overrides, load_data
-from fed_dpsd.privacy.training import places_of
+from fed_dpsd.privacy.training import patient_places
 
 CLASSES = ("cat", "cow", "dog")
 SHARDS = 4
@@ -402,7 +402,7 @@ def test_a_patients_first_records_are_chosen_by_their_own_digests(tmp_path, monk
         monkeypatch.setattr(partition, "read_hub", lambda *_: hub_table(records))
         config = replace(CONFIG, hub="some/set", patient_column="patient", shared_patients="allow")
         train = datasets.load(config, tmp_path / name).train
-        places = places_of(train.patients, 2)
+        places = patient_places(train.patients, 2)
         return {
             int(train.patients[a]): train.take(np.array([a, b])).digests.tolist() for a, b in places
         }

@@ -11,7 +11,7 @@ import pytest
 from torch import nn
 
 from fed_dpsd import api
-from fed_dpsd.accounts.database import journal
+from fed_dpsd.accounts.database import journal_path
 from fed_dpsd.accounts.ledger import FileLedger
 from fed_dpsd.engines import ready as checks
 from fed_dpsd.engines.clients import data_set_name, prepare_clients
@@ -147,11 +147,11 @@ def test_a_ledger_whose_last_write_was_cut_short_is_repaired(small, tmp_path):
         connection.execute("PRAGMA cache_size = 1")
         connection.execute("BEGIN")
         connection.execute("INSERT INTO notes VALUES ('b', x'00', zeroblob(900000))")
-        files = {each: each.read_bytes() for each in (path, journal(path))}
+        files = {each: each.read_bytes() for each in (path, journal_path(path))}
     for each, content in files.items():
         each.write_bytes(content)
     ready(experiment)
-    assert not journal(path).exists()
+    assert not journal_path(path).exists()
 
 
 def test_a_deployment_needs_the_servers_pictures_and_no_ledger(deployed, tmp_path, on_flower):

@@ -13,7 +13,7 @@ from fed_dpsd.engines.flower.run_config import from_run_config, with_typed_keys
 from fed_dpsd.engines.ready import check_run
 from fed_dpsd.errors import ProtocolError, UserError
 from fed_dpsd.experiment import Experiment, unused_records
-from fed_dpsd.models.devices import choose
+from fed_dpsd.models.devices import torch_device
 from fed_dpsd.server.attendance import incomplete_attendance, requests_of
 from fed_dpsd.server.federation import InUse
 from fed_dpsd.server.run import run
@@ -56,7 +56,7 @@ def _place(grid: Grid, experiment: Experiment) -> None:
     config = experiment.config
     if config.federation.simulation and gate.in_simulation():
         clients = gate.place_clients(experiment, gate.number_of_nodes(grid))
-        server = choose(config.server_device)
+        server = torch_device(config.server_device)
         where = "the CPU" if server.type == "cpu" else str(server)
         print(f"devices: {clients}; the server computes on {where}", flush=True)
 

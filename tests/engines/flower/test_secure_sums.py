@@ -7,7 +7,7 @@ import pytest
 import yaml
 from scipy import stats
 
-from fed_dpsd.accounts.card import plan_of, proven
+from fed_dpsd.accounts.card import plan_of, proven_epsilons
 from fed_dpsd.client import hospital as hospitals
 from fed_dpsd.client import site as sites
 from fed_dpsd.engines.flower.grid import GridFederation
@@ -156,10 +156,12 @@ def test_the_card_says_against_whom_a_sum_holds(deployed):
     for threshold, colluding in ((2, 0), (3, 1)):
         quorum = f"answers.quorum={{threshold: {threshold}, colluding: {colluding}}}"
         experiment = deployed(*DISTRIBUTED, quorum)
-        notes = proven(experiment, plan_of(experiment), "record", "add_remove")["answers"].notes
+        notes = proven_epsilons(experiment, plan_of(experiment), "record", "add_remove")[
+            "answers"
+        ].notes
         assert f"against the coordinator and {colluding} of the other clients together" in notes
     alone = deployed("num_clients=3", *PLAIN)
-    claims = proven(alone, plan_of(alone), "record", "add_remove")
+    claims = proven_epsilons(alone, plan_of(alone), "record", "add_remove")
     assert not any("against" in note for note in claims["answers"].notes)
 
 

@@ -37,7 +37,7 @@ def incomplete_attendance(requests: Iterable[Mapping[str, Any]]) -> dict[int, At
     """Return the attendance of each hospital that did not answer all of its requests.
 
     >>> line = {"ask": "aa", "answered": [0], "refused": {"1": "x", "2": "x"}, "unconnected": [1]}
-    >>> {client: str(missed) for client, missed in absent([line]).items()}
+    >>> {client: str(own) for client, own in incomplete_attendance([line]).items()}
     {1: 'never connected', 2: 'answered 0 of 1 requests'}
     """
     found: dict[int, Attendance] = {}

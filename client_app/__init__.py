@@ -32,7 +32,7 @@ def place(experiment: Any, nodes: int) -> str:
 
 if not gate.in_simulation():
     from fed_dpsd.engines.flower.client import app
-elif gate.is_needed(place):
+elif gate.wait_until_needed(place):
     import_ray()
     app = later()
 else:

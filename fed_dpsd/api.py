@@ -16,14 +16,14 @@ from rich.console import Console
 
 from fed_dpsd.accounts.card import PrivacyCard
 from fed_dpsd.config.bind import read_run
-from fed_dpsd.display import shown
-from fed_dpsd.engines.clients import ready_clients
+from fed_dpsd.display import show_progress
+from fed_dpsd.engines.clients import prepare_clients
 from fed_dpsd.engines.flower.simulation import simulate
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.engines.placement import Placement
-from fed_dpsd.engines.ready import check_simulated, ready
+from fed_dpsd.engines.ready import check_run, check_simulated
 from fed_dpsd.errors import ProtocolError, UserError, one_line
-from fed_dpsd.experiment import Experiment, one_run, unused
+from fed_dpsd.experiment import Experiment, one_run, unused_records
 from fed_dpsd.models.functions import MakeNetwork, add_functions
 from fed_dpsd.planned import PlannedRun, planned_run
 from fed_dpsd.progress import reporting
@@ -41,7 +41,7 @@ from fed_dpsd.server.run_folder import (
 from fed_dpsd.server.student import Student, open_student, student_of
 from fed_dpsd.server.summary import read_summary, result_line, round_text, write_failure
 from fed_dpsd.server.synthesis import Source, synthesize
-from fed_dpsd.server.words import opening
+from fed_dpsd.server.words import describe_start
 from fed_dpsd.storage import encoded, shown_path, write_atomically
 from fed_dpsd.sweep import sweep as sweeps
 from fed_dpsd.sweep.reported import write_report
@@ -64,7 +64,7 @@ class Run:
 
     def __post_init__(self) -> None:
         _path("folder", self.folder)
-        object.__setattr__(self, "folder", Path(self.folder))  # from a string too
+        object.__setattr__(self, "folder", Path(self.folder))  # a string is accepted too
 
     @functools.cached_property
     def summary(self) -> dict[str, Any]:
@@ -78,7 +78,7 @@ class Run:
         return summary
 
     def _unfinished(self, lacking: str) -> UserError:
-        read_run(self.folder)  # which raises another error for a folder without a run
+        read_run(self.folder)  # raises its own error if this is not a run folder
         return UserError(
             f"{self.folder} has {lacking}; `fed-dpsd resume {shown_path(self.folder)}` continues "
             "the run"
@@ -137,8 +137,7 @@ class Run:
             UserError: the run is not completed or has no such images, or a file exists or cannot be
                 written.
         """
-        place = _path("path", path)
-        return synthesize(self.folder, number, place, labels, source, seed).path
+        return synthesize(self.folder, number, _path("path", path), labels, source, seed).path
 
     def history(self) -> "pandas.DataFrame":
         """Return the numbers of rounds.jsonl as a pandas DataFrame, indexed by round.
@@ -155,10 +154,10 @@ class Run:
             if read_summary(self.folder).get("status") == "completed":
                 raise UserError(f"{self.folder}: method={self.summary['method']} has no rounds")
             raise self._unfinished("no finished rounds")
-        whole = {
+        nested = {
             name for row in rows for name, value in row.items() if isinstance(value, list | dict)
         }
-        lines = [{name: row[name] for name in row if name not in whole} for row in rows]
+        lines = [{name: row[name] for name in row if name not in nested} for row in rows]
         return _pandas("history()").DataFrame(lines).set_index("round").drop(columns="rounds")
 
     def __str__(self) -> str:
@@ -228,14 +227,20 @@ def _pandas(used: str) -> Any:
 
 @dataclass(frozen=True)
 class Job:
-    """A run that is ready to start or to continue."""
+    """A run that is ready to start or to continue.
+
+    Args:
+        experiment: the run's experiment.
+        folder: the run folder.
+        work: runs the experiment with a progress callback; its result is not used.
+        completed: whether the run is already completed.
+        warnings: sentences to show before a new run.
+    """
 
     experiment: Experiment
     folder: Path
-    # a function that runs it with a progress callback, and returns its summary
-    work: Callable[[Progress], Mapping[str, Any]]
-    completed: bool = False  # whether the run is already completed
-    # warnings to show before a new run, one sentence each (`ready` and `unused`)
+    work: Callable[[Progress], Any]
+    completed: bool = False
     warnings: Sequence[str] = ()
 
     def run(self, progress: Progress) -> Run:
@@ -300,7 +305,7 @@ def run(
         )
     overrides += tuple(f"model.{role}='{name}'" for role, name in named.items())
     overrides += ("model.teachers=[]",) if "teacher" in named else ()
-    return _shown(new_job(overrides, engine, nodes), progress)
+    return _run_job(new_job(overrides, engine, nodes), progress)
 
 
 def resume(
@@ -333,7 +338,7 @@ def resume(
             "fed_dpsd.run"
         )
     add_functions({"teacher": teacher, "student": student})
-    return _shown(resumed_job(_place(folder)), progress)
+    return _run_job(resumed_job(_path_of(folder)), progress)
 
 
 def sweep(*overrides: str, out: Path | str = "runs/sweep", progress: bool = True) -> Sweep:
@@ -374,9 +379,9 @@ def run_cells(
         say(f"warning: {line}")
 
     def work(experiment: Experiment, folder: Path) -> None:
-        show(local_job(experiment, folder), console)
+        run_and_show(local_job(experiment, folder), console)
 
-    with shown(console):
+    with show_progress(console):
         return sweeps.run(cells, work, table, say)
 
 
@@ -395,7 +400,7 @@ def report(
     """
     if not runs:
         raise UserError("report() needs a run, a sweep or a path, as in fed_dpsd.report(run)")
-    places = [_place(each).absolute() for each in runs]
+    places = [_path_of(each).absolute() for each in runs]
     place = None if out is None else _path("out", out)
     return [*write_report(places, place, against)][-1]
 
@@ -407,7 +412,7 @@ def _path(name: str, value: Path | str) -> Path:
     return Path(value).absolute()
 
 
-def _place(each: Run | Sweep | Path | str) -> Path:
+def _path_of(each: Run | Sweep | Path | str) -> Path:
     if isinstance(each, Run):
         return each.folder
     return each.table if isinstance(each, Sweep) else _path("path", each)
@@ -424,7 +429,7 @@ def load_student(path: Path | str, student: MakeNetwork | None = None) -> Studen
         UserError: the file is not an exported student, is damaged, or needs a missing ONNX package.
     """
     add_functions({"student": student})
-    return open_student(_place(path))  # which explains that a run is no file
+    return open_student(_path_of(path))  # rejects a `Run` with the command that exports it
 
 
 def plan(*overrides: str) -> PlannedRun:
@@ -436,12 +441,12 @@ def plan(*overrides: str) -> PlannedRun:
     Raises:
         UserError: an override is wrong.
     """
-    return planned_run(composed(overrides))
+    return planned_run(experiment_of(overrides))
 
 
 def new_job(overrides: tuple[str, ...], engine: Engine = "local", nodes: int | None = None) -> Job:
     """Prepare a run: check its configuration, then read its data, then make its folder."""
-    experiment = composed(overrides)
+    experiment = experiment_of(overrides)
     if engine not in get_args(Engine):
         raise UserError(f"engine={engine} must be {' or '.join(get_args(Engine))}")
     if nodes is not None and engine == "local":
@@ -450,8 +455,8 @@ def new_job(overrides: tuple[str, ...], engine: Engine = "local", nodes: int | N
         raise UserError(f"nodes={nodes!r} must be an integer >= 1")
     clients = nodes or experiment.config.num_clients
     placement, warnings = _checked(experiment, overrides, 1 if engine == "local" else clients)
-    # In a sweep, each run's report says so instead: coins leave out different records in each run.
-    warnings += filter(None, [unused(experiment)])
+    # Not in `_checked`: a sweep with partition=coins would repeat this warning for every run.
+    warnings += filter(None, [unused_records(experiment)])
     folder = new_run_folder(experiment)
     if engine == "local":
         return dataclasses.replace(local_job(experiment, folder), warnings=warnings)
@@ -466,9 +471,9 @@ def new_job(overrides: tuple[str, ...], engine: Engine = "local", nodes: int | N
 def _checked(
     experiment: Experiment, overrides: Sequence[str], nodes: int = 1
 ) -> tuple[Placement, list[str]]:
-    """Return the `ready` of a run whose clients are simulated on this machine."""
+    """Check a run whose clients are simulated here; return its placement and warnings."""
     check_simulated(experiment, f'overrides="{" ".join(overrides)}"')
-    return ready(experiment, lambda: ready_clients(experiment, nodes))
+    return check_run(experiment, lambda: prepare_clients(experiment, nodes))
 
 
 def resumed_job(folder: Path) -> Job:
@@ -480,7 +485,7 @@ def resumed_job(folder: Path) -> Job:
         require_checkpoint(folder, summary)
         return dataclasses.replace(job, completed=True)
     check_simulated(experiment, f'resume="{folder}"')
-    ready(experiment, lambda: ready_clients(experiment, 1), resumed=True)
+    check_run(experiment, lambda: prepare_clients(experiment, 1), resumed=True)
     return job
 
 
@@ -501,13 +506,16 @@ def local_job(experiment: Experiment, folder: Path) -> Job:
 
 
 @contextlib.contextmanager
-def shown_progress(experiment: Experiment, console: Console) -> Iterator[Progress]:
+def show_rounds(experiment: Experiment, console: Console) -> Iterator[Progress]:
     """Show finished rounds, and the work within a round: bars on a terminal, lines elsewhere."""
     steps = getattr(experiment.method, "student_steps", 0)
     more = getattr(experiment.method, "final_student_steps", steps) - steps  # in the last round
     trained = list[float]()
 
-    with shown(console), reporting("rounds", experiment.config.rounds, text="preparing") as rounds:
+    with (
+        show_progress(console),
+        reporting("rounds", experiment.config.rounds, text="preparing") as rounds,
+    ):
 
         def show(line: Mapping[str, Any]) -> None:
             trained.append(line.get("student_seconds", 0.0))
@@ -517,8 +525,11 @@ def shown_progress(experiment: Experiment, console: Console) -> Iterator[Progres
         yield show
 
 
-def composed(overrides: Sequence[str]) -> Experiment:
-    """Return the single experiment of overrides; relative paths start from the current folder."""
+def experiment_of(overrides: Sequence[str]) -> Experiment:
+    """Return the experiment of overrides that describe a single run.
+
+    Relative paths start from the working directory.
+    """
     _check_strings(overrides, "run")
     return one_run(overrides, Path.cwd())
 
@@ -531,9 +542,9 @@ def _check_strings(overrides: Sequence[str], function: str) -> None:
         )
 
 
-def show(job: Job, console: Console) -> Run:
+def run_and_show(job: Job, console: Console) -> Run:
     """Run a job under a progress display, and print its result on `console`."""
-    with shown_progress(job.experiment, console) as progress:
+    with show_rounds(job.experiment, console) as progress:
         finished = job.run(progress)
     console.print(str(finished), markup=False, soft_wrap=True)
     return finished
@@ -541,11 +552,11 @@ def show(job: Job, console: Console) -> Run:
 
 def announce(job: Job, console: Console) -> None:
     """Print what a job is about to do: the run folder at once, then the rest."""
-    for line in opening(job.experiment, job.folder):
+    for line in describe_start(job.experiment, job.folder):
         console.print(line, markup=False, soft_wrap=True)
 
 
-def _shown(job: Job, progress: bool | Progress) -> Run:
+def _run_job(job: Job, progress: bool | Progress) -> Run:
     if callable(progress):
         return job.run(progress)
     if not progress or job.completed:
@@ -554,4 +565,4 @@ def _shown(job: Job, progress: bool | Progress) -> Run:
     announce(job, console)
     for line in job.warnings:
         console.print(f"warning: {line}", markup=False, soft_wrap=True)
-    return show(job, console)
+    return run_and_show(job, console)

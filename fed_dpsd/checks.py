@@ -9,7 +9,7 @@ from typing import get_args
 
 from fed_dpsd.config import BUNDLED, Config, is_function
 from fed_dpsd.data.partition import Partition
-from fed_dpsd.errors import UserError, shown
+from fed_dpsd.errors import UserError, format_value
 from fed_dpsd.methods.method import Method
 from fed_dpsd.models.classifiers import CLASSIFIERS, FIXED, NO_DP_SGD
 from fed_dpsd.models.functions import problem_of
@@ -33,19 +33,19 @@ def check(
     answers: Mechanism | None,
     partition: Partition | None,
 ) -> list[str]:
-    """Return a sentence on each incompatible pair of choices.
+    """Return the problems of the choices together, each with key, value and remedy.
 
     A choice with problems of its own is passed as None.
     """
-    if strangers := [*_strangers(method, training, answers)]:
-        return strangers
+    if wrong := [*_wrong_bases(method, training, answers)]:
+        return wrong
     problems = (
         unknown_networks(config)
-        + own_networks(config, training)
+        + function_networks(config, training)
         + _data(config)
         + mixing_networks(config, training)
+        + augmented_features(config, training)
     )
-    problems += augmented_features(config, training)
     if partition:
         problems += partition.check(config)
     if training:
@@ -57,7 +57,7 @@ def check(
     return problems
 
 
-def _strangers(
+def _wrong_bases(
     method: Method | None, training: Training | None, answers: Mechanism | None
 ) -> Iterator[str]:
     """Yield the choices with a class that does not derive from the base of its kind."""
@@ -110,7 +110,7 @@ def public_features(config: Config) -> list[str]:
     return []
 
 
-def own_networks(config: Config, training: Training | None) -> list[str]:
+def function_networks(config: Config, training: Training | None) -> list[str]:
     """Return why networks of Python functions, where this process has them, cannot be used."""
     named = {**_teachers_keys(config), "model.student": config.model.student}
     problems = []
@@ -123,7 +123,7 @@ def own_networks(config: Config, training: Training | None) -> list[str]:
 
 
 def mixing_networks(config: Config, training: Training | None) -> list[str]:
-    """Return the networks that cannot be trained privately because their layers mix records."""
+    """Return the networks that DP-SGD cannot train because their layers mix records."""
     if training is None or not training.private:
         return []
     fitting = ", ".join(name for name in CLASSIFIERS if name not in NO_DP_SGD)
@@ -143,9 +143,9 @@ def augmented_features(config: Config, training: Training | None) -> list[str]:
         return []  # this training reads no teacher.* key
     moves = {"shift": config.teacher.shift, "flip": config.teacher.flip}
     return [
-        f"teacher.{name}={shown(value)}: {key}={network} computes the features of a record's image "
-        f"once, so the image cannot move; use teacher.{name}={shown(type(value)())}, or "
-        "model=resnet9"
+        f"teacher.{name}={format_value(value)}: {key}={network} computes the features of a "
+        "record's image once, so the image cannot move; use "
+        f"teacher.{name}={format_value(type(value)())}, or model=resnet9"
         for key, network in _teachers_keys(config).items()
         if network in FIXED
         for name, value in moves.items()
@@ -175,8 +175,8 @@ def _data(config: Config) -> list[str]:
         ]
     fixed = {"num_classes": 10, "shape": (1, 8, 8), "hub": None, "patient_column": None}
     return [
-        f"data.{key}={shown(getattr(data, key))}: data={BUNDLED} has {shown(value)}; leave it out, "
-        "or choose other data"
+        f"data.{key}={format_value(getattr(data, key))}: data={BUNDLED} has {format_value(value)}; "
+        "leave it out, or choose other data"
         for key, value in fixed.items()
         if getattr(data, key) != value
     ]
@@ -185,7 +185,7 @@ def _data(config: Config) -> list[str]:
 # --- settings without effect ---
 
 
-def unread(training: Training, overrides: Sequence[str]) -> list[str]:
+def ignored_overrides(training: Training, overrides: Sequence[str]) -> list[str]:
     """Return overrides of plain training's keys that the chosen training ignores."""
     if not hasattr(training, "learning_rate"):
         return []

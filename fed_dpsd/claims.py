@@ -26,20 +26,27 @@ from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.training import TrainingMechanism
 from fed_dpsd.protocol import Releases
 
-OTHER = "other"  # stands for all mechanisms that are not the run's
+OTHER = "other"  # all mechanisms that are not in the run's plan, counted together
 TIMES_PLANNED = 100  # releases beyond this many plans are not accounted for: the card says `inf`
 
 
 @dataclass(frozen=True)
 class Charge:
-    """A charge for one unit and relation."""
+    """A charge for one unit and relation.
 
-    event: DpEvent  # its cost by its own noise
-    trust: Trust  # the parties that must be honest for this cost
-    # name of the private training run that was charged or that trained the answering teachers; ""
-    # for anything else, such as class counts or answers of teachers trained without noise
+    Args:
+        event: its cost by its own noise.
+        trust: the parties that must be honest for this cost.
+        teachers: name of the private training that was charged, or that trained the answering
+            teachers; "" for anything else, such as class counts or answers of teachers trained
+            without noise.
+        trainings: number of training runs; 0 for a release.
+    """
+
+    event: DpEvent
+    trust: Trust
     teachers: str = ""
-    trainings: int = 0  # number of training runs; 0 for a release
+    trainings: int = 0
 
 
 @dataclass(frozen=True)
@@ -85,7 +92,7 @@ def proofs(charges: Sequence[Charge], delta: float) -> list[Proof]:
     return sorted(found, key=lambda proof: proof.value)
 
 
-def on(basis: Basis, found: Sequence[Proof]) -> Proof:
+def proof_on(basis: Basis, found: Sequence[Proof]) -> Proof:
     """Return the proof on a basis; if there is none, the proof with the smallest epsilon."""
     return next((proof for proof in found if proof.basis == basis), found[0])
 
@@ -103,7 +110,7 @@ def claims(
     }
 
 
-def of_plan(plan: Plan, releases: Releases, unit: Unit, relation: Relation) -> list[Charge]:
+def charges_of_plan(plan: Plan, releases: Releases, unit: Unit, relation: Relation) -> list[Charge]:
     """Return the charges for the given number of releases of each of a plan's mechanisms."""
     private = isinstance(plan.training, TrainingMechanism)
     mechanisms = {stage.mechanism.name: stage.mechanism for stage in plan.charged}
@@ -149,19 +156,19 @@ def smallest_claim(
     """
     if not covers(plan, charged):
         return Epsilon(math.inf, delta, unit, relation, "nobody", "none", 0)
-    found = claims(of_plan(plan, charged, unit, relation), delta, unit, relation, 0)
+    found = claims(charges_of_plan(plan, charged, unit, relation), delta, unit, relation, 0)
     return next(iter(found.values()))
 
 
 def cost(plan: Plan, delta: float, unit: Unit, together: bool) -> float:
-    """Return the epsilon of a plan for an added or removed unit; noise is calibrated to it.
+    """Return the epsilon of a plan for an added or removed unit, to which noise is calibrated.
 
-    A budget with fixed settings counts this epsilon. With `together`, it may be smaller, because
-    the training and the answers may prove a smaller epsilon together.
+    Without `together`, this is what a budget counts. With `together`, training and answers may
+    prove a smaller epsilon.
     """
     paid = ComposedDpEvent([stage.event(unit, "add_remove") for stage in plan.paid])
     budgeted = unchanged_epsilon(paid, delta)
     if not together:
         return budgeted
-    charges = of_plan(plan, plan.releases, unit, "add_remove")
-    return min(budgeted, on("contraction", proofs(charges, delta)).value)
+    charges = charges_of_plan(plan, plan.releases, unit, "add_remove")
+    return min(budgeted, proof_on("contraction", proofs(charges, delta)).value)

@@ -29,7 +29,7 @@ def text_of(value: Any) -> str:
     return text.lower() if text.lower() in TRUTH else text
 
 
-def in_order(names: Iterable[str]) -> tuple[str, ...]:
+def sort_class_names(names: Iterable[str]) -> tuple[str, ...]:
     """Return the distinct names in order: numbers by value, then other names."""
 
     def place(name: str) -> tuple[bool, float, str]:
@@ -39,23 +39,23 @@ def in_order(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(set(names), key=place))
 
 
-def positions(number: int) -> tuple[str, ...]:
+def default_class_names(number: int) -> tuple[str, ...]:
     """Return the names of unnamed classes: "0", "1", ..."""
     return tuple(map(str, range(number)))
 
 
-def numbering(
+def label_numbers(
     classes: Sequence[str],
     labels: Mapping[str, str] | None = None,
     declared: Sequence[str] = (),
 ) -> dict[str, int]:
-    """Map each text that is a label of a class to the class's position in the list.
+    """Map the text of each accepted label to the position of its class.
 
     Args:
         classes: the names of the classes, in their order.
-        labels: the class name of each label; all other texts are rejected. With None, the names are
-            the labels; positions are accepted too if no name is a number, and booleans if there are
-            two classes.
+        labels: the class name of each label; no other labels are accepted. With None, the class
+            names are the labels; so are the positions if no name is a number, and booleans if there
+            are two classes.
         declared: names that a table declares, in its own order. They are the labels if `classes`
             are only numbers.
     """
@@ -64,8 +64,8 @@ def numbering(
         return {text_of(label): numbers[text_of(name)] for label, name in labels.items()}
     others: Sequence[str] = ()
     if not any(map(NUMBER.fullmatch, numbers)):
-        others = positions(len(classes))
-    elif tuple(classes) == positions(len(classes)) and len(declared) == len(classes):
+        others = default_class_names(len(classes))
+    elif tuple(classes) == default_class_names(len(classes)) and len(declared) == len(classes):
         others = list(map(text_of, declared))
     known = {text: number for number, text in enumerate(others)} | numbers
     if len(classes) == len(TRUTH) and not known.keys() & set(TRUTH):

@@ -19,7 +19,7 @@ def cohort(config: Config, number: int) -> Sequence[int]:
     return _drawn(config.seed, config.num_clients, config.clients_per_round, number)
 
 
-def most_asked(config: Config) -> int:
+def most_rounds(config: Config) -> int:
     """Return the largest number of rounds that a client takes part in."""
     if config.clients_per_round is None:
         return config.rounds
@@ -33,7 +33,7 @@ def _drawn(seed: int, num_clients: int, size: int, number: int) -> list[int]:
 
 @functools.lru_cache(maxsize=8)
 def _most_drawn(seed: int, num_clients: int, size: int, rounds: int) -> int:
-    asked = Counter[int]()
+    rounds_of = Counter[int]()
     for number in range(1, rounds + 1):
-        asked.update(_drawn(seed, num_clients, size, number))
-    return max(asked.values())
+        rounds_of.update(_drawn(seed, num_clients, size, number))
+    return max(rounds_of.values())

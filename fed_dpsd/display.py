@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fed_dpsd.progress import Listener, Task, listened, listening
+from fed_dpsd.progress import Listener, Task, has_listener, listening
 
 QUICK_SECONDS = 1.0  # shorter work has no bar
 LINE_SECONDS = 10.0  # between two lines about a task; for long tasks, a tenth of their time
@@ -33,9 +33,9 @@ class Display(Listener):
 
 
 @contextlib.contextmanager
-def shown(console: Console, clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
+def show_progress(console: Console, clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
     """Show the progress of this block, unless an outer display already shows it."""
-    if listened():
+    if has_listener():
         yield
     elif console.is_jupyter or not console.is_terminal:  # widgets may be missing
         with listening(Lines(console, clock)):

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-UNREAD = 141  # exit code of a command whose output nobody reads: 128 + SIGPIPE
+UNREAD = 141  # exit code of a command whose output is no longer read: 128 + SIGPIPE
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
@@ -53,7 +53,7 @@ def one_line(error: BaseException) -> str:
     text = printable(" ".join(str(error).split()))
     if isinstance(error, UserError):
         return text
-    if is_full(error):
+    if is_disk_full(error):
         name = printable(str(getattr(error, "filename", None) or "a file"))
         return (
             f"no space left for {name}; free some space, or set FED_DPSD_HOME and TMPDIR to "
@@ -72,7 +72,7 @@ def printable(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-def is_full(error: BaseException) -> bool:
+def is_disk_full(error: BaseException) -> bool:
     """Return whether an error is due to a full disk or quota."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
@@ -82,12 +82,12 @@ def reason_of(error: Exception) -> str:
     return " ".join((getattr(error, "strerror", None) or str(error)).split())
 
 
-def shown(value: Any) -> str:
-    """Return a value as typed: null, true, [1, 2]; text in quotes if it reads as a number."""
+def format_value(value: Any) -> str:
+    """Return a value in the syntax of overrides: null, true, [1, 2]; "1" keeps its quotes."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(shown, value))}]"
+        return f"[{', '.join(map(format_value, value))}]"
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {shown(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {format_value(item)}" for key, item in value.items()) + "}"
     return repr(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else str(value)

@@ -12,19 +12,19 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fed_dpsd.checks import check, public_features, unread, warnings
+from fed_dpsd.checks import check, ignored_overrides, public_features, warnings
 from fed_dpsd.claims import cost
 from fed_dpsd.config import BUNDLED, Config, DataConfig, names_patients, to_json
 from fed_dpsd.config.bind import Binder
-from fed_dpsd.config.compose import Composition, read
+from fed_dpsd.config.compose import Composition, compose_valid
 from fed_dpsd.config.grid import require_one_run
-from fed_dpsd.config.keys import homes, method_sets
-from fed_dpsd.config.plugins import find
+from fed_dpsd.config.keys import choices_with_key, method_sets
+from fed_dpsd.config.plugins import find_plugins
 from fed_dpsd.data import datasets, partition, paths
 from fed_dpsd.data.datasets import Dataset, Split
 from fed_dpsd.data.partition import PARTITIONS, Partition
 from fed_dpsd.data.sources import with_classes
-from fed_dpsd.errors import ConfigError, UserError, shown
+from fed_dpsd.errors import ConfigError, UserError, format_value
 from fed_dpsd.methods.method import Method, PublicContext
 from fed_dpsd.models.classifiers import add_networks
 from fed_dpsd.models.pictures import PACKAGES
@@ -114,7 +114,7 @@ def from_overrides(
         ConfigError: the overrides or the values have problems, such as noise that is both typed
             and calibrated. No data was read.
     """
-    experiment = _of_composition(read(overrides), overrides, base)
+    experiment = _of_composition(compose_valid(overrides), overrides, base)
     return calibrated(experiment) if calibrate else experiment
 
 
@@ -124,7 +124,7 @@ def one_run(overrides: Sequence[str], base: Path | None) -> Experiment:
     Raises:
         ConfigError: the overrides have problems, or declare a grid of several experiments.
     """
-    composition = read(overrides)
+    composition = compose_valid(overrides)
     require_one_run(overrides, composition)
     return calibrated(_of_composition(composition, overrides, base))
 
@@ -136,7 +136,7 @@ def _of_composition(
     binder.problems += composition.problems
     experiment = _bound(composition.values, base, False, binder)
     name = experiment.training.name
-    for setting in unread(experiment.training, overrides):
+    for setting in ignored_overrides(experiment.training, overrides):
         _warn(f"{setting} has no effect: training={name} has its own keys, training.*")
     _check_target(experiment, overrides)
     return experiment
@@ -148,12 +148,11 @@ def _check_target(experiment: Experiment, overrides: Sequence[str]) -> None:
     key = f"{axis}.{getattr(experiment, axis).calibrated_by}"
     typed = dict(override.lstrip("+").partition("=")[::2] for override in overrides)
     if target is not None and typed.get(key, "null") != "null":
-        raise ConfigError(
-            [
-                f"{key}={typed[key]} and privacy.target_epsilon={target:g} contradict each other: "
-                f"the target sets this noise; leave out {key}, or use privacy.target_epsilon=null"
-            ]
+        problem = (
+            f"{key}={typed[key]} and privacy.target_epsilon={target:g} contradict each other: "
+            f"the target sets this noise; leave out {key}, or use privacy.target_epsilon=null"
         )
+        raise ConfigError([problem])
 
 
 def from_json(text: str) -> Experiment:
@@ -185,7 +184,7 @@ def _bound(raw: Mapping[str, Any], base: Path | None, written: bool, binder: Bin
     """Bind a configuration without calibrating; `binder` knows the typed settings."""
     names = raw.get("plugins", [])
     if isinstance(names, list) and all(isinstance(name, str) for name in names):
-        add_networks(plugins := find(names))
+        add_networks(plugins := find_plugins(names))
         binder.packages = tuple(plugin.package for plugin in plugins)
         if plugins:
             raw = {**raw, "plugins": list(map(str, plugins))}
@@ -238,7 +237,7 @@ def _warn(text: str) -> None:
 def _with_unit(
     binder: Binder, values: Mapping[str, Any], where: str, patients: bool
 ) -> Mapping[str, Any]:
-    """Return the keys of a choice; replace null with the unit that suits the data."""
+    """Return the values of a choice; replace a null unit with the unit that suits the data."""
     cls = binder.locate("fed_dpsd.privacy", values.get("_target_"), f"{where}._target_")
     names = {field.name for field in dataclasses.fields(cls)} if cls else set()
     if values.get("unit") in ("record", "patient"):
@@ -250,7 +249,7 @@ def _with_unit(
 
 
 def _shards(facts: Mapping[str, Any], training: Training | None, patients: bool) -> dict[str, Any]:
-    """Return the keys of privacy.mechanism.Shards, from public facts."""
+    """Return the fields of privacy.mechanism.Shards, from public facts."""
     by = "patient" if patients or getattr(training, "unit", "record") == "patient" else "record"
     # Private training also trains a teacher on an empty shard; a teacher from a file exists
     # before the records.
@@ -261,10 +260,10 @@ def _shards(facts: Mapping[str, Any], training: Training | None, patients: bool)
 def _with_noise(
     binder: Binder, answers: Mapping[str, Any], training: Training | None
 ) -> Mapping[str, Any]:
-    """Return the keys of `answers`; replace null with the noise that suits the training."""
+    """Return the values of `answers`; replace null noise with noise that suits the training."""
     cls = binder.locate("fed_dpsd.privacy", answers.get("_target_"), "answers._target_")
     field = getattr(cls, "calibrated_by", None)
-    if cls is None or field is None or Mechanism not in cls.__mro__:  # `check` reports strangers
+    if cls is None or field is None or Mechanism not in cls.__mro__:  # `check` reports the last
         return answers
     noise = cls.default_noise(training is not None and training.private)
     binder.set_default(f"answers.{field}", noise)
@@ -277,9 +276,9 @@ def calibrated_axis(experiment: Experiment) -> Literal["training", "answers"]:
 
 
 def calibrated(experiment: Experiment) -> Experiment:
-    """Calibrate an axis's noise so that the planned run spends target_epsilon, if set, per record.
+    """Calibrate the noise so that the planned run spends privacy.target_epsilon, if it is set.
 
-    With training.unit or answers.unit=patient, the epsilon is per patient.
+    The target is per record or, with training.unit or answers.unit=patient, per patient.
 
     Raises:
         ConfigError: there is no noise to set, or no noise spends this epsilon.
@@ -291,12 +290,11 @@ def calibrated(experiment: Experiment) -> Experiment:
     mechanism, target = getattr(experiment, axis), settings.target_epsilon
     field = mechanism.calibrated_by
     if field is None:
-        raise ConfigError(
-            [
-                f"privacy.target_epsilon={target}: training=plain and answers={mechanism.name} "
-                "have no noise to set; choose others, or target_epsilon=null"
-            ]
+        problem = (
+            f"privacy.target_epsilon={target}: training=plain and answers={mechanism.name} "
+            "have no noise to set; choose others, or target_epsilon=null"
         )
+        raise ConfigError([problem])
     unit = experiment.unit or "record"
 
     def with_value(value: float) -> Experiment:
@@ -368,7 +366,9 @@ def _bind_class(
     names = {field.name for field in dataclasses.fields(cls)}
     arguments = {key: value for key, value in values.items() if key != "_target_"}
     for key in arguments.keys() - names:
-        if fitting := homes(f"{where}.{key}"):  # a chosen file sets it, such as a method's
+        if fitting := choices_with_key(
+            f"{where}.{key}"
+        ):  # a chosen file sets it, such as a method's
             name = getattr(cls, "name", cls.__name__)
             sets = method_sets(method, f"{where}.{key}")
             setter = f"method={method}" if sets else "another choice"
@@ -384,7 +384,7 @@ def _bind_partition(binder: Binder, values: Mapping[str, Any]) -> Any:
     name = values.get("name")
     if name not in PARTITIONS:
         binder.problems.append(
-            f"partition.name={shown(name)} is not one of {', '.join(PARTITIONS)}"
+            f"partition.name={format_value(name)} is not one of {', '.join(PARTITIONS)}"
         )
         return None
     arguments = {key: value for key, value in values.items() if key != "name"}
@@ -395,7 +395,7 @@ def _resolve_paths(binder: Binder, config: Config, base: Path | None, written: b
     """Return the configuration with absolute and default paths; check the paths of input files."""
 
     def absolute(key: str, value: str) -> str:
-        return paths.absolute(key, value, base, binder.problems)
+        return paths.absolute_path(key, value, base, binder.problems)
 
     root = home() if base is None else base
     changes: dict[str, Any] = {
@@ -404,7 +404,7 @@ def _resolve_paths(binder: Binder, config: Config, base: Path | None, written: b
         "run_folder": config.run_folder and absolute("run_folder", config.run_folder),
         "ledger": config.ledger and absolute("ledger", config.ledger),
     }
-    if config.data.path is not None and config.data.name != BUNDLED:  # which reads no path
+    if config.data.path is not None and config.data.name != BUNDLED:  # bundled data reads no path
         path = paths.data_path(config.data.path, base, binder.problems)
         changes["data"] = dataclasses.replace(config.data, path=path)
     if config.pictures and config.pictures not in PACKAGES:
@@ -460,7 +460,7 @@ def partitions(experiment: Experiment) -> list[NDArray[np.int64]]:
     return _partitions(config.data, config.cache, experiment.partition, config.num_clients)
 
 
-def unused(experiment: Experiment) -> str:
+def unused_records(experiment: Experiment) -> str:
     """Report how many training records of a simulation are at no client, and why; "" if none.
 
     The numbers are exact: only the owner of a simulation may see them.
@@ -469,7 +469,7 @@ def unused(experiment: Experiment) -> str:
     if not config.federation.simulation:
         return ""
     train, parts = load_data(config.data, config.cache).train, partitions(experiment)
-    return partition.unused(experiment.partition, train.labels, parts, train.patients)
+    return partition.unused_records(experiment.partition, train.labels, parts, train.patients)
 
 
 def data_counts(experiment: Experiment) -> list[str]:
@@ -485,7 +485,7 @@ def data_counts(experiment: Experiment) -> list[str]:
         if not _names_images(config.data):
             return []
         return [*filter(None, [datasets.test_count(config.data, Path(config.cache))])]
-    except UserError:  # the same error ends the run, or has ended it already
+    except UserError:  # the run itself reports it
         return []
 
 
@@ -495,5 +495,5 @@ def largest_partition(experiment: Experiment) -> int | None:
         return None
     try:
         return max(map(len, partitions(experiment)))
-    except UserError:  # the same error has ended the run already
+    except UserError:  # the run itself reports it
         return None

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from fed_dpsd.accounts.account import budget_text, needed_budget
 from fed_dpsd.accounts.card import PrivacyCard, plan_of, privacy_card
 from fed_dpsd.accounts.verdict import how_answered, how_trained, published_line, verdict
-from fed_dpsd.engines.duration import Duration, expected
-from fed_dpsd.engines.duration import words as time_text
+from fed_dpsd.engines.duration import Duration, duration_text, expected_duration
 from fed_dpsd.experiment import Experiment, calibrated_axis
 
 
@@ -42,9 +41,9 @@ class PlannedRun:
             target = f"privacy.target_epsilon={settings.target_epsilon:g} ({unit}, add_remove)"
             value = getattr(mechanism, mechanism.calibrated_by)
             lines.append(f"calibrated to {target}: {axis}.{mechanism.calibrated_by}={value:.6g}")
-        asked = "queries" if self.experiment.answers.asks_teachers else "sums"
+        asked = "queries" if self.experiment.answers.queries_teachers else "sums"
         lines.append(f"{asked} per client: {self.queries_per_client:,}")
-        lines.append(f"time: {time_text(self.experiment, self.duration)}")
+        lines.append(f"time: {duration_text(self.experiment, self.duration)}")
         if self.privacy.covers_nothing:
             return "\n".join(lines)
         stated = self.privacy.content["epsilon_stated"]
@@ -66,4 +65,4 @@ def planned_run(experiment: Experiment) -> PlannedRun:
     planned = plan_of(experiment)
     card = PrivacyCard(privacy_card(experiment, planned), "planned")
     budget = needed_budget(experiment.config.privacy, planned)
-    return PlannedRun(experiment, planned.queries, card, budget, expected(experiment))
+    return PlannedRun(experiment, planned.queries, card, budget, expected_duration(experiment))

@@ -145,7 +145,7 @@ class Listener:
 _listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
 
 
-def listened() -> bool:
+def has_listener() -> bool:
     """Return whether there is a listener."""
     return _listener.get() is not None
 
@@ -181,10 +181,10 @@ def reporting(
         listener.end(task)
 
 
-def reported(
+def track(
     name: str, items: Collection[Item], done: int = 0, total: int | None = None
 ) -> Iterator[Item]:
-    """Yield the items; each is reported as done when the next one is requested.
+    """Yield the items and report their progress; an item is done when the next is requested.
 
     Args:
         name: the kind of items, such as "teachers".

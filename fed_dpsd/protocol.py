@@ -42,8 +42,11 @@ MOST_CLASSES, LONGEST_CLASS = 10_000, 255
 LONGEST_LISTS, LONGEST_SHOWN, MOST_SHOWN = 160, 30, 5
 
 
-def are_classes(names: Any) -> bool:
-    """Return whether a value is a list of two or more different, printable class names."""
+def is_class_list(names: Any) -> bool:
+    """Return whether a value is a list of two or more different, printable class names.
+
+    Names that `text_of` maps to the same text are not different.
+    """
     return (
         isinstance(names, list | tuple)
         and 2 <= len(names) <= MOST_CLASSES
@@ -53,24 +56,25 @@ def are_classes(names: Any) -> bool:
     )
 
 
-def compare_classes(hospital: Any, experiment: Any) -> None:
-    """Compare a hospital's list of class names with an experiment's list; one comes from a peer.
+def require_equal_classes(hospital: Any, experiment: Any) -> None:
+    """Check that a hospital and an experiment list the same classes in the same order.
 
     A label is an index into this list. If the orders differed, teachers and student would use the
-    same numbers for different classes, so both ends of a deployment compare the whole lists.
+    same number for different classes, so both ends of a deployment compare the whole lists.
 
     Raises:
-        ProtocolError: a list is malformed, or they differ. The message has both lists or, if they
-            are long, the first difference, and the names that occur in only one.
+        ProtocolError: a list, one of which comes from a peer, is malformed, or the lists differ.
+            The message has both lists or, if they are long, the first difference, and the names
+            that occur in only one.
     """
     lists = {"the hospital": hospital, "the experiment": experiment}
     for who, names in lists.items():
-        if not are_classes(names):
+        if not is_class_list(names):
             raise ProtocolError(
                 f"{who}'s classes must be a list of 2 to {MOST_CLASSES:,} different, printable "
                 f"names of at most {LONGEST_CLASS} characters"
             )
-    # Use one spelling of accented letters: the others look the same on a screen.
+    # Accented letters have several encodings, which look the same on a screen.
     ours, theirs = ([unicodedata.normalize("NFC", n) for n in names] for names in lists.values())
     if ours == theirs:
         return
@@ -110,9 +114,9 @@ class Request:
         weights: (P,) float32 weights of a model for "train", optionally followed by other public
             numbers, and for "gradients"; empty otherwise.
         acknowledged: releases by mechanism that the coordinator's card counts in addition to its
-            plan. They travel with the message and are not part of the digest.
+            plan; not part of the digest.
         heard: for each client, the releases that the run has charged to it, by the client's own
-            statement; also not part of the digest.
+            statement; not part of the digest.
     """
 
     query_id: int
@@ -187,15 +191,12 @@ class Request:
         """Shape of a response to a request of `SUMMED`: (B, K), or (P, 1) for gradients."""
         return self.predictions.shape if self.kind == "answers" else (len(self.weights), 1)
 
+    @functools.cached_property
     def digest(self) -> str:
-        """Return the SHA-256 of the whole request: the idempotency key.
+        """SHA-256 of the whole request, in hexadecimal: the idempotency key.
 
         Requests with the same id but different content have different keys.
         """
-        return self._digest
-
-    @functools.cached_property
-    def _digest(self) -> str:
         digest = hashlib.sha256(f"{self.kind} {self.query_id} {self.images.shape}".encode())
         digest.update(np.ascontiguousarray(self.images).tobytes())
         digest.update(np.ascontiguousarray(self.predictions).tobytes())
@@ -316,7 +317,7 @@ class Aggregate:
 
 
 class Replies(dict[int, Response | Refusal]):
-    """The clients' replies to `request`, the request that was actually sent, by client."""
+    """The clients' replies to `request`, by client; a resumed run may have sent it earlier."""
 
     def __init__(self, request: Request, replies: Mapping[int, Response | Refusal]) -> None:
         super().__init__(replies)
@@ -324,7 +325,7 @@ class Replies(dict[int, Response | Refusal]):
 
     @property
     def answers(self) -> dict[int, Response]:
-        """Return the answers."""
+        """Return the replies that are not refusals."""
         return {client: own for client, own in self.items() if isinstance(own, Response)}
 
     @property
@@ -333,21 +334,18 @@ class Replies(dict[int, Response | Refusal]):
         return {client: own.reason for client, own in self.items() if isinstance(own, Refusal)}
 
 
-def misfit(request: Request, response: Response) -> str:
+def mismatch(request: Request, response: Response) -> str:
     """Return why `response` does not fit `request` in id, shape or type; "" if it fits."""
-    problem = ""
     if response.query_id != request.query_id:
-        problem = f"query_id={response.query_id} instead of {request.query_id}"
-    elif request.kind in SUMMED and response.values.shape != request.summed_shape:
-        problem = f"values of shape {response.values.shape} instead of {request.summed_shape}"
-    elif request.kind == "counts" and response.values.shape != (1, request.predictions.shape[1]):
-        expected = (1, request.predictions.shape[1])
-        problem = f"values of shape {response.values.shape} instead of {expected}"
-    elif request.kind in OF_WEIGHTS and (response.values.ndim, *response.values.shape[1:]) != (
-        2,
-        1,
-    ):
-        problem = f"values of shape {response.values.shape} instead of (P, 1)"
-    elif response.values.dtype not in (np.float64, np.float32, np.uint16, np.uint8):
-        problem = f"values of type {response.values.dtype}"
-    return problem
+        return f"query_id={response.query_id} instead of {request.query_id}"
+    shape = response.values.shape
+    counts_shape = (1, request.predictions.shape[1])
+    if request.kind in SUMMED and shape != request.summed_shape:
+        return f"values of shape {shape} instead of {request.summed_shape}"
+    if request.kind == "counts" and shape != counts_shape:
+        return f"values of shape {shape} instead of {counts_shape}"
+    if request.kind in OF_WEIGHTS and (len(shape) != 2 or shape[1] != 1):
+        return f"values of shape {shape} instead of (P, 1)"
+    if response.values.dtype not in (np.float64, np.float32, np.uint16, np.uint8):
+        return f"values of type {response.values.dtype}"
+    return ""

@@ -28,7 +28,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fed_dpsd.errors import UserError, is_full, reason_of
+from fed_dpsd.errors import UserError, is_disk_full, reason_of
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -60,8 +60,11 @@ def conf_folder() -> Path:
     return app_folder() / "conf"
 
 
-def locked(path: Path) -> IO[bytes] | None:
-    """Open a file and lock it until it is closed; return None if another process holds it."""
+def try_lock(path: Path) -> IO[bytes] | None:
+    """Open and lock a file; return None if another process holds the lock.
+
+    Closing the file releases the lock.
+    """
     file = path.open("wb")
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -82,8 +85,8 @@ def templates_folder(module: str) -> Path:
     return folder
 
 
-def templates(module: str, **options: Any) -> "Environment":
-    """Return an environment of Jinja with the templates next to a module's file."""
+def jinja_environment(module: str, **options: Any) -> "Environment":
+    """Return a Jinja environment for the templates next to a module's file."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined  # few commands need it
 
     return Environment(
@@ -139,7 +142,7 @@ def writing(path: Path, size: int = 0) -> Iterator[None]:
     except OSError as error:
         ours = path.is_relative_to(home())
         choose = "set FED_DPSD_HOME to" if ours else "choose"
-        if not is_full(error):
+        if not is_disk_full(error):
             reason = reason_of(error)
             text = f"{path} cannot be written ({reason}); {choose} another folder"
             raise Unwritable(text) from None
@@ -197,17 +200,17 @@ def _remove_leftovers(folder: Path) -> None:
     with suppress(OSError):  # they do no harm
         for path in folder.glob(f"*.{_host()}.*.tmp"):
             number = path.name.split(".")[-2]
-            if number.isdecimal() and not _lives(int(number)):
+            if number.isdecimal() and not _is_running(int(number)):
                 path.unlink(missing_ok=True)
 
 
-def _lives(process: int) -> bool:
+def _is_running(process: int) -> bool:
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except PermissionError:  # another user's
-        pass
+    except PermissionError:  # it belongs to another user
+        return True
     return True
 
 
@@ -217,10 +220,10 @@ def _host() -> str:
 
     A process id identifies a process only within one of them.
     """
-    numbering = ""
+    namespace = ""
     with suppress(OSError):
-        numbering = os.readlink("/proc/self/ns/pid")
-    return f"{zlib.crc32(f'{platform.node()} {numbering}'.encode()):08x}"
+        namespace = os.readlink("/proc/self/ns/pid")
+    return f"{zlib.crc32(f'{platform.node()} {namespace}'.encode()):08x}"
 
 
 @contextmanager
@@ -236,7 +239,7 @@ def uninterrupted() -> Iterator[None]:
     try:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                if handler := signal.getsignal(number):  # others are not Python's
+                if handler := signal.getsignal(number):  # None if not installed from Python
                     former[number] = handler
                     signal.signal(number, lambda received, _: waiting.append(received))
         yield
@@ -253,10 +256,10 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def write_together(contents: Mapping[Path, bytes | NDArray[Any]]) -> None:
-    """Replace files (arrays as .npy) once there is room for all; an earlier error changes nothing.
+    """Replace several files durably; arrays are written as .npy.
 
-    They are renamed in the given order, so if the last file exists, all others do; durable on
-    return.
+    All contents are written before any file is replaced, so a full disk changes nothing. Files are
+    replaced in the given order: if the last one exists, all of them do.
     """
     sizes = [len(each) if isinstance(each, bytes) else each.nbytes for each in contents.values()]
     with ExitStack() as stack:
@@ -289,7 +292,7 @@ def encoded(text: str) -> bytes:
     return text.encode(errors="backslashreplace")
 
 
-def _any_text(error: UnicodeError) -> tuple[str | bytes, int]:
+def _encode_any_text(error: UnicodeError) -> tuple[str | bytes, int]:
     """Encode characters that an encoding lacks: UTF-8 keeps bytes of file names, others escape.
 
     Escapes keep names distinct; question marks would not.
@@ -302,7 +305,7 @@ def _any_text(error: UnicodeError) -> tuple[str | bytes, int]:
 
 
 ANY_TEXT = "fed_dpsd"  # error handler for characters that a stream's encoding lacks
-codecs.register_error(ANY_TEXT, _any_text)
+codecs.register_error(ANY_TEXT, _encode_any_text)
 
 
 def print_any_text() -> None:

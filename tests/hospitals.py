@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.serialization import (
 import client_app
 from fed_dpsd.accounts.secret import exchange_key, secret_of
 from fed_dpsd.client import site as sites
-from fed_dpsd.client.hospital import open_file
+from fed_dpsd.client.hospital import open_hospital
 from fed_dpsd.client.terms import NotAllowed
 from fed_dpsd.engines.flower.grid import GridFederation
 from fed_dpsd.privacy.secure_sum import public_key
@@ -156,5 +156,5 @@ def site_files(tmp_path, count=2, **changes):
 
 def charges(file):
     """The kinds of a hospital's charges; the file is its site file, or the hospital itself."""
-    hospital = open_file(file) if isinstance(file, Path) else file
+    hospital = open_hospital(file) if isinstance(file, Path) else file
     return [entry.kind for entry in entries_of(hospital.ledger)]

@@ -48,4 +48,4 @@ def installed(folder):
         for network in set(CLASSIFIERS) - known:
             del CLASSIFIERS[network]
         terms.choices.cache_clear()
-        terms._method.cache_clear()
+        terms._method_values.cache_clear()

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from fed_dpsd.accounts.card import plan_of
-from fed_dpsd.cohort import cohort, most_asked
+from fed_dpsd.cohort import cohort, most_rounds
 from fed_dpsd.engines.flower.grid import GridFederation
 from fed_dpsd.engines.local import LocalFederation
-from fed_dpsd.methods.class_counts import among
+from fed_dpsd.methods.class_counts import shares_among
 from fed_dpsd.privacy.accounting import prove
 from fed_dpsd.protocol import Request, Response
 from fed_dpsd.server import run as runs
@@ -29,7 +29,7 @@ def asked(config):
 def test_without_cohorts_all_clients_are_asked_in_all_rounds(small):
     config = small("num_clients=5").config
     assert list(cohort(config, 3)) == [0, 1, 2, 3, 4]
-    assert most_asked(config) == config.rounds
+    assert most_rounds(config) == config.rounds
 
 
 def test_a_cohort_follows_the_seed_and_the_round(small):
@@ -71,12 +71,12 @@ def test_a_client_that_is_asked_more_often_than_the_schedule_says_refuses(small)
     """The plan of a client is what its schedule says, whatever a coordinator sends."""
     experiment = small(*SOME, "rounds=6", "training=plain", "answers=gradient")
     federation = LocalFederation(experiment, new_run_folder(experiment))
-    federation._asked = lambda request: [0]
+    federation._recipients = lambda request: [0]
     images = np.zeros((64, 1, 8, 8), np.uint8)
     predictions = np.full((64, 10), 0.1, np.float32)
     replies = [federation._deliver(Request(n, images, predictions))[0] for n in range(1, 7)]
     answered = [isinstance(reply, Response) for reply in replies]
-    most = most_asked(experiment.config)
+    most = most_rounds(experiment.config)
     assert answered == [True] * most + [False] * (6 - most)
 
 
@@ -105,7 +105,7 @@ def test_weights_of_some_clients_sum_to_1_for_each_class():
     counts = rng.integers(1, 100, (4, 3)).astype(float)
     counts[[1, 2], 0] = 0
     weights = dict(enumerate(counts / counts.sum(0)))
-    some = among(weights, [1, 2])
+    some = shares_among(weights, [1, 2])
     assert np.allclose(some[1] + some[2], 1)
     assert some[1][0] == 0.5  # neither has any record of class 0
     assert some[1][1] == pytest.approx(counts[1, 1] / (counts[1, 1] + counts[2, 1]))

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from fed_dpsd.display import Bars, Lines, shown, time_left
-from fed_dpsd.progress import listened, reported, reporting
+from fed_dpsd.display import Bars, Lines, show_progress, time_left
+from fed_dpsd.progress import has_listener, reporting, track
 
 
 class Clock:
@@ -35,10 +35,10 @@ def lines(out):
 
 def test_a_pipe_gets_a_line_now_and_then(clock):
     out = console(force_terminal=False)
-    with shown(out, clock):
-        for _ in reported("cells", range(60)):
+    with show_progress(out, clock):
+        for _ in track("cells", range(60)):
             clock.now += 2
-        for _ in reported("steps", range(1_000)):  # quick work prints nothing
+        for _ in track("steps", range(1_000)):  # quick work prints nothing
             clock.now += 0.009
     assert lines(out)[:3] == [
         "5 of 60 cells, about 2 min left",
@@ -51,7 +51,7 @@ def test_a_pipe_gets_a_line_now_and_then(clock):
 
 def test_a_pipe_gets_each_text_with_the_time_left_now_and_then_and_no_control_codes(clock):
     out = console(force_terminal=False)
-    with shown(out, clock), reporting("rounds", 10, text="preparing") as rounds:
+    with show_progress(out, clock), reporting("rounds", 10, text="preparing") as rounds:
         for number in range(1, 11):
             clock.now += 6
             rounds.reach(number, 6.0 * number, f"round {number} [b]")
@@ -69,9 +69,9 @@ def test_a_pipe_gets_each_text_with_the_time_left_now_and_then_and_no_control_co
 
 def test_of_nested_work_the_outermost_with_a_known_end_is_printed(clock):
     out = console(force_terminal=False)
-    with shown(out, clock), reporting("cells", 3, recent=1) as cells:
+    with show_progress(out, clock), reporting("cells", 3, recent=1) as cells:
         for _ in range(3):
-            for _ in reported("teachers", range(4)):
+            for _ in track("teachers", range(4)):
                 clock.now += 11
             cells.advance()
     assert lines(out) == [
@@ -88,11 +88,11 @@ def test_of_nested_work_the_outermost_with_a_known_end_is_printed(clock):
 def test_a_long_last_part_is_not_silent(clock):
     """As the last round of a run, which trains its final student."""
     out = console(force_terminal=False)
-    with shown(out, clock), reporting("rounds", 3, text="preparing") as rounds:
+    with show_progress(out, clock), reporting("rounds", 3, text="preparing") as rounds:
         for number in (1, 2):
             clock.now += 5
             rounds.reach(number, 5.0 * number, f"round {number}", after=60)
-        for _ in reported("steps of the student", range(600)):
+        for _ in track("steps of the student", range(600)):
             clock.now += 0.1
     assert [line for line in lines(out) if "steps of the student" in line] == [
         "200 of 600 steps of the student, about 40 s left",
@@ -105,8 +105,8 @@ def test_a_notebook_gets_lines_and_needs_no_widgets(clock, monkeypatch):
     out = console(force_jupyter=True, force_terminal=True)
     printed = []
     monkeypatch.setattr(out, "print", lambda line, **_: printed.append(line))
-    with shown(out, clock):
-        for _ in reported("cells", range(3)):
+    with show_progress(out, clock):
+        for _ in track("cells", range(3)):
             clock.now += 20
     assert printed == ["1 of 3 cells, about 40 s left", "2 of 3 cells, about 20 s left"]
 
@@ -123,7 +123,7 @@ def picture(task, width=120):
 
 def test_a_terminal_has_a_bar_for_each_task_and_nothing_stays(clock):
     out = console(force_terminal=True)
-    with shown(out, clock), reporting("cells", 27, recent=1) as cells:
+    with show_progress(out, clock), reporting("cells", 27, recent=1) as cells:
         clock.now += 0.5
         assert "".join(picture(cells)) == ""  # quick work has no bar
         clock.now += 119.5
@@ -142,7 +142,7 @@ def test_a_terminal_has_a_bar_for_each_task_and_nothing_stays(clock):
 
 def test_the_last_text_stays_on_a_terminal_unless_nothing_was_done(clock):
     out = console(force_terminal=True)
-    with shown(out, clock):
+    with show_progress(out, clock):
         with reporting("rounds", 2, text="preparing") as rounds:
             rounds.reach(1, 1.0, "round 1")
             rounds.reach(2, 2.0, "round 2")
@@ -155,7 +155,7 @@ def test_the_last_text_stays_on_a_terminal_unless_nothing_was_done(clock):
 
 
 def test_a_terminal_shows_a_tasks_text_below_its_bar(clock):
-    with shown(console(force_terminal=True), clock), reporting("rounds", 20) as rounds:
+    with show_progress(console(force_terminal=True), clock), reporting("rounds", 20) as rounds:
         clock.now += 30
         rounds.reach(3, 30.0, "round 3/20 · student 85.1 % [b]")
         shown_now = picture(rounds)
@@ -165,18 +165,18 @@ def test_a_terminal_shows_a_tasks_text_below_its_bar(clock):
 def test_a_display_inside_another_opens_none(clock):
     for terminal in (True, False):
         out = console(force_terminal=terminal)
-        with shown(out, clock), reporting("cells", 2) as cells:
-            with shown(out, clock), reporting("rounds", 2) as rounds:
+        with show_progress(out, clock), reporting("cells", 2) as cells:
+            with show_progress(out, clock), reporting("rounds", 2) as rounds:
                 assert rounds._listener is cells._listener
                 assert isinstance(cells._listener, Bars if terminal else Lines)
-            assert listened()
-        assert not listened()
+            assert has_listener()
+        assert not has_listener()
 
 
 def test_data_stay_on_stdout_below_a_bar(clock, capsys):
     """Otherwise a table that is piped into a file would be lost on the screen."""
     out = console(force_terminal=True)
-    with shown(out, clock), reporting("faults", 2):
+    with show_progress(out, clock), reporting("faults", 2):
         print("number,seed")
     assert capsys.readouterr().out == "number,seed\n"
     assert "number,seed" not in out.file.getvalue()

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from fed_dpsd.progress import listened, listening, reported, reporting, seconds_left
+from fed_dpsd.progress import has_listener, listening, reporting, seconds_left, track
 from tests.listeners import Hearing
 
 
@@ -71,17 +71,17 @@ def test_the_current_part_counts_down_and_a_longer_last_part_is_added():
 
 
 def test_a_loop_reports_each_part_and_its_end():
-    assert not listened()
-    assert list(reported("things", "abc")) == ["a", "b", "c"]  # by default there is no listener
+    assert not has_listener()
+    assert list(track("things", "abc")) == ["a", "b", "c"]  # by default there is no listener
     hearing = Hearing()
     with listening(hearing):
-        for _ in reported("things", range(3)):
+        for _ in track("things", range(3)):
             (task,) = hearing.under_way
             hearing.now += 1
     assert hearing.heard == [("things", 1, 3), ("things", 2, 3), ("things", 3, 3)]
     assert not hearing.under_way
     assert str(task) == "3 of 3 things"
-    assert not listened()
+    assert not has_listener()
 
 
 def test_fast_work_is_reported_a_few_times_a_second_and_keeps_few_samples():
@@ -97,7 +97,7 @@ def test_fast_work_is_reported_a_few_times_a_second_and_keeps_few_samples():
 
 def test_an_error_ends_the_task():
     def fail():
-        for part in reported("things", range(3)):
+        for part in track("things", range(3)):
             part / part
 
     hearing = Hearing()
@@ -106,7 +106,7 @@ def test_an_error_ends_the_task():
     with pytest.raises(ZeroDivisionError), listening(hearing), reporting("others", 3):
         1 / 0  # noqa: B018
     assert not hearing.under_way
-    assert not listened()
+    assert not has_listener()
 
 
 def test_a_loop_continues_one_of_its_name_and_length():
@@ -115,15 +115,15 @@ def test_a_loop_continues_one_of_its_name_and_length():
     left = []
     with listening(hearing):
         for client in range(4):
-            for _ in reported("teachers", ["teacher"], done=client, total=4):
+            for _ in track("teachers", ["teacher"], done=client, total=4):
                 left.append(hearing.under_way[0].left)
                 hearing.now += 10
             hearing.now += 1  # the client answers
         assert left[0] is None
         assert left[2] == pytest.approx(2 * 11 - 1)
         assert [done for _, done, _ in hearing.heard] == [1, 2, 3, 4]
-        next(iter(reported("steps", range(5))))
-        for _ in reported("steps", range(2)):  # another length
+        next(iter(track("steps", range(5))))
+        for _ in track("steps", range(2)):  # another length
             hearing.now += 1
     assert hearing.heard[4:] == [("steps", 1, 2), ("steps", 2, 2)]
 
@@ -145,10 +145,10 @@ def test_work_inside_a_part_says_how_long_the_part_still_takes():
 def test_another_thread_has_no_listener():
     heard = []
     with listening(Hearing()):
-        thread = threading.Thread(target=lambda: heard.append(listened()))
+        thread = threading.Thread(target=lambda: heard.append(has_listener()))
         thread.start()
         thread.join()
         with listening(None):
-            assert not listened()
-        assert listened()
+            assert not has_listener()
+        assert has_listener()
     assert heard == [False]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fed_dpsd.errors import ProtocolError
-from fed_dpsd.protocol import Request, Response, misfit
+from fed_dpsd.protocol import Request, Response, mismatch
 from tests.every import every
 
 
@@ -19,7 +19,7 @@ def request(query_id=1, count=3, seed=0):
 
 def test_the_digest_covers_the_whole_request():
     first = request()
-    assert first.digest() == request().digest()
+    assert first.digest == request().digest
     pixel = first.images.copy()
     pixel[0, 0, 0, 0] ^= 1
     prediction = first.predictions.copy()
@@ -32,7 +32,7 @@ def test_the_digest_covers_the_whole_request():
     for size in (1, 2):
         weights = np.full(3, size, np.float32)
         others.append(Request.without_images("train", (1, 8, 8), 10, 1, weights))
-    assert len({other.digest() for other in [first, *others]}) == 6
+    assert len({other.digest for other in [first, *others]}) == 6
 
 
 @every(
@@ -62,7 +62,7 @@ def test_malformed_requests_are_refused(change, expected):
     ],
 )
 def test_answers_that_do_not_fit_are_reported(response, expected):
-    assert re.search(expected, misfit(request(), response))
+    assert re.search(expected, mismatch(request(), response))
 
 
 @every(
@@ -75,17 +75,17 @@ def test_answers_that_do_not_fit_are_reported(response, expected):
 def test_counts_and_weights_have_shapes_of_their_own(kind, fitting, misfits):
     query = Request.without_images(kind, (1, 8, 8), 10)
     assert (query.kind, query.nbytes, len(query.images)) == (kind, 0, 0)
-    assert misfit(query, Response(0, np.zeros(fitting, np.float32))) == ""
+    assert mismatch(query, Response(0, np.zeros(fitting, np.float32))) == ""
     for shape in misfits:
-        assert f"values of shape {shape}" in misfit(query, Response(0, np.zeros(shape)))
-    assert "type int64" in misfit(query, Response(0, np.zeros(fitting, np.int64)))
-    assert "query_id=1 instead of 0" in misfit(query, Response(1, np.zeros(fitting)))
+        assert f"values of shape {shape}" in mismatch(query, Response(0, np.zeros(shape)))
+    assert "type int64" in mismatch(query, Response(0, np.zeros(fitting, np.int64)))
+    assert "query_id=1 instead of 0" in mismatch(query, Response(1, np.zeros(fitting)))
 
 
 def test_requests_of_other_kinds_are_other_requests():
     kinds = [Request.without_images(kind, (1, 8, 8), 10) for kind in ("counts", "weights")]
-    assert len({query.digest() for query in kinds}) == 2
+    assert len({query.digest for query in kinds}) == 2
 
 
 def test_a_fitting_answer_passes():
-    assert misfit(request(), Response(1, np.zeros((3, 10), np.uint8))) == ""
+    assert mismatch(request(), Response(1, np.zeros((3, 10), np.uint8))) == ""

@@ -11,7 +11,7 @@ from typing import Literal
 
 from dp_accounting import ComposedDpEvent, DpEvent
 
-from fed_dpsd.accounts.entry import Entry, EntryKind, described
+from fed_dpsd.accounts.entry import Entry, EntryKind, describe_mechanism
 from fed_dpsd.accounts.ledger import Ledger, LedgerError
 from fed_dpsd.claims import OTHER
 from fed_dpsd.config import PrivacyConfig
@@ -80,17 +80,16 @@ class Account:
         name = self.run.encode(errors="surrogatepass")  # names stay distinct, even if not UTF-8
         self._note = f"{hashlib.sha256(name).hexdigest()}-run"
         self._names = {
-            described(stage.mechanism, marked): stage.mechanism.name
+            describe_mechanism(stage.mechanism, marked): stage.mechanism.name
             for stage in self.plan.charged
             for marked in (False, True)  # a charge of another run that is used again
         }
 
     def hear(self, request: Request, client: int) -> None:
-        """Start answering a request; compare the ledger with the request's record of charges.
+        """Compare the ledger with the charges that a request says the run has made.
 
-        If the record holds more charges of the run than the ledger, an older state of the ledger
-        was restored. The forgotten releases count as charged from now on, so charging them again is
-        unplanned.
+        If the request has more of them than the ledger, an older state of the ledger was restored.
+        The forgotten releases count as charged from now on, so charging them again is unplanned.
         """
         self._acknowledged = request.acknowledged
         if lost := Counter(request.heard.get(client, {})) - self._charged():
@@ -189,7 +188,7 @@ class Account:
         """Return whether the result of the planned run is the teachers themselves."""
         return self.plan.ends_with_teachers
 
-    def lacking(self, paid: Collection[str]) -> Literal["", "budget", "queries"]:
+    def exceeded_limit(self, paid: Collection[str]) -> Literal["", "budget", "queries"]:
         """Return the name of the limit that the planned run would exceed; "" if none.
 
         Args:
@@ -242,10 +241,10 @@ class Account:
             query_id=request.query_id if request else 0,
             queries=queries,
             releases=mechanism.releases(1, queries),
-            mechanism=described(mechanism, self.plugins),
+            mechanism=describe_mechanism(mechanism, self.plugins),
             trust=trust_of(mechanism.noise_at),
             costs={pair: mechanism.event(*pair) for pair in UNITS_AND_RELATIONS},
-            request=request.digest() if request else "",
+            request=request.digest if request else "",
             run=self.run,
             training=training,
         )
@@ -291,7 +290,7 @@ def needed_budget(settings: PrivacyConfig, plan: Plan) -> float:
     )
 
 
-def shortfall(settings: PrivacyConfig, plan: Plan) -> str:
+def budget_warning(settings: PrivacyConfig, plan: Plan) -> str:
     """Return a warning if a budget ends a run early; "" if it admits the whole plan.
 
     Nothing has been charged yet.

@@ -13,8 +13,8 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from fed_dpsd.accounts.database import is_database, ledgers_in
-from fed_dpsd.accounts.entry import MARK, Entry, of_entries
-from fed_dpsd.claims import Proof, claims, covers, of_plan, on, proofs
+from fed_dpsd.accounts.entry import MARK, Entry, charges_of_entries
+from fed_dpsd.claims import Proof, charges_of_plan, claims, covers, proof_on, proofs
 from fed_dpsd.config.bind import read_yaml
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment
@@ -96,7 +96,7 @@ class PrivacyCard:
 
     @property
     def unit(self) -> Unit:
-        """Return the unit that the run was asked to protect; it is always listed first."""
+        """Return the unit that the settings ask to protect; it is always listed first."""
         unit: Unit = self.content["unit"]
         return unit
 
@@ -199,17 +199,21 @@ def privacy_card(
     settings, answers = experiment.config.privacy, experiment.answers
     uncovered = not covers(plan, charged)
     rows = []
-    first = asked_unit(experiment)
+    first = requested_unit(experiment)
     for unit, relation in sorted(UNITS_AND_RELATIONS, key=lambda pair: pair[0] != first):
-        found = proven(experiment, plan, unit, relation, notes)
+        found = proven_epsilons(experiment, plan, unit, relation, notes)
         more = _charged(plan, charged, settings.delta, unit, relation)
-        paid = [of_entries(ledger, unit, relation) for ledger in ledgers]
-        paid += [of_plan(plan, each, unit, relation) for each in stated if covers(plan, each)]
+        paid = [charges_of_entries(ledger, unit, relation) for ledger in ledgers]
+        paid += [
+            charges_of_plan(plan, each, unit, relation) for each in stated if covers(plan, each)
+        ]
         used = [proofs(charges, settings.delta) for charges in paid]
         claims = []
         for basis, planned in found.items():
-            spent = [on(basis, each) for each in used]
-            most = max([*(on(basis, each) for each in more), *spent], key=_value, default=None)
+            spent = [proof_on(basis, each) for each in used]
+            most = max(
+                [*(proof_on(basis, each) for each in more), *spent], key=_value, default=None
+            )
             claim = planned
             if most is not None and most.value > planned.value:
                 claim = dataclasses.replace(
@@ -285,11 +289,11 @@ def _charged(
         return [[Proof("answers", Bound(math.inf, delta, "none"), "nobody")]]
     if not +(Counter(charged) - plan.releases):
         return []
-    whole = of_plan(plan, plan.releases | Counter(charged), unit, relation)
+    whole = charges_of_plan(plan, plan.releases | Counter(charged), unit, relation)
     return [proofs(whole, delta)]
 
 
-def proven(
+def proven_epsilons(
     experiment: Experiment,
     plan: Plan,
     unit: Unit,
@@ -317,7 +321,7 @@ def proven(
         notes.append(PATIENT_NOTE)
     if config.data.records_per_patient is not None:  # what a record's shard and part depend on
         notes.append(MADE_UP_NOTE.format(config.data.records_per_patient))
-    if (unit, relation) == ("record", "replace_one") and asked_unit(experiment) == "patient":
+    if (unit, relation) == ("record", "replace_one") and requested_unit(experiment) == "patient":
         notes.append(SAME_PATIENT_NOTE)
     if unit != "client" and relation == "replace_one" and config.teachers_per_client > 1:
         notes.append(SAME_IMAGE_NOTE)
@@ -330,7 +334,7 @@ def proven(
     mechanisms = (stage.mechanism for stage in plan.charged)
     caveats = reviewed((*notes, *further_notes), *mechanisms)
     found = claims(
-        of_plan(plan, plan.releases, unit, relation), delta, unit, relation, plan.queries
+        charges_of_plan(plan, plan.releases, unit, relation), delta, unit, relation, plan.queries
     )
     quorum = quorum_of(experiment.answers)
     summed = (*caveats, QUORUM_NOTE.format(quorum.colluding)) if quorum else caveats
@@ -340,7 +344,7 @@ def proven(
     }
 
 
-def asked_unit(experiment: Experiment) -> Unit:
+def requested_unit(experiment: Experiment) -> Unit:
     """Return the unit that the settings ask to protect: a record, unless they bound another."""
     return experiment.unit or "record"
 
@@ -379,7 +383,7 @@ def ledger_files(path: Path) -> list[Path]:
     return []
 
 
-def account(
+def ledger_epsilons(
     entries: Sequence[Entry],
     delta: float,
     unit: Unit,
@@ -400,5 +404,5 @@ def account(
         notes.append(SAME_PATIENT_NOTE)
     if any(entry.mechanism.endswith(MARK) for entry in entries):
         notes.append(NOT_REVIEWED_NOTE.format("a plug-in"))
-    found = claims(of_entries(entries, unit, relation), delta, unit, relation, queries)
+    found = claims(charges_of_entries(entries, unit, relation), delta, unit, relation, queries)
     return {basis: dataclasses.replace(claim, notes=tuple(notes)) for basis, claim in found.items()}

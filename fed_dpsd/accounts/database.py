@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fed_dpsd.accounts.entry import Charges, Entry
-from fed_dpsd.errors import UserError, is_full
+from fed_dpsd.errors import UserError, is_disk_full
 from fed_dpsd.storage import Unwritable, client_name, sync
 
 FORMAT = 2
@@ -102,7 +102,7 @@ def load(connection: sqlite3.Connection, path: Path) -> Content:
 
 def connect(path: Path) -> sqlite3.Connection:
     """Return a connection with exclusive use of the file, even between transactions."""
-    connection = opened(path, "rw")
+    connection = open_connection(path, "rw")
     try:
         for setting in _SETTINGS:
             connection.execute(f"PRAGMA {setting}")
@@ -113,15 +113,15 @@ def connect(path: Path) -> sqlite3.Connection:
         connection.execute("ROLLBACK")  # not COMMIT, which writes a first page to an empty file
         # A process killed before it synced the journal may have left data that everyone sees but a
         # loss of power removes; nothing may rely on it before it is durable.
-        if journal(path).exists():
-            sync(journal(path))
+        if journal_path(path).exists():
+            sync(journal_path(path))
     except BaseException:
         connection.close()
         raise
     return connection
 
 
-def let_go(connection: sqlite3.Connection) -> None:
+def release(connection: sqlite3.Connection) -> None:
     """Release the file to others and delete its journal, which is empty after a commit.
 
     After a failed write, only close the connection: the journal is needed to repair the file.
@@ -131,23 +131,23 @@ def let_go(connection: sqlite3.Connection) -> None:
         connection.execute("PRAGMA journal_mode = DELETE")
 
 
-def opened(path: Path, mode: Literal["ro", "rw"]) -> sqlite3.Connection:
+def open_connection(path: Path, mode: Literal["ro", "rw"]) -> sqlite3.Connection:
     """Return a connection to an existing file."""
     address = f"{path.absolute().as_uri()}?mode={mode}"
     return sqlite3.connect(address, timeout=_PATIENCE, isolation_level=None, uri=True)
 
 
-def journal(path: Path) -> Path:
+def journal_path(path: Path) -> Path:
     """Return the journal that SQLite keeps next to a file while writing."""
     return path.with_name(f"{path.name}-journal")
 
 
 def holds_anything(path: Path) -> bool:
-    """Return whether anything was ever written to a file; the file need not exist."""
+    """Return whether a file exists and is not empty."""
     return path.exists() and path.stat().st_size > 0
 
 
-def identity(path: Path) -> tuple[int, ...]:
+def file_identity(path: Path) -> tuple[int, ...]:
     """Return values that change whenever the file does; empty if there is no file."""
     with suppress(OSError):
         found = path.stat()
@@ -195,7 +195,7 @@ def ledgers_in(folder: Path) -> dict[str, Path]:
         return {path.stem: path for path in sorted(found)}
 
 
-def read(path: Path) -> Sequence[Entry]:
+def read_ledger(path: Path) -> Sequence[Entry]:
     """Return all charges of the ledger at `path`, oldest first.
 
     This writes nothing and locks out no other process.
@@ -212,7 +212,7 @@ def is_database(path: Path) -> bool:
 def content_of(path: Path) -> Content:
     """Return the verified content of a database at one point in time."""
     check_not_lost(path)
-    with usable(path), closing(opened(path, "ro")) as connection:
+    with usable(path), closing(open_connection(path, "ro")) as connection:
         connection.execute("BEGIN")
         return load(connection, path)
 
@@ -241,7 +241,7 @@ def usable(path: Path) -> Iterator[None]:
             raise LedgerError(
                 f"a write to the ledger {path} was cut short; the client's next start repairs it"
             ) from error
-        if code == sqlite3.SQLITE_FULL or is_full(error):
+        if code == sqlite3.SQLITE_FULL or is_disk_full(error):
             raise LedgerError(
                 f"no space left for the ledger {path}; free some space; until then this "
                 "client answers no requests"

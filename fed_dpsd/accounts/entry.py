@@ -34,7 +34,7 @@ _EVENTS: dict[str, type[DpEvent]] = {
 }
 
 
-def described(mechanism: object, plugins: bool = False) -> str:
+def describe_mechanism(mechanism: object, plugins: bool = False) -> str:
     """Return the text that describes a mechanism in a ledger, marked if a plug-in took part."""
     return f"{mechanism}{MARK}" if plugins or not is_own(mechanism) else str(mechanism)
 
@@ -173,7 +173,7 @@ class Charges:
         return [(group[0], len(group)) for group in self._alike.values()]
 
 
-def of_entries(entries: Iterable[Entry], unit: Unit, relation: Relation) -> list[Charge]:
+def charges_of_entries(entries: Iterable[Entry], unit: Unit, relation: Relation) -> list[Charge]:
     """Return the charges of a ledger's entries."""
     return [
         Charge(
@@ -186,7 +186,7 @@ def of_entries(entries: Iterable[Entry], unit: Unit, relation: Relation) -> list
     ]
 
 
-def of_run(entries: Sequence[Entry], run: str) -> list[Entry]:
+def entries_of_run(entries: Sequence[Entry], run: str) -> list[Entry]:
     """Return a run's entries, and the training entries of other runs if it used their teachers."""
     own = [entry for entry in entries if entry.run == run]
     used = {entry.training for entry in own}

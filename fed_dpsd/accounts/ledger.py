@@ -21,11 +21,11 @@ from fed_dpsd.accounts.database import (
     check_not_lost,
     checksum,
     connect,
-    identity,
+    file_identity,
     ledger_path,
-    let_go,
     load,
     marker_path,
+    release,
     usable,
 )
 from fed_dpsd.accounts.entry import Charges, Entry
@@ -162,11 +162,11 @@ class FileLedger(Ledger):
                     with usable(self._path):
                         write_atomically(self._marker, _MARK)
             finally:
-                self._left = identity(self._path)
+                self._left = file_identity(self._path)
                 self._connection = None
                 with closing(connection):
                     if self._remembered:  # otherwise a write failed, and its journal may be needed
-                        let_go(connection)
+                        release(connection)
 
     def charges(self) -> Charges:
         """Return all charges so far, indexed for queries."""
@@ -259,7 +259,7 @@ class FileLedger(Ledger):
         """Read and verify the whole account, unless it is unchanged since its last use here."""
         known, connection = self._remembered, self._connection
         assert connection is not None, "use a ledger only inside a transaction"
-        as_left = known and known.header and self._left == identity(self._path)
+        as_left = known and known.header and self._left == file_identity(self._path)
         row = connection.execute("SELECT head, kept FROM account").fetchone() if as_left else None
         if known and row == known.state:
             return

@@ -8,7 +8,7 @@ import os
 import secrets
 from pathlib import Path
 
-from fed_dpsd.errors import UserError, is_full, one_line
+from fed_dpsd.errors import UserError, is_disk_full, one_line
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.privacy.noise import KEY_BYTES, SecretStreams
 
@@ -56,7 +56,7 @@ def secret_of(path: Path) -> bytes:
             raise UserError(f"{path} can be read by others; run `chmod 600 {path}`")
         return path.read_bytes()
     except OSError as error:
-        if is_full(error):
+        if is_disk_full(error):
             raise UserError(one_line(error)) from None
         raise UserError(
             f"the secret {path} cannot be read or written ({error}); give the service's user "

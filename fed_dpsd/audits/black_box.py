@@ -20,7 +20,7 @@ from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.mechanism import Additive, Relation, Unit, Values
 from fed_dpsd.privacy.noisy_max import NoisyMax
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
-from fed_dpsd.progress import reported
+from fed_dpsd.progress import track
 
 # A client of the audited mechanism, with new noise at every call. It takes its teachers' (n, B, K)
 # values for each of several requests, and the student's (B, K) predictions for the first; a smaller
@@ -289,7 +289,7 @@ def _ratios(mechanism: Audited, client: Client, queries: int, runs: int) -> NDAr
     together = min(most // piece, RUNS_AT_ONCE)  # runs that share a request
     ratios = np.zeros((2, runs))
     parts = [(world, first) for world in (0, 1) for first in range(0, runs, together)]
-    for world, first in reported("parts of the runs", parts):
+    for world, first in track("parts of the runs", parts):
         part = ratios[world, first : first + together]
         places = np.tile((first + np.arange(len(part))) % len(public), piece)
         swaps = np.arange(piece).repeat(len(part))

@@ -28,7 +28,7 @@ from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
 from fed_dpsd.models.generators import Generator
 from fed_dpsd.models.inference import predict, to_bytes
 from fed_dpsd.privacy.optimisers import Adam
-from fed_dpsd.progress import reported
+from fed_dpsd.progress import track
 from fed_dpsd.streams import Streams
 
 Images = NDArray[np.uint8]
@@ -118,7 +118,7 @@ def attack(path: Path, say: Say) -> Iterator[Outcome]:
 
 def _outcome(row: Row, victim: Victim, name: Attack, recognising: Classifier) -> Outcome:
     drawn = []
-    for run in reported("runs", row.runs):
+    for run in track("runs", row.runs):
         judge, model = Judge.of(run, victim, recognising), _model(run, victim)
         pictures, labels = invert(name, model, run.experiment.config.data.shape, judge.streams)
         reached = float((predict(model, pictures, CPU).argmax(1) == labels).mean())

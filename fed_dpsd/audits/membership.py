@@ -30,7 +30,7 @@ from fed_dpsd.audits.shadows import Row, ShadowRun, Victim, facts, rows_of
 from fed_dpsd.errors import UserError
 from fed_dpsd.models import torch_threads
 from fed_dpsd.models.inference import Images
-from fed_dpsd.progress import reported
+from fed_dpsd.progress import track
 
 WANTED = (0.01, 0.001)  # rates of false positives
 TARGETS = 3  # one of this many runs is attacked; the others are its shadows
@@ -191,7 +191,7 @@ def _scores(row: Row, victim: Victim) -> Scores:
     asked = [Images(records.images[part]) for part in parts]
     scores = np.empty((len(row.runs), len(records)))
     with torch_threads(1):
-        for number, run in enumerate(reported("runs", row.runs)):
+        for number, run in enumerate(track("runs", row.runs)):
             for client, (part, images) in enumerate(zip(parts, asked, strict=True)):
                 answers = _answers(run, victim, client, images)
                 scores[number, part] = logits(answers, records.labels[part])

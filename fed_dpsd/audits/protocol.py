@@ -102,7 +102,7 @@ class _Case:
         """
         config, num_classes = self.experiment.config, self.num_classes
         shape = config.data.shape
-        if not self.mechanism.asks_teachers:
+        if not self.mechanism.queries_teachers:
             weights = np.zeros(len(to_vector(make_teacher(config, 0, 0))), np.float32)
             weights[:2] = pixel, row
             return Request.without_images("gradients", shape, num_classes, number, weights)
@@ -303,7 +303,7 @@ def _refuses_unknown(case: _Case) -> Iterator[str]:
     for what, make in requests.items():
         try:
             request = make()
-            if request.digest() != good.digest() and case.answers(request, site):
+            if request.digest != good.digest and case.answers(request, site):
                 yield f"{what}: answered"
         except ProtocolError:  # raised by the request's constructor
             pass

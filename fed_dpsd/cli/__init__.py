@@ -26,7 +26,7 @@ from fed_dpsd.cli import (
     sweep,
 )
 from fed_dpsd.cli.console import say_failed
-from fed_dpsd.errors import ConfigError, ProtocolError, UserError, is_full, one_line
+from fed_dpsd.errors import ConfigError, ProtocolError, UserError, is_disk_full, one_line
 from fed_dpsd.storage import print_any_text
 
 EXIT_CODES = (
@@ -68,7 +68,7 @@ class _Commands(TyperGroup):
 
 
 def _explained(error: click.NoSuchOption) -> click.UsageError:
-    """Explain an error due to a key typed as an option; return any other error unchanged."""
+    """Return the remedy for a key typed as an option; return any other error unchanged."""
     from fed_dpsd.config import keys
 
     option = error.option_name
@@ -151,7 +151,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a simulation is cleaned up
     print_any_text()
     command = get_command(app)
-    completion.switch_on()  # replaces typer's completion, which get_command registers
+    completion.register()  # replaces typer's completion, which get_command registers
     try:
         command()
     except (UserError, ProtocolError) as error:
@@ -160,7 +160,7 @@ def main() -> None:
             say_failed(f"error: {problem}")
         sys.exit(1)
     except OSError as error:  # from files that libraries write
-        if not is_full(error):
+        if not is_disk_full(error):
             raise
         say_failed(f"error: {one_line(error)}")
         sys.exit(1)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import click
 import typer
 
-from fed_dpsd.cli.completion import override
+from fed_dpsd.cli.completion import complete_override
 from fed_dpsd.errors import UserError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def list_(
         typer.Argument(
             help="After keys: overrides of the run to list. Default: the default run. "
             "After any kind: plugins=NAME also lists the plug-in's choices.",
-            autocompletion=override,
+            autocompletion=complete_override,
         ),
     ] = None,
 ) -> None:
@@ -51,22 +51,27 @@ def list_(
     Read on: docs/extending.md
     """
     from fed_dpsd.config import keys
-    from fed_dpsd.config.plugins import find, installed, named_in, searching
+    from fed_dpsd.config.plugins import (
+        find_plugins,
+        installed_plugins,
+        search_plugins,
+        split_plugins,
+    )
 
-    names, others = named_in(overrides or [])
+    names, others = split_plugins(overrides or [])
     if others and kind != "keys":
         raise UserError(
             f"{others[0]}: only `fed-dpsd list keys` takes overrides, as in "
             f"`fed-dpsd list keys {others[0]}`"
         )
-    named = find(names)
+    named = find_plugins(names)
     if kind == "keys":
-        with searching(named):
+        with search_plugins(named):
             _show_keys(overrides or [])
         return
     for name in [kind] if kind else GROUPS:
         group = GROUPS[name]
-        listed = keys.choices(group) | _of_plugins(group, named or installed().values())
+        listed = keys.choices(group) | _plugin_choices(group, named or installed_plugins().values())
         width = max(map(len, listed))
         print(f"{name} ({group}=...):")
         for choice, sentence in listed.items():
@@ -77,14 +82,14 @@ def list_(
         print("architectures: fed-dpsd list models")
 
 
-def _of_plugins(group: str, plugins: Iterable["Plugin"]) -> dict[str, str]:
+def _plugin_choices(group: str, plugins: Iterable["Plugin"]) -> dict[str, str]:
     """Return the choices of plug-ins, each with its description and the plug-in's name."""
     from fed_dpsd.config import keys
-    from fed_dpsd.config.plugins import searching
+    from fed_dpsd.config.plugins import search_plugins
 
     ours, found = keys.choices(group), dict[str, str]()
     for plugin in plugins:
-        with searching([plugin]):
+        with search_plugins([plugin]):
             both = keys.choices(group)
         for choice in both.keys() - ours:
             found[choice] = f"{both[choice]} (plugins={plugin.name}, of {plugin.package})"

@@ -77,14 +77,14 @@ class Zsh(ZshComplete):
         )
 
 
-def switch_on() -> None:
+def register() -> None:
     """Register the classes and scripts above with click and typer."""
     add_completion_class(Bash, "bash")
     add_completion_class(Zsh, "zsh")
     _completion_shared._completion_scripts.update(bash=BASH, zsh=ZSH)
 
 
-def override(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+def complete_override(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     """Return the completions of an override, each with a description.
 
     Groups and keys end with "=", sections of keys with ".". After a comma, as in a sweep, the next

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from fed_dpsd.cli.completion import override
+from fed_dpsd.cli.completion import complete_override
 from fed_dpsd.errors import UNREAD
 
 
@@ -29,7 +29,7 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(
         help="Settings as KEY=VALUE, such as rounds=10 data=mnist; `fed-dpsd list` shows them all.",
-        autocompletion=override,
+        autocompletion=complete_override,
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
@@ -37,10 +37,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on s
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Import large libraries in this block, a fifth faster than without it.
+    """Import large libraries in this block without garbage collection, a fifth faster.
 
-    Their objects live as long as the process, so neither the imports nor its end search them for
-    garbage.
+    Their objects live as long as the process, so they need not be searched for garbage.
     """
     if "torch" in sys.modules:  # nothing large is left to import
         yield

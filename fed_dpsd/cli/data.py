@@ -33,10 +33,10 @@ def data(
     if out is not None and (out.suffix.lower() != ".png" or out.is_dir()):
         raise UserError(f"--out {out} must end in .png, as in partition.png")
     with importing():
-        from fed_dpsd.api import composed
-        from fed_dpsd.experiment import load_data, partitions, unused
+        from fed_dpsd.api import experiment_of
+        from fed_dpsd.experiment import load_data, partitions, unused_records
 
-    experiment = composed(overrides or ())
+    experiment = experiment_of(overrides or ())
     config = experiment.config
     loaded = load_data(config.data, config.cache)
     labels, names = loaded.train.labels, config.data.class_names
@@ -56,7 +56,7 @@ def data(
         table.add_row(str(client), f"{row.sum():,}", *map(str, row))
     # In a pipe, lines may have any length.
     Console(highlight=False, width=None if sys.stdout.isatty() else 100_000).print(table)
-    if left_out := unused(experiment):
+    if left_out := unused_records(experiment):
         print(left_out)
     if out is not None:
         from fed_dpsd.report import figures, plots
@@ -65,7 +65,9 @@ def data(
 
 
 def _size(split: "Split") -> str:
+    from fed_dpsd.report.numbers import counted
+
     patients = split.num_patients
     if patients is None:
         return f"{len(split):,}"
-    return f"{len(split):,} ({patients:,} patient{'' if patients == 1 else 's'})"
+    return f"{len(split):,} ({counted(patients, 'patient')})"

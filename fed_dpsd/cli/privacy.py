@@ -12,7 +12,7 @@ from rich.table import Table
 
 from fed_dpsd.cli.console import AsJson, Overrides, console, importing, say, say_failed
 from fed_dpsd.cli.show_config import ShowConfig, print_config
-from fed_dpsd.display import shown
+from fed_dpsd.display import show_progress
 from fed_dpsd.errors import UserError
 
 if TYPE_CHECKING:
@@ -80,11 +80,11 @@ def audit(
 
     Read on: docs/audits.md
     """
-    from fed_dpsd.api import composed
+    from fed_dpsd.api import experiment_of
     from fed_dpsd.audits.conformance import TITLES, audit_client
 
-    experiment = composed(overrides or ())
-    with shown(console):
+    experiment = experiment_of(overrides or ())
+    with show_progress(console):
         found = audit_client(experiment, broken, say)
     if as_json:
         *code, claim = [attack.to_json() | {"key": attack.key} for attack in found.attacks] or [{}]
@@ -155,7 +155,7 @@ def attack(
         # One by one, because an attack takes minutes.
         write_atomically(table, encoded(tables.csv_text(rows)))
 
-    with shown(console):
+    with show_progress(console):
         if kind == "membership":
             curves = []
             for outcome in membership.attack(sweep, say):
@@ -202,15 +202,15 @@ def ledger(
     Read on: docs/privacy.md
     """
     with importing():
-        from fed_dpsd.accounts.card import NO_SECRET_NOTE, account, ledger_files, row_of
-        from fed_dpsd.accounts.database import read
+        from fed_dpsd.accounts.card import NO_SECRET_NOTE, ledger_epsilons, ledger_files, row_of
+        from fed_dpsd.accounts.database import read_ledger
         from fed_dpsd.accounts.secret import has_secret
         from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
         from fed_dpsd.server.charge_log import ChargeLog
 
     if not 0 < delta < 1:
         raise UserError(f"--delta {delta:g} must be strictly between 0 and 1")
-    accounts = {file: read(file) for file in ledger_files(path)}
+    accounts = {file: read_ledger(file) for file in ledger_files(path)}
     if not accounts and ChargeLog(path, {}).charged.total():
         raise UserError(
             f"{path / 'ledger'} is missing, but charges.json records charges of this run; restore "
@@ -218,7 +218,10 @@ def ledger(
         )
     notes = {file: () if has_secret(file) else (NO_SECRET_NOTE,) for file in accounts}
     totals = {
-        file: {pair: account(entries, delta, *pair, notes[file]) for pair in UNITS_AND_RELATIONS}
+        file: {
+            pair: ledger_epsilons(entries, delta, *pair, notes[file])
+            for pair in UNITS_AND_RELATIONS
+        }
         for file, entries in accounts.items()
     }
     if as_json:
@@ -245,12 +248,12 @@ def ledger(
 def _print_charges(
     file: Path, entries: Sequence["Entry"], totals: Iterable["Proofs"], delta: float
 ) -> None:
-    from fed_dpsd.accounts.card import account, line_of, row_of
+    from fed_dpsd.accounts.card import ledger_epsilons, line_of, row_of
 
     print(str(file))
     for number, entry in enumerate(entries, start=1):
         request = f" to request {entry.query_id}" if entry.request else ""
-        so_far = line_of(row_of(account(entries[:number], delta, "record", "add_remove")))
+        so_far = line_of(row_of(ledger_epsilons(entries[:number], delta, "record", "add_remove")))
         print(
             f"{entry.at} {entry.run or 'unnamed run'}: {entry.kind}{request}, "
             f"{entry.queries:,} queries, {entry.digest[:12]}: so far {so_far}"

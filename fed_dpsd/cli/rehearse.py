@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fed_dpsd.cli.completion import override
+from fed_dpsd.cli.completion import complete_override
 from fed_dpsd.cli.console import console, say
-from fed_dpsd.display import shown
+from fed_dpsd.display import show_progress
 from fed_dpsd.errors import UserError
 from fed_dpsd.progress import reporting
 
@@ -26,7 +26,7 @@ def rehearse(
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Settings as KEY=VALUE, such as num_clients=3.", autocompletion=override
+            help="Settings as KEY=VALUE, such as num_clients=3.", autocompletion=complete_override
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Empty folder for all files of the rehearsal.")] = Path(
@@ -48,9 +48,9 @@ def rehearse(
 ) -> None:
     """Rehearse a deployment on this machine: coordinator, hospitals, keys, TLS and processes.
 
-    Hosts are network namespaces where permitted (Linux, root); otherwise all share this
-    machine's namespace.
-    With --kills, stdout has a CSV line per fault; otherwise, its last line is the run folder.
+    Hosts are network namespaces where permitted (Linux, root); otherwise all share this machine's
+    namespace. With --kills, stdout has a CSV line per fault; otherwise, its last line is the run
+    folder.
 
     Example: fed-dpsd rehearse num_clients=3
 
@@ -66,10 +66,10 @@ def rehearse(
         raise UserError(f"--kills {kills} must be >= 0; 0 rehearses without faults")
     hosts = not loopback and can_make_hosts()
     console.print(f"hosts: {'network namespaces' if hosts else 'this one, over loopback'}")
-    with shown(console), Rehearsal(home, [RETRY, *(overrides or [])], hosts) as rehearsal:
+    with show_progress(console), Rehearsal(home, [RETRY, *(overrides or [])], hosts) as rehearsal:
         console.print(f"started: {len(rehearsal.hospitals)} hospitals; all files are in {home}")
         if kills:
-            _endure(rehearsal, kills, seed)
+            _run_with_faults(rehearsal, kills, seed)
             return
         finished = _run(rehearsal)
     say(str(finished))
@@ -79,16 +79,16 @@ def rehearse(
 
 
 def _run(rehearsal: "Rehearsal") -> "Run":
-    from fed_dpsd.api import Run, shown_progress
+    from fed_dpsd.api import Run, show_rounds
     from fed_dpsd.rehearsal.faults import COMPLETED
     from fed_dpsd.server.run_folder import read_log
     from fed_dpsd.server.summary import read_summary
-    from fed_dpsd.server.words import opening
+    from fed_dpsd.server.words import describe_start
 
     folder, lines = rehearsal.folder / "run", list[dict[str, Any]]()
-    for text in opening(rehearsal.experiment, folder):
+    for text in describe_start(rehearsal.experiment, folder):
         say(text)
-    with shown_progress(rehearsal.experiment, console) as show:
+    with show_rounds(rehearsal.experiment, console) as show:
 
         def look() -> None:
             for line in read_log(folder, len(lines)):
@@ -103,7 +103,7 @@ def _run(rehearsal: "Rehearsal") -> "Run":
     return Run(folder)
 
 
-def _endure(rehearsal: "Rehearsal", kills: int, seed: int) -> None:
+def _run_with_faults(rehearsal: "Rehearsal", kills: int, seed: int) -> None:
     """Run with faults until `kills` faults have occurred, and repeat each run without faults."""
     from fed_dpsd.rehearsal.faults import Fault, endure
 

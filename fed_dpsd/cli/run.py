@@ -86,7 +86,7 @@ def _finish(job: "Job") -> None:
             say("already completed; nothing to do")
         else:
             api.announce(job, console)
-        finished = api.show(job, console)
+        finished = api.run_and_show(job, console)
         ledgers = Path(job.experiment.config.ledger or job.folder)
         for line in next_steps(job.folder, finished.summary, ledgers):
             say(line)
@@ -113,7 +113,7 @@ def doctor(overrides: Overrides = None) -> None:
         from fed_dpsd import api
         from fed_dpsd.engines.doctor import examine, examine_run
 
-    experiment = api.composed(overrides or ())
+    experiment = api.experiment_of(overrides or ())
     table = Table("check", "state", "remedy")
     checks = [*examine(), *examine_run(experiment)]
     for check in checks:

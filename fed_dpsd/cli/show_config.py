@@ -10,7 +10,7 @@ import yaml
 if TYPE_CHECKING:
     from fed_dpsd.experiment import Experiment
 
-# For null, the data decide.
+# Keys whose null is replaced by a value that suits the data.
 UNIT = [f"{e}.{key}" for e in ("training", "answers") for key in ("unit", "records_per_patient")]
 
 ShowConfig = Annotated[
@@ -24,15 +24,15 @@ ShowConfig = Annotated[
 
 def print_config(overrides: Sequence[str]) -> None:
     """Print the configuration that overrides describe; no data is read and no folder is made."""
-    from fed_dpsd.api import composed
-    from fed_dpsd.config.plugins import find, searching
+    from fed_dpsd.api import experiment_of
+    from fed_dpsd.config.plugins import find_plugins, search_plugins
 
-    experiment = composed(overrides)
-    with searching(find(experiment.config.plugins)):
-        print(annotated(overrides, experiment))
+    experiment = experiment_of(overrides)
+    with search_plugins(find_plugins(experiment.config.plugins)):
+        print(annotate_config(overrides, experiment))
 
 
-def annotated(overrides: Sequence[str], experiment: "Experiment") -> str:
+def annotate_config(overrides: Sequence[str], experiment: "Experiment") -> str:
     """Return the configuration that overrides describe, one line per key.
 
     A comment gives each value's origin: typed, a file of conf/ and the choice that selected it, the
@@ -46,7 +46,7 @@ def annotated(overrides: Sequence[str], experiment: "Experiment") -> str:
     from fed_dpsd.experiment import calibrated_axis
 
     typed = dict(override.lstrip("+").split("=", 1) for override in overrides if "=" in override)
-    chosen, groups = keys.chosen(typed), keys.groups()
+    chosen, groups = keys.resolve_choices(typed), keys.groups()
     known = {key.name: key for key in keys.all_keys(typed)}
     target, axis = experiment.config.privacy.target_epsilon, calibrated_axis(experiment)
     calibrated = f"{axis}.{getattr(experiment, axis).calibrated_by}"
@@ -56,7 +56,7 @@ def annotated(overrides: Sequence[str], experiment: "Experiment") -> str:
             return "typed"
         for above in ("experiment", "method") if groups[group] != choice else ():
             named = {above: chosen[above]}
-            if named[above] != "null" and keys.chosen(named).get(group) == choice:
+            if named[above] != "null" and keys.resolve_choices(named).get(group) == choice:
                 return f"by {above}={named[above]}"
         return "default"
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from fed_dpsd.cli.completion import override
+from fed_dpsd.cli.completion import complete_override
 from fed_dpsd.errors import UserError
 
 app = typer.Typer(
@@ -56,10 +56,10 @@ def key(file: File) -> None:
     Read on: docs/deployment.md
     """
     from fed_dpsd.accounts.secret import exchange_key, secret_of
-    from fed_dpsd.client.hospital import open_file
+    from fed_dpsd.client.hospital import open_hospital
     from fed_dpsd.privacy.secure_sum import public_key
 
-    print(public_key(exchange_key(secret_of(open_file(file).folder / "secret"))).hex())
+    print(public_key(exchange_key(secret_of(open_hospital(file).folder / "secret"))).hex())
 
 
 def check(
@@ -68,7 +68,7 @@ def check(
         list[str] | None,
         typer.Argument(
             help="The coordinator's settings (KEY=VALUE). Default: the first choices in the file.",
-            autocompletion=override,
+            autocompletion=complete_override,
         ),
     ] = None,
 ) -> None:
@@ -81,10 +81,10 @@ def check(
     Read on: docs/deployment.md
     """
     from fed_dpsd.client.check import check
-    from fed_dpsd.client.hospital import open_file
+    from fed_dpsd.client.hospital import open_hospital
 
     out = Console(highlight=False)
-    for line in check(open_file(file), overrides or []):
+    for line in check(open_hospital(file), overrides or []):
         out.print(line, markup=False, soft_wrap=isinstance(line, str))
 
 
@@ -111,10 +111,10 @@ def serve(
 
     Read on: docs/deployment.md
     """
-    from fed_dpsd.client.hospital import open_file
+    from fed_dpsd.client.hospital import open_hospital
     from fed_dpsd.engines.flower.supernode import serve
 
     for path in (certificate, node_key):
         if not path.is_file():
             raise UserError(f"{path} does not exist; see docs/deployment.md")
-    serve(file, open_file(file).folder, superlink, certificate, node_key, port)
+    serve(file, open_hospital(file).folder, superlink, certificate, node_key, port)

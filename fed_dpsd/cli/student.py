@@ -121,7 +121,7 @@ def predict(
     """
     with importing():
         from fed_dpsd.api import load_student
-        from fed_dpsd.display import shown
+        from fed_dpsd.display import show_progress
         from fed_dpsd.server.cards import as_markdown
         from fed_dpsd.storage import ANY_TEXT, replacing
 
@@ -133,17 +133,17 @@ def predict(
         say(as_markdown(student.card))
     files, bad = _files(paths), list[Path]()
     header = ["file", "class", "probability", *(student.classes if every_class else ())]
-    rows = _predicted(student, files, every_class, bad)
+    rows = _predict_rows(student, files, every_class, bad)
     if out is None and sys.stdout.isatty():
-        with shown(console):
+        with show_progress(console):
             listed = list(rows)
         (_write_csv if every_class else _print_table)(sys.stdout, header, listed)
     elif out is None:
-        with shown(console):
+        with show_progress(console):
             _write_csv(sys.stdout, header, rows)
     else:
         with (
-            shown(console),
+            show_progress(console),
             replacing(out) as part,
             part.open("w", encoding="utf-8", errors=ANY_TEXT) as file,
         ):
@@ -153,7 +153,7 @@ def predict(
         raise typer.Exit(1)
 
 
-def _predicted(
+def _predict_rows(
     student: "Student", files: Sequence[Path], every_class: bool, bad: list[Path]
 ) -> Iterator[list[str]]:
     """Yield the cells of each readable image; report unreadable images and add them to `bad`."""

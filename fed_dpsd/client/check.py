@@ -35,7 +35,7 @@ from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.protocol import Refusal, Request
 
-REHEARSED = 16  # images
+REHEARSED = 16  # images in the rehearsed request
 HELD_OUT = 5  # every fifth image or patient is held out from training
 
 
@@ -76,11 +76,11 @@ def check(hospital: Hospital, overrides: list[str]) -> Iterator[str | Table]:
     ledger = hospital.ledger
     with ledger.transaction():
         entries = ledger.entries()
-    proofs = cards.account(entries, hospital.delta, "record", "add_remove")
+    proofs = cards.ledger_epsilons(entries, hospital.delta, "record", "add_remove")
     spent = proofs.get("training", proofs["answers"])  # what a budget counts
     yield f"spent so far: {spent}; the budget is {hospital.budget:g}"
     yield f"when records change during a run: {hospital.when_records_change}"
-    if lacking := hospital.open(experiment, "check").lacking():
+    if lacking := hospital.open(experiment, "check").exceeded_limit():
         remedy = "before the last answer; agree on fewer rounds or images"
         if lacking == "budget":
             remedy = _more_for_budget(experiment.config.privacy, planned, bool(entries))
@@ -91,7 +91,7 @@ def check(hospital: Hospital, overrides: list[str]) -> Iterator[str | Table]:
     # A copy of the secret lies in this folder, so it must be inside the hospital's own.
     place = tempfile.TemporaryDirectory(prefix="check-", dir=hospital.folder)
     with torch_threads(experiment.config.threads_client), place as folder:
-        if experiment.answers.asks_teachers:
+        if experiment.answers.queries_teachers:
             yield f"a teacher: {_train(hospital, content, experiment, Path(folder))}"
         outcome = _rehearse(hospital, experiment, Path(folder))
         yield f"an answer, rehearsed: {outcome}"
@@ -124,8 +124,7 @@ def _units(hospital: Hospital) -> str:
 def _more_for_budget(settings: PrivacyConfig, plan: Plan, charged: bool) -> str:
     """Describe what a site refuses if its budget does not cover a plan, with remedies.
 
-    A budget is valid only if it is never raised after the first charge (docs/privacy.md, Theorem
-    7).
+    Raising the budget is a remedy only before the first charge (docs/privacy.md, Theorem 7).
     """
     what, fewer = "before the last answer", " or fewer rounds or images"
     if plan.trained:  # then answers cost nothing
@@ -151,7 +150,7 @@ def _experiment(hospital: Hospital, overrides: list[str]) -> Experiment:
         "training": hospital.training,
         "answers": hospital.answers,
     }
-    if not any(each.startswith("method=") for each in overrides):  # its file chooses the others
+    if not any(each.startswith("method=") for each in overrides):  # a method's file sets the others
         defaults += [f"{key}={names[0]}" for key, names in firsts.items() if names]
     defaults += [f"model.teacher={name}" for name in hospital.models[:1]]
     defaults += [f"plugins=[{','.join(hospital.plugins)}]"]
@@ -197,21 +196,23 @@ def _rehearse(hospital: Hospital, experiment: Experiment, folder: Path) -> str:
     config = dataclasses.replace(experiment.config, cache=str(folder))
     experiment = dataclasses.replace(experiment, config=config)
     site = rehearsed.open(experiment, "rehearsal")
-    if not experiment.answers.asks_teachers:
-        request, asked = _step(experiment), "a sum of gradients"
+    if not experiment.answers.queries_teachers:
+        request, asked = _gradient_request(experiment), "a sum of gradients"
     else:
-        request, asked = _images(hospital), f"{REHEARSED} images"
+        request, asked = _image_request(hospital), f"{REHEARSED} images"
     request = dataclasses.replace(request, acknowledged={experiment.answers.name: 10 * REHEARSED})
     response = sites.answer(experiment.method, request, site)
     if isinstance(response, Refusal):
         raise UserError(f"a request for {asked} would be refused: {response.reason}")
     with site.ledger.transaction():
         entries = site.ledger.entries()
-    cost = next(iter(cards.account(entries, hospital.delta, "record", "add_remove").values()))
+    cost = next(
+        iter(cards.ledger_epsilons(entries, hospital.delta, "record", "add_remove").values())
+    )
     return f"{asked}, {response.nbytes:,} bytes, which would cost {cost}"
 
 
-def _images(hospital: Hospital) -> Request:
+def _image_request(hospital: Hospital) -> Request:
     """Return a request with random images."""
     rng = np.random.Generator(np.random.PCG64(0))
     images = rng.integers(0, 256, (REHEARSED, *hospital.shape), np.uint8)
@@ -219,7 +220,7 @@ def _images(hospital: Hospital) -> Request:
     return Request(1, images, uniform)
 
 
-def _step(experiment: Experiment) -> Request:
+def _gradient_request(experiment: Experiment) -> Request:
     """Return a request for gradients at weights of zero."""
     context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
     zeros = np.zeros(len(to_vector(context.make_teacher(0).classifier)), np.float32)

@@ -8,14 +8,14 @@ from weakref import WeakKeyDictionary
 import torch
 
 from fed_dpsd.config import Config, require_device
-from fed_dpsd.models.devices import choose, named_device, number_of_gpus
+from fed_dpsd.models.devices import named_device, number_of_gpus, torch_device
 from fed_dpsd.privacy.label_dp import LabelPrivate
 from fed_dpsd.privacy.training import CustomTraining, Training, TrainingMechanism
 
 # Bytes of a GPU that a process may fill with teachers. Set it when several processes share a GPU;
 # otherwise a process takes half of the memory that is free when it loads its first teacher.
 TEACHER_BYTES = "FED_DPSD_TEACHER_BYTES"
-# Bytes of main memory that a process fills, so that it does not grow with the clients.
+# Bytes of main memory that a process may fill with teachers, for any number of clients.
 PROCESSOR_BYTES = 2**28
 
 
@@ -27,11 +27,11 @@ def device_of(config: Config, client: int) -> torch.device:
     """
     name = named_device(config, client)
     require_device("client_device", name, number_of_gpus())
-    return choose(name)
+    return torch_device(name)
 
 
-def learns_there(training: Training) -> bool:
-    """Return whether teachers learn on that device; all except plain teachers learn on the CPU.
+def learns_on_client_device(training: Training) -> bool:
+    """Return whether teachers are trained on their `device_of`; otherwise on the CPU.
 
     Exact sums of clipped gradients (privacy/lattice.py) are proven for CPU arithmetic.
     """
@@ -39,18 +39,22 @@ def learns_there(training: Training) -> bool:
 
 
 class Owner(Protocol):
-    """An owner of teachers on a device."""
+    """An owner of teachers in a `TeacherCache`."""
 
     def drop(self) -> None:
         """Release the owner's teachers, which are read again when needed."""
 
 
-class Held:
-    """The last-used teachers on a device, up to a limit in bytes that one owner may exceed."""
+class TeacherCache:
+    """A least-recently-used cache of teachers on a device.
+
+    Args:
+        limit: largest size in bytes; a single owner may exceed it.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._sizes: WeakKeyDictionary[Owner, int] = WeakKeyDictionary()  # the oldest use first
+        self._sizes: WeakKeyDictionary[Owner, int] = WeakKeyDictionary()  # least recent first
 
     def use(self, owner: Owner, size: int) -> None:
         """Mark an owner's teachers (`size` bytes) as used; drop older teachers beyond the limit."""
@@ -63,9 +67,9 @@ class Held:
 
 
 @functools.cache
-def held_on(device: torch.device) -> Held:
-    """Return the teachers that this process holds on a device."""
+def teacher_cache(device: torch.device) -> TeacherCache:
+    """Return this process's cache of teachers on a device."""
     if device.type == "cpu":
-        return Held(PROCESSOR_BYTES)
+        return TeacherCache(PROCESSOR_BYTES)
     given = os.environ.get(TEACHER_BYTES)
-    return Held(int(given) if given else torch.cuda.mem_get_info(device)[0] // 2)
+    return TeacherCache(int(given) if given else torch.cuda.mem_get_info(device)[0] // 2)

@@ -17,14 +17,14 @@ from fed_dpsd.accounts.database import ledgers_in
 from fed_dpsd.accounts.ledger import FileLedger
 from fed_dpsd.accounts.secret import exchange_key, secret_of
 from fed_dpsd.client.records import HospitalRecords, read
-from fed_dpsd.client.secure_sum import Summing
+from fed_dpsd.client.secure_sum import SecureSums
 from fed_dpsd.client.site import Site
-from fed_dpsd.client.terms import NotAllowed, Terms, reading
+from fed_dpsd.client.terms import NotAllowed, Terms, refuse_malformed
 from fed_dpsd.config import require_device
-from fed_dpsd.config.bind import bound, read_yaml
-from fed_dpsd.errors import UserError, shown
+from fed_dpsd.config.bind import bind_dataclass, read_yaml
+from fed_dpsd.errors import UserError, format_value
 from fed_dpsd.experiment import Experiment, calibrated_axis, set_up
-from fed_dpsd.models.devices import choose, number_of_gpus
+from fed_dpsd.models.devices import number_of_gpus, torch_device
 from fed_dpsd.models.precision import require_precision
 from fed_dpsd.privacy.mechanism import quorum_of, trust_of
 from fed_dpsd.privacy.noise import SecretStreams
@@ -87,7 +87,7 @@ class Hospital(Terms):
         Raises:
             NotAllowed: the file does not allow the experiment, or the experiment is malformed.
         """
-        with reading():
+        with refuse_malformed():
             raw = json.loads(text)
             self.check(raw)
             experiment = set_up(self._with_own_settings(raw), None, written=True)
@@ -99,7 +99,7 @@ class Hospital(Terms):
         if trust not in self.trust:
             raise NotAllowed(
                 f"answers.noise_at={experiment.answers.noise_at} needs {trust} in trust:, and this "
-                f"site's file has {shown(self.trust)}"
+                f"site's file has {format_value(self.trust)}"
             )
         if experiment.unit:
             self.check_unit(f"{calibrated_axis(experiment)}.unit", experiment.unit)
@@ -143,7 +143,7 @@ class Hospital(Terms):
                 does not exist.
         """
         require_device("device", self.device, number_of_gpus())
-        require_precision(self.precision, choose(self.device))
+        require_precision(self.precision, torch_device(self.device))
         content = self.read()
         if content.count.skipped:
             logger.warning("%s", content.count)
@@ -165,7 +165,7 @@ class Hospital(Terms):
             test=None,
             account=account,
             secret=SecretStreams(secret),
-            summing=party and Summing(party, experiment.answers, ledger, run),
+            secure_sums=party and SecureSums(party, experiment.answers, ledger, run),
         )
 
     def _prune(self, most: int) -> None:
@@ -194,7 +194,7 @@ class Hospital(Terms):
             raise UserError(f"keys: {error}; see `fed-dpsd site key`") from None
 
 
-def open_file(path: Path) -> Hospital:
+def open_hospital(path: Path) -> Hospital:
     """Return the hospital described by a site file; relative paths start from the file's folder.
 
     Raises:
@@ -204,7 +204,7 @@ def open_file(path: Path) -> Hospital:
         raw = read_yaml(path)
     except ValueError as error:
         raise UserError(f"{path} is not a site file: {error}; {_REMEDY}") from None
-    return _with_absolute_paths(bound(Hospital, raw, "site."), path.parent.absolute())
+    return _with_absolute_paths(bind_dataclass(Hospital, raw, "site."), path.parent.absolute())
 
 
 def _with_absolute_paths(hospital: Hospital, folder: Path) -> Hospital:

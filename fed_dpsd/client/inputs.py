@@ -10,10 +10,10 @@ from torch import nn
 from fed_dpsd.client.learning import CPU
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.models.classifiers import Classifier
-from fed_dpsd.models.fixed_features import remembering
-from fed_dpsd.models.inference import IMAGES_AT_ONCE, learner, to_unit
+from fed_dpsd.models.fixed_features import feature_cache
+from fed_dpsd.models.inference import IMAGES_AT_ONCE, to_unit, trainable_part
 from fed_dpsd.privacy.lattice import places_agree
-from fed_dpsd.privacy.training import TrainingMechanism, places_of
+from fed_dpsd.privacy.training import TrainingMechanism, patient_places
 
 PROBED = 16  # images whose gradients identify a network's kernels
 # Shifts of the copies of an image, in pixels down and to the right.
@@ -29,19 +29,19 @@ def read_shard(
     Args:
         teacher: an untrained teacher, on the CPU.
         records: the records of its shard.
-        training: the training mechanism, which may read copies of images, or patients; None for
-            plain training.
+        training: the training mechanism, which may read shifted copies of images and group the
+            records by patient; None for plain training.
     """
     images, labels = records.images, torch.from_numpy(records.labels)
     if not training:
-        with remembering("records"):
-            model, take = learner(teacher, images, CPU)
+        with feature_cache("records"):
+            model, take = trainable_part(teacher, images, CPU)
         return model, take(slice(None)), labels
     copies = shifted(images, training.copies)
     images = copies.reshape(-1, *images.shape[1:])
-    with remembering("records"):
+    with feature_cache("records"):
         batch = safe_batch(teacher, images)
-        model, take = learner(teacher, images, CPU, batch)
+        model, take = trainable_part(teacher, images, CPU, batch)
     inputs = take(slice(None)).unflatten(0, copies.shape[:2])
     if training.unit == "patient":
         of_patients = torch.from_numpy(places_of_patients(records, training))
@@ -74,7 +74,7 @@ def digest_of_shard(
 def places_of_patients(records: Split, training: TrainingMechanism) -> NDArray[np.int64]:
     """Return the (P, R) indices of the records that represent each patient of a shard."""
     assert records.patients is not None
-    return places_of(records.patients, training.records_per_patient)
+    return patient_places(records.patients, training.records_per_patient)
 
 
 def safe_batch(teacher: Classifier, images: NDArray[np.uint8]) -> int:
@@ -85,7 +85,7 @@ def safe_batch(teacher: Classifier, images: NDArray[np.uint8]) -> int:
 
     def features(pixels: torch.Tensor, _: torch.Tensor) -> list[torch.Tensor]:
         batch = to_unit((255 * pixels).byte().numpy(), CPU)
-        with remembering("nothing"):
+        with feature_cache("nothing"):
             return [teacher.features(batch)]
 
     if not teacher.fixed:

@@ -21,13 +21,13 @@ from fed_dpsd.methods.method import HeadLoss
 from fed_dpsd.models.augmentation import augment
 from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.models.divergence import check_losses, is_finite
-from fed_dpsd.models.fixed_features import remembering
-from fed_dpsd.models.inference import IMAGES_AT_ONCE, learner
-from fed_dpsd.privacy.label_dp import Targets, fixed
+from fed_dpsd.models.fixed_features import feature_cache
+from fed_dpsd.models.inference import IMAGES_AT_ONCE, trainable_part
+from fed_dpsd.privacy.label_dp import Targets, fixed_targets
 from fed_dpsd.privacy.noise import Rng
 from fed_dpsd.privacy.optimisers import SGD, Adam
 from fed_dpsd.privacy.training import CustomTraining, Training, TrainingMechanism
-from fed_dpsd.progress import reported, reporting
+from fed_dpsd.progress import reporting, track
 
 CPU = torch.device("cpu")
 Role = Literal["teacher", "baseline"]
@@ -41,20 +41,18 @@ def train(
     rng: torch.Generator,
     device: torch.device = CPU,
 ) -> list[torch.Tensor]:
-    """Train a teacher on one shard's records, with Adam or, if a momentum is given, with SGD.
+    """Train a teacher on one shard's N >= 1 records, with Adam or, if a momentum is given, SGD.
 
-    Afterwards, the teacher is on `device`.
-
-    Batches are taken from a new permutation in each epoch. If a shard has fewer records than a
-    batch, each step uses all of them. A batch of one record holds it twice. Any number of records
-    and classes works.
+    Afterwards, the teacher is on `device`. Batches are taken from a new permutation in each epoch.
+    If a shard has fewer records than a batch, each step uses all of them. A batch of one record
+    holds it twice.
 
     Returns:
         The loss of each step, on `device`; these values are private.
     """
-    learner = PublicImages(teacher, records.images, config, lambda _: rng, device)
-    learner.fit(np.arange(len(records)), fixed(records.labels))
-    return learner.losses
+    network = ImageLearner(teacher, records.images, config, lambda _: rng, device)
+    network.fit(np.arange(len(records)), fixed_targets(records.labels))
+    return network.losses
 
 
 def train_privately(
@@ -64,7 +62,7 @@ def train_privately(
     labels: torch.Tensor,
     rng: Rng,
 ) -> None:
-    """Train a teacher by a mechanism, and report the mechanism's steps."""
+    """Train a teacher with a mechanism, and report progress at each optimiser step."""
     with (
         reporting("steps of a teacher", mechanism.steps) as task,
         register_optimizer_step_post_hook(lambda *_: task.advance()),
@@ -120,7 +118,7 @@ def regularised(head: nn.Linear, loss: HeadLoss | None) -> Iterator[None]:
         yield
 
 
-class PublicImages:
+class ImageLearner:
     """A teacher that learns from images; it implements `privacy.label_dp.Learner`.
 
     Args:
@@ -141,8 +139,8 @@ class PublicImages:
     ) -> None:
         self._teacher, self._settings, self._draw = teacher, config.teacher, draw
         self._device = device
-        with remembering("records"):
-            self._model, take = learner(teacher, images, CPU)
+        with feature_cache("records"):
+            self._model, take = trainable_part(teacher, images, CPU)
         self._inputs = take(slice(None))
         teacher.to(device)
         self._first = {name: tensor.clone() for name, tensor in teacher.state_dict().items()}
@@ -166,11 +164,11 @@ class PublicImages:
         self._teacher.train()
         steps = range(max(settings.epochs * batches, settings.min_steps))
         schedule = _one_cycle(optimiser, settings, len(steps)) if settings.one_cycle else None
-        for step in reported("steps of a teacher", steps):
+        for step in track("steps of a teacher", steps):
             if step % batches == 0:
                 order = known[torch.randperm(len(known), generator=rng)]
             chosen = order[step % batches * size :][:size]
-            if size == 1:  # normalisation layers may refuse one image, which reveals a lone record
+            if size == 1:  # BatchNorm may reject a single image, which would reveal a lone record
                 chosen = chosen.repeat(2)
             seen = augment(inputs[chosen], settings.shift, settings.flip, rng)
             logits = self._model(seen.to(self._device))

@@ -35,14 +35,15 @@ _CLASSES = {
     ("paper_fed_dpsd.PaperFedDPSD", "dpdfd"): "dpdfd.DPDFD",
     ("paper_fed_dpsd.PaperFedDPSD", "paper_dpsd"): "paper_dpsd.PaperDPSD",
 }
-_WORDS = "name", "needs"  # which do not change what a client does
+_WITHOUT_EFFECT = "name", "needs"  # on what a client does
 
 
 def method_text(method: Mapping[str, Any]) -> str:
     """Return a method's settings as text; different settings have different texts.
 
     A client's noise is keyed by digests of this text. Any change to it, even of a name, changes the
-    noise and therefore the student of every seeded run, so the text uses names of its own.
+    noise and therefore the student of every seeded run, so the text has its own names for keys,
+    which never change.
 
     Args:
         method: the values of the group `method`, with `_target_`.
@@ -51,7 +52,7 @@ def method_text(method: Mapping[str, Any]) -> str:
     kept = {
         key: value
         for key, value in method.items()
-        if (key, value) not in left_out.items() and key not in _WORDS
+        if (key, value) not in left_out.items() and key not in _WITHOUT_EFFECT
     }
     text = {_NAMES.get(key, key): value for key, value in kept.items()}
     if "turn" in text:

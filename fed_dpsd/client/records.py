@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fed_dpsd.classes import numbering, text_of
+from fed_dpsd.classes import label_numbers, text_of
 from fed_dpsd.data.folders import Folder
-from fed_dpsd.data.intake import NO_CLASS, UNREADABLE, Count, Split, some, take
+from fed_dpsd.data.intake import NO_CLASS, UNREADABLE, Count, Split, first_few, take_records
 from fed_dpsd.data.reader import Columns
 from fed_dpsd.data.sources import reader_of
 from fed_dpsd.errors import UserError
@@ -123,17 +123,17 @@ def read(files: HospitalFiles, shape: tuple[int, ...], classes: Sequence[str]) -
             if text_of(label) not in folders:
                 raise UserError(
                     f"files.labels names {label!r}, but {path} has no such class folder; it has "
-                    f"{some([*folders])}"
+                    f"{first_few([*folders])}"
                 )
-    taken = take(
+    taken = take_records(
         reader.items(),
         reader.unit,
         str(path),
-        numbering(classes, files.labels or {name: name for name in classes}),
+        label_numbers(classes, files.labels or {name: name for name in classes}),
         shape,
         bits=files.pixel_bits,
         patients=files.patient_column is not None,
-        remedy=f"add each to files.labels, with one of the classes {some(classes)}",
+        remedy=f"add each to files.labels, with one of the classes {first_few(classes)}",
     )
     count = taken.count
     lost = [line for why in (UNREADABLE, NO_CLASS) for line in count.skipped.get(why, ())]

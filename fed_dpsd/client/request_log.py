@@ -23,7 +23,7 @@ _CHARGED = {
 }
 
 
-def asked_for(request: Request | SumStep | None) -> str:
+def describe_request(request: Request | SumStep | None) -> str:
     """Describe what was requested; return "" for a request that was not read."""
     if request is None:
         return ""
@@ -35,7 +35,7 @@ def asked_for(request: Request | SumStep | None) -> str:
     return where + _CHARGED[request.kind]
 
 
-def charged(hospital: Hospital, site: Site | None) -> str:
+def describe_charge(hospital: Hospital, site: Site | None) -> str:
     """Describe a request's charge and what is left of the hospital's budget.
 
     Args:
@@ -50,13 +50,17 @@ def charged(hospital: Hospital, site: Site | None) -> str:
             entries = site.ledger.entries()
             queries = site.ledger.charges().queries
         warning = hospital.problem_of_delta(site.num_records)
-        parts = f"charged {_words(new)}", _budget(hospital, entries), _left(hospital, queries)
+        parts = (
+            f"charged {_describe_entries(new)}",
+            _budget_left(hospital, entries),
+            _images_left(hospital, queries),
+        )
         return "; ".join([*parts, *[f"warning: {warning}"] * bool(warning)])
     except Exception as error:  # a log never changes what a hospital answers
-        return f"charged {_words(new)}; the budget left is unknown ({one_line(error)})"
+        return f"charged {_describe_entries(new)}; the budget left is unknown ({one_line(error)})"
 
 
-def _words(entries: Sequence[Entry]) -> str:
+def _describe_entries(entries: Sequence[Entry]) -> str:
     """Describe what was charged, as in "class counts and answers to 256 images"."""
     parts = []
     for entry in entries:
@@ -66,9 +70,9 @@ def _words(entries: Sequence[Entry]) -> str:
     return " and ".join(parts) or "nothing"
 
 
-def _budget(hospital: Hospital, entries: Sequence[Entry]) -> str:
+def _budget_left(hospital: Hospital, entries: Sequence[Entry]) -> str:
     """Describe how much of the budget the ledger's charges have spent and what is left."""
-    proofs = cards.account(entries, hospital.delta, "record", hospital.budget_relation)
+    proofs = cards.ledger_epsilons(entries, hospital.delta, "record", hospital.budget_relation)
     spent = proofs.get("training", proofs["answers"])  # what a budget counts
     left = max(hospital.budget - spent.value, 0.0)
     return (
@@ -77,5 +81,5 @@ def _budget(hospital: Hospital, entries: Sequence[Entry]) -> str:
     )
 
 
-def _left(hospital: Hospital, queries: int) -> str:
+def _images_left(hospital: Hospital, queries: int) -> str:
     return f"{max(hospital.queries - queries, 0):,} of {hospital.queries:,} images left"

@@ -18,7 +18,7 @@ from fed_dpsd.privacy.secure_sum import Masked, Party
 from fed_dpsd.protocol import Request, Response, SumStep
 
 
-class Summing:
+class SecureSums:
     """A client's part in the secure sums of a run.
 
     Args:
@@ -37,7 +37,7 @@ class Summing:
         A request of a run always gets the same mask: a repeated request gets the same bytes as
         before.
         """
-        tag = self.tag(request.digest())
+        tag = self.tag(request.digest)
         with self._ledger.transaction():
             kept = self._ledger.noted(f"{tag}-masked")
             if kept is None:

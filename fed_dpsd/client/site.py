@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fed_dpsd.accounts.account import Account, BudgetSpent, RecordsChanged, Unplanned
 from fed_dpsd.accounts.ledger import LedgerError
 from fed_dpsd.client.method_text import method_text
-from fed_dpsd.client.secure_sum import Summing
+from fed_dpsd.client.secure_sum import SecureSums
 from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.config import Config
 from fed_dpsd.data.datasets import Split
@@ -29,7 +29,7 @@ from fed_dpsd.privacy.mechanism import (
     Weights,
     passes_through_teachers,
 )
-from fed_dpsd.privacy.noise import Noise, SecretStreams, cut_off
+from fed_dpsd.privacy.noise import Noise, SecretStreams, truncate
 from fed_dpsd.privacy.secure_sum import SumError
 from fed_dpsd.privacy.training import BaselineWeights, ClassCounts, Training, TrainingMechanism
 from fed_dpsd.protocol import SUMMED, Refusal, Request, Response, SumStep
@@ -53,7 +53,7 @@ class Site:
         test: the public test images, for diagnostics; None without diagnostics.
         account: the client's account of the run that it answers in.
         secret: source of the noise; None to use the seeds in `config`.
-        summing: the client's part in secure sums; None without secure sums.
+        secure_sums: the client's part in secure sums; None without secure sums.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Site:
         test: Images | None,
         account: Account,
         secret: SecretStreams | None = None,
-        summing: Summing | None = None,
+        secure_sums: SecureSums | None = None,
     ) -> None:
         self.config = config
         self.client = client
@@ -80,12 +80,14 @@ class Site:
         self._baseline = lambda own: Teachers(
             whole, own, client, records, shard_ids, secret, role="baseline"
         )
-        self._stepping = None
+        self._gradient_model = None
         if isinstance(answers, ClippedGradients):
-            self._stepping = Teachers(config, answers.step, client, records, shard_ids, secret)
+            self._gradient_model = Teachers(
+                config, answers.step, client, records, shard_ids, secret
+            )
         self._test = test
         self._paid = False
-        self.summing = summing
+        self.secure_sums = secure_sums
 
     def pay_for_training(self) -> None:
         """Charge the teachers' private training, unless this process knows that it has been paid.
@@ -106,7 +108,7 @@ class Site:
                 self.account.pay(KeptTeachers(), digest, "teachers", training=identity)
         self._paid = True
 
-    def lacking(self) -> Literal["", "budget", "queries"]:
+    def exceeded_limit(self) -> Literal["", "budget", "queries"]:
         """Name the limit that the planned run would exceed after all charges so far; "" if none.
 
         The teachers' first training costs nothing if it was charged before.
@@ -114,7 +116,7 @@ class Site:
         digests = {self.training.name: self._teachers.identity, ClassCounts.name: self._counts}
         with self.ledger.transaction():
             paid = [name for name, digest in digests.items() if self.account.is_paid(digest)]
-            return self.account.lacking(paid)
+            return self.account.exceeded_limit(paid)
 
     def check(self, request: Request) -> None:
         """Check a request before reading anything private, so that errors depend on public facts.
@@ -135,16 +137,16 @@ class Site:
             )
 
     def admit(self, request: Request) -> None:
-        """Start answering a request, and take part in its run with the current records.
+        """Join the request's run with the current records.
 
-        Refuse a request that `release` would refuse, before training teachers in vain.
+        A request that `release` would refuse is refused here, before teachers are trained for it.
 
         Raises:
             BudgetSpent: the request was not charged before, and would exceed the budget or the
                 plan.
             RecordsChanged: the records differ from before, and the client's policy is to refuse.
         """
-        records = int((self._stepping or self._teachers).records_digest, 16)
+        records = int((self._gradient_model or self._teachers).records_digest, 16)
         keyed = self._noise.numpy("records of a run", self.client, records).random(4)
         due = self._due(request)  # computed before the ledger is locked
         with self.ledger.transaction():  # a write is durable at once, so no refusal undoes it
@@ -158,13 +160,13 @@ class Site:
             self.account.join(keyed.tobytes().hex())
 
     def _due(self, request: Request) -> tuple[Mechanism, str, str, str] | None:
-        """Return what a request for new teachers would release; None if they are ready.
+        """Return the charge that a request would cause after training; None if nothing is trained.
 
         Returns:
             The mechanism, the digest of the charge, the digest of the charge before it and of the
             training that covers it.
         """
-        if self._teachers.ready or request.kind == "baseline":  # this is paid before it is trained
+        if self._teachers.ready or request.kind == "baseline":  # a baseline is paid before training
             return None
         mechanism: Mechanism = self.answers
         if request.kind in ("weights", "train"):
@@ -205,7 +207,7 @@ class Site:
         return self._baseline(mechanism.training).sensitive_weights()
 
     def class_counts(self, request: Request) -> NDArray[np.float64]:
-        """Charge and draw (n, 1, K) noisy class counts for `release`; all calls return the same.
+        """Charge and draw (n, 1, K) noisy class counts for `release`; repeated calls agree.
 
         Raises:
             BudgetSpent: the charge would exceed the budget or the plan; nothing was drawn.
@@ -223,16 +225,16 @@ class Site:
         It is private until released.
 
         Raises:
-            ProtocolError: the answers are no sums of gradients, or the weights belong to another
+            ProtocolError: the mechanism releases no gradients, or the weights belong to another
                 architecture; nothing was charged.
         """
-        if self._stepping is None:
+        if self._gradient_model is None:
             raise ProtocolError("this client's mechanism releases no gradients")
         try:
-            self._stepping.check_weights(request.weights)
+            self._gradient_model.check_weights(request.weights)
         except ValueError as error:
             raise ProtocolError(f"this client was sent {error}") from None
-        return self._stepping.sensitive_gradients(request.weights)
+        return self._gradient_model.sensitive_gradients(request.weights)
 
     def sensitive_class_counts(self) -> NDArray[np.float64]:
         """Return the exact class counts of all records, (1, 1, K); private until released."""
@@ -308,8 +310,8 @@ class Site:
     ) -> NDArray[Any]:
         """Return the (B, K) sum of (n, B, K) bounded values with the noise that is drawn here."""
         if mechanism.noise_at == "server" and isinstance(mechanism, Shared):
-            return cut_off(bounded, mechanism.lattice).sum(0)
-        # The noise follows the values too: it must never be added to other values.
+            return truncate(bounded, mechanism.lattice).sum(0)
+        # The noise depends on the values too: it must never be added to different values.
         noised = hashlib.sha256(digest.encode() + bounded.tobytes()).hexdigest()
         rng = self._noise.numpy("answer", self.client, int(noised, 16))
         return mechanism.add_noise(bounded, request.predictions, rng)
@@ -367,13 +369,13 @@ class Site:
         if isinstance(mechanism, ClassCounts):
             return self._counts
         method = method_text(self.config.method)
-        content = f"{request.digest()} {mechanism} {self._teachers.settings} {method}"
+        content = f"{request.digest} {mechanism} {self._teachers.settings} {method}"
         content += f" {covering}" if (covering := self._covering(mechanism, request)) else ""
-        # Another device rounds differently, and the same noise must not be added to another value.
+        # Devices round differently, and the same noise must not be added to different values.
         content += f" {device}" if (device := self._teachers.answers_on) else ""
-        if self.summing:
-            content += f" {self.summing.tag(request.digest())}"
-        elif mechanism.noise_at == "server":  # the server draws other noise in another run
+        if self.secure_sums:
+            content += f" {self.secure_sums.tag(request.digest)}"
+        elif mechanism.noise_at == "server":  # the server draws different noise in each run
             content += f" {self.account.run}"
         # A run's name may not be valid UTF-8; different names stay different.
         return hashlib.sha256(content.encode(errors="surrogatepass")).hexdigest()
@@ -385,15 +387,16 @@ class Site:
 
     def _retraining(self, request: Request) -> str:
         """Return the key under which training from the request's weights is charged."""
-        content = f"{self._teachers.input_digest} {request.digest()}"
-        content += f" {self._pull}" if self._pull else ""  # another pull has other noise
-        if len(request.weights) > self._teachers.size:  # as has another use of the other numbers
+        content = f"{self._teachers.input_digest} {request.digest}"
+        # Noise depends on the pull, and on how the numbers after the weights are used.
+        content += f" {self._pull}" if self._pull else ""
+        if len(request.weights) > self._teachers.size:
             content += f" {method_text(self.config.method)}"
         return hashlib.sha256(content.encode()).hexdigest()
 
 
 def answer(method: Method, request: Request, site: Site) -> Response | Refusal:
-    """Answer a request; refuse if the budget is spent, or if the ledger cannot be read or written.
+    """Answer a request; refuse it if the budget is spent, records changed or the ledger fails.
 
     A refusal reveals nothing about the ledger except the run's cost so far. The cause of a ledger
     failure goes only to the client's own log.
@@ -422,9 +425,9 @@ def answer(method: Method, request: Request, site: Site) -> Response | Refusal:
 
 def _masked(released: Response, request: Request, site: Site) -> Response:
     """Mask a released answer for a secure sum."""
-    if site.summing is None:
+    if site.secure_sums is None:
         raise ProtocolError("this client takes part in no secure sums")
-    return site.summing.masked(released, request)
+    return site.secure_sums.masked(released, request)
 
 
 def take_step(site: Site, step: SumStep) -> dict[str, bytes]:
@@ -434,10 +437,10 @@ def take_step(site: Site, step: SumStep) -> dict[str, bytes]:
         ProtocolError: the client does not take part in that sum, or must not answer this step;
             nothing was opened.
     """
-    if site.summing is None:
+    if site.secure_sums is None:
         raise ProtocolError("this client takes part in no secure sums")
     try:
-        return site.summing.step(step)
+        return site.secure_sums.step(step)
     except SumError as error:
         raise ProtocolError(str(error)) from None
     except LedgerError as error:

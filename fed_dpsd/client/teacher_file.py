@@ -4,7 +4,7 @@ from pathlib import Path
 
 from fed_dpsd.config import Config
 from fed_dpsd.errors import UserError
-from fed_dpsd.models import misfit, read_facts, read_weights
+from fed_dpsd.models import read_facts, read_weights, weights_mismatch
 from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.models.torchvision_networks import Adapted, own_names
 
@@ -26,7 +26,7 @@ def read_teacher(teacher: Classifier, config: Config, client: int) -> Classifier
         weights = own_names(config.architecture(client), found)
         if weights.keys() != found.keys():
             weights |= {name: t for name, t in teacher.state_dict().items() if name in PIXELS}
-        problem = misfit(teacher, weights)
+        problem = weights_mismatch(teacher, weights)
     except ValueError as error:
         raise UserError(f"teacher.path={error}") from None
     if problem:

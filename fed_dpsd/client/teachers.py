@@ -22,11 +22,11 @@ from safetensors import SafetensorError
 from torch import nn
 
 from fed_dpsd import __version__
-from fed_dpsd.client.device import device_of, held_on, learns_there
+from fed_dpsd.client.device import device_of, learns_on_client_device, teacher_cache
 from fed_dpsd.client.inputs import digest_of_shard, places_of_patients, read_shard
 from fed_dpsd.client.learning import (
     CPU,
-    PublicImages,
+    ImageLearner,
     Role,
     Watch,
     pulled_back,
@@ -49,7 +49,7 @@ from fed_dpsd.models import (
     write_weights,
 )
 from fed_dpsd.models.classifiers import Classifier, builder, features_version
-from fed_dpsd.models.devices import model_of
+from fed_dpsd.models.devices import gpu_model
 from fed_dpsd.models.footprint import weight_bytes
 from fed_dpsd.models.functions import digest_of
 from fed_dpsd.models.inference import Images
@@ -58,7 +58,7 @@ from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.label_dp import LabelPrivate
 from fed_dpsd.privacy.noise import Noise, SecretStreams
 from fed_dpsd.privacy.training import CustomTraining, Training, TrainingMechanism
-from fed_dpsd.progress import reported
+from fed_dpsd.progress import track
 from fed_dpsd.streams import Streams
 
 OFF_BY_DEFAULT = "weight_decay", "one_cycle", "shift", "flip"  # settings of training
@@ -117,12 +117,12 @@ class Teachers:
         self._training = training if isinstance(training, TrainingMechanism) else None
         self._labels = training if isinstance(training, LabelPrivate) else None
         self._device = device_of(config, client)
-        self._learns_on = self._device if learns_there(training) else CPU
+        self._learns_on = self._device if learns_on_client_device(training) else CPU
         self._models: list[Classifier | None] | None = None
         self._inputs: dict[int, str] = {}
-        self._read = None
+        self._from_file = None
         if config.teacher.path is not None:
-            self._read = read_teacher(self._untrained(0), config, client)
+            self._from_file = read_teacher(self._untrained(0), config, client)
         self._by_patient = self._training is not None and self._training.unit == "patient"
         if self._by_patient:
             if records.patients is None:
@@ -160,7 +160,7 @@ class Teachers:
         """Return every public setting that the teachers depend on, as JSON."""
         config, name = self._config, self._config.architecture(self._client)
         settings = [name, config.model.teacher_width]
-        # Noise follows this text, so that what is off is not in it.
+        # Noise depends on this text, so settings that are off are left out, as before they existed.
         on = {key: v for key, v in vars(config.teacher).items() if v or key not in OFF_BY_DEFAULT}
         settings += [config.data.num_classes, on, config.threads_client]
         settings += [str(self._training or self._custom or self._labels), self._client]
@@ -169,7 +169,7 @@ class Teachers:
         settings += [torch.backends.cpu.get_cpu_capability()]
         settings += [config.teachers_per_client]
         settings += [self._secret.identity] if self._secret else []
-        settings += [model_of(self._learns_on)] if self._learns_on != CPU else []
+        settings += [gpu_model(self._learns_on)] if self._learns_on != CPU else []
         settings += ["bfloat16"] if self._bfloat16 else []
         settings += features_version(name, config.model)
         settings += [config.plugins] if config.plugins else []
@@ -221,7 +221,7 @@ class Teachers:
     @property
     def answers_on(self) -> str:
         """Return the kind of GPU that the teachers answer on; "" for the CPU."""
-        return model_of(self._device)
+        return gpu_model(self._device)
 
     @property
     def ready(self) -> bool:
@@ -237,16 +237,16 @@ class Teachers:
         """
         models = self._models
         if models is None:
-            models = [self._read] if self._read else self._load_or_train_all()
+            models = [self._from_file] if self._from_file else self._load_or_train_all()
         size = sum(weight_bytes(teacher) for teacher in models if teacher)
-        held_on(self._device).use(self, size)
+        teacher_cache(self._device).use(self, size)
         self._models = [teacher and teacher.to(self._device) for teacher in models]
         return self._models
 
     def drop(self) -> None:
         """Remove the teachers from their device; `models` reads them from the cache again."""
-        if self._read:
-            self._read.to(CPU)
+        if self._from_file:
+            self._from_file.to(CPU)
         self._models = None
 
     def sensitive_probabilities(self, images: Images) -> NDArray[np.float32]:
@@ -333,11 +333,11 @@ class Teachers:
             ValueError: the weights belong to another architecture, or do not fit the regulariser.
         """
         if regulariser:
-            self._start(self._untrained(0), weights, regulariser)
+            self._load_start(self._untrained(0), weights, regulariser)
         elif len(weights) != self.size:
             raise ValueError(f"{len(weights)} weights instead of {self.size}")
 
-    def _start(
+    def _load_start(
         self,
         teacher: Classifier,
         weights: NDArray[np.float32],
@@ -375,7 +375,7 @@ class Teachers:
         vectors = []
         for shard, records in enumerate(self._shards):
             teacher = self._untrained(shard)
-            loss = self._start(teacher, weights, regulariser)
+            loss = self._load_start(teacher, weights, regulariser)
             if len(records) or self._training:
                 pulled = pulled_back(teacher, proximal_weight)
                 with pulled, regularised(teacher.classifier, loss):
@@ -385,8 +385,8 @@ class Teachers:
         return torch.cat(vectors).numpy()[None, :, None]
 
     def _load_or_train_all(self) -> list[Classifier | None]:
-        each, clients = len(self._shards), self._config.num_clients  # of a process train in turn
-        shards = reported("teachers", self._shards, self._client * each, clients * each)
+        each, clients = len(self._shards), self._config.num_clients  # clients train in turn
+        shards = track("teachers", self._shards, self._client * each, clients * each)
         return [
             self._load_or_train(shard) if len(records) or self._training else None
             for shard, records in enumerate(shards)
@@ -407,7 +407,7 @@ class Teachers:
                     return teacher
             except (ValueError, RuntimeError):
                 path.unlink(missing_ok=True)  # a damaged teacher is trained again
-        # The noise of training depends on its input: it must never be drawn for another input.
+        # The noise of training is keyed by its input: it must never be drawn for a different input.
         digest = self.digests[shard]
         if self._noisy and self._input(shard) != digest:
             raise UserError(
@@ -469,9 +469,9 @@ class Teachers:
             return
         rng = self._noise.numpy(purpose, self._client, number)
         if self._labels:
-            # Batches depend on public numbers only: others could reveal labels.
+            # Batches depend on public numbers only, so they cannot reveal labels.
             draw = functools.partial(streams.torch, client=self._client, query_id=shard)
-            network = PublicImages(teacher, records.images, config, draw)
+            network = ImageLearner(teacher, records.images, config, draw)
             self._labels.train(network, records.labels, rng)
             return
         model, inputs, labels = read_shard(teacher, records, self._training)

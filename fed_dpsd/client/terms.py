@@ -21,15 +21,15 @@ from fed_dpsd.config import (
     Precision,
     require,
 )
-from fed_dpsd.config.bind import bound, read_yaml
+from fed_dpsd.config.bind import bind_dataclass, read_yaml
 from fed_dpsd.config.compose import compose
-from fed_dpsd.config.plugins import files_of, find, searching
+from fed_dpsd.config.plugins import files_of, find_plugins, search_plugins
 from fed_dpsd.errors import ConfigError, ProtocolError
 from fed_dpsd.models.classifiers import CLASSIFIERS, add_networks
 from fed_dpsd.models.public_networks import digest_of
 from fed_dpsd.privacy.mechanism import Relation, Trust
 from fed_dpsd.privacy.training import TrainedUnit
-from fed_dpsd.protocol import MOST_CLASSES, are_classes, compare_classes
+from fed_dpsd.protocol import MOST_CLASSES, is_class_list, require_equal_classes
 
 # The largest values that a message may request, by key of conf/; a hospital's file may set others.
 LIMITS = {
@@ -54,8 +54,8 @@ class NotAllowed(ProtocolError):
 
 
 @contextlib.contextmanager
-def reading() -> Iterator[None]:
-    """Reject a malformed experiment from a peer.
+def refuse_malformed() -> Iterator[None]:
+    """Turn the errors of reading a peer's experiment into refusals.
 
     Raises:
         NotAllowed: the experiment is malformed.
@@ -144,8 +144,7 @@ class Terms:
         for key, what in (("name", "a name of the data set"), ("state", "a folder")):
             if not getattr(self, key).strip():
                 raise ValueError(f"{key}= is empty; give {what}")
-        require(self, client=0, num_clients=1, queries=0, threads=1)
-        require(self, colluding=0)
+        require(self, client=0, num_clients=1, queries=0, threads=1, colluding=0)
         for key, most in (("num_clients", MOST_CLIENTS), ("threads", MOST_THREADS)):
             if (value := getattr(self, key)) > most:
                 raise ValueError(f"{key}={value} must be at most {most:,}")
@@ -157,7 +156,7 @@ class Terms:
             raise ValueError(
                 f"shape={list(self.shape)} must be [1 or 3, size, size], size <= {LARGEST_SIDE}"
             )
-        if not are_classes(self.classes):
+        if not is_class_list(self.classes):
             raise ValueError(
                 f"classes=[{', '.join(self.classes)}] must be two or more different names, "
                 "printable and not empty: the coordinator's data.classes, in the same order"
@@ -176,7 +175,7 @@ class Terms:
             raise ValueError(f"budget={self.budget} must be finite and >= 0")
         if not 0 < self.delta < 1:
             raise ValueError(f"delta={self.delta} must be strictly between 0 and 1")
-        add_networks(find(self.plugins))
+        add_networks(find_plugins(self.plugins))
         known_names: dict[str, Collection[str]] = {
             "methods": choices("method", self.plugins),
             "training": choices("training", self.plugins),
@@ -218,11 +217,11 @@ class Terms:
         if raw["federation"]["simulation"] is not False:
             raise NotAllowed("this is a hospital; run with federation=deployment")
         self._check_classes(raw)
-        own = list(map(str, find(self.plugins)))
+        plugins = list(map(str, find_plugins(self.plugins)))
         for plugin in raw.get("plugins", []):
-            if plugin not in own:
+            if plugin not in plugins:
                 raise NotAllowed(
-                    f"plugins={plugin}: this site runs {' and '.join(own) or 'no plug-in'} "
+                    f"plugins={plugin}: this site runs {' and '.join(plugins) or 'no plug-in'} "
                     "(plugins: in its file)"
                 )
         for group, key, names in (
@@ -238,17 +237,13 @@ class Terms:
             if model not in self.models:
                 raise NotAllowed(f"this site allows only the teachers {' or '.join(self.models)}")
         if raw["model"].get("backbone") is not None:
-            own = digest_of("weights", self.weights) if self.weights else None
-            if own is None or raw["model"]["digest"] != own:
+            digest = digest_of("weights", self.weights) if self.weights else None
+            if digest is None or raw["model"]["digest"] != digest:
                 raise NotAllowed(
-                    f"model.digest is {own} at this site (weights: in its file); all sites must "
+                    f"model.digest is {digest} at this site (weights: in its file); all sites must "
                     "have the same file of public features"
                 )
-        facts: dict[str, Any] = {
-            "num_clients": self.num_clients,
-            "data.shape": list(self.shape),
-        }
-        for key, fact in facts.items():
+        for key, fact in (("num_clients", self.num_clients), ("data.shape", list(self.shape))):
             if _value_at(raw, key) != fact:
                 raise NotAllowed(f"{key} is {fact} at this site")
         for key, most in {**LIMITS, **self.limits}.items():
@@ -271,7 +266,7 @@ class Terms:
             return True
         if (name := own.get("name")) not in names:
             return False
-        allowed = _method(str(name), self.plugins)
+        allowed = _method_values(str(name), self.plugins)
         return all(allowed.get(key) == own.get(key) for key in ("_target_", "needs"))
 
     def check_unit(self, key: str, unit: TrainedUnit) -> None:
@@ -303,15 +298,15 @@ class Terms:
         Raises:
             NotAllowed: the classes differ, are in another order, or are malformed.
         """
-        with reading():
+        with refuse_malformed():
             self._check_classes(json.loads(text))
 
     def _check_classes(self, raw: Mapping[str, Any]) -> None:
-        data = bound(DataConfig, raw["data"], "data.")
+        data = bind_dataclass(DataConfig, raw["data"], "data.")
         if data.num_classes > MOST_CLASSES:  # before writing so many names
             raise NotAllowed(f"data.num_classes is at most {MOST_CLASSES:,}")
         try:
-            compare_classes(self.classes, data.class_names)
+            require_equal_classes(self.classes, data.class_names)
         except ProtocolError as error:
             raise NotAllowed(str(error)) from None
 
@@ -319,14 +314,14 @@ class Terms:
 @functools.cache
 def choices(group: str, plugins: tuple[str, ...] = ()) -> dict[str, str]:
     """Return the names in a group of conf/ and plug-ins, with the class of each."""
-    with searching(find(plugins)):
+    with search_plugins(find_plugins(plugins)):
         files = {name: read_yaml(path) for name, path in files_of(group).items()}
     # A method's file may also set keys of other groups; its own keys are then below `method`.
     return {name: raw.get(group, raw)["_target_"] for name, raw in files.items()}
 
 
 @functools.cache
-def _method(name: str, plugins: tuple[str, ...]) -> dict[str, Any]:
+def _method_values(name: str, plugins: tuple[str, ...]) -> dict[str, Any]:
     """Return a method by name, composed from this site's own files."""
     method: dict[str, Any] = compose([f"method={name}", f"plugins=[{','.join(plugins)}]"])["method"]
     return method

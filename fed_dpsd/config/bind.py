@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from pydantic.dataclasses import dataclass, is_pydantic_dataclass
 
 from fed_dpsd.config.schema import STRICT
-from fed_dpsd.errors import ConfigError, UserError, shown
+from fed_dpsd.errors import ConfigError, UserError, format_value
 
 T = TypeVar("T")
 _KINDS = {
@@ -44,7 +44,7 @@ class Binder:
     """A binder of mappings to frozen dataclasses that collects every problem.
 
     If `defaults` are known, a default replaces each invalid value, so that one problem does not
-    hide others. Call `finish` before using an instance.
+    hide others. Call `finish`, which raises them all, before using an instance.
 
     Args:
         defaults: valid values, as a tree of keys.
@@ -92,7 +92,7 @@ class Binder:
 
         while True:
             try:
-                checked = _checked(typing.cast(type, cls))(**given)
+                checked = _pydantic_class(typing.cast(type, cls))(**given)
                 if type(checked) is cls:
                     return checked
                 return cls(**{name: getattr(checked, name) for name in names})
@@ -103,13 +103,13 @@ class Binder:
             progress = False
             # A key that is only misspelt is not reported as missing too.
             missing = [str(each["loc"][0]) for each in found if each.get("type") == "missing"]
-            if len(missing) == 1 and any(_meant(each, missing) for each in found):
+            if len(missing) == 1 and any(_closest_field(each, missing) for each in found):
                 self._wrong.add(f"{where}{missing[0]}")
             for each in found:
                 name = str(each["loc"][0]) if each["loc"] else ""
                 named = [name]
                 if not name:  # __post_init__ raised it, with the names in its text
-                    named = _named(text := str(each["ctx"]["error"]), names)
+                    named = _fields_named_in(text := str(each["ctx"]["error"]), names)
                     if not replaced.intersection(named):
                         self.problems.append(f"{where}{text}")
                 elif f"{where}{name}" not in self._wrong:
@@ -161,7 +161,7 @@ class Binder:
         """
         known = (package, "fed_dpsd.papers", *self.packages)
         forms = " or ".join(f"{each}.MODULE.CLASS" for each in known)
-        problem = f"{where}={shown(path)} is not an allowed class; give {forms}"
+        problem = f"{where}={format_value(path)} is not an allowed class; give {forms}"
         for each in known:
             match = re.fullmatch(rf"{re.escape(each)}\.([a-z_0-9]+)\.([A-Za-z0-9]+)", str(path))
             if not match:
@@ -180,7 +180,7 @@ class Binder:
         return None
 
     def finish(self) -> None:
-        """Raise ConfigError if there are problems, with each recorded problem once."""
+        """Raise ConfigError if there are problems; duplicates are removed."""
         if self.problems:
             raise ConfigError(list(dict.fromkeys(map(self._as_typed, self.problems))))
 
@@ -190,11 +190,11 @@ class Binder:
         return problem.replace(f"{key}=", f"{self._sources.get(key, key)}=")
 
 
-def bound(cls: type[T], values: Mapping[str, Any], where: str) -> T:
-    """Return an instance of dataclass `cls`, as `Binder.bind` does.
+def bind_dataclass(cls: type[T], values: Mapping[str, Any], where: str) -> T:
+    """Return an instance of dataclass `cls` (see `Binder.bind`).
 
     Raises:
-        ConfigError: values have problems, one per line.
+        ConfigError: the values have problems, one per line.
     """
     binder = Binder()
     instance = binder.bind(cls, values, where)
@@ -204,7 +204,7 @@ def bound(cls: type[T], values: Mapping[str, Any], where: str) -> T:
 
 
 @functools.cache
-def _checked(cls: type) -> Callable[..., Any]:
+def _pydantic_class(cls: type) -> Callable[..., Any]:
     """Return a strict pydantic dataclass with the fields of the plain dataclass `cls`."""
     if is_pydantic_dataclass(cls):
         return cls
@@ -219,8 +219,8 @@ def _kinds(hint: Any) -> tuple[Any, ...]:
     return typing.get_args(hint) if union else (hint,)
 
 
-def _meant(error: Any, fields: Iterable[str]) -> list[str]:
-    """Return the field that an unknown key is most like, if there is one."""
+def _closest_field(error: Any, fields: Iterable[str]) -> list[str]:
+    """Return the field closest to an unknown key; [] if none is close, or the key is known."""
     if error.get("type") != "unexpected_keyword_argument":
         return []
     return difflib.get_close_matches(str(error["loc"][0]), [*fields], n=1)
@@ -229,11 +229,11 @@ def _meant(error: Any, fields: Iterable[str]) -> list[str]:
 def _problem(error: Any, where: str, hints: Mapping[str, Any], missing: Sequence[str]) -> str:
     """Return pydantic's error as a sentence that names the key, its value and the remedy."""
     kind, name, context = error["type"], str(error["loc"][0]), error.get("ctx", {})
-    typed = f"{where}{name}={shown(error['input'])}"
+    typed = f"{where}{name}={format_value(error['input'])}"
     if kind == "missing":
         return f"{where}{name} is missing"
     if kind == "unexpected_keyword_argument":
-        near = _meant(error, missing) or _meant(error, hints)
+        near = _closest_field(error, missing) or _closest_field(error, hints)
         group = f" of {where[:-1]}" if where else ""
         return f"{typed} is not a key{group}{f'; did you mean {near[0]}?' if near else ''}"
     if kind == "value_error":
@@ -250,7 +250,7 @@ def _problem(error: Any, where: str, hints: Mapping[str, Any], missing: Sequence
         return f"{typed}: {error['msg']}"
     remedy = _as_yaml(kind, error["input"]) if where.startswith("site.") else ""
     if isinstance(value := error["input"], list) and value and not where.startswith("site."):
-        values = ",".join(map(shown, value))
+        values = ",".join(map(format_value, value))
         remedy = f"; for several runs: fed-dpsd sweep {where}{name}={values}"
     return f"{typed} must be {_KINDS[kind]}{remedy}"
 
@@ -267,7 +267,7 @@ def _as_yaml(kind: str, value: object) -> str:
     return ""
 
 
-def _named(text: str, names: Collection[str]) -> list[str]:
+def _fields_named_in(text: str, names: Collection[str]) -> list[str]:
     """Return the fields that a sentence names, in order."""
     words = dict.fromkeys(re.findall(r"(?<![\w.])\w+(?=[=.:])", text))
     return [word for word in words if word in names]

@@ -27,16 +27,22 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fed_dpsd.config.errors import (
     first_line,
-    in_quotes,
-    tokens,
-    uncomposable,
+    quote_letters,
+    quoting_remedy,
+    split_tokens,
+    uncomposable_choice,
     unknown_choice,
     unknown_key,
-    unreadable,
-    with_letters,
+    unreadable_override,
 )
 from fed_dpsd.config.keys import all_keys, flat_keys, groups, leaves
-from fed_dpsd.config.plugins import Plugin, conf_folders, find, named_in, searching
+from fed_dpsd.config.plugins import (
+    Plugin,
+    conf_folders,
+    find_plugins,
+    search_plugins,
+    split_plugins,
+)
 from fed_dpsd.config.schema import field_of
 from fed_dpsd.errors import ConfigError
 
@@ -74,17 +80,17 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
         ConfigError: overrides cannot be read, or name unknown keys or choices; one problem per
             line.
     """
-    composition = read(overrides)
+    composition = compose_valid(overrides)
     if composition.problems:
         raise ConfigError(composition.problems)
     return composition.values
 
 
-def read(overrides: Sequence[str]) -> Composition:
-    """Compose conf/ with the valid overrides, and report the problems of the others."""
-    names, others = named_in(overrides)
-    plugins = find(names)
-    with searching(plugins):
+def compose_valid(overrides: Sequence[str]) -> Composition:
+    """Compose conf/ with the valid overrides; the result also has the problems of the others."""
+    names, others = split_plugins(overrides)
+    plugins = find_plugins(names)
+    with search_plugins(plugins):
         composition = _read(others)
     named = {"plugins": names} if names else {}
     return replace(composition, values=composition.values | named, plugins=plugins)
@@ -128,7 +134,7 @@ def _read(overrides: Sequence[str]) -> Composition:
 
 
 def declared_sweep(experiment: str) -> Any:
-    """Return the `sweep` of an experiment's file: overrides in the syntax of `choices`.
+    """Return the `sweep` of an experiment's file: overrides in the syntax of `sweep_choices`.
 
     Raises:
         ConfigError: there is no such experiment, or its file cannot be composed.
@@ -140,19 +146,19 @@ def declared_sweep(experiment: str) -> Any:
         return _resolved_files((override,), conf_folders())["sweep"]
     except _ERRORS as error:
         tree = _run_values(_resolved_files((), conf_folders()))
-        raise ConfigError([uncomposable(override, error, tree)]) from None
+        raise ConfigError([uncomposable_choice(override, error, tree)]) from None
 
 
-def choices(override: str) -> tuple[str, list[str]]:
+def sweep_choices(override: str) -> tuple[str, list[str]]:
     """Return the key of an override in Hydra's sweep syntax, and its one or more choices.
 
     Raises:
         ConfigError: the syntax is wrong, or the choices cannot be listed.
     """
     try:
-        parsed = _parsed(override)
+        parsed = _parse_one(override)
     except HydraException:
-        raise ConfigError([unreadable(override)]) from None
+        raise ConfigError([unreadable_override(override)]) from None
     key = parsed.get_key_element()
     if not parsed.is_sweep_override():
         return key, [parsed.get_value_element_as_str()]
@@ -172,7 +178,7 @@ def split_overrides(text: str) -> list[str]:
     >>> split_overrides("method=dense model.teachers=[cnn, mlp] out='a b'")
     ['method=dense', 'model.teachers=[cnn, mlp]', "out='a b'"]
     """
-    return tokens(text)[0]
+    return split_tokens(text)[0]
 
 
 # --- Hydra ---
@@ -180,8 +186,8 @@ def split_overrides(text: str) -> list[str]:
 
 @functools.lru_cache(maxsize=8)
 def _files(folders: tuple[Path, ...]) -> CachingConfigRepository:
-    """Return the files in folders laid out like conf/, each of which is read once."""
-    Plugins.instance()  # which registers what reads files
+    """Return the files in folders laid out like conf/; each file is read once."""
+    Plugins.instance()  # registers the readers of file:// and structured://
     version.setbase("1.3")
     path = ConfigSearchPathImpl()
     for folder in folders:
@@ -258,7 +264,7 @@ def _composable(choices: Sequence[Override]) -> tuple[tuple[str, ...], list[str]
                 kept += (text,)
             except _ERRORS as error:
                 tree = _run_values(_resolved_files((), conf_folders()))
-                problems.append(uncomposable(text, error, tree))
+                problems.append(uncomposable_choice(text, error, tree))
         files = kept
     return files, problems
 
@@ -271,12 +277,12 @@ def _parse(overrides: Sequence[str]) -> tuple[list[Override], list[str]]:
     parsed, problems = list[Override](), list[str]()
     for word in overrides:
         try:
-            each = _parsed(word)
+            each = _parse_one(word)
         except HydraException:
-            problems.append(unreadable(word))
+            problems.append(unreadable_override(word))
             continue
         if not each.key_or_group:
-            problems.append(unreadable(word))
+            problems.append(unreadable_override(word))
         elif problem := _not_one_value(each, word):
             problems.append(problem)
         else:
@@ -285,12 +291,12 @@ def _parse(overrides: Sequence[str]) -> tuple[list[Override], list[str]]:
 
 
 @functools.lru_cache(maxsize=1_024)
-def _parsed(word: str) -> Override:
+def _parse_one(word: str) -> Override:
     parse = OverridesParser.create().parse_override
     try:
         return parse(word)
     except HydraException:
-        if (spelt := with_letters(word)) == word:
+        if (spelt := quote_letters(word)) == word:
             raise
         return parse(spelt)
 
@@ -306,5 +312,5 @@ def _not_one_value(parsed: Override, override: str) -> str:
             return f"{override}: {key} is a list; write '{key}=[{values}]'"
         grid = f"{override} is a grid of runs: fed-dpsd sweep {shlex.quote(override)}"
         one = key.endswith("path") or "/" in values
-        return f"{grid}; for one value {in_quotes(override)}" if one else grid
+        return f"{grid}; for one value {quoting_remedy(override)}" if one else grid
     return ""

@@ -8,12 +8,11 @@ import unicodedata
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fed_dpsd.config.keys import all_keys, flat_keys, groups, homes
-from fed_dpsd.config.plugins import files_of, installed
+from fed_dpsd.config.keys import all_keys, choices_with_key, flat_keys, groups
+from fed_dpsd.config.plugins import files_of, installed_plugins
 
 QUOTES = "put the value in quotes: "
-# Our keys, by their names in other libraries.
-_OURS = {"lr": "learning_rate", "epsilon": "target_epsilon", "sigma": "noise_multiplier"}
+_SYNONYMS = {"lr": "learning_rate", "epsilon": "target_epsilon", "sigma": "noise_multiplier"}
 
 
 def quoted(text: str) -> str:
@@ -27,10 +26,10 @@ def quoted(text: str) -> str:
     return f'"{escaped}"'
 
 
-def with_letters(override: str) -> str:
+def quote_letters(override: str) -> str:
     """Quote the words of a value that have letters outside ASCII, which Hydra only reads in quotes.
 
-    >>> with_letters("data.path=Bilder_ü/a.csv")
+    >>> quote_letters("data.path=Bilder_ü/a.csv")
     'data.path="Bilder_ü/a.csv"'
     """
     key, equals, value = override.partition("=")
@@ -41,13 +40,13 @@ def with_letters(override: str) -> str:
     return key + equals + word.sub(lambda m: m[0] if m[0].isascii() else quoted(m[0]), value)
 
 
-def in_quotes(override: str) -> str:
+def quoting_remedy(override: str) -> str:
     """Return the remedy for an override with a value that needs quotes, as typed in a shell."""
     key, _, value = override.partition("=")
     return QUOTES + shlex.quote(f"{key}={quoted(os.path.expanduser(value))}")
 
 
-def tokens(text: str) -> tuple[list[str], bool]:
+def split_tokens(text: str) -> tuple[list[str], bool]:
     """Split text at spaces outside Hydra's quotes and brackets; return whether all are closed."""
     found, token, quote, depth, escaped = [], "", "", 0, False
     for character in text:
@@ -66,8 +65,8 @@ def tokens(text: str) -> tuple[list[str], bool]:
     return [token for token in [*found, token] if token], not quote and depth == 0
 
 
-def unreadable(word: str) -> str:
-    """Return the problem with a word that is not an override."""
+def unreadable_override(word: str) -> str:
+    """Return the problem with a word that cannot be read as an override."""
     key, equals, value = word.partition("=")
     if not word.strip():
         return "an empty setting; write KEY=VALUE, as in rounds=10"
@@ -76,18 +75,18 @@ def unreadable(word: str) -> str:
     if not equals:
         if named := _choices_named(word):
             return f"{word}: write {' or '.join(named)}"
-        if word in _known():
+        if word in _known_keys():
             return f"{word}: write {word}=VALUE"
         return f"{word} is not a setting; write KEY=VALUE, as in rounds=10"
     path = "/" in value and not value.startswith(("'", '"', "["))
-    if not path and not tokens(value)[1]:
+    if not path and not split_tokens(value)[1]:
         return f"{word}: a quote or bracket is not closed"
-    if any(each.partition("=")[0] in _known() for each in value.split()[1:] if "=" in each):
+    if any(each.partition("=")[0] in _known_keys() for each in value.split()[1:] if "=" in each):
         return f"{word}: give each setting as its own word"
     if value.endswith(","):
         return f"{word}: write the values without spaces between them, as in seed=0,1,2"
     if re.fullmatch(r"[\w.@]+", key) and not value.startswith(("'", '"', "=")):
-        return f"{word}: {in_quotes(word)}"
+        return f"{word}: {quoting_remedy(word)}"
     return f"{word} cannot be read; write KEY=VALUE, as in rounds=10"
 
 
@@ -101,7 +100,7 @@ def unknown_choice(group: str, name: str) -> str:
         problem += ", or set other architectures by model.teacher=... and model.student=..."
     if near := difflib.get_close_matches(name.lower(), names, n=1):
         problem += f"; did you mean {near[0]}?"
-    elif known := installed():
+    elif known := installed_plugins():
         problem += f"; a plug-in's also needs plugins=NAME (installed: {', '.join(known)})"
     return problem
 
@@ -109,8 +108,8 @@ def unknown_choice(group: str, name: str) -> str:
 def unknown_key(key: str, tree: Mapping[str, Any]) -> str:
     """Describe a key that the chosen files do not have, and suggest the key to use."""
     group, _, rest = key.partition(".")
-    if rest and (named := homes(key)):
-        problem = f"{key} belongs to {named}; the keys of {group} here: {_listed(tree[group])}"
+    if rest and (named := choices_with_key(key)):
+        problem = f"{key} belongs to {named}; the keys of {group} here: {_join_keys(tree[group])}"
         alike = [each for each in flat_keys(tree) if each.endswith(f".{rest}")]
         return f"{problem}; did you mean {' or '.join(alike)}?" if alike else problem
     problem, known = f"{key} is not a configuration key", [*flat_keys(tree), *groups()]
@@ -118,8 +117,8 @@ def unknown_key(key: str, tree: Mapping[str, Any]) -> str:
         near = difflib.get_close_matches(rest, own, n=1)
         if near:
             return f"{problem}; did you mean {group}.{near[0]}?"
-        return f"{problem}; the keys of {group} here: {_listed(own)}"
-    ours = _OURS.get(key, key)
+        return f"{problem}; the keys of {group} here: {_join_keys(own)}"
+    ours = _SYNONYMS.get(key, key)
     if ending := [each for each in known if each.endswith(f".{ours}")]:
         return f"{problem}; did you mean {' or '.join(ending)}?"
     if near := difflib.get_close_matches(key, known, n=1):
@@ -127,13 +126,13 @@ def unknown_key(key: str, tree: Mapping[str, Any]) -> str:
     return f"{problem}; `fed-dpsd list keys` lists all keys"
 
 
-def uncomposable(choice: str, error: Exception, tree: Mapping[str, Any]) -> str:
+def uncomposable_choice(choice: str, error: Exception, tree: Mapping[str, Any]) -> str:
     """Describe a choice that Hydra cannot compose with the earlier choices."""
     key = choice.partition("=")[0]
     if unknown := re.search(r"Could not override '([^']+)'", str(error)):
         if unknown[1] != key:
             return f"{choice}: in its file, {unknown_key(unknown[1], tree)}"
-        if named := homes(key):
+        if named := choices_with_key(key):
             return f"{choice}: {key} belongs to {named}"
         return f"{choice}: this choice does not exist; see `fed-dpsd list`"
     return f"{choice}: {first_line(error)}"
@@ -149,9 +148,9 @@ def _choices_named(word: str) -> list[str]:
     return [f"{group}={word}" for group in groups() if word in files_of(group)]
 
 
-def _known() -> set[str]:
+def _known_keys() -> set[str]:
     return {*groups(), *(key.name for key in all_keys())}
 
 
-def _listed(keys: Iterable[str]) -> str:
+def _join_keys(keys: Iterable[str]) -> str:
     return ", ".join(key for key in keys if key != "_target_") or "none"

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from fed_dpsd.config.compose import Composition, choices, declared_sweep
-from fed_dpsd.config.plugins import files_of, including, searching
-from fed_dpsd.errors import ConfigError, reason_of, shown
+from fed_dpsd.config.compose import Composition, declared_sweep, sweep_choices
+from fed_dpsd.config.plugins import files_of, search_plugins, with_experiment
+from fed_dpsd.errors import ConfigError, format_value, reason_of
 from fed_dpsd.storage import conf_folder
 
 Grid = dict[str, list[str]]
@@ -57,7 +57,7 @@ def own_grid(overrides: Sequence[str], base: Path) -> Iterator[list[str]]:
         raise ConfigError([f"{file}: experiment={name} comes with FedDPSD; rename the file"])
     typed = ("--only", *(each.partition("=")[0] for each in others))
     try:
-        with including(text if text.startswith("# @package") else PACKAGE + text, name):
+        with with_experiment(text if text.startswith("# @package") else PACKAGE + text, name):
             yield [f"experiment={name}", *others]
     except ConfigError as error:
         lines = (re.sub(rf"^experiment={name}: (in its file, )?", "", p) for p in error.problems)
@@ -95,14 +95,14 @@ def expand(overrides: Sequence[str], only: Sequence[str] = ()) -> list[Point]:
 
     Args:
         overrides: in Hydra's sweep syntax, such as "seed=0,1,2".
-        only: names of the separate grids to keep, as `_named` reads them; () for all.
+        only: names of the separate grids to keep (see `_select_grids`); () for all.
 
     Raises:
         ConfigError: the syntax is wrong, `sweep` is not a grid, a key names the run folder, no
             grid has a chosen value of a group, or a name in `only` is unknown.
     """
     typed: Grid = {}
-    for key, values in map(choices, overrides):
+    for key, values in map(sweep_choices, overrides):
         typed.pop(key, None)  # a repeated key takes its last choices and their position
         typed[key] = values
     for key in typed:
@@ -112,9 +112,9 @@ def expand(overrides: Sequence[str], only: Sequence[str] = ()) -> list[Point]:
     grids = [
         (name, {"experiment": [experiment]} | grid)
         for experiment in experiments
-        for name, grid in _selected(experiment, typed)
+        for name, grid in _grids_of(experiment, typed)
     ]
-    kept = _named(only, [name for name, _ in grids if name])
+    kept = _select_grids(only, [name for name, _ in grids if name])
     grids = [(name, grid) for name, grid in grids if not only or name in kept]
     return [
         Point(name, dict(zip(grid, values, strict=True)))
@@ -123,7 +123,7 @@ def expand(overrides: Sequence[str], only: Sequence[str] = ()) -> list[Point]:
     ]
 
 
-def _named(only: Sequence[str], known: Sequence[str]) -> set[str]:
+def _select_grids(only: Sequence[str], known: Sequence[str]) -> set[str]:
     """Return the grids that `only` names, separated by commas, which names may also contain.
 
     Raises:
@@ -154,7 +154,7 @@ def require_one_run(overrides: Sequence[str], composition: Composition) -> None:
     shared, separate = _grids(name, composition.sweep)
     if separate or shared.keys() - typed.keys():
         swept = [each for each in overrides if each.partition("=")[0] not in OF_ONE_RUN]
-        with searching(composition.plugins):
+        with search_plugins(composition.plugins):
             count = len(expand(swept))
         out = ["--out", typed["out"].strip("'\"")] if "out" in typed else []
         command = f"fed-dpsd sweep {shlex.join([*swept, *out])}"
@@ -165,7 +165,7 @@ def _runs(count: int) -> str:
     return f"{count:,} runs" if count > 1 else "1 run, with settings that only a sweep accepts"
 
 
-def _selected(experiment: str, typed: Grid) -> list[tuple[str, Grid]]:
+def _grids_of(experiment: str, typed: Grid) -> list[tuple[str, Grid]]:
     """Return the named grids of an experiment's file, with the given choices in place of theirs."""
     shared, separate = _grids(experiment, declared_sweep(experiment))
     groups = [key for key in typed if (conf_folder() / key).is_dir()]
@@ -183,25 +183,27 @@ def _selected(experiment: str, typed: Grid) -> list[tuple[str, Grid]]:
 def _grids(experiment: str, declared: Any) -> tuple[Grid, dict[str, Grid]]:
     """Return the keys that an experiment's grids share, and each separate grid by name."""
     if not isinstance(declared, Mapping):
-        problem = f"experiment={experiment}: sweep={shown(declared)} must map keys to choices"
+        problem = (
+            f"experiment={experiment}: sweep={format_value(declared)} must map keys to choices"
+        )
         raise ConfigError([problem])
 
     def parsed(grid: Mapping[str, Any]) -> Grid:
-        return dict(choices(f"{key}={_listed(value)}") for key, value in grid.items())
+        return dict(sweep_choices(f"{key}={_override_text(value)}") for key, value in grid.items())
 
     shared = {key: value for key, value in declared.items() if not isinstance(value, Mapping)}
     separate = {name: value for name, value in declared.items() if isinstance(value, Mapping)}
     return parsed(shared), {str(name): parsed(grid) for name, grid in separate.items()}
 
 
-def _listed(value: Any) -> str:
+def _override_text(value: Any) -> str:
     """Return the choices of a key as in an override: text unchanged, a list separated by commas."""
     if isinstance(value, str):
         return value
-    return ",".join(map(shown, value)) if isinstance(value, list) else shown(value)
+    return ",".join(map(format_value, value)) if isinstance(value, list) else format_value(value)
 
 
-def names(points: Sequence[Point]) -> list[str]:
+def name_points(points: Sequence[Point]) -> list[str]:
     """Name each point by its grid and the overrides that differ within that grid."""
     shared: dict[str, set[tuple[str, str]]] = {}
     for grid, overrides in points:

@@ -52,10 +52,10 @@ def choices(group: str) -> dict[str, str]:
     }
 
 
-def chosen(typed: Mapping[str, str]) -> dict[str, str]:
-    """Return the choice of each group, given the typed choices; files may override other files.
+def resolve_choices(typed: Mapping[str, str]) -> dict[str, str]:
+    """Return the choice of every group, given the typed choices.
 
-    Typed choices take precedence, then an experiment's, then a method's.
+    The other choices come from the experiment's file, then the method's, then the defaults.
     """
     found = dict(typed)
 
@@ -78,7 +78,7 @@ def chosen(typed: Mapping[str, str]) -> dict[str, str]:
 
 def all_keys(typed: Mapping[str, str] | None = None) -> list[Key]:
     """Return all keys of a run, given the typed choices of groups, in the order of the files."""
-    choice_of = chosen(typed or {})
+    choice_of = resolve_choices(typed or {})
     found = {key.name: key for key in _of_file(MAIN, "", choice_of)}
     for group, choice in choice_of.items():
         if "@" in group or choice not in files_of(group):
@@ -106,11 +106,13 @@ def alternatives(key: Key) -> list[str]:
     return [word for word in dict.fromkeys(words) if word not in ("null", '""')]
 
 
-def homes(key: str) -> str:
-    """Describe the choices with files that have a key; "" if there are none."""
+def choices_with_key(key: str) -> str:
+    """Return the choices whose files have a key, as in "method=dense or method=fedadi"; or ""."""
     group = key.partition(".")[0]
     found = [
-        ("method", c) for c in files_of("method") if "@" in key and key in chosen({"method": c})
+        ("method", c)
+        for c in files_of("method")
+        if "@" in key and key in resolve_choices({"method": c})
     ]
     if group in groups():
         found += [

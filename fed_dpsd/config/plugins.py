@@ -66,7 +66,7 @@ class Plugin:
             raise ConfigError([problem]) from error
 
 
-def installed() -> dict[str, Plugin]:
+def installed_plugins() -> dict[str, Plugin]:
     """Return all installed plug-ins by name, in order, without importing any."""
     found = {
         point.name: Plugin(point.name, point.dist.version if point.dist else "0", point.value)
@@ -75,7 +75,7 @@ def installed() -> dict[str, Plugin]:
     return dict(sorted(found.items()))
 
 
-def find(names: Sequence[str]) -> tuple[Plugin, ...]:
+def find_plugins(names: Sequence[str]) -> tuple[Plugin, ...]:
     """Return the installed plug-ins with the given names, each NAME or NAME==VERSION.
 
     Raises:
@@ -83,7 +83,7 @@ def find(names: Sequence[str]) -> tuple[Plugin, ...]:
     """
     if not names:
         return ()
-    known, plugins, problems = installed(), [], []
+    known, plugins, problems = installed_plugins(), [], []
     for text in names:
         name, _, version = text.partition("==")
         plugin = known.get(name)
@@ -104,10 +104,10 @@ def find(names: Sequence[str]) -> tuple[Plugin, ...]:
     return tuple(plugins)
 
 
-def named_in(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
+def split_plugins(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split overrides into the names of plug-ins and the remaining overrides.
 
-    >>> named_in(["rounds=2", "plugins=[retina,lungs==1.0]"])
+    >>> split_plugins(["rounds=2", "plugins=[retina,lungs==1.0]"])
     (['retina', 'lungs==1.0'], ['rounds=2'])
     """
     settings = [override.partition("=") for override in overrides]
@@ -117,8 +117,8 @@ def named_in(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 @contextlib.contextmanager
-def searching(plugins: Sequence[Plugin]) -> Iterator[None]:
-    """Inside the block, also search the files of plug-ins.
+def search_plugins(plugins: Sequence[Plugin]) -> Iterator[None]:
+    """Inside the block, also find the conf/ files of plug-ins.
 
     Raises:
         ConfigError: a plug-in's file has the same name as a file of FedDPSD or of another plug-in,
@@ -145,7 +145,7 @@ def searching(plugins: Sequence[Plugin]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def including(text: str, name: str) -> Iterator[None]:
+def with_experiment(text: str, name: str) -> Iterator[None]:
     """Inside the block, make `text` the file of an experiment with this name."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "experiment" / f"{name}.yaml"

@@ -16,8 +16,8 @@ from pydantic import AfterValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 
-from fed_dpsd.classes import positions, text_of
-from fed_dpsd.errors import UserError, shown
+from fed_dpsd.classes import default_class_names, text_of
+from fed_dpsd.errors import UserError, format_value
 
 BUNDLED = "digits"  # the name of the data set that comes with scikit-learn
 LARGEST_SHIFT = 7  # pixels; less than the side of the smallest images
@@ -30,7 +30,7 @@ def _device_name(text: str) -> str:
     return text
 
 
-LARGEST_NUMBER = 1e30  # of a learning rate, for example; a step of float32 numbers could overflow
+LARGEST_NUMBER = 1e30  # such as a learning rate; a larger step could overflow float32
 LARGEST_SIDE = 4_096  # of an image, in pixels
 MOST_CLIENTS = 1_000_000
 MOST_THREADS = 1_024
@@ -88,15 +88,15 @@ class DataConfig:
             )
         if (self.label_column is None) == (not self.label_columns):
             raise ValueError(
-                f"label_column={shown(self.label_column)} and "
-                f"label_columns={shown(self.label_columns)}: give one of the two"
+                f"label_column={format_value(self.label_column)} and "
+                f"label_columns={format_value(self.label_columns)}: give one of the two"
             )
         if self.label_columns and len(self.label_columns) != self.num_classes:
             raise ValueError(
-                f"label_columns={shown(self.label_columns)} has {len(self.label_columns)} classes, "
-                f"but num_classes={self.num_classes}; give a column for each class"
+                f"label_columns={format_value(self.label_columns)} has {len(self.label_columns)} "
+                f"classes, but num_classes={self.num_classes}; give a column for each class"
             )
-        named = self.classes or self.label_columns  # not class_names, which may be far too many
+        named = self.classes or self.label_columns  # class_names may be far too many
         different = {text_of(name) for name in named} - {""}
         if named and not len(named) == len(different) == self.num_classes:
             raise ValueError(
@@ -112,7 +112,7 @@ class DataConfig:
     @property
     def class_names(self) -> tuple[str, ...]:
         """Return the names of the classes in order: "0", "1", ... if unknown."""
-        return self.classes or self.label_columns or positions(self.num_classes)
+        return self.classes or self.label_columns or default_class_names(self.num_classes)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -407,10 +407,10 @@ def require_device(key: str, name: str, count: int) -> None:
 
 
 def to_json(config: Config) -> str:
-    """Return the whole configuration as JSON in the layout of conf/, which can be bound again.
+    """Return the configuration as JSON in the layout of conf/, which can be bound again.
 
-    Without plug-ins, the text has no `plugins` key, with diagnostics, no `diagnostics` key, and
-    without a public network, none of its keys. A sweep identifies its cells by it.
+    A sweep identifies its cells by this text, so keys added later are left out at their defaults:
+    `plugins`, `diagnostics`, and the keys of a public network.
     """
     values = dataclasses.asdict(config)
     if config.model.backbone is None:

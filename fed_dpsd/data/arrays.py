@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fed_dpsd.classes import in_order, text_of
+from fed_dpsd.classes import sort_class_names, text_of
 from fed_dpsd.data.intake import Item
 from fed_dpsd.data.reader import Columns, id_of, split_of
 from fed_dpsd.errors import UserError
@@ -89,7 +89,7 @@ class Arrays:
         with self._open() as arrays:
             labels = arrays[self._names[1]].reshape(-1)
         texts = {text_of(label): f"{self._path.name}, image {i}" for i, label in enumerate(labels)}
-        return {text: texts[text] for text in in_order(texts) if text}
+        return {text: texts[text] for text in sort_class_names(texts) if text}
 
     def files(self) -> Iterable[Path]:
         """Return the npz file."""

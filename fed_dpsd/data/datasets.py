@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fed_dpsd.classes import numbering, positions
+from fed_dpsd.classes import default_class_names, label_numbers
 from fed_dpsd.config import BUNDLED, DataConfig
 from fed_dpsd.data import sources
-from fed_dpsd.data.intake import Split, some, take
+from fed_dpsd.data.intake import Split, first_few, take_records
 from fed_dpsd.data.reader import listed
 from fed_dpsd.errors import UserError
 from fed_dpsd.storage import write_together
@@ -159,17 +159,17 @@ def _read(
     """
     reader, where = source.reader(), source.where
     names = config.class_names
-    taken = take(
+    taken = take_records(
         reader.items(),
         reader.unit,
         where,
-        numbering(names, declared=reader.declared),
+        label_numbers(names, declared=reader.declared),
         config.shape,
         config.resize,
         config.pixel_bits,
         config.patient_column is not None,
-        f"the classes are {some(names)}; correct the labels, set data.num_classes=null to take all "
-        "labels as classes, or name each in data.classes=[...]",
+        f"the classes are {first_few(names)}; correct the labels, set data.num_classes=null to "
+        "take all labels as classes, or name each in data.classes=[...]",
     )
     records = taken.records if source.keeps_rows else taken.records.in_order()
     notes, parts = [*taken.notes], {split: records}
@@ -187,7 +187,7 @@ def _read(
     for name, part in parts.items():
         if lacking := _lacking(config, part):
             notes.append(f"{where}: no image of class {lacking} for {PURPOSES[name]}")
-    if reader.declared and names == positions(len(names)) != tuple(reader.declared):
+    if reader.declared and names == default_class_names(len(names)) != tuple(reader.declared):
         notes.append(f"{where} names its classes; {listed(reader.declared)} uses these names")
     if not source.divided and reader.ignored:
         notes.append(
@@ -219,7 +219,9 @@ def _say_once(note: str) -> None:
 def _lacking(config: DataConfig, records: Split) -> str:
     """Name the classes without records; "" if there are none."""
     counts = np.bincount(records.labels, minlength=config.num_classes)
-    return some([name for name, count in zip(config.class_names, counts, strict=True) if not count])
+    return first_few(
+        [name for name, count in zip(config.class_names, counts, strict=True) if not count]
+    )
 
 
 def divide(records: Split) -> tuple[Split, Split]:

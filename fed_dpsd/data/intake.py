@@ -36,7 +36,7 @@ class Item(NamedTuple):
     skipped: str = ""
 
 
-def some(lines: Sequence[str]) -> str:
+def first_few(lines: Sequence[str]) -> str:
     """Return the first few lines, shortened if they are long, with dots for the rest."""
     more = ", ..." if len(lines) > NAMED_AT_MOST else ""
     return ", ".join(line[:LONGEST_NAME] for line in lines[:NAMED_AT_MOST]) + more
@@ -66,7 +66,7 @@ class Count:
 
     def __str__(self) -> str:
         """Return the count with the first few names for each reason."""
-        return self._text(lambda lines: f" ({some(lines)})")
+        return self._text(lambda lines: f" ({first_few(lines)})")
 
     @property
     def numbers(self) -> str:
@@ -150,7 +150,7 @@ def _hash64(content: Any) -> int:
     return int.from_bytes(digest, "little", signed=True)
 
 
-def take(
+def take_records(
     items: Iterable[Item],
     unit: str,
     where: str,
@@ -208,7 +208,7 @@ def take(
         ids.append(hash64(item.patient) if patients else 0)
     if unknown:
         lines = [f"{label} ({name})" for label, name in sorted(unknown.items())]
-        raise UserError(f"{where}: labels that name no class: {some(lines)}; {remedy}")
+        raise UserError(f"{where}: labels that name no class: {first_few(lines)}; {remedy}")
     if not images:
         found = f"no record can be read: {count}" if count.found else "there is no image"
         raise UserError(f"{where}: {found}; give images with labels")

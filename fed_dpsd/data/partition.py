@@ -296,7 +296,7 @@ def split(
     )
 
 
-def unused(
+def unused_records(
     partition: Partition,
     labels: NDArray[np.int64],
     parts: Sequence[NDArray[np.int64]],

@@ -9,7 +9,7 @@ from fed_dpsd.data.sources import LAYOUT, is_place
 FOLDERS = ("out", "cache", "run_folder", "ledger")
 
 
-def absolute(key: str, value: str, base: Path | None, problems: list[str]) -> str:
+def absolute_path(key: str, value: str, base: Path | None, problems: list[str]) -> str:
     """Return an absolute path; add a problem if the path is relative and there is no `base`."""
     path = Path(value).expanduser()
     if not path.is_absolute() and base is None:
@@ -22,7 +22,7 @@ def absolute(key: str, value: str, base: Path | None, problems: list[str]) -> st
 
 def data_path(value: str, base: Path | None, problems: list[str]) -> str:
     """Return `data.path` as an absolute path; add a problem if it cannot hold a data set."""
-    path = absolute("data.path", value, base, problems)
+    path = absolute_path("data.path", value, base, problems)
     if not is_place(Path(path)):
         there = Path(path).exists()
         problem = "is neither a folder nor a table" if there else "does not exist"
@@ -38,7 +38,7 @@ def path_problems(values: Mapping[str, Any]) -> list[str]:
     problems: list[str] = []
     for key in FOLDERS:
         if isinstance(value := values.get(key), str) and value:
-            absolute(key, value, None, problems)
+            absolute_path(key, value, None, problems)
     data = values.get("data")
     if isinstance(data, Mapping) and isinstance(path := data.get("path"), str):
         data_path(path, None, problems)

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from fed_dpsd.classes import in_order, positions
+from fed_dpsd.classes import default_class_names, sort_class_names
 from fed_dpsd.config import DataConfig
 from fed_dpsd.data.arrays import ARRAYS, Arrays, splits_of
 from fed_dpsd.data.folders import Folder, class_folders, walk_classes
-from fed_dpsd.data.intake import some
+from fed_dpsd.data.intake import first_few
 from fed_dpsd.data.reader import Columns, Reader, listed, readable, split_of
 from fed_dpsd.data.tables import METADATA, TABLES, Table
 from fed_dpsd.errors import UserError
@@ -105,7 +105,7 @@ class Source:
 
         The order of rows does not depend on labels, unlike the order of files in class folders.
         With patients, records are sorted, since a patient's first records represent all of theirs
-        (`training.places_of`).
+        (`training.patient_places`).
         """
         if self._config.patient_column is not None or not self.divided:
             return False
@@ -181,7 +181,7 @@ def _place_of(path: Path, columns: Columns, split: str, splits: Mapping[str, Pat
         raise UserError(
             f"data.path={path} has no class folder; for a table, give data.path={path / table}"
         )
-    there = some(names)
+    there = first_few(names)
     lacking = f"{split} split" if splits else "class folder"
     remedy = f"give {LAYOUT}"
     if split == "test" and "validation" in splits:
@@ -220,7 +220,7 @@ def _class_names(path: Path, columns: Columns, number: int | None) -> tuple[str,
     """Return the class names in the files at `data.path`, in order.
 
     A table may declare its classes. Otherwise, they are its labels, or the folder names, in the
-    order of `classes.in_order`. If the number of classes is known, only the training split
+    order of `classes.sort_class_names`. If the number of classes is known, only the training split
     determines them.
     """
     splits = _splits_in(path, columns)
@@ -235,8 +235,8 @@ def _class_names(path: Path, columns: Columns, number: int | None) -> tuple[str,
     first, *others = labels
     for other in others:
         for one, two in ((first, other), (other, first)):
-            if only := [text for text in in_order(labels[one]) if text not in labels[two]]:
-                everything = listed(in_order({**labels[one], **labels[two]}))
+            if only := [text for text in sort_class_names(labels[one]) if text not in labels[two]]:
+                everything = listed(sort_class_names({**labels[one], **labels[two]}))
                 raise UserError(
                     f"data.path={path}: class {only[0]} ({labels[one][only[0]]}) is in {one} and "
                     f"not in {two}; correct the labels, or list all classes: {everything}"
@@ -247,7 +247,7 @@ def _class_names(path: Path, columns: Columns, number: int | None) -> tuple[str,
             f"data.path={path}: train and test declare their classes in different orders; export "
             "one of them again"
         )
-    names = next(iter(declared), None) or in_order(labels[first])
+    names = next(iter(declared), None) or sort_class_names(labels[first])
     folded = [name.casefold() for name in names]
     if number is None and (alike := [n for n in names if folded.count(n.casefold()) > 1]):
         raise UserError(
@@ -267,7 +267,7 @@ def _check_folders(path: Path) -> None:
             f"and test or, if they are classes, set {listed(folders)}"
         )
     if named := [name for name in folders if split_of(name)]:
-        others = some([name for name in folders if not split_of(name)])
+        others = first_few([name for name in folders if not split_of(name)])
         raise UserError(
             f"data.path={path}: {named[0]} is named like a split, and the folders next to it are "
             f"not ({others}); move away folders that are not splits or, if they are "
@@ -308,7 +308,7 @@ def with_classes(data: Mapping[str, Any], base: Path | None, problems: list[str]
             problems.append(f"data={data.get('name')}: data.path {found}; give {LAYOUT}")
         names, number = [], 2
     count = len(names) if number is None else number
-    known = isinstance(count, int) and set(names) <= set(positions(count))
+    known = isinstance(count, int) and set(names) <= set(default_class_names(count))
     if not given and (known or len(names) != count):
         names = []
     return {**data, "classes": names, "num_classes": count}

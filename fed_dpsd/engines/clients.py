@@ -9,14 +9,14 @@ from fed_dpsd.accounts.card import plan_of
 from fed_dpsd.accounts.database import ledgers_in
 from fed_dpsd.accounts.ledger import FileLedger
 from fed_dpsd.accounts.secret import exchange_key, ledger_folder, noise_of, secret_of
-from fed_dpsd.client.secure_sum import Summing
+from fed_dpsd.client.secure_sum import SecureSums
 from fed_dpsd.client.site import Site
 from fed_dpsd.client.teacher_file import read_teacher
 from fed_dpsd.client.teachers import make_teacher
 from fed_dpsd.config import DataConfig
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.data.partition import made_up_patients
-from fed_dpsd.engines.placement import Placement, placed
+from fed_dpsd.engines.placement import Placement, place_on_this_machine
 from fed_dpsd.experiment import Experiment, load_data, partitions
 from fed_dpsd.models.inference import Images
 from fed_dpsd.privacy.mechanism import quorum_of
@@ -24,14 +24,14 @@ from fed_dpsd.privacy.secure_sum import Party, public_key
 from fed_dpsd.storage import client_name, run_name
 
 
-def ready_clients(experiment: Experiment, nodes: int) -> Placement:
-    """Place simulated clients on this machine's devices; check their ledgers and teachers' files.
+def prepare_clients(experiment: Experiment, nodes: int) -> Placement:
+    """Check the ledgers and teachers' files of simulated clients, and place the clients on devices.
 
     Raises:
         UserError: a device does not exist or is too small, a ledger cannot be used or belongs to
             other records, or a teacher cannot be read. Nothing was charged.
     """
-    placement, config = placed(experiment, nodes), experiment.config
+    placement, config = place_on_this_machine(experiment, nodes), experiment.config
     if config.ledger:
         folder = Path(config.ledger)
         used = ledgers_in(folder)
@@ -52,14 +52,14 @@ def ledger_of(experiment: Experiment, client: int, run_folder: Path) -> FileLedg
     The data set is the client's partition, so a different partition is a different data set.
     """
     folder = ledger_folder(experiment, run_folder)
-    return FileLedger(folder, client, data_of(experiment, client))
+    return FileLedger(folder, client, data_set_name(experiment, client))
 
 
-def data_of(experiment: Experiment, client: int) -> str:
+def data_set_name(experiment: Experiment, client: int) -> str:
     """Return the name by which a ledger knows a simulated client's records."""
     config = experiment.config
-    dealt = f"{experiment.partition}" + (" of patients" if config.data.patient_column else "")
-    return f"{config.data.name}, client {client} of {config.num_clients} by {dealt}"
+    rule = f"{experiment.partition}" + (" of patients" if config.data.patient_column else "")
+    return f"{config.data.name}, client {client} of {config.num_clients} by {rule}"
 
 
 def with_patients(records: Split, size: int | None) -> Split:
@@ -89,7 +89,7 @@ def open_site(experiment: Experiment, client: int, run_folder: Path) -> Site:
             plugins=bool(config.not_reviewed),
         ),
         secret=noise_of(experiment, run_folder, client_name(client)),
-        summing=party and Summing(party, experiment.answers, ledger, run_name(run_folder)),
+        secure_sums=party and SecureSums(party, experiment.answers, ledger, run_name(run_folder)),
     )
 
 

@@ -13,12 +13,12 @@ from pathlib import Path
 import psutil
 
 from fed_dpsd.client.device import PROCESSOR_BYTES
-from fed_dpsd.engines.placement import on_meta, place, placed
+from fed_dpsd.engines.placement import on_meta, place, place_on_this_machine
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment, from_overrides, partitions
 from fed_dpsd.models.devices import Device, gib, gpus
 from fed_dpsd.models.footprint import weight_bytes
-from fed_dpsd.server.checks import cautions, nearest, require_writable
+from fed_dpsd.server.checks import nearest_existing, require_writable, run_warnings
 from fed_dpsd.storage import app_folder, home
 
 FLOWER_MINORS = ("1.41", "1.42")
@@ -27,7 +27,8 @@ LOCAL_PORTS = {
     "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": "39091",
     "FLWR_LOCAL_CONTROL_API_PORT": "39093",
 }
-CLIENTS = 5  # in the example of a GPU's shares
+# The example run for a GPU's shares.
+CLIENTS = 5
 EXAMPLE = ("training=plain", "model=cnn", "device=cuda")
 
 
@@ -54,15 +55,15 @@ def examine_run(experiment: Experiment) -> list[Check]:
     config, data = experiment.config, _checked("data", lambda: _data(experiment))
     return [
         data,
-        _checked("devices", lambda: str(placed(experiment, 1))),
-        _checked("budget", lambda: "; ".join(cautions(experiment)) or "admits the whole plan"),
-        *(_room(key, Path(getattr(config, key)), experiment) for key in ("out", "cache")),
+        _checked("devices", lambda: str(place_on_this_machine(experiment, 1))),
+        _checked("budget", lambda: "; ".join(run_warnings(experiment)) or "admits the whole plan"),
+        *(_folder(key, Path(getattr(config, key)), experiment) for key in ("out", "cache")),
         *([_memory(experiment)] if data.good else []),
     ]
 
 
 def _checked(name: str, found: Callable[[], str]) -> Check:
-    """Return the check with the state that was found, or with an error that names the remedy."""
+    """Run a check that returns the state; an error is the remedy of a failed check."""
     try:
         return Check(name, True, found())
     except UserError as error:
@@ -77,13 +78,13 @@ def _data(experiment: Experiment) -> str:
     )
 
 
-def _room(key: str, folder: Path, experiment: Experiment) -> Check:
+def _folder(key: str, folder: Path, experiment: Experiment) -> Check:
     """Check that a folder is writable and that the cache has room for the teachers."""
     try:
         require_writable(key, folder)
     except UserError as error:
         return Check(key, False, str(folder), str(error))
-    free = psutil.disk_usage(str(nearest(folder))).free
+    free = psutil.disk_usage(str(nearest_existing(folder))).free
     needed = _bytes_of_teachers(experiment) if key == "cache" else 0
     state = f"{folder} is writable, {gib(free)} GiB free"
     state += f"; teachers take {gib(needed)}" if needed else ""

@@ -17,14 +17,14 @@ from fed_dpsd.config.keys import leaves
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.methods.fed_dpsd import FedDPSD
 
-# Settings that do not change the seconds, or that scale them.
+# Settings that do not change a run's duration, or that only scale it.
 UNTIMED = {
     *("seed", "teacher.seed", "partition.seed", "rounds", "noise", "tracker"),
     *("out", "cache", "run_folder", "ledger", "training.noise_multiplier"),
     *("answers.noise_multiplier", "answers.epsilon_per_answer"),
 }
 ROUND_OF_NODES = 2.25  # mean wait for the slowest of three nodes: docs/results/time.md
-LOOKED_AT = 20  # run folders, the newest first
+MOST_FOLDERS = 20  # run folders to read, the newest first
 SPREAD = 1.25  # between runs with the same settings
 # Seconds of the default run on an idle core (2 cores of an AMD EPYC); a busy one takes longer.
 START, CLIENT, QUERY, STEP, IDLE_TO_BUSY = 6.0, 0.5, 0.0015, 0.0006, 4.0
@@ -46,11 +46,11 @@ class Duration:
 
     def __str__(self) -> str:
         """Return the text that a plan prints."""
-        span = " to ".join(dict.fromkeys(map(rounded, (self.least, self.most))))
+        span = " to ".join(dict.fromkeys(map(format_seconds, (self.least, self.most))))
         return f"about {span} on this machine ({os.cpu_count()} cores), {self.source}"
 
 
-def expected(experiment: Experiment) -> Duration | None:
+def expected_duration(experiment: Experiment) -> Duration | None:
     """Return the expected duration of a simulation in this process; None if unknown."""
     config = experiment.config
     if not config.federation.simulation:
@@ -72,16 +72,16 @@ def expected(experiment: Experiment) -> Duration | None:
     return Duration(idle, IDLE_TO_BUSY * idle, source)
 
 
-def words(experiment: Experiment, duration: Duration | None) -> str:
-    """Return a plan's text about a run's duration, given the result of `expected`."""
+def duration_text(experiment: Experiment, duration: Duration | None) -> str:
+    """Return a plan's text about a run's duration, given the result of `expected_duration`."""
     config = experiment.config
     if duration is not None:
         return str(duration)
     if not config.federation.simulation:
         return (
             f"not known: it depends on the hospitals' machines, and {config.rounds:,} rounds take "
-            f"at least {rounded(ROUND_OF_NODES * config.rounds)}, since nodes ask for work every "
-            "3 s"
+            f"at least {format_seconds(ROUND_OF_NODES * config.rounds)}, since nodes ask for work "
+            "every 3 s"
         )
     first = "one with rounds=2" if config.rounds > 2 else "one"
     return (
@@ -90,7 +90,7 @@ def words(experiment: Experiment, duration: Duration | None) -> str:
     )
 
 
-def rounded(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     """Return seconds in a suitable unit: 40 s, 3 minutes, 5 hours."""
     for unit, size in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
         if seconds >= 2 * size:
@@ -103,13 +103,13 @@ def _seconds_of_runs(experiment: Experiment) -> Iterator[float]:
     config = experiment.config
     facts = {"method": experiment.method_name, "data": config.data.name}
     facts |= {"num_clients": config.num_clients, "status": "completed", "engine": "local"}
-    wanted = timed(json.loads(experiment.to_json()))
+    wanted = timed_settings(json.loads(experiment.to_json()))
     folders = Path(config.out).glob(f"*-{facts['method']}-{facts['data']}-seed*")
-    for folder in sorted(folders, key=lambda folder: folder.name, reverse=True)[:LOOKED_AT]:
+    for folder in sorted(folders, key=lambda folder: folder.name, reverse=True)[:MOST_FOLDERS]:
         try:
             summary = json.loads((folder / "summary.json").read_text())
             earlier = read_yaml(folder / "config.yaml")
-            if not facts.items() <= summary.items() or timed(earlier) != wanted:
+            if not facts.items() <= summary.items() or timed_settings(earlier) != wanted:
                 continue
             lines = (folder / "rounds.jsonl").read_text().splitlines()
             *first, last = (json.loads(line)["round_seconds"] for line in lines)
@@ -122,7 +122,7 @@ def _seconds_of_runs(experiment: Experiment) -> Iterator[float]:
             yield before + last + (config.rounds - 1) * sum(first) / len(first)
 
 
-def timed(settings: Mapping[str, Any]) -> dict[str, Any]:
+def timed_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that affect a run's duration, by key."""
     return {
         key: value

@@ -28,7 +28,8 @@ class LocalFederation(HostedFederation):
         with torch_threads(self.experiment.config.threads_client):
             method, sites = self.experiment.method, self._sites
             return {
-                client: answer(method, request, sites[client]) for client in self._asked(request)
+                client: answer(method, request, sites[client])
+                for client in self._recipients(request)
             }
 
     def _step(self, steps: Mapping[int, SumStep]) -> dict[int, dict[str, bytes]]:

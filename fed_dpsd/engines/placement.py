@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fed_dpsd.client.device import TEACHER_BYTES, learns_there
-from fed_dpsd.client.learning import PublicImages
+from fed_dpsd.client.device import TEACHER_BYTES, learns_on_client_device
+from fed_dpsd.client.learning import ImageLearner
 from fed_dpsd.config import Config, require_device
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment
@@ -21,11 +21,11 @@ from fed_dpsd.models.classifiers import FIXED, Classifier, builder
 from fed_dpsd.models.devices import Device, gib, gpus, named_device, number_of_gpus
 from fed_dpsd.models.footprint import peak_bytes, weight_bytes
 from fed_dpsd.models.inference import IMAGES_AT_ONCE
-from fed_dpsd.privacy.label_dp import fixed
+from fed_dpsd.privacy.label_dp import fixed_targets
 
 CONTEXT = 2**29  # bytes of a CUDA context, which every process has; an estimate
-ROOM = 1.5  # factor on tensors, for an allocator that rounds up and for kernels' workspaces
-SERVER = 2**30  # bytes for the server's generators, buffer and test images, besides its student
+ROOM = 1.5  # factor on tensors, because the allocator rounds up and kernels need workspaces
+SERVER = 2**30  # bytes of the server's generators, buffer and test images; excludes its student
 UNITS = 10_000  # number of parts in which Ray counts a GPU
 MOST = 100  # processes on a GPU; with more, rounding would let Ray place too many
 
@@ -39,7 +39,7 @@ class Placement:
         processes: number of processes on all GPUs together.
         fraction: fraction of a GPU that Ray assigns to each process.
         share: bytes of a GPU for each process.
-        teachers: number of these bytes that a process may use for teachers.
+        teachers: bytes of this share that a process may use for teachers.
         pinned: whether the configuration names the GPU; otherwise Ray chooses one.
     """
 
@@ -113,9 +113,9 @@ def place(
         return Placement()
     pinned = ":" in config.client_device
     shared = [device for device in devices if not pinned or device.name == config.client_device]
-    needs = [_need(experiment, client) for client in examples.values()]
+    needs = [_process_bytes(experiment, client) for client in examples.values()]
     held, work = map(max, zip(*needs, strict=True))
-    reserved = _server_need(config)
+    reserved = _server_bytes(config)
     room = {d.name: d.free - reserved * (d.name == _server_gpu(config)) for d in shared}
     tightest = min(shared, key=lambda device: room[device.name])
     least = room[tightest.name]
@@ -135,20 +135,20 @@ def place(
     return Placement(
         devices=tuple(device.name for device in shared),
         processes=min(processes, each * len(shared)),
-        fraction=fraction(each),
+        fraction=gpu_fraction(each),
         share=share,
         teachers=share - work,
         pinned=pinned,
     )
 
 
-def placed(experiment: Experiment, nodes: int) -> Placement:
+def place_on_this_machine(experiment: Experiment, nodes: int) -> Placement:
     """Place a simulation's clients on this machine's devices; the local engine is one node.
 
     Raises:
         UserError: a device does not exist or is too small; nothing was read.
     """
-    if not _on_gpus(experiment.config):  # to list the GPUs would take memory on each
+    if not _on_gpus(experiment.config):  # listing the GPUs would take memory on each
         _require_devices(experiment.config, number_of_gpus())
         return Placement()
     return place(experiment, nodes, gpus(), os.cpu_count() or 1)
@@ -168,7 +168,7 @@ def joins_cluster() -> bool:
     return os.environ.get("RAY_ADDRESS", "") not in ("", "local")
 
 
-def fraction(processes: int) -> float:
+def gpu_fraction(processes: int) -> float:
     """Return the largest share of a GPU that each process can have in both Ray and Flower.
 
     Ray rounds a share to a ten-thousandth and `flwr run` rounds it to 32 bits, which may make it
@@ -196,7 +196,7 @@ def _server_gpu(config: Config) -> str:
     )
 
 
-def _need(experiment: Experiment, client: int) -> tuple[int, int]:
+def _process_bytes(experiment: Experiment, client: int) -> tuple[int, int]:
     """Return the bytes of a client's teachers on a GPU, and of everything else in its process.
 
     Everything else is a context, and tensors while the process answers or learns. They are measured
@@ -204,20 +204,20 @@ def _need(experiment: Experiment, client: int) -> tuple[int, int]:
     """
     config = experiment.config
     teacher = on_meta(config, config.architecture(client), config.model.teacher_width)
-    work = _answering(teacher, config)
-    if learns_there(experiment.training):
-        work = max(work, _learning(teacher, config))
+    work = _answering_bytes(teacher, config)
+    if learns_on_client_device(experiment.training):
+        work = max(work, _learning_bytes(teacher, config))
     return config.teachers_per_client * weight_bytes(teacher), CONTEXT + int(ROOM * work)
 
 
-def _server_need(config: Config) -> int:
+def _server_bytes(config: Config) -> int:
     """Estimate the server's bytes: its student's training, plus an allowance for the rest.
 
     A linear student of fixed features is small, so the allowance covers it.
     """
     model, work = config.model, 0
     if model.student not in FIXED:
-        work = _learning(on_meta(config, model.student, model.student_width), config)
+        work = _learning_bytes(on_meta(config, model.student, model.student_width), config)
     return CONTEXT + SERVER + int(ROOM * work)
 
 
@@ -228,7 +228,7 @@ def on_meta(config: Config, architecture: str, width: int) -> Classifier:
         return build(config.data.shape, config.data.num_classes, width)
 
 
-def _answering(teacher: Classifier, config: Config) -> int:
+def _answering_bytes(teacher: Classifier, config: Config) -> int:
     """Return the peak bytes of tensors while answering a batch of images."""
 
     def answer() -> None:
@@ -238,7 +238,7 @@ def _answering(teacher: Classifier, config: Config) -> int:
     return peak_bytes(teacher.eval(), answer)
 
 
-def _learning(classifier: Classifier, config: Config) -> int:
+def _learning_bytes(classifier: Classifier, config: Config) -> int:
     """Return the peak bytes of tensors during two training steps, which include Adam's state."""
     size = config.teacher.batch_size
     images = np.zeros((size, *config.data.shape), np.uint8)
@@ -246,9 +246,9 @@ def _learning(classifier: Classifier, config: Config) -> int:
     config = dataclasses.replace(config, teacher=settings)
 
     def learn() -> None:
-        learner = PublicImages(
+        learner = ImageLearner(
             *(classifier, images, config, lambda _: torch.Generator()), torch.device("meta")
         )
-        learner.fit(np.arange(size), fixed(np.zeros(size, np.int64)))
+        learner.fit(np.arange(size), fixed_targets(np.zeros(size, np.int64)))
 
     return peak_bytes(classifier, learn)

@@ -8,30 +8,30 @@ from fed_dpsd.config import require_device
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment, partitions, test_split
 from fed_dpsd.models import pictures
-from fed_dpsd.models.devices import choose, number_of_gpus
+from fed_dpsd.models.devices import number_of_gpus, torch_device
 from fed_dpsd.models.functions import require_functions
 from fed_dpsd.models.precision import require_precision
-from fed_dpsd.server.checks import cautions, require_writable, weak_delta
+from fed_dpsd.server.checks import require_writable, run_warnings, weak_delta
 from fed_dpsd.server.trackers import require_tracker
 from fed_dpsd.storage import app_folder
 
 Placed = TypeVar("Placed")
 
 
-def ready(
+def check_run(
     experiment: Experiment, place: Callable[[], Placed], resumed: bool = False
 ) -> tuple[Placed, list[str]]:
-    """Check that a run has what it needs, on every engine, and read its data last.
+    """Check that a run has what it needs on any engine; the data is read last.
 
     Hospitals check their own side, so a deployment is only checked for what the server needs.
 
     Args:
         experiment: the run's experiment.
-        place: checks and places the clients, if they are on this machine: `clients.ready_clients`.
+        place: checks and places clients on this machine, such as `clients.prepare_clients`.
         resumed: whether the run has a folder.
 
     Returns:
-        What `place` returns, and the `cautions` and `weak_delta`.
+        What `place` returns, and the warnings of `run_warnings` and `weak_delta`.
 
     Raises:
         UserError: a Python function or a tracker is missing, a device does not exist or lacks the
@@ -43,8 +43,8 @@ def ready(
     require_tracker(config.tracker)
     key = "device" if config.client_device == config.server_device else "server_device"
     require_device(key, config.server_device, number_of_gpus())
-    require_precision(config.precision, choose(config.server_device))
-    warnings = cautions(experiment) if simulated else []
+    require_precision(config.precision, torch_device(config.server_device))
+    warnings = run_warnings(experiment) if simulated else []
     if simulated:
         require_writable("cache", Path(config.cache))
         if config.ledger:

@@ -15,7 +15,7 @@ from fed_dpsd.privacy.training import ClassCounts, TrainingMechanism
 from fed_dpsd.protocol import Absent, Refusal, Replies, Request, Response
 
 MOST_RECORDS = 1e12  # the most that a client may claim for a class, so all sums stay finite
-SMALLEST_PART, SMALLEST_PROBABILITY = 1e-4, 1e-6  # lower limits in the logarithms of `pool`
+SMALLEST_SHARE, SMALLEST_PROBABILITY = 1e-4, 1e-6  # in the logarithms of `pool_odds`
 RIDGE = 0.01  # times the mean weight; keeps classes that no two clients share comparable
 logger = logging.getLogger("fed_dpsd")
 
@@ -23,7 +23,8 @@ logger = logging.getLogger("fed_dpsd")
 def counts_stage(context: PublicContext, clear: bool) -> tuple[Stage, ...]:
     """Return the stage that releases class counts; empty if they must not be requested.
 
-    Private training sets their noise. Without it, they are exact, if everything else is too.
+    Private training sets their noise. Without private training, they are exact, and are requested
+    only if everything else is exact too.
 
     Args:
         context: the public side of the experiment.
@@ -36,7 +37,7 @@ def counts_stage(context: PublicContext, clear: bool) -> tuple[Stage, ...]:
 
 
 def release_class_counts(request: Request, site: Site, clear: bool) -> Response:
-    """Release a client's class counts, which are noisy or, if nothing has noise, exact.
+    """Release a client's class counts: noisy with private training, otherwise exact if `clear`.
 
     Raises:
         ProtocolError: the client releases no class counts.
@@ -49,7 +50,7 @@ def release_class_counts(request: Request, site: Site, clear: bool) -> Response:
     return site.release(ExactCounts(), site.sensitive_class_counts(), request)
 
 
-def counts_in(replies: Replies) -> dict[int, NDArray[Any]]:
+def released_counts(replies: Replies) -> dict[int, NDArray[Any]]:
     """Return the (K,) class counts, >= 0, of each client that released them."""
     answers = replies.answers
     return {client: np.clip(own.values[0], 0, MOST_RECORDS) for client, own in answers.items()}
@@ -60,17 +61,17 @@ class KnownCounts:
 
     Args:
         federation: the clients.
-        context: the public facts.
-        requested: whether the counts are requested; they must be in the plan.
+        context: the public side of the experiment.
+        requested: whether to request the counts; the plan must then include them.
 
     Attributes:
-        found: the (K,) counts, >= 0, of each client that has released them, in client order.
+        by_client: the (K,) counts, >= 0, of each client that has released them, in client order.
     """
 
     def __init__(self, federation: Federation, context: PublicContext, requested: bool) -> None:
         self._federation, self._request = federation, context.request("counts")
         self.requested = requested
-        self.found: dict[int, NDArray[Any]] = {}
+        self.by_client: dict[int, NDArray[Any]] = {}
         self._refusals: dict[int, Refusal] = {}
         if requested:
             self._fetch()
@@ -78,38 +79,38 @@ class KnownCounts:
     def _fetch(self) -> None:
         """Request the counts; clients that released them before repeat their answers for free."""
         replies = self._federation.each(self._request)
-        self.found = dict(sorted((self.found | counts_in(replies)).items()))
+        self.by_client = dict(sorted((self.by_client | released_counts(replies)).items()))
         self._refusals = {c: own for c, own in replies.items() if isinstance(own, Refusal)}
         for client, own in self._refusals.items():
             logger.warning("client %d: no class counts: %s", client, own.reason)
 
-    def counted(self, replies: Replies) -> Replies:
-        """Return the replies to weight by counts; a client without counts refuses, with the reason.
+    def with_counts(self, replies: Replies) -> Replies:
+        """Return replies that can be weighted; an answer without counts becomes a refusal.
 
-        If a client answers that was absent when the counts were requested, they are requested
-        again. If no client that answers has counts, all replies are returned, to weight equally.
+        The counts are requested again if a client that was absent then has now answered. If no
+        answering client has counts, all replies are returned, to be weighted equally.
         """
         clients = replies.answers.keys()
-        if not self.requested or clients <= self.found.keys():
+        if not self.requested or clients <= self.by_client.keys():
             return replies
-        if any(isinstance(self._refusals[c], Absent) for c in clients - self.found.keys()):
+        if any(isinstance(self._refusals[c], Absent) for c in clients - self.by_client.keys()):
             self._fetch()
-        if not clients & self.found.keys():
+        if not clients & self.by_client.keys():
             return replies
         left_out: dict[int, Response | Refusal] = {
             client: Refusal(own.query_id, f"no class counts: {self._refusals[client].reason}")
             for client, own in replies.answers.items()
-            if client not in self.found
+            if client not in self.by_client
         }
         return Replies(replies.request, replies | left_out)
 
     def weights(self, clients: Collection[int]) -> dict[int, NDArray[np.float64]]:
-        """Return the (K,) shares of clients in `counted` replies; equal shares without counts."""
-        counts = {client: own.astype(np.float64) for client, own in self.found.items()}
+        """Return the (K,) weights of the clients that answer in replies from `with_counts`."""
+        counts = {client: own.astype(np.float64) for client, own in self.by_client.items()}
         if not counts.keys() & clients:
             counts = dict.fromkeys(clients, np.zeros(self._request.predictions.shape[1]))
-        shares = among(counts, counts)
-        return shares if len(shares) == len(clients) else among(shares, clients)
+        shares = shares_among(counts, counts)
+        return shares if len(shares) == len(clients) else shares_among(shares, clients)
 
 
 def fetch_class_weights(
@@ -121,10 +122,10 @@ def fetch_class_weights(
     have equal shares. The result is empty if no client answers.
     """
     counts = KnownCounts(federation, context, requested=True)
-    return counts.weights(counts.found)
+    return counts.weights(counts.by_client)
 
 
-def among(
+def shares_among(
     counts: Mapping[int, NDArray[np.float64]], clients: Collection[int]
 ) -> dict[int, NDArray[np.float64]]:
     """Return each client's (K,) shares of the total counts, or weights, of each class.
@@ -139,34 +140,34 @@ def among(
     }
 
 
-def weigh(
+def average_by_class(
     answers: Mapping[int, NDArray[np.floating]],
     class_weights: Mapping[int, NDArray[np.float64]],
     signed: bool = False,
 ) -> NDArray[np.float64]:
-    """Average the clients' (B, K) answers, weighted for each class by `class_weights`.
+    """Average the clients' (B, K) answers, with a weight per client and class.
 
-    A client with few records of a class wrongly assigns it low probabilities, so the client's
-    weight for this class is low.
+    A client with few records of a class assigns it probabilities that are too low, so its weight
+    for this class is low.
 
     Args:
         answers: for each client, the mean or sum over its teachers: probabilities, responses, noisy
             votes, or normalised gradients.
         class_weights: each client's (K,) weights, which sum to 1 over the clients.
-        signed: whether entries may be negative, as in gradients and noisy votes. If so, rows are
-            not scaled. Otherwise, rows are scaled to sum to 1, and a row of zeros becomes uniform.
+        signed: whether entries may be negative, as in gradients and noisy votes. Otherwise, rows
+            are scaled by `normalise_rows`.
     """
     total = np.asarray(sum(class_weights[client] * own for client, own in answers.items()))
-    return total if signed else normalised(total)
+    return total if signed else normalise_rows(total)
 
 
-def normalised(total: NDArray[np.float64]) -> NDArray[np.float64]:
+def normalise_rows(total: NDArray[np.float64]) -> NDArray[np.float64]:
     """Scale (B, K) rows to sum to 1; a row of zeros becomes uniform."""
     mass = np.sum(total, axis=1, keepdims=True)
     return np.where(mass > 0, total / np.where(mass > 0, mass, 1), 1 / total.shape[1])
 
 
-def pool(
+def pool_odds(
     answers: Mapping[int, NDArray[np.floating]], class_weights: Mapping[int, NDArray[np.float64]]
 ) -> NDArray[np.float64]:
     """Return the (B, K) probabilities with odds that agree best with each client's odds.
@@ -182,10 +183,10 @@ def pool(
         class_weights: each client's (K,) weights; a class with weight 0 at every client gets
             probability 0.
     """
-    parts = np.stack([class_weights[client] for client in answers])
+    shares = np.stack([class_weights[client] for client in answers])
     logs = np.stack([np.log(np.clip(own, SMALLEST_PROBABILITY, None)) for own in answers.values()])
-    logs -= np.log(np.clip(parts, SMALLEST_PART, None))[:, None]
-    weights = np.sqrt(parts)  # (C, K)
+    logs -= np.log(np.clip(shares, SMALLEST_SHARE, None))[:, None]
+    weights = np.sqrt(shares)  # (C, K)
     known = weights.sum(0) > 0
     if not known.any():
         return np.full(logs[0].shape, 1 / logs.shape[2])

@@ -52,15 +52,15 @@ class DENSE(Generating):
                 "answer_again=true answers moved images, and none moves; use shift=4 or flip=true"
             )
 
-    def stored(
+    def labels_to_store(
         self, ensemble: Ensemble, images: NDArray[np.uint8], context: PublicContext
     ) -> NDArray[np.float32]:
         """With `answer_again`, store zeros: these answers are replaced before they are read."""
         if self.answer_again:
             return np.zeros((len(images), context.num_classes), np.float32)
-        return super().stored(ensemble, images, context)
+        return super().labels_to_store(ensemble, images, context)
 
-    def answered(
+    def student_batches(
         self,
         ensemble: Ensemble,
         samples: Iterator[tuple[torch.Tensor, torch.Tensor]],
@@ -82,7 +82,7 @@ class DENSE(Generating):
         streams: Streams,
         number: int,
     ) -> NDArray[np.uint8]:
-        """Train a new generator and return its batch with the smallest loss (data generation)."""
+        """Train a new generator and return its batch with the smallest loss."""
         rng = streams.torch("synthesis", query_id=number)
         count = context.queries_per_round
         targets = torch.randint(context.num_classes, (count,), generator=rng).sort().values

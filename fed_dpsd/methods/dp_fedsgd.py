@@ -23,9 +23,9 @@ from fed_dpsd.methods.method import (
     Round,
     Site,
     State,
-    below,
+    named_tensors,
     nobody_answers,
-    tensors_below,
+    tensors_of,
 )
 from fed_dpsd.models import load_vector, to_vector
 from fed_dpsd.models.classifiers import FIXED
@@ -49,7 +49,7 @@ class DPFedSGD(Method):
 
     trainings: ClassVar[tuple[str, ...] | None] = ("plain",)
     averages: ClassVar[bool] = True  # one architecture, and a common start in each round
-    sums_gradients: ClassVar[bool] = True  # `ClippedGradients.check` asks for it
+    sums_gradients: ClassVar[bool] = True  # `ClippedGradients.check` requires it
     learning_rate: float
 
     def __post_init__(self) -> None:
@@ -91,7 +91,7 @@ class DPFedSGD(Method):
     def client(self, request: Request, site: Site) -> Response | Refusal:
         """Release the sum of the records' clipped gradients at the request's weights."""
         if request.kind != "gradients":
-            raise ProtocolError(f"method DPFedSGD does not answer {request.kind!r}")
+            raise ProtocolError(f"method {type(self).__name__} does not answer {request.kind!r}")
         return site.release(site.answers, site.sensitive_gradients(request), request)
 
     # --- server ------------------------------------------------------------------------------
@@ -111,9 +111,9 @@ class DPFedSGD(Method):
         last = 0
         if resume:
             last = resume.round
-            student.load_state_dict(below("student", resume.tensors))
+            student.load_state_dict(tensors_of("student", resume.tensors))
             weights.data = to_vector(student.classifier)
-            moments = {"state": {0: below("optimiser", resume.tensors)}}
+            moments = {"state": {0: tensors_of("optimiser", resume.tensors)}}
             optimiser.load_state_dict(optimiser.state_dict() | moments)
         for number in range(last + 1, context.rounds + 1):
             sent = context.request("gradients", number, weights.detach().numpy().copy())
@@ -128,7 +128,7 @@ class DPFedSGD(Method):
                 optimiser.step()
                 load_vector(student.classifier, weights.detach())
             moments = {f"optimiser.{k}": v.clone() for k, v in optimiser.state[weights].items()}
-            state = State(last, tensors_below(student=student) | moments, ())
+            state = State(last, named_tensors(student=student) | moments, ())
             yield Round(state, student.eval(), {}, total.refused)
             if not total.count:  # every client's budget is spent
                 return

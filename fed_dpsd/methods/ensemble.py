@@ -37,7 +37,7 @@ class WholeEnsemble(WhiteBox):
 class CentralBaseline(WholeEnsemble):
     """A baseline with all records in one place, as in the papers' tables.
 
-    It has the name of the only training that it supports.
+    The method is named after the only training that it supports.
     """
 
     @property

@@ -28,10 +28,10 @@ from fed_dpsd import losses
 from fed_dpsd.config import LARGEST_SHIFT, Config, require, require_positive
 from fed_dpsd.methods.class_counts import (
     KnownCounts,
+    average_by_class,
     counts_stage,
-    pool,
+    pool_odds,
     release_class_counts,
-    weigh,
 )
 from fed_dpsd.methods.method import (
     Federation,
@@ -48,7 +48,7 @@ from fed_dpsd.models import procedural
 from fed_dpsd.models.augmentation import augment
 from fed_dpsd.models.classifiers import FIXED, Classifier
 from fed_dpsd.models.divergence import descend, rates_of
-from fed_dpsd.models.inference import learner, predict
+from fed_dpsd.models.inference import predict, trainable_part
 from fed_dpsd.models.least_squares import fit_log_probabilities
 from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.gaussian import NormalizedGradient
@@ -57,7 +57,7 @@ from fed_dpsd.privacy.optimisers import Adam
 from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.training import Training, TrainingMechanism
-from fed_dpsd.progress import reported
+from fed_dpsd.progress import track
 from fed_dpsd.protocol import Aggregate, Refusal, Request, Response
 from fed_dpsd.streams import Streams
 
@@ -72,8 +72,8 @@ class FedDPSD(Queries, Method):
     methods/queries.py defines the fields for the sent images and the generators.
     """
 
-    asks_pictures: ClassVar[bool] = True
-    asks_cohorts: ClassVar[bool] = True
+    sends_pictures: ClassVar[bool] = True
+    supports_cohorts: ClassVar[bool] = True
     student_steps: int
     final_student_steps: int
     final_fit: Literal["steps", "least_squares"]
@@ -103,7 +103,7 @@ class FedDPSD(Queries, Method):
     def check(
         self, config: Config, training: Training | None, answers: Mechanism | None
     ) -> list[str]:
-        """Return the problems with the method in an experiment."""
+        """Also check that pooling, temperature, final_fit and augmentation suit the answers."""
         problems = super().check(config, training, answers)
         counted = not isinstance(training, TrainingMechanism) or training.counts_classes
         known = counted and self.class_counts and isinstance(answers, Probabilities)
@@ -134,11 +134,11 @@ class FedDPSD(Queries, Method):
 
     def plan(self, context: PublicContext) -> Plan:
         """Return a stage with one answer per synthetic query, after any class counts."""
-        answers = Stage(context.answers, context.asked_rounds, context.queries_per_round)
+        answers = Stage(context.answers, context.rounds_per_client, context.queries_per_round)
         return Plan(context.training, (*self.counts(context), answers))
 
     def counts(self, context: PublicContext) -> tuple[Stage, ...]:
-        """Return the stage of class counts, which weight the answers if the server sees each."""
+        """Return the stage of class counts, which need a server that sees each client's answers."""
         seen = context.answers.noise_at == "client"
         clear = isinstance(context.answers, Probabilities)
         return counts_stage(context, clear) if self.class_counts and seen else ()
@@ -209,7 +209,7 @@ class FedDPSD(Queries, Method):
         """Return the sum of the answers, weighted by class counts if these are requested."""
         if not counts.requested:
             return federation.total(request)
-        replies = counts.counted(federation.each(request))
+        replies = counts.with_counts(federation.each(request))
         request, answers = replies.request, replies.answers
         if not answers:
             return Aggregate(request, np.zeros(request.predictions.shape), 0, replies.refused)
@@ -217,7 +217,11 @@ class FedDPSD(Queries, Method):
         count = sum(own.teachers for own in answers.values())
         means = {client: own.values / own.teachers for client, own in answers.items()}
         additive, odds = isinstance(context.answers, Additive), self.pooling == "odds"
-        mean = pool(means, class_weights) if odds else weigh(means, class_weights, additive)
+        mean = (
+            pool_odds(means, class_weights)
+            if odds
+            else average_by_class(means, class_weights, additive)
+        )
         return Aggregate(request, count * mean, count, replies.refused)
 
     def fetch_discriminator(
@@ -272,7 +276,7 @@ class FedDPSD(Queries, Method):
         """
         steps = self.final_student_steps if last else self.student_steps
         whole = ReplayBuffer.joined(buffer)
-        model, take = learner(student, whole.images, context.device)
+        model, take = trainable_part(student, whole.images, context.device)
         started = time.perf_counter()
         if last and self.final_fit == "least_squares":
             labels = torch.from_numpy(whole.labels).to(context.device)
@@ -289,7 +293,7 @@ class FedDPSD(Queries, Method):
         student.train()
 
         def batch_losses() -> Iterator[torch.Tensor]:
-            for _ in reported("steps of the student", range(steps)):
+            for _ in track("steps of the student", range(steps)):
                 chosen = torch.randint(len(labels), (self.batch_size,), generator=rng).numpy()
                 inputs = augment(take(chosen), self.shift, self.flip, rng)
                 yield loss_of(model(inputs), labels[chosen].to(context.device), chosen)

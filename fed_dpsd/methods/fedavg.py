@@ -42,7 +42,7 @@ class FedAVG(WhiteBox):
     """
 
     averages: ClassVar[bool] = True
-    asks_cohorts: ClassVar[bool] = True
+    supports_cohorts: ClassVar[bool] = True
     weighted: bool
     local_epochs: int
 
@@ -67,7 +67,7 @@ class FedAVG(WhiteBox):
         All clients take part in the first round; cohorts apply only to later rounds.
         """
         counts = counts_stage(context, clear=True) if self.weighted else ()
-        asked = min(context.rounds, 1 + context.asked_rounds)
+        asked = min(context.rounds, 1 + context.rounds_per_client)
         return Plan(context.training, (*counts, *(WEIGHTS,) * asked), asked)
 
     # --- client ------------------------------------------------------------------------------
@@ -98,12 +98,12 @@ class FedAVG(WhiteBox):
             request = (
                 context.request("weights") if first else context.request("train", number, start)
             )
-            replies = counts.counted(federation.each(request))
+            replies = counts.with_counts(federation.each(request))
             if not replies.answers and first:
                 raise nobody_answers(replies.refused)
             vectors = models_of(replies)
             if vectors:
-                load_vector(student, average(vectors, sizes_of(replies, counts.found)))
+                load_vector(student, average(vectors, sizes_of(replies, counts.by_client)))
                 last = number
             yield Round(State.of(last, student=student), student.eval(), {}, replies.refused)
             if not vectors:  # every client's budget is spent
@@ -133,7 +133,7 @@ def models_of(replies: Replies) -> list[torch.Tensor]:
 
 
 def sizes_of(replies: Replies, counts: Mapping[int, NDArray[Any]]) -> list[float]:
-    """Return the number of records of each teacher in the answers; 1 per client if unknown."""
+    """Return each teacher's weight: its part of its client's records, or of 1 if unknown."""
     return [
         (float(counts[client].sum()) if client in counts else 1.0) / response.teachers
         for client, response in replies.answers.items()

@@ -65,7 +65,7 @@ class FedDAFL(WhiteBox):
                 State.of(number, generator=generator, student=student),
                 student,
                 {"student_loss": loss},
-                **ensemble.counted(),
+                **ensemble.pop_counts(),
             )
 
     def learn(

@@ -29,7 +29,7 @@ from fed_dpsd.streams import Streams
 class FedDF(Distilling):
     """FedDF, Algorithm 1; conf/method/feddf.yaml explains the fields."""
 
-    asks_pictures: ClassVar[bool] = True
+    sends_pictures: ClassVar[bool] = True
     noise_fraction: float
     areas_fraction: float
     leaves_fraction: float
@@ -49,13 +49,15 @@ class FedDF(Distilling):
             "objects": self.objects_fraction,
         }
 
-    def start(self, ensemble: Ensemble, context: PublicContext, streams: Streams) -> Classifier:
+    def initial_student(
+        self, ensemble: Ensemble, context: PublicContext, streams: Streams
+    ) -> Classifier:
         """Return the average of the teachers if all have the student's architecture.
 
         Otherwise, the student starts from random weights. The average is useful only if the
         teachers also had a common start (teacher.same_start).
         """
-        student = super().start(ensemble, context, streams)
+        student = super().initial_student(ensemble, context, streams)
         vectors = [to_vector(teacher) for teacher in ensemble.teachers]
         if all(str(teacher) == str(student) for teacher in ensemble.teachers):
             load_vector(student, average(vectors, [1.0] * len(vectors)))

@@ -13,13 +13,13 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from fed_dpsd.cohort import most_asked
+from fed_dpsd.cohort import most_rounds
 from fed_dpsd.config import Config
 from fed_dpsd.data.datasets import Split
-from fed_dpsd.errors import ProtocolError, UserError, shown
+from fed_dpsd.errors import ProtocolError, UserError, format_value
 from fed_dpsd.models import initialise, pictures, procedural
 from fed_dpsd.models.classifiers import Classifier, builder
-from fed_dpsd.models.devices import choose
+from fed_dpsd.models.devices import torch_device
 from fed_dpsd.models.generators import Generator
 from fed_dpsd.models.precision import choose_precision
 from fed_dpsd.privacy.accounting import Stage
@@ -32,15 +32,30 @@ from fed_dpsd.streams import Streams
 
 @dataclass(frozen=True)
 class PublicContext:
-    """Public facts: shapes, sizes, the mechanism's parameters and, if there is one, a test split.
+    """The public side of an experiment, which a method's server half may use.
 
-    A client receives requests in at most `asked_rounds` rounds.
+    Args:
+        image_shape: (C, H, W).
+        num_classes: K.
+        rounds: number of rounds.
+        rounds_per_client: largest number of rounds in which a client receives requests.
+        queries_per_round: Q, synthetic images per round.
+        training: how the teachers are trained.
+        answers: the mechanism of the clients' answers.
+        make_student: returns a student with weights drawn from a generator, on `device`.
+        make_generator: returns an image generator, given the length of its latent vectors and a
+            random generator.
+        make_teacher: returns a network of a client's architecture, for weights that it sends.
+        device: the server's device.
+        pictures: the key `pictures`; "" if there are none.
+        pictures_fraction: the key `pictures_fraction`.
+        test: the test split; None if there is none.
     """
 
     image_shape: tuple[int, ...]
     num_classes: int
     rounds: int
-    asked_rounds: int
+    rounds_per_client: int
     queries_per_round: int
     training: Training
     answers: Mechanism
@@ -82,12 +97,12 @@ class PublicContext:
                 torch.Generator(),
             )
 
-        device = choose(config.server_device)
+        device = torch_device(config.server_device)
         return cls(
             image_shape=shape,
             num_classes=config.data.num_classes,
             rounds=config.rounds,
-            asked_rounds=most_asked(config),
+            rounds_per_client=most_rounds(config),
             queries_per_round=config.queries_per_round,
             training=training,
             answers=answers,
@@ -187,12 +202,12 @@ class State:
     @classmethod
     def of(cls, number: int, buffer: Sequence[ReplayBuffer] = (), **learners: nn.Module) -> "State":
         """Return the state after round `number`, with copies of the learners' tensors."""
-        return cls(number, tensors_below(**learners), buffer)
+        return cls(number, named_tensors(**learners), buffer)
 
     def load(self, **learners: nn.Module) -> list[ReplayBuffer]:
         """Restore the learners; return the buffer."""
         for name, learner in learners.items():
-            learner.load_state_dict(below(name, self.tensors))
+            learner.load_state_dict(tensors_of(name, self.tensors))
         return list(self.buffer)
 
 
@@ -231,10 +246,10 @@ class Federation(Protocol):
         """Return the sum of the answers, with the server's noise share already added."""
 
 
-# A loss of the (K, F) weight and (K,) bias of a teacher's last layer, which depends on no record.
+# A loss of the (K, F) weight and (K,) bias of a teacher's last layer; it must depend on no record.
 HeadLoss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-# Returns such a loss for the untrained last layer and the numbers of a message that follow the
-# teacher's weights; raises ValueError if they do not fit.
+# Makes this loss from the untrained last layer and the numbers that follow a request's weights;
+# raises ValueError if their count is wrong.
 Regulariser = Callable[[nn.Linear, NDArray[np.float32]], HeadLoss]
 
 
@@ -303,15 +318,15 @@ class Method(ABC):
         trainings: values of `training` that the method supports; None for any.
         averages: whether the method averages the teachers' weights, which requires a single
             architecture and a common start.
-        asks_pictures: whether the method can send crops of public pictures.
-        asks_cohorts: whether the method can send requests to different clients in each round.
+        sends_pictures: whether the method can send crops of public pictures.
+        supports_cohorts: whether the method can send requests to different clients in each round.
         uses_teachers_alone: whether the method uses records only to train the teachers, once.
     """
 
     trainings: ClassVar[tuple[str, ...] | None] = None
     averages: ClassVar[bool] = False
-    asks_pictures: ClassVar[bool] = False
-    asks_cohorts: ClassVar[bool] = False
+    sends_pictures: ClassVar[bool] = False
+    supports_cohorts: ClassVar[bool] = False
     uses_teachers_alone: ClassVar[bool] = False
     name: str = field(kw_only=True)
     needs: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
@@ -324,7 +339,7 @@ class Method(ABC):
         `training` or `answers` is None if it has problems of its own. Overriding methods extend the
         returned list.
         """
-        problems = list(unmet(self.needs, config, self.name))
+        problems = list(unmet_needs(self.needs, config, self.name))
         if not re.fullmatch(r"[a-z0-9_]+", self.name):
             problems.append(
                 f"method.name={self.name!r} names run folders; use lower-case letters, digits and _"
@@ -334,26 +349,26 @@ class Method(ABC):
                 f"training={training.name}: method={self.name} does not support it; use "
                 f"training={' or '.join(self.trainings or ())}"
             )
-        if config.clients_per_round is not None and not self.asks_cohorts:
+        if config.clients_per_round is not None and not self.supports_cohorts:
             problems.append(
                 f"clients_per_round={config.clients_per_round}: method={self.name} sends each "
                 "request to all clients; use clients_per_round=null"
             )
-        if config.pictures and not self.asks_pictures:
+        if config.pictures and not self.sends_pictures:
             problems.append(
                 f'pictures={config.pictures}: method={self.name} sends no pictures; use pictures=""'
             )
         if config.pictures_fraction != 1 and not config.pictures:
             problems.append(
                 f"pictures_fraction={config.pictures_fraction:g} needs pictures to crop; use "
-                f"pictures_fraction=1{' or pictures=scikit-learn' * self.asks_pictures}"
+                f"pictures_fraction=1{' or pictures=scikit-learn' * self.sends_pictures}"
             )
         if not self.averages or config.teacher.path is not None:
             return problems
         if len(set(map(config.architecture, range(config.num_clients)))) > 1:
             problems.append(
-                f"model.teachers={shown(config.model.teachers)}: method={self.name} averages "
-                "weights of one architecture; use model.teachers=[]"
+                f"model.teachers={format_value(config.model.teachers)}: method={self.name} "
+                "averages weights of one architecture; use model.teachers=[]"
             )
         if not config.teacher.same_start:
             problems.append(
@@ -364,7 +379,7 @@ class Method(ABC):
         return problems
 
     def warnings(self, config: Config, training: Training) -> list[str]:
-        """Return a sentence for each setting that makes the method not worth running.
+        """Return a sentence for each setting with which the method cannot give useful results.
 
         Each sentence names the method and the key to change.
         """
@@ -415,26 +430,28 @@ class Method(ABC):
         """Run the paper's algorithm from top to bottom; yield once per round."""
 
 
-def unmet(needs: Mapping[str, Any], config: Any, method: str, where: str = "") -> Iterator[str]:
+def unmet_needs(
+    needs: Mapping[str, Any], config: Any, method: str, where: str = ""
+) -> Iterator[str]:
     """Yield a sentence for each configuration value that differs from the required one."""
     for key, value in needs.items():
         found = getattr(config, key, None)
         found = list(found) if isinstance(found, tuple) else found
         if isinstance(value, Mapping):
-            yield from unmet(value, found, method, f"{where}{key}.")
+            yield from unmet_needs(value, found, method, f"{where}{key}.")
         elif found != value:
-            needed = f"{where}{key}={shown(value)}"
+            needed = f"{where}{key}={format_value(value)}"
             why = "has one client" if needed == "num_clients=1" else "needs another value"
-            yield f"{where}{key}={shown(found)}: method={method} {why}; use {needed}"
+            yield f"{where}{key}={format_value(found)}: method={method} {why}; use {needed}"
 
 
 def nobody_answers(refused: Mapping[int, str]) -> UserError:
-    """Return the error for a request that no client answered, with the clients' reasons."""
+    """Return the error for a request that no client answered; it lists the clients' reasons."""
     return UserError(f"no client answers: {'; '.join(sorted(set(refused.values()))) or 'no reply'}")
 
 
-def tensors_below(**modules: nn.Module) -> dict[str, torch.Tensor]:
-    """Return copies of modules' tensors, named MODULE.NAME; `below` removes the module's name."""
+def named_tensors(**modules: nn.Module) -> dict[str, torch.Tensor]:
+    """Return copies of modules' tensors, named MODULE.NAME; the inverse is `tensors_of`."""
     return {
         f"{prefix}.{name}": tensor.clone()
         for prefix, module in modules.items()
@@ -442,7 +459,7 @@ def tensors_below(**modules: nn.Module) -> dict[str, torch.Tensor]:
     }
 
 
-def below(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the tensors named PREFIX.NAME, by NAME."""
-    start = f"{prefix}."
+def tensors_of(module: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the tensors named MODULE.NAME, by NAME."""
+    start = f"{module}."
     return {name[len(start) :]: t for name, t in tensors.items() if name.startswith(start)}

@@ -90,7 +90,7 @@ class Queries:
         number: int,
         buffer: Sequence[ReplayBuffer] = (),
     ) -> NDArray[np.uint8]:
-        """Return (Q, C, H, W) uint8 images, seen by both the student and the clients.
+        """Return a round's (Q, C, H, W) uint8 images, before `apply_polarity`.
 
         Procedural images and crops of public pictures come first, then images recombined from the
         buffer (in the first round, from the preceding images) and the generators' images.

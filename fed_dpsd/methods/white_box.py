@@ -63,7 +63,11 @@ def fetch_teachers(federation: Federation, context: PublicContext) -> dict[int, 
 
 
 def read_teachers(response: Response, context: PublicContext, client: int) -> list[Classifier]:
-    """Return the teachers in one client's released weights, ready to answer."""
+    """Return the teachers in one client's released weights, in evaluation mode.
+
+    Raises:
+        ProtocolError: the weights do not match the client's architecture.
+    """
     teachers = []
     for vector in np.array_split(response.values[:, 0].astype(np.float32), response.teachers):
         teacher = context.make_teacher(client)
@@ -79,7 +83,7 @@ class Ensemble(nn.Module):
     """The mean of many teachers' logits.
 
     Attributes:
-        forward_answers: number of images times teachers since the ensemble was made.
+        forward_answers: number of images times teachers since the last `pop_counts`.
         backward_answers: how many of these had a gradient through the teacher.
     """
 
@@ -94,11 +98,11 @@ class Ensemble(nn.Module):
 
     def logits_and_features(self, images: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Return the (B, K) mean logits, and each teacher's (B, F) features."""
-        logits, features = self.of_each(images)
+        logits, features = self.teacher_outputs(images)
         return self.combine(logits), features
 
-    def of_each(self, images: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Return n teachers' (n, B, K) logits and n (B, F) features; count the answers."""
+    def teacher_outputs(self, images: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Return the n teachers' (n, B, K) logits and (B, F) features; count the answers."""
         num_answers = len(images) * len(self.teachers)
         self.forward_answers += num_answers
         features = [teacher.features(images) for teacher in self.teachers]
@@ -116,15 +120,20 @@ class Ensemble(nn.Module):
         """Return the mean of the teachers' (n, B, K) logits, (B, K)."""
         return logits.mean(0)
 
-    def counted(self) -> dict[str, int]:
-        """Return the numbers of answers since the last call, by their names in `Round`."""
+    def pop_counts(self) -> dict[str, int]:
+        """Return and reset the counts of answers, by their names in `Round`."""
         counts = {name: getattr(self, name) for name in ("forward_answers", "backward_answers")}
         self.forward_answers = self.backward_answers = 0
         return counts
 
 
 def fetch_ensemble(federation: Federation, context: PublicContext) -> Ensemble:
-    """Return the ensemble of all teachers of all clients; raise the errors of `fetch_teachers`."""
+    """Return the ensemble of all clients' teachers.
+
+    Raises:
+        UserError: as for `fetch_teachers`.
+        ProtocolError: as for `fetch_teachers`.
+    """
     teachers = fetch_teachers(federation, context)
     return Ensemble([teacher for own in teachers.values() for teacher in own])
 
@@ -216,7 +225,7 @@ class Discriminating(Method):
         return replace(plan, stages=(*first, *plan.stages))
 
     def client(self, request: Request, site: Site) -> Response | Refusal:
-        """Answer like the method; release weights only if the teacher is the discriminator."""
+        """Also release weights, if the teacher is the discriminator."""
         if request.kind == "weights" and self.discriminator == "teacher":
             return release_weights(request, site)
         return super().client(request, site)
@@ -266,13 +275,13 @@ class Distilling(WhiteBox):
     ) -> NDArray[np.uint8]:
         """Return (Q, C, H, W) new images."""
 
-    def stored(
+    def labels_to_store(
         self, ensemble: Ensemble, images: NDArray[np.uint8], context: PublicContext
     ) -> NDArray[np.float32]:
         """Return the (Q, K) answers to store with new images."""
         return ensemble_logits(ensemble, images, context.device)
 
-    def answered(
+    def student_batches(
         self,
         ensemble: Ensemble,
         samples: Iterator[tuple[torch.Tensor, torch.Tensor]],
@@ -281,7 +290,9 @@ class Distilling(WhiteBox):
         """Return the student's batches, from the buffer's images and their stored answers."""
         return samples
 
-    def start(self, ensemble: Ensemble, context: PublicContext, streams: Streams) -> Classifier:
+    def initial_student(
+        self, ensemble: Ensemble, context: PublicContext, streams: Streams
+    ) -> Classifier:
         """Return the student that the first round starts with."""
         return context.make_student(streams.torch("student"))
 
@@ -290,21 +301,21 @@ class Distilling(WhiteBox):
     ) -> Iterator[Round]:
         """Synthesise images, add them to the buffer with their answers, and distil the buffer."""
         ensemble = fetch_ensemble(federation, context)
-        student = self.start(ensemble, context, streams)
+        student = self.initial_student(ensemble, context, streams)
         buffer = resume.load(student=student) if resume else []
         for number in range(len(buffer) + 1, context.rounds + 1):
             images = self.synthesise(ensemble, student, context, streams, number)
-            logits = self.stored(ensemble, images, context)
+            logits = self.labels_to_store(ensemble, images, context)
             no_predictions = np.empty((0, context.num_classes), np.float32)
             buffer.append(ReplayBuffer(images, no_predictions, logits))
             rng = streams.torch("replay", query_id=number)
             samples = self.epochs(ReplayBuffer.joined(buffer), context.device, rng)
-            loss = self.distil(student, self.answered(ensemble, samples, rng))
+            loss = self.distil(student, self.student_batches(ensemble, samples, rng))
             yield Round(
                 State.of(number, buffer, student=student),
                 student,
                 {"student_loss": loss},
-                **ensemble.counted(),
+                **ensemble.pop_counts(),
             )
 
     def epoch(

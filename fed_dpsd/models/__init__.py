@@ -125,7 +125,7 @@ def read_facts(path: Path) -> dict[str, str]:
         return dict(file.metadata() or {})
 
 
-def misfit(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> str:
+def weights_mismatch(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> str:
     """Return in one line why `weights` do not fit `module`; "" if they fit."""
     expected = {name: list(tensor.shape) for name, tensor in module.state_dict().items()}
     shapes = {name: list(tensor.shape) for name, tensor in weights.items()}

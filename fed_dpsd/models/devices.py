@@ -78,7 +78,7 @@ def named_device(config: Config, client: int) -> str:
     return config.client_device
 
 
-def choose(name: str) -> torch.device:
+def torch_device(name: str) -> torch.device:
     """Return the device that a configured name denotes; auto is a GPU if there is one.
 
     Without a number, this is the process's first GPU. Ray shows each client process only its own
@@ -89,6 +89,6 @@ def choose(name: str) -> torch.device:
     return torch.device(name)
 
 
-def model_of(device: torch.device) -> str:
+def gpu_model(device: torch.device) -> str:
     """Return the model of a GPU, which affects rounding; "" for a CPU."""
     return "" if device.type == "cpu" else torch.cuda.get_device_name(device)

@@ -32,7 +32,7 @@ _remembering: ContextVar[Remembering] = ContextVar("remembering", default="asked
 
 
 @contextlib.contextmanager
-def remembering(images: Remembering) -> Iterator[None]:
+def feature_cache(images: Remembering) -> Iterator[None]:
     """Use the cache for `images` in this block; "nothing" disables caching.
 
     Features of records and of requested images are cached separately, because the time of a

@@ -12,7 +12,7 @@ from torch import nn
 
 from fed_dpsd.errors import Diverged
 from fed_dpsd.models.classifiers import Classifier
-from fed_dpsd.models.fixed_features import remembering
+from fed_dpsd.models.fixed_features import feature_cache
 from fed_dpsd.progress import reporting
 
 # A batch this small lets the allocator reuse memory. With 1,024 images a processor spends more time
@@ -54,7 +54,7 @@ def batches(
             task.advance(len(batch))
 
 
-def learner(
+def trainable_part(
     model: Classifier,
     images: NDArray[np.uint8],
     device: torch.device,
@@ -74,7 +74,7 @@ def learner(
     for batch in batches(padded, device, at_once):
         filled_up = (len(parts) + 1) * at_once > len(images)
         # Each client has at most one such batch; thousands of clients would fill the cache.
-        with remembering("nothing") if filled_up else contextlib.nullcontext():
+        with feature_cache("nothing") if filled_up else contextlib.nullcontext():
             parts.append(model.features(batch))
     features = torch.cat(parts) if parts else model.features(to_unit(images, device))
     return model.classifier, features[: len(images)].__getitem__

@@ -70,7 +70,7 @@ def learns_privately(training: Training) -> bool:
     return isinstance(training, TrainingMechanism | CustomTraining)
 
 
-def name_of(network: nn.Module) -> str:
+def precision_of(network: nn.Module) -> str:
     """Return the precision of a network or of an ensemble of them."""
     used = any(getattr(layer, "bfloat16", False) is True for layer in network.modules())
     return "bfloat16" if used else "float32"

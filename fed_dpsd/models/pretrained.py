@@ -191,7 +191,7 @@ def _memory(
 ) -> Memory:
     """Return the process's cache for images of a shape; caches are separate if rounding may differ.
 
-    Records and requested images have separate folders (see `remembering`).
+    Records and requested images have separate folders (see `feature_cache`).
     """
     name = "-".join([public.version, str(threads), "x".join(map(str, shape))])
     return Memory(folder and folder / memory / name, public)

@@ -52,7 +52,7 @@ from fed_dpsd.methods.method import (
     ReplayBuffer,
     Round,
     State,
-    tensors_below,
+    named_tensors,
 )
 from fed_dpsd.methods.white_box import (
     Ensemble,
@@ -124,10 +124,10 @@ class CoBoosting(Generating):
             loss = self.distil(student, self.diverse(ensemble, whole, rng))
             weights = {WEIGHTS: ensemble.weights.clone()}
             yield Round(
-                State(number, tensors_below(student=student) | weights, buffer),
+                State(number, named_tensors(student=student) | weights, buffer),
                 student,
                 {"student_loss": loss, "largest_weight": ensemble.weights.max().item()},
-                **ensemble.counted(),
+                **ensemble.pop_counts(),
             )
 
     # --- 1. images ---------------------------------------------------------------------------
@@ -172,7 +172,7 @@ class CoBoosting(Generating):
             return
         for images, targets in self.epoch(buffer, ensemble.weights.device, rng):
             with torch.no_grad():  # the weights need no gradient through a teacher
-                logits, _ = ensemble.of_each(images)
+                logits, _ = ensemble.teacher_outputs(images)
             ensemble.weights = moved_weights(ensemble.weights, logits, targets, step)
 
     # --- 3. and 4. student -------------------------------------------------------------------

@@ -68,7 +68,7 @@ class DGD(Method):
     """DGD; conf/method/dgd.yaml explains the fields."""
 
     trainings: ClassVar[tuple[str, ...] | None] = ("plain",)
-    asks_pictures: ClassVar[bool] = True
+    sends_pictures: ClassVar[bool] = True
     baseline: Training
     synthetic_images: int
     areas_fraction: float

@@ -33,7 +33,7 @@ from fed_dpsd.methods.white_box import Discriminating
 from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.models.divergence import descend, rates_of
 from fed_dpsd.models.generators import Generator
-from fed_dpsd.models.inference import learner, predict, to_bytes
+from fed_dpsd.models.inference import predict, to_bytes, trainable_part
 from fed_dpsd.privacy.optimisers import Adam
 from fed_dpsd.protocol import Request
 from fed_dpsd.streams import Streams
@@ -166,7 +166,7 @@ class DPDataFreeDistillation(Discriminating):
         """
         whole = ReplayBuffer.joined(buffer)
         labels = torch.from_numpy(whole.labels)
-        model, take = learner(student, whole.images, context.device)
+        model, take = trainable_part(student, whole.images, context.device)
         rate = self.student_learning_rate * (1 - (number - 1) / context.rounds)
         optimiser = Adam(model.parameters(), rate, foreach=True)
         rng = streams.torch("replay", query_id=number)

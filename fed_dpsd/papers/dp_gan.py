@@ -92,7 +92,7 @@ class DPGAN(Generative):
         num_classes, shape = generator.num_classes, tuple(images.shape[1:])
         mechanism = self.critic_training
         critic = initialise(lambda: cnn(shape, num_classes, self.critic_width), draws)
-        critic.to(memory_format=torch.contiguous_format)  # that of its gradients
+        critic.to(memory_format=torch.contiguous_format)  # the format of its gradients
         parameters = dict(critic.named_parameters())
         size = sum(parameter.numel() for parameter in parameters.values())
         mechanism.check_size(size)

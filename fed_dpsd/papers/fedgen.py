@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn import functional
 
 from fed_dpsd.config import require, require_positive
-from fed_dpsd.methods.class_counts import KnownCounts, among
+from fed_dpsd.methods.class_counts import KnownCounts, shares_among
 from fed_dpsd.methods.fedavg import FedAVG, average, models_of, sizes_of
 from fed_dpsd.methods.method import (
     Federation,
@@ -122,7 +122,7 @@ class FedGen(FedAVG):
         load_vector(generator, torch.from_numpy(weights))
         if not (frequencies >= 0).all() or not 0 < frequencies.sum() < np.inf:
             raise ValueError(f"frequencies of classes {frequencies.tolist()}")
-        rng = Streams(0).torch("generated features", query_id=int(request.digest(), 16))
+        rng = Streams(0).torch("generated features", query_id=int(request.digest, 16))
 
         def loss(weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
             classes = self.draw_classes(frequencies, rng)
@@ -153,27 +153,27 @@ class FedGen(FedAVG):
             last = resume.round
         for number in range(last + 1, context.rounds + 1):
             first = number == 1
-            frequencies = class_frequencies(counts.found, context.num_classes)
+            frequencies = class_frequencies(counts.by_client, context.num_classes)
             parts = to_vector(student).numpy(), to_vector(generator).numpy(), frequencies
             request = (
                 context.request("weights")
                 if first
                 else context.request("train", number, np.concatenate(parts))
             )
-            replies = counts.counted(federation.each(request))
+            replies = counts.with_counts(federation.each(request))
             if not replies.answers and first:
                 raise nobody_answers(replies.refused)
             metrics = {}
             if vectors := models_of(replies):
-                mean, heads = average(vectors, sizes_of(replies, counts.found)), []
+                mean, heads = average(vectors, sizes_of(replies, counts.by_client)), []
                 for vector in vectors:
                     load_vector(student, vector)
                     heads.append(tuple(p.detach().clone() for p in student.classifier.parameters()))
                 load_vector(student, mean)
                 last = number
                 teachers = {c: own.teachers for c, own in replies.answers.items()}
-                shares = class_shares(teachers, counts.found, context.num_classes)
-                frequencies = class_frequencies(counts.found, context.num_classes)
+                shares = class_shares(teachers, counts.by_client, context.num_classes)
+                frequencies = class_frequencies(counts.by_client, context.num_classes)
                 rng = streams.torch("generator", query_id=number)
                 loss = self.train_generator(generator, heads, shares, frequencies, rng)
                 metrics = {"generator_loss": loss}
@@ -244,7 +244,7 @@ def class_shares(
 ) -> NDArray[np.float64]:
     """Return the (n, K) weights of each teacher for each class, which sum to 1 for each class."""
     known = {client: counts.get(client, np.ones(num_classes)) for client in teachers}
-    shares = among(known, known)
+    shares = shares_among(known, known)
     return np.stack([shares[client] / n for client, n in teachers.items() for _ in range(n)])
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fed_dpsd.privacy.accounting import epsilon
 from fed_dpsd.privacy.calibration import calibrate
-from fed_dpsd.privacy.label_dp import LabelPrivate, Learner, fixed
+from fed_dpsd.privacy.label_dp import LabelPrivate, Learner, fixed_targets
 from fed_dpsd.privacy.mechanism import Shards, Trust
 from fed_dpsd.privacy.noise import Rng
 from fed_dpsd.privacy.votes import NoisyVotes
@@ -82,10 +82,10 @@ class LabelPATE(LabelPrivate):
         counts = np.zeros((len(asked), self.num_classes))
         for shard in np.array_split(order, self.teachers):
             if len(shard):
-                learner.fit(shard, fixed(labels))
+                learner.fit(shard, fixed_targets(labels))
                 answers = learner.probabilities(asked)
                 counts += self.votes.constrain_sensitivity(answers, answers)
         noisy = self.votes.add_noise(counts[None], counts, rng)
         answered = np.zeros(len(labels), np.int64)
         answered[asked] = noisy.argmax(1)
-        learner.fit(asked, fixed(answered))
+        learner.fit(asked, fixed_targets(answered))

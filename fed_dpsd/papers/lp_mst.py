@@ -13,7 +13,7 @@ from dp_accounting import DpEvent
 from numpy.typing import NDArray
 
 from fed_dpsd.privacy.accounting import pure
-from fed_dpsd.privacy.label_dp import LabelPrivate, Learner, fixed
+from fed_dpsd.privacy.label_dp import LabelPrivate, Learner, fixed_targets
 from fed_dpsd.privacy.mechanism import Trust, top_k
 from fed_dpsd.privacy.noise import Rng
 from fed_dpsd.privacy.randomized_response import LARGEST_EPSILON, TopKRandomizedResponse
@@ -59,7 +59,7 @@ class LPMST(LabelPrivate):
                 prior[stage] = self.tempered(learner.probabilities(stage))
             responses[stage] = self.respond(labels[stage], prior[stage], rng)
             done += len(stage)
-            learner.fit(order[:done], fixed(responses))
+            learner.fit(order[:done], fixed_targets(responses))
 
     def tempered(self, prior: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return (n, K) priors at the temperature."""

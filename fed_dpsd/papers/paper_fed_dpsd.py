@@ -31,9 +31,9 @@ from fed_dpsd.methods.method import (
     ReplayBuffer,
     Round,
     State,
-    below,
+    named_tensors,
     nobody_answers,
-    tensors_below,
+    tensors_of,
 )
 from fed_dpsd.models.divergence import descend, rates_of
 from fed_dpsd.models.inference import predict, to_bytes, to_unit
@@ -139,7 +139,7 @@ class PaperFedDPSD(Method):
                 metrics["generator_loss"] = loss.item()
             buffer.append(ReplayBuffer.of(total, labels))
             yield Round(
-                State(number, tensors_of(learners, latents), buffer),
+                State(number, state_tensors(learners, latents), buffer),
                 student,
                 metrics,
                 total.refused,
@@ -235,12 +235,12 @@ class PaperFedDPSD(Method):
 Learner = nn.Module | torch.optim.Optimizer
 
 
-def tensors_of(learners: dict[str, Learner], latents: torch.Tensor) -> dict[str, torch.Tensor]:
+def state_tensors(learners: dict[str, Learner], latents: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return copies of all tensors that a resumed run needs, named LEARNER.NAME."""
     tensors = {"latents": latents.detach().clone()}
     for name, learner in learners.items():
         if isinstance(learner, nn.Module):
-            tensors |= tensors_below(**{name: learner})
+            tensors |= named_tensors(**{name: learner})
         else:
             for number, moments in learner.state_dict()["state"].items():
                 tensors |= {f"{name}.{number}.{key}": t.clone() for key, t in moments.items()}
@@ -250,11 +250,11 @@ def tensors_of(learners: dict[str, Learner], latents: torch.Tensor) -> dict[str,
 def restore(
     learners: dict[str, Learner], latents: torch.Tensor, state: State
 ) -> list[ReplayBuffer]:
-    """Load the tensors of `tensors_of` in place, and return the buffer."""
+    """Load the tensors of `state_tensors` in place, and return the buffer."""
     with torch.no_grad():
         latents.copy_(state.tensors["latents"])
     for name, learner in learners.items():
-        own = below(name, state.tensors)
+        own = tensors_of(name, state.tensors)
         if isinstance(learner, nn.Module):
             learner.load_state_dict(own)
             continue

@@ -321,7 +321,7 @@ class TaughtByGradients(TaughtGenerative, ABC):
         rng: Rng,
         draws: torch.Generator,
     ) -> Iterator[torch.Tensor]:
-        """Yield the distance between images and those that the teachers' direction leads to."""
+        """Yield the distance between images and the images moved in the teachers' direction."""
         for _ in range(self.generator_steps):
             teachers.learn(generator)
             seen = teachers.view(generator(classes, draws))

@@ -49,7 +49,7 @@ class ClippedGradients(Mechanism):
     calibrated_by: ClassVar[str] = "noise_multiplier"
     additive: ClassVar[Literal[True]] = True
     noise_law: ClassVar[Literal["gaussian"]] = "gaussian"
-    asks_teachers: ClassVar[bool] = False
+    queries_teachers: ClassVar[bool] = False
     of_records: ClassVar[bool] = True
     num_classes: int  # K, >= 2
     # standard deviation of the noise / max_grad_norm, > 0

@@ -87,8 +87,8 @@ class SampledGaussian(TrainingMechanism):
     count_fraction: float | None = None
     # "record" or "patient", the unit that is sampled and has its gradient clipped
     unit: TrainedUnit = "record"
-    # R >= 1, the largest number of records used per patient (`places_of`); R times `copies` is at
-    # most 64. With `unit="record"`, it is 1.
+    # R >= 1, the largest number of records used per patient (`patient_places`); R times `copies` is
+    # at most 64. With `unit="record"`, it is 1.
     records_per_patient: int = 1
 
     def __post_init__(self) -> None:

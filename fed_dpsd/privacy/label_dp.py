@@ -25,7 +25,7 @@ IMAGES_NOTE = "the images are not protected"
 Targets = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def fixed(targets: NDArray[np.int64]) -> Targets:
+def fixed_targets(targets: NDArray[np.int64]) -> Targets:
     """Return the records' (N,) classes as targets."""
     classes = torch.from_numpy(targets)
     return lambda chosen, _: classes[chosen]

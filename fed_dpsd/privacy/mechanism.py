@@ -158,7 +158,7 @@ class Mechanism(Charged, Protocol):
     # Noise where the configuration has null and no private training covers the answers.
     uncovered_noise: ClassVar[float | None] = None
     # Whether teachers compute the values, from images; if not, a site computes them from records.
-    asks_teachers: ClassVar[bool] = True
+    queries_teachers: ClassVar[bool] = True
 
     @classmethod
     def default_noise(cls, covered: bool) -> float | None:

@@ -194,7 +194,7 @@ def noisy_sum(values: NDArray[Any], scale: float, law: Law, rng: Rng) -> NDArray
     """
     if isinstance(rng, SecureGenerator):
         return rng.noisy_sum(values, scale, law)
-    total = cut_off(values, lattice_spacing(scale)).sum(axis=0)
+    total = truncate(values, lattice_spacing(scale)).sum(axis=0)
     draw = rng.normal if law == "gaussian" else rng.laplace
     return snap(total + draw(0, scale, total.shape), scale)
 
@@ -216,7 +216,7 @@ def lattice_spacing(scale: float) -> float:
     return 2.0 ** (math.ceil(math.log2(scale)) - _UNITS)
 
 
-def cut_off(values: NDArray[Any], spacing: float) -> NDArray[np.float64]:
+def truncate(values: NDArray[Any], spacing: float) -> NDArray[np.float64]:
     """Truncate values towards zero to a lattice; their sums are on the lattice too."""
     return np.asarray(np.trunc(np.asarray(values, np.float64) / spacing) * spacing)
 

@@ -76,8 +76,8 @@ class CustomTraining(Plain, ABC):
 class TrainingMechanism(ABC):
     """A mechanism that trains teachers privately on A = `copies` copies of each record's image.
 
-    With `unit="patient"`, it uses R = `records_per_patient` records of each patient (`places_of`),
-    and so R * A images; with `unit="record"`, R is 1.
+    With `unit="patient"`, it uses R = `records_per_patient` records of each patient
+    (`patient_places`), and so R * A images; with `unit="record"`, R is 1.
 
     Its event covers all steps and is charged once, before the first step. The teachers' answers are
     post-processing. Class counts are a separate release (`ClassCounts`).
@@ -174,7 +174,7 @@ def no_files(name: str, config: Any) -> list[str]:
     ]
 
 
-def places_of(patients: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+def patient_places(patients: NDArray[np.int64], most: int) -> NDArray[np.int64]:
     """Return the (P, R) numbers of the records that represent each patient, R = `most`.
 
     A patient's first R records are taken in order; if there are fewer, they are repeated in turn.

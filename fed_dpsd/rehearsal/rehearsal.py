@@ -18,8 +18,8 @@ from typing import Any
 import psutil
 
 from fed_dpsd.accounts.secret import exchange_key, secret_of
-from fed_dpsd.client.hospital import Hospital, open_file
-from fed_dpsd.config.compose import read
+from fed_dpsd.client.hospital import Hospital, open_hospital
+from fed_dpsd.config.compose import compose_valid
 from fed_dpsd.config.grid import require_one_run
 from fed_dpsd.engines.clients import with_patients
 from fed_dpsd.engines.flower import QUIET
@@ -27,7 +27,7 @@ from fed_dpsd.engines.flower.supernode import check_state
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import from_overrides, load_data, partitions
 from fed_dpsd.privacy.secure_sum import public_key
-from fed_dpsd.progress import reported
+from fed_dpsd.progress import track
 from fed_dpsd.rehearsal.sites import agreeing, write_site
 from fed_dpsd.server.run_folder import REHEARSAL
 from fed_dpsd.storage import app_folder, writing
@@ -72,7 +72,7 @@ class Rehearsal:
         hosts: bool,
         late: Collection[int] = (),
     ) -> None:
-        require_one_run(overrides, composition := read(overrides))
+        require_one_run(overrides, composition := compose_valid(overrides))
         # The hospitals' files have the made-up patients; a deployment knows only real ones.
         self._made_up = composition.values["data"]["records_per_patient"]
         self._overrides = [
@@ -106,7 +106,7 @@ class Rehearsal:
     def _with_unit(self, *overrides: str) -> list[str]:
         """Return the run's overrides and further ones; the unit is the made-up patient, if any."""
         whole = [*self._overrides, *overrides]
-        values = read(whole).values
+        values = compose_valid(whole).values
         chosen = ("training", "answers") if self._made_up else ()
         unset = [group for group in chosen if values[group].get("unit", "") is None]
         return [*whole, *(f"{group}.unit=patient" for group in unset)]
@@ -119,7 +119,7 @@ class Rehearsal:
 
     def hospital(self, number: int) -> Hospital:
         """Return a hospital as described by its file."""
-        return open_file(self.site(number))
+        return open_hospital(self.site(number))
 
     def forget(self) -> None:
         """Delete every hospital's answers and teachers, but keep its secret.
@@ -187,7 +187,7 @@ class Rehearsal:
             f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{PORT}"\n'
             f'root-certificates = "{self.folder / "certificates" / "ca.crt"}"\n'
         )
-        for number in reported("hospitals started", self.hospitals):
+        for number in track("hospitals started", self.hospitals):
             key = self.node_key(number)
             _run("ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", str(key))
             self.flwr("supernode", "register", f"{key}.pub", "here", "--name", f"h{number}")

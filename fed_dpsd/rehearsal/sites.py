@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import yaml
 
-from fed_dpsd.config.keys import chosen
-from fed_dpsd.config.plugins import find, searching
+from fed_dpsd.config.keys import resolve_choices
+from fed_dpsd.config.plugins import find_plugins, search_plugins
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.experiment import Experiment
 
@@ -24,8 +24,8 @@ ALLOWED = {
 def agreeing(experiment: Experiment, overrides: Sequence[str]) -> dict[str, Any]:
     """Return the keys of a site file that allows a run and its plug-ins."""
     config = experiment.config
-    with searching(find(config.plugins)):
-        names = chosen(dict(each.split("=", 1) for each in overrides if "=" in each))
+    with search_plugins(find_plugins(config.plugins)):
+        names = resolve_choices(dict(each.split("=", 1) for each in overrides if "=" in each))
     needed = {
         "methods": [names["method"]],
         "training": [names["training"]],

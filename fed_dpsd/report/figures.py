@@ -192,7 +192,7 @@ def _set_x(
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: written(value)))
         return lambda value, _: value
     axes.set_xscale("log")
-    if axis.apart:  # each value has a tick, and room for the lines beside it
+    if axis.apart:  # each value has a tick, and room for the lines next to it
         low, high = min(values) / 1.35, max(values) * 1.35
     ticks = sorted(set(values)) if axis.apart else log_ticks(low, high)
     width, labels = high / low, list(map(written, ticks))

@@ -24,7 +24,7 @@ from fed_dpsd.report.guarantee import MEANINGFUL, MEANINGFUL_DELTA
 from fed_dpsd.report.numbers import counted, wilson, with_interval
 from fed_dpsd.report.settings import CLAIMS, GRID, Row, Setting, apart, names, rows_by_key
 from fed_dpsd.report.tables import FIRST_LINE, SUMMARY_START, write_own
-from fed_dpsd.storage import templates
+from fed_dpsd.storage import jinja_environment
 
 UNFINISHED = "results.html"  # the page of the completed run has the same name
 OFFICER = "privacy_officer.html"
@@ -121,7 +121,7 @@ def _svg(chart: Chart | Dots) -> tuple[str, Markup]:
 
 @functools.cache
 def _environment() -> Environment:
-    environment = templates(__file__, autoescape=True, finalize=_prose)
+    environment = jinja_environment(__file__, autoescape=True, finalize=_prose)
     shared = ("percent", "percent_at_most", "percents", "rounded_up", "score")
     shared += ("size", "duration", "counted")
     environment.filters |= {name: getattr(numbers, name) for name in shared}

@@ -22,7 +22,7 @@ def draw_partition(counts: NDArray[np.int64], classes: Sequence[str]) -> Figure:
         axes = figure.add_subplot()
         ends, legend = counts.cumsum(1), {}
         for number, name in enumerate(classes):
-            hatch = ("", "//", "..", "xx")[number // len(COLOURS) % 4]  # tells equal colours apart
+            hatch = ("", "//", "..", "xx")[number // len(COLOURS) % 4]  # for equal colours
             legend[name] = axes.barh(
                 *(clients, counts[:, number]),
                 **{"left": ends[:, number] - counts[:, number], "hatch": hatch},

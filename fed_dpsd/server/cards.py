@@ -26,11 +26,12 @@ from fed_dpsd.accounts.verdict import (
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.privacy.epsilon import Epsilon
 from fed_dpsd.report.guarantee import BY
-from fed_dpsd.server.attendance import absent, requests_of
+from fed_dpsd.report.numbers import counted
+from fed_dpsd.server.attendance import incomplete_attendance, requests_of
 from fed_dpsd.server.charge_log import ChargeLog
 from fed_dpsd.server.run_folder import CompletedRun
 from fed_dpsd.server.summary import result_line
-from fed_dpsd.storage import encoded, json_of, templates
+from fed_dpsd.storage import encoded, jinja_environment, json_of
 
 POST_PROCESSING = (
     "This artefact is computed only from the clients' releases and from public information "
@@ -48,7 +49,7 @@ def privacy_card_of(run: CompletedRun) -> dict[str, Any]:
     """Return the content of privacy_card.json, for anything made from a run.
 
     `privacy` is copied from the run's summary; the other keys are texts and names. If the noise is
-    seeded, the verdict starts with this fact, because people quote first lines.
+    seeded, the verdict starts with this fact, because readers quote the first line.
     """
     experiment, summary = run.experiment, run.summary
     card = PrivacyCard(summary["privacy"])
@@ -61,7 +62,7 @@ def privacy_card_of(run: CompletedRun) -> dict[str, Any]:
             "result": result_line(experiment, summary),
         },
         "verdict": sorted(verdict(experiment, card), key=lambda said: said != SEEDED_VERDICT),
-        "asked": _asked(run),
+        "asked": _describe_requests(run),
         "answered": {"training": how_trained(experiment), "answers": how_answered(experiment)},
         "privacy": dict(summary["privacy"]),
         "published": published_line(card),
@@ -77,23 +78,25 @@ def privacy_card_of(run: CompletedRun) -> dict[str, Any]:
     }
 
 
-def _asked(run: CompletedRun) -> str:
+def _describe_requests(run: CompletedRun) -> str:
     config, summary = run.experiment.config, run.summary
-    clients = f"{config.num_clients:,} client{'s' * (config.num_clients != 1)}"
-    if not config.federation.simulation and (missed := absent(requests_of(run.folder))):
+    clients = counted(config.num_clients, "client")
+    if not config.federation.simulation and (
+        missed := incomplete_attendance(requests_of(run.folder))
+    ):
         clients += f" ({', '.join(f'client {client} {known}' for client, known in missed.items())})"
     answers = run.experiment.answers
-    if summary["privacy"]["answers"] != answers.name or not answers.asks_teachers:
+    if summary["privacy"]["answers"] != answers.name or not answers.queries_teachers:
         return f"{clients}; no answers to images"
     cohort = config.clients_per_round
     drawn = (
         "" if cohort is None else f", {cohort:,} of them in each round, drawn by a public schedule"
     )
-    rounds = f"{config.rounds:,} round{'s' * (config.rounds != 1)}"
-    asked = f"{clients}{drawn}, {rounds} of {config.queries_per_round:,} images"
+    rounds = counted(config.rounds, "round")
+    requests = f"{clients}{drawn}, {rounds} of {config.queries_per_round:,} images"
     if (most := summary["queries"]["answered_per_client"]) is None:
-        return f"{asked}; only the hospitals' own ledgers record how many each answered"
-    return f"{asked}; {most:,} answered by the client that answered most"
+        return f"{requests}; only the hospitals' own ledgers record how many each answered"
+    return f"{requests}; {most:,} answered by the client that answered most"
 
 
 def _source(run: CompletedRun) -> Iterator[str]:
@@ -123,15 +126,15 @@ def _not_covered(
             unit, change = UNITS[claim.unit], CHANGES[claim.relation]
             yield f"{unit} that is {change}: {NOTHING_PROVEN} ({claim.unit}, {claim.relation})"
     if not card.covers_nothing:
-        yield from _of_teachers(experiment, card)
+        yield from _not_covered_of_teachers(experiment, card)
     if summary["accuracy"]["student"] is not None:
         yield "the test images, treated as public: accuracies are computed from them without noise"
     yield "other runs on the same records: the clients' ledgers add them up"
     yield "the choice of settings from the results of several runs (tuning)"
 
 
-def _of_teachers(experiment: Experiment, card: PrivacyCard) -> Iterator[str]:
-    """Yield what the training proves against anyone who has a teacher."""
+def _not_covered_of_teachers(experiment: Experiment, card: PrivacyCard) -> Iterator[str]:
+    """Yield what training proves against anyone who has a teacher, unless the card covers it."""
     if experiment.training.name == "plain":
         yield (
             "the teachers themselves: they are trained without noise, so anyone who has one may "
@@ -202,7 +205,7 @@ def model_card(
 ) -> str:
     """Return the README.md of an exported student."""
     config, summary = run.experiment.config, run.summary
-    missed = {} if config.federation.simulation else absent(requests_of(run.folder))
+    missed = {} if config.federation.simulation else incomplete_attendance(requests_of(run.folder))
     return _hub_card(
         "model.md.j2",
         *(run, file, card),
@@ -225,7 +228,7 @@ def dataset_card(
 
 @functools.cache
 def _template(name: str) -> Template:
-    return templates(__file__).get_template(name)
+    return jinja_environment(__file__).get_template(name)
 
 
 def _hub_card(

@@ -21,13 +21,17 @@ logger = logging.getLogger("fed_dpsd")
 
 @dataclass
 class Known:
-    """What the coordinator knows about one client."""
+    """What the coordinator knows about one client, from its statements.
 
-    # releases by mechanism; the numbers never decrease
+    Args:
+        charged: releases by mechanism; the numbers never decrease.
+        forgotten: releases that the client's ledger has lost because its state was rolled back.
+        changed: number of times that the client's records changed during the run.
+    """
+
     charged: Counter[str] = field(default_factory=Counter)
-    # releases that the client's ledger has lost because its state was rolled back
     forgotten: Counter[str] = field(default_factory=Counter)
-    changed: int = 0  # number of times that the client's records changed during the run
+    changed: int = 0
 
     def __post_init__(self) -> None:
         self.charged, self.forgotten = Counter(self.charged), Counter(self.forgotten)
@@ -62,7 +66,7 @@ class ChargeLog:
 
     @property
     def heard(self) -> dict[int, Releases]:
-        """Return the run's cost to each client, by the client's own statement."""
+        """Return the releases that the run has charged to each client, as the client states."""
         return {client: dict(known.charged) for client, known in self.clients.items()}
 
     @property

@@ -3,17 +3,17 @@
 import tempfile
 from pathlib import Path
 
-from fed_dpsd.accounts.account import shortfall
+from fed_dpsd.accounts.account import budget_warning
 from fed_dpsd.accounts.card import plan_of
-from fed_dpsd.errors import UserError, is_full
+from fed_dpsd.errors import UserError, is_disk_full
 from fed_dpsd.experiment import Experiment, largest_partition
 
 
-def cautions(experiment: Experiment) -> list[str]:
+def run_warnings(experiment: Experiment) -> list[str]:
     """Return warnings about a run that will learn nothing or end early, one sentence each."""
     config = experiment.config
     charged = bool(config.ledger) and any(Path(config.ledger).glob("*"))  # earlier runs charged it
-    ending = "" if charged else shortfall(config.privacy, plan_of(experiment))
+    ending = "" if charged else budget_warning(config.privacy, plan_of(experiment))
     return [*experiment.warnings, *([ending] if ending else [])]
 
 
@@ -33,17 +33,17 @@ def weak_delta(experiment: Experiment) -> list[str]:
 
 def require_writable(key: str, folder: Path) -> None:
     """Check that the folder of a key can be created or written to, without creating it."""
-    there = nearest(folder)
+    there = nearest_existing(folder)
     try:
         if not there.is_dir():
             raise NotADirectoryError
         with tempfile.TemporaryFile(dir=there):
             pass
     except OSError as error:
-        reason = "no space left" if is_full(error) else "not writable"
+        reason = "no space left" if is_disk_full(error) else "not writable"
         raise UserError(f"{key}={folder} is {reason}; choose another folder") from None
 
 
-def nearest(folder: Path) -> Path:
+def nearest_existing(folder: Path) -> Path:
     """Return a folder, or its nearest existing ancestor."""
     return next(path for path in (folder, *folder.parents) if path.exists())

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fed_dpsd.experiment import Experiment
-from fed_dpsd.methods.class_counts import normalised, pool
+from fed_dpsd.methods.class_counts import normalise_rows, pool_odds
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.server.federation import HostedFederation
 from fed_dpsd.server.metrics import METRICS, accuracy
@@ -60,7 +60,7 @@ def diagnose(
     for name, metric in METRICS.items():
         scores[name]["ensemble"] = metric(total / np.float32(teachers), labels)
         if weights:
-            ensemble = pool(clients, weights) if pooled else normalised(weighted)
+            ensemble = pool_odds(clients, weights) if pooled else normalise_rows(weighted)
             scores[name]["weighted_ensemble"] = metric(ensemble, labels)
     scores["accuracy"]["vote"] = accuracy(votes, labels)
     if response:

@@ -32,12 +32,12 @@ from fed_dpsd.protocol import (
     Request,
     Response,
     SumStep,
-    misfit,
+    mismatch,
 )
 from fed_dpsd.server.charge_log import ChargeLog
 from fed_dpsd.server.checkpoint import KEPT
 from fed_dpsd.server.secure_sum import secure_sum
-from fed_dpsd.storage import locked, npz_of, write_atomically, writing
+from fed_dpsd.storage import npz_of, try_lock, write_atomically, writing
 from fed_dpsd.streams import Streams
 
 OF_ROUNDS = (*SUMMED, "train")  # kinds of requests that go to the cohort of a round
@@ -48,10 +48,10 @@ class InUse(UserError):
     """The run is in use by another process."""
 
 
-def _locked(run_folder: Path) -> IO[bytes]:
+def _lock_run(run_folder: Path) -> IO[bytes]:
     with writing(run_folder / "lock"):
         run_folder.mkdir(parents=True, exist_ok=True)
-        lock = locked(run_folder / "lock")
+        lock = try_lock(run_folder / "lock")
     if lock is None:
         raise InUse(f"another process is running {run_folder}; stop it or wait for it to finish")
     return lock
@@ -70,7 +70,7 @@ def in_use(run_folder: Path) -> bool:
 
 
 class SentRequests:
-    """The requests of a run in a folder, as sent, one file per id and kind.
+    """The requests that a run has sent, one file per id and kind.
 
     A client is charged for the bytes of a request. A resumed run may compute different bytes,
     because rounding depends on the processor and the number of threads, so it sends the stored
@@ -79,7 +79,7 @@ class SentRequests:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._given: dict[str, str] = {}  # digests of this process's requests, by file
+        self._digests: dict[str, str] = {}  # of this process's requests, by file name
 
     def get_or_store(self, request: Request) -> Request:
         """Return the request stored under this id and kind, or store this request and return it.
@@ -91,8 +91,8 @@ class SentRequests:
             UserError: the file cannot be read.
         """
         path = self._folder / f"{request.query_id:05d}_{request.kind}.npz"
-        digest = request.digest()
-        if self._given.setdefault(path.name, digest) != digest:
+        digest = request.digest
+        if self._digests.setdefault(path.name, digest) != digest:
             raise ProtocolError(
                 f"request {request.query_id} ({request.kind}) differs from the one that this "
                 "run sent before"
@@ -121,7 +121,7 @@ class HostedFederation(ABC):
     """The base class of engines: stores requests, checks and sums responses, and counts bytes.
 
     Attributes:
-        counted: the last round with counted requests. A resumed run may repeat some of these
+        last_counted: the last round with counted requests. A resumed run may repeat some of these
             requests, such as fetching weights; they are not counted again.
         bytes_to_clients: payload sent so far, over all clients.
         bytes_to_server: payload received so far.
@@ -133,25 +133,25 @@ class HostedFederation(ABC):
         self.experiment = experiment
         own_noise = experiment.answers.noise_at == "server"
         secret = noise_of(experiment, run_folder, "server") if own_noise else None
-        self._world = PublicContext.of(experiment.config, experiment.training, experiment.answers)
+        self._context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
         self._sizes: dict[str, int] = {}
-        self._lock = _locked(run_folder)
-        self._notes, self._requests_sent = run_folder / "sums", SentRequests(run_folder / "asks")
+        self._lock = _lock_run(run_folder)
+        self._sums, self._requests_sent = run_folder / "sums", SentRequests(run_folder / "asks")
         self._charge_log = ChargeLog(run_folder, plan_of(experiment).releases)
         self._noise: Noise = secret or Streams(experiment.config.seed)
-        self.counted = -1
+        self.last_counted = -1
         self.bytes_to_clients = 0
         self.bytes_to_server = 0
 
-    def _asked(self, request: Request) -> Sequence[int]:
-        """Return the clients to send a request to, in order: a cohort or all clients."""
+    def _recipients(self, request: Request) -> Sequence[int]:
+        """Return the clients that receive a request, in order: a cohort or all clients."""
         if request.kind in OF_ROUNDS:
             return cohort(self.experiment.config, request.query_id)
         return range(self.experiment.config.num_clients)
 
     @abstractmethod
     def _deliver(self, request: Request) -> dict[int, Response | Refusal]:
-        """Deliver a request to each of its clients, and return their answers."""
+        """Deliver a request to its recipients, and return their responses."""
 
     @abstractmethod
     def _step(self, steps: Mapping[int, SumStep]) -> Mapping[int, Mapping[str, bytes]]:
@@ -185,8 +185,8 @@ class HostedFederation(ABC):
         """
         request = self._requests_sent.get_or_store(request)
         replies = Replies(request, {})
-        for client, response in sorted(self._covered(request).items()):
-            new = request.query_id > self.counted
+        for client, response in sorted(self._deliver_and_log(request).items()):
+            new = request.query_id > self.last_counted
             self.bytes_to_clients += request.nbytes * new
             if isinstance(response, Response):
                 self.bytes_to_server += response.nbytes * new
@@ -195,11 +195,12 @@ class HostedFederation(ABC):
                 replies[client] = response
         return replies
 
-    def _covered(self, request: Request) -> dict[int, Response | Refusal]:
-        """Return each client's response, after recording its cost in the run's charge log.
+    def _deliver_and_log(self, request: Request) -> dict[int, Response | Refusal]:
+        """Deliver a request and record its cost in the charge log, before any answer is used.
 
-        A client may need one acknowledgement for each planned mechanism, such as for class counts
-        and then for the training before them.
+        A client that refuses an unplanned charge receives the request again, once the charge is
+        acknowledged. It may need one acknowledgement per planned mechanism, such as for class
+        counts and then for the training before them.
         """
         answers = self._deliver(self._with_charges(request))
         again = self._charge_log.take(answers)
@@ -234,7 +235,7 @@ class HostedFederation(ABC):
         if request.kind in SUMMED and self.experiment.answers.noise_at == "distributed":
             return replace(response, teachers=teachers)  # masked values cannot be checked
         mechanism = self.experiment.answers
-        problem = misfit(request, response)
+        problem = mismatch(request, response)
         if request.kind == "counts":
             if problem or not np.isfinite(response.values).all():
                 problem = problem or "values hold NaN or infinity"
@@ -281,7 +282,7 @@ class HostedFederation(ABC):
         """Return the number of weights of a client's teacher; clients share architectures."""
         name = self.experiment.config.architecture(client)
         if name not in self._sizes:
-            self._sizes[name] = len(to_vector(self._world.make_teacher(client)))
+            self._sizes[name] = len(to_vector(self._context.make_teacher(client)))
         return self._sizes[name]
 
     def total(self, request: Request) -> Aggregate:
@@ -309,14 +310,14 @@ class HostedFederation(ABC):
         different noise would be a second release of answers that were charged only once.
         """
         request, refused, answers = replies.request, replies.refused, [*replies.answers.values()]
-        path = self._notes / f"{request.digest()}.npz"
+        path = self._sums / f"{request.digest}.npz"
         if path.exists():
             with np.load(path, allow_pickle=False) as kept:
                 return Aggregate(request, kept["sum"], int(kept["count"]), refused)
         if not answers:
             return Aggregate(request, np.zeros(request.summed_shape), 0, refused)
         # Different answers get different noise; otherwise two sums would show their difference.
-        digest = hashlib.sha256(request.digest().encode())
+        digest = hashlib.sha256(request.digest.encode())
         digest.update(b"".join(response.values.tobytes() for response in answers))
         rng = self._noise.numpy("server noise", query_id=int(digest.hexdigest(), 16))
         values = np.stack([response.values for response in answers])
@@ -333,11 +334,11 @@ class HostedFederation(ABC):
 
         def deliver(steps: Mapping[int, SumStep]) -> Mapping[int, Mapping[str, bytes]]:
             replies = self._step(steps)
-            if request.query_id > self.counted:
+            if request.query_id > self.last_counted:
                 self.bytes_to_clients += sum(step.nbytes for step in steps.values())
                 self.bytes_to_server += sum(len(b) for r in replies.values() for b in r.values())
             return replies
 
-        total, named = secure_sum(self.experiment, request, masked, self._notes, deliver)
+        total, named = secure_sum(self.experiment, request, masked, self._sums, deliver)
         teachers = len(named) * self.experiment.config.teachers_per_client
         return Aggregate(request, total, teachers, replies.refused)

@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from fed_dpsd.report.scores import auroc
 
-BINS = 10  # parts of a reliability diagram
+BINS = 10  # of a reliability diagram
 
 
 def accuracy(probabilities: NDArray[np.floating], labels: NDArray[np.int64]) -> float:
@@ -37,16 +37,16 @@ def calibration(
 
     Returns:
         `count`, mean `confidence` and `accuracy` of the images with their largest probability in
-        each of BINS equal parts of (0, 1]; 0 for an empty part. `error` is the expected calibration
-        error in [0, 1]: the mean of |confidence - accuracy| over parts, weighted by images.
+        each of BINS equal bins of (0, 1]; 0 for an empty bin. `error` is the expected calibration
+        error in [0, 1]: the mean of |confidence - accuracy| over bins, weighted by images.
     """
     finite = np.isfinite(probabilities).all(1)
     sure = np.where(finite, np.where(finite[:, None], probabilities, 0).max(1), 0)
     right = finite & (probabilities.argmax(1) == labels)
-    part = np.clip(np.ceil(sure * BINS).astype(int) - 1, 0, BINS - 1)
-    count = np.bincount(part, minlength=BINS)
+    bins = np.clip(np.ceil(sure * BINS).astype(int) - 1, 0, BINS - 1)
+    count = np.bincount(bins, minlength=BINS)
     confidence, accurate = (
-        np.bincount(part, values, BINS) / np.maximum(count, 1) for values in (sure, right)
+        np.bincount(bins, values, BINS) / np.maximum(count, 1) for values in (sure, right)
     )
     error = float((count * np.abs(confidence - accurate)).sum() / len(labels))
     rounded = {"confidence": confidence, "accuracy": accurate}

@@ -43,7 +43,7 @@ class OnnxModel:
             self._session = onnxruntime.InferenceSession(
                 source, options, providers=["CPUExecutionProvider"]
             )
-        except Exception as error:  # its errors have no common type below Exception
+        except Exception as error:  # onnxruntime's errors have no common base class
             raise ValueError(f"onnxruntime cannot run it: {type(error).__name__}") from None
 
     @property

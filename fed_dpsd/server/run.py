@@ -12,17 +12,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from fed_dpsd.accounts.card import asked_unit, plan_of, plugins_note, seeded_note
+from fed_dpsd.accounts.card import plan_of, plugins_note, requested_unit, seeded_note
 from fed_dpsd.claims import smallest_claim
 from fed_dpsd.data.intake import Split
 from fed_dpsd.errors import Diverged, one_line
 from fed_dpsd.experiment import Experiment, evaluated_on, test_split
 from fed_dpsd.methods.class_counts import fetch_class_weights
-from fed_dpsd.methods.method import PublicContext, Round, State, below
+from fed_dpsd.methods.method import PublicContext, Round, State, tensors_of
 from fed_dpsd.models import keep_freed_memory
 from fed_dpsd.models.divergence import is_finite
 from fed_dpsd.models.inference import Images
-from fed_dpsd.models.precision import name_of
+from fed_dpsd.models.precision import precision_of
 from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.protocol import Releases
 from fed_dpsd.server import checkpoint
@@ -60,7 +60,7 @@ def run(
     torch.set_num_threads(experiment.config.threads_server)
     torch.set_flush_denormal(True)  # denormals make a saturated student ten times slower
     summary = blank_summary(experiment, federation.engine)
-    remove(folder / "summary.json")  # its card lacks later charges
+    remove(folder / "summary.json")  # the charges of this process will make its card outdated
     tracking = Tracking(experiment, folder)
 
     def report(line: Mapping[str, Any]) -> None:
@@ -117,8 +117,8 @@ def _run(
         line = lines[-1]
         _record_round(summary, resume, line)
         before -= line["seconds"]
-        federation.counted = resume.round
-    for name in TRAVELLED:  # bytes that diagnostics sent do not count
+        federation.last_counted = resume.round
+    for name in TRAVELLED:  # excludes the bytes of diagnostics
         setattr(federation, name, line.get(name, 0))
     finished: Round | None = None
     for finished in experiment.method.server(federation, context, Streams(config.seed), resume):
@@ -139,9 +139,9 @@ def _run(
         checkpoint.save(folder / "checkpoint", finished.state)
         federation.prune(number)
         progress(line)
-        summary["precision"]["student"] = name_of(finished.student)
+        summary["precision"]["student"] = precision_of(finished.student)
         _record_round(summary, finished.state, line)
-    if finished is not None and line["student_accuracy"] is None:  # it ended early, unscored
+    if finished is not None and line["student_accuracy"] is None:  # the run ended early
         last = scores(finished.student, finished.state.round)
         _record_round(summary, finished.state, line | last)
     summary["seconds"]["rounds"] = time.perf_counter() - before
@@ -163,7 +163,7 @@ def _costs(plan: Plan, charges: Mapping[int, Releases], experiment: Experiment) 
     delta = experiment.config.privacy.delta
     notes = (*seeded_note(experiment), *plugins_note(experiment))
     most = functools.reduce(Counter.__or__, map(Counter, charges.values()), Counter[str]())
-    unit = asked_unit(experiment)
+    unit = requested_unit(experiment)
     spent = smallest_claim(plan, most, delta, unit, "add_remove").to_json()
     meaning = ("unit", "relation", "trust", "delta", "epsilon")
     row = {key: spent[key] for key in meaning} | ({"notes": list(notes)} if notes else {})
@@ -185,7 +185,7 @@ def _student_scores(
 def _record_round(summary: dict[str, Any], state: State, line: Mapping[str, Any]) -> None:
     """Record the latest round, so that the summary of a failed run shows its progress."""
     record_round(summary, line)
-    summary["student_sha256"] = checkpoint.digest_of(below("student", state.tensors))
+    summary["student_sha256"] = checkpoint.digest_of(tensors_of("student", state.tensors))
 
 
 def _round_line(

@@ -1,4 +1,4 @@
-"""A run's folder: its name, its configuration, its log and its pictures."""
+"""A run's folder: its name, configuration, log, predictions and pictures."""
 
 import datetime
 import functools
@@ -166,7 +166,11 @@ def require_checkpoint(folder: Path, summary: Mapping[str, Any]) -> None:
 
 
 def open_log(path: Path, rounds: int) -> tuple[Path, list[dict[str, Any]]]:
-    """Keep only the first `rounds` lines of a log, which may be ahead of its checkpoint."""
+    """Cut a log, which may be ahead of its checkpoint, to `rounds` lines; return path and lines.
+
+    Raises:
+        UserError: the log has fewer lines, or is damaged.
+    """
     text = path.read_text().splitlines()[:rounds] if path.exists() else []
     try:
         lines = [json.loads(line) for line in text]
@@ -182,7 +186,11 @@ def open_log(path: Path, rounds: int) -> tuple[Path, list[dict[str, Any]]]:
 
 
 def read_log(folder: Path, seen: int = 0) -> list[dict[str, Any]]:
-    """Return the complete lines of a run's rounds.jsonl after the first `seen` lines."""
+    """Return the complete lines of a run's rounds.jsonl after the first `seen` lines.
+
+    Raises:
+        UserError: the file is damaged.
+    """
     path = folder / "rounds.jsonl"
     lines = path.read_text().split("\n")[seen:-1] if path.exists() else []
     try:

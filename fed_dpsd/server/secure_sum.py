@@ -23,7 +23,7 @@ def secure_sum(
     experiment: Experiment,
     request: Request,
     answers: Mapping[int, Response],
-    notes: Path,
+    folder: Path,
     deliver: Steps,
 ) -> tuple[NDArray[np.float64], tuple[int, ...]]:
     """Return the sum of masked answers, and the clients in it.
@@ -32,21 +32,21 @@ def secure_sum(
         experiment: the experiment with the mechanism.
         request: the request that was answered.
         answers: the masked answers that arrived, by client.
-        notes: folder for a sum's masked answers. Clients confirm only one set of clients, so a
-            resumed run uses the same set, regardless of which clients are connected.
+        folder: where masked answers are stored. Clients confirm only one set of names per sum, so a
+            resumed run must use the same answers, regardless of which clients are connected.
         deliver: sends a step to some clients, and returns the replies that arrive.
 
     Raises:
         UserError: too few clients are left; nothing was unmasked.
     """
-    mechanism, digest = experiment.answers, request.digest()
+    mechanism, digest = experiment.answers, request.digest
     assert isinstance(mechanism, Shared)
     assert mechanism.quorum is not None
     threshold, parties = mechanism.quorum.threshold, experiment.config.num_clients
     masked = {
         c: Masked(a.values, a.sealed) for c, a in answers.items() if _fits(a, request, parties)
     }
-    path = notes / f"{digest}.npz"
+    path = folder / f"{digest}.npz"
     try:
         if path.exists():  # the run was killed after some clients may have confirmed
             with np.load(path, allow_pickle=False) as kept:
@@ -75,7 +75,7 @@ def secure_sum(
 
 
 def _fits(response: Response, request: Request, parties: int) -> bool:
-    """Return whether a masked answer has the right shape; its hidden values cannot be checked."""
+    """Return whether a masked answer has the right shape; masked values cannot be checked."""
     sizes = {client: len(box) for client, box in response.sealed.items()}
     whole = sizes == dict.fromkeys(range(parties), sealed_size(parties))
     return (

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from fed_dpsd import __version__
 from fed_dpsd.config import ModelConfig, is_function
-from fed_dpsd.config.bind import bound
+from fed_dpsd.config.bind import bind_dataclass
 from fed_dpsd.errors import ConfigError, Diverged, UserError
-from fed_dpsd.methods.method import below
-from fed_dpsd.models import initialise, misfit, procedural, read_file
+from fed_dpsd.methods.method import tensors_of
+from fed_dpsd.models import initialise, procedural, read_file, weights_mismatch
 from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier, builder
 from fed_dpsd.models.functions import missing_function
 from fed_dpsd.models.inference import predict
@@ -114,14 +114,16 @@ def student_of(run: CompletedRun) -> Student:
     """Return the student of a completed run, from its last checkpoint."""
     config, summary = run.experiment.config, run.summary
     arch, width = config.model.student, config.model.student_width
-    weights = below("student", run.state.tensors)
-    if alone := below("teachers.0", weights):  # an ensemble; with one teacher, it is that teacher
+    weights = tensors_of("student", run.state.tensors)
+    if alone := tensors_of(
+        "teachers.0", weights
+    ):  # an ensemble; with one teacher, it is that teacher
         weights = alone if len(alone) == len(weights) else {}
     if run.experiment.method.averages or alone:  # they have the teachers' architecture
         arch, width = config.architecture(0), config.model.teacher_width
     network = Network(arch, width, config.data.shape, config.data.num_classes)
     model = network.build(config.model)
-    if reason := misfit(model, weights):
+    if reason := weights_mismatch(model, weights):
         reason = ALL_TEACHERS if alone else reason if weights else "it trains none"
         raise UserError(
             f"{run.folder}: method {summary['method']} has no student of its own: {reason}"
@@ -130,7 +132,7 @@ def student_of(run: CompletedRun) -> Student:
     card = privacy_card_of(run)
     digest = checkpoint.digest_of(weights)  # as in the summary, unless a prefix was removed
     card["run"]["student_sha256"] = digest
-    check = _check(model, network)
+    check = _check_predictions(model, network)
     if not np.isfinite(check).all():
         raise Diverged(f"the student of {run.folder} predicts NaN or infinity", {})
     facts = {
@@ -159,7 +161,7 @@ def open_student(path: Path) -> Student:
         else:
             weights, metadata = read_file(path)
         facts = json.loads(metadata[FACTS])
-        network = bound(Network, facts["network"], "network.")
+        network = bind_dataclass(Network, facts["network"], "network.")
         if lacking := FACT_KEYS - facts.keys():
             raise ValueError(f"it lacks {', '.join(sorted(lacking))}")
     except (ValueError, KeyError, TypeError, ConfigError) as error:
@@ -168,18 +170,18 @@ def open_student(path: Path) -> Student:
             f"{path} is not an exported student ({reason}); give a file of `fed-dpsd export`"
         ) from None
     if path.suffix != ".onnx":
-        model = _built(network, weights, facts, path)
+        model = _load_network(network, weights, facts, path)
     # NaN is not close to anything, so such a student is rejected too.
-    if not np.abs(_check(model, network) - facts["check"]).max() <= ROUNDING:
-        raise UserError(f"{path}: {_reason_of_other_answers(model)}")
+    if not np.abs(_check_predictions(model, network) - facts["check"]).max() <= ROUNDING:
+        raise UserError(f"{path}: {_why_predictions_differ(model)}")
     return Student(network, model, facts)
 
 
-def _built(
+def _load_network(
     network: Network, weights: dict[str, torch.Tensor], facts: Mapping[str, Any], path: Path
 ) -> Classifier:
     model = network.build()
-    if reason := misfit(model, weights):
+    if reason := weights_mismatch(model, weights):
         raise UserError(f"{path}: {reason}; export the student again")
     if checkpoint.digest_of(weights) != facts["student_sha256"]:
         raise UserError(
@@ -199,16 +201,16 @@ def _no_model(path: Path) -> str:
     return "" if path.exists() else "does not exist; `fed-dpsd export RUN` writes such a file"
 
 
-def _check(model: Classifier | OnnxModel, network: Network) -> NDArray[np.float32]:
+def _check_predictions(model: Classifier | OnnxModel, network: Network) -> NDArray[np.float32]:
     """Return a student's (4, K) probabilities on images of random pixels.
 
-    A safetensors file does not store the constants of fixed features, which a different kind of
-    processor may compute differently (fed_dpsd/models/patches.py).
+    An exported file stores them, because processors of different kinds may compute different
+    constants of fixed features, which a safetensors file lacks (fed_dpsd/models/patches.py).
     """
     return _probabilities(model, procedural.noise(4, network.shape, Streams(0).numpy("check")))
 
 
-def _reason_of_other_answers(model: Classifier | OnnxModel) -> str:
+def _why_predictions_differ(model: Classifier | OnnxModel) -> str:
     """Return why a file's student predicts differently than when exported, with a remedy."""
     if isinstance(model, OnnxModel):
         return "its predictions differ from the exported student's; export the student again"

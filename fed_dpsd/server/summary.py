@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from fed_dpsd.accounts.card import NOTHING_NOTE, SEEDED_NOTE, plan_of, privacy_card
-from fed_dpsd.accounts.database import ledgers_in, read
-from fed_dpsd.accounts.entry import of_run
+from fed_dpsd.accounts.database import ledgers_in, read_ledger
+from fed_dpsd.accounts.entry import entries_of_run
 from fed_dpsd.accounts.secret import ledger_folder
 from fed_dpsd.accounts.verdict import is_meaningful
 from fed_dpsd.errors import UserError, one_line
-from fed_dpsd.experiment import Experiment, data_counts, largest_partition, unused
+from fed_dpsd.experiment import Experiment, data_counts, largest_partition, unused_records
 from fed_dpsd.methods.method import PublicContext
-from fed_dpsd.models.devices import choose, named_device
-from fed_dpsd.models.precision import choose_precision, learns_privately, name_of
+from fed_dpsd.models.devices import named_device, torch_device
+from fed_dpsd.models.precision import choose_precision, learns_privately, precision_of
 from fed_dpsd.privacy.epsilon import NOT_REVIEWED, Epsilon
 from fed_dpsd.privacy.label_dp import IMAGES_NOTE
 from fed_dpsd.privacy.mechanism import weakest
@@ -78,7 +78,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
 def precision_of_teachers(experiment: Experiment, context: PublicContext) -> str | None:
     """Return the precision of the clients' teachers; None in a deployment, where sites choose it.
 
-    Several architectures may have two, as in "bfloat16 and float32".
+    If architectures differ in precision, both are named, as in "bfloat16 and float32".
     """
     config, names = experiment.config, set()
     if not config.federation.simulation:
@@ -86,8 +86,8 @@ def precision_of_teachers(experiment: Experiment, context: PublicContext) -> str
     clients = {config.architecture(client): client for client in range(config.num_clients)}
     for client in clients.values():
         asked = "float32" if learns_privately(experiment.training) else config.precision
-        device, teacher = choose(named_device(config, client)), context.make_teacher(client)
-        names.add(name_of(choose_precision(teacher, context.image_shape, asked, device)))
+        device, teacher = torch_device(named_device(config, client)), context.make_teacher(client)
+        names.add(precision_of(choose_precision(teacher, context.image_shape, asked, device)))
     return " and ".join(sorted(names))
 
 
@@ -116,9 +116,9 @@ def add_privacy(summary: dict[str, Any], experiment: Experiment, folder: Path) -
     try:
         for client in range(config.num_clients if config.federation.simulation else 0):
             path = accounts.get(client_name(client))
-            entries = read(path) if path else ()
+            entries = read_ledger(path) if path else ()
             if config.ledger:  # a shared ledger holds the charges of all runs
-                entries = of_run(entries, run_name(folder))
+                entries = entries_of_run(entries, run_name(folder))
             ledgers.append(entries)
         charge_log = ChargeLog(folder, plan.releases)
         charged, notes = charge_log.charged, charge_log.notes()
@@ -137,18 +137,18 @@ def add_privacy(summary: dict[str, Any], experiment: Experiment, folder: Path) -
     summary["diagnostics"] |= {
         "records_of_largest_client": largest,
         "data": data_counts(experiment),
-        "unused": unused(experiment) if largest else "",
+        "unused": unused_records(experiment) if largest else "",
     }
     # Teachers' scores are computed from the teachers, so they are only as private as training.
     finite = [row for row in card["proven"] if row["epsilon"] != "inf"]
     by_training = all(row["basis"] == "training" for row in finite)
     summary["accuracy"]["covered_by_epsilon"] = bool(finite) and by_training
     if not by_training:
-        _set_apart(summary)
+        _move_uncovered_scores(summary)
 
 
-def _set_apart(summary: dict[str, Any]) -> None:
-    """Move scores that no epsilon of the run covers to `diagnostics`, which is never exported."""
+def _move_uncovered_scores(summary: dict[str, Any]) -> None:
+    """Move the teachers' scores to `diagnostics`, which is never exported."""
     for metric in METRICS:
         scores = summary[metric]
         for role in OF_TEACHERS:
@@ -158,7 +158,7 @@ def _set_apart(summary: dict[str, Any]) -> None:
 
 
 def scores_of(summary: Mapping[str, Any], metric: str) -> dict[str, Any]:
-    """Return all scores of a run by role, for its owner only: no epsilon covers some of them."""
+    """Return all scores of a run by role; only its owner may see those that no epsilon covers."""
     apart = summary.get("diagnostics", {}).get(metric, {})
     return {role: apart.get(role, score) for role, score in summary[metric].items()}
 
@@ -214,7 +214,7 @@ def privacy_text(card: Mapping[str, Any], word: str = "proven") -> str:
 
 def round_text(line: Mapping[str, Any]) -> str:
     """Return a line of rounds.jsonl as readable text; queries and seconds are for the round."""
-    refused = f" · {_without(line)}" if line["refused"] else ""
+    refused = f" · {_missing_clients(line)}" if line["refused"] else ""
     accuracy, agreed = line["student_accuracy"], line.get("agreement")
     student = "not scored" if accuracy is None else f"{100 * accuracy:.1f} %"
     agreement = "" if agreed is None else f"agreement {100 * agreed:.1f} % · "
@@ -226,7 +226,7 @@ def round_text(line: Mapping[str, Any]) -> str:
     )
 
 
-def _without(line: Mapping[str, Any]) -> str:
+def _missing_clients(line: Mapping[str, Any]) -> str:
     """Describe the clients that gave no answer in a round because they refused or were absent."""
     clients = sorted(map(int, line["refused"]))
     if len(clients) > MOST_NAMED:

@@ -22,7 +22,7 @@ from PIL import Image
 from fed_dpsd.errors import UserError
 from fed_dpsd.methods.dpsd import DPSD
 from fed_dpsd.methods.fed_dpsd import FedDPSD
-from fed_dpsd.methods.method import Method, PublicContext, below
+from fed_dpsd.methods.method import Method, PublicContext, tensors_of
 from fed_dpsd.models import procedural, torch_threads
 from fed_dpsd.models.inference import to_bytes
 from fed_dpsd.progress import reporting
@@ -68,7 +68,7 @@ def synthesize(
     run = open_completed(run_folder)
     student = student_of(run)
     with torch_threads(run.experiment.config.threads_server):
-        images, origin = drawn(run, student, number, source, seed)
+        images, origin = draw_images(run, student, number, source, seed)
         scores = student.predict(images) if labels else None
     buffer = io.BytesIO()
     table = table_of(images, scores, student.classes)
@@ -101,26 +101,26 @@ def _check_place(path: Path) -> None:
 # --- drawing -------------------------------------------------------------------------------------
 
 
-def drawn(
+def draw_images(
     run: CompletedRun, student: Student, number: int, source: Source | None, seed: int
 ) -> tuple[NDArray[np.uint8], str]:
     """Draw (N, C, S, S) uint8 images of a run; also return a sentence on how they were drawn."""
     method, name = run.experiment.method, run.summary["method"]
     config = dataclasses.replace(run.experiment.config, server_device="cpu")
     context = PublicContext.of(config, run.experiment.training, run.experiment.answers)
-    kept = below("generator", run.state.tensors)
-    grows = isinstance(method, FedDPSD) and method.mixture(context.queries_per_round)["generated"]
+    kept = tensors_of("generator", run.state.tensors)
+    makes = isinstance(method, FedDPSD) and method.mixture(context.queries_per_round)["generated"]
     if source is None:
-        source = "generator" if kept or grows else "queries"
+        source = "generator" if kept or makes else "queries"
     streams = Streams(seed)
-    crops = config.pictures and method.asks_pictures
+    crops = config.pictures and method.sends_pictures
     real = " They may include crops of real pictures, which PRIVACY.md names." if crops else ""
     if source == "generator" and kept:
-        parts = _of_kept_generator(context, method.latent_size, kept, streams)
+        parts = _from_kept_generator(context, method.latent_size, kept, streams)
         origin = "The run's generator, as of the last round, drew them from new latent vectors"
         origin += "." if _is_trained(method) else "; it was never trained."
-    elif source == "generator" and grows:
-        parts = _of_new_generators(method, student, context, run, streams)
+    elif source == "generator" and makes:
+        parts = _from_new_generators(method, student, context, run, streams)
         origin = _origin_of_new_generators(method)
     elif source == "generator":
         raise UserError(
@@ -128,15 +128,15 @@ def drawn(
             "the images that it sent"
         )
     elif isinstance(method, FedDPSD):
-        parts = _of_next_rounds(method, student, context, run, streams)
+        parts = _from_next_rounds(method, student, context, run, streams)
         origin = f"They are the queries that the run's next rounds would have sent.{real}"
     else:
         origin = f"They are among the images that the run sent.{real}"
-        return _of_the_bank(run, number, streams), origin
-    return _taken(parts, number), origin
+        return _from_buffer(run, number, streams), origin
+    return _take(parts, number), origin
 
 
-def _taken(parts: Iterator[NDArray[np.uint8]], number: int) -> NDArray[np.uint8]:
+def _take(parts: Iterator[NDArray[np.uint8]], number: int) -> NDArray[np.uint8]:
     taken: list[NDArray[np.uint8]] = []
     with reporting("images drawn", number) as task:
         while (missing := number - sum(map(len, taken))) > 0:
@@ -145,7 +145,7 @@ def _taken(parts: Iterator[NDArray[np.uint8]], number: int) -> NDArray[np.uint8]
     return np.concatenate(taken)
 
 
-def _of_kept_generator(
+def _from_kept_generator(
     context: PublicContext, latent_size: int, weights: dict[str, torch.Tensor], streams: Streams
 ) -> Iterator[NDArray[np.uint8]]:
     """Yield batches as large as a round's, because the generator normalises over a batch."""
@@ -165,7 +165,7 @@ def _is_trained(method: Method) -> bool:
     return getattr(method, "generator_learning_rate", 0) > 0 and steps not in ([0, None], [0, 0])
 
 
-def _of_new_generators(
+def _from_new_generators(
     method: FedDPSD, student: Student, context: PublicContext, run: CompletedRun, streams: Streams
 ) -> Iterator[NDArray[np.uint8]]:
     """Yield a batch from each new generator, trained like the run's generators."""
@@ -184,7 +184,7 @@ def _origin_of_new_generators(method: FedDPSD) -> str:
     )
 
 
-def _of_next_rounds(
+def _from_next_rounds(
     method: FedDPSD, student: Student, context: PublicContext, run: CompletedRun, streams: Streams
 ) -> Iterator[NDArray[np.uint8]]:
     """Yield the images of rounds after the last one, in random order within a round."""
@@ -195,14 +195,14 @@ def _of_next_rounds(
         yield images[streams.numpy(PURPOSE, query_id=number).permutation(len(images))]
 
 
-def _of_the_bank(run: CompletedRun, number: int, streams: Streams) -> NDArray[np.uint8]:
-    asked = [part.images for part in run.state.buffer]
-    if not asked:
+def _from_buffer(run: CompletedRun, number: int, streams: Streams) -> NDArray[np.uint8]:
+    sent = [part.images for part in run.state.buffer]
+    if not sent:
         raise UserError(
             f"{run.folder}: method {run.summary['method']} neither keeps a generator nor sends "
             "images; choose a run of another method, such as fed_dpsd"
         )
-    images = np.concatenate(asked)
+    images = np.concatenate(sent)
     if number > len(images):
         raise UserError(
             f"{number:,} images are too many: the run sent {len(images):,}, and its method cannot "
@@ -224,7 +224,9 @@ def table_of(
         scores: (N, K) probabilities, or None for images without labels.
         classes: the names of the K classes.
     """
-    columns: dict[str, Any] = {"image": [{"bytes": png(image), "path": None} for image in images]}
+    columns: dict[str, Any] = {
+        "image": [{"bytes": encode_png(image), "path": None} for image in images]
+    }
     types = {"image": pyarrow.struct({"bytes": pyarrow.binary(), "path": pyarrow.string()})}
     features: dict[str, Any] = {"image": {"_type": "Image"}}
     if scores is not None:
@@ -243,7 +245,7 @@ def table_of(
     return pyarrow.table(columns, pyarrow.schema(types.items(), metadata))
 
 
-def png(image: NDArray[np.uint8]) -> bytes:
+def encode_png(image: NDArray[np.uint8]) -> bytes:
     """Return (C, S, S) pixels as a PNG file."""
     pixels = image[0] if len(image) == 1 else image.transpose(1, 2, 0)
     content = io.BytesIO()

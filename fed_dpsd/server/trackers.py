@@ -103,9 +103,7 @@ class MLflow:
     """
 
     def __init__(self, folder: Path, settings: Settings) -> None:
-        os.environ.setdefault(
-            "MLFLOW_DISABLE_TELEMETRY", "true"
-        )  # otherwise MLflow sends telemetry
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
@@ -114,7 +112,7 @@ class MLflow:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
         if experiment := self._client.get_experiment_by_name(name):
             number = experiment.experiment_id
-        else:  # a server knows where to keep files; we send none
+        else:  # a server chooses its own folder for files; none are sent
             number = self._client.create_experiment(name, None if server else f"{parent}/mlruns")
         known = self._client.search_runs([number], f"attributes.run_name = '{folder.name}'")
         run = known[0] if known else self._client.create_run(number, run_name=folder.name)
@@ -176,19 +174,19 @@ class Tracking:
             ) from error
 
     def log(self, line: Mapping[str, Any]) -> None:
-        """Pass on a line of rounds.jsonl."""
+        """Send the numbers of a line of rounds.jsonl."""
         self._round = line["round"]
-        self._pass(lambda tracker: tracker.log(dict(numbers_of_round(line)), self._round))
+        self._send(lambda tracker: tracker.log(dict(numbers_of_round(line)), self._round))
         picture = sample_path(self._folder, self._round)
         if picture.exists() and isinstance(self._tracker, TensorBoard):
-            self._pass(lambda tracker: tracker.show(picture, self._round))
+            self._send(lambda tracker: tracker.show(picture, self._round))
 
     def close(self, summary: Mapping[str, Any]) -> None:
-        """Pass on a summary, and close the tracker."""
-        self._pass(lambda tracker: tracker.log(dict(numbers_of_run(summary)), self._round))
-        self._pass(lambda tracker: tracker.close(summary["status"] == "completed"))
+        """Send the numbers of a summary, and close the tracker."""
+        self._send(lambda tracker: tracker.log(dict(numbers_of_run(summary)), self._round))
+        self._send(lambda tracker: tracker.close(summary["status"] == "completed"))
 
-    def _pass(self, work: Callable[[Any], None]) -> None:
+    def _send(self, work: Callable[[Any], None]) -> None:
         if self._tracker is None:
             return
         try:

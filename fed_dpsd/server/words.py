@@ -4,9 +4,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fed_dpsd.accounts.card import NOTHING_NOTE, SEEDED_NOTE, asked_unit, plan_of, privacy_card
+from fed_dpsd.accounts.card import NOTHING_NOTE, SEEDED_NOTE, plan_of, privacy_card, requested_unit
 from fed_dpsd.errors import one_line
 from fed_dpsd.experiment import Experiment, data_counts
+from fed_dpsd.report.numbers import counted
 from fed_dpsd.server import checkpoint
 from fed_dpsd.server.run_folder import is_run_folder
 from fed_dpsd.server.summary import privacy_text, read_summary
@@ -18,21 +19,21 @@ NO_GUARANTEE = (
 )
 
 
-def opening(experiment: Experiment, folder: Path) -> Iterator[str]:
+def describe_start(experiment: Experiment, folder: Path) -> Iterator[str]:
     """Yield what a run is about to do, line by line; the first line needs no computation."""
     config = experiment.config
     yield f"run folder: {folder}"
     architectures = sorted(set(map(config.architecture, range(config.num_clients))))
     teachers = config.teachers_per_client
-    by = ", by patient" if asked_unit(experiment) == "patient" else ""
-    images = experiment.answers.asks_teachers
+    by = ", by patient" if requested_unit(experiment) == "patient" else ""
+    images = experiment.answers.queries_teachers
     queries = f" of {config.queries_per_round:,} queries" if images else ""
     yield (
         f"data {config.data.name} · method {experiment.method_name} · "
-        f"{_counted(config.num_clients, 'client')}, each with {_counted(teachers, 'teacher')} "
+        f"{counted(config.num_clients, 'client')}, each with {counted(teachers, 'teacher')} "
         f"({', '.join(architectures)}; training {experiment.training.name}, "
         f"answers {experiment.answers.name}{by}) · "
-        f"{_counted(config.rounds, 'round')}{queries}"
+        f"{counted(config.rounds, 'round')}{queries}"
     )
     if counts := data_counts(experiment):
         yield f"data: {'; '.join(counts)}"
@@ -45,10 +46,6 @@ def opening(experiment: Experiment, folder: Path) -> Iterator[str]:
     yield f"privacy: {privacy_text(card, 'planned')}"
     if config.tracker == "tensorboard":
         yield f"curves and images: tensorboard --logdir {shown_path(folder.parent)}"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def next_steps(folder: Path, summary: Mapping[str, Any], ledgers: Path) -> Iterator[str]:

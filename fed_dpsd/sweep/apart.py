@@ -1,4 +1,4 @@
-"""The keys that set runs apart, from their whole configurations."""
+"""The keys in which runs differ, from their whole configurations."""
 
 import functools
 import json
@@ -8,12 +8,12 @@ from typing import Any
 
 from fed_dpsd.config import compose
 from fed_dpsd.config.keys import leaves
-from fed_dpsd.errors import UserError, shown
+from fed_dpsd.errors import UserError, format_value
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.report.settings import GRID, RESULTS, Row, setting_of
 from fed_dpsd.server.run_folder import open_run_folder
 
-# Keys that do not set runs apart: paths and the names of classes.
+# Keys that do not distinguish runs: paths and the names of classes.
 PLACES = ("out", "cache", "run_folder", "ledger", "tracker")
 PLACES += ("data.path", "data.classes", "teacher.path")
 
@@ -32,15 +32,15 @@ def _plain(text: str) -> float:
     return int(number) if number.is_integer() else number
 
 
-def texts(experiments: Sequence[Experiment]) -> list[Row]:
-    """Return the text of each key of each run, except its seed; "" for seeds that follow it.
+def key_texts(experiments: Sequence[Experiment]) -> list[Row]:
+    """Return each run's keys and values as text, without its seed; "" for seeds that follow it.
 
-    A seed such as partition.seed follows the run's seed if it equals it, as by default, and no
-    run that differs only in seeds has the same value with another seed.
+    By default, seeds such as partition.seed are copies of the run's seed. A seed follows the run's
+    seed if both are equal, unless a run that differs only in seeds has it with a different seed.
     """
     found, others, fixed = [], [], set()
     for each in experiments:
-        known = {key: shown(value) for key, value in leaves(configuration(each))}
+        known = {key: format_value(value) for key, value in leaves(configuration(each))}
         known |= {"training": each.training.name, "answers": each.answers.name}
         known["partition"] = known.pop("partition.name")
         seed, seeds = known.pop("seed"), _copies_of_seed(known["partition"]) & known.keys()
@@ -58,22 +58,21 @@ def texts(experiments: Sequence[Experiment]) -> list[Row]:
 @functools.cache
 def _copies_of_seed(partition: str) -> frozenset[str]:
     """Return the keys that are copied from `seed` by default."""
-    sources = compose.read([f"partition={partition}"]).sources
+    sources = compose.compose_valid([f"partition={partition}"]).sources
     return frozenset(key for key, source in sources.items() if source == "seed")
 
 
-def differing(known: Sequence[Row]) -> list[str]:
-    """Return the keys in which runs differ, of their `texts`."""
+def differing_keys(known: Sequence[Row]) -> list[str]:
+    """Return the keys in which runs differ, given their `key_texts`."""
     keys = dict.fromkeys(key for own in known for key in own)
     return [key for key in keys if len({own.get(key, "") for own in known}) > 1]
 
 
-def distinguished(rows: Iterable[Row], runs: Mapping[str, Experiment | None]) -> list[Row]:
-    """Return a table's rows, such that runs form one setting only if they differ in seeds alone.
+def distinguish_rows(rows: Iterable[Row], runs: Mapping[str, Experiment | None]) -> list[Row]:
+    """Add columns to a table's rows until the runs of each setting differ only in seeds.
 
     Keys in which the runs of a setting differ become columns. Blank cells of these columns, and of
-    columns that are blank in only some rows of a grid, are filled. Of copies of a run, the first
-    counts.
+    columns that are blank in only some rows of a grid, are filled. Copies of a run are removed.
 
     Args:
         rows: the rows.
@@ -81,29 +80,29 @@ def distinguished(rows: Iterable[Row], runs: Mapping[str, Experiment | None]) ->
     """
     rows = list(rows)
     experiments = {key: run for key, run in runs.items() if run}
-    known = dict(zip(experiments, texts(list(experiments.values())), strict=True))
+    known = dict(zip(experiments, key_texts(list(experiments.values())), strict=True))
     columns = dict.fromkeys(column for row in rows for column in row if column not in RESULTS)
     cells = {(row.get(GRID), column, bool(row.get(column))) for row in rows for column in columns}
     some = {column for grid, column, given in cells if (grid, column, not given) in cells}
-    rows = _filled(rows, known, [column for column in columns if column in some])
+    rows = _fill_cells(rows, known, [column for column in columns if column in some])
     settings: dict[Any, list[Row]] = {}
     for row in rows:
         if row["key"] in known:
             settings.setdefault(setting_of(row), []).append(known[row["key"]])
-    apart = dict.fromkeys(key for group in settings.values() for key in differing(group))
+    apart = dict.fromkeys(key for group in settings.values() for key in differing_keys(group))
     kept: dict[Any, Row] = {}
-    for row in _filled(rows, known, apart):
+    for row in _fill_cells(rows, known, apart):
         own = known.get(row["key"], row)
         results = (row.get(column) for column in ("seed", "student", "ensemble", "student_sha256"))
         kept.setdefault((setting_of(row), *results, frozenset(own.items())), row)
     return list(kept.values())
 
 
-def _filled(rows: Sequence[Row], known: Mapping[str, Row], columns: Iterable[str]) -> list[Row]:
-    """Fill blank cells with a run's value, as other rows write it.
+def _fill_cells(rows: Sequence[Row], known: Mapping[str, Row], columns: Iterable[str]) -> list[Row]:
+    """Fill blank cells with a run's value, written as in other rows.
 
-    The rows of a setting are filled only if all their runs are known, or the known ones differ:
-    otherwise, the unknown ones would leave the setting.
+    The rows of a setting are filled only if all its runs are known, or if the known ones differ.
+    Otherwise, filling would separate the known runs from the unknown ones.
     """
     settings: dict[Any, list[Row | None]] = {}
     for row in rows:
@@ -112,7 +111,7 @@ def _filled(rows: Sequence[Row], known: Mapping[str, Row], columns: Iterable[str
 
     def separable(runs: Sequence[Row | None]) -> bool:
         own = [run for run in runs if run is not None]
-        return len(own) == len(runs) or bool(differing(own))
+        return len(own) == len(runs) or bool(differing_keys(own))
 
     fillable = {setting: separable(runs) for setting, runs in settings.items()}
     written: dict[tuple[str, str], str] = {}
@@ -134,8 +133,8 @@ def _filled(rows: Sequence[Row], known: Mapping[str, Row], columns: Iterable[str
     ]
 
 
-def opened(folder: Path) -> Experiment | None:
-    """Return the experiment of a run folder; None if there is no run or it is broken."""
+def try_open_experiment(folder: Path) -> Experiment | None:
+    """Return the experiment of a run folder; None if it has none or cannot be read."""
     try:
         return _opened(folder, (folder / "config.yaml").stat().st_mtime_ns)
     except (OSError, UserError):

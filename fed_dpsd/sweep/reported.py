@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fed_dpsd.accounts.card import PrivacyCard, account, plan_of
-from fed_dpsd.accounts.database import ledgers_in, read
+from fed_dpsd.accounts.card import PrivacyCard, ledger_epsilons, plan_of
+from fed_dpsd.accounts.database import ledgers_in, read_ledger
 from fed_dpsd.accounts.verdict import (
     how_answered,
     how_trained,
@@ -21,7 +21,7 @@ from fed_dpsd.accounts.verdict import (
 from fed_dpsd.claims import smallest_claim
 from fed_dpsd.config import compose
 from fed_dpsd.config.keys import choices, leaves
-from fed_dpsd.errors import UserError, shown
+from fed_dpsd.errors import UserError, format_value
 from fed_dpsd.experiment import Experiment, calibrated_axis, from_overrides
 from fed_dpsd.privacy.mechanism import Unit
 from fed_dpsd.privacy.plan import Plan
@@ -31,7 +31,7 @@ from fed_dpsd.report.scores import Predictions
 from fed_dpsd.report.settings import Row, Setting
 from fed_dpsd.report.settings import read as read_settings
 from fed_dpsd.server import checkpoint
-from fed_dpsd.server.attendance import absent, requests_of
+from fed_dpsd.server.attendance import incomplete_attendance, requests_of
 from fed_dpsd.server.charge_log import clients_in
 from fed_dpsd.server.federation import in_use
 from fed_dpsd.server.run_folder import is_run_folder, open_run_folder, read_log, read_predictions
@@ -43,7 +43,7 @@ from fed_dpsd.server.summary import (
     record_round,
 )
 from fed_dpsd.storage import client_name, shown_path, writing
-from fed_dpsd.sweep.apart import differing, distinguished, opened, texts
+from fed_dpsd.sweep.apart import differing_keys, distinguish_rows, key_texts, try_open_experiment
 from fed_dpsd.sweep.sweep import TABLE, Cell, Say, read_table, write_tables
 
 REPORTED = (
@@ -87,9 +87,11 @@ def settings_in(tables: Sequence[Path]) -> list[Setting]:
     def change(rows: list[Row]) -> list[Row]:
         keys = [row["key"] for row in rows]
         # A run's own table is in its folder.
-        own = {table.parent.name: opened(table.parent) for table in tables}
-        near = {key: run for t in tables for key in keys if (run := opened(t.parent / key))}
-        return distinguished(rows, own | near)
+        own = {table.parent.name: try_open_experiment(table.parent) for table in tables}
+        near = {
+            key: run for t in tables for key in keys if (run := try_open_experiment(t.parent / key))
+        }
+        return distinguish_rows(rows, own | near)
 
     return read_settings(tables, change)
 
@@ -110,7 +112,7 @@ def tables_of(paths: Sequence[Path], out: Path | None = None) -> list[Path]:
             if not table.is_file():
                 raise UserError(f"{path} contains neither a table nor a run; give {REPORTED}")
         tables.append(table)
-    apart = _apart([cell for cells in written.values() for cell in cells])
+    apart = _distinguishing_keys([cell for cells in written.values() for cell in cells])
     for table, cells in written.items():
         with writing(table):
             table.parent.mkdir(parents=True, exist_ok=True)
@@ -137,15 +139,15 @@ def run_in(path: Path) -> Path:
     return inside if is_run_folder(inside) and not is_run_folder(path) else path
 
 
-def _apart(cells: Sequence[Cell]) -> dict[Path, Row]:
-    """Return runs' keys, by folder, that differ in runs of a method, training, answers and data."""
+def _distinguishing_keys(cells: Sequence[Cell]) -> dict[Path, Row]:
+    """Return each run's keys that differ among runs of its method, training, answers and data."""
     alike: dict[tuple[str, ...], list[Row]] = {}
-    known = texts([cell.experiment for cell in cells])
+    known = key_texts([cell.experiment for cell in cells])
     for cell, own in zip(cells, known, strict=True):
         each = cell.experiment
         kind = each.method_name, each.training.name, each.answers.name, each.config.data.name
         alike.setdefault(kind, []).append(own)
-    columns = dict.fromkeys(key for runs in alike.values() for key in differing(runs))
+    columns = dict.fromkeys(key for runs in alike.values() for key in differing_keys(runs))
     return {
         cell.folder: {key: own[key] for key in columns if key in own}
         for cell, own in zip(cells, known, strict=True)
@@ -260,7 +262,7 @@ def facts_of(
         costs={n: _epsilon(plan, releases, delta, card.unit) for n, releases in stated.items()},
         samples=_samples(folder),
         requests=(requests := requests_of(folder)),
-        absent={client: str(missed) for client, missed in absent(requests).items()},
+        absent={client: str(missed) for client, missed in incomplete_attendance(requests).items()},
         charges=charges,
         ledgers=_ledgers(experiment, folder, paths[0]),
         unfinished=unfinished,
@@ -302,9 +304,9 @@ def _samples(folder: Path) -> dict[int, Path]:
 
 
 def _ledgers(experiment: Experiment, folder: Path, place: Path) -> dict[int, str]:
-    """Describe, by client, the ledgers that may hold charges of other runs.
+    """Describe each client's ledger that may hold charges of other runs.
 
-    These are the ledgers of a rehearsal's hospitals, or the ledgers in the folder `ledger`.
+    These are the ledgers in the folder `ledger`, or those of a rehearsal's hospitals.
     """
     config = experiment.config
     clients = range(config.num_clients)
@@ -317,8 +319,10 @@ def _ledgers(experiment: Experiment, folder: Path, place: Path) -> dict[int, str
         known = {n: path for n in folders for path in ledgers_in(folders[n]).values()}
     described = {}
     for number, path in known.items():
-        entries = read(path)
-        (proof, *_) = account(entries, config.privacy.delta, "record", "add_remove").values()
+        entries = read_ledger(path)
+        (proof, *_) = ledger_epsilons(
+            entries, config.privacy.delta, "record", "add_remove"
+        ).values()
         described[number] = f"{len(entries):,} charges: epsilon {proof.number(3)}"
     return described
 
@@ -347,8 +351,8 @@ def command_of(experiment: Experiment) -> str:
     ):
         return ""
     if experiment.config.plugins:
-        typed.append(f"plugins={shown(list(experiment.config.plugins))}")
-    composition = compose.read(typed)
+        typed.append(f"plugins={format_value(list(experiment.config.plugins))}")
+    composition = compose.compose_valid(typed)
     if composition.problems:
         return ""
     unset = leaves(json.loads(from_overrides([], None).to_json()))  # also keys that no file sets
@@ -377,10 +381,10 @@ def command_of(experiment: Experiment) -> str:
 
 
 def _choices(experiment: Experiment, values: dict[str, Any]) -> list[str]:
-    ours = compose.read([]).values["method"]["_target_"]
+    ours = compose.compose_valid([]).values["method"]["_target_"]
     own = values["method"]["_target_"]
     typed = [f"method={experiment.method_name}"] if own != ours else []
-    default = compose.read(typed).values
+    default = compose.compose_valid(typed).values
     for group, name, mark in (
         ("federation", FEDERATIONS[experiment.config.federation.simulation], "simulation"),
         ("data", experiment.config.data.name, "name"),
@@ -405,4 +409,4 @@ def _typed(value: Any) -> str:
     """Return a value as a user types it, with a placeholder for a path on this machine."""
     if isinstance(value, str) and os.sep in value:
         return "FILE" if os.path.splitext(value)[1] else "FOLDER"
-    return shown(value)
+    return format_value(value)

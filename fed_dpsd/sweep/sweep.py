@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from fed_dpsd.accounts.card import mechanism_of
-from fed_dpsd.config.grid import expand, names, own_grid
+from fed_dpsd.config.grid import expand, name_points, own_grid
 from fed_dpsd.errors import ConfigError, UserError, one_line
 from fed_dpsd.experiment import Experiment, calibrated, from_overrides
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, weakest
@@ -32,7 +32,7 @@ from fed_dpsd.progress import reporting
 from fed_dpsd.server.run_folder import new_run_folder, read_log
 from fed_dpsd.server.summary import ANSWERS, TRAVELLED, read_summary
 from fed_dpsd.storage import encoded, write_together, writing
-from fed_dpsd.sweep.apart import PLACES, configuration, distinguished, opened
+from fed_dpsd.sweep.apart import PLACES, configuration, distinguish_rows, try_open_experiment
 
 TABLE = "results.csv"
 ROUNDS = ("key", "round", "seconds", *ANSWERS, "student_accuracy")
@@ -44,13 +44,21 @@ Work = Callable[[Experiment, Path], Any]
 
 @dataclass(frozen=True)
 class Cell:
-    """A run of a sweep."""
+    """A run of a sweep.
 
-    key: str  # the name of its run folder
-    name: str  # the overrides that distinguish it from other cells of the sweep, for display
-    grid: str  # the name of its grid; "" if there is only one
-    overrides: Mapping[str, str]  # all its overrides, by key
-    experiment: Experiment  # the experiment, with its run folder
+    Args:
+        key: the name of its run folder.
+        name: the overrides that distinguish it from other cells of the sweep, for display.
+        grid: the name of its grid; "" if there is only one.
+        overrides: all its overrides, by key.
+        experiment: the experiment, with its run folder.
+    """
+
+    key: str
+    name: str
+    grid: str
+    overrides: Mapping[str, str]
+    experiment: Experiment
 
     @property
     def folder(self) -> Path:
@@ -84,13 +92,23 @@ def folder_name(experiment: Experiment, grid: str, key: str) -> str:
 def plan(
     overrides: Sequence[str], folder: Path, base: Path, say: Say, only: Sequence[str] = ()
 ) -> list[Cell]:
-    """Set up every distinct cell, before reading any data.
+    """Return every distinct cell of a sweep, without reading any data.
 
-    All keys and values of all cells are checked first, because calibrating noise is slow.
+    All cells are checked before any noise is calibrated, because calibrating is slow.
+
+    Args:
+        overrides: as for `config.grid.own_grid` and `config.grid.expand`.
+        folder: the parent of the run folders.
+        base: the folder that relative paths start from.
+        say: called with each line of progress.
+        only: names of the grids to keep; () for all.
+
+    Raises:
+        ConfigError: the problems of all cells.
     """
     with own_grid(overrides, base) as known:
         points = expand(known, only)
-        described = list(zip(names(points), points, strict=True))
+        described = list(zip(name_points(points), points, strict=True))
         problems = _Problems(len(points))
         bound = []
         for name, point in described:
@@ -138,13 +156,15 @@ def _folder_of(
 
 
 def _key_in(folder: Path) -> str | None:
-    """Return the key of the run in a folder; None if there is no run or it is broken."""
-    experiment = opened(folder)
+    """Return the key of the run in a folder; None if it has none or cannot be read."""
+    experiment = try_open_experiment(folder)
     return experiment and cell_key(experiment)
 
 
-def check(cells: Sequence[Cell], ready: Callable[[Experiment, Sequence[str]], Any]) -> list[Any]:
-    """Check each unfinished cell before any of them runs; return the results of `ready`."""
+def check(
+    cells: Sequence[Cell], check_cell: Callable[[Experiment, Sequence[str]], Any]
+) -> list[Any]:
+    """Check each unfinished cell before any of them runs; return the results of `check_cell`."""
     problems = _Problems(len(cells))
     found = []
     for cell in cells:
@@ -152,7 +172,7 @@ def check(cells: Sequence[Cell], ready: Callable[[Experiment, Sequence[str]], An
             continue
         overrides = [f"{key}={value}" for key, value in cell.overrides.items()]
         with problems.of(cell.name):
-            found.append(ready(cell.experiment, overrides))
+            found.append(check_cell(cell.experiment, overrides))
     problems.finish()
     return found
 
@@ -271,7 +291,9 @@ def write_tables(path: Path, cells: Sequence[Cell]) -> None:
             ours = {cell.key: cell.experiment for cell in finished}
             others = [row["key"] for row in rows if row["key"] not in ours]
             parent = cells[0].folder.parent
-            return distinguished(rows, ours | {key: opened(parent / key) for key in others})
+            return distinguish_rows(
+                rows, ours | {key: try_open_experiment(parent / key) for key in others}
+            )
 
         for suffix, columns, rows_of, change in (
             ("", ("key",), lambda cell: [_row(cell, swept)], complete),
@@ -279,17 +301,17 @@ def write_tables(path: Path, cells: Sequence[Cell]) -> None:
         ):
             file = path.with_stem(f"{path.stem}{suffix}")
             ours = {cell.key: rows_of(cell) for cell in finished}
-            files[file] = _merged(file, columns, ours, change)
+            files[file] = _merge_table(file, columns, ours, change)
         write_together(files)
 
 
-def _merged(
+def _merge_table(
     path: Path,
     columns: Iterable[str],
     ours: Mapping[str, Sequence[Row]],
     change: Callable[[Sequence[Row]], list[Row]],
 ) -> bytes:
-    """Return a table with rows added by key, in place of the first row with that key or last."""
+    """Return a table in which our rows replace the rows of their keys, or follow the others."""
     before, old = read_table(path)
     ahead = itertools.takewhile(lambda key: key not in ours, old)
     known = old | ours
@@ -363,7 +385,7 @@ def _row(cell: Cell, swept: Iterable[str]) -> Row:
         "commit": versions.get("commit"),
         "machine": versions.get("machine"),
     }
-    return _texts(row)
+    return _as_texts(row)
 
 
 def _versions(path: Path) -> dict[str, Any]:
@@ -379,10 +401,10 @@ def _versions(path: Path) -> dict[str, Any]:
 def _rounds(cell: Cell) -> list[Row]:
     """Return a row per line of rounds.jsonl; answers and seconds are totals so far."""
     lines = (line | {"key": cell.key} for line in read_log(cell.folder))
-    return [_texts({column: line.get(column) for column in ROUNDS}) for line in lines]
+    return [_as_texts({column: line.get(column) for column in ROUNDS}) for line in lines]
 
 
-def _texts(row: Mapping[str, Any]) -> Row:
+def _as_texts(row: Mapping[str, Any]) -> Row:
     return {column: "" if value is None else str(value) for column, value in row.items()}
 
 

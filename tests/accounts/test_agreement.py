@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from fed_dpsd.accounts.account import Account
-from fed_dpsd.accounts.card import PrivacyCard, account, plan_of, privacy_card
+from fed_dpsd.accounts.card import PrivacyCard, ledger_epsilons, plan_of, privacy_card
 from fed_dpsd.accounts.ledger import MemoryLedger
 from fed_dpsd.claims import smallest_claim
 from fed_dpsd.papers.dgd import DGD
@@ -132,7 +132,7 @@ def check(experiment):
     for row, before in zip(card["proven"], planned["proven"], strict=True):
         unit, relation, value = row["unit"], row["relation"], float(row["epsilon"])
         claim = Epsilon.from_json(row)
-        ledger = next(iter(account(entries, delta, unit, relation).values()))
+        ledger = next(iter(ledger_epsilons(entries, delta, unit, relation).values()))
         stated = smallest_claim(plan, plan.releases, delta, unit, relation)
         numbers = [float(before["epsilon"]), float(row["planned"]), float(row["spent"])]
         numbers += [ledger.value, stated.value]
@@ -174,6 +174,6 @@ def test_a_ledger_that_forgets_what_the_proof_rests_on_is_found(small):
     entries = charged(experiment, plan)
     for pair in UNITS_AND_RELATIONS:
         claim = PrivacyCard(privacy_card(experiment, plan)).epsilon(*pair).value
-        right = next(iter(account(entries, 1e-5, *pair).values())).value
-        wrong = next(iter(account(entries[:1], 1e-5, *pair).values())).value
+        right = next(iter(ledger_epsilons(entries, 1e-5, *pair).values())).value
+        wrong = next(iter(ledger_epsilons(entries[:1], 1e-5, *pair).values())).value
         assert right == claim > wrong == 0

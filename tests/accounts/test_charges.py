@@ -13,7 +13,7 @@ import pytest
 import client_app
 from fed_dpsd.accounts.account import Account
 from fed_dpsd.accounts.card import TOO_LITTLE_NOISE, plan_of, privacy_card
-from fed_dpsd.accounts.entry import of_entries, of_run
+from fed_dpsd.accounts.entry import charges_of_entries, entries_of_run
 from fed_dpsd.accounts.ledger import FileLedger, MemoryLedger
 from fed_dpsd.claims import proofs
 from fed_dpsd.client import hospital as hospitals
@@ -82,7 +82,7 @@ def in_ledgers(ledgers, run):
 
 
 def ledgers_of(files):
-    return [hospitals.open_file(file).ledger for file in files]
+    return [hospitals.open_hospital(file).ledger for file in files]
 
 
 def one_more(file):
@@ -375,7 +375,7 @@ def test_an_absent_client_may_answer_the_repeated_request(small, tmp_path, monke
 
 def test_a_hospital_goes_no_further_than_what_is_acknowledged(deployed, tmp_path):
     experiment, _, _, files = deploy(deployed, tmp_path, "label")
-    hospital = hospitals.open_file(files[0])
+    hospital = hospitals.open_hospital(files[0])
     site = hospital.open(hospital.experiment(experiment.to_json(), 16), "run")
     answers = [given_by(experiment, site, request(n, 64)) for n in range(1, 5)]
     assert [type(given) for given in answers] == [Response] * 3 + [Refusal]
@@ -394,7 +394,7 @@ def given_by(experiment, site, query, acknowledged=None):
 def test_a_charge_of_an_earlier_run_counts_where_another_run_uses_it(deployed, tmp_path):
     """What it paid for leaves again: the second run's plan covers this, but nothing more."""
     experiment, _, _, files = deploy(deployed, tmp_path, "label")
-    hospital = hospitals.open_file(files[0])
+    hospital = hospitals.open_hospital(files[0])
     own = hospital.experiment(experiment.to_json(), 16)
     first = given_by(experiment, hospital.open(own, "one"), request(1, 64))
     again = given_by(experiment, hospital.open(own, "two"), request(1, 64))
@@ -667,7 +667,7 @@ def test_the_card_covers_every_ledger_at_every_moment(
         for pair in UNITS_AND_RELATIONS:
             claim = min(value for key, value in card.items() if key[:2] == pair)
             for entries in ever.values():
-                paid = proofs(of_entries(of_run(entries, folder.name), *pair), 1e-5)
+                paid = proofs(charges_of_entries(entries_of_run(entries, folder.name), *pair), 1e-5)
                 assert claim >= paid[0].value * (1 - 1e-9), (pair, claim, paid)
 
     def happen(line):
@@ -744,9 +744,9 @@ def test_the_card_covers_every_simulated_ledger(
 
 
 def test_a_site_file_sets_the_policy_for_changed_records(tmp_path):
-    assert hospitals.open_file(site_file(tmp_path)).when_records_change == "refuse"
+    assert hospitals.open_hospital(site_file(tmp_path)).when_records_change == "refuse"
     with pytest.raises(UserError, match="when_records_change=ask must be refuse or retrain"):
-        hospitals.open_file(site_file(tmp_path, when_records_change="ask"))
+        hospitals.open_hospital(site_file(tmp_path, when_records_change="ask"))
 
 
 @every(("sigma", "reason"), [("0.001", TOO_LITTLE_NOISE), ("0.01", None)])

@@ -21,7 +21,7 @@ from dp_accounting import GaussianDpEvent
 
 from fed_dpsd.accounts import database
 from fed_dpsd.accounts import ledger as ledgers
-from fed_dpsd.accounts.database import journal, ledger_path
+from fed_dpsd.accounts.database import journal_path, ledger_path
 from fed_dpsd.accounts.entry import Entry
 from fed_dpsd.accounts.ledger import FileLedger, LedgerError
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
@@ -77,9 +77,9 @@ def put(folder, content, journalled=b""):
     folder.mkdir(exist_ok=True)
     path = ledger_path(folder, 0)
     path.write_bytes(content)
-    journal(path).unlink(missing_ok=True)
+    journal_path(path).unlink(missing_ok=True)
     if journalled:
-        journal(path).write_bytes(journalled)
+        journal_path(path).write_bytes(journalled)
     return folder
 
 
@@ -161,7 +161,7 @@ def torn(place, whole):
         child.join()
         assert child.exitcode == -signal.SIGXFSZ
         path = ledger_path(folder, 0)
-        journalled = journal(path).read_bytes() if journal(path).exists() else b""
+        journalled = journal_path(path).read_bytes() if journal_path(path).exists() else b""
         found.append((path.read_bytes(), journalled))
     return found
 
@@ -184,7 +184,7 @@ def test_a_process_killed_at_any_size_leaves_the_state_before_or_after(place, wh
     for content, journalled in torn:
         hot += journalled.startswith(HOT) and content != whole[0]
         assert not refused_or(put(place / "left", content, journalled), *states)
-        assert not journal(ledger_path(place / "left", 0)).exists()
+        assert not journal_path(ledger_path(place / "left", 0)).exists()
     assert hot > 2  # else no process was killed while it wrote the file
 
 

@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 
 from fed_dpsd.accounts import database, ledger
 from fed_dpsd.accounts.account import Account
-from fed_dpsd.accounts.database import journal, opened
+from fed_dpsd.accounts.database import journal_path, open_connection
 from fed_dpsd.accounts.ledger import FileLedger, LedgerError
 from fed_dpsd.client.site import Site, answer
 from fed_dpsd.config.compose import compose
@@ -136,7 +136,7 @@ class Connection:
 
     def close(self):
         """End the connection; a process that died leaves the files as they are."""
-        both = (self.path, journal(self.path))
+        both = (self.path, journal_path(self.path))
         files = {path: path.read_bytes() for path in both if path.exists()}
         self.real.close()
         if self.machine.dead:
@@ -179,7 +179,7 @@ class Machine:
         return step.fault
 
     def opened(self, path, mode):
-        return Connection(self, opened(path, mode), path)
+        return Connection(self, open_connection(path, mode), path)
 
     def sync(self, path):
         if self.call("sync") == "sick":
@@ -191,7 +191,7 @@ class Machine:
         if part % 2:
             self.named |= self.path.exists()
             return
-        journal(self.path).unlink(missing_ok=True)
+        journal_path(self.path).unlink(missing_ok=True)
         self.path.unlink(missing_ok=True)
         if self.named:
             self.path.write_bytes(self.durable)
@@ -290,11 +290,11 @@ class Hospital:
 
     def check(self):
         with tempfile.TemporaryDirectory(dir=MEMORY) as copy:  # so no crash is repaired here
-            for path in (self.path, journal(self.path)):
+            for path in (self.path, journal_path(self.path)):
                 if path.exists():
                     shutil.copy(path, copy)
             own = FileLedger(Path(copy), 0, "digits")
-            with patch.object(database, "opened", opened):
+            with patch.object(database, "open_connection", open_connection):
                 try:
                     with own.transaction():
                         entries = own.entries()
@@ -339,7 +339,7 @@ def play(config, steps, **parts):
     try:
         hospital = Hospital(config, folder, **parts)
         with (
-            patch.object(database, "opened", hospital.machine.opened),
+            patch.object(database, "open_connection", hospital.machine.opened),
             patch.object(database, "_PATIENCE", 0),
             patch.object(ledger, "sync", hospital.machine.sync),
         ):
@@ -504,6 +504,6 @@ def test_concurrent_processes_share_one_cap_and_one_answer_per_request(config, t
     assert all(values in (None, answers[number]) for number, values in got if number in answers)
     assert 0 in answers  # charged by the dead, answered by another
     assert (None in dict(got).values()) == (len(answers) < len(ASKS))
-    entries = database.read(tmp_path / "client_000.sqlite")
+    entries = database.read_ledger(tmp_path / "client_000.sqlite")
     assert sum(entry.releases for entry in entries) <= CAP
     assert sum(entry.releases for entry in entries) == sum(len(ASKS[n].images) for n in answers)

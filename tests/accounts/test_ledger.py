@@ -25,7 +25,7 @@ from dp_accounting import (
 
 from fed_dpsd.accounts import database
 from fed_dpsd.accounts import ledger as ledgers
-from fed_dpsd.accounts.database import content_of, ledgers_in, opened, read
+from fed_dpsd.accounts.database import content_of, ledgers_in, open_connection, read_ledger
 from fed_dpsd.accounts.entry import Entry
 from fed_dpsd.accounts.ledger import FileLedger, LedgerError, MemoryLedger
 from fed_dpsd.errors import UserError
@@ -227,17 +227,17 @@ def test_reading_needs_and_leaves_nothing_but_the_file(tmp_path, file, path):
     alone.parent.mkdir()
     alone.write_bytes(path.read_bytes())
     alone.chmod(0o400)
-    assert [e.digest for e in read(alone)] == ["a", "b"]
+    assert [e.digest for e in read_ledger(alone)] == ["a", "b"]
     assert content_of(alone).header == {"format": 2, "data": "digits", "client": 3}
     assert list(alone.parent.iterdir()) == [alone]
     with pytest.raises(LedgerError, match=r"other.sqlite cannot be read"):
-        read(tmp_path / "other.sqlite")
+        read_ledger(tmp_path / "other.sqlite")
     assert not (tmp_path / "other.sqlite").exists()
 
 
 def test_a_reader_waits_for_a_writer_and_a_writer_for_a_reader(file, path):
     charge(file, "a")
-    with closing(opened(path, "ro")) as reader:
+    with closing(open_connection(path, "ro")) as reader:
         reader.execute("BEGIN")
         assert reader.execute("SELECT count(*) FROM charges").fetchone() == (1,)
         writer = threading.Thread(target=charge, args=(file, "b"))
@@ -249,7 +249,7 @@ def test_a_reader_waits_for_a_writer_and_a_writer_for_a_reader(file, path):
     with file.transaction():
         file.charge(entry("c"))
         found = []
-        thread = threading.Thread(target=lambda: found.extend(read(path)))
+        thread = threading.Thread(target=lambda: found.extend(read_ledger(path)))
         thread.start()
         thread.join(0.1)
         assert not found
@@ -259,7 +259,7 @@ def test_a_reader_waits_for_a_writer_and_a_writer_for_a_reader(file, path):
 
 def test_a_ledger_that_was_opened_and_never_written_to_belongs_to_nobody(tmp_path, file, path):
     assert digests(file) == []
-    assert (content_of(path).header, read(path)) == ({}, ())
+    assert (content_of(path).header, read_ledger(path)) == ({}, ())
     assert ledgers_in(tmp_path) == {}
     charge(FileLedger(tmp_path, 3, "mnist"), "a")
     assert ledgers_in(tmp_path) == {"client_003": path}
@@ -276,7 +276,7 @@ def test_a_ledger_that_is_lost_is_no_new_account(tmp_path, how):
     for use in (
         lambda: digests(file),
         lambda: digests(begun(tmp_path)[0]),
-        lambda: read(path),
+        lambda: read_ledger(path),
         lambda: content_of(path),
     ):
         with pytest.raises(LedgerError, match=r"is missing or empty, .*restore it from a backup"):
@@ -316,12 +316,12 @@ def test_a_read_of_a_write_that_was_cut_short_names_the_remedy(file, path):
         connection.execute("PRAGMA cache_size = 1")
         connection.execute("BEGIN")
         connection.execute("INSERT INTO notes VALUES ('b', x'00', zeroblob(900000))")
-        files = {each: each.read_bytes() for each in (path, database.journal(path))}
+        files = {each: each.read_bytes() for each in (path, database.journal_path(path))}
     for each, content in files.items():
         each.write_bytes(content)
     with pytest.raises(LedgerError, match="cut short; the client's next start repairs it"):
-        read(path)
-    assert digests(file) == [entry.digest for entry in read(path)] == ["a"]
+        read_ledger(path)
+    assert digests(file) == [entry.digest for entry in read_ledger(path)] == ["a"]
 
 
 def test_a_ledger_of_other_data_or_another_client_is_an_error(tmp_path, file, path):
@@ -336,7 +336,7 @@ def test_a_ledger_of_other_data_or_another_client_is_an_error(tmp_path, file, pa
 def test_a_ledger_of_another_format_is_an_error_that_names_it(tmp_path, file, path):
     charge(file, "a")
     change(path, "UPDATE account SET format = 3")
-    for use in (lambda: digests(FileLedger(tmp_path, 3, "digits")), lambda: read(path)):
+    for use in (lambda: digests(FileLedger(tmp_path, 3, "digits")), lambda: read_ledger(path)):
         with pytest.raises(LedgerError, match="has format 3.*only 2; use the version that wrote"):
             use()
 
@@ -417,7 +417,7 @@ def test_a_damaged_ledger_answers_nothing_and_names_the_remedy(tmp_path, damage)
     with pytest.raises(LedgerError, match=message), file.transaction():
         pytest.fail("verified content is trusted although the file has changed")
     with pytest.raises(LedgerError, match=message):
-        read(path)
+        read_ledger(path)
 
 
 def test_without_the_chain_an_edited_ledger_would_be_believed(tmp_path, file, path, monkeypatch):
@@ -426,7 +426,7 @@ def test_without_the_chain_an_edited_ledger_would_be_believed(tmp_path, file, pa
     other = FileLedger(tmp_path, 4, "digits")
     charge(other, "a", "b", "c")
     change(tmp_path / "client_004.sqlite", *DAMAGE["an edited charge"])
-    assert [e.releases for e in read(tmp_path / "client_004.sqlite")] == [4, 4, 4]
+    assert [e.releases for e in read_ledger(tmp_path / "client_004.sqlite")] == [4, 4, 4]
 
 
 def test_a_ledger_that_lost_its_end_is_found_by_its_answers(tmp_path, file, path):
@@ -691,10 +691,10 @@ def test_a_full_disk_takes_nothing_back_and_lets_nothing_through(tmp_path, limit
 
 def test_on_a_disk_that_is_read_only_nothing_is_charged(file, path, monkeypatch):
     charge(file, "a")
-    monkeypatch.setattr(database, "opened", lambda path, mode: opened(path, "ro"))
+    monkeypatch.setattr(database, "open_connection", lambda path, mode: open_connection(path, "ro"))
     with pytest.raises(LedgerError, match="readonly database.*fix its permissions"):
         charge(file, "b")
-    assert len(read(path)) == 1
+    assert len(read_ledger(path)) == 1
 
 
 def test_a_folder_that_cannot_be_made_is_an_error_a_user_can_mend(tmp_path):

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fed_dpsd.accounts.account import Account, BudgetSpent
-from fed_dpsd.accounts.card import account, ledger_files, plan_of, privacy_card
-from fed_dpsd.accounts.database import read
+from fed_dpsd.accounts.card import ledger_epsilons, ledger_files, plan_of, privacy_card
+from fed_dpsd.accounts.database import read_ledger
 from fed_dpsd.accounts.ledger import MemoryLedger
 from fed_dpsd.client.site import Site
 from fed_dpsd.engines.local import LocalFederation
@@ -60,7 +60,7 @@ def test_the_plan_is_what_ledgers_hold_for_every_combination(small, training, an
     folder, summary = finished(experiment)
     plan, card = plan_of(experiment), summary["privacy"]
     for path in ledger_files(folder):
-        entries = read(path)
+        entries = read_ledger(path)
         for unit, relation in UNITS_AND_RELATIONS:
             values = {}
             for basis, stages in bases(plan).items():
@@ -127,18 +127,18 @@ def test_two_runs_on_a_ledger_are_covered_whatever_their_axes(
         if spent_out:
             return
         for path in ledger_files(ledger):
-            own = [entry for entry in read(path) if entry.run == folder.name]
+            own = [entry for entry in read_ledger(path) if entry.run == folder.name]
             for (unit, relation), basis in itertools.product(
                 UNITS_AND_RELATIONS, bases(plan_of(experiment))
             ):
                 charged = epsilon(spent(own, unit, relation, basis), 1e-5).epsilon
                 assert charged <= by(summary["privacy"], basis, unit, relation) * (1 + 1e-9)
     for path in ledger_files(ledger):
-        entries = read(path)
+        entries = read_ledger(path)
         covered = {entry.training for entry in entries} - {""}
         assert covered <= {entry.digest for entry in entries if entry.kind == "training"}
         if budget is not None:
-            found = account(entries, 1e-5, "record", "add_remove")
+            found = ledger_epsilons(entries, 1e-5, "record", "add_remove")
             assert found.get("training", found["answers"]).value <= budget
 
 
@@ -257,7 +257,7 @@ def test_a_ledger_of_private_and_plain_runs_by_hand():
                 admitted += 1
         entries = ledger.entries()
     trained, answered, others = 100 / 14.3**2, 300 * (2 / 40) ** 2, admitted * (2 / 200) ** 2
-    found = account(entries, 1e-5, "record", "add_remove")
+    found = ledger_epsilons(entries, 1e-5, "record", "add_remove")
     by_training, by_answers = found["training"].value, found["answers"].value
     assert by_training == pytest.approx(gaussian_epsilon((trained + others) ** 0.5), rel=1e-3)
     assert by_answers == pytest.approx(gaussian_epsilon((answered + others) ** 0.5), rel=1e-3)
@@ -280,7 +280,7 @@ def test_a_ledgers_trust_is_what_its_answers_need():
     with ledger.transaction():
         own.pay(training, "training", "training")
         own.pay(answers, "answer", "answers", asked(0), "training")
-        found = account(ledger.entries(), 1e-5, "record", "add_remove")
+        found = ledger_epsilons(ledger.entries(), 1e-5, "record", "add_remove")
     assert {basis: proof.trust for basis, proof in found.items()} == {
         "contraction": "server",
         "answers": "server",
@@ -317,4 +317,4 @@ def test_a_site_pays_for_the_training_before_it_answers(small, tmp_path, monkeyp
     with pytest.raises(Exception, match="has not been paid for"):
         run(experiment, LocalFederation(experiment, folder), folder, lambda line: None)
     for path in folder.glob("ledger/*.sqlite"):
-        assert not path.stat().st_size or {entry.kind for entry in read(path)} <= {"counts"}
+        assert not path.stat().st_size or {entry.kind for entry in read_ledger(path)} <= {"counts"}

@@ -42,8 +42,8 @@ def test_every_key_of_the_default_run_is_listed_once(fed_dpsd):
 
 
 def test_what_is_typed_stands_above_what_a_file_chooses():
-    assert keys.chosen({"method": "dgd"})["answers"] == "noisy_max"
-    assert keys.chosen({"method": "dgd", "answers": "votes"})["answers"] == "votes"
+    assert keys.resolve_choices({"method": "dgd"})["answers"] == "noisy_max"
+    assert keys.resolve_choices({"method": "dgd", "answers": "votes"})["answers"] == "votes"
     names = {
         key.name for key in keys.all_keys({"method": "dgd", "training@method.baseline": "dp_sgd"})
     }

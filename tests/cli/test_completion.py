@@ -46,7 +46,7 @@ def complete(monkeypatch, capsys):
         for name, value in (environment | {"_FED_DPSD_COMPLETE": protocol}).items():
             monkeypatch.setenv(name, value)
         command = get_command(app)
-        completion.switch_on()  # as main does, after typer's own
+        completion.register()  # as main does, after typer's own
         with pytest.raises(SystemExit) as stop:
             command.main(prog_name="fed-dpsd")
         output = capsys.readouterr()

@@ -139,13 +139,13 @@ def measured(monkeypatch):
 def rehearsed(monkeypatch, tmp_path):
     """A stub for hosts and processes, which only writes the hospitals' files."""
     from fed_dpsd.cli import rehearse
-    from fed_dpsd.client.hospital import open_file
+    from fed_dpsd.client.hospital import open_hospital
     from fed_dpsd.rehearsal.rehearsal import Rehearsal
 
     class Stub(Rehearsal):
         def __enter__(self):
             for number in self.hospitals:
-                open_file(self.site(number)).experiment(self.experiment.to_json(), 0)
+                open_hospital(self.site(number)).experiment(self.experiment.to_json(), 0)
             return self
 
         def __exit__(self, *_):

@@ -10,7 +10,7 @@ import yaml
 import fed_dpsd as package
 from fed_dpsd.api import Run
 from fed_dpsd.audits.shadows import ShadowRun
-from fed_dpsd.client.hospital import open_file
+from fed_dpsd.client.hospital import open_hospital
 from fed_dpsd.experiment import from_overrides
 from fed_dpsd.rehearsal.sites import agreeing
 from fed_dpsd.server.run_folder import open_run_folder
@@ -181,9 +181,9 @@ def test_hospitals_of_a_rehearsal_name_the_plugins_and_parts_of_the_run(tmp_path
     file = site_file(tmp_path / "hospital")
     site = yaml.safe_load(file.read_text())
     file.write_text(yaml.safe_dump({"files": site["files"], "client": 0, **facts}))
-    open_file(file).experiment(experiment.to_json(), 0)
+    open_hospital(file).experiment(experiment.to_json(), 0)
     ours = agreeing(from_overrides(["federation=deployment"], tmp_path), [])
     assert "plugins" not in ours
     file.write_text(yaml.safe_dump({"files": site["files"], "client": 0, **ours}))
     with pytest.raises(Exception, match=r"plugins=example==1.0: this site runs no plug-in"):
-        open_file(file).experiment(experiment.to_json(), 0)
+        open_hospital(file).experiment(experiment.to_json(), 0)

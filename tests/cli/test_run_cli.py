@@ -82,7 +82,7 @@ def test_resuming_a_completed_run_is_over_at_once_and_touches_nothing(fed_dpsd, 
     (result,) = [line for line in err.splitlines() if line.startswith("student ")]
     before = contents(api.Path(folder))
     monkeypatch.setattr(api, "LocalFederation", None)
-    monkeypatch.setattr(api, "ready", None)
+    monkeypatch.setattr(api, "check_run", None)
     code, out, err = fed_dpsd("resume", folder)
     assert (code, out) == (0, [folder])
     assert err.splitlines()[:2] == ["already completed; nothing to do", result]

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from fed_dpsd.accounts import card as cards
 from fed_dpsd.client import check
-from fed_dpsd.client.hospital import open_file
+from fed_dpsd.client.hospital import open_hospital
 from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.engines.flower import supernode
 from fed_dpsd.errors import UserError
@@ -35,7 +35,7 @@ def test_a_file_is_written_once_and_says_what_is_missing(fed_dpsd, tmp_path):
     code, out, _ = fed_dpsd("site", "init", "site.yaml")
     assert (code, out) == (0, [f"{tmp_path}/site.yaml"])
     written = (tmp_path / "site.yaml").read_text()
-    assert open_file(tmp_path / "site.yaml").num_clients == 3
+    assert open_hospital(tmp_path / "site.yaml").num_clients == 3
     code, _, err = fed_dpsd("site", "init", "site.yaml")
     assert code == 1
     assert "site.yaml already exists; it is not overwritten" in err
@@ -59,7 +59,7 @@ def test_h7_a_check_counts_trains_and_rehearses_and_charges_nothing(fed_dpsd, tm
     assert "the budget is 100" in text
     assert re.search(r"a teacher: [0-9.]+ % on \d+ held-out records", text)
     assert "an answer, rehearsed: 16 images, 160 bytes, which would cost" in text
-    ledger = open_file(file).ledger
+    ledger = open_hospital(file).ledger
     with ledger.transaction():
         assert not ledger.entries()
     assert not (tmp_path / "hospital" / "state" / "cache" / "teachers").exists()
@@ -78,7 +78,7 @@ def test_a_check_of_sums_of_gradients_rehearses_a_sum_and_trains_nothing(fed_dps
     text = "\n".join(out)
     assert f"an answer, rehearsed: a sum of gradients, {8 * weights:,} bytes, which" in text
     assert "a teacher" not in text
-    ledger = open_file(file).ledger
+    ledger = open_hospital(file).ledger
     with ledger.transaction():
         assert not ledger.entries()
 
@@ -134,9 +134,9 @@ def test_a_check_says_whether_the_budget_lasts(fed_dpsd, tmp_path):
     code, out, err = fed_dpsd("site", "check", str(file), *overrides)
     assert code == 1
     found = re.search(r"budget=8 is not enough for this run.* raise budget to at least (.+)", err)
-    hospital = replace(open_file(file), budget=float(found[1]))
+    hospital = replace(open_hospital(file), budget=float(found[1]))
     experiment = check._experiment(hospital, list(overrides))
-    assert hospital.open(experiment, "check").lacking() == ""
+    assert hospital.open(experiment, "check").exceeded_limit() == ""
     code, out, err = fed_dpsd("site", "check", str(file), *overrides, "rounds=1")
     assert (code, err) == (0, "")
     assert any(re.fullmatch(r"pixels: 0 to 255 of 255, 12\d on average", line) for line in out)
@@ -155,7 +155,7 @@ def test_a_check_names_a_budget_that_pays_for_the_training(tmp_path):
     overrides = [*SMALL, "training.noise_multiplier=1"]
     file = site_file(tmp_path / "hospital", budget=3.0, **settings)
     with pytest.raises(UserError) as raised:
-        list(check.check(open_file(file), overrides))
+        list(check.check(open_hospital(file), overrides))
     found = re.fullmatch(
         r"budget=3 is not enough for this run: this site would refuse to train; agree on more "
         r"noise \(privacy.target_epsilon\), or raise budget to at least ([0-9.]+)",
@@ -163,9 +163,9 @@ def test_a_check_names_a_budget_that_pays_for_the_training(tmp_path):
     )
     least = float(found[1])
     for budget, lacking in ((least, ""), (0.99 * least, "budget")):
-        hospital = replace(open_file(file), budget=budget)
+        hospital = replace(open_hospital(file), budget=budget)
         experiment = check._experiment(hospital, overrides)
-        assert hospital.open(experiment, "check").lacking() == lacking
+        assert hospital.open(experiment, "check").exceeded_limit() == lacking
     planned = cards.plan_of(experiment)
     assert "raise" not in check._more_for_budget(experiment.config.privacy, planned, True)
 
@@ -185,7 +185,7 @@ def test_h6_a_check_counts_patients_and_puts_the_unit_asked_for_first(
         budget_relation=relation or "add_remove",
         units=["record", "patient"],
     )
-    hospital = open_file(file)
+    hospital = open_hospital(file)
     hospital = replace(hospital, files=replace(hospital.files, patient_column=column))
     overrides = [*SMALL, *([f"training.unit={unit}"] if unit else [])]
     lines = itertools.takewhile(
@@ -211,7 +211,7 @@ def test_a_check_states_the_units_and_why_and_trains_by_the_first(
 ):
     """With the coordinator's settings, the coordinator's unit counts."""
     file = site_file(tmp_path / "hospital", training=["dp_sgd"], queries=10_000, units=units)
-    hospital = open_file(file)
+    hospital = open_hospital(file)
     hospital = replace(hospital, files=replace(hospital.files, patient_column=column))
     lines = itertools.takewhile(
         lambda line: not str(line).startswith("spent so far"), check.check(hospital, [])
@@ -227,7 +227,7 @@ def test_a_check_states_the_units_and_why_and_trains_by_the_first(
 def test_a_check_reads_the_weights(tmp_path):
     """It prints the digest that the coordinator's must equal, and refuses other files."""
     folder = tmp_path / "hospital"
-    hospital = open_file(site_file(folder, training=["dp_sgd"], weights="own.safetensors"))
+    hospital = open_hospital(site_file(folder, training=["dp_sgd"], weights="own.safetensors"))
     with pytest.raises(UserError, match=r"weights=.*own.safetensors: No such file"):
         list(check.check(hospital, []))
     (folder / "own.safetensors").write_bytes(b"no weights")
@@ -251,7 +251,7 @@ def test_a_check_says_that_a_training_diverges(fed_dpsd, tmp_path):
 def test_what_is_held_out_is_of_patients_of_whom_nothing_was_seen(tmp_path, monkeypatch):
     """Forty records of five patients: the eight records of one are held out."""
     file = site_file(tmp_path / "hospital", training=["dp_sgd"], models=["scattering"])
-    hospital = open_file(file)
+    hospital = open_hospital(file)
     hospital = replace(hospital, files=replace(hospital.files, patient_column="patient"))
     seen = []
 
@@ -312,24 +312,24 @@ def test_a_key_is_the_same_every_time_and_anothers_is_another(fed_dpsd, tmp_path
 def test_files_in_one_folder_have_states_of_their_own(fed_dpsd, tmp_path):
     for name in ("north.yaml", "south 2.yaml", "site.yaml"):
         assert fed_dpsd("site", "init", name)[0] == 0
-    states = [open_file(tmp_path / n).folder.name for n in ("north.yaml", "south 2.yaml")]
+    states = [open_hospital(tmp_path / n).folder.name for n in ("north.yaml", "south 2.yaml")]
     assert states == ["north-state", "south 2-state"]
-    assert open_file(tmp_path / "site.yaml").folder.name == "state"
+    assert open_hospital(tmp_path / "site.yaml").folder.name == "state"
 
 
 def test_one_state_cannot_serve_two_hospitals(tmp_path):
     """It is locked while a process serves it, and free again when the process has ended."""
     holding = (
-        f"{supernode.importing()}\nimport time\nfrom pathlib import Path\n"
+        f"{supernode.import_line()}\nimport time\nfrom pathlib import Path\n"
         "from fed_dpsd.engines.flower.supernode import _locked\n"
         f"lock = _locked(Path({str(tmp_path)!r}))\nprint('locked', flush=True)\ntime.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", holding], stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"locked\n"
         with pytest.raises(UserError, match="is in use by another `fed-dpsd site serve`"):
-            supernode._locked(tmp_path)
+            supernode._lock_folder(tmp_path)
         process.kill()
-    supernode._locked(tmp_path).close()
+    supernode._lock_folder(tmp_path).close()
 
 
 WHERE = ("--superlink", "host:1", "--certificate", "ca.crt", "--node-key", "key")
@@ -341,7 +341,7 @@ def stub_node(folder, script):
     key = ec.generate_private_key(ec.SECP384R1())
     (folder / "ca.crt").write_bytes(certificate(key))
     (folder / "key").write_bytes(private_key(key))
-    node = open_file(file).folder / "commands" / "flower-supernode"
+    node = open_hospital(file).folder / "commands" / "flower-supernode"
     node.parent.mkdir(parents=True)
     node.write_text(f"#!/bin/sh\n{script}\n")
     node.chmod(0o755)
@@ -350,7 +350,7 @@ def stub_node(folder, script):
 
 def test_a_delta_that_is_too_large_is_a_warning_at_every_start(fed_dpsd, tmp_path, monkeypatch):
     """As are records that cannot be read; the node starts nevertheless."""
-    monkeypatch.setattr(supernode, "importing", lambda: "keep = print")
+    monkeypatch.setattr(supernode, "import_line", lambda: "keep_ready = print")
 
     def stop(_):
         for thread in threading.enumerate():
@@ -374,7 +374,7 @@ def test_a_delta_that_is_too_large_is_a_warning_at_every_start(fed_dpsd, tmp_pat
 
 def test_a_node_that_ends_by_itself_is_started_again(fed_dpsd, tmp_path, monkeypatch):
     """It fails twice and then ends with status 0, as Flower's does if its signature is rejected."""
-    monkeypatch.setattr(supernode, "importing", lambda: "keep = print")
+    monkeypatch.setattr(supernode, "import_line", lambda: "keep_ready = print")
     slept = []
 
     def sleep(seconds):
@@ -420,8 +420,8 @@ def test_a_signal_ends_the_command_and_its_node(tmp_path, number, send, status):
     file = stub_node(tmp_path, "echo $$ >> pids\n[ $(wc -l < pids) = 1 ] || exec sleep 60")
     program = (
         "import signal\nsignal.signal(2, signal.default_int_handler)\n"  # ignored in a shell's jobs
-        f"{supernode.importing()}\nfrom fed_dpsd.engines.flower import supernode\n"
-        "supernode.importing, supernode.AGAIN_SECONDS = lambda: 'keep = print', 0.01\n"
+        f"{supernode.import_line()}\nfrom fed_dpsd.engines.flower import supernode\n"
+        "supernode.import_line, supernode.RESTART_SECONDS = lambda: 'keep_ready = print', 0.01\n"
         "from fed_dpsd.cli import main\nmain()"
     )
     command = [sys.executable, "-c", program, "site", "serve", str(file), *WHERE]

@@ -4,7 +4,13 @@ import pytest
 import torch
 
 from fed_dpsd.client import device
-from fed_dpsd.client.device import Held, device_of, held_on, learns_there, named_device
+from fed_dpsd.client.device import (
+    TeacherCache,
+    device_of,
+    learns_on_client_device,
+    named_device,
+    teacher_cache,
+)
 from fed_dpsd.errors import UserError
 from fed_dpsd.models.classifiers import CLASSIFIERS, FIXED
 from fed_dpsd.models.torchvision_networks import GROUP_FORMS, NETWORKS
@@ -48,7 +54,7 @@ def test_a_process_that_does_not_see_the_device_says_so(small):
     ],
 )
 def test_private_trainings_stay_on_the_processor(small, overrides, there):
-    assert learns_there(small(*overrides).training) is there
+    assert learns_on_client_device(small(*overrides).training) is there
 
 
 @every("name", sorted({*CLASSIFIERS} - {*NETWORKS, *GROUP_FORMS.values()}))
@@ -66,7 +72,7 @@ class Client:
 
 
 def test_the_teachers_that_were_used_longest_ago_leave_first():
-    held = Held(limit=30)
+    held = TeacherCache(limit=30)
     one, two, three, four = clients = [Client() for _ in range(4)]
     for client in (one, two, three):
         held.use(client, 10)
@@ -78,7 +84,7 @@ def test_the_teachers_that_were_used_longest_ago_leave_first():
 
 
 def test_one_clients_teachers_may_exceed_the_limit_alone():
-    held = Held(limit=5)
+    held = TeacherCache(limit=5)
     small, large = Client(), Client()
     held.use(small, 1)
     held.use(large, 100)
@@ -86,7 +92,7 @@ def test_one_clients_teachers_may_exceed_the_limit_alone():
 
 
 def test_what_is_gone_takes_no_room():
-    held = Held(limit=20)
+    held = TeacherCache(limit=20)
     kept = Client()
     held.use(kept, 10)
     held.use(Client(), 10)  # nobody keeps it
@@ -95,10 +101,10 @@ def test_what_is_gone_takes_no_room():
 
 
 def test_the_limit_is_given_or_half_of_what_is_free(monkeypatch):
-    held_on.cache_clear()
+    teacher_cache.cache_clear()
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1_000, 4_000))
-    assert held_on(torch.device("cpu"))._limit == device.PROCESSOR_BYTES
-    assert held_on(torch.device("cuda:0"))._limit == 500
+    assert teacher_cache(torch.device("cpu"))._limit == device.PROCESSOR_BYTES
+    assert teacher_cache(torch.device("cuda:0"))._limit == 500
     monkeypatch.setenv(device.TEACHER_BYTES, "70")
-    assert held_on(torch.device("cuda:1"))._limit == 70
-    held_on.cache_clear()
+    assert teacher_cache(torch.device("cuda:1"))._limit == 70
+    teacher_cache.cache_clear()

@@ -55,7 +55,7 @@ def test_a_run_over_hospitals(deployed, tmp_path):
     assert [line["query_id"] for line in asked] == [1, 2, 3]
     assert all(line["answered"] == [0, 1] and not line["refused"] for line in asked)
     for file in files:
-        assert [entry.request for entry in entries_of(hospitals.open_file(file).ledger)] == [
+        assert [entry.request for entry in entries_of(hospitals.open_hospital(file).ledger)] == [
             line["ask"] for line in asked
         ]
 
@@ -65,12 +65,12 @@ def test_a_key_that_is_there_twice_is_refused(tmp_path):
     file = site_file(tmp_path / "hospital", budget=1.0)
     file.write_text(f"{file.read_text()}\nbudget: 8.0\n")
     with pytest.raises(UserError, match="budget is given twice, in the keys from line 1 on; keep"):
-        hospitals.open_file(file)
+        hospitals.open_hospital(file)
 
 
 def test_a_method_of_the_same_class_is_allowed_by_its_own_name_and_needs_only(deployed, tmp_path):
     """Methods that are settings of others share a class, and a message has its name and needs."""
-    site = hospitals.open_file(site_file(tmp_path, methods=["central", "dgd"]))
+    site = hospitals.open_hospital(site_file(tmp_path, methods=["central", "dgd"]))
     raw = json.loads(deployed("method=ensemble").to_json())
     target, refused = raw["method"]["_target_"], r"allows only method=central or dgd"
     allowed = {**raw["method"], "name": "central", "needs": {"num_clients": 1}}
@@ -140,7 +140,7 @@ def test_what_a_file_does_not_allow_is_refused_and_not_charged(
     files = [site_file(tmp_path / f"hospital{client}", client) for client in (0, 1)]
     files[0] = site_file(tmp_path / "hospital0", 0, **changes)
     experiment = deployed(*overrides)
-    hospital = hospitals.open_file(files[0])
+    hospital = hospitals.open_hospital(files[0])
     given = answer(hospital, experiment.to_json(), request())
     assert isinstance(given, Refusal)
     assert re.search(reason, given.reason)
@@ -173,7 +173,7 @@ def test_what_a_file_does_not_allow_is_refused_and_not_charged(
     ],
 )
 def test_a_malformed_experiment_is_refused(deployed, tmp_path, path, value):
-    hospital = hospitals.open_file(site_file(tmp_path / "hospital"))
+    hospital = hospitals.open_hospital(site_file(tmp_path / "hospital"))
     raw = json.loads(deployed("training=plain", "answers=gradient").to_json())
     place = raw
     for key in path[:-1]:
@@ -188,7 +188,7 @@ def test_a_malformed_experiment_is_refused(deployed, tmp_path, path, value):
 
 def test_what_a_message_says_of_budget_data_and_places_is_not_read(deployed, tmp_path):
     own = {"budget": 2.0, "budget_relation": "replace_one"}
-    hospital = hospitals.open_file(site_file(tmp_path / "hospital", **own))
+    hospital = hospitals.open_hospital(site_file(tmp_path / "hospital", **own))
     hospital = replace(hospital, files=replace(hospital.files, patient_column="patient"))
     raw = json.loads(deployed("training=plain", "answers=gradient").to_json())
     raw["privacy"] |= {"budget": 1e9, "budget_relation": "add_remove", "delta": 0.9}
@@ -208,13 +208,13 @@ def test_what_a_message_says_of_budget_data_and_places_is_not_read(deployed, tmp
 
 
 def test_delta_must_be_below_one_over_the_number_of_records(tmp_path):
-    hospital = hospitals.open_file(site_file(tmp_path, delta=0.25))
+    hospital = hospitals.open_hospital(site_file(tmp_path, delta=0.25))
     assert [bool(hospital.problem_of_delta(count)) for count in (3, 4)] == [False, True]
 
 
 def test_a_hospitals_precision_is_set_in_its_file(deployed, tmp_path, monkeypatch):
     text = deployed("training=plain", "answers=gradient", "precision=float32").to_json()
-    hospital = hospitals.open_file(site_file(tmp_path / "hospital", precision="bfloat16"))
+    hospital = hospitals.open_hospital(site_file(tmp_path / "hospital", precision="bfloat16"))
     experiment = hospital.experiment(text, 16)
     assert experiment.config.precision == "bfloat16"
     monkeypatch.setattr(precision, "has_bfloat16", lambda _: False)
@@ -222,12 +222,12 @@ def test_a_hospitals_precision_is_set_in_its_file(deployed, tmp_path, monkeypatc
         hospital.open(experiment, "run")
     assert not hospital.folder.exists()
     with pytest.raises(ConfigError, match="precision='half'|precision=half"):
-        hospitals.open_file(site_file(tmp_path / "other", precision="half"))
+        hospitals.open_hospital(site_file(tmp_path / "other", precision="half"))
 
 
 def test_a_hospitals_device_is_that_of_its_file(deployed, tmp_path, monkeypatch):
     text = deployed("training=plain", "answers=gradient", "client_device=cpu").to_json()
-    hospital = hospitals.open_file(site_file(tmp_path / "hospital", device="cuda:1"))
+    hospital = hospitals.open_hospital(site_file(tmp_path / "hospital", device="cuda:1"))
     experiment = hospital.experiment(text, 16)
     assert experiment.config.client_device == "cuda:1"
     with pytest.raises(UserError, match="device=cuda:1: this machine has no usable GPU; use dev"):
@@ -237,7 +237,7 @@ def test_a_hospitals_device_is_that_of_its_file(deployed, tmp_path, monkeypatch)
         monkeypatch.setattr(module, "number_of_gpus", lambda: 2)
     assert hospital.open(experiment, "run").client == 0
     with pytest.raises(ConfigError, match="device=tpu must be auto, cpu, cuda or cuda:N"):
-        hospitals.open_file(site_file(tmp_path / "other", device="tpu"))
+        hospitals.open_hospital(site_file(tmp_path / "other", device="tpu"))
 
 
 def test_noise_is_the_hospitals_own_and_the_same_for_the_same_request(deployed, tmp_path):
@@ -245,7 +245,7 @@ def test_noise_is_the_hospitals_own_and_the_same_for_the_same_request(deployed, 
     text = deployed("training=plain", "answers=gradient").to_json()
     answers = []
     for number in range(2):
-        hospital = hospitals.open_file(site_file(tmp_path / f"{number}"))
+        hospital = hospitals.open_hospital(site_file(tmp_path / f"{number}"))
         answers.append(answer(hospital, text, request()).values)
         assert (answer(hospital, text, request()).values == answers[-1]).all()
         assert (hospital.folder / "secret").stat().st_mode & 0o777 == 0o600
@@ -272,7 +272,7 @@ def test_all_noise_of_a_hospital_comes_from_its_secret(deployed, tmp_path, monke
         ("fed_dpsd", "training.count_fraction=1.0", imageless("counts")),
         ("dp_fedavg", "teacher.same_start=true", imageless("train", weights=start)),
     ):
-        hospital = hospitals.open_file(site_file(tmp_path / asked.kind, methods=[name]))
+        hospital = hospitals.open_hospital(site_file(tmp_path / asked.kind, methods=[name]))
         text = deployed(f"method={name}", *private, settings).to_json()
         given = answer(hospital, text, asked)
         assert isinstance(given, Response), given
@@ -283,8 +283,8 @@ def test_all_noise_of_a_hospital_comes_from_its_secret(deployed, tmp_path, monke
 def test_a_hospital_keeps_its_number(deployed, tmp_path):
     """Another number would be another account, with a fresh budget."""
     experiment = deployed("training=plain", "answers=gradient")
-    answer(hospitals.open_file(site_file(tmp_path, 0)), experiment.to_json(), request())
-    renumbered = hospitals.open_file(site_file(tmp_path, 1))
+    answer(hospitals.open_hospital(site_file(tmp_path, 0)), experiment.to_json(), request())
+    renumbered = hospitals.open_hospital(site_file(tmp_path, 1))
     with pytest.raises(UserError, match="client=1: .* holds the account of client_000"):
         answer(renumbered, experiment.to_json(), request())
 
@@ -294,7 +294,7 @@ def test_patients_share_a_shard(deployed, tmp_path):
     settings = yaml.safe_load(file.read_text())
     settings["files"]["patient_column"] = "patient"
     file.write_text(yaml.safe_dump(settings))
-    hospital = hospitals.open_file(file)
+    hospital = hospitals.open_hospital(file)
     experiment = hospital.experiment(deployed("teachers_per_client=4").to_json(), 16)
     assert experiment.answers.shards.by == "patient"
 
@@ -305,25 +305,25 @@ def test_patients_share_a_shard(deployed, tmp_path):
 def test_a_bad_file_names_every_problem(tmp_path):
     file = site_file(tmp_path / "a", budget="three", trust=["everybody"], clinet=3)
     with pytest.raises(ConfigError) as caught:
-        hospitals.open_file(file)
+        hospitals.open_hospital(file)
     said = str(caught.value)
     assert "site.budget=three must be a number" in said
     assert "site.clinet=3 is not a key of site; did you mean client?" in said
     text = site_file(tmp_path / "e").read_text().replace("budget:", "budgets:")
     (tmp_path / "e.yaml").write_text(text)
     with pytest.raises(ConfigError) as caught:
-        hospitals.open_file(tmp_path / "e.yaml")
+        hospitals.open_hospital(tmp_path / "e.yaml")
     (said,) = caught.value.problems
     assert said.endswith(" is not a key of site; did you mean budget?")
     text = text.replace("budgets:", "budget:").replace("num_clients:", "clients:")
     (tmp_path / "f.yaml").write_text(text)
     with pytest.raises(ConfigError) as caught:
-        hospitals.open_file(tmp_path / "f.yaml")
+        hospitals.open_hospital(tmp_path / "f.yaml")
     (said,) = caught.value.problems
     assert said.endswith(" is not a key of site; did you mean num_clients?")
     (tmp_path / "f.yaml").write_text(text.replace("client: ", "patients: "))
     with pytest.raises(ConfigError) as caught:
-        hospitals.open_file(tmp_path / "f.yaml")
+        hospitals.open_hospital(tmp_path / "f.yaml")
     assert "site.client is missing" in caught.value.problems
     for changes, problem in (
         (
@@ -355,7 +355,7 @@ def test_a_bad_file_names_every_problem(tmp_path):
         ({"shape": [1, 8, 9]}, r"shape=\[1, 8, 9\] must be"),
     ):
         with pytest.raises(ConfigError, match=problem):
-            hospitals.open_file(site_file(tmp_path / "b", **changes))
+            hospitals.open_hospital(site_file(tmp_path / "b", **changes))
     for labels, problem in (
         ({"nine": 9}, "site.files.labels.nine=9 must be the name of one of the classes"),
         (["nine"], "site.files.labels=.nine. must be a group of keys"),
@@ -363,16 +363,16 @@ def test_a_bad_file_names_every_problem(tmp_path):
         ({"ten": "10"}, "site.files.labels.ten=10: the classes are 0, 1, .*; name one"),
     ):
         with pytest.raises(ConfigError, match=problem):
-            hospitals.open_file(with_files(tmp_path / "c", labels=labels))
+            hospitals.open_hospital(with_files(tmp_path / "c", labels=labels))
     with pytest.raises(ConfigError, match=r"site\.files\.path= is empty; give a folder or a table"):
-        hospitals.open_file(with_files(tmp_path / "d", path=""))
+        hospitals.open_hospital(with_files(tmp_path / "d", path=""))
     with pytest.raises(UserError, match="is not a site file: No such file"):
-        hospitals.open_file(tmp_path / "nowhere.yaml")
+        hospitals.open_hospital(tmp_path / "nowhere.yaml")
     wrong = (("", "it is empty"), ("- a", "no KEY: VALUE lines"), ("a: 1\n\tb: 2", r"line 2"))
     for text, problem in wrong:
         (tmp_path / "wrong.yaml").write_text(text)
         with pytest.raises(UserError, match=problem):
-            hospitals.open_file(tmp_path / "wrong.yaml")
+            hospitals.open_hospital(tmp_path / "wrong.yaml")
 
 
 def with_files(folder, **changes):

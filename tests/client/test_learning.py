@@ -9,11 +9,11 @@ import pytest
 import torch
 from dp_accounting import LaplaceDpEvent
 
-from fed_dpsd.client.learning import PublicImages, train
+from fed_dpsd.client.learning import ImageLearner, train
 from fed_dpsd.client.teachers import Teachers, make_teacher
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.models.inference import predict
-from fed_dpsd.privacy.label_dp import LabelPrivate, fixed
+from fed_dpsd.privacy.label_dp import LabelPrivate, fixed_targets
 from fed_dpsd.privacy.noise import SecretStreams
 from tests.every import every
 
@@ -28,17 +28,17 @@ def network(config, records):
     """A teacher, and its learner, whose batches are the same in every fit."""
     teacher = make_teacher(config, 0, 0)
     rng = functools.partial(torch.Generator().manual_seed, 0)
-    return teacher, PublicImages(teacher, records.images, config, lambda _: rng())
+    return teacher, ImageLearner(teacher, records.images, config, lambda _: rng())
 
 
 @every("name", ["cnn", "cnn_bn", "scattering"])
 def test_each_fit_starts_again_and_only_its_records_and_targets_count(small, records, name):
     config = small(*CENTRAL, f"model.teacher={name}").config
-    known, part = fixed(records.labels), np.arange(20)
+    known, part = fixed_targets(records.labels), np.arange(20)
     once, first = network(config, records)
     first.fit(part, known)
     twice, second = network(config, records)
-    second.fit(np.arange(60), fixed(1 + 0 * records.labels))
+    second.fit(np.arange(60), fixed_targets(1 + 0 * records.labels))
     state = once.state_dict()
     assert not torch.equal(weights(twice), weights(once))
     second.fit(part, known)
@@ -59,7 +59,7 @@ def test_a_one_cycle_schedule_ends_at_a_rate_of_zero(small, records, monkeypatch
         seen.clear()
         settings = "teacher.momentum=0.9", "teacher.learning_rate=0.1", "teacher.min_steps=50"
         config = small(*CENTRAL, *settings, f"teacher.one_cycle={one_cycle}").config
-        network(config, records)[1].fit(np.arange(60), fixed(records.labels))
+        network(config, records)[1].fit(np.arange(60), fixed_targets(records.labels))
         assert len(seen) == 50
         if one_cycle == "true":
             assert max(seen) == pytest.approx(0.1)
@@ -74,7 +74,7 @@ def test_images_move_while_a_teacher_learns(small, records):
     learned = []
     for settings in ((), ("teacher.shift=1",), ("teacher.flip=true",)):
         teacher, learner = network(small(*CENTRAL, *settings).config, records)
-        learner.fit(np.arange(60), fixed(records.labels))
+        learner.fit(np.arange(60), fixed_targets(records.labels))
         learned.append(weights(teacher))
     assert not any(torch.equal(learned[0], other) for other in learned[1:])
 
@@ -98,12 +98,12 @@ def test_a_teacher_learns_on_another_device_than_its_images(small, records, name
     config = small(*CENTRAL, *overrides).config
     meta, drawn = torch.device("meta"), torch.Generator().manual_seed(0)
     teacher = make_teacher(config, 0, 0)
-    learner = PublicImages(teacher, records.images, config, lambda _, rng=drawn: rng, meta)
-    learner.fit(np.arange(60), fixed(records.labels))
+    learner = ImageLearner(teacher, records.images, config, lambda _, rng=drawn: rng, meta)
+    learner.fit(np.arange(60), fixed_targets(records.labels))
     assert {tensor.device.type for tensor in teacher.state_dict().values()} == {"meta"}
     learner._device = torch.device("cpu")  # the control: a batch that stays behind
     with pytest.raises(RuntimeError, match="meta"):
-        learner.fit(np.arange(60), fixed(records.labels))
+        learner.fit(np.arange(60), fixed_targets(records.labels))
 
 
 def test_every_fit_has_batches_of_its_own(small, records):
@@ -114,16 +114,16 @@ def test_every_fit_has_batches_of_its_own(small, records):
         drawn.append(purpose)
         return torch.Generator().manual_seed(len(drawn))
 
-    learner = PublicImages(make_teacher(config, 0, 0), records.images, config, draw)
+    learner = ImageLearner(make_teacher(config, 0, 0), records.images, config, draw)
     for _ in range(3):
-        learner.fit(np.arange(60), fixed(records.labels))
+        learner.fit(np.arange(60), fixed_targets(records.labels))
     assert len(set(drawn)) == 3
 
 
 def test_probabilities_are_those_of_the_last_fit(small, records):
     config = small(*CENTRAL).config
     teacher, learner = network(config, records)
-    learner.fit(np.arange(60), fixed(records.labels))
+    learner.fit(np.arange(60), fixed_targets(records.labels))
     chosen = np.array([7, 3, 59])
     expected = predict(teacher, records.images[chosen], torch.device("cpu"))
     assert learner.probabilities(chosen) == pytest.approx(expected, abs=1e-6)
@@ -141,7 +141,7 @@ class Blind(LabelPrivate):
 
     def train(self, learner, labels, rng):
         drawn = rng.random(len(labels)) if self.noisy else np.zeros(len(labels))
-        learner.fit(np.arange(len(labels)), fixed((4 * drawn).astype(np.int64)))
+        learner.fit(np.arange(len(labels)), fixed_targets((4 * drawn).astype(np.int64)))
 
 
 @every("noisy", [False, True])

@@ -21,7 +21,7 @@ from fed_dpsd.privacy.accounting import epsilon
 from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
 from fed_dpsd.protocol import Refusal, Response
-from fed_dpsd.server.words import opening
+from fed_dpsd.server.words import describe_start
 from tests.every import every
 from tests.hospitals import answer, request, site_file
 from tests.ledgers import entries_of
@@ -220,7 +220,7 @@ def test_a_wrong_unit_is_one_problem(small):
 
 def test_a_run_by_patient_says_so_first(small, tmp_path):
     by_record, by_patient = small(*PRIVATE), small(*PRIVATE, "data.records_per_patient=2")
-    said = ["\n".join(opening(each, tmp_path)) for each in (by_record, by_patient)]
+    said = ["\n".join(describe_start(each, tmp_path)) for each in (by_record, by_patient)]
     assert [", by patient)" in each for each in said] == [False, True]
     first = [str(planned_run(each)).splitlines()[0] for each in (by_record, by_patient)]
     assert [each.startswith("for all records of a patient") for each in first] == [False, True]
@@ -254,7 +254,7 @@ def with_patients(folder, **changes):
     settings = yaml.safe_load(file.read_text())
     settings["files"]["patient_column"] = "patient"
     file.write_text(yaml.safe_dump(settings))
-    return hospitals.open_file(file)
+    return hospitals.open_hospital(file)
 
 
 def test_a_hospitals_ledger_names_the_unit_and_bounds_a_record(deployed, tmp_path):
@@ -323,7 +323,9 @@ def test_a_unit_that_a_file_does_not_allow_is_refused_and_not_charged(
     monkeypatch.setattr(DPSGD, "train", lambda *_: pytest.fail("it was trained"))
     tmp_path = tmp_path / "hospital"
     hospital = (
-        with_patients(tmp_path, **changes) if known else hospitals.open_file(site_file(tmp_path))
+        with_patients(tmp_path, **changes)
+        if known
+        else hospitals.open_hospital(site_file(tmp_path))
     )
     refusal = answer(hospital, deployed(*overrides).to_json(), request())
     assert isinstance(refusal, Refusal)
@@ -343,7 +345,7 @@ def test_a_unit_that_a_file_does_not_allow_is_refused_and_not_charged(
 def test_a_unit_that_suits_the_data_or_that_a_file_lists_is_answered(
     deployed, tmp_path, overrides, known, changes
 ):
-    make = with_patients if known else lambda *a, **k: hospitals.open_file(site_file(*a, **k))
+    make = with_patients if known else lambda *a, **k: hospitals.open_hospital(site_file(*a, **k))
     hospital = make(tmp_path / "hospital", **changes)
     assert isinstance(answer(hospital, deployed(*overrides).to_json(), request()), Response)
 
@@ -369,7 +371,7 @@ def test_units_are_about_trainings_only(deployed, tmp_path):
 def test_a_message_cannot_make_a_hospitals_patients_up(deployed, tmp_path):
     raw = json.loads(deployed(*BY_PATIENT).to_json())
     raw["data"]["records_per_patient"] = 3
-    unknown = hospitals.open_file(site_file(tmp_path / "unknown"))
+    unknown = hospitals.open_hospital(site_file(tmp_path / "unknown"))
     assert "no patient column" in answer(unknown, json.dumps(raw), request()).reason
     experiment = with_patients(tmp_path / "known").experiment(json.dumps(raw), 16)
     assert experiment.config.data.records_per_patient is None

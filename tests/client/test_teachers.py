@@ -13,7 +13,7 @@ from torch import nn
 
 from fed_dpsd import __version__
 from fed_dpsd.client import inputs, teachers
-from fed_dpsd.client.device import Held
+from fed_dpsd.client.device import TeacherCache
 from fed_dpsd.client.inputs import safe_batch, shifted
 from fed_dpsd.client.teachers import Teachers, assign_shards, make_teacher
 from fed_dpsd.data.datasets import Split
@@ -344,8 +344,8 @@ def test_a_training_with_steps_of_its_own_draws_other_noise_for_other_records(sm
 def elsewhere(monkeypatch):
     """A GPU that this machine need not have: the meta device, from which zeros come back."""
     monkeypatch.setattr(teachers, "device_of", lambda *_: torch.device("meta"))
-    monkeypatch.setattr(teachers, "model_of", lambda d: "" if d.type == "cpu" else "a GPU")
-    monkeypatch.setattr(teachers, "held_on", lambda device: Held(10**9))
+    monkeypatch.setattr(teachers, "gpu_model", lambda d: "" if d.type == "cpu" else "a GPU")
+    monkeypatch.setattr(teachers, "teacher_cache", lambda device: TeacherCache(10**9))
     monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: torch.zeros(tensor.shape))
 
 
@@ -372,7 +372,7 @@ def test_a_gpu_is_part_of_the_digest_of_teachers_that_learn_on_it(small, records
         for name in ("one kind", "another"):
             with monkeypatch.context() as patch:
                 patch.setattr(teachers, "device_of", lambda *_: torch.device("meta"))
-                patch.setattr(teachers, "model_of", lambda d, n=name: n * (d.type != "cpu"))
+                patch.setattr(teachers, "gpu_model", lambda d, n=name: n * (d.type != "cpu"))
                 known = make(small(*training), records)
                 assert known.answers_on == name
                 digests.add(known.identity)
@@ -460,8 +460,8 @@ def test_a_dropped_teacher_comes_back_from_its_file(small, records, tmp_path):
 def test_any_number_of_clients_stays_below_the_limit_of_a_device(small, records, monkeypatch):
     experiment = small("seed=24", "num_clients=30", "teacher.min_steps=1")
     size = weight_bytes(make_teacher(experiment.config, 0, 0))
-    held = Held(4 * size + 1)
-    monkeypatch.setattr(teachers, "held_on", lambda device: held)
+    held = TeacherCache(4 * size + 1)
+    monkeypatch.setattr(teachers, "teacher_cache", lambda device: held)
     clients = [make(experiment, records, client=number) for number in range(30)]
     answers = [each.sensitive_probabilities(Images(records.images)) for each in clients]
     assert [each.ready for each in clients] == [False] * 26 + [True] * 4

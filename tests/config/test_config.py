@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fed_dpsd.config import BUNDLED, keys
 from fed_dpsd.config import compose as typed
-from fed_dpsd.config.bind import bound
+from fed_dpsd.config.bind import bind_dataclass
 from fed_dpsd.config.compose import compose, split_overrides
 from fed_dpsd.errors import ConfigError
 from fed_dpsd.experiment import from_overrides, set_up
@@ -366,7 +366,7 @@ def test_types_are_strict_in_every_dataclass():
                 raise ValueError(f"rate={self.rate} must be >= 0")
 
     good = {"rate": 1, "names": ["x", "r\udce9"], "inner": {"size": 2}}  # a name that is not UTF-8
-    made = bound(Outer, good, "outer.")
+    made = bind_dataclass(Outer, good, "outer.")
     assert made == Outer(1.0, ("x", "r\udce9"), Inner(2))
     assert type(made) is Outer
     for wrong, expected in (
@@ -383,5 +383,5 @@ def test_types_are_strict_in_every_dataclass():
         ({"rat": 1}, "outer.rat=1 is not a key of outer; did you mean rate?"),
     ):
         with pytest.raises(ConfigError) as caught:
-            bound(Outer, good | wrong, "outer.")
+            bind_dataclass(Outer, good | wrong, "outer.")
         assert caught.value.problems == (expected,)

@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from fed_dpsd.config.compose import choices, compose, read
+from fed_dpsd.config.compose import compose, compose_valid, sweep_choices
 from fed_dpsd.errors import ConfigError
 
 GRAMMAR = ("viable", "EOF", "expecting", "override", "Interpolation")
@@ -71,8 +71,8 @@ def test_a_path_that_needs_quotes_is_shown_in_those_of_shell_and_hydra():
         assert problem.startswith(f"data.path={path}: put the value in quotes: ")
         assert compose([remedy(problem)])["data"]["path"] == path
         with pytest.raises(ConfigError, match="put the value in quotes"):
-            choices(f"data.path={path}")
-        key, values = choices(remedy(problem))  # a sweep takes it as one value
+            sweep_choices(f"data.path={path}")
+        key, values = sweep_choices(remedy(problem))  # a sweep takes it as one value
         assert len(values) == 1
         assert compose([f"{key}={values[0]}"])["data"]["path"] == path
 
@@ -88,11 +88,11 @@ def test_letters_of_any_script_need_no_quotes():
     ):
         override = f"data.path={value}"
         assert compose([override])["data"]["path"] == value
-        key, (choice,) = choices(override)  # in a sweep
+        key, (choice,) = sweep_choices(override)  # in a sweep
         assert compose([f"{key}={choice}"])["data"]["path"] == value
     classes = compose(["data=folder", "data.classes=[gesund,Entzündung]"])["data"]["classes"]
     assert classes == ["gesund", "Entzündung"]
-    key, values = choices("data.path=/ä,/b,/ö")
+    key, values = sweep_choices("data.path=/ä,/b,/ö")
     assert [compose([f"{key}={each}"])["data"]["path"] for each in values] == ["/ä", "/b", "/ö"]
     assert said("experiment=größe")[0].startswith("experiment=größe is unknown")
 
@@ -119,13 +119,13 @@ def test_a_key_that_is_there_may_be_typed_as_hydra_wants_it():
 
 
 def test_a_value_that_names_an_unknown_key_is_left_out():
-    composition = read(["out=${nope}", "teacher.seed=${rounds}", "rounds=3"])
+    composition = compose_valid(["out=${nope}", "teacher.seed=${rounds}", "rounds=3"])
     assert composition.problems == ("out=${nope}: Interpolation key 'nope' not found",)
     assert composition.values["teacher"]["seed"] == composition.values["rounds"] == 3
 
 
 def test_a_composition_leaves_out_what_is_wrong():
-    composition = read(["rounds=3", "lr=1", "method=dpsd", "method.nope=2", "seed=4"])
+    composition = compose_valid(["rounds=3", "lr=1", "method=dpsd", "method.nope=2", "seed=4"])
     assert len(composition.problems) == 2
     assert (composition.values["rounds"], composition.values["seed"]) == (3, 4)
     assert composition.values["num_clients"] == 1
@@ -134,7 +134,7 @@ def test_a_composition_leaves_out_what_is_wrong():
 
 
 def test_a_composition_knows_where_a_value_comes_from():
-    sources = read(["method=direct"]).sources
+    sources = compose_valid(["method=direct"]).sources
     assert sources["teacher.seed"] == sources["partition.seed"] == "seed"
     assert sources["client_device"] == "device"
     assert sources["model.teacher"] == "model.student"
@@ -142,4 +142,4 @@ def test_a_composition_knows_where_a_value_comes_from():
 
 def test_a_sweep_that_cannot_be_read_is_reported():
     with pytest.raises(ConfigError, match="not closed"):
-        choices("model.teachers=[cnn")
+        sweep_choices("model.teachers=[cnn")

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import yaml
 
-from fed_dpsd.accounts.card import NOT_REVIEWED_NOTE, account, plan_of, privacy_card
+from fed_dpsd.accounts.card import NOT_REVIEWED_NOTE, ledger_epsilons, plan_of, privacy_card
 from fed_dpsd.accounts.verdict import how_answered, how_trained
 from fed_dpsd.client import hospital as hospitals
 from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.client.terms import NotAllowed
 from fed_dpsd.config import to_json
 from fed_dpsd.config.compose import compose
-from fed_dpsd.config.plugins import find, named_in
+from fed_dpsd.config.plugins import find_plugins, split_plugins
 from fed_dpsd.engines.flower.grid import GridFederation
 from fed_dpsd.engines.flower.run_config import from_run_config
 from fed_dpsd.errors import ConfigError
@@ -52,14 +52,16 @@ def test_plugins_are_named_as_a_word_or_as_a_list():
         "plugins=[]": [],
         "plugins=": [],
     }.items():
-        assert named_in(["rounds=2", typed, "seed=1"]) == (names, ["rounds=2", "seed=1"]), typed
+        assert split_plugins(["rounds=2", typed, "seed=1"]) == (names, ["rounds=2", "seed=1"]), (
+            typed
+        )
 
 
 def test_a_plugin_is_found_by_its_entry_point(example):
-    (plugin,) = find(["example"])
+    (plugin,) = find_plugins(["example"])
     assert (str(plugin), plugin.package) == ("example==1.0", "fed_dpsd_example")
     assert plugin.conf == example / "fed_dpsd_example" / "conf"
-    assert find(["example==1.0"]) == (plugin,)
+    assert find_plugins(["example==1.0"]) == (plugin,)
 
 
 NOT_THERE = [
@@ -239,13 +241,13 @@ def test_a_ledger_marks_what_is_not_reviewed(example, small, records):  # noqa: 
     """The control: a charge of our own mechanism in the same ledger has no such mark."""
     site, reply = make(small("training=plain", "answers=label"), records)
     assert not isinstance(reply(request()), Refusal)
-    ours = account(entries_of(site.ledger), 1e-5, "record", "add_remove")
+    ours = ledger_epsilons(entries_of(site.ledger), 1e-5, "record", "add_remove")
     _, reply = make(small(*MECHANISM), records, site.ledger)
     assert not isinstance(reply(request(2)), Refusal)
     first, second = entries_of(site.ledger)
     assert "not reviewed" not in first.mechanism
     assert second.mechanism.endswith(" (not reviewed)")
-    both = account(entries_of(site.ledger), 1e-5, "record", "add_remove")
+    both = ledger_epsilons(entries_of(site.ledger), 1e-5, "record", "add_remove")
     mark = NOT_REVIEWED_NOTE.format("a plug-in")
     assert [mark in proof.notes for proof in (*ours.values(), *both.values())] == [
         *(False for _ in ours),
@@ -268,7 +270,7 @@ def test_a_ledger_marks_what_is_not_reviewed(example, small, records):  # noqa: 
 )
 def test_a_hospital_runs_only_what_its_own_file_names(example, deployed, tmp_path, changes, reason):
     """Neither a plug-in that it does not name nor a part that it does not allow."""
-    hospital = hospitals.open_file(site_file(tmp_path / "hospital", **changes))
+    hospital = hospitals.open_hospital(site_file(tmp_path / "hospital", **changes))
     with pytest.raises(NotAllowed, match=reason):
         hospital.experiment(deployed(*MECHANISM).to_json(), 0)
 
@@ -281,7 +283,7 @@ def test_a_hospital_refuses_before_anything_of_a_plugin_is_imported(deployed, tm
     package = folder / "fed_dpsd_example" / "__init__.py"
     package.write_text(f"raise SystemExit('imported')\n{package.read_text()}")
     with installed(folder):
-        hospital = hospitals.open_file(site_file(tmp_path / "hospital"))
+        hospital = hospitals.open_hospital(site_file(tmp_path / "hospital"))
         for asked in (text, text.replace("==1.0", ""), text.replace("==1.0", "==1.1")):
             with pytest.raises(NotAllowed, match=r"plugins=example.*: this site runs no plug-in"):
                 hospital.experiment(asked, 0)
@@ -292,7 +294,7 @@ def test_a_hospital_refuses_another_version(deployed, tmp_path):
         text = deployed(*MECHANISM).to_json()
     with installed(write_installed(tmp_path / "here", "1.1")):
         allowed = {"plugins": ["example"], "answers": ["laplace_probabilities"]}
-        hospital = hospitals.open_file(site_file(tmp_path / "hospital", **allowed))
+        hospital = hospitals.open_hospital(site_file(tmp_path / "hospital", **allowed))
         with pytest.raises(NotAllowed, match=r"example==1.0: this site runs example==1.1 \(plug"):
             hospital.experiment(text, 0)
 
@@ -302,7 +304,7 @@ def test_a_class_of_a_plugin_that_the_message_does_not_name_is_refused(
     example, deployed, tmp_path, plugins
 ):
     allowed = {"plugins": ["example"], "answers": ["laplace_probabilities"]}
-    hospital = hospitals.open_file(site_file(tmp_path / "hospital", **allowed))
+    hospital = hospitals.open_hospital(site_file(tmp_path / "hospital", **allowed))
     raw = json.loads(deployed(*MECHANISM).to_json())
     if plugins == ["example==1.0"]:  # the control
         experiment = hospital.experiment(json.dumps(raw), 0)
@@ -320,7 +322,7 @@ def test_a_run_over_hospitals_that_name_the_plugin(example, deployed, tmp_path):
     experiment = deployed(*MECHANISM, "model.teacher=mlp_deep")
     folder = new_run_folder(experiment)
     with pytest.raises(NotAllowed, match="allows only the teachers cnn or scattering"):
-        hospitals.open_file(files[0]).experiment(experiment.to_json(), 0)
+        hospitals.open_hospital(files[0]).experiment(experiment.to_json(), 0)
     files = [
         site_file(tmp_path / f"hospital{n}", n, models=["mlp_deep"], **allowed) for n in (0, 1)
     ]
@@ -332,4 +334,4 @@ def test_a_run_over_hospitals_that_name_the_plugin(example, deployed, tmp_path):
 
 def test_a_site_file_names_what_is_installed(tmp_path):
     with pytest.raises(ConfigError, match="plugins=example is not installed; pip install the"):
-        hospitals.open_file(site_file(tmp_path, plugins=["example"]))
+        hospitals.open_hospital(site_file(tmp_path, plugins=["example"]))

@@ -13,7 +13,7 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
-from fed_dpsd.classes import in_order, numbering, text_of
+from fed_dpsd.classes import label_numbers, sort_class_names, text_of
 from fed_dpsd.client import records as hospitals
 from fed_dpsd.client.records import HospitalFiles
 from fed_dpsd.data import datasets
@@ -37,15 +37,15 @@ def test_a_value_has_one_text_in_every_format():
 
 def test_numbers_come_by_value_and_before_other_texts():
     names = ["b", "10", "2", "-1", "1.5", "a", "007", "7"]
-    assert in_order(names) == ("-1", "1.5", "2", "007", "7", "10", "a", "b")
+    assert sort_class_names(names) == ("-1", "1.5", "2", "007", "7", "10", "a", "b")
 
 
 def test_places_are_labels_only_where_no_name_is_a_number():
-    assert numbering(("cat", "dog", "cow"))["1"] == 1
-    assert "1" not in numbering(("3", "5", "7"))
-    assert "true" not in numbering(("cat", "dog", "cow"))
-    assert numbering(("female", "male"))["true"] == 1
-    assert numbering(("cat", "dog"), {"Katze": "cat"}) == {"Katze": 0}
+    assert label_numbers(("cat", "dog", "cow"))["1"] == 1
+    assert "1" not in label_numbers(("3", "5", "7"))
+    assert "true" not in label_numbers(("cat", "dog", "cow"))
+    assert label_numbers(("female", "male"))["true"] == 1
+    assert label_numbers(("cat", "dog"), {"Katze": "cat"}) == {"Katze": 0}
 
 
 # --- every reader, and both sides of a deployment ---
@@ -146,9 +146,9 @@ def test_every_reader_and_both_sides_agree_on_every_class(tmp_path, seed):
             write(place, some, split)
         path = place / "all.npz" if write is npz else place
         # The declared order is reversed, so the experiment's must win.
-        own = ["data.classes=[" + ",".join(f"'{n}'" for n in in_order(names)) + "]"]
+        own = ["data.classes=[" + ",".join(f"'{n}'" for n in sort_class_names(names)) + "]"]
         config = bound(tmp_path, path, *(own if write is declared else ()))
-        assert config.class_names == in_order(names)
+        assert config.class_names == sort_class_names(names)
         data = datasets.load(config, tmp_path / "cache")
         console = {}
         for split, some in (("train", data.train), ("test", data.test)):

@@ -15,7 +15,7 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
-from fed_dpsd.classes import numbering
+from fed_dpsd.classes import label_numbers
 from fed_dpsd.client import records as hospitals
 from fed_dpsd.client.teachers import assign_shards
 from fed_dpsd.config import DataConfig
@@ -23,7 +23,7 @@ from fed_dpsd.data import datasets, partition
 from fed_dpsd.data.intake import hash64
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import from_overrides, load_data
-from fed_dpsd.privacy.training import places_of
+from fed_dpsd.privacy.training import patient_places
 
 CLASSES = ("cat", "cow", "dog")
 SHARDS = 4
@@ -384,7 +384,7 @@ def test_a_class_whose_last_record_goes_stays_a_class(tmp_path):
 def test_a_labels_class_does_not_follow_other_labels():
     """Where a name is a number, a number that is no name is an error, and never changes others."""
     for names, one in ((("dog", "cat"), 1), (("1", "0"), 0)):
-        known = numbering(names)
+        known = label_numbers(names)
         assert [known[name] for name in names] == [0, 1]
         assert "2" not in known
         assert known["1"] == one
@@ -402,7 +402,7 @@ def test_a_patients_first_records_are_chosen_by_their_own_digests(tmp_path, monk
         monkeypatch.setattr(partition, "read_hub", lambda *_: hub_table(records))
         config = replace(CONFIG, hub="some/set", patient_column="patient", shared_patients="allow")
         train = datasets.load(config, tmp_path / name).train
-        places = places_of(train.patients, 2)
+        places = patient_places(train.patients, 2)
         return {
             int(train.patients[a]): train.take(np.array([a, b])).digests.tolist() for a, b in places
         }

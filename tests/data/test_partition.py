@@ -57,7 +57,9 @@ def test_counts_are_given_exactly_and_drawn_at_random():
     shares = split(rule, LABELS, 3)
     check(shares, len(LABELS))
     assert [np.bincount(LABELS[s], minlength=10).tolist() for s in shares] == wanted.tolist()
-    assert "30 have none, left out by partition.counts" in partition.unused(rule, LABELS, shares)
+    assert "30 have none, left out by partition.counts" in partition.unused_records(
+        rule, LABELS, shares
+    )
     assert len(split(Counts(0, ((10,) * 10,)), LABELS, 1)[0]) == 100
     other = split(replace(rule, seed=1), LABELS, 3)
     assert not np.array_equal(shares[0], other[0])
@@ -259,7 +261,7 @@ def test_records_of_no_client_are_counted_with_a_remedy_that_works(rule, known):
     labels, patients = families(0)
     patients = patients if known else None
     shares = split(rule, labels, 2, patients)
-    said = partition.unused(rule, labels, shares, patients)
+    said = partition.unused_records(rule, labels, shares, patients)
     assert bool(said) == isinstance(rule, ByClass) == (sum(map(len, shares)) < len(labels))
     if said:
         held = sum(map(len, shares))
@@ -268,14 +270,14 @@ def test_records_of_no_client_are_counted_with_a_remedy_that_works(rule, known):
         assert said.endswith("raise the first to 3, or the second to 3")
         for wider, clients in ((ByClass(0, 3), 2), (rule, 3)):
             shares = split(wider, labels, clients, patients)
-            assert partition.unused(wider, labels, shares, patients) == ""
+            assert partition.unused_records(wider, labels, shares, patients) == ""
 
 
 def test_records_that_coins_leave_out_are_counted():
     rule = Coins(seed=0, coins=1, fraction=0.25)
     shares = split(rule, LABELS, 3)
     held = int(rule.kept(1_400).sum())
-    assert partition.unused(rule, LABELS, shares) == (
+    assert partition.unused_records(rule, LABELS, shares) == (
         f"partition: {held} of 1,400 training records have a client; {1_400 - held:,} have "
         "none, left out by their coins (partition.fraction=0.25)"
     )

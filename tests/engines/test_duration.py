@@ -4,7 +4,7 @@ import json
 
 import yaml
 
-from fed_dpsd.engines.duration import START, expected, words
+from fed_dpsd.engines.duration import START, duration_text, expected_duration
 from fed_dpsd.experiment import from_overrides
 from fed_dpsd.server.run_folder import new_run_folder
 from tests.conftest import SMALL
@@ -30,13 +30,15 @@ def finish(tmp_path, *overrides, first=2.0, last=5.0, teachers=3.0, **changes):
 
 def test_earlier_runs_give_an_estimate_whatever_their_seed_noise_and_rounds(tmp_path):
     finish(tmp_path, "seed=3", "answers.epsilon_per_answer=1", "rounds=3")
-    found = expected(experiment(tmp_path, "rounds=100", "privacy.budget=900000", "noise=secure"))
+    found = expected_duration(
+        experiment(tmp_path, "rounds=100", "privacy.budget=900000", "noise=secure")
+    )
     seconds = START + 3 + 99 * 2 + 5
     assert found.least < seconds < found.most < 2 * found.least
     assert str(found).startswith("about 3 minutes to 4 minutes on this machine (")
     assert str(found).endswith(f", by an earlier run with these settings in {tmp_path}/runs")
     finish(tmp_path, first=4.0)
-    several = expected(experiment(tmp_path))
+    several = expected_duration(experiment(tmp_path))
     assert several.least < START + 3 + 2 * 2 + 5 < START + 3 + 2 * 4 + 5 < several.most
     assert "by 2 earlier runs with these settings" in several.source
 
@@ -56,23 +58,27 @@ def test_other_settings_and_unfinished_or_damaged_runs_give_no_estimate(tmp_path
     ):
         place = tmp_path / str(number)
         finish(place, *overrides, **changes)
-        assert expected(experiment(place)) is None, (overrides, changes)
+        assert expected_duration(experiment(place)) is None, (overrides, changes)
     for name in ("summary.json", "config.yaml", "rounds.jsonl"):
         folder = finish(tmp_path / name)
-        assert expected(experiment(tmp_path / name)) is not None
+        assert expected_duration(experiment(tmp_path / name)) is not None
         (folder / name).write_text("{")
-        assert expected(experiment(tmp_path / name)) is None, name
+        assert expected_duration(experiment(tmp_path / name)) is None, name
     folder = finish(tmp_path / "later version")
     raw = yaml.safe_load((folder / "config.yaml").read_text())
     (folder / "config.yaml").write_text(yaml.safe_dump(raw | {"later": 1}))
-    assert expected(experiment(tmp_path / "later version")) is None
+    assert expected_duration(experiment(tmp_path / "later version")) is None
 
 
 def test_without_an_earlier_run_the_default_runs_seconds_are_scaled(tmp_path):
     short, long = (from_overrides([f"rounds={n}"], tmp_path) for n in (20, 200))
-    assert "from the default run's seconds" in expected(short).source
-    assert 15 < expected(short).least < 40 < expected(short).most < 200
-    assert 4 * expected(short).least < expected(long).least < 10 * expected(short).least
+    assert "from the default run's seconds" in expected_duration(short).source
+    assert 15 < expected_duration(short).least < 40 < expected_duration(short).most < 200
+    assert (
+        4 * expected_duration(short).least
+        < expected_duration(long).least
+        < 10 * expected_duration(short).least
+    )
 
 
 def test_an_unknown_duration_comes_with_a_way_to_know_it(tmp_path):
@@ -82,13 +88,15 @@ def test_an_unknown_duration_comes_with_a_way_to_know_it(tmp_path):
         ("data=mnist",),
     ):
         run = from_overrides(overrides, tmp_path)
-        assert expected(run) is None
-        assert words(run, None) == (
+        assert expected_duration(run) is None
+        assert duration_text(run, None) == (
             f"not known: no run with these settings is in {tmp_path}/runs; after one with "
             "rounds=2, this plan shows it"
         )
     finish(tmp_path)
     run = experiment(tmp_path, "federation=deployment", "rounds=80")
-    assert expected(run) is None
-    assert words(run, None).startswith("not known: it depends on the hospitals' machines, and 80 ")
-    assert "rounds take at least 3 minutes" in words(run, None)
+    assert expected_duration(run) is None
+    assert duration_text(run, None).startswith(
+        "not known: it depends on the hospitals' machines, and 80 "
+    )
+    assert "rounds take at least 3 minutes" in duration_text(run, None)

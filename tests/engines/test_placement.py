@@ -15,7 +15,7 @@ from fed_dpsd.engines.placement import (
     SERVER,
     UNITS,
     Placement,
-    fraction,
+    gpu_fraction,
     place,
 )
 from fed_dpsd.errors import UserError
@@ -61,11 +61,11 @@ def test_no_gpu_is_touched_where_no_client_uses_one(small, monkeypatch):
     """Each would lose the memory of a context; the server's device must still exist."""
     monkeypatch.setattr(placement, "gpus", pytest.fail)
     monkeypatch.setattr(placement, "number_of_gpus", lambda: 1)
-    assert placement.placed(small(*PLAIN, "client_device=cpu"), 5) == Placement()
+    assert placement.place_on_this_machine(small(*PLAIN, "client_device=cpu"), 5) == Placement()
     with pytest.raises(UserError, match=r"^server_device=cuda:1: this machine has only cuda:0"):
-        placement.placed(small("client_device=cpu", "server_device=cuda:1"), 5)
+        placement.place_on_this_machine(small("client_device=cpu", "server_device=cuda:1"), 5)
     monkeypatch.setattr(placement, "gpus", lambda: (LARGE_GPU,))
-    assert placement.placed(small(*PLAIN), 5).devices == ("cuda:0",)  # the control
+    assert placement.place_on_this_machine(small(*PLAIN), 5).devices == ("cuda:0",)  # the control
 
 
 def test_a_running_ray_cluster_gets_no_resources(monkeypatch):
@@ -101,10 +101,10 @@ def test_ray_and_flower_fit_as_many_processes_on_a_gpu_as_have_memory():
     """With 32 bits, Flower's fifth is larger than 1/5, and Ray counts ten-thousandths."""
     assert 5 * float(np.float32(0.2)) > 1  # the control
     for each in range(1, MOST + 1):
-        part = fraction(each)
+        part = gpu_fraction(each)
         assert int(1 / part) == int(1 / np.float32(part)) == each
         assert rays_processes(Placement(fraction=part)) == each
-    assert rays_processes(Placement(fraction=fraction(150))) > 150  # the control: beyond MOST
+    assert rays_processes(Placement(fraction=gpu_fraction(150))) > 150  # the control: beyond MOST
 
 
 def test_more_clients_than_fit_take_turns(small):
@@ -144,14 +144,15 @@ def test_the_servers_part_is_reserved_where_it_shares_the_device(small):
 def test_the_need_is_what_a_teacher_takes(small):
     """By hand, of a linear network: weights, gradients, two of Adam, the first weights, a step."""
     experiment = small(*PLAIN, "model.teacher=mlp", "teachers_per_client=3")
-    held, work = placement._need(experiment, 0)
+    held, work = placement._process_bytes(experiment, 0)
     weights = 4 * (64 * 32 + 32 + 32 * 10 + 10)  # float32; width 4
     assert held == 3 * weights
     tensors = (work - CONTEXT) / ROOM
     assert 5 * weights < tensors < 8 * weights + 4 * 4 * 128 * (64 + 32 + 10)
     settings = ("model.teacher=cnn3", "teacher.batch_size=128")
     plain, private = (
-        placement._need(small(f"training={name}", *settings), 0) for name in ("plain", "dp_sgd")
+        placement._process_bytes(small(f"training={name}", *settings), 0)
+        for name in ("plain", "dp_sgd")
     )
     assert private[1] < plain[1]  # it learns on the CPU
     one, both = (

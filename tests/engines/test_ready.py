@@ -11,15 +11,15 @@ import pytest
 from torch import nn
 
 from fed_dpsd import api
-from fed_dpsd.accounts.database import journal
+from fed_dpsd.accounts.database import journal_path
 from fed_dpsd.accounts.ledger import FileLedger
 from fed_dpsd.engines import ready as checks
-from fed_dpsd.engines.clients import data_of, ready_clients
+from fed_dpsd.engines.clients import data_set_name, prepare_clients
 from fed_dpsd.engines.flower import gate, job, server, shares
 from fed_dpsd.errors import UserError
 from fed_dpsd.models import functions
 from fed_dpsd.models.classifiers import CLASSIFIERS
-from fed_dpsd.server.checks import cautions
+from fed_dpsd.server.checks import run_warnings
 from fed_dpsd.server.run_folder import new_run_folder
 
 DP = ("training=dp_sgd", "training.steps=20")
@@ -27,7 +27,7 @@ GRID = SimpleNamespace(get_node_ids=lambda: [1])
 
 
 def ready(experiment):
-    return checks.ready(experiment, functools.partial(ready_clients, experiment, 1))
+    return checks.check_run(experiment, functools.partial(prepare_clients, experiment, 1))
 
 
 @pytest.fixture
@@ -56,12 +56,12 @@ def test_a_budget_below_the_first_charge_is_an_error_with_the_number_that_is_nee
         UserError, match=r"budget=3.5 is less .* \(record, add_remove and replace_one\)"
     ):
         ready(small(*DP, *replaced, "privacy.budget=3.5"))
-    assert cautions(small(*DP, "privacy.target_epsilon=3", "privacy.budget=3")) == []
+    assert run_warnings(small(*DP, "privacy.target_epsilon=3", "privacy.budget=3")) == []
 
 
 def test_a_budget_that_ends_the_run_early_is_a_caution(small):
     some = small("answers.epsilon_per_answer=4", "rounds=6", "privacy.budget=400")
-    (caution,) = cautions(some)
+    (caution,) = run_warnings(some)
     assert "privacy.budget=400 is less than this run needs, " in caution
     assert "the run ends when the budget is spent" in caution
 
@@ -70,15 +70,15 @@ def test_a_ledger_of_earlier_runs_is_left_to_the_clients(small, tmp_path):
     (tmp_path / "life").mkdir()
     shared = (*DP, "privacy.budget=0.1", f"ledger={tmp_path}/life")
     with pytest.raises(UserError, match="privacy.budget"):
-        cautions(small(*shared))
+        run_warnings(small(*shared))
     (tmp_path / "life" / "client_000.sqlite").touch()
-    assert cautions(small(*shared)) == []
+    assert run_warnings(small(*shared)) == []
 
 
 def with_ledger(small, folder):
     """An experiment with a ledger of client 0, to which a note was written."""
     experiment = small(f"ledger={folder}")
-    own = FileLedger(folder, 0, data_of(experiment, 0))
+    own = FileLedger(folder, 0, data_set_name(experiment, 0))
     with own.transaction():
         own.note("a", b"")
     return experiment
@@ -147,11 +147,11 @@ def test_a_ledger_whose_last_write_was_cut_short_is_repaired(small, tmp_path):
         connection.execute("PRAGMA cache_size = 1")
         connection.execute("BEGIN")
         connection.execute("INSERT INTO notes VALUES ('b', x'00', zeroblob(900000))")
-        files = {each: each.read_bytes() for each in (path, journal(path))}
+        files = {each: each.read_bytes() for each in (path, journal_path(path))}
     for each, content in files.items():
         each.write_bytes(content)
     ready(experiment)
-    assert not journal(path).exists()
+    assert not journal_path(path).exists()
 
 
 def test_a_deployment_needs_the_servers_pictures_and_no_ledger(deployed, tmp_path, on_flower):

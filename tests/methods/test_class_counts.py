@@ -8,7 +8,7 @@ import torch
 
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.experiment import test_split as split_of
-from fed_dpsd.methods.class_counts import fetch_class_weights, pool, weigh
+from fed_dpsd.methods.class_counts import average_by_class, fetch_class_weights, pool_odds
 from fed_dpsd.protocol import Absent, Replies
 from fed_dpsd.server.diagnostics import diagnose
 from fed_dpsd.streams import Streams
@@ -29,31 +29,34 @@ def shifted_clients(seed=0):
 
 def test_pooled_odds_are_those_of_all_records_where_averages_are_not():
     posterior, answers, weights = shifted_clients()
-    assert np.abs(pool(answers, weights) - posterior).max() < 0.03
-    assert np.abs(weigh(answers, weights) - posterior).mean() > 0.05
-    assert np.abs(pool(answers, weights) - posterior).mean() < 0.01
+    assert np.abs(pool_odds(answers, weights) - posterior).max() < 0.03
+    assert np.abs(average_by_class(answers, weights) - posterior).mean() > 0.05
+    assert np.abs(pool_odds(answers, weights) - posterior).mean() < 0.01
 
 
 def test_a_client_that_is_sure_of_its_only_class_has_no_influence():
     posterior, answers, weights = shifted_clients()
-    alone = pool(answers, weights)
+    alone = pool_odds(answers, weights)
     answers[3] = np.eye(4)[[3] * len(posterior)]
     weights[3] = np.array([0, 0, 0, 1.0])
-    assert np.abs(pool(answers, weights) - alone).max() < 0.02
-    assert np.abs(weigh(answers, weights) - weigh(*shifted_clients()[1:])).max() > 0.2
+    assert np.abs(pool_odds(answers, weights) - alone).max() < 0.02
+    assert (
+        np.abs(average_by_class(answers, weights) - average_by_class(*shifted_clients()[1:])).max()
+        > 0.2
+    )
 
 
 def test_classes_that_nobody_has_get_no_mass():
     _, answers, weights = shifted_clients()
     unknown = {client: part * [1, 1, 1, 0] for client, part in weights.items()}
-    pooled = pool(answers, unknown)
+    pooled = pool_odds(answers, unknown)
     assert (pooled[:, 3] == 0).all()
     assert pooled.sum(1) == pytest.approx(np.ones(len(pooled)))
     nothing = {client: part * 0 for client, part in weights.items()}
-    assert (pool(answers, nothing) == 1 / 4).all()
-    some = pool({**answers, 3: answers[0]}, {**weights, 3: np.zeros(4)})
+    assert (pool_odds(answers, nothing) == 1 / 4).all()
+    some = pool_odds({**answers, 3: answers[0]}, {**weights, 3: np.zeros(4)})
     assert np.isfinite(some).all()
-    assert np.abs(some - pool(answers, weights)).max() < 0.02
+    assert np.abs(some - pool_odds(answers, weights)).max() < 0.02
 
 
 def test_odds_need_probabilities_and_counts(small):

@@ -8,10 +8,10 @@ import pytest
 from scipy import stats
 
 from fed_dpsd.accounts.account import Account
-from fed_dpsd.accounts.card import plan_of, proven
+from fed_dpsd.accounts.card import plan_of, proven_epsilons
 from fed_dpsd.accounts.ledger import MemoryLedger
 from fed_dpsd.client import site as sites
-from fed_dpsd.client.hospital import open_file
+from fed_dpsd.client.hospital import open_hospital
 from fed_dpsd.client.site import Site
 from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.data.datasets import Split
@@ -60,7 +60,7 @@ def seen_by_a_coalition(experiment, folder):
     """The noise in sums over `threshold` clients, less all that a colluding one knows."""
     federation = LocalFederation(experiment, folder)
     there = range(experiment.answers.quorum.threshold)
-    federation._asked = lambda request: there
+    federation._recipients = lambda request: there
     noises = []
     for number in range(1, 5):
         total = federation.total(asked(number))
@@ -171,21 +171,21 @@ def test_a_plan_costs_what_its_steps_do(small, unit):
     for moved, changed, relation in (
         *((1, unit, "add_remove"), (2, unit, "replace_one"), (2, "record", "replace_one")),
     ):
-        claim = proven(experiment, plan_of(experiment), changed, relation)["answers"]
+        claim = proven_epsilons(experiment, plan_of(experiment), changed, relation)["answers"]
         expected = gaussian_epsilon(moved * math.sqrt(30) / 4)
         assert expected < claim.value < expected * (1 + 1e-3)
         assert claim.trust == "threshold"
         assert claim.value > 1.1 * gaussian_epsilon(moved * math.sqrt(30 * 3 / 5) / 4)
-    claim = proven(experiment, plan_of(experiment), "client", "add_remove")["answers"]
+    claim = proven_epsilons(experiment, plan_of(experiment), "client", "add_remove")["answers"]
     assert math.isinf(claim.value)
-    record = proven(experiment, plan_of(experiment), "patient", "add_remove")["answers"]
+    record = proven_epsilons(experiment, plan_of(experiment), "patient", "add_remove")["answers"]
     assert math.isinf(record.value) == (unit == "record")
 
 
 def test_noise_for_a_patient_is_calibrated_to_a_patient(small):
     for settings, unit in (((), "record"), (PATIENTS, "patient")):
         experiment = small(*FOUR_OF_FIVE, *settings, "privacy.target_epsilon=2")
-        claim = proven(experiment, plan_of(experiment), unit, "add_remove")["answers"]
+        claim = proven_epsilons(experiment, plan_of(experiment), unit, "add_remove")["answers"]
         assert 1.9 < claim.value <= 2
 
 
@@ -195,7 +195,7 @@ def test_trusting_nobody_costs_the_same_and_is_noisier(small):
     for pair in UNITS_AND_RELATIONS[:2]:
         (one, other) = (ideal(e.answers.event(*pair)).noise_multiplier for e in (shares, alone))
         assert one == pytest.approx(other, rel=1e-3)
-    claim = proven(alone, plan_of(alone), "record", "add_remove")["answers"]
+    claim = proven_epsilons(alone, plan_of(alone), "record", "add_remove")["answers"]
     assert claim.trust == "nobody"
 
 
@@ -243,7 +243,7 @@ def test_a_classifier_that_no_sum_covers_ends_a_run_before_a_client_is_charged(
 
 def test_too_few_clients_open_no_sum(small, tmp_path):
     federation = LocalFederation(small(*FOUR_OF_FIVE), tmp_path / "run")
-    federation._asked = lambda request: range(3)
+    federation._recipients = lambda request: range(3)
     with pytest.raises(UserError, match="3 clients answered; 4 are needed; no part of it was"):
         federation.total(asked(1))
 
@@ -258,7 +258,7 @@ def test_hospitals_sum_gradients_once(deployed, tmp_path):
     assert first.sum.shape == (WEIGHTS, 1)
     assert first.count == 3
     assert np.array_equal(federation.total(asked(1)).sum, first.sum)
-    hospital, text = open_file(files[0]), experiment.to_json()
+    hospital, text = open_hospital(files[0]), experiment.to_json()
     assert len(charges(hospital)) == 1
     one, same = (answer(hospital, text, asked(2)) for _ in range(2))
     assert np.array_equal(one.values, same.values)
@@ -293,7 +293,7 @@ def test_records_that_change_hands_end_a_run_by_patient(small, records, answers,
 
 def test_equal_weights_in_two_rounds_have_other_noise(deployed, tmp_path):
     """So have other weights in one. FAILURE is the probability. The control: a repeated request."""
-    hospital = open_file(site_file(tmp_path / "hospital", **ALLOWED))
+    hospital = open_hospital(site_file(tmp_path / "hospital", **ALLOWED))
     experiment = deployed(*SUMS, "num_clients=2")
     near = np.nextafter(asked(1).weights, 1)
     first, again, later, others = (
@@ -317,13 +317,13 @@ def test_a_spent_budget_is_refused_before_a_gradient_is_computed(deployed, tmp_p
         lambda self, weights: computed.append(1) or np.zeros((1, len(weights), 1)),
     )
     for budget, sums in ((0.01, 0), (100.0, 1)):
-        hospital = open_file(site_file(tmp_path / f"{budget}", budget=budget, **ALLOWED))
+        hospital = open_hospital(site_file(tmp_path / f"{budget}", budget=budget, **ALLOWED))
         refused = isinstance(answer(hospital, text, asked(1)), Refusal)
         assert (refused, len(computed), len(charges(hospital))) == (not sums, sums, sums)
 
 
 def test_a_hospital_limits_the_copies_that_a_message_requests(deployed, tmp_path):
-    hospital = open_file(site_file(tmp_path / "hospital", **ALLOWED))
+    hospital = open_hospital(site_file(tmp_path / "hospital", **ALLOWED))
     text = deployed(*SUMS, "num_clients=2", "answers.copies=6").to_json()
     assert "answers.copies is at most 5" in answer(hospital, text, asked(1)).reason
     assert not charges(hospital)

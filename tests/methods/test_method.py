@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from fed_dpsd.errors import UserError
-from fed_dpsd.methods.class_counts import KnownCounts, fetch_class_weights, weigh
+from fed_dpsd.methods.class_counts import KnownCounts, average_by_class, fetch_class_weights
 from fed_dpsd.methods.method import counts_of, draw_public
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.protocol import Aggregate, Refusal, Replies, Request, Response
@@ -83,7 +83,7 @@ def test_no_lie_about_counts_makes_shares_that_are_not_finite(context):
         assert all(np.isfinite(share).all() for share in shares.values()), lie
         assert sum(shares.values()) == pytest.approx(np.ones(3))
         rows = {client: np.full((2, 3), 1 / 3) for client in shares}
-        assert weigh(rows, shares) == pytest.approx(np.full((2, 3), 1 / 3))
+        assert average_by_class(rows, shares) == pytest.approx(np.full((2, 3), 1 / 3))
 
 
 def test_counts_that_nobody_releases_are_not_requested(small):
@@ -103,11 +103,11 @@ def test_a_client_is_believed_about_the_classes_that_it_holds():
     """By hand: the first holds all of class 0 and a quarter of class 1."""
     shares = {0: np.array([1.0, 0.25]), 1: np.array([0.0, 0.75])}
     values = {0: np.array([[0.6, 0.4], [0.0, 0.0]]), 1: np.array([[0.8, 0.2], [0.0, 0.0]])}
-    weighted = weigh(values, shares)
+    weighted = average_by_class(values, shares)
     assert weighted[0] == pytest.approx([0.6 / 0.85, 0.25 / 0.85])
     assert weighted[1] == pytest.approx([0.5, 0.5])  # nobody answers
-    assert weigh({1: values[1]}, shares)[0] == pytest.approx([0, 1])
-    plain = weigh(values, {0: np.full(2, 0.5), 1: np.full(2, 0.5)})
+    assert average_by_class({1: values[1]}, shares)[0] == pytest.approx([0, 1])
+    plain = average_by_class(values, {0: np.full(2, 0.5), 1: np.full(2, 0.5)})
     assert plain[0] == pytest.approx([0.7, 0.3])  # the control: equal shares give the mean
 
 

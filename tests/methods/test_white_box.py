@@ -327,7 +327,7 @@ def test_feddf_starts_at_the_average_where_it_can(small, tmp_path):
     for settings, same in ((widths, True), (("model.student=mlp",), False)):
         experiment = small(*CLEAR, "method=feddf", *settings)
         ensemble, _, context = ensemble_of(experiment, tmp_path / str(same))
-        start = experiment.method.start(ensemble, context, Streams(0))
+        start = experiment.method.initial_student(ensemble, context, Streams(0))
         mean = average([to_vector(teacher) for teacher in ensemble.teachers], [1, 1])
         assert (len(to_vector(start)) == len(mean)) == same
         assert not same or torch.equal(to_vector(start), mean)

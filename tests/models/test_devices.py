@@ -32,13 +32,13 @@ def test_a_device_that_is_there_is_none_to_speak_of(name, count):
 def test_auto_is_a_gpu_where_there_is_one(monkeypatch):
     for there, kind in ((False, "cpu"), (True, "cuda")):
         monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
-        assert devices.choose("auto").type == kind
-        assert devices.choose("cpu").type == "cpu"
-        assert str(devices.choose("cuda:1")) == "cuda:1"
+        assert devices.torch_device("auto").type == kind
+        assert devices.torch_device("cpu").type == "cpu"
+        assert str(devices.torch_device("cuda:1")) == "cuda:1"
 
 
 def test_the_table_has_every_gpu_with_its_memory(monkeypatch):
-    assert devices.model_of(torch.device("cpu")) == ""
+    assert devices.gpu_model(torch.device("cpu")) == ""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda number: (2**30, (number + 1) * 2**31))

@@ -9,8 +9,8 @@ from torch import nn
 
 from fed_dpsd.models import fixed_features, initialise, patches, procedural
 from fed_dpsd.models.classifiers import CLASSIFIERS
-from fed_dpsd.models.fixed_features import remembering, to_pixels, whitening
-from fed_dpsd.models.inference import Images, learner, predict
+from fed_dpsd.models.fixed_features import feature_cache, to_pixels, whitening
+from fed_dpsd.models.inference import Images, predict, trainable_part
 from fed_dpsd.models.patches import Patches
 from fed_dpsd.models.scattering import Scattering
 from fed_dpsd.progress import listening
@@ -73,7 +73,7 @@ def test_no_image_has_no_features():
     """An empty shard is trained too; otherwise private training would reveal that it is empty."""
     assert Scattering(SMALL, 64)(torch.zeros(0, *SMALL)).shape == (0, 64)
     model = classifier()
-    _, take = learner(model, np.zeros((0, *SMALL), np.uint8), torch.device("cpu"))
+    _, take = trainable_part(model, np.zeros((0, *SMALL), np.uint8), torch.device("cpu"))
     assert take(slice(None)).shape == (0, 64)
 
 
@@ -168,12 +168,12 @@ def test_a_layer_trains_on_features_that_were_predicted_with(empty_memory, remem
     model.backbone = empty_memory()
     if remembered:
         predict(model, images, torch.device("cpu"))
-    layer, take = learner(model, images, torch.device("cpu"))
+    layer, take = trainable_part(model, images, torch.device("cpu"))
     assert layer is model.classifier
     loss = nn.functional.cross_entropy(layer(take(slice(None))), torch.arange(12) % 10)
     loss.backward()
     assert layer.weight.grad.norm() > 0
-    model(pixels(images) / 2 + 0.5)[:, 0].sum().backward()  # not through `learner` either
+    model(pixels(images) / 2 + 0.5)[:, 0].sum().backward()  # not through `trainable_part` either
 
 
 def test_a_generator_can_be_trained_through_the_features():
@@ -189,14 +189,14 @@ def test_a_generator_can_be_trained_through_the_features():
 def test_records_and_asked_images_have_memories_of_their_own(empty_memory):
     """Otherwise an immediate answer would reveal that the requested images are records."""
     features, images = empty_memory(), pixels(drawn(4))
-    with remembering("records"):
+    with feature_cache("records"):
         first = features(images)
         assert features(images) is first
     assert not memory(features)
     asked = features(images)
     assert asked is not first
     assert torch.equal(asked, first)
-    with remembering("nothing"):
+    with feature_cache("nothing"):
         assert features(images) is not asked
     assert len(memory(features)) == len(memory(features, "records")) == 1
 
@@ -210,7 +210,7 @@ def test_the_layout_of_an_image_does_not_change_its_features(empty_memory):
 def test_the_features_of_many_images_are_reported_as_they_are_computed():
     hearing = Counting()
     with listening(hearing):
-        learner(classifier(), drawn(200), torch.device("cpu"))
+        trainable_part(classifier(), drawn(200), torch.device("cpu"))
     assert hearing.heard == [("images", 128, 256), ("images", 256, 256)]  # filled up with zeros
 
 

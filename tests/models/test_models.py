@@ -9,10 +9,10 @@ from torch.nn import functional
 from fed_dpsd.models import (
     initialise,
     load_vector,
-    misfit,
     read_weights,
     to_vector,
     torch_threads,
+    weights_mismatch,
     write_weights,
 )
 from fed_dpsd.models.classifiers import CLASSIFIERS, TemperedSigmoid
@@ -138,11 +138,13 @@ def test_weights_go_through_a_file_and_misfits_are_named(tmp_path):
     path = tmp_path / "weights.safetensors"
     write_weights(build(4), path)
     weights = read_weights(path)
-    assert misfit(build(4), weights) == ""
+    assert weights_mismatch(build(4), weights) == ""
     assert all(torch.equal(t, weights[name]) for name, t in build(4).state_dict().items())
-    assert "has shape [4, 3, 3, 3], but the architecture needs [5, 3" in misfit(build(5), weights)
-    assert misfit(build(4), {}) == "backbone.0.bias is missing (6 tensors in all)"
-    assert "extra is unknown" in misfit(build(4), weights | {"extra": torch.zeros(1)})
+    assert "has shape [4, 3, 3, 3], but the architecture needs [5, 3" in weights_mismatch(
+        build(5), weights
+    )
+    assert weights_mismatch(build(4), {}) == "backbone.0.bias is missing (6 tensors in all)"
+    assert "extra is unknown" in weights_mismatch(build(4), weights | {"extra": torch.zeros(1)})
 
 
 def test_weights_are_a_function_of_the_stream_and_touch_no_global_generator():

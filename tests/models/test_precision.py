@@ -9,7 +9,7 @@ from fed_dpsd.errors import UserError
 from fed_dpsd.models import initialise, precision
 from fed_dpsd.models.classifiers import CLASSIFIERS
 from fed_dpsd.models.generators import Generator
-from fed_dpsd.models.precision import choose_precision, name_of
+from fed_dpsd.models.precision import choose_precision, precision_of
 from fed_dpsd.streams import Streams
 
 CPU = torch.device("cpu")
@@ -49,13 +49,13 @@ def supported(request, monkeypatch):
 )
 def test_auto_is_bfloat16_for_larger_convolutions_outside_groups(supported, name, shape, faster):
     network = choose_precision(build(name, shape), shape, "auto", CPU)
-    assert name_of(network) == ("bfloat16" if supported and faster else "float32")
+    assert precision_of(network) == ("bfloat16" if supported and faster else "float32")
     assert network.training
 
 
 def test_auto_is_bfloat16_for_larger_generators(supported):
     def chosen(shape):
-        return name_of(choose_precision(build_generator(shape), (64,), "auto", CPU))
+        return precision_of(choose_precision(build_generator(shape), (64,), "auto", CPU))
 
     assert chosen(DIGITS) == "float32"
     assert chosen(MNIST) == ("bfloat16" if supported else "float32")
@@ -69,7 +69,9 @@ def test_a_precision_overrides_the_rule_but_for_fixed_features(monkeypatch):
         ("resnet9_gn", CIFAR10, "bfloat16", "bfloat16"),
         ("scattering", DIGITS, "bfloat16", "float32"),
     ):
-        assert name_of(choose_precision(build(name, shape), shape, asked, CPU)) == expected, name
+        assert precision_of(choose_precision(build(name, shape), shape, asked, CPU)) == expected, (
+            name
+        )
 
 
 def test_a_device_without_the_precision_is_an_error(monkeypatch):

@@ -14,7 +14,7 @@ from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import load_data
 from fed_dpsd.models import efficientnet, pretrained
 from fed_dpsd.models.classifiers import CLASSIFIERS
-from fed_dpsd.models.fixed_features import remembering
+from fed_dpsd.models.fixed_features import feature_cache
 from fed_dpsd.models.pretrained import Pretrained
 from tests.every import every
 
@@ -156,7 +156,7 @@ def test_a_request_for_a_record_takes_as_long_as_any_other(tmp_path, monkeypatch
     monkeypatch.setattr(pretrained, "WRITTEN_AT", 1)
     backbone = Pretrained((1, 8, 8), 32)
     backbone.folder = tmp_path
-    with remembering("records"):
+    with feature_cache("records"):
         backbone(images(3))
     sizes = counted(monkeypatch)
     backbone(images(1, seed=1))  # this process's check of the kernels comes first

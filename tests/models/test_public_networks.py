@@ -13,7 +13,7 @@ from torch.nn import functional
 from torchvision import models
 
 from fed_dpsd.accounts.card import plan_of, privacy_card
-from fed_dpsd.client.hospital import open_file
+from fed_dpsd.client.hospital import open_hospital
 from fed_dpsd.client.teachers import Teachers, make_teacher
 from fed_dpsd.client.terms import NotAllowed
 from fed_dpsd.errors import ConfigError, UserError
@@ -185,7 +185,7 @@ def test_a_hospital_answers_with_its_own_copy_of_the_same_file_only(deployed, fi
     sent = chosen_by.to_json()
 
     def site(name, **changes):
-        return open_file(site_file(tmp_path / name, models=["pretrained"], **changes))
+        return open_hospital(site_file(tmp_path / name, models=["pretrained"], **changes))
 
     (tmp_path / "same").mkdir()
     copy = tmp_path / "same" / "own.safetensors"

@@ -14,7 +14,7 @@ from fed_dpsd.accounts.account import Unplanned
 from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import ProtocolError, UserError
-from fed_dpsd.methods.method import below
+from fed_dpsd.methods.method import tensors_of
 from fed_dpsd.papers import dgd
 from fed_dpsd.privacy.accounting import Stage, prove
 from fed_dpsd.privacy.training import BaselineWeights
@@ -33,7 +33,7 @@ PAID = (*PLAIN, "training@method.baseline=dp_sgd", "method.baseline.steps=3", "m
 
 def record(experiment):
     plan = experiment.method.plan(context_of(experiment))
-    return cards.proven(experiment, plan, "record", "add_remove")["answers"]
+    return cards.proven_epsilons(experiment, plan, "record", "add_remove")["answers"]
 
 
 def test_a_baseline_without_noise_proves_nothing_and_gives_the_reason(small, tmp_path):
@@ -57,7 +57,7 @@ def test_a_private_baseline_and_the_votes_add_up(small):
     assert max(alone) < record(experiment).value < sum(alone) + 1e-3
     assert record(experiment).trust == "nobody"
     plan = experiment.method.plan(context_of(experiment))
-    client = cards.proven(experiment, plan, "client", "add_remove")
+    client = cards.proven_epsilons(experiment, plan, "client", "add_remove")
     assert [claim.value for claim in client.values()] == [math.inf]
 
 
@@ -214,7 +214,7 @@ def test_an_autoencoder_that_nothing_reads_is_not_trained(small, tmp_path, weigh
         settings = f"method.unsupervised_weight={weight}", f"method.vae_steps={steps}"
         experiment = small(*PLAIN, *settings, "method.generator_steps=0", "rounds=1")
         _, (finished,) = finish(experiment, tmp_path / str(steps))
-        states.append(below("vae", finished.state.tensors))
+        states.append(tensors_of("vae", finished.state.tensors))
     same = [torch.equal(states[0][name], states[1][name]) for name in states[0]]
     assert len(same) > 1
     assert all(same) == (weight == 0)

@@ -12,7 +12,7 @@ from torch.nn import functional
 from fed_dpsd.accounts.card import plan_of
 from fed_dpsd.client.learning import regularised
 from fed_dpsd.errors import ProtocolError
-from fed_dpsd.methods.class_counts import among
+from fed_dpsd.methods.class_counts import shares_among
 from fed_dpsd.models import to_vector
 from fed_dpsd.papers.fedgen import class_frequencies, class_shares
 from fed_dpsd.privacy.dp_sgd import DPSGD
@@ -61,7 +61,7 @@ def test_classifiers_count_by_their_part_of_each_class():
     expected = [[0.75, 0, 0.5], [0.125, 0.5, 0.25], [0.125, 0.5, 0.25]]
     assert class_shares({0: 1, 1: 2}, counts, 3) == pytest.approx(np.array(expected))
     assert class_shares({0: 1, 1: 1}, {}, 3) == pytest.approx(np.full((2, 3), 0.5))
-    assert among(counts, counts)[0] == pytest.approx([0.75, 0, 0.5])
+    assert shares_among(counts, counts)[0] == pytest.approx([0.75, 0, 0.5])
 
 
 def message(experiment, frequencies=None, cut=0, seed=0):

@@ -14,7 +14,7 @@ from fed_dpsd.papers.alibi import ALIBI
 from fed_dpsd.papers.label_pate import LabelPATE
 from fed_dpsd.papers.lp_mst import LPMST
 from fed_dpsd.privacy.accounting import pure
-from fed_dpsd.privacy.label_dp import IMAGES_NOTE, fixed, prove_label
+from fed_dpsd.privacy.label_dp import IMAGES_NOTE, fixed_targets, prove_label
 from fed_dpsd.privacy.mechanism import top_k
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.privacy.training import Plain, TrainingMechanism
@@ -140,7 +140,7 @@ class Redrawing(LPMST):
         for stage in range(1, self.stages + 1):
             part = np.arange(len(labels) * stage // self.stages)
             flat = np.full((len(part), self.num_classes), 1 / self.num_classes)
-            learner.fit(part, fixed(self.respond(labels[part], flat, rng)))
+            learner.fit(part, fixed_targets(self.respond(labels[part], flat, rng)))
 
 
 def asked(mechanism, labels, monkeypatch):
@@ -252,7 +252,7 @@ class Overlapping(LabelPATE):
     def train(self, learner, labels, rng):
         order = np.arange(len(labels))
         for _ in range(self.teachers):
-            learner.fit(order, fixed(labels))
+            learner.fit(order, fixed_targets(labels))
             answers = learner.probabilities(order[: self.queries])
             self.votes.add_noise(
                 self.teachers * self.votes.constrain_sensitivity(answers, answers)[None], None, rng
@@ -334,7 +334,7 @@ def test_what_the_network_sees_of_labels_went_through_the_mechanism(training, mo
         """LP-MST that fits the labels themselves."""
 
         def train(self, learner, labels, rng):
-            learner.fit(np.arange(len(labels)), fixed(labels))
+            learner.fit(np.arange(len(labels)), fixed_targets(labels))
 
     zeros, threes = np.zeros(9, np.int64), np.full(9, 3)
     assert seen(training, zeros) == seen(training, threes)
@@ -347,14 +347,14 @@ class Sorting(LPMST):
     def train(self, learner, labels, rng):
         order = np.argsort(labels + rng.random(len(labels)), kind="stable")
         for done in (len(labels) // 2, len(labels)):
-            learner.fit(order[:done], fixed(labels * 0))
+            learner.fit(order[:done], fixed_targets(labels * 0))
 
 
 class InOrder(ALIBI):
     """ALIBI that takes records as they are numbered."""
 
     def train(self, learner, labels, rng):
-        learner.fit(np.arange(len(labels)), fixed(labels * 0))
+        learner.fit(np.arange(len(labels)), fixed_targets(labels * 0))
 
 
 def orders(training, labels, seed=0):

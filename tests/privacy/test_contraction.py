@@ -19,7 +19,7 @@ from scipy.integrate import quad
 
 import fed_dpsd
 from fed_dpsd.accounts.card import plan_of
-from fed_dpsd.claims import of_plan, proofs
+from fed_dpsd.claims import charges_of_plan, proofs
 from fed_dpsd.experiment import from_overrides
 from fed_dpsd.privacy import laws
 from fed_dpsd.privacy.accounting import contraction, epsilon
@@ -197,7 +197,7 @@ def test_where_nothing_contracts_nothing_is_claimed(small):
     for overrides in (("answers=label",), ("method=fedavg", "teacher.same_start=true")):
         experiment = small("training=dp_sgd", *overrides)
         plan = plan_of(experiment)
-        found = proofs(of_plan(plan, plan.releases, "record", "add_remove"), DELTA)
+        found = proofs(charges_of_plan(plan, plan.releases, "record", "add_remove"), DELTA)
         assert {proof.basis for proof in found} == {"training", "answers"}
 
 
@@ -210,7 +210,7 @@ def test_a_target_is_reached_by_both_kinds_of_noise(small):
     assert together.training.noise_multiplier < alone.training.noise_multiplier
     for experiment in (together, alone):
         plan = plan_of(experiment)
-        charges = of_plan(plan, plan.releases, "record", "add_remove")
+        charges = charges_of_plan(plan, plan.releases, "record", "add_remove")
         found = {proof.basis: proof.value for proof in proofs(charges, DELTA)}
         aimed = found["contraction"] if experiment is together else found["training"]
         assert aimed == pytest.approx(0.5, rel=0.01)

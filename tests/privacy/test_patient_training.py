@@ -26,7 +26,7 @@ from fed_dpsd.privacy import lattice
 from fed_dpsd.privacy.accounting import Stage, prove
 from fed_dpsd.privacy.dp_sgd import DPSGD, PRECISION_LOSS
 from fed_dpsd.privacy.noise import lattice_spacing
-from fed_dpsd.privacy.training import places_of
+from fed_dpsd.privacy.training import patient_places
 from tests.every import every
 from tests.privacy.ideals import ideal, rng
 from tests.privacy.per_record import clip_records_alone
@@ -45,9 +45,9 @@ def by_patient(**fields):
 
 def test_a_patients_records_are_taken_in_turn():
     patients = np.array([7, -3, 7, 7, 9, -3])
-    assert places_of(patients, 2).tolist() == [[1, 5], [0, 2], [4, 4]]
-    assert places_of(patients, 4).tolist() == [[1, 5, 1, 5], [0, 2, 3, 0], [4, 4, 4, 4]]
-    assert places_of(patients[:0], 3).shape == (0, 3)
+    assert patient_places(patients, 2).tolist() == [[1, 5], [0, 2], [4, 4]]
+    assert patient_places(patients, 4).tolist() == [[1, 5, 1, 5], [0, 2, 3, 0], [4, 4, 4, 4]]
+    assert patient_places(patients[:0], 3).shape == (0, 3)
 
 
 def test_the_choice_of_records_does_not_depend_on_other_patients():
@@ -57,9 +57,9 @@ def test_the_choice_of_records_does_not_depend_on_other_patients():
         patients = draw.integers(0, 6, 30)
         records = np.arange(100, 130)  # what distinguishes records
         for most in (1, 3, 8):
-            before = {tuple(records[row]) for row in places_of(patients, most)}
+            before = {tuple(records[row]) for row in patient_places(patients, most)}
             kept = np.flatnonzero(patients != patients[0])
-            after = {tuple(records[kept][row]) for row in places_of(patients[kept], most)}
+            after = {tuple(records[kept][row]) for row in patient_places(patients[kept], most)}
             assert after < before
             assert len(before - after) == 1
 

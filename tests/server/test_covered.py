@@ -93,7 +93,7 @@ def test_the_ensembles_score_is_in_the_line_of_a_private_training_alone(small):
 
 def test_control_scores_that_stay_are_found(small, monkeypatch):
     """The old behaviour: the ensemble's exact score next to an epsilon that noisy answers prove."""
-    monkeypatch.setattr(summaries, "_set_apart", lambda summary: None)
+    monkeypatch.setattr(summaries, "_move_uncovered_scores", lambda summary: None)
     experiment = small("training=plain", "answers=gradient", "answers.noise_multiplier=1000")
     folder, summary = scored(experiment)
     assert not may_leave(summary)

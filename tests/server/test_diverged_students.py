@@ -8,7 +8,7 @@ import pytest
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import Diverged
 from fed_dpsd.methods.fed_dpsd import FedDPSD
-from fed_dpsd.methods.method import below
+from fed_dpsd.methods.method import tensors_of
 from fed_dpsd.server import checkpoint
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.export import export
@@ -36,7 +36,7 @@ def spoiled(monkeypatch, value, last):
             if finished.state.round == last:
                 name = [name for name in finished.state.tensors if name.startswith("student.")][-1]
                 finished.state.tensors[name].view(-1)[0] = value
-                finished.student.load_state_dict(below("student", finished.state.tensors))
+                finished.student.load_state_dict(tensors_of("student", finished.state.tensors))
             yield finished
 
     monkeypatch.setattr(FedDPSD, "server", broken)

@@ -12,7 +12,7 @@ from fed_dpsd.experiment import set_up
 from fed_dpsd.models import procedural
 from fed_dpsd.server.run_folder import open_completed
 from fed_dpsd.server.student import student_of
-from fed_dpsd.server.synthesis import drawn, synthesize
+from fed_dpsd.server.synthesis import draw_images, synthesize
 from fed_dpsd.streams import Streams
 from tests.every import every
 from tests.shapes import CLASSES, write_shapes
@@ -67,7 +67,7 @@ def test_the_same_seed_gives_the_same_file(finished, tmp_path, overrides, source
 
 def images_of(folder, number, source=None, seed=0):
     run = open_completed(folder)
-    return (*drawn(run, student_of(run), number, source, seed), run)
+    return (*draw_images(run, student_of(run), number, source, seed), run)
 
 
 def test_generators_are_trained_on_the_student_as_those_of_the_run(finished):

@@ -10,7 +10,7 @@ from fed_dpsd.errors import UserError
 from fed_dpsd.server import trackers
 from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.server.trackers import Tracking
-from fed_dpsd.server.words import opening
+from fed_dpsd.server.words import describe_start
 from tests.conftest import SMALL
 from tests.every import every
 
@@ -177,7 +177,7 @@ def test_r10_a_run_prints_the_command_that_shows_its_curves(tmp_path, small, mon
         ("none", []),
     ):
         experiment = small(f"tracker={tracker}")
-        said = list(opening(experiment, tmp_path / "runs" / "one"))
+        said = list(describe_start(experiment, tmp_path / "runs" / "one"))
         assert [line for line in said if "logdir" in line] == lines
 
 

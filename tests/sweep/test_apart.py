@@ -8,7 +8,7 @@ import pytest
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import from_overrides
 from fed_dpsd.report.settings import names, read
-from fed_dpsd.sweep.apart import differing, distinguished, texts
+from fed_dpsd.sweep.apart import differing_keys, distinguish_rows, key_texts
 from fed_dpsd.sweep.reported import settings_in
 from tests.every import every
 from tests.sweep.test_sweep import go, plan
@@ -103,17 +103,17 @@ def row(key, seed=0, **cells):
 def test_only_copies_of_a_run_are_merged():
     """Runs on the data of other folders have the same configuration, and other results."""
     runs = dict.fromkeys("ab", from_overrides(["seed=0"], None))
-    assert [own["key"] for own in distinguished([row("a"), row("b")], runs)] == ["a"]
-    other = distinguished([row("a"), row("b", student="0.5")], runs)
+    assert [own["key"] for own in distinguish_rows([row("a"), row("b")], runs)] == ["a"]
+    other = distinguish_rows([row("a"), row("b", student="0.5")], runs)
     assert [own["key"] for own in other] == ["a", "b"]
 
 
 def test_a_setting_stays_whole_if_a_folder_of_its_runs_is_deleted():
     two, three = (from_overrides([f"rounds={n}"], None) for n in (2, 3))
     rows = [row("a"), row("b", 1), row("c", rounds="3")]
-    known = distinguished(rows, {"a": two, "b": two, "c": three})
+    known = distinguish_rows(rows, {"a": two, "b": two, "c": three})
     assert [own.get("rounds") for own in known] == ["2", "2", "3"]
-    assert distinguished(rows, {"a": None, "b": two, "c": three}) == rows
+    assert distinguish_rows(rows, {"a": None, "b": two, "c": three}) == rows
 
 
 def differ(*runs):
@@ -122,7 +122,7 @@ def differ(*runs):
         [f"seed={seed}", *([] if own is None else [f"partition.seed={own}"]), *more]
         for seed, own, *more in runs
     ]
-    return differing(texts([from_overrides(each, None) for each in typed]))
+    return differing_keys(key_texts([from_overrides(each, None) for each in typed]))
 
 
 def test_a_seed_that_follows_the_runs_seed_is_no_setting():
@@ -136,5 +136,5 @@ def test_a_seed_that_follows_the_runs_seed_is_no_setting():
     two, three = "rounds=2", "rounds=3"
     both = differ((0, 0, two), (1, 0, two), (0, None, three), (1, None, three))
     assert both == ["partition.seed", "rounds"]
-    own = texts([from_overrides([f"seed={n}", three], None) for n in (0, 1)])
+    own = key_texts([from_overrides([f"seed={n}", three], None) for n in (0, 1)])
     assert {each["partition.seed"] for each in own} == {""}

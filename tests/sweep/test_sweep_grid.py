@@ -9,7 +9,7 @@ import pytest
 from fed_dpsd.config import compose as typed
 from fed_dpsd.config import plugins
 from fed_dpsd.config.compose import compose
-from fed_dpsd.config.grid import Point, expand, names
+from fed_dpsd.config.grid import Point, expand, name_points
 from fed_dpsd.errors import ConfigError
 from fed_dpsd.experiment import one_run, set_up
 from fed_dpsd.storage import conf_folder
@@ -111,9 +111,9 @@ def test_points_are_named_by_their_grid_and_what_varies_in_it():
         Point("bounds", {"method": "local", "rounds": "1", "seed": "0"}),
         Point("DENSE", {"method": "dense", "rounds": "20", "seed": "0"}),
     ]
-    assert names(points) == ["bounds: method=ensemble", "bounds: method=local", "DENSE"]
-    assert names([Point("", {"seed": s}) for s in "01"]) == ["seed=0", "seed=1"]
-    assert names([Point("", {"seed": "0"})]) == ["the only cell"]
+    assert name_points(points) == ["bounds: method=ensemble", "bounds: method=local", "DENSE"]
+    assert name_points([Point("", {"seed": s}) for s in "01"]) == ["seed=0", "seed=1"]
+    assert name_points([Point("", {"seed": "0"})]) == ["the only cell"]
 
 
 def test_a_group_chooses_among_grids_apart(experiments):

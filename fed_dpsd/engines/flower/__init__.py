@@ -14,7 +14,7 @@ QUIET = {
     # Flower's actors have an environment of their own, so prestarted workers would stay idle.
     "RAY_prestart_worker_first_driver": "0",
 }
-LOOKS_FOR = "RAY_raylet_start_wait_time_s"  # for this long, once a second
+NODE_WAIT = "RAY_raylet_start_wait_time_s"  # seconds that Ray waits for its own new node
 
 
 def quieten() -> None:
@@ -25,14 +25,14 @@ def quieten() -> None:
 def import_ray() -> None:
     """Import Ray so that it starts in a third of the time.
 
-    Ray then has no dashboard and no autoscaler, which are of use only to its tools and to clusters,
-    and does not wait a second before it looks for its own new node again.
+    Ray then starts no dashboard and no autoscaler, which only its tools and clusters use, and does
+    not wait a second before it looks again for its own new node.
     """
     quieten()
-    os.environ[LOOKS_FOR] = "0"  # for this process, which reads it now, and not for Ray's
+    os.environ[NODE_WAIT] = "0"  # read on import; Ray's own processes must not inherit it
     import ray
 
-    del os.environ[LOOKS_FOR]
-    with contextlib.suppress(AttributeError):  # in another Ray, it starts more slowly
+    del os.environ[NODE_WAIT]
+    with contextlib.suppress(AttributeError):  # other versions of Ray start more slowly
         services, node = ray._private.services, ray._private.node.Node
         services.start_api_server, node.start_monitor = lambda *_, **__: ("", None), lambda _: None

@@ -15,8 +15,8 @@ from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 
 from fed_dpsd.client import site as sites
-from fed_dpsd.client.hospital import Hospital, open_file
-from fed_dpsd.client.request_log import asked_for, charged
+from fed_dpsd.client.hospital import Hospital, open_hospital
+from fed_dpsd.client.request_log import describe_charge, describe_request
 from fed_dpsd.client.site import Site
 from fed_dpsd.client.terms import NotAllowed
 from fed_dpsd.engines.clients import open_site
@@ -30,7 +30,7 @@ from fed_dpsd.engines.flower.codec import (
     code_digest,
     pack_replies,
     public_line,
-    reading,
+    reject_malformed,
     unpack_request,
     unpack_step,
 )
@@ -67,7 +67,7 @@ def answer(message: Message, context: Context) -> Message:
     is_hospital, failing = "site" in context.node_config, "this node"
     try:
         if is_hospital:
-            hospital = open_file(Path(str(context.node_config["site"])))
+            hospital = open_hospital(Path(str(context.node_config["site"])))
             client = about["client"] = hospital.client
             failing = f"client {client}"
             if message.metadata.message_type == HELLO:
@@ -77,7 +77,7 @@ def answer(message: Message, context: Context) -> Message:
             else:
                 replies[client] = _hospital_reply(message, hospital)
         elif {"partition-id", "simulation"} & set(context.node_config):
-            shares.take()
+            shares.take_share()
             meta = message.content["meta"]
             text, run_folder = str(meta["experiment"]), Path(str(meta["run_folder"]))
             for client, request in _requests(message, meta["clients"]).items():
@@ -120,7 +120,7 @@ def _hospital_reply(message: Message, hospital: Hospital) -> Reply | Refusal:
     run, request, site, outcome = "a run", None, None, "failed"
     kind = message.metadata.message_type
     try:
-        with reading():
+        with reject_malformed():
             meta = message.content.config_records["meta"]
             name = Path(str(meta.get("run_folder", ""))).name
             good_name = name.isprintable() and 0 < len(name) <= LONGEST_RUN
@@ -145,8 +145,8 @@ def _hospital_reply(message: Message, hospital: Hospital) -> Reply | Refusal:
         return Refusal(0, reason)
     finally:
         level = logging.INFO if outcome == "answered" else logging.WARNING
-        asked = asked_for(request) or KINDS.get(kind, "an unknown kind of message")
-        text = f"{run}: {asked}: {outcome}; {charged(hospital, site)}"
+        asked = describe_request(request) or KINDS.get(kind, "an unknown kind of message")
+        text = f"{run}: {asked}: {outcome}; {describe_charge(hospital, site)}"
         logger.log(level, "%s", text)
 
 
@@ -171,7 +171,7 @@ def _compare_classes(message: Message, hospital: Hospital) -> None:
     The coordinator also compares the lists when it reads the reply.
     """
     try:
-        with reading():
+        with reject_malformed():
             meta = message.content.config_records["meta"]
             if meta.get("code") == code_digest():  # otherwise the coordinator excludes this node
                 hospital.check_classes(str(meta["experiment"]))

@@ -29,7 +29,7 @@ def public_line(text: str) -> str:
 
 
 @contextlib.contextmanager
-def reading() -> Iterator[None]:
+def reject_malformed() -> Iterator[None]:
     """Turn every error that occurs while reading a peer's content into a ProtocolError.
 
     Malformed bytes from a peer may break any parser.
@@ -67,7 +67,7 @@ def pack_request(request: Request) -> RecordDict:
     return RecordDict({"arrays": record, "request": ConfigRecord(about)})
 
 
-@reading()
+@reject_malformed()
 def unpack_request(content: RecordDict) -> Request:
     """Unpack a request made by `pack_request`.
 
@@ -92,12 +92,12 @@ def pack_steps(steps: Mapping[int, SumStep]) -> RecordDict:
     for client, step in steps.items():
         about = {"request": step.request, "named": list(step.named)}
         content[f"step {client}"] = ConfigRecord(about)
-        content[f"proofs {client}"] = _boxes(step.proofs)
-        content[f"sealed {client}"] = _boxes(step.sealed)
+        content[f"proofs {client}"] = _pack_bytes(step.proofs)
+        content[f"sealed {client}"] = _pack_bytes(step.sealed)
     return content
 
 
-@reading()
+@reject_malformed()
 def unpack_step(content: RecordDict, client: int) -> SumStep:
     """Unpack a client's step from content made by `pack_steps`.
 
@@ -106,7 +106,10 @@ def unpack_step(content: RecordDict, client: int) -> SumStep:
     """
     about = content.config_records[f"step {client}"]
     proofs, sealed = (
-        {int(name): _box(box) for name, box in content.config_records[f"{part} {client}"].items()}
+        {
+            int(name): _as_bytes(box)
+            for name, box in content.config_records[f"{part} {client}"].items()
+        }
         for part in ("proofs", "sealed")
     )
     return SumStep(str(about["request"]), tuple(map(int, about["named"])), proofs, sealed)
@@ -122,11 +125,11 @@ def pack_replies(replies: Mapping[int, Reply | Refusal]) -> RecordDict:
     statements = {str(c): json.dumps(vars(r.statement)) for c, r in replies.items() if r.statement}
     content["statements"] = ConfigRecord(statements)
     for client, reply in answers.items():
-        content[f"boxes {client}"] = _boxes(reply.boxes)
+        content[f"boxes {client}"] = _pack_bytes(reply.boxes)
     return content
 
 
-@reading()
+@reject_malformed()
 def unpack_replies(content: RecordDict, clients: Collection[int]) -> dict[int, Reply | Refusal]:
     """Unpack content made by `pack_replies`, for the `clients` in it.
 
@@ -145,20 +148,20 @@ def unpack_replies(content: RecordDict, clients: Collection[int]) -> dict[int, R
             replies[client] = Refusal(0, reason, statement)
         elif str(client) in values:
             record = content.config_records[f"boxes {client}"]
-            boxes = {str(name): _box(box) for name, box in record.items()}
+            boxes = {str(name): _as_bytes(box) for name, box in record.items()}
             array = np.asarray(values[str(client)].numpy())
             replies[client] = Reply(array, boxes, statement)
     return replies
 
 
-def _box(box: Any) -> bytes:
+def _as_bytes(box: Any) -> bytes:
     """Return a value after checking that it is bytes; `bytes(n)` would be n zeros."""
     if not isinstance(box, bytes):
         raise TypeError(f"{type(box).__name__} is not a box")
     return box
 
 
-def _boxes(boxes: Mapping[Any, bytes]) -> ConfigRecord:
+def _pack_bytes(boxes: Mapping[Any, bytes]) -> ConfigRecord:
     return ConfigRecord({str(name): box for name, box in boxes.items()})
 
 

@@ -76,13 +76,13 @@ def cause_of(error: BaseException) -> str:
     return one_line(error)
 
 
-def failing(error: BaseException) -> ServerApp:
+def failing_app(error: BaseException) -> ServerApp:
     """Return a ServerApp that reports why the real ServerApp cannot be loaded."""
     app, cause = ServerApp(), cause_of(error)
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        close()
+        server_ended()
         print(f"error: {cause}", flush=True)
         raise RunFailed(cause)
 
@@ -120,7 +120,7 @@ def wait_for_ray() -> None:
         time.sleep(0.01)
 
 
-def close() -> None:
+def server_ended() -> None:
     """Report that the ServerApp has ended, so that the ClientApp stops waiting for it."""
     if not _needed.done():
         _needed.set_result(False)
@@ -129,7 +129,7 @@ def close() -> None:
 # --- for the ClientApp ---
 
 
-def is_needed(place: Callable[[Any, int], str]) -> bool:
+def wait_until_needed(place: Callable[[Any, int], str]) -> bool:
     """Give the ServerApp a function that places clients, and wait until it starts them.
 
     Returns:

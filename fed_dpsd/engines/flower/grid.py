@@ -31,14 +31,22 @@ from fed_dpsd.engines.flower.codec import (
     pack_request,
     pack_steps,
     public_line,
-    reading,
+    reject_malformed,
     unpack_replies,
 )
 from fed_dpsd.errors import ProtocolError, UserError
 from fed_dpsd.experiment import Experiment
-from fed_dpsd.methods.class_counts import counts_in
+from fed_dpsd.methods.class_counts import released_counts
 from fed_dpsd.privacy.noise import SecretStreams
-from fed_dpsd.protocol import Absent, Refusal, Replies, Request, Response, SumStep, compare_classes
+from fed_dpsd.protocol import (
+    Absent,
+    Refusal,
+    Replies,
+    Request,
+    Response,
+    SumStep,
+    require_equal_classes,
+)
 from fed_dpsd.server.federation import OF_ROUNDS, HostedFederation
 from fed_dpsd.storage import append_line, run_name
 
@@ -49,10 +57,10 @@ OUT_OF_REACH = {
     ErrorCode.NODE_UNAVAILABLE,
 }
 POLL_SECONDS = 0.5
-HELLO_SECONDS = 10.0  # until a node that is no hospital of this run is asked again
-LAST_HELLO_SECONDS = 5.0  # for nodes that have not said who they are when all hospitals are known
+HELLO_SECONDS = 10.0  # until a node that is no hospital of this run gets another hello
+LAST_HELLO_SECONDS = 5.0  # for other nodes' replies to a hello once all hospitals are known
 NOT_CONNECTED = "had not connected"
-SHOWN_SECONDS = 10.0  # between two lines on whom the coordinator waits for
+SHOWN_SECONDS = 10.0  # between two lines about awaited hospitals
 LATE, OTHER_CODE = "no answer within", "runs different code from this server"
 DIAGNOSED_AT_ONCE = 64  # clients: each sends (n, N, K) floats
 logger = logging.getLogger("fed_dpsd")
@@ -102,7 +110,7 @@ class GridFederation(HostedFederation):
         simulated = self._settings.simulation
         self._run = str(run_folder) if simulated else run_name(run_folder)
         if not simulated and isinstance(self._noise, SecretStreams):
-            self._run += f" {self._noise.identity}"  # other noise is another run
+            self._run += f" {self._noise.identity}"  # with a new secret, it is a different run
         self._text = experiment.to_json() if simulated else experiment.for_hospitals()
         everyone = experiment.config.num_clients
         self._least = self._settings.min_clients or everyone
@@ -111,17 +119,17 @@ class GridFederation(HostedFederation):
         self._hosts: dict[int, list[int]] = {}
         self._rivals: dict[int, int] = {}  # nodes that claim to be another node's client: client
         self._refused: dict[int, tuple[int, str]] = {}  # nodes with other classes: client, reason
-        self._took: dict[int, float] = {}
+        self._reply_seconds: dict[int, float] = {}  # how long a node's last reply took
         self._away: set[int] = set()  # nodes that did not answer the last request
-        self._hellos: dict[str, int] = {}  # nodes that have not said yet who they are, by message
-        self._hello_again: dict[int, float] = {}  # when to ask a node again who it is
+        self._hellos: dict[str, int] = {}  # nodes with an unanswered hello, by message
+        self._hello_again: dict[int, float] = {}  # when to send a node another hello
         self._unusable: dict[int, str] = {}  # clients with different code
         self._missing: dict[int, str] = {}  # clients that did not answer last time: why
         self._heard_from: set[int] = set()  # clients that have answered a request
         self._warned: set[str] = set()
         self._stated: dict[int, float] = {}  # clients' numbers of records, by their class counts
         self._shown, self._shown_at, self._until = "", 0.0, 0.0
-        self._online: set[int] = set()  # nodes that were connected when it last looked
+        self._online: set[int] = set()  # nodes that were connected when last checked
         self._connect()
 
     def _connect(self) -> None:
@@ -204,11 +212,11 @@ class GridFederation(HostedFederation):
         return {node: own for node, own in hosts.items() if own}
 
     def _discover_nodes(self) -> bool:
-        """Ask unknown nodes which clients they are, if any are missing; return whether none is.
+        """Send hellos to unknown nodes while clients are missing; return whether none is missing.
 
-        This never waits: a later call reads the reply. A node is the client that it reports to be,
-        unless another node of this run already is that client. A client with classes other than the
-        experiment's is refused; it refuses the experiment, too.
+        This never waits: a later call reads the replies. A node is the client that it reports to
+        be, unless another node of this run already is that client. A client whose classes differ
+        from the experiment's is refused; it refuses the experiment, too.
 
         Raises:
             UserError: too few clients are left because some are refused.
@@ -218,7 +226,7 @@ class GridFederation(HostedFederation):
             for client in range(everyone if nodes and not self._hosts else 0):
                 self._hosts.setdefault(nodes[client % len(nodes)], []).append(client)  # in turn
             return bool(self._hosts)
-        self._away -= set(nodes) - self._online  # it has returned, so it is waited for again
+        self._away -= set(nodes) - self._online  # rounds wait again for nodes that have returned
         self._online = set(nodes)
         if len(self._clients) == everyone:
             return True
@@ -246,7 +254,7 @@ class GridFederation(HostedFederation):
             self._meet(node, reply)
 
     def _meet(self, node: int, reply: Message) -> None:
-        """Record which client a node reports to be."""
+        """Record the client that a node reports to be, or why it is not used."""
         if node in self._hosts:
             return
         if reply.has_error():
@@ -283,7 +291,7 @@ class GridFederation(HostedFederation):
     def _other_classes(self, classes: object) -> str:
         """Return how a hospital's list of classes differs from the experiment's; "" if equal."""
         try:
-            compare_classes(classes, self.experiment.config.data.class_names)
+            require_equal_classes(classes, self.experiment.config.data.class_names)
         except ProtocolError as error:
             return str(error)
         return ""
@@ -292,7 +300,9 @@ class GridFederation(HostedFederation):
         """Return the clients' checked answers; in a deployment, show new class counts."""
         replies = super().each(request)
         if request.kind == "counts" and not self._settings.simulation:
-            self._show_shares({client: own.sum() for client, own in counts_in(replies).items()})
+            self._show_shares(
+                {client: own.sum() for client, own in released_counts(replies).items()}
+            )
         return replies
 
     def _show_shares(self, stated: Mapping[int, float]) -> None:
@@ -316,10 +326,10 @@ class GridFederation(HostedFederation):
         """
         started = time.monotonic()
         if not self._settings.simulation:
-            silent = set(self._hellos.values())  # the others are asked at once
+            silent = set(self._hellos.values())  # other unknown nodes get a hello at once
             self._hello_again = {n: when for n, when in self._hello_again.items() if n in silent}
             self._discover_nodes()
-        asked = self._asked(request)
+        asked = self._recipients(request)
         hosts = self._hosts_of(set(asked))
         packed = {}
         for node, clients in hosts.items():
@@ -353,7 +363,7 @@ class GridFederation(HostedFederation):
         return answers
 
     def _silent(self, clients: Sequence[int], waited: float) -> dict[int, str]:
-        """Return why each of these clients has not replied after `waited` seconds."""
+        """Return a public reason for each client that has not replied after `waited` seconds."""
         if not clients:
             return {}
         problems = {**self._unusable, **dict(self._refused.values())}
@@ -405,7 +415,7 @@ class GridFederation(HostedFederation):
             "at": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             "query_id": request.query_id,
             "kind": request.kind,
-            "ask": request.digest(),
+            "ask": request.digest,
             "answered": sorted(
                 c for c, response in answers.items() if isinstance(response, Response)
             ),
@@ -512,7 +522,7 @@ class GridFederation(HostedFederation):
         """
         started, first = time.monotonic(), self._settings.retry_seconds
         due = dict.fromkeys(nodes, started)
-        pause = {node: max(first, 2 * self._took.get(node, 0)) for node in due}
+        pause = {node: max(first, 2 * self._reply_seconds.get(node, 0)) for node in due}
         attempts = dict.fromkeys(due, ATTEMPTS)
         pushed: dict[str, int] = {}
         replies: dict[int, Message] = {}
@@ -532,7 +542,7 @@ class GridFederation(HostedFederation):
                     pause[node] = first
                     continue
                 attempts[node] -= 1 if reply.has_error() else ATTEMPTS
-                self._took[node] = now - started
+                self._reply_seconds[node] = now - started
                 if attempts[node] > 0:
                     due[node] = now
                 else:
@@ -569,7 +579,7 @@ class GridFederation(HostedFederation):
         logger.warning("clients %s: %s", clients, problem)
         return {client: Absent(0, problem) for client in clients}
 
-    @reading()
+    @reject_malformed()
     def _check(self, clients: list[int], reply: Message) -> None:
         if reply.has_error():
             cause = " ".join((reply.error.reason or NO_REASON).split())[-100:].lstrip("^ ")

@@ -9,17 +9,17 @@ from flwr.serverapp import Grid
 
 from fed_dpsd.engines.flower import gate
 from fed_dpsd.engines.flower.grid import GridFederation
-from fed_dpsd.engines.flower.run_config import as_typed, from_run_config
-from fed_dpsd.engines.ready import ready
+from fed_dpsd.engines.flower.run_config import from_run_config, with_typed_keys
+from fed_dpsd.engines.ready import check_run
 from fed_dpsd.errors import ProtocolError, UserError
-from fed_dpsd.experiment import Experiment, unused
-from fed_dpsd.models.devices import choose
-from fed_dpsd.server.attendance import absent, requests_of
+from fed_dpsd.experiment import Experiment, unused_records
+from fed_dpsd.models.devices import torch_device
+from fed_dpsd.server.attendance import incomplete_attendance, requests_of
 from fed_dpsd.server.federation import InUse
 from fed_dpsd.server.run import run
 from fed_dpsd.server.run_folder import new_run_folder, open_run_folder, require_checkpoint
 from fed_dpsd.server.summary import read_summary, result_line, round_text, write_failure
-from fed_dpsd.server.words import opening
+from fed_dpsd.server.words import describe_start
 
 logger = logging.getLogger("fed_dpsd")
 
@@ -35,7 +35,7 @@ def prepare(
         folder: the folder of a run to resume instead.
 
     Raises:
-        UserError: `ready` raises it; no client was asked, and a new run has no folder.
+        UserError: as for `check_run`; no request was sent, and a new run has no folder.
     """
     if folder is not None:
         experiment = open_run_folder(folder)
@@ -43,18 +43,20 @@ def prepare(
             return experiment, folder
     else:
         experiment = from_run_config(run_config)
-    _, warnings = ready(experiment, lambda: _place(grid, experiment), resumed=folder is not None)
-    for warning in filter(None, (*warnings, unused(experiment))):
-        print(f"warning: {as_typed(warning, run_config)}", flush=True)
+    _, warnings = check_run(
+        experiment, lambda: _place(grid, experiment), resumed=folder is not None
+    )
+    for warning in filter(None, (*warnings, unused_records(experiment))):
+        print(f"warning: {with_typed_keys(warning, run_config)}", flush=True)
     return experiment, folder or new_run_folder(experiment)
 
 
 def _place(grid: Grid, experiment: Experiment) -> None:
-    """Place a simulation's clients on this machine and print where; elsewhere, do nothing."""
+    """Place and print a simulation's clients if `flwr run` simulates them in this process."""
     config = experiment.config
     if config.federation.simulation and gate.in_simulation():
         clients = gate.place_clients(experiment, gate.number_of_nodes(grid))
-        server = choose(config.server_device)
+        server = torch_device(config.server_device)
         where = "the CPU" if server.type == "cpu" else str(server)
         print(f"devices: {clients}; the server computes on {where}", flush=True)
 
@@ -68,7 +70,7 @@ def finish(experiment: Experiment, grid: Grid, folder: Path) -> None:
         _print_result(experiment, summary, folder)
         return
     try:
-        for line in opening(experiment, folder):
+        for line in describe_start(experiment, folder):
             print(line, flush=True)
         federation = GridFederation(experiment, grid, folder, _print_line)
         summary = run(experiment, federation, folder, lambda line: _print_line(round_text(line)))
@@ -87,7 +89,7 @@ def _completed(folder: Path) -> bool:
 
 def _print_result(experiment: Experiment, summary: Mapping[str, Any], folder: Path) -> None:
     if not experiment.config.federation.simulation:
-        for client, missed in absent(requests_of(folder)).items():
+        for client, missed in incomplete_attendance(requests_of(folder)).items():
             _print_line(f"hospital {client} {missed}")
     _print_line(f"result: {result_line(experiment, summary)}\nrun folder: {folder}")
 

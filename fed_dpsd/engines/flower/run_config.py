@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from fed_dpsd.config import Config
 from fed_dpsd.config.bind import Binder
-from fed_dpsd.config.compose import read, split_overrides
+from fed_dpsd.config.compose import compose_valid, split_overrides
 from fed_dpsd.config.errors import QUOTES, quoted
 from fed_dpsd.config.grid import require_one_run
 from fed_dpsd.data.paths import path_problems
-from fed_dpsd.errors import ConfigError, shown
+from fed_dpsd.errors import ConfigError, format_value
 
 if TYPE_CHECKING:
     from fed_dpsd.experiment import Experiment
 
-# The flat keys that have shorter names than the keys they set.
+# The keys set by flat keys with shorter names.
 SHORT = {
     "data_path": "data.path",
     "alpha": "partition.alpha",
@@ -30,7 +30,7 @@ SHORT = {
 _PLAIN = re.compile(r"(?!(null|true|false|nan|inf)\Z)[a-z_/][\w./-]*", re.ASCII | re.IGNORECASE)
 
 
-def given(run_config: Mapping[str, Any]) -> dict[str, Any]:
+def given_keys(run_config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the given keys, including `overrides` and `resume`."""
     return {key: value for key, value in run_config.items() if value != ""}
 
@@ -48,7 +48,7 @@ def check_early(run_config: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     overrides, problems = _overrides(run_config)
     try:
-        composition = read(overrides)
+        composition = compose_valid(overrides)
         require_one_run(overrides, composition)
         values = composition.values
         binder = Binder(composition.defaults, composition.sources)
@@ -58,7 +58,7 @@ def check_early(run_config: Mapping[str, Any]) -> Mapping[str, Any]:
         binder.problems = [*composition.problems, *found, *path_problems(values)]
         binder.finish()
     except ConfigError as error:
-        problems += map(_typed_here, error.problems)
+        problems += map(_for_run_config, error.problems)
     if problems:
         raise ConfigError(problems)
     return values
@@ -77,7 +77,7 @@ def from_run_config(run_config: Mapping[str, Any]) -> "Experiment":
     try:
         experiment = one_run(overrides, None)
     except ConfigError as error:
-        problems += map(_typed_here, error.problems)
+        problems += map(_for_run_config, error.problems)
     if problems:
         raise ConfigError(problems)
     return experiment
@@ -85,8 +85,8 @@ def from_run_config(run_config: Mapping[str, Any]) -> "Experiment":
 
 def _overrides(run_config: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     """Return the overrides in a run's configuration, and a problem for each key given twice."""
-    flat = given(run_config)
-    overrides = split_overrides(shown(flat.pop("overrides", "")))
+    flat = given_keys(run_config)
+    overrides = split_overrides(format_value(flat.pop("overrides", "")))
     named = {override.lstrip("+~").partition("=")[0] for override in overrides}
     problems = []
     for key, value in flat.items():
@@ -100,9 +100,9 @@ def _overrides(run_config: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     return overrides, problems
 
 
-def as_typed(text: str, run_config: Mapping[str, Any]) -> str:
+def with_typed_keys(text: str, run_config: Mapping[str, Any]) -> str:
     """Return the lines of a text, with long names replaced by the flat keys as typed."""
-    for key in SHORT.keys() & given(run_config).keys():
+    for key in SHORT.keys() & given_keys(run_config).keys():
         text = re.sub(rf"^{re.escape(SHORT[key])}(?![\w.])", key, text, flags=re.MULTILINE)
     return text
 
@@ -110,14 +110,14 @@ def as_typed(text: str, run_config: Mapping[str, Any]) -> str:
 def _quoted(value: Any) -> str:
     """Return a value in Hydra's syntax, so that no text is interpreted."""
     if not isinstance(value, str):
-        return shown(value)
+        return format_value(value)
     if _PLAIN.fullmatch(value):
         return value
     return quoted(value)
 
 
-def _typed_here(problem: str) -> str:
-    """Return a problem with `overrides`, giving the remedy in the syntax of --run-config."""
+def _for_run_config(problem: str) -> str:
+    """Return a problem with its remedy in the syntax of --run-config."""
     said, marked, word = problem.partition(QUOTES)
     if not marked or "'" in (setting := " ".join(shlex.split(word))):  # Flower has no escapes
         return problem

@@ -18,7 +18,7 @@ from flwr.serverapp import Grid, ServerApp
 from fed_dpsd.config.bind import read_run
 from fed_dpsd.engines.flower import gate
 from fed_dpsd.engines.flower.gate import RunFailed
-from fed_dpsd.engines.flower.run_config import as_typed, check_early, given
+from fed_dpsd.engines.flower.run_config import check_early, given_keys, with_typed_keys
 from fed_dpsd.errors import UserError, one_line, printable
 from fed_dpsd.storage import print_any_text
 
@@ -32,7 +32,7 @@ def main(grid: Grid, context: Context) -> None:
     try:
         serve(grid, context.run_config)
     finally:
-        gate.close()  # Flower waits for the ClientApp and for Ray before it ends a failed run
+        gate.server_ended()  # before a failed run ends, Flower waits for the ClientApp and for Ray
 
 
 @contextlib.contextmanager
@@ -75,7 +75,7 @@ def serve(grid: Grid, run_config: Mapping[str, Any]) -> None:
         experiment, folder = job.prepare(grid, run_config, folder)
     except Exception as error:
         if isinstance(error, UserError):
-            problems = as_typed(str(error), run_config).splitlines()
+            problems = with_typed_keys(str(error), run_config).splitlines()
         else:
             logger.exception("the server failed")
             problems = [gate.cause_of(error)]
@@ -90,7 +90,7 @@ def serve(grid: Grid, run_config: Mapping[str, Any]) -> None:
 
 
 def _wake(grid: Grid) -> None:
-    """Let client processes import their app while this process imports the rest."""
+    """Make client processes import their app while this process imports the rest."""
     nodes = sorted(grid.get_node_ids())[: os.cpu_count()]  # at most one process for each processor
     grid.push_messages(
         [Message(RecordDict(), dst_node_id=node, message_type=gate.WAKE) for node in nodes]
@@ -114,7 +114,7 @@ def _resumed(run_config: Mapping[str, Any]) -> Path | None:
     path = str(run_config.get("resume", ""))
     if not path:
         return None
-    if others := [key for key in given(run_config) if key != "resume"]:
+    if others := [key for key in given_keys(run_config) if key != "resume"]:
         raise UserError(
             f"{others[0]} is given with resume={path}, but a run keeps its configuration"
         )

@@ -12,12 +12,12 @@ import secrets
 import socket
 
 from fed_dpsd.client.device import TEACHER_BYTES
-from fed_dpsd.engines.clients import ready_clients
+from fed_dpsd.engines.clients import prepare_clients
 from fed_dpsd.engines.placement import Placement, joins_cluster
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment
 
-SHARES = "FED_DPSD_SHARES"  # their name, their number, and the number of GPUs to choose from
+SHARES = "FED_DPSD_SHARES"  # value: their name, their number, and the number of GPUs
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 CPUS_EACH = 2  # processors that Flower requests for a client by default
 _taken: list[socket.socket] = []
@@ -30,19 +30,19 @@ def place_clients(experiment: Experiment, nodes: int) -> str:
         The placement as one line.
 
     Raises:
-        UserError: `ready_clients` raises it.
+        UserError: as for `prepare_clients`.
     """
-    placement = ready_clients(experiment, nodes)
+    placement = prepare_clients(experiment, nodes)
     if placement.devices and joins_cluster():
         return (
             "the running Ray cluster (RAY_ADDRESS) gives clients no GPU unless "
             f'--federation-config "{placement.federation_config}" requests it'
         )
-    offer(placement)
+    offer_shares(placement)
     return str(placement)
 
 
-def offer(placement: Placement) -> None:
+def offer_shares(placement: Placement) -> None:
     """Offer the shares of a placement to the processes that Ray starts from now on.
 
     If `--federation-config` requests GPUs, Ray itself assigns them as usual.
@@ -57,7 +57,7 @@ def offer(placement: Placement) -> None:
 
 
 @functools.cache
-def take() -> None:
+def take_share() -> None:
     """Take a share for the lifetime of this process, once, if shares are offered.
 
     The process holds an operating system name, which becomes free when the process ends.

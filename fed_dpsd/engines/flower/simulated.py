@@ -33,7 +33,7 @@ def start_ray(backend: Mapping[str, Any]) -> None:
     ray.init(include_dashboard=False, **backend.get("init_args", {}))
 
 
-def end_with(parent: int) -> None:
+def end_with_parent(parent: int) -> None:
     """End this process, and Ray's with it, when its parent has been killed."""
     while os.getppid() == parent:
         time.sleep(0.2)
@@ -44,10 +44,10 @@ def main() -> None:
     """Run the simulation that the arguments describe; the summary and the log report a failure."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     folder, nodes, parent = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[4])
-    threading.Thread(target=end_with, args=[parent], daemon=True).start()
+    threading.Thread(target=end_with_parent, args=[parent], daemon=True).start()
     backend = json.loads(sys.argv[3])
     own_ray = os.environ.get("RAY_ADDRESS", "") in ("", "local")
-    gc.disable()  # what is imported lives until the end
+    gc.disable()  # imported objects are never garbage
     failed: Exception | None = None
     if own_ray:
         rest = ["fed_dpsd.engines.flower.grid"]

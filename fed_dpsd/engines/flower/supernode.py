@@ -27,7 +27,7 @@ from threading import Thread
 from typing import IO, TYPE_CHECKING, NoReturn
 
 from fed_dpsd.errors import UserError, one_line, reason_of
-from fed_dpsd.storage import locked, write_atomically
+from fed_dpsd.storage import try_lock, write_atomically
 
 if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
@@ -36,8 +36,8 @@ CLIENT = "flwr-clientapp"
 REFUSED = ("flwr-serverapp", "flwr-agentapp", "flwr-model", "flwr-connector", "flwr-simulation")
 COMMANDS = "commands"  # folder in a hospital's folder
 SOCKET = "FED_DPSD_SITE_SOCKET"
-LOOKS_UP_SECONDS = 1.0
-AGAIN_SECONDS = 10.0
+PARENT_CHECK_SECONDS = 1.0
+RESTART_SECONDS = 10.0
 FORK_SECONDS = 120.0  # until a command gives up on the process that should fork for it
 REJECTED = (
     "with status 0: the coordinator may have rejected its signature because this machine's clock "
@@ -79,27 +79,27 @@ def serve(
         *("--auth-supernode-private-key", str(key.absolute())),
         *("--node-config", f"site={json.dumps(str(site.absolute()))}"),
     ]
-    with _locked(folder):
+    with _lock_folder(folder):
         settings = environment(folder / COMMANDS, {**QUIET, **os.environ})
         settings.setdefault("FLWR_HOME", str(folder / "flower"))
-        kept = f"{importing()}; keep({str(site.absolute())!r})"
+        kept = f"{import_line()}; keep_ready({str(site.absolute())!r})"
         subprocess.Popen([sys.executable, "-c", kept], env=settings)
         Thread(target=_check_records, args=(site,), name="records", daemon=True).start()
         while True:
             status = _run([*command, "--port", str(port or _free_port())], settings)
             why = "with an error" if status else REJECTED
-            line = f"the node ended {why}; it starts again in {AGAIN_SECONDS:g} s"
+            line = f"the node ended {why}; it starts again in {RESTART_SECONDS:g} s"
             print(line, file=sys.stderr, flush=True)
-            time.sleep(AGAIN_SECONDS)
+            time.sleep(RESTART_SECONDS)
 
 
-def _locked(folder: Path) -> IO[bytes]:
+def _lock_folder(folder: Path) -> IO[bytes]:
     """Lock a hospital's folder while this process lives, since its socket and ledger are unique.
 
     Raises:
         UserError: another process serves the folder.
     """
-    lock = locked(folder / "serving")
+    lock = try_lock(folder / "serving")
     if lock is None:
         raise UserError(
             f"state={folder} is in use by another `fed-dpsd site serve`; stop it, or give each "
@@ -180,10 +180,10 @@ def _socket_in(commands: Path) -> Path:
 
 def _check_records(site: Path) -> None:
     """Warn on this console only if the records cannot be read, or delta is too large for them."""
-    from fed_dpsd.client.hospital import open_file
+    from fed_dpsd.client.hospital import open_hospital
 
     try:
-        hospital = open_file(site)
+        hospital = open_hospital(site)
         problem = hospital.problem_of_delta(len(hospital.read().ids))
     except Exception as error:  # each request fails, too, until it is fixed
         problem = one_line(error)
@@ -204,18 +204,18 @@ def _run(command: list[str], settings: dict[str, str]) -> int:
 
 
 def environment(folder: Path, base: Mapping[str, str]) -> dict[str, str]:
-    """Write replacements of Flower's commands to `folder`; return `base` with them on its path."""
-    _write(folder / CLIENT, f"{importing()}; pass_on()")
+    """Write replacements of Flower's commands; return `base` with `folder` first in PATH."""
+    _write(folder / CLIENT, f"{import_line()}; forward()")
     for name in REFUSED:
         _write(folder / name, f"raise SystemExit('{name}: this site runs client processes only')")
     path = os.pathsep.join([str(folder), str(Path(sys.executable).parent), base.get("PATH", "")])
     return {**base, "PATH": path, SOCKET: str(_socket_in(folder))}
 
 
-def importing() -> str:
+def import_line() -> str:
     """Return a line of Python that imports this module from the same place as this process."""
     places = [place for place in sys.path if place]
-    return f"import sys; sys.path[:0] = {places!r}; from {__name__} import keep, pass_on"
+    return f"import sys; sys.path[:0] = {places!r}; from {__name__} import forward, keep_ready"
 
 
 def _write(path: Path, program: str) -> None:
@@ -226,8 +226,8 @@ def _write(path: Path, program: str) -> None:
 # --- the command that Flower starts ---
 
 
-def pass_on() -> None:
-    """Forward this command to the process that has everything ready; without one, run it here."""
+def forward() -> None:
+    """Run this command in a fork of the process that has everything ready, or else in this one."""
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.connect(os.environ[SOCKET])
@@ -236,7 +236,7 @@ def pass_on() -> None:
         return
     request = {"arguments": sys.argv, "environment": dict(os.environ), "folder": os.getcwd()}
     passed_on = signal.SIGTERM, signal.SIGINT
-    signal.pthread_sigmask(signal.SIG_BLOCK, passed_on)  # they wait until the fork is known
+    signal.pthread_sigmask(signal.SIG_BLOCK, passed_on)  # until the fork's process id is known
     connection.sendall(json.dumps(request).encode() + b"\n")
     connection.settimeout(FORK_SECONDS)
     with connection.makefile("rb") as reply:
@@ -252,7 +252,7 @@ def pass_on() -> None:
 # --- the process that keeps everything ready ---
 
 
-def keep(site: str) -> None:
+def keep_ready(site: str) -> None:
     """Warm up a site file's models, and fork a process per command as long as the parent lives."""
     parent = os.getppid()
     _prepare(Path(site))
@@ -264,7 +264,7 @@ def keep(site: str) -> None:
     listener.listen()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process waits for the forked ones
     while os.getppid() == parent:
-        if not select.select([listener], [], [], LOOKS_UP_SECONDS)[0]:
+        if not select.select([listener], [], [], PARENT_CHECK_SECONDS)[0]:
             continue
         connection, _ = listener.accept()
         if os.fork() == 0:
@@ -279,7 +279,7 @@ def _prepare(site: Path) -> None:
     import torch
     from flwr.supernode import cli  # noqa: F401
 
-    from fed_dpsd.client.hospital import open_file
+    from fed_dpsd.client.hospital import open_hospital
     from fed_dpsd.engines.flower.codec import code_digest
     from fed_dpsd.models import initialise
     from fed_dpsd.models.classifiers import CLASSIFIERS
@@ -287,7 +287,7 @@ def _prepare(site: Path) -> None:
     _installed()
     code_digest()  # caches the digest of the running code
     torch.set_num_threads(1)  # more would not survive a fork
-    hospital = open_file(site)
+    hospital = open_hospital(site)
     for name in hospital.models:
         if name == "pretrained" and hospital.weights:
             continue  # its network is known from the first message
@@ -347,7 +347,10 @@ def _log_to_console() -> None:
 
 
 def _installed(*_: str) -> "ClientApp":
-    """Return the installed app, imported late because Flower ends processes that report late."""
+    """Return the installed app.
+
+    The import is deferred because Flower ends processes that take long to report.
+    """
     from fed_dpsd.engines.flower.client import app
 
     return app

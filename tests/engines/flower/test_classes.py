@@ -17,7 +17,7 @@ from fed_dpsd.engines.flower import codec
 from fed_dpsd.engines.flower import grid as grids
 from fed_dpsd.engines.flower.grid import GridFederation
 from fed_dpsd.errors import ProtocolError, UserError
-from fed_dpsd.protocol import MOST_CLASSES, compare_classes
+from fed_dpsd.protocol import MOST_CLASSES, require_equal_classes
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.export import export
 from fed_dpsd.server.run_folder import new_run_folder
@@ -71,7 +71,7 @@ def experiment_of(deployed, tmp_path, *overrides):
 
 def untouched(files):
     """Whether no hospital has a ledger, a teacher or a secret."""
-    return not any(hospitals.open_file(file).folder.exists() for file in files)
+    return not any(hospitals.open_hospital(file).folder.exists() for file in files)
 
 
 def warned(caplog):
@@ -97,7 +97,7 @@ def test_either_side_alone_would_refuse(deployed, tmp_path, monkeypatch, caplog)
     files = two_hospitals(tmp_path)
     experiment = experiment_of(deployed, tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(grids, "compare_classes", lambda hospital, experiment: None)
+        patch.setattr(grids, "require_equal_classes", lambda hospital, experiment: None)
         federation = federate(experiment, Hospitals(files))
         assert federation.total(request()).refused == {0: BOTH, 1: BOTH}
     said = [line for line in warned(caplog) if f"refused: {BOTH}" in line]
@@ -105,11 +105,11 @@ def test_either_side_alone_would_refuse(deployed, tmp_path, monkeypatch, caplog)
     assert untouched(files)
     caplog.clear()
     with monkeypatch.context() as patch:  # hospitals that do not compare are not asked
-        patch.setattr(terms, "compare_classes", lambda hospital, experiment: None)
+        patch.setattr(terms, "require_equal_classes", lambda hospital, experiment: None)
         with pytest.raises(UserError, match="client 0: the hospital's classes are"):
             federate(experiment, Hospitals(files))
         assert untouched(files)
-        patch.setattr(grids, "compare_classes", lambda hospital, experiment: None)
+        patch.setattr(grids, "require_equal_classes", lambda hospital, experiment: None)
         federation = federate(experiment, Hospitals(files))
         assert not federation.total(ask_of_two()).refused  # the control: neither side compares
     assert not untouched(files)
@@ -213,24 +213,24 @@ def test_a_malformed_list_is_a_refusal_in_one_printable_line(deployed, tmp_path,
         assert said.isprintable(), classes
         assert federation._clients == {0}, classes
         with pytest.raises(ProtocolError):
-            compare_classes(NAMES, classes)
+            require_equal_classes(NAMES, classes)
 
 
 def test_long_lists_differ_at_a_place_and_by_names():
     names = [f"class {number}" for number in range(1_000)]
-    compare_classes(names, tuple(names))
+    require_equal_classes(names, tuple(names))
     moved = [*names[:5], names[6], names[5], *names[7:]]
     with pytest.raises(ProtocolError) as caught:
-        compare_classes(names, moved)
+        require_equal_classes(names, moved)
     assert str(caught.value) == "class 5 is 'class 5' at the hospital, 'class 6' in the experiment"
     with pytest.raises(ProtocolError) as caught:
-        compare_classes(names, [*names[:-1], "x" * 99, "y"])
+        require_equal_classes(names, [*names[:-1], "x" * 99, "y"])
     assert str(caught.value) == (
         f"class 999 is 'class 999' at the hospital, '{'x' * 27}...' in the experiment; only the "
         f"hospital has 'class 999'; only the experiment has '{'x' * 27}...', 'y'"
     )
     with pytest.raises(ProtocolError) as caught:
-        compare_classes(names, names[:500])
+        require_equal_classes(names, names[:500])
     assert str(caught.value) == (
         "class 500 is 'class 500' at the hospital, '(none)' in the experiment; only the hospital "
         "has 'class 500', 'class 501', 'class 502', 'class 503', 'class 504', ..."
@@ -240,6 +240,6 @@ def test_long_lists_differ_at_a_place_and_by_names():
 def test_one_spelling_of_an_accent_is_as_good_as_the_other():
     spelled = [unicodedata.normalize(form, "pneumonía") for form in ("NFC", "NFD")]
     assert spelled[0] != spelled[1]
-    compare_classes(["normal", spelled[0]], ["normal", spelled[1]])
+    require_equal_classes(["normal", spelled[0]], ["normal", spelled[1]])
     with pytest.raises(ProtocolError, match="only the hospital has 'pneumonía'"):
-        compare_classes(["normal", spelled[0]], ["normal", "pneumonia"])
+        require_equal_classes(["normal", spelled[0]], ["normal", "pneumonia"])

@@ -12,7 +12,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, Metadata,
 from hypothesis import strategies as st
 
 from fed_dpsd.accounts.card import plan_of, privacy_card
-from fed_dpsd.client.hospital import open_file
+from fed_dpsd.client.hospital import open_hospital
 from fed_dpsd.engines.flower import client
 from fed_dpsd.engines.flower.codec import (
     ANSWER,
@@ -152,7 +152,7 @@ def run(examples, test):
 
 def asks_of(file):
     """Digests of the requests that a hospital was charged for."""
-    return [entry.request for entry in entries_of(open_file(file).ledger)]
+    return [entry.request for entry in entries_of(open_hospital(file).ledger)]
 
 
 @pytest.mark.parametrize("examples", EXAMPLES)
@@ -167,7 +167,7 @@ def test_a_hospital_takes_any_message(deployed, tmp_path, caplog, kind, examples
 
     def test(data):
         query = request(1, 4)
-        step = SumStep(query.digest(), (0, 1))
+        step = SumStep(query.digest, (0, 1))
         content = pack_request(query) if kind == "answers" else pack_steps({0: step})
         content["meta"] = ConfigRecord(
             {
@@ -200,10 +200,10 @@ def test_a_hospital_takes_any_message(deployed, tmp_path, caplog, kind, examples
             outcomes["answered"] += 1
             if named == ANSWER:
                 sent = client.unpack_request(content)
-                assert sent.digest() in asks_of(file)
+                assert sent.digest in asks_of(file)
                 assert values["0"].numpy().shape == sent.predictions.shape
         if len(before) > CHARGES:
-            shutil.rmtree(open_file(file).folder / "ledger")
+            shutil.rmtree(open_hospital(file).folder / "ledger")
 
     run(examples, test)
     assert outcomes["refused"] > examples / 3
@@ -353,7 +353,7 @@ def test_the_coordinator_takes_any_reply_in_a_secure_sum(deployed, caplog, examp
                 content["boxes 2"] = ConfigRecord({to: boxes[to][::-1] for to in boxes})
 
         grid.spoil = spoil
-        shutil.rmtree(federation._notes, ignore_errors=True)
+        shutil.rmtree(federation._sums, ignore_errors=True)
         try:
             total = federation.total(query)
         except UserError as problem:

@@ -78,7 +78,7 @@ def test_a_hospital_trains_for_no_request_that_it_would_refuse(
     if admitted:
         monkeypatch.setattr(Site, "admit", lambda site, request: None)
     allowed = {"methods": ["fed_dpsd", "fedavg"], "answers": ["gradient", "probabilities"]}
-    hospital = hospitals.open_file(site_file(tmp_path, **allowed, **changes))
+    hospital = hospitals.open_hospital(site_file(tmp_path, **allowed, **changes))
     for text in seeds(deployed(*overrides), 3):
         query = imageless("weights") if "method=fedavg" in overrides else request()
         assert isinstance(answer(hospital, text, query), Refusal)
@@ -88,7 +88,7 @@ def test_a_hospital_trains_for_no_request_that_it_would_refuse(
 
 def test_old_teachers_are_deleted(deployed, tmp_path, monkeypatch):
     monkeypatch.setattr(hospitals, "KEPT", 2)
-    hospital = hospitals.open_file(site_file(tmp_path))
+    hospital = hospitals.open_hospital(site_file(tmp_path))
     texts = list(seeds(deployed(*PLAIN, "teacher.epochs=0"), 5))
     first = answer(hospital, texts[0], request())
     (used,) = on_disk(hospital)
@@ -102,7 +102,7 @@ def test_old_teachers_are_deleted(deployed, tmp_path, monkeypatch):
 
 def test_requests_without_images_count_too(deployed, tmp_path):
     """Otherwise an answer without images would be free, yet add a line to the ledger."""
-    hospital = hospitals.open_file(site_file(tmp_path, queries=3))
+    hospital = hospitals.open_hospital(site_file(tmp_path, queries=3))
     with pytest.raises(ProtocolError, match="answers with 0 images"):
         imageless("answers")
     first, other = seeds(deployed(*COUNTS), 2)
@@ -157,7 +157,7 @@ def test_a_retraining_is_answered_again_and_another_is_refused_before_it(deploye
     settings = "method=dp_fedavg", *COUNTS, "teacher.same_start=true"
     text = deployed(*settings).to_json()
     file = site_file(tmp_path, methods=["dp_fedavg"], queries=5)
-    hospital = hospitals.open_file(file)
+    hospital = hospitals.open_hospital(file)
     first = answer(hospital, text, imageless("weights"))
     weights = first.values[:, 0].astype(np.float32)
     train = imageless("train", 2, weights)
@@ -169,7 +169,7 @@ def test_a_retraining_is_answered_again_and_another_is_refused_before_it(deploye
 
 
 def test_who_was_away_in_the_first_round_is_charged_for_what_it_trains(deployed, tmp_path):
-    hospital = hospitals.open_file(site_file(tmp_path, methods=["dp_fedavg"]))
+    hospital = hospitals.open_hospital(site_file(tmp_path, methods=["dp_fedavg"]))
     experiment = deployed("method=dp_fedavg", *COUNTS, "teacher.same_start=true")
     start = to_vector(make_teacher(experiment.config, 0, 0)).detach().numpy()
     train = imageless("train", 2, start)
@@ -204,7 +204,7 @@ def test_a_resumed_run_keeps_a_sum_and_another_run_is_another_charge(deployed, t
 def test_patients_are_promised_only_by_hospitals_that_know_them(deployed, tmp_path):
     """The coordinator's epsilons for a patient assume shards by patient."""
     text = deployed(*PLAIN, "+data.patient_column=patient").to_json()
-    hospital = hospitals.open_file(site_file(tmp_path))
+    hospital = hospitals.open_hospital(site_file(tmp_path))
     refused = answer(hospital, text, request())
     assert refused.reason == "this site has no patient column: data.patient_column must be null"
     known = replace(hospital, files=replace(hospital.files, patient_column="patient"))
@@ -328,18 +328,18 @@ def test_bad_weights_are_left_out_and_in_a_simulation_an_error(deployed, small, 
 
 
 def test_a_training_in_each_round_is_lacking_although_the_first_is_paid(deployed, tmp_path):
-    hospital = hospitals.open_file(
+    hospital = hospitals.open_hospital(
         site_file(tmp_path, methods=["dp_fedavg"], budget=4.0, models=["scattering"])
     )
     settings = "method=dp_fedavg", *COUNTS, "teacher.same_start=true", "training.steps=100"
     wanted = deployed(*settings, "rounds=10")
     experiment = hospital.experiment(wanted.to_json(), 0)
-    assert hospital.open(experiment, "check").lacking() == "budget"
+    assert hospital.open(experiment, "check").exceeded_limit() == "budget"
     first = answer(hospital, wanted.to_json(), imageless("weights"))
     assert isinstance(first, Response)
-    assert hospital.open(experiment, "check").lacking() == "budget"
+    assert hospital.open(experiment, "check").exceeded_limit() == "budget"
     one = hospital.experiment(deployed(*settings, "rounds=1").to_json(), 0)
-    assert hospital.open(one, "check").lacking() == ""
+    assert hospital.open(one, "check").exceeded_limit() == ""
 
 
 def test_queries_are_lacking_where_a_run_has_more(deployed, tmp_path):
@@ -347,6 +347,6 @@ def test_queries_are_lacking_where_a_run_has_more(deployed, tmp_path):
         "training=dp_sgd", "answers=probabilities", "rounds=2", "queries_per_round=16"
     ).to_json()
     for queries, lacking in ((33, "queries"), (34, "")):  # training and class counts are one each
-        hospital = hospitals.open_file(site_file(tmp_path, queries=queries))
+        hospital = hospitals.open_hospital(site_file(tmp_path, queries=queries))
         experiment = hospital.experiment(text, 0)
-        assert hospital.open(experiment, "check").lacking() == lacking
+        assert hospital.open(experiment, "check").exceeded_limit() == lacking

@@ -13,7 +13,7 @@ from fed_dpsd.engines.flower.grid import ATTEMPTS, LAST_HELLO_SECONDS, GridFeder
 from fed_dpsd.errors import UserError
 from fed_dpsd.protocol import Response
 from fed_dpsd.server import run as runs
-from fed_dpsd.server.attendance import absent, requests_of
+from fed_dpsd.server.attendance import incomplete_attendance, requests_of
 from fed_dpsd.server.run_folder import new_run_folder
 from tests.hospitals import PLAIN, Hospitals, charges, federate, request, site_file, site_files
 
@@ -179,9 +179,13 @@ def test_absence_and_return_are_shown_as_they_happen(deployed, tmp_path, clock):
     waits = [line for line in said if "left)" in line]
     assert waits[0] == "waiting for the reply of hospital 1 (50 s left)"
     lines = requests_of(federation._run_folder)
-    assert {c: str(each) for c, each in absent(lines).items()} == {1: "answered 2 of 5 requests"}
-    assert {c: str(each) for c, each in absent(lines[:1]).items()} == {1: "never connected"}
-    assert not absent(lines[1:2])
+    assert {c: str(each) for c, each in incomplete_attendance(lines).items()} == {
+        1: "answered 2 of 5 requests"
+    }
+    assert {c: str(each) for c, each in incomplete_attendance(lines[:1]).items()} == {
+        1: "never connected"
+    }
+    assert not incomplete_attendance(lines[1:2])
 
 
 def test_a_hospital_that_is_back_has_the_whole_time_again(deployed, tmp_path, clock):
@@ -285,12 +289,12 @@ def test_other_code_on_either_side_is_refused_and_nothing_charged(deployed, tmp_
     federation = federate(deployed(*PLAIN), Hospitals(files, spoiling(101, HELLO, other)))
     assert federation.total(request()).count == 1
     assert "client 1 runs different code from this server" in caplog.text
-    assert not hospitals.open_file(files[1]).folder.exists()
+    assert not hospitals.open_hospital(files[1]).folder.exists()
     federation = federate(deployed(*PLAIN), Hospitals(files[1:]))
     federation._code = "0" * 64
     with pytest.raises(UserError, match="from this server; install the same version"):
         federation.total(request())
-    assert not hospitals.open_file(files[1]).folder.exists()
+    assert not hospitals.open_hospital(files[1]).folder.exists()
 
 
 def test_a_coordinators_own_noise_follows_no_seed(deployed, tmp_path):
@@ -422,7 +426,7 @@ def test_a_hospitals_words_do_not_make_it_one_that_never_connected(deployed, tmp
     federation = federate(deployed(*PLAIN, *PATIENT), grid)
     assert federation.total(request()).refused == {1: "had not connected"}
     lines = requests_of(federation._run_folder)
-    assert str(absent(lines)[1]) == "answered 0 of 1 requests"
+    assert str(incomplete_attendance(lines)[1]) == "answered 0 of 1 requests"
 
 
 def test_a_message_that_flower_does_not_take_is_sent_again(deployed, tmp_path, clock, monkeypatch):

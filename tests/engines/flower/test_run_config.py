@@ -14,9 +14,9 @@ from omegaconf import OmegaConf
 from fed_dpsd.engines.flower.run_config import (
     SHORT,
     _quoted,
-    as_typed,
     check_early,
     from_run_config,
+    with_typed_keys,
 )
 from fed_dpsd.errors import ConfigError
 from fed_dpsd.experiment import from_overrides
@@ -79,7 +79,7 @@ def test_a_problem_is_reported_as_it_is_typed():
     for run_config, expected in PROBLEMS:
         with pytest.raises(ConfigError) as caught:
             from_run_config(NOT_GIVEN | run_config)
-        lines = as_typed(str(caught.value), run_config).splitlines()
+        lines = with_typed_keys(str(caught.value), run_config).splitlines()
         found = [line for line in lines if line.startswith(expected) or f" {expected}" in line]
         assert found, (run_config, lines)
 

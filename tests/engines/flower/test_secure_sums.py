@@ -7,7 +7,7 @@ import pytest
 import yaml
 from scipy import stats
 
-from fed_dpsd.accounts.card import plan_of, proven
+from fed_dpsd.accounts.card import plan_of, proven_epsilons
 from fed_dpsd.client import hospital as hospitals
 from fed_dpsd.client import site as sites
 from fed_dpsd.engines.flower.grid import GridFederation
@@ -34,7 +34,7 @@ def exact_sum(files, experiment, query):
     """What the noise is added to."""
     total = 0
     for file in files:
-        hospital = hospitals.open_file(file)
+        hospital = hospitals.open_hospital(file)
         site = hospital.open(hospital.experiment(experiment.to_json(), 16), "exact")
         probabilities = site.sensitive_probabilities(query.images)
         gradients = [
@@ -80,12 +80,12 @@ def test_responses_are_counted_in_a_secure_sum(deployed, tmp_path):
     total = federate(experiment, Hospitals(files)).total(request())
     expected = np.zeros((16, 10))
     for file in files:
-        hospital = hospitals.open_file(file)
+        hospital = hospitals.open_hospital(file)
         site = hospital.open(hospital.experiment(experiment.to_json(), 16), "exact")
         classes = site.sensitive_probabilities(request().images)[0].argmax(1)
         expected[np.arange(16), classes] += 1
     assert np.array_equal(total.sum, expected)
-    (entry,) = entries_of(hospitals.open_file(files[0]).ledger)
+    (entry,) = entries_of(hospitals.open_hospital(files[0]).ledger)
     cost = ideal(entry.costs["record", "replace_one"])
     assert cost == ShuffledResponseDpEvent(20.0, 10, 2)
     assert entry.trust == "threshold"
@@ -122,9 +122,9 @@ def test_too_few_for_a_sum_is_an_error_and_nothing_is_unmasked(deployed, tmp_pat
 def test_a_hospital_confirms_one_set_of_names_and_sums_only_what_it_has_masked(deployed, tmp_path):
     files = summing(tmp_path)
     experiment = deployed(*DISTRIBUTED)
-    hospital = hospitals.open_file(files[0])
+    hospital = hospitals.open_hospital(files[0])
     site = hospital.open(hospital.experiment(experiment.to_json(), 16), "run")
-    step = SumStep(request().digest(), (0, 1, 2))
+    step = SumStep(request().digest, (0, 1, 2))
     with pytest.raises(ProtocolError, match="does not take part in that sum"):
         sites.take_step(site, step)
     first = sites.answer(experiment.method, request(), site)
@@ -146,7 +146,7 @@ def test_a_site_says_whom_it_trusts(deployed, tmp_path):
         ({"trust": ["nobody"]}, "needs threshold in trust:"),
         ({"colluding": 1}, "sums must withstand 1 colluding clients"),
     ):
-        hospital = hospitals.open_file(summing(tmp_path, **changes)[0])
+        hospital = hospitals.open_hospital(summing(tmp_path, **changes)[0])
         given = answer(hospital, deployed(*DISTRIBUTED).to_json(), request())
         assert isinstance(given, Refusal), changes
         assert reason in given.reason
@@ -156,16 +156,18 @@ def test_the_card_says_against_whom_a_sum_holds(deployed):
     for threshold, colluding in ((2, 0), (3, 1)):
         quorum = f"answers.quorum={{threshold: {threshold}, colluding: {colluding}}}"
         experiment = deployed(*DISTRIBUTED, quorum)
-        notes = proven(experiment, plan_of(experiment), "record", "add_remove")["answers"].notes
+        notes = proven_epsilons(experiment, plan_of(experiment), "record", "add_remove")[
+            "answers"
+        ].notes
         assert f"against the coordinator and {colluding} of the other clients together" in notes
     alone = deployed("num_clients=3", *PLAIN)
-    claims = proven(alone, plan_of(alone), "record", "add_remove")
+    claims = proven_epsilons(alone, plan_of(alone), "record", "add_remove")
     assert not any("against" in note for note in claims["answers"].notes)
 
 
 def test_a_bad_key_is_an_error_before_anything_is_charged(deployed, tmp_path):
     text, files = deployed(*DISTRIBUTED).to_json(), summing(tmp_path)
-    hospital = hospitals.open_file(files[0])
+    hospital = hospitals.open_hospital(files[0])
     keys = hospital.keys
     for bad, problem in (
         (keys[::-1], "the public key of party 0 does not match its private"),
@@ -178,7 +180,7 @@ def test_a_bad_key_is_an_error_before_anything_is_charged(deployed, tmp_path):
 
 def test_another_run_gets_other_noise_for_another_charge(deployed, tmp_path):
     """Two sums of one answer, over other hospitals, would reveal one hospital's answer."""
-    hospital = hospitals.open_file(summing(tmp_path)[0])
+    hospital = hospitals.open_hospital(summing(tmp_path)[0])
     text, noise = deployed(*DISTRIBUTED).to_json(), []
     for run in ("one", "one", "two"):
         experiment = hospital.experiment(text, 16)
@@ -221,7 +223,7 @@ def test_no_answer_is_in_two_sums_where_the_federation_grows(deployed, tmp_path)
     """Two sums of one answer would show it, with only its share of the noise."""
     kept = []
     for clients in (3, 4):
-        hospital = hospitals.open_file(summing(tmp_path, clients)[0])
+        hospital = hospitals.open_hospital(summing(tmp_path, clients)[0])
         experiment = deployed(
             *DISTRIBUTED,
             f"num_clients={clients}",
@@ -234,10 +236,10 @@ def test_no_answer_is_in_two_sums_where_the_federation_grows(deployed, tmp_path)
 
 
 def test_shares_are_not_opened_before_names_are_confirmed(deployed, tmp_path):
-    hospital = hospitals.open_file(summing(tmp_path)[0])
+    hospital = hospitals.open_hospital(summing(tmp_path)[0])
     experiment = hospital.experiment(deployed(*DISTRIBUTED).to_json(), 16)
     site = hospital.open(experiment, "run")
     sites.answer(experiment.method, request(), site)
-    step = SumStep(request().digest(), (0, 1), {0: b"", 1: b""})
+    step = SumStep(request().digest, (0, 1), {0: b"", 1: b""})
     with pytest.raises(ProtocolError, match="has confirmed other names"):
         sites.take_step(site, step)

@@ -13,7 +13,7 @@ from flwr.common.serde import recorddict_to_proto
 from flwr.supercore.task_identity import TaskIdentity
 
 import client_app
-from fed_dpsd.client.hospital import open_file
+from fed_dpsd.client.hospital import open_hospital
 from fed_dpsd.client.terms import NotAllowed
 from fed_dpsd.engines.flower import server as flower
 from fed_dpsd.engines.flower.grid import GridFederation
@@ -348,9 +348,9 @@ def test_a_hospital_refuses_a_simulation_and_the_run_says_so(small, tmp_path):
     assert charges(file) == []
     raw = json.loads(experiment.to_json())
     with pytest.raises(NotAllowed, match="^this is a hospital; run with federation=deployment$"):
-        open_file(file).experiment(json.dumps(raw), 16)
+        open_hospital(file).experiment(json.dumps(raw), 16)
     raw["federation"]["simulation"] = False  # the control
-    assert open_file(file).experiment(json.dumps(raw), 16)
+    assert open_hospital(file).experiment(json.dumps(raw), 16)
 
 
 def test_secret_noise_on_every_engine(small, tmp_path):

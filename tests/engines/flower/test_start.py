@@ -113,11 +113,11 @@ def simulation(monkeypatch):
 
 def test_a_client_app_loads_after_the_server_apps_checks(simulation):
     with ThreadPoolExecutor(2) as threads:
-        needed = threads.submit(gate.is_needed, "{} on {}".format)
+        needed = threads.submit(gate.wait_until_needed, "{} on {}".format)
         assert wait([needed], timeout=0.05).not_done
         assert gate.place_clients("experiment", 5) == "experiment on 5"
         assert needed.result()
-    gate.close()  # at the end of the run
+    gate.server_ended()  # at the end of the run
     assert gate._needed.result()
 
 
@@ -182,7 +182,7 @@ def test_clients_that_cannot_be_placed_end_the_server_app(simulation, monkeypatc
         threads.submit(load, "client_app")
         with pytest.raises(kind, match="the GPU is full"):
             gate.place_clients("experiment", 5)
-        gate.close()
+        gate.server_ended()
 
 
 def load(app):
@@ -229,8 +229,8 @@ def test_a_simulation_without_nodes_is_an_error_with_the_remedy(monkeypatch):
 
 
 def test_a_failed_run_needs_no_clients(simulation):
-    gate.close()
-    assert not gate.is_needed(pytest.fail)
+    gate.server_ended()
+    assert not gate.wait_until_needed(pytest.fail)
 
 
 def test_a_client_app_waits_only_in_a_simulation(simulation, monkeypatch):
@@ -248,9 +248,9 @@ def variables(monkeypatch):
     for name in (*names, shares.SHARES, TEACHER_BYTES, shares.VISIBLE):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
-    shares.take.cache_clear()
+    shares.take_share.cache_clear()
     yield
-    shares.take.cache_clear()
+    shares.take_share.cache_clear()
 
 
 def placed(gpus, processes, pinned=False):
@@ -259,14 +259,14 @@ def placed(gpus, processes, pinned=False):
 
 
 def test_an_offer_is_the_environment_of_ray(variables, monkeypatch):
-    shares.offer(Placement())
+    shares.offer_shares(Placement())
     assert shares.SHARES not in os.environ
     assert "RAY_OVERRIDE_RESOURCES" not in os.environ
-    shares.offer(placed(2, 3))
+    shares.offer_shares(placed(2, 3))
     assert json.loads(os.environ["RAY_OVERRIDE_RESOURCES"]) == {"CPU": 6}
     assert os.environ[TEACHER_BYTES] == str(2**29)
     monkeypatch.setenv(TEACHER_BYTES, "7")  # a user's own number stays
-    shares.offer(placed(2, 3))
+    shares.offer_shares(placed(2, 3))
     assert os.environ[TEACHER_BYTES] == "7"
 
 
@@ -274,7 +274,7 @@ def test_flowers_default_starts_as_many_processes_as_there_are_shares(variables,
     from flwr.simulation.ray_transport import ray_actor
     from flwr.supercore.constant import DEFAULT_SIMULATION_CONFIG as default
 
-    shares.offer(placed(2, 3))
+    shares.offer_shares(placed(2, 3))
     resources = json.loads(os.environ["RAY_OVERRIDE_RESOURCES"])
     monkeypatch.setattr(ray_actor.ray, "nodes", lambda: [{"Resources": resources}])
     requested = {"num_cpus": default.client_resources_num_cpus, "num_gpus": 0.0}
@@ -284,14 +284,14 @@ def test_flowers_default_starts_as_many_processes_as_there_are_shares(variables,
 def test_processes_take_one_share_each_and_no_more_than_there_are(variables, monkeypatch):
     monkeypatch.setenv(shares.VISIBLE, "4,6")
     monkeypatch.setattr(shares, "_assigned_by_ray", lambda: False)
-    shares.offer(placed(2, 3))
+    shares.offer_shares(placed(2, 3))
     forks = multiprocessing.get_context("fork")
     pipes = []
 
     def process(pipe):
         try:
-            shares.take()
-            shares.take()
+            shares.take_share()
+            shares.take_share()
             pipe.send(os.environ[shares.VISIBLE])
         except UserError as error:
             pipe.send(str(error))
@@ -322,7 +322,7 @@ def test_processes_take_one_share_each_and_no_more_than_there_are(variables, mon
 
 
 def test_on_a_running_ray_cluster_the_line_says_what_to_request(variables, monkeypatch):
-    monkeypatch.setattr(shares, "ready_clients", lambda *_: placed(2, 3))
+    monkeypatch.setattr(shares, "prepare_clients", lambda *_: placed(2, 3))
     assert shares.place_clients(None, 3) == str(placed(2, 3))
     assert os.environ.pop(shares.SHARES)
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
@@ -334,13 +334,13 @@ def test_on_a_running_ray_cluster_the_line_says_what_to_request(variables, monke
 def test_a_pinned_gpu_is_not_renumbered(variables, monkeypatch):
     monkeypatch.setattr(shares, "_assigned_by_ray", lambda: False)
     monkeypatch.setattr(shares, "_taken", [])
-    shares.take.cache_clear()
-    shares.offer(placed(1, 1, pinned=True))
-    shares.take()
+    shares.take_share.cache_clear()
+    shares.offer_shares(placed(1, 1, pinned=True))
+    shares.take_share()
     assert shares.VISIBLE not in os.environ
-    shares.take()  # the same one
-    shares.take.cache_clear()
+    shares.take_share()  # the same one
+    shares.take_share.cache_clear()
     with pytest.raises(UserError, match="room for 1 client processes"):
-        shares.take()
+        shares.take_share()
     for claim in shares._taken:
         claim.close()

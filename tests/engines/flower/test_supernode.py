@@ -22,7 +22,7 @@ from tests.hospitals import certificate, private_key, site_file
 from tests.processes import wait_until
 
 STUB = f"""
-{supernode.importing()}
+{supernode.import_line()}
 import os, time
 from fed_dpsd.engines.flower import supernode
 def client():
@@ -46,7 +46,7 @@ supernode._client = client
 def keeping(folder):
     """A program that keeps a stub imported, prepared for a site's file."""
     path = site_file(folder, models=["scattering"], shape=[1, 8, 8])
-    return f"{STUB}keep({str(path)!r})"
+    return f"{STUB}keep_ready({str(path)!r})"
 
 
 def environment(folder):
@@ -59,7 +59,7 @@ def settings(tmp_path):
 
 
 def call(settings, *arguments, **options):
-    command = [sys.executable, "-c", f"{supernode.importing()}; pass_on()", *arguments]
+    command = [sys.executable, "-c", f"{supernode.import_line()}; forward()", *arguments]
     return subprocess.Popen(command, env=settings, text=True, **options)
 
 
@@ -107,8 +107,8 @@ def test_a_command_that_fails_says_why(keeper):
 
 
 def test_the_keeper_ends_with_its_parent(settings, tmp_path):
-    quick = "supernode.LOOKS_UP_SECONDS = 0.05; supernode._prepare = print"
-    program = f"{STUB}{quick}; keep('site.yaml')"
+    quick = "supernode.PARENT_CHECK_SECONDS = 0.05; supernode._prepare = print"
+    program = f"{STUB}{quick}; keep_ready('site.yaml')"
     parent = subprocess.Popen(
         [
             sys.executable,

@@ -104,7 +104,7 @@ def charged(experiment, plan):
     own, numbers = Account(ledger, settings, plan, "run"), itertools.count()
 
     def request(stage, number):
-        return SimpleNamespace(query_id=number, queries=stage.queries, digest=lambda: f"{number}")
+        return SimpleNamespace(query_id=number, queries=stage.queries, digest=f"{number}")
 
     with ledger.transaction():
         digests = [f"training {number}" for number in range(plan.trainings)]

@@ -486,7 +486,7 @@ def test_an_answer_is_never_unpickled(tmp_path, file):
 
 def test_what_another_process_wrote_is_seen_at_once(tmp_path, file, monkeypatch):
     """Even if the file's size is the same, and its clock too coarse to show the write."""
-    monkeypatch.setattr(ledgers, "identity", lambda path: (1,))
+    monkeypatch.setattr(ledgers, "file_identity", lambda path: (1,))
     other = FileLedger(tmp_path, 3, "digits")
     for number in range(20):
         charge((file, other)[number % 2], str(number))

@@ -321,8 +321,8 @@ def test_one_state_cannot_serve_two_hospitals(tmp_path):
     """It is locked while a process serves it, and free again when the process has ended."""
     holding = (
         f"{supernode.import_line()}\nimport time\nfrom pathlib import Path\n"
-        "from fed_dpsd.engines.flower.supernode import _locked\n"
-        f"lock = _locked(Path({str(tmp_path)!r}))\nprint('locked', flush=True)\ntime.sleep(60)"
+        "from fed_dpsd.engines.flower.supernode import _lock_folder\n"
+        f"lock = _lock_folder(Path({str(tmp_path)!r}))\nprint('locked', flush=True)\ntime.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", holding], stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"locked\n"

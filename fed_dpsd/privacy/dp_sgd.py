@@ -292,11 +292,11 @@ class SampledGaussian(TrainingMechanism):
             ValueError: there are too many records for exact sums, or a layer draws random numbers.
         """
         lattice.check_rows(len(inputs))
-        states = _generator_states()
+        state = torch.get_rng_state()
         held = min(RECORDS_AT_ONCE * MOST_COPIES // self.places, GRADIENTS_AT_ONCE // size)
         most = min(RECORDS_AT_ONCE, max(1, held))
         places_agree = lattice.places_agree(form, inputs, most)
-        if not all(map(torch.equal, states, _generator_states())):
+        if not torch.equal(state, torch.get_rng_state()):
             raise ValueError(RANDOM_LAYERS)
         return most if places_agree else 1
 
@@ -415,12 +415,6 @@ class DPSGD(SampledGaussian):
         totals = self._summed(bounded, inputs, labels, records, rng)
         size = sum(total.numel() for total in totals)
         return [self._noisy(total * lattice.UNIT, size, rng) for total in totals]
-
-
-def _generator_states() -> list[torch.Tensor]:
-    """Return the states of torch's global generators, of the processor and any GPUs in use."""
-    used = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    return [torch.get_rng_state(), *used]
 
 
 def with_noise(

@@ -160,7 +160,7 @@ class Teachers:
         """Return every public setting that the teachers depend on, as JSON."""
         config, name = self._config, self._config.architecture(self._client)
         settings = [name, config.model.teacher_width]
-        # Noise depends on this text, so settings that are off are left out, as before they existed.
+        # Noise depends on this text, so settings that are off are left out.
         on = {key: v for key, v in vars(config.teacher).items() if v or key not in OFF_BY_DEFAULT}
         settings += [config.data.num_classes, on, config.threads_client]
         settings += [str(self._training or self._custom or self._labels), self._client]

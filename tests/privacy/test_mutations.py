@@ -100,7 +100,7 @@ def answers(mechanism):
     """An audit of released answers, as in `fed-dpsd privacy audit`, with fewer runs."""
 
     def found(config):
-        client = victims.hospital(config, mechanism, secrets(), seeded=False)
+        client = victims.make_client(config, mechanism, secrets(), seeded=False)
         event = mechanism.event("record", "replace_one")
         mu = gaussian_mu(event) and gaussian_mu(event) * QUERIES**0.5
         result = audit(mechanism, client, QUERIES, RUNS, DELTA, FAILURE, mu is not None)
@@ -601,11 +601,11 @@ def on_trainings(experiment):
 def on_clipping(experiment):
     """The part of `on_trainings` that clipping takes."""
     own = uncounted(experiment.training)
-    return attacks._clipping(experiment, own, None, secrets(), print)
+    return attacks._attack_clipping(experiment, own, None, secrets(), print)
 
 
 def on_samples(experiment):
-    return [attacks.sample_counts(experiment, print)]
+    return [attacks.check_sampling(experiment, print)]
 
 
 def on_sampler(experiment):
@@ -623,7 +623,7 @@ def on_protocol(experiment):
 
 PLAIN_GRADIENT = ("training=plain", "answers=gradient")
 FEDAVG = ("method=fedavg", *PLAIN_GRADIENT)
-SUMS = ("method=dp_fedsgd", "answers=clipped_gradients", "model=scattering", "diagnostics=false")
+TINY = ("method=dp_fedsgd", "answers=clipped_gradients", "model=scattering", "diagnostics=false")
 PLANTED = [  # with settings of the audit, and its part
     (noise_without_the_secret, PLAIN_GRADIENT, on_sampler),
     (site_noise_from_the_seed, PLAIN_GRADIENT, on_sampler),
@@ -641,7 +641,7 @@ PLANTED = [  # with settings of the audit, and its part
     (fresh_noise_for_a_repeated_request, PLAIN_GRADIENT, on_protocol),
     (nothing_is_charged, PLAIN_GRADIENT, on_protocol),
     (ledgers_charge_nothing, LINEAR, on_protocol),
-    (gradients_leave_without_a_release, SUMS, on_protocol),
+    (gradients_leave_without_a_release, TINY, on_protocol),
     (weights_leave_without_a_release, FEDAVG, on_protocol),
     (clipping_error_on_one_class, SAMPLED_STEPS, on_clipping),
     (clipping_error_on_the_bias, SAMPLED_STEPS, on_clipping),
@@ -654,7 +654,7 @@ RIGHT = [
     *((settings, on_sampler) for settings in (PLAIN_GRADIENT, LINEAR)),
     (("training=plain", "answers=label"), on_sampler),
     (("training=plain", "answers=votes"), on_sampler_too),
-    *((settings, on_protocol) for settings in (PLAIN_GRADIENT, LINEAR, SUMS, FEDAVG)),
+    *((settings, on_protocol) for settings in (PLAIN_GRADIENT, LINEAR, TINY, FEDAVG)),
     *((SAMPLED_STEPS, part) for part in (on_samples, on_trainings)),
     (PLAIN_GRADIENT, on_answers),
 ]

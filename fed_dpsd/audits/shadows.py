@@ -28,7 +28,7 @@ from fed_dpsd.experiment import Experiment, load_data, partitions
 from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.privacy.accounting import Stage, prove
 from fed_dpsd.privacy.epsilon import Epsilon
-from fed_dpsd.report.settings import names
+from fed_dpsd.report.settings import setting_names
 from fed_dpsd.server.run_folder import is_run_folder, open_completed, open_run_folder
 from fed_dpsd.server.student import student_of
 from fed_dpsd.server.summary import read_summary, scores_of
@@ -197,7 +197,7 @@ def rows_of(path: Path) -> list[Row]:
     settings = settings_in([table])
     alone = is_run_folder(table.parent)  # a run's own table is in its folder
     rows = []
-    for name, setting in zip(names(settings), settings, strict=True):
+    for name, setting in zip(setting_names(settings), settings, strict=True):
         runs = sorted(setting.runs, key=lambda run: int(run["seed"]))
         folders = [table.parent / ("" if alone else run["key"]) for run in runs]
         rows.append(Row(name, list(map(_open_shadow_run, folders))))

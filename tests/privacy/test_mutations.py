@@ -623,7 +623,7 @@ def on_protocol(experiment):
 
 PLAIN_GRADIENT = ("training=plain", "answers=gradient")
 FEDAVG = ("method=fedavg", *PLAIN_GRADIENT)
-TINY = ("method=dp_fedsgd", "answers=clipped_gradients", "model=scattering", "diagnostics=false")
+SUMS = ("method=dp_fedsgd", "answers=clipped_gradients", "model=scattering", "diagnostics=false")
 PLANTED = [  # with settings of the audit, and its part
     (noise_without_the_secret, PLAIN_GRADIENT, on_sampler),
     (site_noise_from_the_seed, PLAIN_GRADIENT, on_sampler),
@@ -641,7 +641,7 @@ PLANTED = [  # with settings of the audit, and its part
     (fresh_noise_for_a_repeated_request, PLAIN_GRADIENT, on_protocol),
     (nothing_is_charged, PLAIN_GRADIENT, on_protocol),
     (ledgers_charge_nothing, LINEAR, on_protocol),
-    (gradients_leave_without_a_release, TINY, on_protocol),
+    (gradients_leave_without_a_release, SUMS, on_protocol),
     (weights_leave_without_a_release, FEDAVG, on_protocol),
     (clipping_error_on_one_class, SAMPLED_STEPS, on_clipping),
     (clipping_error_on_the_bias, SAMPLED_STEPS, on_clipping),
@@ -654,7 +654,7 @@ RIGHT = [
     *((settings, on_sampler) for settings in (PLAIN_GRADIENT, LINEAR)),
     (("training=plain", "answers=label"), on_sampler),
     (("training=plain", "answers=votes"), on_sampler_too),
-    *((settings, on_protocol) for settings in (PLAIN_GRADIENT, LINEAR, TINY, FEDAVG)),
+    *((settings, on_protocol) for settings in (PLAIN_GRADIENT, LINEAR, SUMS, FEDAVG)),
     *((SAMPLED_STEPS, part) for part in (on_samples, on_trainings)),
     (PLAIN_GRADIENT, on_answers),
 ]
@@ -668,7 +668,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(attacks, "RUNS", (60, 60))
     monkeypatch.setattr(attacks, "CLIPPED_RUNS", {"weights": 300, "bias": 400, "network": 150})
     monkeypatch.setattr(attacks, "SAMPLED_STEPS", 400)
-    monkeypatch.setattr(attacks, "ASKED_RUNS", (20, 20))
+    monkeypatch.setattr(attacks, "ANSWER_RUNS", (20, 20))
     monkeypatch.setattr(attacks, "OWN_RUNS", (2, 2))
     monkeypatch.setattr(attacks, "COUNTED_RUNS", 50)
     monkeypatch.setattr(canaries, "PILOT", 30)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fed_dpsd.benchmarks.report import TABLES, origin
-from fed_dpsd.report.tables import paragraph, pipes
+from fed_dpsd.report.tables import markdown_table, wrap_paragraph
 
 DOCS = Path(__file__).parents[1] / "docs"
 MARK = re.compile(r"(<!-- bench: (\S+) (\S+) -->).*?(<!-- end of bench -->)", re.DOTALL)
@@ -24,7 +24,11 @@ def filled(page):
     def fill(match):
         mark, file, name, end = match.groups()
         bench = json.loads((page.parent / file).read_text())
-        text = paragraph(origin(bench)) if name == "origin" else pipes(TABLES[name](bench))
+        text = (
+            wrap_paragraph(origin(bench))
+            if name == "origin"
+            else markdown_table(TABLES[name](bench))
+        )
         return f"{mark}\n\n{text}\n\n{end}"
 
     return MARK.sub(fill, page.read_text())

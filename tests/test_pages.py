@@ -23,7 +23,7 @@ from PIL import Image
 from fed_dpsd import api, cli
 from fed_dpsd.config.grid import expand
 from fed_dpsd.experiment import from_overrides, one_run
-from fed_dpsd.report.settings import NEEDED, read
+from fed_dpsd.report.settings import NEEDED, read_settings
 from fed_dpsd.storage import conf_folder
 from tests import pages
 from tests.conftest import composed
@@ -169,7 +169,7 @@ def test_the_tables_of_sweeps_can_be_reported():
     for table in pages.ROOT.glob("docs/results/*.csv"):
         with table.open(newline="") as file:
             if set(NEEDED) <= set(next(csv.reader(file))):
-                reported += len(read([table])) > 0
+                reported += len(read_settings([table])) > 0
     assert reported > 40
 
 

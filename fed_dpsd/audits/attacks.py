@@ -14,16 +14,16 @@ from scipy.stats import binom
 
 from fed_dpsd.accounts.card import PrivacyCard, plan_of, privacy_card
 from fed_dpsd.audits import canaries, victims
-from fed_dpsd.audits.black_box import Proof, audit, enumerated
-from fed_dpsd.audits.checks import Check, Count, counted
+from fed_dpsd.audits.black_box import Proof, audit, audit_by_enumeration
+from fed_dpsd.audits.checks import Check, Count, check_counts
 from fed_dpsd.audits.claims import (
     ATTACK_FAILURE,
     CLOSE_DELTA,
     Attack,
     Say,
-    close_to,
-    own_epsilon,
-    secrets_of,
+    audit_secrets,
+    prove_epsilon,
+    with_close_epsilon,
 )
 from fed_dpsd.audits.one_run import conclude
 from fed_dpsd.client.teachers import make_teacher
@@ -49,7 +49,7 @@ CLIPPED_STEPS, CLIPPED_RUNS = 2, {"weights": 1_200, "bias": 1_200, "network": 60
 # Largest bounds of the clipping attack: gradients of its canaries are longer.
 CLIPPED_BOUNDS = {"weights": 1.0, "bias": 0.25, "network": 1.0}
 SAMPLED_STEPS, SAMPLED_CANARIES = 2_000, {True: 50, False: 20}
-ASKED_STEPS, ASKED_RUNS, OWN_RUNS = 5_000, (100, 500), (10, 50)
+ANSWER_STEPS, ANSWER_RUNS, OWN_RUNS = 5_000, (100, 500), (10, 50)
 
 STEPS = (
     "the training's steps (worst-case records of all classes, no class counts, weights that do not "
@@ -68,16 +68,16 @@ def answer_attacks(
     alone = mechanism.releases(1, 2) != 2
     plan = plan_of(experiment)
     stages = [stage for stage in plan.stages if stage.mechanism == mechanism]
-    asked = sum(stage.requests * stage.queries for stage in stages)
-    queries = sum(stage.requests for stage in stages) if alone else asked
-    secrets, delta = secrets_of(config, "answers"), config.privacy.delta
+    queried = sum(stage.requests * stage.queries for stage in stages)
+    queries = sum(stage.requests for stage in stages) if alone else queried
+    secrets, delta = audit_secrets(config, "answers"), config.privacy.delta
 
-    close = close_to(
-        mechanism, lambda trial: own_epsilon(trial, CLOSE_QUERIES, CLOSE_DELTA, "replace_one")
+    close = with_close_epsilon(
+        mechanism, lambda trial: prove_epsilon(trial, CLOSE_QUERIES, CLOSE_DELTA, "replace_one")
     )
     runs = ALONE_RUNS if alone else CLOSE_RUNS
     say(f"the implementation: {runs:,} runs of {CLOSE_QUERIES} answers in each of two worlds")
-    client = victims.hospital(config, victims.break_noise(close, broken), secrets, seeded=False)
+    client = victims.make_client(config, victims.break_noise(close, broken), secrets, seeded=False)
     proof = _answers_proof(close, CLOSE_QUERIES, CLOSE_DELTA)
     settings = CLOSE_QUERIES, runs, CLOSE_DELTA, ATTACK_FAILURE
     result = audit(close, client, *settings, report_mu=_answers_mu(close, 1) is not None)
@@ -92,9 +92,9 @@ def answer_attacks(
     say(f"{title}: {CLAIM_RUNS:,} runs of {queries:,} answers in each of two worlds")
     attacked = victims.break_noise(mechanism, broken)
     if isinstance(attacked, TopKRandomizedResponse):
-        result = enumerated(attacked, queries)
+        result = audit_by_enumeration(attacked, queries)
     else:
-        client = victims.hospital(config, attacked, secrets, experiment.seeded)
+        client = victims.make_client(config, attacked, secrets, experiment.seeded)
         settings = queries, CLAIM_RUNS, delta, CLAIM_FAILURE
         result = audit(mechanism, client, *settings, report_mu=False)
     yield Attack(
@@ -103,7 +103,7 @@ def answer_attacks(
         mechanism,
         result,
         _answers_proof(mechanism, queries, delta),
-        published_epsilon(mechanism, asked, delta),
+        published_epsilon(mechanism, queried, delta),
         tests_code=False,
         also=_also_released(experiment, plan),
     )
@@ -128,7 +128,7 @@ def _answers_mu(mechanism: Mechanism, queries: int) -> float | None:
 
 def _answers_proof(mechanism: Mechanism, queries: int, delta: float) -> Proof:
     return Proof(
-        own_epsilon(mechanism, queries, delta, "replace_one"), _answers_mu(mechanism, queries)
+        prove_epsilon(mechanism, queries, delta, "replace_one"), _answers_mu(mechanism, queries)
     )
 
 
@@ -138,19 +138,21 @@ def training_attacks(
     """Attack training: steps, clipping, class counts, and teachers (last at the run's settings)."""
     config, mechanism = experiment.config, experiment.training
     assert isinstance(mechanism, DPSGD)
-    secrets, delta = secrets_of(config, "training"), config.privacy.delta
+    secrets, delta = audit_secrets(config, "training"), config.privacy.delta
     most = max(FEWEST_STEPS, math.ceil(TIMES_SAMPLED / mechanism.sample_rate))
     few = dataclasses.replace(mechanism, steps=min(mechanism.steps, most), count_fraction=None)
-    close = close_to(few, lambda trial: own_epsilon(trial, 0, CLOSE_DELTA, "add_remove"))
-    yield from _steps(experiment, close, broken, secrets, say)
-    yield from _clipping(experiment, few, broken, secrets, say)
+    close = with_close_epsilon(
+        few, lambda trial: prove_epsilon(trial, 0, CLOSE_DELTA, "add_remove")
+    )
+    yield from _attack_steps(experiment, close, broken, secrets, say)
+    yield from _attack_clipping(experiment, few, broken, secrets, say)
     if mechanism.counts_classes:
-        yield _counts(close, broken, secrets, delta)
+        yield _attack_counts(close, broken, secrets, delta)
 
-    yield from _answers(experiment, close, broken, secrets, say)
+    yield from _attack_answers(experiment, close, broken, secrets, say)
 
 
-def _steps(
+def _attack_steps(
     experiment: Experiment,
     close: DPSGD,
     broken: victims.Broken | None,
@@ -167,11 +169,11 @@ def _steps(
         kind = canaries.of_network(count, num_classes, close.max_grad_norm)
     runs = int(np.clip(STEPS_IN_ALL // close.steps, *RUNS))
     say(f"the steps of training: {runs:,} runs of {close.steps:,} steps, {count} canaries")
-    trainings = _reported(secrets, [close.steps] * runs)
+    trainings = _report_steps(secrets, [close.steps] * runs)
     attacked = victims.break_noise(close, broken)
     sums, moves = canaries.guess_steps(attacked, close, kind, trainings, runs)
     audited = f"{'a linear layer' if linear else 'a network'} trained by DP-SGD"
-    proof = _proof(close, 0, delta, canaries.steps_advantage(close))
+    proof = _training_proof(close, 0, delta, canaries.steps_advantage(close))
     what = WHITE_BOX, audited, close.unit, kind.groups
     for key, title, guesses in (
         ("check", STEPS, sums),
@@ -182,7 +184,7 @@ def _steps(
         yield Attack(key, title, close, result, proof, tests_code=key == "check")
 
 
-def _clipping(
+def _attack_clipping(
     experiment: Experiment,
     few: DPSGD,
     broken: victims.Broken | None,
@@ -193,7 +195,9 @@ def _clipping(
     delta = experiment.config.privacy.delta
     num_classes = min(experiment.config.data.num_classes, canaries.MOST_CLASSES)
     whole = dataclasses.replace(few, sample_rate=1.0, steps=CLIPPED_STEPS)
-    close = close_to(whole, lambda trial: own_epsilon(trial, 0, CLOSE_DELTA, "add_remove"))
+    close = with_close_epsilon(
+        whole, lambda trial: prove_epsilon(trial, 0, CLOSE_DELTA, "add_remove")
+    )
     advantage = canaries.steps_advantage(close)
     kinds = {
         "weights": canaries.of_weights(max(CANARIES[True], num_classes), num_classes),
@@ -207,7 +211,7 @@ def _clipping(
         bound = min(few.max_grad_norm, CLIPPED_BOUNDS[name])
         claimed = dataclasses.replace(close, max_grad_norm=bound)
         attacked = victims.break_noise(claimed, broken)
-        trainings = _reported(secrets, [claimed.steps] * (canaries.PILOT + runs))
+        trainings = _report_steps(secrets, [claimed.steps] * (canaries.PILOT + runs))
         guesses = canaries.guess_clipping(attacked, kind, trainings, runs)
         audited = f"gradients in {places[name]}"
         failure, groups = ATTACK_FAILURE / len(kinds), kind.groups
@@ -216,11 +220,11 @@ def _clipping(
             f"clipping at rate 1: gradients of all classes in {places[name]}",
             claimed,
             conclude(guesses, delta, failure, 0, WHITE_BOX, audited, claimed.unit, groups),
-            _proof(claimed, 0, delta, advantage),
+            _training_proof(claimed, 0, delta, advantage),
         )
 
 
-def _counts(
+def _attack_counts(
     close: DPSGD, broken: victims.Broken | None, secrets: Iterator[SecretStreams], delta: float
 ) -> Attack:
     counting = dataclasses.replace(close, count_fraction=1.0)
@@ -237,7 +241,7 @@ def _counts(
     )
 
 
-def sample_counts(experiment: Experiment, say: Say) -> Check:
+def check_sampling(experiment: Experiment, say: Say) -> Check:
     """Check which canaries take part in each step, using sums with hardly any noise.
 
     Each of many canaries should take part in each step at the run's rate q, independently of other
@@ -250,8 +254,8 @@ def sample_counts(experiment: Experiment, say: Say) -> Check:
     linear = make_teacher(experiment.config, 0, 0).fixed
     steps, count = SAMPLED_STEPS, SAMPLED_CANARIES[linear]
     say(f"sample counts: {steps:,} steps, {count} canaries")
-    secret = next(secrets_of(experiment.config, "samples"))
-    taken = canaries.samples(mechanism, steps, count, linear, secret)
+    secret = next(audit_secrets(experiment.config, "samples"))
+    taken = canaries.participation(mechanism, steps, count, linear, secret)
     rate, sizes = mechanism.sample_rate, taken.sum(axis=1)
     usual, window = math.floor(count * rate), round(1 / rate)
     many = math.ceil(count * rate + 2 * math.sqrt(count * rate * (1 - rate)))
@@ -269,10 +273,10 @@ def sample_counts(experiment: Experiment, say: Say) -> Check:
         *((f"steps of canary {number}", of_one, rate) for number, of_one in enumerate(taken.T)),
     ]
     counts = [Count(what, int(hits.sum()), hits.size, chance) for what, hits, chance in events]
-    return counted("attacks", f"sample counts at rate {rate:g}", counts)
+    return check_counts("attacks", f"sample counts at rate {rate:g}", counts)
 
 
-def _answers(
+def _attack_answers(
     experiment: Experiment,
     close: DPSGD,
     broken: victims.Broken | None,
@@ -287,27 +291,29 @@ def _answers(
     probabilities = "probabilities of trained teachers"
     images = f"the {probabilities} (only images that are far from parallel)"
     for key, title, claimed, most, advantage, tests_code in (
-        ("answers", images, close, ASKED_RUNS, canaries.steps_advantage(close), exposed),
+        ("answers", images, close, ANSWER_RUNS, canaries.steps_advantage(close), exposed),
         ("training_claim", f"the run's settings: {probabilities}", own, OWN_RUNS, None, False),
     ):
-        runs = int(np.clip(ASKED_STEPS // claimed.steps, *most))
+        runs = int(np.clip(ANSWER_STEPS // claimed.steps, *most))
         say(f"{title}: {runs} training runs of {claimed.steps:,} steps, {victims.CANARIES} images")
-        trainings = _reported(secrets, [claimed.steps] * (victims.PILOT + runs))
+        trainings = _report_steps(secrets, [claimed.steps] * (victims.PILOT + runs))
         attacked = victims.break_noise(claimed, broken)
         guesses = victims.guess_answers(config, attacked, trainings, runs)
         queries, delta, unit = victims.CANARIES, config.privacy.delta, claimed.unit
         what = BLACK_BOX, "released probabilities"
         result = conclude(guesses, delta, ATTACK_FAILURE, queries, *what, unit)
-        proof = _proof(claimed, queries, delta, advantage)
+        proof = _training_proof(claimed, queries, delta, advantage)
         yield Attack(key, title, claimed, result, proof, tests_code=tests_code)
 
 
-def _proof(mechanism: DPSGD, queries: int, delta: float, advantage: float | None) -> Proof:
-    proven = own_epsilon(mechanism, queries, delta, "add_remove")
+def _training_proof(mechanism: DPSGD, queries: int, delta: float, advantage: float | None) -> Proof:
+    proven = prove_epsilon(mechanism, queries, delta, "add_remove")
     return Proof(proven, gaussian_mu(mechanism.event(mechanism.unit, "add_remove")), advantage)
 
 
-def _reported(secrets: Iterator[SecretStreams], steps: Sequence[int]) -> Iterator[SecretStreams]:
+def _report_steps(
+    secrets: Iterator[SecretStreams], steps: Sequence[int]
+) -> Iterator[SecretStreams]:
     """Yield a secret for each training run, and report its steps when the next run starts."""
     with reporting("training steps", sum(steps)) as task:
         for count, secret in zip(steps, secrets, strict=False):

@@ -39,7 +39,7 @@ ROUNDING = 1e-9  # largest rounding error of an enumerated ratio
 
 @dataclass(frozen=True)
 class Audit:
-    """A lower bound on what one changed record or patient reveals; it prints with its meaning."""
+    """A lower bound on what one changed record or patient reveals."""
 
     lower_bound: float  # no epsilon below this bound is valid at `delta`
     # the mechanism has no Gaussian differential privacy with a smaller mu. It is not converted to
@@ -63,13 +63,13 @@ class Audit:
     def __str__(self) -> str:
         more = ""
         if self.advantage_lower_bound is not None:
-            more += f" and advantage at least {_down(self.advantage_lower_bound)}"
+            more += f" and advantage at least {_round_down(self.advantage_lower_bound)}"
         if self.mu_lower_bound is not None:
-            more += f" and mu at least {_down(self.mu_lower_bound)}"
+            more += f" and mu at least {_round_down(self.mu_lower_bound)}"
         canaries = "" if self.canaries is None else f"canaries {self.canaries:,}, "
         return (
-            f"epsilon at least {_down(self.lower_bound)}{more} ({self.unit}, {self.relation}, "
-            f"lower bound at delta {self.delta:g}, failure probability "
+            f"epsilon at least {_round_down(self.lower_bound)}{more} ({self.unit}, "
+            f"{self.relation}, lower bound at delta {self.delta:g}, failure probability "
             f"{self.failure_probability:g}, {self.method} of {self.audited}, {self.runs:,} runs, "
             f"{canaries}queries {self.queries:,}, assuming that {self.assumption})"
         )
@@ -158,10 +158,13 @@ def audit(
     mu = None
     if report_mu:
         above = (ratios >= np.median(pilot)).sum(axis=1)
-        low, high = rates.low(above[0], runs, failure), rates.high(above[1], runs, failure)
+        low, high = (
+            rates.rate_at_least(above[0], runs, failure),
+            rates.rate_at_most(above[1], runs, failure),
+        )
         mu = max(0.0, float(ndtri(low) - ndtri(high)))
     return Audit(
-        max(0.0, float(rates.log_odds(hits, runs, failure, delta))),
+        max(0.0, float(rates.epsilon_lower_bound(hits, runs, failure, delta))),
         mu,
         failure_probability,
         delta,
@@ -173,7 +176,7 @@ def audit(
     )
 
 
-def enumerated(mechanism: TopKRandomizedResponse, queries: int) -> Audit:
+def audit_by_enumeration(mechanism: TopKRandomizedResponse, queries: int) -> Audit:
     """Audit the law of responses without sampling, for `queries` of the most revealing ones."""
     ratio = queries * enumerate_response(mechanism)
     audited = _randomness(mechanism)
@@ -222,7 +225,7 @@ def verdict(audit: Audit, proof: Proof, published: float, published_delta: float
     else:
         sentences = [f"consistent with the proven epsilon {proven}{numbers}: {audit}"]
     if audit.mu_lower_bound:
-        mu = _down(audit.mu_lower_bound)
+        mu = _round_down(audit.mu_lower_bound)
         sentences.append(
             f"mu is at least {mu} ({audit.unit}, {audit.relation}, failure probability "
             f"{audit.failure_probability:g})"
@@ -258,7 +261,7 @@ def public_rows(num_classes: int) -> NDArray[np.float32]:
     return rows.astype(np.float32)
 
 
-def _public(num_classes: int) -> NDArray[np.float32]:
+def _all_public_rows(num_classes: int) -> NDArray[np.float32]:
     """Return (8 K, K) rows of all kinds, each rolled by every shift."""
     return np.concatenate([_shifted(row) for row in public_rows(num_classes)])
 
@@ -280,7 +283,7 @@ def _ratios(mechanism: Audited, client: Client, queries: int, runs: int) -> NDAr
     Each row of a request belongs to a slot and a run; the rows of a slot are adjacent.
     """
     num_classes, worlds = mechanism.num_classes, _worlds(mechanism)
-    public, statistic = _public(num_classes), _statistic(mechanism)
+    public, statistic = _all_public_rows(num_classes), _statistic(mechanism)
     alone = mechanism.releases(1, 2) != 2  # the rows of a request are not separate releases
     most = 1 if alone else max(1, VALUES_AT_ONCE // num_classes)  # rows of a request
     half = math.ceil(queries / 2)
@@ -311,9 +314,9 @@ def _statistic(mechanism: Audited) -> Callable[[Values, NDArray[np.int64]], NDAr
     A place is the index of the prediction's row in `_public`. Ratios omit constants. For a noisy
     maximum, only the classes that gain or lose a vote count; the test remains valid.
     """
-    public = _public(mechanism.num_classes)
+    public = _all_public_rows(mechanism.num_classes)
     worlds = [
-        np.stack([_encoded(mechanism, *each) for each in zip(world, public, strict=True)])
+        np.stack([_constrained(mechanism, *each) for each in zip(world, public, strict=True)])
         for world in _worlds(mechanism)
     ]  # (8 K, n, K)
     if isinstance(mechanism, TopKRandomizedResponse):
@@ -335,8 +338,8 @@ def _statistic(mechanism: Audited) -> Callable[[Values, NDArray[np.int64]], NDAr
     return lambda answers, places: _dot(answers, weights[places])
 
 
-def _encoded(mechanism: Audited, teachers: Values, row: NDArray[np.float32]) -> Values:
-    """Encode each of the (n, K) values, given a (K,) prediction; equal values are encoded once."""
+def _constrained(mechanism: Audited, teachers: Values, row: NDArray[np.float32]) -> Values:
+    """Constrain the sensitivity of (n, K) values at a (K,) prediction; do equal values once."""
     distinct = {each.tobytes(): each for each in teachers}
     known = {
         key: mechanism.constrain_sensitivity(each[None], row[None])[0]
@@ -360,5 +363,5 @@ def _randomness(mechanism: Audited) -> str:
     return "noise N(0, sigma^2)" if mechanism.noise_law == "gaussian" else "noise Laplace(0, sigma)"
 
 
-def _down(bound: float) -> str:
+def _round_down(bound: float) -> str:
     return f"{math.floor(bound * 1e3) / 1e3:.3f}" if math.isfinite(bound) else "inf"

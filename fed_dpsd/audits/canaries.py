@@ -30,7 +30,7 @@ LOUD = 2.0  # weights of the canaries' network, in units of the bound
 STILL = 1e-12  # a learning rate at which weights hardly move, so gradients stay constant
 PILOT = 100  # training runs that set thresholds
 FAINT = 1e-3  # noise multiplier at which a sum reveals who is in it
-SUMS = 1e-30  # added to differences of sums before taking logarithms
+TINY = 1e-30  # added to differences of sums before taking logarithms
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ def guess_steps(
     def score(included: NDArray[np.bool_], secret: SecretStreams) -> NDArray[np.float64]:
         parts = watch(mechanism, canaries, included, secret.numpy("private training"))
         ratios = _log_ratio(claimed, parts).sum(axis=0)
-        moves = np.log(np.abs(np.diff(parts, axis=0)).sum(axis=0) + SUMS)
+        moves = np.log(np.abs(np.diff(parts, axis=0)).sum(axis=0) + TINY)
         # Centred, since with noise other than claimed all may lie on one side of 0.
         return np.stack([ratios - ratios.mean(), moves - (moves.min() + moves.max()) / 2])
 
@@ -227,7 +227,7 @@ def guess_clipping(
     return Guesses(included, scores - np.median(pilot, axis=0))
 
 
-def samples(
+def participation(
     mechanism: DPSGD, steps: int, count: int, linear: bool, secret: SecretStreams
 ) -> NDArray[np.bool_]:
     """Train on canaries with hardly any noise; return the (steps, count) mask of participation."""
@@ -264,12 +264,12 @@ def _run(
     """
     included, scores = [], []
     for secret in itertools.islice(streams, runs):
-        included.append(coins(secret, canaries))
+        included.append(toss_coins(secret, canaries))
         scores.append(score(included[-1], secret))
     return np.stack(included), np.stack(scores)
 
 
-def coins(secret: SecretStreams, count: int) -> NDArray[np.bool_]:
+def toss_coins(secret: SecretStreams, count: int) -> NDArray[np.bool_]:
     """Toss (count,) fair coins with the auditor's own generator, which no client uses."""
     digest = hashlib.sha256(b"coins" + secret.secret).digest()
     return np.random.default_rng(int.from_bytes(digest, "big")).random(count) < 0.5

@@ -71,7 +71,7 @@ class Check:
         return shown | {"contradicts": self.contradicts}
 
 
-def counted(part: Part, title: str, counts: Iterable[Count]) -> Check:
+def check_counts(part: Part, title: str, counts: Iterable[Count]) -> Check:
     """Check that no count is too improbable; all counts' tails share CHECK_FAILURE equally."""
     every = list(counts)
     rarest = min(every, key=lambda count: count.chance)
@@ -82,11 +82,8 @@ def counted(part: Part, title: str, counts: Iterable[Count]) -> Check:
     return Check(part, title, wrong, evidence, CHECK_FAILURE)
 
 
-def running(part: Part, title: str, checks: Callable[[], Iterable[Check]]) -> Iterator[Check]:
-    """Yield the block's checks; if the code under test raises an error, yield a failed check.
-
-    Correct code raises no error here, so any exception is a contradiction.
-    """
+def run_checks(part: Part, title: str, checks: Callable[[], Iterable[Check]]) -> Iterator[Check]:
+    """Yield checks; if the code under test raises an error, end with a failed check."""
     try:
         yield from checks()
     except Exception as error:
@@ -98,12 +95,12 @@ def running(part: Part, title: str, checks: Callable[[], Iterable[Check]]) -> It
 # --- counts over drawn numbers ---
 
 
-def ones(values: NDArray[np.generic]) -> int:
-    """Count the odd integers, or the true values."""
+def count_true(values: NDArray[np.generic]) -> int:
+    """Count the true values, or the odd integers."""
     return int(np.count_nonzero(np.asarray(values, np.int64) & 1))
 
 
-def tails(drawn: NDArray[np.float64], law: Law, beyond: tuple[float, ...]) -> list[Count]:
+def count_tails(drawn: NDArray[np.float64], law: Law, beyond: tuple[float, ...]) -> list[Count]:
     """Count draws of unit scale beyond each distance, on both sides."""
     counts = []
     for distance in beyond:
@@ -114,7 +111,7 @@ def tails(drawn: NDArray[np.float64], law: Law, beyond: tuple[float, ...]) -> li
     return counts
 
 
-def low_bits(what: str, released: NDArray[np.float64], spacing: float) -> Check:
+def check_low_bits(what: str, released: NDArray[np.float64], spacing: float) -> Check:
     """Check that low bits of (R, C) numbers are fair and independent.
 
     A column holds one value with noise. If a low bit, or the difference of two low bits, were a
@@ -125,16 +122,16 @@ def low_bits(what: str, released: NDArray[np.float64], spacing: float) -> Check:
     counts = [Count("numbers off the lattice", away, released.size, 0.0)]
     bits = (steps.astype(np.int64)[..., None] >> np.arange(LOW_BITS)) & 1  # (R, C, bits)
     for column, bit in itertools.product(range(released.shape[1]), range(LOW_BITS)):
-        hits = ones(bits[:, column, bit])
+        hits = count_true(bits[:, column, bit])
         counts.append(Count(f"bit {bit} set in column {column}", hits, len(bits), 0.5))
     for one, other in itertools.combinations(range(LOW_BITS // 2), 2):
         for column, hits in enumerate((bits[..., one] == bits[..., other]).sum(axis=0)):
             text = f"bits {one} and {other} alike in column {column}"
             counts.append(Count(text, int(hits), len(bits), 0.5))
-    return counted("sampler", f"{what}: on the lattice, with fair low bits", counts)
+    return check_counts("sampler", f"{what}: on the lattice, with fair low bits", counts)
 
 
-def residues(
+def check_residues(
     what: str, released: NDArray[np.float64], sensitive: NDArray[np.float64], spacing: float
 ) -> Check:
     """Check that low bits of (R, C) numbers, in lattice steps, do not depend on the values."""
@@ -143,14 +140,14 @@ def residues(
     positive, counts = values > 0, []
     for bit in range(LOW_BITS):
         set_ = (steps >> bit) & 1
-        own = ones(set_ == (values >> bit) & 1)
-        sign = ones(set_ == positive)
+        own = count_true(set_ == (values >> bit) & 1)
+        sign = count_true(set_ == positive)
         counts.append(Count(f"bit {bit} as in the value", own, steps.size, 0.5))
         counts.append(Count(f"bit {bit} as the value's sign", sign, steps.size, 0.5))
-    return counted("sampler", f"{what}: low bits do not depend on the value", counts)
+    return check_counts("sampler", f"{what}: low bits do not depend on the value", counts)
 
 
-def independence(what: str, drawn: NDArray[np.float64], law: Law) -> Check:
+def check_independence(what: str, drawn: NDArray[np.float64], law: Law) -> Check:
     """Check that (R, C) draws of unit scale are independent, by agreement of signs and sizes.
 
     This compares each row with the next, the first half of all rows with the second, and each
@@ -164,14 +161,16 @@ def independence(what: str, drawn: NDArray[np.float64], law: Law) -> Check:
     }
     counts = []
     for text, (one, other) in pairs.items():
-        signs = ones((one > 0) == (other > 0))
-        sizes = ones((np.abs(one) > median) == (np.abs(other) > median))
+        signs = count_true((one > 0) == (other > 0))
+        sizes = count_true((np.abs(one) > median) == (np.abs(other) > median))
         counts.append(Count(f"signs that agree in {text}", signs, one.size, 0.5))
         counts.append(Count(f"sizes that agree in {text}", sizes, one.size, 0.5))
-    return counted("sampler", f"{what}: draws are independent", counts)
+    return check_counts("sampler", f"{what}: draws are independent", counts)
 
 
-def dependence(what: str, one: NDArray[np.float64], other: NDArray[np.float64]) -> Check:
-    """Check that two secrets' noise arrays of the same shape are independent."""
-    agreeing = Count("signs that agree", ones((one > 0) == (other > 0)), one.size, 0.5)
-    return counted("sampler", f"{what}: another secret gives different noise", [agreeing])
+def check_different_secrets(
+    what: str, one: NDArray[np.float64], other: NDArray[np.float64]
+) -> Check:
+    """Check that noise from two secrets, in arrays of the same shape, is independent."""
+    agreeing = Count("signs that agree", count_true((one > 0) == (other > 0)), one.size, 0.5)
+    return check_counts("sampler", f"{what}: another secret gives different noise", [agreeing])

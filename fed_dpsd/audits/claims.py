@@ -23,8 +23,7 @@ Say = Callable[[str], None]
 
 # Settings at which an attack comes close to the proof: a few very revealing answers.
 CLOSE_EPSILON, CLOSE_DELTA = 2.1, 1e-3
-# Of each attack. All attacks and checks contradict correct code at most once in 1,000 audits.
-ATTACK_FAILURE = 1e-4
+ATTACK_FAILURE = 1e-4  # of each attack; conformance.py adds up all attacks and checks
 
 
 @dataclass(frozen=True)
@@ -78,8 +77,8 @@ class Attack:
         }
 
 
-def close_to(mechanism: Any, spend: Callable[[Any], Epsilon]) -> Any:
-    """Calibrate the mechanism's noise to spend CLOSE_EPSILON."""
+def with_close_epsilon(mechanism: Any, spend: Callable[[Any], Epsilon]) -> Any:
+    """Return the mechanism with the noise that spends CLOSE_EPSILON."""
     field = mechanism.calibrated_by
 
     def value_at(setting: float) -> float:
@@ -89,7 +88,7 @@ def close_to(mechanism: Any, spend: Callable[[Any], Epsilon]) -> Any:
     return dataclasses.replace(mechanism, **{field: setting})
 
 
-def own_epsilon(mechanism: Charged, queries: int, delta: float, relation: Relation) -> Epsilon:
+def prove_epsilon(mechanism: Charged, queries: int, delta: float, relation: Relation) -> Epsilon:
     """Prove an epsilon for `queries` requests with one query each; a training run is one release.
 
     The epsilon is for a record, or for the unit of training.
@@ -99,7 +98,7 @@ def own_epsilon(mechanism: Charged, queries: int, delta: float, relation: Relati
     return prove([Stage(mechanism, queries, 1)], delta, "record", relation)
 
 
-def secrets_of(config: Config, purpose: str) -> Iterator[SecretStreams]:
+def audit_secrets(config: Config, purpose: str) -> Iterator[SecretStreams]:
     """Yield secrets derived from the run's seed, so that an audit can be repeated."""
     for number in itertools.count():
         name = f"audit of {purpose} {config.seed} {number}".encode()

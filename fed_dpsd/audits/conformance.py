@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from dp_accounting import NonPrivateDpEvent
 
 from fed_dpsd.accounts.card import plan_of
-from fed_dpsd.audits.attacks import answer_attacks, sample_counts, training_attacks
+from fed_dpsd.audits.attacks import answer_attacks, check_sampling, training_attacks
 from fed_dpsd.audits.black_box import Audited
-from fed_dpsd.audits.checks import Check, Part, running
+from fed_dpsd.audits.checks import Check, Part, run_checks
 from fed_dpsd.audits.claims import Attack, Say
 from fed_dpsd.audits.protocol import protocol_tests
 from fed_dpsd.audits.sampling import sampler_tests
@@ -82,14 +82,14 @@ def audit_client(experiment: Experiment, broken: Broken | None, say: Say) -> Con
     def attacked() -> Iterator[Check]:
         """Collect attacks; yield the checks among them."""
         if private:
-            yield sample_counts(experiment, say)
+            yield check_sampling(experiment, say)
             attacks.extend(training_attacks(experiment, broken, say))
         if answered:
             attacks.extend(answer_attacks(experiment, broken, say))
 
     with torch_threads(experiment.config.threads_client):
-        checks += running("attacks", "the attacked code runs", attacked)
-        checks += running(
+        checks += run_checks("attacks", "the attacked code runs", attacked)
+        checks += run_checks(
             "sampler", "the tested code runs", lambda: sampler_tests(experiment, broken, say)
         )
         if not broken:

@@ -100,7 +100,7 @@ def attack(path: Path, say: Say) -> Iterator[Outcome]:
             data = row.runs[0].experiment.config.data
             if data not in recognisers:
                 say(f"the classifier that judges pictures of {data.name}")
-                recognisers[data] = recogniser(row.runs[0])
+                recognisers[data] = train_recogniser(row.runs[0])
             victims = row.runs[0].victims
             if number == 0:
                 yield from _controls(row, recognisers[data])
@@ -268,7 +268,7 @@ class Judge:
         """Score (B, C, H, W) pictures made for (B,) classes."""
         probabilities = predict(self.classifier, pictures, CPU)
         nearest = [
-            torch.cdist(_rows(pictures), _rows(records)).amin(1)
+            torch.cdist(_flatten(pictures), _flatten(records)).amin(1)
             for records in (self.members, self.others)
         ]
         return Score(
@@ -278,7 +278,7 @@ class Judge:
         )
 
 
-def _rows(images: Images) -> torch.Tensor:
+def _flatten(images: Images) -> torch.Tensor:
     return torch.from_numpy(images).flatten(1).float() / 255
 
 
@@ -289,7 +289,7 @@ def inception_score(probabilities: NDArray[np.floating]) -> float:
     return float(np.exp(divergence.mean()))
 
 
-def recogniser(run: ShadowRun) -> Classifier:
+def train_recogniser(run: ShadowRun) -> Classifier:
     """Return a classifier trained on the whole training split, members and non-members."""
     config = run.experiment.config
     shape, num_classes = config.data.shape, config.data.num_classes

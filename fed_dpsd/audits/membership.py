@@ -13,7 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fed_dpsd.audits.claims import Say
-from fed_dpsd.audits.one_run import Guesses, approximate, profile, refuted, strongest
+from fed_dpsd.audits.one_run import (
+    Guesses,
+    approximate_dp,
+    joint_claim,
+    largest_refuted,
+    refutes_any,
+)
 from fed_dpsd.audits.rates import (
     FAILURE,
     Claim,
@@ -21,10 +27,10 @@ from fed_dpsd.audits.rates import (
     Point,
     Scores,
     auc,
-    cap,
     lira,
     logits,
-    point,
+    point_at,
+    tpr_cap,
 )
 from fed_dpsd.audits.shadows import Row, ShadowRun, Victim, facts, rows_of
 from fed_dpsd.errors import UserError
@@ -55,7 +61,7 @@ class Outcome:
     @functools.cached_property
     def points(self) -> tuple[Point, ...]:
         """Return the points at 1 % and 0.1 % false positives, over all target runs together."""
-        return tuple(point(self.scores, self.included, wanted) for wanted in WANTED)
+        return tuple(point_at(self.scores, self.included, wanted) for wanted in WANTED)
 
     @property
     def above_cap(self) -> bool:
@@ -65,8 +71,8 @@ class Outcome:
     @functools.cached_property
     def refuted(self) -> bool:
         """Return whether Theorem 12 refutes the proof; a few confident guesses may suffice."""
-        claim = profile(self.claims)
-        return bool(claim and self._fair and refuted(claim, self._guesses, ALARM))
+        claim = joint_claim(self.claims)
+        return bool(claim and self._fair and refutes_any(claim, self._guesses, ALARM))
 
     @property
     def contradicts(self) -> bool:
@@ -80,7 +86,7 @@ class Outcome:
         members = np.sort(self.scores[self.included])
         places = np.minimum((CURVE * len(others)).astype(int), len(others) - 1)
         rates = 1 - np.searchsorted(members, others[places], side="right") / len(members)
-        return CURVE, rates, np.array([cap(rate, self.claims) for rate in CURVE])
+        return CURVE, rates, np.array([tpr_cap(rate, self.claims) for rate in CURVE])
 
     def to_row(self) -> dict[str, Any]:
         """Return the outcome as a row of the table."""
@@ -98,7 +104,7 @@ class Outcome:
         }
         for wanted, found in zip(("1%", "0.1%"), self.points, strict=True):
             runs = zip(self.scores, self.included, strict=True)
-            alone = [point(*run, found.wanted).tpr for run in runs]
+            alone = [point_at(*run, found.wanted).tpr for run in runs]
             row |= {
                 f"tpr@{wanted}": found.tpr,
                 f"tpr@{wanted}_low": found.tpr_low,
@@ -106,13 +112,15 @@ class Outcome:
                 f"tpr@{wanted}_deviation": float(np.std(alone, ddof=1)),
                 f"fpr@{wanted}_high": found.fpr_high,
                 f"resolved@{wanted}": found.resolved,
-                f"cap@{wanted}": cap(found.fpr_high, self.claims[:1]),
-                f"profile_cap@{wanted}": cap(found.fpr_high, self.claims),
+                f"cap@{wanted}": tpr_cap(found.fpr_high, self.claims[:1]),
+                f"profile_cap@{wanted}": tpr_cap(found.fpr_high, self.claims),
             }
         least = None
         if self._fair:  # Theorem 12, which allows the guesses of a run to depend on each other
             delta = self.row.runs[0].experiment.config.privacy.delta
-            least = strongest(lambda value: approximate(value, delta), self._guesses, FAILURE)
+            least = largest_refuted(
+                lambda value: approximate_dp(value, delta), self._guesses, FAILURE
+            )
         row |= {"epsilon_at_least": least, "above_cap": self.above_cap, "refuted": self.refuted}
         return row | facts(self.row, self.victim)
 
@@ -135,7 +143,7 @@ def attack(path: Path, say: Say) -> Iterator[Outcome]:
     """
     rows = rows_of(path)
     for row in rows:
-        _check(row, path)
+        _check_row(row, path)
     known: list[tuple[Scores, tuple[Claim, ...]]] = []
     for number, row in enumerate(rows):
         say(f"{row.name}: seeds {row.seeds}, the last {len(row.runs) // TARGETS} under attack")
@@ -152,7 +160,7 @@ def attack(path: Path, say: Say) -> Iterator[Outcome]:
             yield from _guess(row, victim, scores, included, claims)
 
 
-def _check(row: Row, path: Path) -> None:
+def _check_row(row: Row, path: Path) -> None:
     """Reject settings with shadow runs that reveal nothing about targets, or their members."""
     number = len(row.runs)
     if number < FEWEST:

@@ -40,16 +40,16 @@ class Guesses:
         return np.asarray((self.scores > 0) == self.included)
 
 
-def approximate(epsilon: float, delta: float) -> Claim:
+def approximate_dp(epsilon: float, delta: float) -> Claim:
     """Return the claim of (epsilon, delta) differential privacy, in both directions."""
     ratio = math.exp(epsilon)
     return lambda likely: max(0.0, (likely - delta) / ratio, 1 - delta - ratio * (1 - likely))
 
 
-def profile(claims: Sequence[tuple[float, float]]) -> Claim | None:
+def joint_claim(claims: Sequence[tuple[float, float]]) -> Claim | None:
     """Return the joint claim of proven pairs of epsilon and delta; None if none is finite."""
     # Above 700 the exponential overflows double precision.
-    parts = [approximate(epsilon, delta) for epsilon, delta in claims if epsilon <= 700]
+    parts = [approximate_dp(epsilon, delta) for epsilon, delta in claims if epsilon <= 700]
     return (lambda likely: max(part(likely) for part in parts)) if parts else None
 
 
@@ -82,7 +82,7 @@ def refutes(claim: Claim, canaries: int, made: int, right: int, failure: float) 
     return hit + missed > made / canaries
 
 
-def strongest(
+def largest_refuted(
     family: Callable[[float], Claim], guesses: Guesses, failure: float, tolerance: float = 1e-4
 ) -> float:
     """Find the largest parameter with a refuted claim, in a family of weakening claims.
@@ -101,7 +101,7 @@ def strongest(
     return best
 
 
-def refuted(claim: Claim, guesses: Guesses, failure: float) -> bool:
+def refutes_any(claim: Claim, guesses: Guesses, failure: float) -> bool:
     """Return whether guesses refute a claim, at one of the fractions of `strongest`."""
     return any(refutes(claim, *counts) for counts in _counts(guesses, failure))
 

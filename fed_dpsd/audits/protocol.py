@@ -1,4 +1,4 @@
-"""Protocol tests of what a real site with a ledger answers, refuses and charges.
+"""Protocol tests: what a real site with a ledger answers, refuses and charges.
 
 They use only a site's public behaviour: releases, payments, answers to requests, and the charges in
 its ledger. Each test starts with a new site. Correct code fails a test only if two draws of
@@ -21,7 +21,7 @@ from fed_dpsd.accounts.card import plan_of
 from fed_dpsd.accounts.ledger import FileLedger, MemoryLedger
 from fed_dpsd.audits.black_box import public_rows
 from fed_dpsd.audits.checks import Check
-from fed_dpsd.audits.claims import Say, secrets_of
+from fed_dpsd.audits.claims import Say, audit_secrets
 from fed_dpsd.client.site import Site, answer
 from fed_dpsd.client.teachers import make_teacher
 from fed_dpsd.data.datasets import Split
@@ -42,15 +42,14 @@ TINY_BUDGET = 1e-4
 SAME = 1 - 1e-9  # tolerated ratio of an epsilon that is computed twice
 
 
-class _Listed(SecretStreams):
+@dataclasses.dataclass(frozen=True)
+class _RecordingSecret(SecretStreams):
     """A secret that records the purposes of its draws."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "purposes", [])
+    purposes: list[str] = dataclasses.field(default_factory=list, repr=False, compare=False)
 
     def numpy(self, purpose: str, client: int = 0, query_id: int = 0) -> Rng:
-        self.purposes.append(purpose)  # type: ignore[attr-defined]
+        self.purposes.append(purpose)
         return super().numpy(purpose, client, query_id)
 
 
@@ -62,7 +61,7 @@ class _Case:
     mechanism: Any  # the mechanism of answers, noisy enough for two draws of QUERIES rows to differ
     training: Training  # the run's training, shortened to a few steps; Plain if it is not private
     memory: MemoryLedger | None  # the ledger, which starts empty; None for one in a file
-    secret: _Listed  # the source of the site's noise
+    secret: _RecordingSecret  # the source of the site's noise
     folder: str  # the folder of its teachers and its ledger
 
     def site(self, training: Training | None = None, budget: float | None = None) -> Site:
@@ -151,9 +150,9 @@ def protocol_tests(experiment: Experiment, say: Say) -> Iterator[Check]:
     few = dataclasses.replace(training, steps=2) if isinstance(training, DPSGD) else Plain()
     for place, test in itertools.product(("in memory", "in a file"), tests):
         with tempfile.TemporaryDirectory() as folder:
-            secret = _Listed(next(secrets_of(experiment.config, "protocol")).secret)
+            secret = _RecordingSecret(next(audit_secrets(experiment.config, "protocol")).secret)
             memory = MemoryLedger() if place == "in memory" else None
-            case = _Case(experiment, _noisy(experiment.answers), few, memory, secret, folder)
+            case = _Case(experiment, _with_noise(experiment.answers), few, memory, secret, folder)
             title, *wrong = test.__doc__.splitlines()[0], *_failures(test, case)
             title = f"{title.rstrip('.')} (ledger {place})"
             yield Check("protocol", title, "; ".join(wrong), "requests to a site")
@@ -248,16 +247,16 @@ def _refuses_beyond_budget(case: _Case) -> Iterator[str]:
     """An answer beyond the budget is refused, and nothing is drawn, stored or charged."""
     generous = case.site(Plain())
     generous.release(case.mechanism, case.values(), case.request(2))
-    used, before = set(case.secret.purposes), len(_entries(generous))  # type: ignore[attr-defined]
+    used, before = set(case.secret.purposes), len(_entries(generous))
     site = case.site(Plain(), budget=TINY_BUDGET)
-    case.secret.purposes.clear()  # type: ignore[attr-defined]
+    case.secret.purposes.clear()
     try:
         site.release(case.mechanism, case.values(), case.request())
         yield "an answer left"
     except BudgetSpent:
         pass
     yield from _unchanged(site, before)
-    yield from _drawn(case, used)
+    yield from _noise_drawn(case, used)
     if case.answers(case.own_request(), site):
         yield "the request was answered"
     yield from _unchanged(site, before)
@@ -274,7 +273,7 @@ def _refuses_training_beyond_budget(case: _Case) -> Iterator[str]:
     if case.answers(case.own_request(), site):
         yield "the teacher answered"
     yield from _unchanged(site, 0)
-    yield from _drawn(case, {"private training", "answer"})
+    yield from _noise_drawn(case, {"private training", "answer"})
 
 
 def _refuses_unknown(case: _Case) -> Iterator[str]:
@@ -313,8 +312,8 @@ def _refuses_unknown(case: _Case) -> Iterator[str]:
 # --- helpers ---
 
 
-def _noisy(mechanism: Mechanism) -> Any:
-    """Return a mechanism with noise that hardly ever repeats on QUERIES rows."""
+def _with_noise(mechanism: Mechanism) -> Any:
+    """Return the mechanism with enough noise to make QUERIES rows differ from draw to draw."""
     if isinstance(mechanism, TopKRandomizedResponse):
         return dataclasses.replace(
             mechanism, epsilon_per_answer=1.0, quorum=None, noise_at="client"
@@ -357,8 +356,8 @@ def _unchanged(site: Site, before: int) -> Iterator[str]:
         yield "the ledger was charged"
 
 
-def _drawn(case: _Case, purposes: set[str]) -> Iterator[str]:
-    if drawn := purposes & set(case.secret.purposes):  # type: ignore[attr-defined]
+def _noise_drawn(case: _Case, purposes: set[str]) -> Iterator[str]:
+    if drawn := purposes & set(case.secret.purposes):
         yield f"noise was drawn for {', '.join(sorted(drawn))}"
 
 

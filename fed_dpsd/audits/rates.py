@@ -32,8 +32,7 @@ Claim = tuple[float, float]  # epsilon and delta that are proven together
 def logits(probabilities: NDArray[np.floating], labels: NDArray[np.int64]) -> Scores:
     """Return (N,) values log(p / (1 - p)) of each record's class, from (N, K) and (N,) arrays.
 
-    The value is 0 where a model's answer is NaN, so that one such run does not spoil attacks on
-    others.
+    The value is 0 where a model's answer is NaN, so that attacks on other runs remain possible.
     """
     sensitive = np.nan_to_num(probabilities.astype(np.float64))
     own = sensitive[np.arange(len(labels)), labels]
@@ -65,22 +64,24 @@ def lira(shadows: Scores, included: Members, targets: Scores) -> Scores:
     return np.nan_to_num(parts[0] - parts[1])
 
 
-def low(hits: ArrayLike, runs: int, failure: float) -> NDArray[np.float64]:
+def rate_at_least(hits: ArrayLike, runs: int, failure: float) -> NDArray[np.float64]:
     """Bound a rate from below, with failure probability at most `failure` (Clopper-Pearson)."""
     bound = beta.ppf(failure, hits, runs - np.asarray(hits) + 1)
     return np.where(np.asarray(hits) > 0, bound, 0.0)
 
 
-def high(hits: ArrayLike, runs: int, failure: float) -> NDArray[np.float64]:
+def rate_at_most(hits: ArrayLike, runs: int, failure: float) -> NDArray[np.float64]:
     """Bound a rate from above, with failure probability at most `failure`."""
-    return 1 - low(runs - np.asarray(hits), runs, failure)
+    return 1 - rate_at_least(runs - np.asarray(hits), runs, failure)
 
 
-def log_odds(hits: NDArray[Any], runs: int, failure: float, delta: float) -> NDArray[np.float64]:
-    """Bound epsilon from below by (2, ...) true and false positives; `-inf` for no bound."""
-    above = np.maximum(low(hits[0], runs, failure) - delta, 0)
+def epsilon_lower_bound(
+    hits: NDArray[Any], runs: int, failure: float, delta: float
+) -> NDArray[np.float64]:
+    """Bound epsilon from below, given (2, ...) true and false positives; `-inf` for no bound."""
+    above = np.maximum(rate_at_least(hits[0], runs, failure) - delta, 0)
     with np.errstate(divide="ignore"):
-        bound: NDArray[np.float64] = np.log(above) - np.log(high(hits[1], runs, failure))
+        bound: NDArray[np.float64] = np.log(above) - np.log(rate_at_most(hits[1], runs, failure))
     return bound
 
 
@@ -91,7 +92,9 @@ def best_threshold(pilot: NDArray[np.float64], failure: float, delta: float) -> 
     candidates = np.linspace(pilot.min(), pilot.max(), CANDIDATES)
     with np.errstate(over="ignore"):  # if all runs are alike
         hits = [ndtr((pilot - candidate) / width).sum(axis=1) for candidate in candidates]
-    return float(candidates[np.argmax(log_odds(np.transpose(hits), runs, failure, delta))])
+    return float(
+        candidates[np.argmax(epsilon_lower_bound(np.transpose(hits), runs, failure, delta))]
+    )
 
 
 @dataclass(frozen=True)
@@ -123,12 +126,12 @@ class Point:
     @property
     def tpr_low(self) -> float:
         """Return the lower end of the true positive rate's interval."""
-        return float(low(self.true_positives, self.members, FAILURE / 2))
+        return float(rate_at_least(self.true_positives, self.members, FAILURE / 2))
 
     @property
     def tpr_high(self) -> float:
         """Return the upper end of the true positive rate's interval."""
-        return float(high(self.true_positives, self.members, FAILURE / 2))
+        return float(rate_at_most(self.true_positives, self.members, FAILURE / 2))
 
     @property
     def fpr_high(self) -> float:
@@ -138,14 +141,14 @@ class Point:
         depends on the threshold, so the bound uses the wanted number.
         """
         allowed = math.floor(self.wanted * self.non_members)
-        return float(high(allowed, self.non_members, FAILURE / 2))
+        return float(rate_at_most(allowed, self.non_members, FAILURE / 2))
 
     def exceeds(self, claims: Sequence[Claim]) -> bool:
         """Return whether the interval is above the cap of proven claims, which refutes a proof."""
-        return self.tpr_low > cap(self.fpr_high, claims)
+        return self.tpr_low > tpr_cap(self.fpr_high, claims)
 
 
-def point(scores: Scores, included: Members, wanted: float) -> Point:
+def point_at(scores: Scores, included: Members, wanted: float) -> Point:
     """Return the point of an attack at a false positive rate of at most `wanted`."""
     members, others = scores[included], np.sort(scores[~included])[::-1]
     threshold = others[math.floor(wanted * len(others))]
@@ -163,7 +166,7 @@ def auc(scores: Scores, included: Members) -> float:
     return float(roc_auc_score(included.ravel(), scores.ravel()))
 
 
-def cap(fpr: float, claims: Sequence[Claim]) -> float:
+def tpr_cap(fpr: float, claims: Sequence[Claim]) -> float:
     """Return the largest true positive rate that proven claims allow at a false positive rate.
 
     Guarantee: let (epsilon, delta) be proven for a record that is added or removed. The probability

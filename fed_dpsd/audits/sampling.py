@@ -1,4 +1,4 @@
-"""Sampler tests, which check the laws of a client's draws in answers, in training and alone.
+"""Sampler tests: the laws of a client's draws, in answers, in training and by the generator.
 
 Every count is compared with the law stated in docs/privacy.md, which is computed here and not by
 the code under test. A Gaussian truncated at up to 4.5 standard deviations is detected in the
@@ -23,15 +23,15 @@ from fed_dpsd.audits.checks import (
     LAWS,
     Check,
     Count,
-    counted,
-    dependence,
-    independence,
-    low_bits,
-    ones,
-    residues,
-    tails,
+    check_counts,
+    check_different_secrets,
+    check_independence,
+    check_low_bits,
+    check_residues,
+    count_tails,
+    count_true,
 )
-from fed_dpsd.audits.claims import Say, secrets_of
+from fed_dpsd.audits.claims import Say, audit_secrets
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.gaussian import NormalizedGradient
@@ -41,9 +41,9 @@ from fed_dpsd.privacy.noisy_max import NoisyMax
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.progress import listening
 
-DRAWS, OWN_DRAWS = 2**20, 3 * 2**20  # numbers drawn in answers or steps, and by the sampler itself
+DRAWS, OWN_DRAWS = 2**20, 3 * 2**20  # numbers in answers or steps, and from the sampler itself
 AT_ONCE = 2**18  # numbers in one request
-ALONE = 250  # requests, if each has one noisy row
+ALONE = 250  # requests, if each has only one noisy row
 # Distances in scales. The far ones of Gaussian noise are not integers: noise truncated at an
 # integer piles up there.
 TAILS: dict[Law, tuple[float, ...]] = {
@@ -56,7 +56,7 @@ RARE_EPSILON = 10.0  # lies are rare but occur
 FEWEST_STEPS, MOST_STEPS = 2, 1_000  # of a watched training
 
 
-class _Alike(SecretStreams):
+class _SameIdentity(SecretStreams):
     """A secret with the same identity as all others, so that only its draws differ."""
 
     @property
@@ -69,33 +69,35 @@ def sampler_tests(
 ) -> Iterator[Check]:
     """Test a client's draws: its generator, and the noise of its answers and training."""
     mechanism = experiment.answers
-    secrets = [_Alike(s.secret) for s in islice(secrets_of(experiment.config, "sampler"), 3)]
+    secrets = [
+        _SameIdentity(s.secret) for s in islice(audit_secrets(experiment.config, "sampler"), 3)
+    ]
     say(f"the sampler: {OWN_DRAWS:,} draws")
-    yield from _generator(secrets)
+    yield from _check_generator(secrets)
     if any(stage.mechanism == mechanism for stage in plan_of(experiment).stages):
         say(f"answers: {DRAWS:,} draws")
         attacked = victims.break_noise(mechanism, broken)
         if isinstance(mechanism, TopKRandomizedResponse) and not mechanism.truthful:
-            yield from _responses(experiment, mechanism, broken, secrets)
+            yield from _check_responses(experiment, mechanism, broken, secrets)
         elif isinstance(mechanism, Additive) and mechanism.noise_multiplier > 0:
-            yield from _additive(experiment, mechanism, attacked, secrets)
+            yield from _check_additive(experiment, mechanism, attacked, secrets)
         elif isinstance(mechanism, NoisyMax) and mechanism.noise_multiplier > 0:
             pairs = [(attacked, _law_of_most_votes(mechanism), DRAWS // 8)]
-            yield from _labels(experiment, pairs, secrets)
+            yield from _check_labels(experiment, pairs, secrets)
     if isinstance(experiment.training, DPSGD):
         say(f"the steps of training: {DRAWS:,} draws")
-        yield from _training(experiment, experiment.training, broken, secrets)
+        yield from _check_training(experiment, experiment.training, broken, secrets)
 
 
 # --- the generator ----------------------------------------------------------------------------
 
 
-def _generator(secrets: Sequence[SecretStreams]) -> Iterator[Check]:
+def _check_generator(secrets: Sequence[SecretStreams]) -> Iterator[Check]:
     """Test a secret's streams: uniform draws, both noise laws, and independence of streams."""
     one, other, _ = secrets
     words = (one.numpy("answer", 0, 1).random(DRAWS) * 2.0**WORD_BITS).astype(np.int64)
-    bits = [Count(f"bit {b} set", ones(words >> b), DRAWS, 0.5) for b in range(WORD_BITS)]
-    yield counted("sampler", "uniform draws have 53 bits", bits)
+    bits = [Count(f"bit {b} set", count_true(words >> b), DRAWS, 0.5) for b in range(WORD_BITS)]
+    yield check_counts("sampler", "uniform draws have 53 bits", bits)
 
     streams = {
         "another secret": other.numpy("answer", 0, 1),
@@ -105,32 +107,34 @@ def _generator(secrets: Sequence[SecretStreams]) -> Iterator[Check]:
     }
     first = one.numpy("answer", 0, 1).random(AT_ONCE) < 0.5
     agreeing = [
-        Count(f"draws that agree with those for {what}", ones(first == half), AT_ONCE, 0.5)
+        Count(f"draws that agree with those for {what}", count_true(first == half), AT_ONCE, 0.5)
         for what, stream in streams.items()
         for half in [stream.random(AT_ONCE) < 0.5]
     ]
-    yield counted("sampler", "streams depend on secret, purpose, client and request", agreeing)
+    yield check_counts("sampler", "streams depend on secret, purpose, client and request", agreeing)
 
     again = one.numpy("answer", 0, 1).random(AT_ONCE) < 0.5
-    yield _repeated("streams can be repeated", first, again)
+    yield _check_repeatable("streams can be repeated", first, again)
 
     laws: tuple[Law, ...] = ("gaussian", "laplace")
     for law in laws:
         rng = one.numpy(f"audit of {law} noise")
         nothing = np.zeros((1, OWN_DRAWS))
         drawn = noisy_sum(nothing, 1.0, law, rng)
-        counts = tails(drawn, law, (*TAILS[law], FARTHEST[law]))
-        yield counted("sampler", f"{law} noise: tails to {FARTHEST[law]:g} scales", counts)
-        yield low_bits(f"{law} noise", drawn.reshape(-1, 16), lattice_spacing(1.0))
+        counts = count_tails(drawn, law, (*TAILS[law], FARTHEST[law]))
+        yield check_counts("sampler", f"{law} noise: tails to {FARTHEST[law]:g} scales", counts)
+        yield check_low_bits(f"{law} noise", drawn.reshape(-1, 16), lattice_spacing(1.0))
 
 
-def _tails(what: str, drawn: NDArray[np.float64], law: Law) -> Check:
+def _check_tails(what: str, drawn: NDArray[np.float64], law: Law) -> Check:
     """Check the tails of draws of unit scale; with few draws, omit the farthest tails."""
     beyond = TAILS[law] if drawn.size > DRAWS // 2 else TAILS[law][:4]
-    return counted("sampler", f"{what}: tails to {beyond[-1]:g} scales", tails(drawn, law, beyond))
+    return check_counts(
+        "sampler", f"{what}: tails to {beyond[-1]:g} scales", count_tails(drawn, law, beyond)
+    )
 
 
-def _repeated(title: str, drawn: NDArray[Any], again: NDArray[Any]) -> Check:
+def _check_repeatable(title: str, drawn: NDArray[Any], again: NDArray[Any]) -> Check:
     wrong = "" if np.array_equal(drawn, again) else "the same secret and names give different draws"
     return Check("sampler", title, wrong, f"{drawn.size:,} draws")
 
@@ -138,7 +142,7 @@ def _repeated(title: str, drawn: NDArray[Any], again: NDArray[Any]) -> Check:
 # --- answers ----------------------------------------------------------------------------------
 
 
-def _additive(
+def _check_additive(
     experiment: Experiment, claimed: Any, attacked: Any, secrets: Sequence[SecretStreams]
 ) -> Iterator[Check]:
     """Test the noise of released answers, first on constant values, then on random ones."""
@@ -148,19 +152,19 @@ def _additive(
     first, other, third = secrets
 
     def released(secret: SecretStreams, constant: bool) -> tuple[Values, Values]:
-        return _noise(experiment, claimed, attacked, secret, spacing, constant)
+        return _release_noise(experiment, claimed, attacked, secret, spacing, constant)
 
     (noise, steady), (more, sensitive) = released(first, True), released(third, False)
     drawn = np.concatenate([noise, more]) / scale / math.sqrt(quorum.honest if quorum else 1)
-    yield _tails("answers", drawn, law)
-    yield low_bits("answers", noise + steady, spacing)
-    yield residues("answers", more + sensitive, sensitive, spacing)
-    yield independence("answers", drawn, law)
-    yield dependence("answers", noise, released(other, True)[0])
-    yield _repeated("answers: noise can be repeated", noise, released(first, True)[0])
+    yield _check_tails("answers", drawn, law)
+    yield check_low_bits("answers", noise + steady, spacing)
+    yield check_residues("answers", more + sensitive, sensitive, spacing)
+    yield check_independence("answers", drawn, law)
+    yield check_different_secrets("answers", noise, released(other, True)[0])
+    yield _check_repeatable("answers: noise can be repeated", noise, released(first, True)[0])
 
 
-def _noise(
+def _release_noise(
     experiment: Experiment,
     claimed: Any,
     attacked: Any,
@@ -191,10 +195,10 @@ def _noise(
             return rng.normal(size=(teachers, rows, num_classes))
         return np.eye(num_classes)[rng.integers(num_classes, size=(teachers, rows))]
 
-    asked = [values() for _ in range(requests)]
-    client = victims.hospital(experiment.config, attacked, iter([secret]), seeded=False)
+    inputs = [values() for _ in range(requests)]
+    client = victims.make_client(experiment.config, attacked, iter([secret]), seeded=False)
     noise, sums = [], []
-    for response, each in zip(client(asked, predictions), asked, strict=True):
+    for response, each in zip(client(inputs, predictions), inputs, strict=True):
         bounded = np.stack([claimed.constrain_sensitivity(own, predictions) for own in each])
         total = (np.trunc(bounded / spacing) * spacing).sum(axis=0)
         noise.append((response - total)[:, kept])
@@ -202,7 +206,7 @@ def _noise(
     return np.concatenate(noise), np.concatenate(sums)
 
 
-def _responses(
+def _check_responses(
     experiment: Experiment,
     claimed: TopKRandomizedResponse,
     broken: victims.Broken | None,
@@ -215,7 +219,7 @@ def _responses(
     for epsilon, draws in ((RARE_EPSILON, DRAWS // 2), (own, DRAWS // 8)):
         each = dataclasses.replace(alone, epsilon_per_answer=epsilon)
         pairs.append((victims.break_noise(each, broken), _law_of_response(each), draws))
-    yield from _labels(experiment, pairs, secrets)
+    yield from _check_labels(experiment, pairs, secrets)
 
 
 def _law_of_response(claimed: TopKRandomizedResponse) -> NDArray[np.float64]:
@@ -238,7 +242,7 @@ def _law_of_most_votes(claimed: NoisyMax) -> NDArray[np.float64]:
     return np.array(law) / np.sum(law)
 
 
-def _labels(
+def _check_labels(
     experiment: Experiment,
     pairs: Sequence[tuple[Any, NDArray[np.float64], int]],
     secrets: Sequence[SecretStreams],
@@ -249,29 +253,34 @@ def _labels(
     """
     counts: list[Count] = []
     for attacked, law, draws in pairs:
-        answers = _classes(experiment, attacked, secrets[0], draws)
+        answers = _release_classes(experiment, attacked, secrets[0], draws)
         votes, changed = int(answers.sum()), int(answers[:, 1:].sum())
         counts.append(Count("classes other than the first", changed, votes, 1 - float(law[0])))
         for place, (hits, chance) in enumerate(zip(answers.sum(axis=0), law, strict=True)):
             text = f"class at position {place} (probability {chance:.3g})"
             counts.append(Count(text, int(hits), votes, float(chance)))
-    yield counted("sampler", "answers: each class occurs as often as claimed, even if rare", counts)
+    yield check_counts(
+        "sampler", "answers: each class occurs as often as claimed, even if rare", counts
+    )
 
     attacked, law, draws = pairs[-1]
     if len(attacked.worst_case()[0]) > 1 and not isinstance(attacked, NoisyMax):
         return  # a row holds many responses
     first, other = (
-        _classes(experiment, attacked, secret, draws).argmax(axis=1) for secret in secrets[:2]
+        _release_classes(experiment, attacked, secret, draws).argmax(axis=1)
+        for secret in secrets[:2]
     )
     alike, half = float(np.square(law).sum()), len(first) // 2
     for title, what, same in (
         ("draws are independent", "equal neighbours", first[: 2 * half : 2] == first[1::2][:half]),
         ("another secret gives different draws", "equal rows", first == other),
     ):
-        yield counted("sampler", f"answers: {title}", [Count(what, ones(same), same.size, alike)])
+        yield check_counts(
+            "sampler", f"answers: {title}", [Count(what, count_true(same), same.size, alike)]
+        )
 
 
-def _classes(
+def _release_classes(
     experiment: Experiment, attacked: Any, secret: SecretStreams, draws: int
 ) -> NDArray[np.int64]:
     """Release answers to rows of every shift; return (R, K) votes by position after the first."""
@@ -285,7 +294,7 @@ def _classes(
     public, values = np.zeros((rows, num_classes)), np.zeros((len(worst), rows, num_classes))
     np.put_along_axis(public, order, np.tile(falling / falling.sum(), (rows, 1)), axis=1)
     np.put_along_axis(values, np.tile(order, (len(worst), 1, 1)), np.tile(worst, (1, rows, 1)), 2)
-    client = victims.hospital(experiment.config, attacked, iter([secret]), seeded=False)
+    client = victims.make_client(experiment.config, attacked, iter([secret]), seeded=False)
     answers = np.concatenate(list(client([values] * requests, public.astype(np.float32))))
     return np.take_along_axis(answers, np.tile(order, (requests, 1)), axis=1).astype(np.int64)
 
@@ -293,7 +302,7 @@ def _classes(
 # --- training ---------------------------------------------------------------------------------
 
 
-def _training(
+def _check_training(
     experiment: Experiment,
     claimed: DPSGD,
     broken: victims.Broken | None,
@@ -302,18 +311,20 @@ def _training(
     """Test the noise of a site's training without records, and of class counts."""
     first, other, _ = secrets
     attacked = victims.break_noise(claimed, broken)
-    few = [_steps(experiment, attacked, FEWEST_STEPS, secret) for secret in (first, other, first)]
+    few = [
+        _noisy_steps(experiment, attacked, FEWEST_STEPS, secret) for secret in (first, other, first)
+    ]
     steps = int(np.clip(DRAWS // few[0].shape[1], FEWEST_STEPS, MOST_STEPS))
-    drawn = _steps(experiment, attacked, steps, first) / claimed.noise_multiplier
-    yield _tails("steps", drawn, "gaussian")
-    yield independence("steps", drawn, "gaussian")
-    yield dependence("steps", few[0], few[1])
-    yield _repeated("steps: noise can be repeated", few[0], few[2])
+    drawn = _noisy_steps(experiment, attacked, steps, first) / claimed.noise_multiplier
+    yield _check_tails("steps", drawn, "gaussian")
+    yield check_independence("steps", drawn, "gaussian")
+    yield check_different_secrets("steps", few[0], few[1])
+    yield _check_repeatable("steps: noise can be repeated", few[0], few[2])
     if claimed.counts_classes:
-        yield from _class_counts(claimed, attacked, first)
+        yield from _check_class_counts(claimed, attacked, first)
 
 
-def _steps(
+def _noisy_steps(
     experiment: Experiment, attacked: DPSGD, steps: int, secret: SecretStreams
 ) -> NDArray[np.float64]:
     """Return the (T, P) noisy sums of training without records, in units of the bound."""
@@ -325,7 +336,7 @@ def _steps(
     return watched.sums()
 
 
-def _class_counts(claimed: DPSGD, attacked: DPSGD, secret: SecretStreams) -> Iterator[Check]:
+def _check_class_counts(claimed: DPSGD, attacked: DPSGD, secret: SecretStreams) -> Iterator[Check]:
     """Test the noise of class counts, with zero, one and two units of each class in turn."""
     num_classes = AT_ONCE // 3 * 3
     labels = np.arange(num_classes).repeat(np.arange(num_classes) % 3)
@@ -334,7 +345,7 @@ def _class_counts(claimed: DPSGD, attacked: DPSGD, secret: SecretStreams) -> Ite
     parts = claimed.records_per_patient
     released = attacked.count(labels, num_classes, secret.numpy("class counts"))
     noise = released - np.arange(num_classes) % 3
-    counts = tails(noise / claimed.count_noise, "gaussian", TAILS["gaussian"][:4])
-    yield counted("sampler", "class counts: tails to 2 scales", counts)
+    counts = count_tails(noise / claimed.count_noise, "gaussian", TAILS["gaussian"][:4])
+    yield check_counts("sampler", "class counts: tails to 2 scales", counts)
     spacing = lattice_spacing(attacked.count_noise * parts)
-    yield low_bits("class counts", released.reshape(-1, 3) * parts, spacing)
+    yield check_low_bits("class counts", released.reshape(-1, 3) * parts, spacing)

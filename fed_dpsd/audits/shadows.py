@@ -28,7 +28,7 @@ from fed_dpsd.experiment import Experiment, load_data, partitions
 from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.privacy.accounting import Stage, prove
 from fed_dpsd.privacy.epsilon import Epsilon
-from fed_dpsd.report.settings import names
+from fed_dpsd.report.settings import setting_names
 from fed_dpsd.server.run_folder import is_run_folder, open_completed, open_run_folder
 from fed_dpsd.server.student import student_of
 from fed_dpsd.server.summary import read_summary, scores_of
@@ -37,8 +37,7 @@ from fed_dpsd.sweep.reported import settings_in, tables_of
 
 Victim = Literal["student", "teachers", "untrained teachers"]
 
-# A proof at one delta belongs to a whole profile: these deltas are tested in addition to the
-# card's.
+# A proof gives an epsilon for each delta: these deltas are tested in addition to the card's.
 DELTAS = np.geomspace(1e-6, 0.5, 24)
 
 
@@ -102,24 +101,23 @@ class ShadowRun:
     def proven(self, victim: Victim) -> Epsilon:
         """Return the proven epsilon of a victim, for a record that is added or removed.
 
-        A student's epsilon is the one on the run's card. A teacher's epsilon is the one of its
-        training: the noise of answers does not cover the teacher itself.
+        A student's epsilon is on the run's card. A teacher's epsilon is its training's, because the
+        noise of answers does not cover the teacher itself.
         """
         if victim == "student":
             return PrivacyCard(self.summary["privacy"]).epsilon("record", "add_remove")
-        return self._smallest(self._stages(victim), self.experiment.config.privacy.delta)
+        return self._smallest_epsilon(self._stages(victim), self.experiment.config.privacy.delta)
 
     def claims(self, victim: Victim) -> list[Claim]:
         """Return pairs of epsilon and delta that are proven together; the first is `proven`.
 
-        The others are the same proof at other deltas. Together they are stricter than any one of
-        them.
+        The others are the same proof at other deltas; together, they are stricter than each alone.
         """
         first, stages = self.proven(victim), self._stages(victim)
         claim = (first.value, self.experiment.config.privacy.delta)
-        if math.isinf(first.value) or first.value > self._smallest(stages, claim[1]).value:
+        if math.isinf(first.value) or first.value > self._smallest_epsilon(stages, claim[1]).value:
             return [claim]  # nothing is proven, or more was charged than these stages
-        return [claim, *((self._smallest(stages, at).value, at) for at in DELTAS)]
+        return [claim, *((self._smallest_epsilon(stages, at).value, at) for at in DELTAS)]
 
     def _stages(self, victim: Victim) -> list[tuple[Stage, ...]]:
         """Return the stages of each proof that covers a victim."""
@@ -129,7 +127,7 @@ class ShadowRun:
         trained = [plan.paid] if plan.trained else []
         return [plan.stages, *trained] if victim == "student" else trained
 
-    def _smallest(self, proofs: Sequence[tuple[Stage, ...]], delta: float) -> Epsilon:
+    def _smallest_epsilon(self, proofs: Sequence[tuple[Stage, ...]], delta: float) -> Epsilon:
         """Return the smallest epsilon of several proofs; `inf` if there are none."""
         notes = plugins_note(self.experiment)
         found = [prove(stages, delta, "record", "add_remove", notes) for stages in proofs]
@@ -199,14 +197,14 @@ def rows_of(path: Path) -> list[Row]:
     settings = settings_in([table])
     alone = is_run_folder(table.parent)  # a run's own table is in its folder
     rows = []
-    for name, setting in zip(names(settings), settings, strict=True):
+    for name, setting in zip(setting_names(settings), settings, strict=True):
         runs = sorted(setting.runs, key=lambda run: int(run["seed"]))
         folders = [table.parent / ("" if alone else run["key"]) for run in runs]
-        rows.append(Row(name, list(map(_opened, folders))))
+        rows.append(Row(name, list(map(_open_shadow_run, folders))))
     return rows
 
 
-def _opened(folder: Path) -> ShadowRun:
+def _open_shadow_run(folder: Path) -> ShadowRun:
     if not is_run_folder(folder):
         raise UserError(
             f"the run folder {folder} does not exist; an attack needs a sweep's run folders "

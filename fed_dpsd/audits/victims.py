@@ -41,7 +41,7 @@ PILOT = 40  # training runs that set thresholds
 
 
 def break_noise(mechanism: Any, broken: Broken | None) -> Any:
-    """Halve a mechanism's noise, or keep a thousandth of it; None leaves it unchanged.
+    """Weaken a mechanism's noise to a half or a thousandth; None leaves it unchanged.
 
     A randomised response gets twice its epsilon, or an epsilon at which about two responses in a
     billion are lies.
@@ -57,7 +57,7 @@ def break_noise(mechanism: Any, broken: Broken | None) -> Any:
     return dataclasses.replace(mechanism, **{field: changed})
 
 
-def hospital(
+def make_client(
     config: Config, mechanism: Mechanism, secrets: Iterator[SecretStreams], seeded: bool
 ) -> Client:
     """Return a client for `audit`, made of sites that use a mechanism.
@@ -87,7 +87,7 @@ def hospital(
                 site.release(mechanism, nothing if site.client else values, request)
                 for site in sites
             ]
-            arrived = np.stack(_sent([response.values for response in answers]))
+            arrived = np.stack(_through_flower([response.values for response in answers]))
             if mechanism.noise_at == "server":
                 noise = secret.numpy("server noise", 0, number)
                 yield mechanism.add_noise(arrived, predictions, noise)
@@ -106,9 +106,11 @@ def guess_answers(
     other classes, minus the median over a pilot. Its own clipped gradients raise this logarithm.
     """
     images, labels = _canaries(config)
-    pilot = [_ask_about(config, training, images, labels, next(secrets)) for _ in range(PILOT)]
+    pilot = [_query_canaries(config, training, images, labels, next(secrets)) for _ in range(PILOT)]
     threshold = np.median([score for _, score in pilot], axis=0)
-    results = [_ask_about(config, training, images, labels, next(secrets)) for _ in range(runs)]
+    results = [
+        _query_canaries(config, training, images, labels, next(secrets)) for _ in range(runs)
+    ]
     included, scores = (np.stack(each) for each in zip(*results, strict=True))
     return Guesses(included, scores - threshold)
 
@@ -129,14 +131,14 @@ def _canaries(config: Config) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     return candidates[chosen], np.arange(CANARIES) % config.data.num_classes
 
 
-def _ask_about(
+def _query_canaries(
     config: Config,
     training: DPSGD,
     images: NDArray[np.uint8],
     labels: NDArray[np.int64],
     secret: SecretStreams,
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-    """Train on the canaries that coins include; return the coins and the answers' scores."""
+    """Train on the canaries that coins include, and query all; return the coins and the scores."""
     included = secret.numpy("coins").random(CANARIES) < 0.5
     with tempfile.TemporaryDirectory() as cache, listening(None):  # the audit reports
         records = Split(images[included], labels[included], np.flatnonzero(included))
@@ -146,10 +148,10 @@ def _ask_about(
         request = Request(1, images, np.full((CANARIES, num_classes), 1 / num_classes, np.float32))
         site.pay_for_training()
         response = site.release(site.answers, site.sensitive_probabilities(images), request)
-    (values,) = _sent([response.values])
+    (values,) = _through_flower([response.values])
     logs = np.log(np.maximum(values.astype(np.float64), 1e-30))
-    own = logs[np.arange(CANARIES), labels]
-    return included, (own - logs.mean(axis=1)) * num_classes / (num_classes - 1)
+    scores = logs[np.arange(CANARIES), labels]
+    return included, (scores - logs.mean(axis=1)) * num_classes / (num_classes - 1)
 
 
 def training_site(config: Config, training: DPSGD, cache: str, secret: SecretStreams) -> Site:
@@ -181,7 +183,7 @@ def _site(
     return Site(config, training, answers, client, records, records.ids, None, account, secret)
 
 
-def _sent(answers: Sequence[Values]) -> list[Values]:
+def _through_flower(answers: Sequence[Values]) -> list[Values]:
     """Pass the clients' answers through the bytes of a Flower message."""
     from fed_dpsd.engines.flower import codec
 

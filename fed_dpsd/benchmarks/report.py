@@ -5,7 +5,7 @@ two medians of one file, never of two files, since the load on their machines ma
 """
 
 import math
-import statistics as stats
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -44,7 +44,7 @@ NOTHING = "-"
 # --- numbers ---
 
 
-def statistics(repetitions: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+def summarise(repetitions: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
     """Return the median, minimum and maximum of each number that all repetitions have, by path."""
     flat = [dict(_numbers(each)) for each in repetitions]
     found = {}
@@ -52,7 +52,7 @@ def statistics(repetitions: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, 
         values = [each[path] for each in flat if path in each]
         if len(values) == len(flat):
             found[path] = {
-                "median": stats.median(values),
+                "median": statistics.median(values),
                 "least": min(values),
                 "most": max(values),
             }
@@ -92,7 +92,7 @@ def ratio(row: Mapping[str, Any], other: Mapping[str, Any], path: str) -> float:
     return float(row["statistics"][path]["median"] / other["statistics"][path]["median"])
 
 
-def number(value: float | None, scale: float = 1) -> str:
+def format_number(value: float | None, scale: float = 1) -> str:
     """Return a number with three significant digits, and all digits before the point."""
     if value is None:
         return NOTHING
@@ -105,7 +105,9 @@ def _spread(row: Mapping[str, Any], path: str, scale: float = 1) -> str:
     known = row["statistics"].get(path)
     if known is None:
         return NOTHING
-    median, least, most = (number(known[name], scale) for name in ("median", "least", "most"))
+    median, least, most = (
+        format_number(known[name], scale) for name in ("median", "least", "most")
+    )
     return median if least == most else f"{median} ({least} to {most})"
 
 
@@ -121,13 +123,17 @@ def measures(bench: Bench) -> Lines:
     return lines
 
 
-def compared(bench: Bench) -> Lines:
+def ratio_table(bench: Bench) -> Lines:
     """Return the table of ratios."""
     same = {True: "yes", False: "no", None: NOTHING}
     return [
         ["", *RATIOS.values(), "same student"],
         *(
-            [pair, *(number(found[path]) for path in RATIOS), same[found.get("same_student")]]
+            [
+                pair,
+                *(format_number(found[path]) for path in RATIOS),
+                same[found.get("same_student")],
+            ]
             for pair, found in bench["ratios"].items()
         ),
     ]
@@ -144,13 +150,15 @@ def clients(bench: Bench) -> Lines:
     ]
     for row in bench["rows"]:
         start, count = first.setdefault(row["row"], row), row["clients"]
-        medians = [row["statistics"][p]["median"] for p in ("peak_memory", "processor.seconds")]
-        slopes = [slope(start, row, "peak_memory"), slope(start, row, "processor.seconds")]
+        seconds = row["statistics"]["processor.seconds"]["median"] / count
+        more_memory = cost_per_client(start, row, "peak_memory")
+        more_seconds = cost_per_client(start, row, "processor.seconds")
         lines.append(
             [
                 *(row["row"], f"{count:,}", _spread(row, "seconds.total")),
                 *(_spread(row, "peak_memory", 1e-6), _spread(row, "processor.seconds")),
-                *(number(medians[1] / count, 1e3), number(slopes[0], 1e-3), number(slopes[1], 1e3)),
+                *(format_number(seconds, 1e3), format_number(more_memory, 1e-3)),
+                format_number(more_seconds, 1e3),
             ]
         )
     return lines
@@ -171,7 +179,7 @@ def peers(bench: Bench) -> Lines:
     ]
 
 
-def slope(first: Mapping[str, Any], row: Mapping[str, Any], path: str) -> float | None:
+def cost_per_client(first: Mapping[str, Any], row: Mapping[str, Any], path: str) -> float | None:
     """Return the cost of each additional client since the first row; None if there are none."""
     more = row["clients"] - first["clients"]
     if not more:
@@ -182,13 +190,13 @@ def slope(first: Mapping[str, Any], row: Mapping[str, Any], path: str) -> float 
 
 TABLES: dict[str, Callable[[Bench], Lines]] = {
     "measures": measures,
-    "ratios": compared,
+    "ratios": ratio_table,
     "clients": clients,
     "peers": peers,
 }
 
 
-def shown(bench: Bench) -> dict[str, Lines]:
+def filled_tables(bench: Bench) -> dict[str, Lines]:
     """Return the tables that have content for this bench, by name."""
     counts = {row["clients"] for row in bench["rows"]}
     tables = {name: table(bench) for name, table in TABLES.items()}

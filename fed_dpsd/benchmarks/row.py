@@ -47,7 +47,7 @@ def check(task: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UserError: a row's configuration, or its partition, has a problem.
     """
-    experiments = [composed(row["overrides"]) for row in task["rows"]]
+    experiments = [compose_row(row["overrides"]) for row in task["rows"]]
     for experiment in experiments:
         partitions(experiment)
         if task.get("prepared"):
@@ -111,7 +111,7 @@ def prepare(experiment: Experiment, folder: Path) -> None:
     write_json(folder / "settings.json", settings | {"rounds": config.rounds, "seed": config.seed})
 
 
-def composed(overrides: Sequence[str]) -> Experiment:
+def compose_row(overrides: Sequence[str]) -> Experiment:
     """Return the experiment of a row.
 
     Raises:
@@ -139,13 +139,13 @@ def measure(task: Mapping[str, Any]) -> dict[str, Any]:
         "ended": ended,
         "begun": (job.folder / "lock").stat().st_mtime,  # its server opens it at the start
         "processor_seconds": sum(each.ru_utime + each.ru_stime for each in used),
-        "peak_memory": most_memory(),
+        "peak_memory": peak_memory(),
         "summary": {key: summary[key] for key in KEPT}
         | {"accuracy": scores_of(summary, "accuracy")},
     }
 
 
-def most_memory() -> int:
+def peak_memory() -> int:
     """Return the peak memory of this process in bytes.
 
     A process inherits `ru_maxrss` from its parent, but not VmHWM of Linux.

@@ -23,7 +23,7 @@ from typing import Any
 
 import psutil
 
-from fed_dpsd.benchmarks.report import ratios, statistics
+from fed_dpsd.benchmarks.report import ratios, summarise
 from fed_dpsd.engines.flower import QUIET
 from fed_dpsd.errors import ConfigError, UserError
 from fed_dpsd.storage import write_json
@@ -36,7 +36,7 @@ PEERS = {
     "fluke": ("fluke_fl.py", "fluke-fl==0.8.1"),
     "appfl": ("appfl_serial.py", "appfl==1.12.0"),
 }
-LOOKS_EVERY = 0.5  # seconds
+POLL_SECONDS = 0.5
 MEMORY_PAUSE = 50  # after a reading of memory, which is slow, in multiples of its time
 Say = Callable[[str], None]
 
@@ -136,7 +136,7 @@ def bench(
     with tempfile.TemporaryDirectory(prefix="fed-dpsd-bench-data-") as folder:
         prepared = Path(folder) if commands else None
         say("checking the configuration of every row")
-        facts = _in_process({"rows": [vars(row) for row in rows]}, prepared)
+        facts = _run_task({"rows": [vars(row) for row in rows]}, prepared)
         counts, images = facts["clients"], facts["images"]
         content |= {key: facts[key] for key in ("versions", "configuration")}
         for number, (place, row) in itertools.product(range(1, repeat + 1), enumerate(rows)):
@@ -145,10 +145,10 @@ def bench(
             say(f"repetition {number} of {repeat}: {row.name}")
             try:
                 if row.row in commands:
-                    found = _peer(commands[row.row], Path(folder) / str(counts[place]))
+                    found = _run_peer(commands[row.row], Path(folder) / str(counts[place]))
                 else:
-                    result = _in_process(vars(row), prepared)
-                    found = _repetition(result, counts[place], images[place])
+                    result = _run_task(vars(row), prepared)
+                    found = _cost_of_run(result, counts[place], images[place])
             except UserError as error:
                 raise UserError(f"row {row.name}: {error}") from None
             repetitions[row.name].append(found)
@@ -157,7 +157,7 @@ def bench(
                     **vars(each),
                     "overrides": [without_folder(override) for override in each.overrides],
                     "clients": count,
-                    "statistics": statistics(repetitions[each.name]),
+                    "statistics": summarise(repetitions[each.name]),
                     "repetitions": repetitions[each.name],
                 }
                 for each, count in zip(rows, counts, strict=True)
@@ -178,8 +178,8 @@ def without_folder(word: str) -> str:
 # --- processes ---
 
 
-def _in_process(task: Mapping[str, Any], prepared: Path | None = None) -> dict[str, Any]:
-    """Do a task in a separate process; return its result, as `_watched` does.
+def _run_task(task: Mapping[str, Any], prepared: Path | None = None) -> dict[str, Any]:
+    """Do a task in a separate process; return its result, as `_run_watched` does.
 
     Every task starts with an empty cache: it decodes its data and trains its teachers. With a
     `prepared` folder, the check of the rows fills it, and a row starts with its data.
@@ -202,13 +202,15 @@ def _in_process(task: Mapping[str, Any], prepared: Path | None = None) -> dict[s
         write_json(folder / "task.json", checks if "rows" in task else own[0])
         paths = os.pathsep.join(filter(None, sys.path))
         command = [sys.executable, "-P", "-m", f"{__package__}.row", str(folder)]
-        result = _watched(command, folder, {**QUIET, "PYTHONPATH": paths})
+        result = _run_watched(command, folder, {**QUIET, "PYTHONPATH": paths})
     if "problems" in result:
         raise ConfigError(result["problems"])
     return result
 
 
-def _watched(command: Sequence[str], folder: Path, variables: Mapping[str, str]) -> dict[str, Any]:
+def _run_watched(
+    command: Sequence[str], folder: Path, variables: Mapping[str, str]
+) -> dict[str, Any]:
     """Run a command that writes FOLDER/result.json; return its content and when it was spawned.
 
     A process's own counts are exact. Flower's processes are only sampled, so the larger of both
@@ -240,7 +242,7 @@ def _watched(command: Sequence[str], folder: Path, variables: Mapping[str, str])
     }
 
 
-def _peer(command: Sequence[str], data: Path) -> dict[str, Any]:
+def _run_peer(command: Sequence[str], data: Path) -> dict[str, Any]:
     """Run another simulator on prepared data; return the cost of the run.
 
     Args:
@@ -254,7 +256,7 @@ def _peer(command: Sequence[str], data: Path) -> dict[str, Any]:
         folder = Path(temporary)
         for file in data.iterdir():
             (folder / file.name).symlink_to(file)
-        result = _watched([*command, temporary], folder, {**QUIET, "PYTHONPATH": ""})
+        result = _run_watched([*command, temporary], folder, {**QUIET, "PYTHONPATH": ""})
     total, seconds = result["ended"] - result["spawned"], result["processor_seconds"]
     return {
         "seconds": {"total": total, "rounds": result["rounds_seconds"]},
@@ -285,7 +287,7 @@ def _watch(process: subprocess.Popen[bytes]) -> tuple[int, float]:
             peak = max(peak, sum(map(_memory, seconds)))
             due = time.monotonic() + MEMORY_PAUSE * (time.process_time() - began)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(LOOKS_EVERY)
+            process.wait(POLL_SECONDS)
     return peak, sum(seconds.values())
 
 
@@ -298,7 +300,7 @@ def _memory(process: psutil.Process) -> int:
     return int(getattr(held, "pss", held.uss))
 
 
-def _repetition(result: Mapping[str, Any], clients: int, images: int | None) -> dict[str, Any]:
+def _cost_of_run(result: Mapping[str, Any], clients: int, images: int | None) -> dict[str, Any]:
     """Return the cost of one run of a row, from the result of its process."""
     summary, ended, spawned = result["summary"], result["ended"], result["spawned"]
     total, start = ended - spawned, result["begun"] - spawned

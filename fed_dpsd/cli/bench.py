@@ -52,7 +52,7 @@ def bench(
     content = benches.bench(planned, repeat, command, out, say, peers)
     console = Console(highlight=False)
     console.width = max(console.width, WIDTH)
-    for name, (header, *lines) in report.shown(content).items():
+    for name, (header, *lines) in report.filled_tables(content).items():
         shown = Table(*header, title=name, title_justify="left", box=None, padding=(0, 2, 0, 0))
         for line in lines:
             shown.add_row(*line)

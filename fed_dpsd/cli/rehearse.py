@@ -105,7 +105,7 @@ def _run(rehearsal: "Rehearsal") -> "Run":
 
 def _run_with_faults(rehearsal: "Rehearsal", kills: int, seed: int) -> None:
     """Run with faults until `kills` faults have occurred, and repeat each run without faults."""
-    from fed_dpsd.rehearsal.faults import Fault, endure
+    from fed_dpsd.rehearsal.faults import Fault, run_with_faults
 
     writer = csv.writer(sys.stdout)
     writer.writerow([field.name for field in dataclasses.fields(Fault)])
@@ -119,16 +119,16 @@ def _run_with_faults(rehearsal: "Rehearsal", kills: int, seed: int) -> None:
             task.advance()
 
         while task.done < kills:
-            hit = endure(rehearsal, seed, task.done + 1, kills - task.done, say)
-            peace = endure(rehearsal, seed, 0, 0, say)
-            same = "the same student" if hit.student == peace.student else "A DIFFERENT STUDENT"
+            faulty = run_with_faults(rehearsal, seed, task.done + 1, kills - task.done, say)
+            clean = run_with_faults(rehearsal, seed, 0, 0, say)
+            same = "the same student" if faulty.student == clean.student else "A DIFFERENT STUDENT"
             console.print(
-                f"seed {seed}: {len(hit.faults)} faults, {hit.seconds:.0f} s; without them {same}, "
-                f"{peace.seconds:.0f} s; {len(hit.differences)} differences between ledgers and "
-                "requests"
+                f"seed {seed}: {len(faulty.faults)} faults, {faulty.seconds:.0f} s; without them "
+                f"{same}, {clean.seconds:.0f} s; {len(faulty.differences)} differences between "
+                "ledgers and requests"
             )
-            wrong += [f"seed {seed}: {line}" for line in (*hit.differences, *peace.differences)]
-            if hit.student != peace.student:
+            wrong += [f"seed {seed}: {line}" for line in (*faulty.differences, *clean.differences)]
+            if faulty.student != clean.student:
                 wrong.append(f"seed {seed}: the students differ")
             seed += 1
     if wrong:

@@ -107,7 +107,7 @@ class CoBoosting(Generating):
     def server(
         self, federation: Federation, context: PublicContext, streams: Streams, resume: State | None
     ) -> Iterator[Round]:
-        """Add a batch of hard samples, improve the ensemble on the buffer, and distil it."""
+        """Add a batch of hard samples, update the ensemble on the buffer, and distil it."""
         teachers = fetch_teachers(federation, context).values()
         ensemble = WeightedEnsemble([each for own in teachers for each in own], context.device)
         student = context.make_student(streams.torch("student"))
@@ -119,9 +119,9 @@ class CoBoosting(Generating):
             buffer.append(self.synthesise(ensemble, student, context, streams, number))
             whole = ReplayBuffer.joined(buffer)
             step = self.weight_step * self.weight_step_decay ** (number - 1)
-            self.improve(ensemble, whole, step, streams.torch("weights", query_id=number))
+            self.update_weights(ensemble, whole, step, streams.torch("weights", query_id=number))
             rng = streams.torch("replay", query_id=number)
-            loss = self.distil(student, self.diverse(ensemble, whole, rng))
+            loss = self.distil(student, self.diversified_batches(ensemble, whole, rng))
             weights = {WEIGHTS: ensemble.weights.clone()}
             yield Round(
                 State(number, named_tensors(student=student) | weights, buffer),
@@ -164,7 +164,7 @@ class CoBoosting(Generating):
 
     # --- 2. ensemble -------------------------------------------------------------------------
 
-    def improve(
+    def update_weights(
         self, ensemble: WeightedEnsemble, buffer: ReplayBuffer, step: float, rng: torch.Generator
     ) -> None:
         """Move the ensemble's weights by `step` on each batch of an epoch over the buffer."""
@@ -177,15 +177,15 @@ class CoBoosting(Generating):
 
     # --- 3. and 4. student -------------------------------------------------------------------
 
-    def diverse(
+    def diversified_batches(
         self, ensemble: WeightedEnsemble, buffer: ReplayBuffer, rng: torch.Generator
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield diversified images of the buffer and the ensemble's logits, epoch by epoch."""
         for images, _ in self.epochs(buffer, ensemble.weights.device, rng):
-            diverse = self.diversify(ensemble, images, rng)
+            diversified = self.diversify(ensemble, images, rng)
             with torch.no_grad():
-                answers = ensemble(diverse)
-            yield diverse, answers
+                answers = ensemble(diversified)
+            yield diversified, answers
 
     def diversify(
         self, ensemble: Ensemble, images: torch.Tensor, rng: torch.Generator

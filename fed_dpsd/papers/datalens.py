@@ -49,12 +49,12 @@ class DataLens(TaughtByGradients):
         k = min(self.k, seen.shape[1])
         total = torch.zeros_like(seen)
         for gradients in teachers.gradients(seen, classes):
-            total += signs(gradients, k).sum(0)
+            total += top_k_signs(gradients, k).sum(0)
         noisy = self.release(total, 2 * math.sqrt(k * len(seen)), rng)
         return noisy.sign() * (noisy.abs() > self.threshold * self.teachers)
 
 
-def signs(gradients: torch.Tensor, k: int) -> torch.Tensor:
+def top_k_signs(gradients: torch.Tensor, k: int) -> torch.Tensor:
     """Return the signs of the k largest numbers of each row, and 0 elsewhere (Alg. 2).
 
     A row with NaN or infinity has no votes.

@@ -165,9 +165,9 @@ class DGD(Method):
 
         queries = context.queries_per_round
         for number in range(len(buffer) + 1, context.rounds + 1):
-            asked = images[(number - 1) * queries : number * queries]
-            predictions = predict(student, asked, context.device)
-            total = federation.total(Request(number, asked, predictions))
+            queried = images[(number - 1) * queries : number * queries]
+            predictions = predict(student, queried, context.device)
+            total = federation.total(Request(number, queried, predictions))
             if total.count == 0:
                 if not buffer:
                     raise nobody_answers(total.refused)
@@ -180,7 +180,7 @@ class DGD(Method):
                 student,
                 {"student_loss": loss},
                 total.refused,
-                forward_answers=total.count * len(asked) + trained,
+                forward_answers=total.count * len(queried) + trained,
                 backward_answers=trained,
             )
 
@@ -239,7 +239,7 @@ class DGD(Method):
         """Train the autoencoder on the synthetic images."""
         rng = streams.torch("batches of the autoencoder")
         optimiser = Adam(vae.parameters(), self.learning_rate)
-        schedule = to_zero(optimiser, self.vae_steps)
+        schedule = decay_to_zero(optimiser, self.vae_steps)
 
         def losses() -> Iterator[torch.Tensor]:
             for _ in range(self.vae_steps):
@@ -264,7 +264,7 @@ class DGD(Method):
         labelled, labels = whole.images, torch.from_numpy(whole.labels)
         rng = streams.torch("replay", query_id=number)
         optimiser = Adam(student.parameters(), self.learning_rate, foreach=True)
-        schedule = to_zero(optimiser, self.student_steps)
+        schedule = decay_to_zero(optimiser, self.student_steps)
         student.train()
         weight = self.unsupervised_weight
         unlabelled = images[context.rounds * context.queries_per_round :]  # the others are queried
@@ -325,7 +325,9 @@ class DGD(Method):
         return noisy / noisy.norm(dim=1, keepdim=True) * self.code_size**0.5
 
 
-def to_zero(optimiser: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.LRScheduler:
+def decay_to_zero(
+    optimiser: torch.optim.Optimizer, steps: int
+) -> torch.optim.lr_scheduler.LRScheduler:
     """Decrease the learning rate linearly, to 0 after `steps` steps."""
     return torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.0, steps)
 

@@ -16,7 +16,7 @@ from torch.nn import functional
 from fed_dpsd.config import require, require_positive
 from fed_dpsd.models import initialise
 from fed_dpsd.models.classifiers import cnn
-from fed_dpsd.papers.generative import Conditional, Generative
+from fed_dpsd.papers.generative import ConditionalGenerator, GenerativeTraining
 from fed_dpsd.privacy import lattice
 from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.mechanism import Relation, Unit
@@ -25,7 +25,7 @@ from fed_dpsd.privacy.optimisers import Adam
 
 
 @dataclass(frozen=True)
-class DPGAN(Generative):
+class DPGAN(GenerativeTraining):
     """DP-SGD steps of a critic, alternating with steps of a generator that sees only the critic.
 
     The critic has a score for each class, so the game is conditional. A record's gradient is the
@@ -82,13 +82,13 @@ class DPGAN(Generative):
 
     def train_generator(
         self,
-        generator: Conditional,
+        generator: ConditionalGenerator,
         images: torch.Tensor,
         labels: torch.Tensor,
         rng: Rng,
         draws: torch.Generator,
     ) -> torch.Tensor:
-        """Train critic and generator in turn; see `Generative`."""
+        """Train critic and generator in turn; see `GenerativeTraining`."""
         num_classes, shape = generator.num_classes, tuple(images.shape[1:])
         mechanism = self.critic_training
         critic = initialise(lambda: cnn(shape, num_classes, self.critic_width), draws)

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from fed_dpsd.config import require_positive
 from fed_dpsd.models.inference import IMAGES_AT_ONCE
-from fed_dpsd.papers.generative import Conditional, Generative
+from fed_dpsd.papers.generative import ConditionalGenerator, GenerativeTraining
 from fed_dpsd.privacy.events import FinitePrecisionDpEvent
 from fed_dpsd.privacy.mechanism import Relation, Unit
 from fed_dpsd.privacy.noise import GAUSSIAN_LOSS, Rng, noisy_sum
@@ -29,7 +29,7 @@ MOST_NUMBERS = 2**24
 
 
 @dataclass(frozen=True)
-class DPMERF(Generative):
+class DPMERF(GenerativeTraining):
     """One release of a sum over records, which the generator's images are then trained to match.
 
     A record's part is the outer product of its one-hot label with its D random Fourier features
@@ -88,13 +88,13 @@ class DPMERF(Generative):
 
     def train_generator(
         self,
-        generator: Conditional,
+        generator: ConditionalGenerator,
         images: torch.Tensor,
         labels: torch.Tensor,
         rng: Rng,
         draws: torch.Generator,
     ) -> torch.Tensor:
-        """Release the noisy sum, and train the generator to match it; see `Generative`."""
+        """Release the noisy sum, and train the generator to match it; see `GenerativeTraining`."""
         num_classes, size = generator.num_classes, math.prod(images.shape[1:])
         if num_classes * (self.features + 1) > MOST_NUMBERS:
             raise ValueError(
@@ -109,7 +109,7 @@ class DPMERF(Generative):
         for start in range(0, len(images), IMAGES_AT_ONCE):
             batch = slice(start, start + IMAGES_AT_ONCE)
             with torch.no_grad():
-                total.index_add_(0, labels[batch], self.parts(images[batch], frequencies))
+                total.index_add_(0, labels[batch], self.exact_features(images[batch], frequencies))
         noisy = torch.from_numpy(
             noisy_sum(total.numpy()[None], self.noise_multiplier, "gaussian", rng)
         )
@@ -120,7 +120,7 @@ class DPMERF(Generative):
         def losses() -> Iterator[torch.Tensor]:
             for _ in range(self.generator_steps):  # Eq. 8
                 classes = torch.multinomial(weights, self.batch_size, True, generator=draws)
-                own = fourier(generator(classes, draws), frequencies)
+                own = fourier_features(generator(classes, draws), frequencies)
                 one_hot = functional.one_hot(classes, num_classes).to(own)
                 yield (one_hot.T @ own / self.batch_size - mean).square().sum()
 
@@ -128,8 +128,8 @@ class DPMERF(Generative):
         self.descend(optimiser, losses())
         return weights
 
-    def parts(self, images: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
-        """Return (N, D + 1) float64 features and constants of norm at most 1, on a lattice."""
+    def exact_features(self, images: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
+        """Return (N, D + 1) float64 features and a constant, of norm at most 1, on a lattice."""
         # Whole numbers below 2^53: exact, so no batch or order of operations changes them.
         turns = (images.flatten(1).double() * 255).round() @ frequencies
         place = (turns.remainder(TURN) / (TURN / ENTRIES)).floor().long()
@@ -142,7 +142,7 @@ class DPMERF(Generative):
         return torch.cat([cosines, sines, torch.full((len(images), 1), constant).double()], 1)
 
 
-def fourier(images: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
+def fourier_features(images: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
     """Map (B, C, H, W) images to (B, D) random Fourier features with norm 1, up to rounding."""
     angles = images.flatten(1) @ (frequencies * (2 * math.pi * 255 / TURN)).to(images)
     return torch.cat([angles.cos(), angles.sin()], 1) / math.sqrt(frequencies.shape[1])

@@ -117,7 +117,7 @@ class FedGen(FedAVG):
         Raises:
             ValueError: the numbers do not fit the generator and the classes.
         """
-        generator = self.generator(head, torch.Generator())
+        generator = self.make_generator(head, torch.Generator())
         weights, frequencies = np.split(numbers, [max(len(numbers) - head.out_features, 0)])
         load_vector(generator, torch.from_numpy(weights))
         if not (frequencies >= 0).all() or not 0 < frequencies.sum() < np.inf:
@@ -145,7 +145,7 @@ class FedGen(FedAVG):
             return
         counts = KnownCounts(federation, context, requested=self.plan(context).counts)
         student = context.make_teacher(0)
-        generator = self.generator(student.classifier, streams.torch("feature generator"))
+        generator = self.make_generator(student.classifier, streams.torch("feature generator"))
         generator.to(context.device)
         last = 0
         if resume:
@@ -218,7 +218,7 @@ class FedGen(FedAVG):
         rates = rates_of(self, "generator_learning_rate")
         return descend(optimiser, losses(), "the generator", rates).item()
 
-    def generator(self, head: nn.Linear, rng: torch.Generator) -> FeatureGenerator:
+    def make_generator(self, head: nn.Linear, rng: torch.Generator) -> FeatureGenerator:
         """Return a new generator of the features that a classifier reads."""
         sizes = head.out_features, self.latent_size, self.hidden_size, head.in_features
         return initialise(lambda: FeatureGenerator(*sizes), rng)

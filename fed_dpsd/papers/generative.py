@@ -23,10 +23,10 @@ from fed_dpsd.privacy.noise import Rng
 from fed_dpsd.privacy.optimisers import Adam
 from fed_dpsd.privacy.training import TrainingMechanism
 
-DECAY = 0.98  # of the moving average of a GAN's generator
+DECAY = 0.98  # of the moving average of a generator's weights
 
 
-class Conditional(nn.Module):
+class ConditionalGenerator(nn.Module):
     """A generator of images of given classes.
 
     Args:
@@ -63,7 +63,7 @@ class Conditional(nn.Module):
 
 
 @dataclass(frozen=True)
-class Generative(TrainingMechanism, ABC):
+class GenerativeTraining(TrainingMechanism, ABC):
     """A training that releases a generator and trains the teacher only on its images.
 
     Guarantee: the generator's guarantee, for a record; the teacher is post-processing. Nothing is
@@ -133,7 +133,7 @@ class Generative(TrainingMechanism, ABC):
         with torch.no_grad():
             num_classes = teacher(torch.zeros((1, *inputs.shape[2:]))).shape[1]
         shape = tuple(inputs.shape[2:])
-        generator = initialise(lambda: self.generator(shape, num_classes), draws)
+        generator = initialise(lambda: self.make_generator(shape, num_classes), draws)
         generator.images.start(draws)
         weights = self.train_generator(generator, inputs[:, 0], labels, rng, draws)
         optimiser = Adam(teacher.parameters(), self.learning_rate)
@@ -154,7 +154,9 @@ class Generative(TrainingMechanism, ABC):
         rates = {"training.generator_learning_rate": self.generator_learning_rate}
         descend(optimiser, losses, f"{self.name}'s generator", rates)
 
-    def descend_averaged(self, generator: Conditional, losses: Iterator[torch.Tensor]) -> None:
+    def descend_averaged(
+        self, generator: ConditionalGenerator, losses: Iterator[torch.Tensor]
+    ) -> None:
         """Take Adam's step for each loss; set the generator to its weights' moving average."""
         averaged = AveragedModel(generator, multi_avg_fn=get_ema_multi_avg_fn(DECAY))
 
@@ -167,14 +169,14 @@ class Generative(TrainingMechanism, ABC):
         self.descend(Adam(generator.parameters(), rate, (0.5, 0.9)), followed())
         generator.load_state_dict(averaged.module.state_dict())
 
-    def generator(self, shape: tuple[int, ...], num_classes: int) -> Conditional:
+    def make_generator(self, shape: tuple[int, ...], num_classes: int) -> ConditionalGenerator:
         """Build a generator of (C, H, W) images of K classes."""
-        return Conditional(shape, num_classes, self.latent_size, self.generator_width)
+        return ConditionalGenerator(shape, num_classes, self.latent_size, self.generator_width)
 
     @abstractmethod
     def train_generator(
         self,
-        generator: Conditional,
+        generator: ConditionalGenerator,
         images: torch.Tensor,
         labels: torch.Tensor,
         rng: Rng,

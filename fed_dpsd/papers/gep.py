@@ -32,8 +32,8 @@ KINDS = "areas", "lines", "leaves", "objects"  # of procedural images, in equal 
 class GEP(SampledGaussian):
     """Gradients in two parts with their own bounds and noise: embedding and residual.
 
-    In each step, a record's gradient g has the embedding B g in the basis B of the public images'
-    gradients, and the residual g - B^T B g.
+    In each step, a record's gradient g has the embedding B g, for an orthonormal basis B of the
+    public images' gradients, and the residual g - B^T B g.
 
     Guarantee: the guarantee of `SampledGaussian`. A record's vector is the pair of its embedding,
     clipped to L2 norm `max_grad_norm`, and its residual, clipped to `max_residual_norm`, both
@@ -107,11 +107,11 @@ class GEP(SampledGaussian):
         model = GradSampleModule(teacher.train(), loss_reduction="sum")
         parameters = list(model.parameters())
         optimiser = Adam(parameters, self.learning_rate)
-        # Of the memory layout of all later bases: `records_at_once` checks this layout's kernels.
+        # All later bases have this memory layout, whose kernels `records_at_once` checks.
         basis = torch.linalg.qr(torch.randn((size, self.basis_size), generator=draws)).Q
 
         def form(*part: torch.Tensor) -> list[torch.Tensor]:
-            return embedded(lattice.single_gradients(model, *part)[:-1], basis)
+            return split_by_basis(lattice.single_gradients(model, *part)[:-1], basis)
 
         def bounded(*part: torch.Tensor) -> list[torch.Tensor]:
             embedding, its_norm, residual, norm = form(*part)
@@ -159,7 +159,7 @@ class GEP(SampledGaussian):
         classes: torch.Tensor,
         draws: torch.Generator,
     ) -> torch.Tensor:
-        """Return the (P, k) B^T: about the k main directions of public gradients, orthonormal."""
+        """Return B^T, a (P, k) orthonormal basis of about the k main public gradient directions."""
         parts = []
         for part in torch.arange(len(images)).split(128):
             gradients = lattice.single_gradients(model, images[part], classes[part])[:-1]
@@ -171,8 +171,8 @@ class GEP(SampledGaussian):
         return found
 
 
-def embedded(gradients: list[torch.Tensor], basis: torch.Tensor) -> list[torch.Tensor]:
-    """Split gradients of records into their embeddings in a basis and the residuals.
+def split_by_basis(gradients: list[torch.Tensor], basis: torch.Tensor) -> list[torch.Tensor]:
+    """Split records' gradients into embeddings in a basis and residuals.
 
     Args:
         gradients: a (B, ...) array for each parameter.

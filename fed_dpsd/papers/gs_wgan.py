@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from fed_dpsd.config import require, require_positive
 from fed_dpsd.models import initialise
-from fed_dpsd.papers.generative import Conditional, Generative
+from fed_dpsd.papers.generative import ConditionalGenerator, GenerativeTraining
 from fed_dpsd.privacy.dp_sgd import MOST_DRAWS, PRECISION_LOSS
 from fed_dpsd.privacy.events import FinitePrecisionDpEvent, ReplacedInSampleDpEvent
 from fed_dpsd.privacy.lattice import ROOM
@@ -31,7 +31,7 @@ Weights = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class GSWGAN(Generative):
+class GSWGAN(GenerativeTraining):
     """K discriminators on disjoint random shards, and noisy gradients of generated images.
 
     Only a generator's step releases anything: for each of its images, the gradient of a
@@ -97,13 +97,13 @@ class GSWGAN(Generative):
 
     def train_generator(
         self,
-        generator: Conditional,
+        generator: ConditionalGenerator,
         images: torch.Tensor,
         labels: torch.Tensor,
         rng: Rng,
         draws: torch.Generator,
     ) -> torch.Tensor:
-        """Train the discriminators and the generator; see `Generative`."""
+        """Train the discriminators and the generator; see `GenerativeTraining`."""
         num_classes, shape = generator.num_classes, tuple(images.shape[1:])
         numbers = self.generator_steps * (self.batch_size * math.prod(shape) + 1_600)
         if numbers > MOST_DRAWS:
@@ -159,7 +159,9 @@ class GSWGAN(Generative):
                     for k in secret
                 ]
                 weights = {name: torch.stack([each[name] for each in picked]) for name in picked[0]}
-                gradients = clipped(gradients_of(weights, made.detach()[:, None], classes[:, None]))
+                gradients = clip_gradients(
+                    gradients_of(weights, made.detach()[:, None], classes[:, None])
+                )
                 noisy = noisy_sum(
                     gradients.numpy().reshape(1, *made.shape),
                     self.noise_multiplier,
@@ -253,7 +255,7 @@ def loss(
     return gap / len(images) + PENALTY * (lengths - 1).square().mean()
 
 
-def clipped(gradients: torch.Tensor) -> torch.Tensor:
+def clip_gradients(gradients: torch.Tensor) -> torch.Tensor:
     """Clip each image's gradient to norm 1, in float64; non-finite gradients become zero."""
     finite = gradients.flatten(1).double().nan_to_num(0.0, 0.0, 0.0)
     norms = torch.linalg.vector_norm(finite, dim=1, keepdim=True)

@@ -78,14 +78,14 @@ class LabelPATE(LabelPrivate):
     def train(self, learner: Learner, labels: NDArray[np.int64], rng: Rng) -> None:
         """Fit the teachers one by one, add up their votes, and fit the student to the votes."""
         order = np.argsort(rng.random(len(labels)), kind="stable")
-        asked = order[: self.queries]
-        counts = np.zeros((len(asked), self.num_classes))
+        queried = order[: self.queries]
+        counts = np.zeros((len(queried), self.num_classes))
         for shard in np.array_split(order, self.teachers):
             if len(shard):
                 learner.fit(shard, fixed_targets(labels))
-                answers = learner.probabilities(asked)
+                answers = learner.probabilities(queried)
                 counts += self.votes.constrain_sensitivity(answers, answers)
         noisy = self.votes.add_noise(counts[None], counts, rng)
-        answered = np.zeros(len(labels), np.int64)
-        answered[asked] = noisy.argmax(1)
-        learner.fit(asked, fixed_targets(answered))
+        winners = np.zeros(len(labels), np.int64)
+        winners[queried] = noisy.argmax(1)
+        learner.fit(queried, fixed_targets(winners))

@@ -56,13 +56,13 @@ class LPMST(LabelPrivate):
         done = 0
         for stage in np.array_split(order, self.stages):
             if done:
-                prior[stage] = self.tempered(learner.probabilities(stage))
+                prior[stage] = self.temper(learner.probabilities(stage))
             responses[stage] = self.respond(labels[stage], prior[stage], rng)
             done += len(stage)
             learner.fit(order[:done], fixed_targets(responses))
 
-    def tempered(self, prior: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return (n, K) priors at the temperature."""
+    def temper(self, prior: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Apply the temperature to (n, K) priors."""
         powers = (prior / prior.max(1, keepdims=True)) ** (1 / self.temperature)
         return np.asarray(powers / powers.sum(1, keepdims=True))
 
@@ -75,9 +75,9 @@ class LPMST(LabelPrivate):
         return np.asarray(drawn.argmax(1))
 
     def law(self, labels: NDArray[np.int64], prior: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the (n, K) probabilities of the responses: RRTop-k, with the k of `candidates`."""
+        """Return the (n, K) probabilities of the responses: RRTop-k, with the k of `best_k`."""
         law = top_k(prior, 1).astype(np.float64)  # for k = 1, the same for every label
-        sizes = self.candidates(prior)
+        sizes = self.best_k(prior)
         for size in set(sizes.tolist()) - {1}:
             rows = sizes == size
             response = TopKRandomizedResponse(self.num_classes, self.ideal_epsilon, size)
@@ -86,7 +86,7 @@ class LPMST(LabelPrivate):
             )
         return law
 
-    def candidates(self, prior: NDArray[np.float64]) -> NDArray[np.int64]:
+    def best_k(self, prior: NDArray[np.float64]) -> NDArray[np.int64]:
         """Return the (n,) values of k that make a true response most probable, from priors alone.
 
         A label drawn from the prior p is answered truthfully with probability e^epsilon /

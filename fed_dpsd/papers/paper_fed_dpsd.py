@@ -124,8 +124,8 @@ class PaperFedDPSD(Method):
             labels = self.noisy_labels(context, total).astype(np.float32)  # 14
             student.train()
             targets = torch.from_numpy(labels).to(context.device)
-            asked = student(to_unit(request.images, context.device))
-            student_loss = self.student_loss(asked, targets)  # 15
+            logits = student(to_unit(request.images, context.device))
+            student_loss = self.student_loss(logits, targets)  # 15
             for group in student_optimiser.param_groups:
                 group["lr"] = self.rate(number, context.rounds)
             done = number - 1

@@ -14,12 +14,12 @@ from torch.nn import functional
 
 from fed_dpsd.config import require, require_positive
 from fed_dpsd.models.divergence import descend
-from fed_dpsd.papers.generative import Conditional
+from fed_dpsd.papers.generative import ConditionalGenerator
 from fed_dpsd.papers.taught_generative import (
     Discriminators,
     TaughtGenerative,
     Teachers,
-    adam,
+    adamw,
 )
 from fed_dpsd.privacy.noise import Rng
 
@@ -59,7 +59,7 @@ class PATEGAN(TaughtGenerative):
 
     def losses(
         self,
-        generator: Conditional,
+        generator: ConditionalGenerator,
         teachers: Teachers,
         classes: torch.Tensor,
         rng: Rng,
@@ -68,24 +68,26 @@ class PATEGAN(TaughtGenerative):
         """Yield how unreal the student finds images, after it has learnt from noisy votes."""
         size = teachers.records.shape[1]
         student = Discriminators(1, size, generator.num_classes, self.student_width, draws)
-        optimiser = adam(student, self.student_learning_rate)
+        optimiser = adamw(student, self.student_learning_rate)
         rounds: list[tuple[torch.Tensor, torch.Tensor]] = []
         name = "PATE-GAN's student"
         rates = {"training.student_learning_rate": self.student_learning_rate}
         for step in range(self.generator_steps):
             teachers.learn(generator)
             with torch.no_grad():
-                seen = teachers.view(generator(classes, draws))
+                seen = teachers.pool(generator(classes, draws))
             total = votes(teachers.logits(seen, classes), self.images_per_class).sum(0)
             noisy = self.release(total, 2 * math.sqrt(len(classes)), rng)
             rounds = [*rounds, (seen, (noisy > 0).float())][-self.rounds_kept :]
             done = step * self.student_steps
-            descend(optimiser, self.judged(student, rounds, classes, draws), name, rates, done)
+            descend(
+                optimiser, self.student_losses(student, rounds, classes, draws), name, rates, done
+            )
             chosen = torch.randint(generator.num_classes, (self.batch_size,), generator=draws)
-            generated = teachers.view(generator(chosen, draws))
+            generated = teachers.pool(generator(chosen, draws))
             yield functional.softplus(-student(generated, chosen)).mean()
 
-    def judged(
+    def student_losses(
         self,
         student: Discriminators,
         rounds: list[tuple[torch.Tensor, torch.Tensor]],

@@ -20,16 +20,18 @@ from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel
 
 from fed_dpsd.config import require, require_positive
-from fed_dpsd.papers.generative import Conditional, Generative
+from fed_dpsd.papers.generative import ConditionalGenerator, GenerativeTraining
 from fed_dpsd.privacy.events import FinitePrecisionDpEvent
 from fed_dpsd.privacy.mechanism import Relation, Unit
 from fed_dpsd.privacy.noise import GAUSSIAN_LOSS, Rng, noisy_sum
 
-START = 0.1  # of the usual standard deviation of hidden weights: teachers agree by their records
-MOST_NUMBERS = 2**26  # of a training's votes
+# Initial hidden weights, relative to their usual standard deviation: small, so that teachers agree
+# because of their records rather than their common start.
+INITIAL_SCALE = 0.1
+MOST_NUMBERS = 2**26  # noisy votes in a training run
 MOST_STDDEV = 2.0**26  # beyond it, the noise's lattice is coarser than a vote
 MOST_TEACHERS = 2**24  # whose votes add up exactly in float32
-TEACHERS_AT_ONCE = 250  # whose gradients are held
+TEACHERS_AT_ONCE = 250  # with gradients in memory at the same time
 
 
 class Discriminators(nn.Module):
@@ -51,7 +53,7 @@ class Discriminators(nn.Module):
         self, count: int, size: int, num_classes: int, width: int, rng: torch.Generator
     ) -> None:
         super().__init__()
-        hidden = torch.randn((width, size), generator=rng) * START * math.sqrt(2 / size)
+        hidden = torch.randn((width, size), generator=rng) * INITIAL_SCALE * math.sqrt(2 / size)
         output = torch.randn((num_classes, width), generator=rng) / math.sqrt(width)
         self.hidden = nn.Parameter(hidden.repeat(count, 1, 1))
         self.shift = nn.Parameter(torch.zeros((count, 1, width)))
@@ -100,7 +102,7 @@ class Teachers:
         count, self.settings, self.draws = settings.teachers, settings, draws
         shards = np.minimum(rng.random(len(labels)) * count, count - 1).astype(np.int64)
         parts = torch.from_numpy(shards) * num_classes + labels
-        seen = self.view(images)
+        seen = self.pool(images)
         empty = seen.new_zeros((1, seen.shape[1]))  # for a shard without the class
         self.records = torch.cat([seen[parts.argsort(stable=True)], empty])
         self.sizes = parts.bincount(minlength=count * num_classes).unflatten(0, (count, -1))
@@ -108,13 +110,13 @@ class Teachers:
         size, width = seen.shape[1], settings.teacher_width
         self.networks = Discriminators(count, size, num_classes, width, draws)
         rate = settings.teacher_learning_rate
-        self.optimiser = adam(self.networks, rate, settings.teacher_weight_decay)
+        self.optimiser = adamw(self.networks, rate, settings.teacher_weight_decay)
 
-    def view(self, images: torch.Tensor) -> torch.Tensor:
-        """Return the (B, D) values of (B, C, H, W) images that teachers see."""
+    def pool(self, images: torch.Tensor) -> torch.Tensor:
+        """Average pixels of (B, C, H, W) images; return the (B, D) values that teachers see."""
         return functional.avg_pool2d(images, self.settings.pooling).flatten(1)
 
-    def learn(self, generator: Conditional) -> None:
+    def learn(self, generator: ConditionalGenerator) -> None:
         """Take `teacher_steps` steps of each teacher to distinguish its records from new images."""
         count, num_classes = self.sizes.shape
         batch = self.settings.teacher_batch_size
@@ -125,7 +127,7 @@ class Teachers:
             chosen = self.starts[:, labels] + torch.minimum((places * sizes).long(), sizes - 1)
             real = self.records[torch.where(sizes > 0, chosen, -1)]
             with torch.no_grad():
-                generated = self.view(generator(labels, self.draws))
+                generated = self.pool(generator(labels, self.draws))
             losses = functional.softplus(-self.networks(real, labels))
             losses = losses + functional.softplus(self.networks(generated, labels))
             self.optimiser.zero_grad()
@@ -155,7 +157,7 @@ class Teachers:
 
 
 @dataclass(frozen=True)
-class TaughtGenerative(Generative, ABC):
+class TaughtGenerative(GenerativeTraining, ABC):
     """A generator that learns from noisy sums of the votes of teachers on disjoint shards.
 
     Guarantee: a record is in one teacher's shard for the whole run; everything else depends only on
@@ -230,10 +232,10 @@ class TaughtGenerative(Generative, ABC):
         step = SelfComposedDpEvent(GaussianDpEvent(self.noise_multiplier), self.generator_steps)
         return ComposedDpEvent([step, FinitePrecisionDpEvent(MOST_NUMBERS * GAUSSIAN_LOSS)])
 
-    def generator(self, shape: tuple[int, ...], num_classes: int) -> Conditional:
+    def make_generator(self, shape: tuple[int, ...], num_classes: int) -> ConditionalGenerator:
         """Build a generator of images that are as smooth as the teachers see them."""
         width = self.generator_width
-        return Conditional(shape, num_classes, self.latent_size, width, self.pooling)
+        return ConditionalGenerator(shape, num_classes, self.latent_size, width, self.pooling)
 
     def release(self, votes: torch.Tensor, sensitivity: float, rng: Rng) -> torch.Tensor:
         """Add noise to whole numbers of votes; call this once per step of the generator.
@@ -259,18 +261,18 @@ class TaughtGenerative(Generative, ABC):
 
     def train_generator(
         self,
-        generator: Conditional,
+        generator: ConditionalGenerator,
         images: torch.Tensor,
         labels: torch.Tensor,
         rng: Rng,
         draws: torch.Generator,
     ) -> torch.Tensor:
-        """Train the generator on the teachers' noisy votes; see `Generative`."""
+        """Train the generator on the teachers' noisy votes; see `GenerativeTraining`."""
         generator.images.set_levels(1.0, -2.0)
         teachers = Teachers(images, labels, generator.num_classes, self, rng, draws)
         classes = torch.arange(generator.num_classes).repeat_interleave(self.images_per_class)
         losses = self.losses(generator, teachers, classes, rng, draws)
-        optimiser = adam(generator, self.generator_learning_rate)
+        optimiser = adamw(generator, self.generator_learning_rate)
         mean = AveragedModel(generator)
 
         def averaged() -> Iterator[torch.Tensor]:
@@ -287,7 +289,7 @@ class TaughtGenerative(Generative, ABC):
     @abstractmethod
     def losses(
         self,
-        generator: Conditional,
+        generator: ConditionalGenerator,
         teachers: Teachers,
         classes: torch.Tensor,
         rng: Rng,
@@ -315,7 +317,7 @@ class TaughtByGradients(TaughtGenerative, ABC):
 
     def losses(
         self,
-        generator: Conditional,
+        generator: ConditionalGenerator,
         teachers: Teachers,
         classes: torch.Tensor,
         rng: Rng,
@@ -324,7 +326,7 @@ class TaughtByGradients(TaughtGenerative, ABC):
         """Yield the distance between images and the images moved in the teachers' direction."""
         for _ in range(self.generator_steps):
             teachers.learn(generator)
-            seen = teachers.view(generator(classes, draws))
+            seen = teachers.pool(generator(classes, draws))
             direction = self.direction(teachers, seen.detach(), classes, rng, draws)
             target = (seen.detach() + self.step_size * direction).clamp(0, 1)
             yield (seen - target).square().sum() / (2 * len(classes))
@@ -341,7 +343,7 @@ class TaughtByGradients(TaughtGenerative, ABC):
         """Release a (B, D) direction for (B, D) images, as the teachers see them."""
 
 
-def adam(
+def adamw(
     network: nn.Module, learning_rate: float, weight_decay: float = 0.0
 ) -> torch.optim.Optimizer:
     """Return AdamW as GANs use it."""

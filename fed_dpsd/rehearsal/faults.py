@@ -37,24 +37,24 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Endured:
-    """A finished run with faults."""
+class FaultyRun:
+    """A finished run, with its faults if there were any."""
 
-    faults: tuple[Fault, ...]  # its faults
+    faults: tuple[Fault, ...]
     student: str  # SHA-256 of its student
-    # a line for each difference between its hospitals' ledgers and the coordinator's log of answers
+    # a line for each difference between the hospitals' ledgers and the coordinator's log of answers
     differences: tuple[str, ...]
     seconds: float  # wall-clock time from its submission to its end
 
 
-def endure(
+def run_with_faults(
     rehearsal: Rehearsal,
     seed: int,
     first: int,
     most: int,
     say: Callable[[Fault], None],
     gap: float = GAP_SECONDS,
-) -> Endured:
+) -> FaultyRun:
     """Run the experiment with a seed and up to `most` random faults.
 
     Neither the run's name nor the noise of its secure sums depends on the faults.
@@ -68,7 +68,7 @@ def endure(
         gap: longest time between two faults, in seconds.
     """
     rng, started = np.random.default_rng(seed), time.monotonic()
-    rehearsal.forget()
+    rehearsal.delete_answers()
     folder = rehearsal.folder / "runs" / ("faults" if most else "peace") / f"seed{seed}"
     settings = f"seed={seed}", f"run_folder={folder}"
     run_id, faults = rehearsal.submit(*settings), list[Fault]()
@@ -78,8 +78,8 @@ def endure(
         time.sleep(rng.uniform(0, gap) if len(faults) < most else 1)
         if len(faults) == most:
             continue
-        rounds = _lines(folder / "rounds.jsonl")
-        kind, host, seconds = _strike(rehearsal, rng)
+        rounds = _count_lines(folder / "rounds.jsonl")
+        kind, host, seconds = _cause_fault(rehearsal, rng)
         outcome = "went on"
         if kind in ("server", "superlink") and rehearsal.wait(run_id, PATIENCE) != COMPLETED:
             started_once = (folder / "config.yaml").exists()
@@ -91,17 +91,17 @@ def endure(
         raise UserError(f"seed={seed}: the run is {status}; see {rehearsal.folder}")
     student = read_summary(folder)["student_sha256"]
     differences = tuple(reconcile(rehearsal, folder))
-    return Endured(tuple(faults), student, differences, time.monotonic() - started)
+    return FaultyRun(tuple(faults), student, differences, time.monotonic() - started)
 
 
-def _strike(rehearsal: Rehearsal, rng: np.random.Generator) -> tuple[str, str, float]:
+def _cause_fault(rehearsal: Rehearsal, rng: np.random.Generator) -> tuple[str, str, float]:
     """Cause a random fault and repair it; return its kind, host and seconds."""
     kinds = ("link", "client", "hospital", "server", "superlink")
     kind = str(rng.choice(kinds if rehearsal.hosts else kinds[1:]))
     number, seconds = int(rng.integers(len(rehearsal.hospitals))), rng.uniform(0, DOWN_SECONDS)
     host = f"hospital{number}" if kind in ("link", "client", "hospital") else COORDINATOR
     if kind in ("client", "server"):
-        rehearsal.kill_some(host, CLIENT if kind == "client" else SERVER)
+        rehearsal.kill_matching(host, CLIENT if kind == "client" else SERVER)
         return kind, host, 0.0
     if kind == "link":
         rehearsal.set_link(number, "down")
@@ -137,5 +137,5 @@ def reconcile(rehearsal: Rehearsal, run_folder: Path) -> list[str]:
     return differences
 
 
-def _lines(path: Path) -> int:
+def _count_lines(path: Path) -> int:
     return len(path.read_text().splitlines()) if path.exists() else 0

@@ -28,7 +28,7 @@ from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import from_overrides, load_data, partitions
 from fed_dpsd.privacy.secure_sum import public_key
 from fed_dpsd.progress import track
-from fed_dpsd.rehearsal.sites import agreeing, write_site
+from fed_dpsd.rehearsal.sites import site_keys, write_site
 from fed_dpsd.server.run_folder import REHEARSAL
 from fed_dpsd.storage import app_folder, writing
 
@@ -91,7 +91,7 @@ class Rehearsal:
             folder.mkdir(parents=True, exist_ok=True)
         train = load_data(config.data, config.cache).train
         parts = partitions(self.experiment)
-        facts = agreeing(self.experiment, overrides)
+        facts = site_keys(self.experiment, overrides)
         secrets = (
             secret_of(self.site(number).parent / facts["state"] / "secret")
             for number in self.hospitals
@@ -121,8 +121,8 @@ class Rehearsal:
         """Return a hospital as described by its file."""
         return open_hospital(self.site(number))
 
-    def forget(self) -> None:
-        """Delete every hospital's answers and teachers, but keep its secret.
+    def delete_answers(self) -> None:
+        """Delete the answers and teachers of every hospital, but keep its secret.
 
         A repeated request then gets a new answer with the same values.
         """
@@ -158,7 +158,7 @@ class Rehearsal:
         link = f"{self._prefix}c{number}"
         _ip("-n", self._namespace(COORDINATOR), "link", "set", link, state)
 
-    def on(self, host: str, *command: str) -> list[str]:
+    def command_on(self, host: str, *command: str) -> list[str]:
         """Return a command with a prefix that runs it on a host."""
         inside = ["ip", "netns", "exec", self._namespace(host)] if self.hosts else []
         return [*inside, *command]
@@ -212,7 +212,7 @@ class Rehearsal:
         )
         deadline = time.monotonic() + START_SECONDS
         probe = f"import socket; socket.create_connection(('127.0.0.1', {PORT}), 2)"
-        while _run(*self.on(COORDINATOR, "python3", "-c", probe), check=False).returncode:
+        while _run(*self.command_on(COORDINATOR, "python3", "-c", probe), check=False).returncode:
             if time.monotonic() > deadline or self._processes[COORDINATOR].poll() is not None:
                 raise UserError(f"the SuperLink did not start; see {home}/log")
             time.sleep(0.3)
@@ -239,7 +239,7 @@ class Rehearsal:
         home.mkdir(exist_ok=True)
         with (home / "log").open("ab") as log:
             self._processes[host] = psutil.Popen(
-                self.on(host, *command),
+                self.command_on(host, *command),
                 cwd=home,
                 env=self._environment(host),
                 stdin=subprocess.DEVNULL,
@@ -250,10 +250,10 @@ class Rehearsal:
 
     def kill(self, host: str) -> None:
         """Kill all processes of a host at once, as a power cut would."""
-        self.kill_some(host, "")
+        self.kill_matching(host, "")
         self._processes.pop(host).wait()
 
-    def kill_some(self, host: str, command: str) -> None:
+    def kill_matching(self, host: str, command: str) -> None:
         """Kill the processes of a host that have `command` in their command line."""
         root = self._processes[host]
         found: list[Any] = [root]
@@ -280,7 +280,7 @@ class Rehearsal:
     def flwr(self, *arguments: str) -> dict[str, Any]:
         """Run a `flwr` command at the coordinator, and return its JSON output."""
         done = subprocess.run(
-            self.on(COORDINATOR, "flwr", *arguments, "--format", "json"),
+            self.command_on(COORDINATOR, "flwr", *arguments, "--format", "json"),
             cwd=self.folder,
             env=self._environment(COORDINATOR),
             capture_output=True,

@@ -21,8 +21,8 @@ ALLOWED = {
 }
 
 
-def agreeing(experiment: Experiment, overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the keys of a site file that allows a run and its plug-ins."""
+def site_keys(experiment: Experiment, overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the keys of a site file, without its records, that allows a run and its plug-ins."""
     config = experiment.config
     with search_plugins(find_plugins(config.plugins)):
         names = resolve_choices(dict(each.split("=", 1) for each in overrides if "=" in each))

@@ -9,8 +9,8 @@ from typing import Any
 from fed_dpsd.report import scores
 from fed_dpsd.report.facts import Facts
 from fed_dpsd.report.guarantee import review
-from fed_dpsd.report.numbers import percent, rounded_up, spread, written
-from fed_dpsd.report.scores import Operating, Predictions
+from fed_dpsd.report.numbers import compact, percent, rounded_up, spread
+from fed_dpsd.report.scores import OperatingPoint, Predictions
 
 MOST_BY_CHANCE = 15  # percent; charts of higher accuracies need not show chance
 MOST_CLIENTS = 6  # lines of clients in one chart
@@ -34,7 +34,7 @@ class Axis:
     whole: bool = False  # whether ticks are only at whole numbers
     bound: bool = False  # whether values are upper bounds, which are never rounded down
     # whether lines with equal values are drawn side by side, if x is one of a few choices
-    apart: bool = False
+    side_by_side: bool = False
 
     def text(self, value: float, decimals: int | None = None) -> str:
         """Return a value as text; bounds are rounded up to five digits."""
@@ -42,7 +42,7 @@ class Axis:
             return rounded_up(value, 5)
         if decimals is not None:
             return f"{value:,.{decimals}f}"
-        return written(round(value, 3) if abs(value) >= 1 else float(f"{value:.3g}"))
+        return compact(round(value, 3) if abs(value) >= 1 else float(f"{value:.3g}"))
 
     def beyond(self, value: float) -> bool:
         """Return whether a value is drawn beyond the end of the axis."""
@@ -156,7 +156,7 @@ def accuracy_axis(values: Sequence[float]) -> Axis:
 ROUND = Axis("round", whole=True)
 
 
-def of_rounds(facts: Facts) -> list[Chart]:
+def over_rounds(facts: Facts) -> list[Chart]:
     """Return the charts of a run by round, without charts that would be empty."""
     charts = (_accuracy(facts), _agreement(facts), _spent(facts))
     return [chart for chart in charts if chart]
@@ -243,7 +243,7 @@ def _by_client(
     if len(paths) == 1 and len(clients) > 1:
         return {f"all {len(clients)} alike": list(*paths)}
     if len(paths) <= MOST_CLIENTS:
-        return {_listed(group): list(path) for path, group in paths.items()}
+        return {_name_clients(group): list(path) for path, group in paths.items()}
     lines: dict[str, list[Point]] = {"most": [], "median": [], "least": []}
     for number, own in known:
         values = [own.get(client, 0.0) for client in clients]
@@ -252,7 +252,7 @@ def _by_client(
     return lines
 
 
-def _listed(clients: Sequence[int]) -> str:
+def _name_clients(clients: Sequence[int]) -> str:
     listed = ", ".join(map(str, clients[:6])) + (" ..." if len(clients) > 6 else "")
     return f"{'client' if len(clients) == 1 else 'clients'} {listed}"
 
@@ -279,7 +279,9 @@ def overconfidence(parts: Mapping[str, Any]) -> float:
     return sum((sure - right) * count for sure, right, count in _bins(parts))
 
 
-def roc(predictions: Predictions | None, points: Sequence[Operating], positive: str) -> list[Chart]:
+def roc(
+    predictions: Predictions | None, points: Sequence[OperatingPoint], positive: str
+) -> list[Chart]:
     """Return a student's ROC curve for two classes, with its thresholds; [] if there are none."""
     if predictions is None or not points:
         return []

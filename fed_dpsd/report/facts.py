@@ -27,7 +27,7 @@ class Unfinished:
 
     @property
     def status(self) -> str:
-        """Return sentences, to follow a colon, on the completed rounds and why the run ended."""
+        """Return the completed rounds and why the run ended, as sentences that follow a colon."""
         done = f"has done {self.done:,} of {counted(self.rounds, 'round')}"
         if self.under_way:
             return f"it is under way, and {done}."
@@ -164,8 +164,8 @@ class Facts:
         return self.classes[counts.index(max(counts))], max(counts) / sum(counts)
 
     @property
-    def right_and_all(self) -> tuple[int, int] | None:
-        """Return the number of test images that the student classifies correctly, and of all."""
+    def correct_and_total(self) -> tuple[int, int] | None:
+        """Return the numbers of correctly classified test images and of all; None if unknown."""
         counts, accuracy = self.summary["confusion"], self.summary["accuracy"]["student"]
         if not counts or accuracy is None:
             return None

@@ -22,7 +22,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from fed_dpsd.report.charts import ACCURACY, Axis, Chart, Dots, Series, accuracy_axis
-from fed_dpsd.report.numbers import spread, written
+from fed_dpsd.report.numbers import compact, spread
 from fed_dpsd.storage import replacing
 
 # The light colours of templates/style.css, by variable. Line colours are close to the palette of
@@ -70,7 +70,7 @@ def scale() -> float:
     return float(matplotlib.rcParams["font.size"]) / STYLE["font.size"]
 
 
-def number_of(method: str, methods: Sequence[str]) -> int:
+def method_number(method: str, methods: Sequence[str]) -> int:
     """Return a method's number in `look`; plug-ins' methods follow ours in order."""
     if method in METHODS:
         return METHODS.index(method)
@@ -120,10 +120,10 @@ def _plot(
     place = _set_x(axes, chart.x, values, lines)
     pairs = [pair for s in drawn for pair in zip(s.points, s.deviations(), strict=True)]
     heights = [y + reach for (_, y), d in pairs for reach in (-d, d)]
-    low, high = _ends(chart.y, heights)
+    low, high = _limits(chart.y, heights)
     axes.set_ylim(low, high + 0.03 * (high - low) * (chart.y.high in (None, 100)))
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: written(value)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: compact(value)))
     axes.set_xlabel(chart.x.title)
     axes.grid(axis="y")
     legend: dict[str, Artist] = {}
@@ -168,7 +168,7 @@ def _line(
     return line
 
 
-def _ends(axis: Axis, values: Sequence[float]) -> tuple[float, float]:
+def _limits(axis: Axis, values: Sequence[float]) -> tuple[float, float]:
     finite = [value for value in values if not axis.beyond(value)]
     if axis.logarithmic:
         positive = [value for value in finite if value > 0] or [1.0]
@@ -184,22 +184,22 @@ def _set_x(
     axes: Axes, axis: Axis, values: Sequence[float], lines: int
 ) -> Callable[[float, int], float]:
     """Set up the x axis; return a function from a value and its line's position to x."""
-    low, high = _ends(axis, values)
+    low, high = _limits(axis, values)
     if not axis.logarithmic:
         pad = 0.03 * (high - low)
         axes.set_xlim(low - pad, high + pad)
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=axis.whole))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: written(value)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: compact(value)))
         return lambda value, _: value
     axes.set_xscale("log")
-    if axis.apart:  # each value has a tick, and room for the lines next to it
+    if axis.side_by_side:  # each value has a tick, and room for the lines next to it
         low, high = min(values) / 1.35, max(values) * 1.35
-    ticks = sorted(set(values)) if axis.apart else log_ticks(low, high)
-    width, labels = high / low, list(map(written, ticks))
+    ticks = sorted(set(values)) if axis.side_by_side else log_ticks(low, high)
+    width, labels = high / low, list(map(compact, ticks))
     if any(map(axis.beyond, values)):
         axes.axvline(high * width**0.07, color=LINE, dashes=(3, 3), linewidth=1)
         ticks = [*ticks, high * width**0.17]
-        labels += ["inf" if math.isinf(axis.most) else f"> {written(axis.most)}"]
+        labels += ["inf" if math.isinf(axis.most) else f"> {compact(axis.most)}"]
         axes.set_xlim(low, high * width**0.27)
     else:
         axes.set_xlim(low, high)
@@ -207,7 +207,7 @@ def _set_x(
     axes.xaxis.set_minor_locator(NullLocator())
 
     def place(value: float, position: int) -> float:
-        if axis.apart:
+        if axis.side_by_side:
             return value * width ** (0.02 * (position - (lines - 1) / 2))
         aside = 0.17 + 0.02 * (position % 5 - 2)  # beyond the axis, series are side by side
         return high * width**aside if axis.beyond(value) else value
@@ -221,7 +221,7 @@ def log_ticks(low: float, high: float) -> list[float]:
     tens = [10.0**e for e in exponents if low <= 10.0**e <= high]
     for factors in ((1, 2, 5), (1, 3), (1,)):
         ticks = [f * 10.0**e for e in exponents for f in factors if low <= f * 10.0**e <= high]
-        if sum(len(written(tick)) + 2 for tick in ticks) <= 42:
+        if sum(len(compact(tick)) + 2 for tick in ticks) <= 42:
             return ticks
     return tens[:: len(tens) // 6 + 1]
 
@@ -324,7 +324,7 @@ def draw_dots(groups: Sequence[Dots], width: float = PAGE) -> Figure | None:
             axes.set_yticks(places, labels)
             axes.tick_params(axis="y", labelcolor=INK)
             axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
-            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: written(value)))
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: compact(value)))
             axes.grid(axis="x")
             axes.set_xlabel(ACCURACY)
             heights.append(0.2 * size * lines.sum())
@@ -365,10 +365,10 @@ def to_svg(figure: Figure, name: str) -> tuple[str, str]:
     box = root.attrib["viewBox"]
     used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', file.getvalue()))
     for element in root.iter():
-        element.tag = _local(element.tag)
-        attributes = {_local(key): value for key, value in element.attrib.items()}
+        element.tag = _local_name(element.tag)
+        attributes = {_local_name(key): value for key, value in element.attrib.items()}
         identity = attributes.pop("id", None)
-        element.attrib = {key: _tidy(value, name) for key, value in attributes.items()}
+        element.attrib = {key: _clean_attribute(value, name) for key, value in attributes.items()}
         if identity in used:
             element.set("id", f"{name}-{identity}")
         element.tail = None
@@ -377,12 +377,12 @@ def to_svg(figure: Figure, name: str) -> tuple[str, str]:
     return box, "".join(ElementTree.tostring(part, encoding="unicode") for part in parts)
 
 
-def _local(name: str) -> str:
+def _local_name(name: str) -> str:
     """Return a name without its XML namespace."""
     return name.rpartition("}")[2]
 
 
-def _tidy(value: str, name: str) -> str:
+def _clean_attribute(value: str, name: str) -> str:
     """Return an attribute with the page's ids, font and colours, and with fewer digits."""
     if reference := re.fullmatch(r"(url\()?#(\w+)(\)?)", value):
         return f"{reference[1] or ''}#{name}-{reference[2]}{reference[3]}"

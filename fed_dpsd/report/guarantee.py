@@ -32,7 +32,7 @@ TRUSTED = {
     "server": "the coordinator has to be trusted",
 }
 RELATIONS = {"add_remove": "a {} added or removed", "replace_one": "a replaced {}"}
-BY = {  # what a proof rests on
+BY = {  # the basis of a proof
     "training": "the training",
     "answers": "the answers",
     "contraction": "the training and the answers together",
@@ -53,7 +53,7 @@ NOTES = {
 FALSE_ALARMS = 0.01
 
 
-def short(row: Mapping[str, Any]) -> str:
+def epsilon_clause(row: Mapping[str, Any]) -> str:
     """Return an epsilon with its unit, relation, trust and delta, as a clause."""
     return (
         f"epsilon {rounded_up(float(row['epsilon']))} ({row['unit']}, {row['relation']}, "
@@ -61,8 +61,8 @@ def short(row: Mapping[str, Any]) -> str:
     )
 
 
-def in_words(row: Mapping[str, Any]) -> str:
-    """Return the clause of `short` in plain words."""
+def plain_clause(row: Mapping[str, Any]) -> str:
+    """Return the clause of `epsilon_clause` in plain words."""
     delta = np.format_float_positional(float(row["delta"]), trim="-")
     return (
         f"epsilon {rounded_up(float(row['epsilon']))} (for "
@@ -71,10 +71,10 @@ def in_words(row: Mapping[str, Any]) -> str:
     )
 
 
-def trusted_by(
+def trusts_needed(
     finite: Sequence[tuple[Mapping[str, Any], str, Any]], label: Mapping[str, Any] | None
 ) -> list[tuple[str, str]]:
-    """Return each trust with the changes that need it; "" if all numbers need the same trust."""
+    """Return each trust and the changes that need it; "" for the changes if there is one trust."""
     rows = [(row["trust"], RELATIONS[row["relation"]].format(row["unit"])) for row, *_ in finite]
     if label and math.isfinite(float(label["epsilon"])):
         rows.append((label["trust"], "a replaced label"))
@@ -99,13 +99,13 @@ def sentence_of(note: str) -> str:
     return NOTES.get(note, f"{note[:1].upper()}{note[1:]}.")
 
 
-def released(described: str) -> str:
-    """Return a description without keys and verbs, as in "what left: a label; besides, counts"."""
+def as_noun_phrase(described: str) -> str:
+    """Return a description of a release as a noun phrase, without keys and the verb "leave"."""
     text = re.sub(r",? ?\b[a-z_]+\.[a-z_]+=[^\s,;)]+", "", described).removeprefix("none: ")
     return re.sub(r" leave( the clients)?(?=;|$)", "", text)
 
 
-def unproven(card: Mapping[str, Any]) -> str:
+def unproven_sentence(card: Mapping[str, Any]) -> str:
     """Return a sentence on what has no finite epsilon, with the reason; "" if all have one."""
     infinite = {
         (row["unit"], row["relation"])
@@ -122,7 +122,7 @@ def unproven(card: Mapping[str, Any]) -> str:
         found += [whole] if len(missing) == len(parts) else missing
     if not found:
         return ""
-    # Counts are as bounded as their training, whose reason is there, too, in plainer words.
+    # Class counts lack a bound only if their training does, whose reason is plainer.
     reasons = [r for r in (card["reason"] or "").split("; ") if not r.startswith(CLASS_COUNTS)]
     because = f", because {'; '.join(reasons)}" if any(reasons) else ""
     named = " or ".join(filter(None, (", ".join(found[:-1]), found[-1])))
@@ -163,8 +163,10 @@ def found_at_most(row: Mapping[str, Any]) -> float:
     return min(math.exp(float(row["epsilon"])) * FALSE_ALARMS + float(row["delta"]), 1.0)
 
 
-def claims(card: Mapping[str, Any]) -> tuple[list[tuple[Mapping[str, Any], str, str]], list[str]]:
-    """Return the row, change and proofs of each finite epsilon, and the changes without any."""
+def split_by_proof(
+    card: Mapping[str, Any],
+) -> tuple[list[tuple[Mapping[str, Any], str, str]], list[str]]:
+    """Return the row, change and proofs of each finite epsilon, and the changes with none."""
     finite, infinite = [], []
     for row in card["proven"]:
         change = CHANGES[row["unit"], row["relation"]]

@@ -54,8 +54,8 @@ def rounded_up(value: float, digits: int = 3) -> str:
     return text.rstrip("0").rstrip(".") if places else text
 
 
-def written(value: float) -> str:
-    """Return a number in a few characters, such as "0.25", "1,000", "2e6" or "inf"."""
+def compact(value: float) -> str:
+    """Return a number in few characters, such as "0.25", "1,000", "2e6" or "inf"."""
     if math.isinf(value):
         return "inf"
     return f"{value:,.10g}" if abs(value) < 1e6 else f"{value:.3g}".replace("e+0", "e")

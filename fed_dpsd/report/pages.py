@@ -22,7 +22,15 @@ from fed_dpsd.report.charts import Chart, Dots
 from fed_dpsd.report.facts import NEVER, Facts, Unfinished
 from fed_dpsd.report.guarantee import MEANINGFUL, MEANINGFUL_DELTA
 from fed_dpsd.report.numbers import counted, wilson, with_interval
-from fed_dpsd.report.settings import CLAIMS, GRID, Row, Setting, apart, names, rows_by_key
+from fed_dpsd.report.settings import (
+    CLAIMS,
+    GRID,
+    Row,
+    Setting,
+    differing_columns,
+    rows_by_key,
+    setting_names,
+)
 from fed_dpsd.report.tables import FIRST_LINE, SUMMARY_START, write_own
 from fed_dpsd.storage import jinja_environment
 
@@ -102,8 +110,8 @@ def write(
 # --- templates ---
 
 
-def _prose(value: object) -> object:
-    """Return plain text as HTML: backticks mark code, and numbers do not wrap."""
+def _to_html(value: object) -> object:
+    """Convert plain text to HTML: backticks mark code, and numbers do not wrap."""
     if isinstance(value, Markup) or not isinstance(value, str):
         return value
     text = re.sub(r"\b(\de-\d+)\b", r'<span class="whole">\1</span>', str(escape(value)))
@@ -121,7 +129,7 @@ def _svg(chart: Chart | Dots) -> tuple[str, Markup]:
 
 @functools.cache
 def _environment() -> Environment:
-    environment = jinja_environment(__file__, autoescape=True, finalize=_prose)
+    environment = jinja_environment(__file__, autoescape=True, finalize=_to_html)
     shared = ("percent", "percent_at_most", "percents", "rounded_up", "score")
     shared += ("size", "duration", "counted")
     environment.filters |= {name: getattr(numbers, name) for name in shared}
@@ -156,7 +164,7 @@ def run_page(facts: Facts) -> str:
     return _render(
         "run.html.j2",
         facts=facts,
-        over_rounds=charts.of_rounds(facts),
+        over_rounds=charts.over_rounds(facts),
         response_times=charts.response_times(facts),
         calibration=charts.calibration(calibration) if calibration else [],
         overconfident=calibration and charts.overconfidence(calibration) > 0,
@@ -177,16 +185,16 @@ def officer_page(facts: Facts) -> str:
 
 def _performance(facts: Facts) -> dict[str, Any]:
     confusion, predictions = facts.summary["confusion"], facts.predictions
-    if not confusion or not facts.right_and_all:
+    if not confusion or not facts.correct_and_total:
         return {"measures": [], "area": None, "balanced": None, "operating": [], "roc": []}
     two = len(facts.classes) == 2
     area_name = f"AUROC for {facts.classes[1]}" if two else "mean AUROC over classes"
-    area = scores.area(predictions) if predictions else None
+    area = scores.auroc_with_interval(predictions) if predictions else None
     balanced = scores.mean_rate([(row[k], sum(row)) for k, row in enumerate(confusion)])
     operating = []
     if two and predictions and area:  # both classes are in the test images
         operating = scores.operating_points(predictions, facts.threshold)
-    measures = [["accuracy", with_interval(*facts.right_and_all), "Wilson"]]
+    measures = [["accuracy", with_interval(*facts.correct_and_total), "Wilson"]]
     if common := facts.most_common:
         name = f"accuracy of always answering {common[0]}, the most common class"
         measures.append([name, numbers.percent(common[1]), "-"])
@@ -222,12 +230,16 @@ def _pictures(facts: Facts) -> list[tuple[int, str, float | None]]:
     )
     agreement = {line["round"]: line.get("agreement") for line in facts.rounds}
     return [
-        (number, base64.b64encode(small_png(facts.samples[number])).decode(), agreement.get(number))
+        (
+            number,
+            base64.b64encode(shrink_png(facts.samples[number])).decode(),
+            agreement.get(number),
+        )
         for number in some
     ]
 
 
-def small_png(path: Path) -> bytes:
+def shrink_png(path: Path) -> bytes:
     """Return a PNG of a grid of images that is small enough for a page."""
     with Image.open(path) as picture:
         red, green, blue = picture.convert("RGB").split()
@@ -273,7 +285,7 @@ def _hospitals(facts: Facts) -> dict[str, Any]:
     for request in facts.requests:
         for number, given in request["refused"].items():
             reason = NEVER if facts.absent.get(int(number)) == NEVER else given
-            seen.setdefault((number, reason), []).append(_when(request))
+            seen.setdefault((number, reason), []).append(_request_time(request))
     return {
         "hospitals_of": rows,
         "never": NEVER,
@@ -285,7 +297,7 @@ def _hospitals(facts: Facts) -> dict[str, Any]:
     }
 
 
-def _when(request: Mapping[str, Any]) -> str:
+def _request_time(request: Mapping[str, Any]) -> str:
     kind = request["kind"]
     where = REQUESTS.get(kind, kind)
     if kind in ("answers", "train", "gradients"):
@@ -305,7 +317,7 @@ def sweep_page(
     own_title: str = "",
 ) -> str:
     """Return the page of a sweep, with the reader's title or, for "", a description."""
-    compared = list(zip(settings, names(settings), strict=True))
+    compared = list(zip(settings, setting_names(settings), strict=True))
     ranked = [each for each in compared if not math.isnan(each[0].score("student")[0])]
     ranked.sort(key=lambda each: -each[0].score("student")[0])
     experiments = dict.fromkeys(s.values.get("experiment", "") for s in settings)
@@ -326,7 +338,7 @@ def sweep_page(
         record=RECORD,
         replaced=REPLACED,
         claims=CLAIMS,
-        apart=apart(settings),
+        differing_columns=differing_columns(settings),
         score_names=SCORE_NAMES,
         costs_of=tables.costs_of,
         differences=differences,

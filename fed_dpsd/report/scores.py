@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 from fed_dpsd.report.numbers import Z, wilson
 
 ALL = "all test images"
-Interval = tuple[float, float, float]  # a value with the ends of its interval
-
-
 FEWEST = 10  # images of each class, for the interval of an AUROC
+
+Interval = tuple[float, float, float]  # a value with the ends of its interval
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Predictions:
 
 
 @dataclass(frozen=True)
-class Operating:
+class OperatingPoint:
     """A threshold, with the numbers of images that it classifies correctly."""
 
     threshold: float  # the least probability at which an image counts as positive
@@ -43,7 +42,7 @@ class Operating:
     positives: tuple[int, int]
     # the number of negative images classified correctly, and of all negative images
     negatives: tuple[int, int]
-    marked: bool = False  # whether the page lists the threshold first
+    marked: bool = False  # whether the page starts with this threshold
 
 
 def auroc(probabilities: NDArray[np.floating], labels: NDArray[np.int64]) -> float | None:
@@ -62,7 +61,7 @@ def auroc(probabilities: NDArray[np.floating], labels: NDArray[np.int64]) -> flo
     return float(np.mean(areas)) if areas else None
 
 
-def area(predictions: Predictions) -> Interval | None:
+def auroc_with_interval(predictions: Predictions) -> Interval | None:
     """Return the `auroc` with its interval; None if it is undefined.
 
     The variance is DeLong's (DeLong, DeLong and Clarke-Pearson, 1988), extended to the mean over
@@ -119,43 +118,45 @@ def roc(predictions: Predictions) -> list[tuple[float, float]]:
     return list(zip(wrong.tolist(), right.tolist(), strict=True))
 
 
-def operating_points(predictions: Predictions, given: float | None) -> list[Operating]:
+def operating_points(predictions: Predictions, given: float | None) -> list[OperatingPoint]:
     """Return a student's thresholds for two classes, each tested on images not used to choose it.
 
-    Both classes must be among the test images, and all probabilities must be finite, so that `area`
-    is not None. A threshold with the largest sum of sensitivity and specificity (Youden, 1950) is
-    chosen on one half of the test images and tested on the other half. 0.5 and a given threshold
-    are tested on all images.
+    Both classes must be among the test images, and all probabilities must be finite, so that
+    `auroc_with_interval` is not None. A threshold with the largest sum of sensitivity and
+    specificity (Youden, 1950) is chosen on one half of the test images and tested on the other
+    half. 0.5 and a given threshold are tested on all images.
     """
     everything = np.ones(len(predictions.labels), bool)
-    found = [_tested(predictions, 0.5, "fixed: the more probable class", ALL, everything)]
+    found = [_test_threshold(predictions, 0.5, "fixed: the more probable class", ALL, everything)]
     if given is not None:
         if given == found[0].threshold:
             return [dataclasses.replace(found[0], marked=True)]
         origin = "given to the report; valid if chosen without these images"
-        found.insert(0, _tested(predictions, given, origin, ALL, everything, marked=True))
+        found.insert(0, _test_threshold(predictions, given, origin, ALL, everything, marked=True))
         return found
     chosen = _youden(predictions)
     if chosen is not None:
         origin = "on one half of the test images, by sensitivity plus specificity"
         tested = ~predictions.choosing
-        found.insert(0, _tested(predictions, chosen, origin, "the other half", tested, True))
+        found.insert(
+            0, _test_threshold(predictions, chosen, origin, "the other half", tested, True)
+        )
     return found
 
 
-def _tested(
+def _test_threshold(
     predictions: Predictions,
     threshold: float,
     origin: str,
     images: str,
     used: NDArray[np.bool_],
     marked: bool = False,
-) -> Operating:
+) -> OperatingPoint:
     called = predictions.probabilities[used, 1].astype(np.float64) >= threshold
     positive = predictions.labels[used] == 1
     positives = int((called & positive).sum()), int(positive.sum())
     negatives = int((~called & ~positive).sum()), int((~positive).sum())
-    return Operating(threshold, origin, images, positives, negatives, marked)
+    return OperatingPoint(threshold, origin, images, positives, negatives, marked)
 
 
 def _youden(predictions: Predictions) -> float | None:

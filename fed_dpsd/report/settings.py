@@ -84,8 +84,8 @@ class Setting:
         return ", ".join(dict.fromkeys(run[column] for run in self.runs if run.get(column)))
 
 
-def apart(settings: Sequence[Setting]) -> list[str]:
-    """Return the columns in which settings differ; only the first of equivalent columns.
+def differing_columns(settings: Sequence[Setting]) -> list[str]:
+    """Return the columns in which settings differ, but only the first of equivalent columns.
 
     If all settings belong to named grids, the grid is the first column. Columns implied by the
     grid's name are omitted.
@@ -100,18 +100,18 @@ def apart(settings: Sequence[Setting]) -> list[str]:
     return sorted(columns.values(), key=lambda column: column != GRID)
 
 
-def names(settings: Sequence[Setting], without: Sequence[str] = ()) -> list[str]:
+def setting_names(settings: Sequence[Setting], without: Sequence[str] = ()) -> list[str]:
     """Return a name for each setting, from the columns that differ, except `without`.
 
     A grid's name is followed by what differs within the grid. Words appear without their key;
     numbers and booleans appear after it.
     """
-    return [", ".join(own.values()) or "the only setting" for own in words(settings, without)]
+    return [", ".join(own.values()) or "the only setting" for own in name_parts(settings, without)]
 
 
-def words(settings: Sequence[Setting], without: Sequence[str] = ()) -> list[dict[str, str]]:
-    """Return the words of each setting's name, by column."""
-    columns = [column for column in apart(settings) if column not in without]
+def name_parts(settings: Sequence[Setting], without: Sequence[str] = ()) -> list[dict[str, str]]:
+    """Return the parts of each setting's name, by column."""
+    columns = [column for column in differing_columns(settings) if column not in without]
     values: dict[tuple[str, str], set[str]] = {}  # of each column in each grid
     for s in settings:
         for column in columns:
@@ -130,7 +130,7 @@ def _word(column: str, text: str) -> str:
     return text if word or column == GRID else f"{column.rpartition('.')[2]}={text}"
 
 
-def by_data(settings: Sequence[Setting], alphas: bool = False) -> dict[str, list[Setting]]:
+def group_by_data(settings: Sequence[Setting], alphas: bool = False) -> dict[str, list[Setting]]:
     """Group settings by data set and, with `alphas`, by Dirichlet alpha if there are several."""
     several = alphas and len({setting.values.get(ALPHA) for setting in settings}) > 1
     groups: dict[str, list[Setting]] = {}
@@ -146,7 +146,9 @@ def setting_of(row: Row) -> tuple[tuple[str, str], ...]:
     return tuple((key, row[key]) for key in sorted(row) if row[key] and key not in RESULTS)
 
 
-def read(paths: Sequence[Path], change: Callable[[list[Row]], list[Row]] = list) -> list[Setting]:
+def read_settings(
+    paths: Sequence[Path], change: Callable[[list[Row]], list[Row]] = list
+) -> list[Setting]:
     """Read the settings in tables of `fed-dpsd sweep`; for each key, the last row counts.
 
     `change` may change the rows before they form settings.

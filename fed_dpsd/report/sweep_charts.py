@@ -5,12 +5,12 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from fed_dpsd.report.charts import Axis, Chart, Dots, Series, accuracy_axis
-from fed_dpsd.report.figures import number_of
+from fed_dpsd.report.figures import method_number
 from fed_dpsd.report.literature import printed_for, published
-from fed_dpsd.report.settings import ALPHA, GRID, PANEL, Row, Setting, by_data, names
+from fed_dpsd.report.settings import ALPHA, GRID, PANEL, Row, Setting, group_by_data, setting_names
 
 MOST_SETTINGS = 60  # dots in one chart
-LARGEST_EPSILON = 100.0  # a larger epsilon means no more, and is drawn beyond the axis
+LARGEST_EPSILON = 100.0  # larger epsilons are as meaningless, and drawn beyond the axis
 CLAIM = "record_add_remove"
 ROUND_COLUMNS = ("round", "seconds", "forward_answers", "backward_answers", "student_accuracy")
 PUBLISHED = "published at the stated epsilon: not proven"
@@ -28,7 +28,7 @@ def looks(settings: Sequence[Setting], names: Sequence[str]) -> dict[str, tuple[
     for name, method in methods.items():
         own = seen[method]
         seen[method] += 1
-        found[name] = (number_of(method, every), own) if len(every) > 1 else (own, 0)
+        found[name] = (method_number(method, every), own) if len(every) > 1 else (own, 0)
     return found
 
 
@@ -37,7 +37,9 @@ def _accuracy_axis(series: Sequence[Series]) -> Axis:
     return accuracy_axis([end for y, d in pairs for end in (y - d, y + d)])
 
 
-def _scored(name: str, points: Sequence[tuple[float, Setting]], look: tuple[int, int]) -> Series:
+def _score_series(
+    name: str, points: Sequence[tuple[float, Setting]], look: tuple[int, int]
+) -> Series:
     """Return the series of students' known scores, in ascending order of x."""
     scores = sorted((x, *setting.score("student")) for x, setting in points)
     known = [(x, mean, deviation) for x, mean, deviation in scores if not math.isnan(mean)]
@@ -63,14 +65,14 @@ def over_epsilon(settings: Sequence[Setting], most: int | None = None) -> list[C
     known, charts = comparable(settings), []
     lines = _by_mechanism(known)
     look = looks([own[0] for own in lines.values()], list(lines))
-    for number, (title, group) in enumerate(by_data(known, alphas=True).items()):
+    for number, (title, group) in enumerate(group_by_data(known, alphas=True).items()):
         inside = set(map(id, group))
         here = {name: [s for s in own if id(s) in inside] for name, own in lines.items()}
         here = {name: own for name, own in here.items() if own}
-        best = _picked_lines(here, most)
-        note = _omitted(title, len(here), len(best), "lines")
+        best = _pick_best_lines(here, most)
+        note = _omission_note(title, len(here), len(best), "lines")
         students = [
-            _scored(name, [(s.epsilon(CLAIM), s) for s in own], look[name])
+            _score_series(name, [(s.epsilon(CLAIM), s) for s in own], look[name])
             for name, own in best.items()
         ]
         y, series = _accuracy_axis(students), []
@@ -130,10 +132,10 @@ def dots(settings: Sequence[Setting]) -> list[Dots]:
     known = [s for s in settings if not math.isnan(s.score("student")[0])]
     if not 1 < len(known) <= MOST_SETTINGS:
         return []
-    every = names(known, PANEL)
+    every = setting_names(known, PANEL)
     label, look = dict(zip(map(id, known), every, strict=True)), looks(known, every)
     charts = []
-    for number, (title, group) in enumerate(by_data(known, alphas=True).items()):
+    for number, (title, group) in enumerate(group_by_data(known, alphas=True).items()):
         labels = [label[id(setting)] for setting in group]
         rows = [
             (label, *setting.score("student"), _printed(setting))
@@ -178,12 +180,12 @@ def over_rounds(
     """Return charts of accuracy against answers and seconds, for each data set and alpha."""
     lines = {id(setting): mean_over_seeds(setting, rounds) for setting in settings}
     known = [setting for setting in settings if len(lines[id(setting)]) > 1]
-    every = names(known, PANEL)
+    every = setting_names(known, PANEL)
     labels, look = dict(zip(map(id, known), every, strict=True)), looks(known, every)
     charts = []
-    for number, (title, group) in enumerate(by_data(known, alphas=True).items()):
-        best = picked(group, most)
-        note = _omitted(title, len(group), len(best), "settings")
+    for number, (title, group) in enumerate(group_by_data(known, alphas=True).items()):
+        best = pick_best(group, most)
+        note = _omission_note(title, len(group), len(best), "settings")
         for column, name, x in (
             (0, "answers", Axis("teacher answers so far", logarithmic=True)),
             (1, "seconds", Axis("seconds of rounds so far", 0)),
@@ -196,7 +198,7 @@ def over_rounds(
                 series.append(Series(label, drawn, deviations, "band", look[label]))
             if any(each.points for each in series):
                 heading = f"Accuracy over {x.title}: {title}"
-                charts.append(_against(f"{name}-{number}", heading, x, series, note, title))
+                charts.append(_accuracy_chart(f"{name}-{number}", heading, x, series, note, title))
                 note = ""
     return charts
 
@@ -206,26 +208,30 @@ def over_alpha(settings: Sequence[Setting], most: int | None = None) -> list[Cha
     known = [setting for setting in settings if setting.values.get(ALPHA)]
     if len({float(setting.values[ALPHA]) for setting in known}) < 2:
         return []
-    every = names(known, PANEL)
+    every = setting_names(known, PANEL)
     labels, look = dict(zip(map(id, known), every, strict=True)), looks(known, every)
-    x = Axis("Dirichlet alpha (the smaller, the more clients differ)", logarithmic=True, apart=True)
+    x = Axis(
+        "Dirichlet alpha (the smaller, the more clients differ)",
+        logarithmic=True,
+        side_by_side=True,
+    )
     charts = []
-    for number, (title, group) in enumerate(by_data(known).items()):
+    for number, (title, group) in enumerate(group_by_data(known).items()):
         lines: dict[str, list[Setting]] = {}
         for setting in group:
             lines.setdefault(labels[id(setting)], []).append(setting)
-        best = _picked_lines(lines, most)
-        note = _omitted(title, len(lines), len(best), "lines")
+        best = _pick_best_lines(lines, most)
+        note = _omission_note(title, len(lines), len(best), "lines")
         series = [
-            _scored(name, [(float(s.values[ALPHA]), s) for s in own], look[name])
+            _score_series(name, [(float(s.values[ALPHA]), s) for s in own], look[name])
             for name, own in best.items()
         ]
         heading = f"Accuracy against alpha: {title}"
-        charts.append(_against(f"alpha-{number}", heading, x, series, note, title))
+        charts.append(_accuracy_chart(f"alpha-{number}", heading, x, series, note, title))
     return charts
 
 
-def picked(settings: Sequence[Setting], most: int | None) -> list[Setting]:
+def pick_best(settings: Sequence[Setting], most: int | None) -> list[Setting]:
     """Return the best settings, starting with each method's best; at most `most`, None for all."""
     scores = {id(s): s.score("student")[0] for s in settings}
     ranked = sorted(
@@ -239,12 +245,12 @@ def picked(settings: Sequence[Setting], most: int | None) -> list[Setting]:
     return sorted(ranked, key=lambda s: rank[id(s)] if most else 0)[:most]
 
 
-def _picked_lines(
+def _pick_best_lines(
     lines: Mapping[str, Sequence[Setting]], most: int | None
 ) -> dict[str, Sequence[Setting]]:
     """Return the lines with the best settings, chosen from each method's best first, in order."""
     tops = {name: max(own, key=_known_score) for name, own in lines.items()}
-    kept = list(map(id, picked(list(tops.values()), most)))
+    kept = list(map(id, pick_best(list(tops.values()), most)))
     return {name: own for name, own in lines.items() if id(tops[name]) in kept}
 
 
@@ -253,11 +259,11 @@ def _known_score(setting: Setting) -> float:
     return -math.inf if math.isnan(score) else score
 
 
-def _omitted(title: str, known: int, shown: int, noun: str) -> str:
+def _omission_note(title: str, known: int, shown: int, noun: str) -> str:
     return f"{title}: the best {shown} of {known} {noun}." if shown < known else ""
 
 
-def _against(
+def _accuracy_chart(
     name: str, title: str, x: Axis, series: Sequence[Series], note: str, panel: str
 ) -> Chart:
     text = "; ".join(f"{s.name}: {s.points[-1][1]:.1f} %" for s in series if s.points)

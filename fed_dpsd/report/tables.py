@@ -22,10 +22,10 @@ from fed_dpsd.report.settings import (
     REASON,
     SCORES,
     Setting,
-    apart,
-    by_data,
-    names,
-    words,
+    differing_columns,
+    group_by_data,
+    name_parts,
+    setting_names,
 )
 from fed_dpsd.storage import encoded, write_atomically, writing
 
@@ -47,9 +47,9 @@ DIFFERENCES = (
 )
 
 
-def rows(settings: Sequence[Setting]) -> list[list[str]]:
+def table_rows(settings: Sequence[Setting]) -> list[list[str]]:
     """Return the header and a row for each setting; the preface has the shared values."""
-    columns = apart(settings)
+    columns = differing_columns(settings)
     scores = _scores(settings)
     costs = _costs(settings)
     claims = [f"epsilon {claim.replace('_', ', ', 1)}" for claim in CLAIMS]
@@ -98,18 +98,18 @@ def markdown(settings: Sequence[Setting], differences: Sequence[Sequence[str]] =
     parts = [FIRST_LINE]
     if len(settings) > 1:
         parts.append(Grid.of(settings).markdown())
-    parts += [paragraph(preface(settings)), pipes(rows(settings))]
+    parts += [wrap_paragraph(preface(settings)), markdown_table(table_rows(settings))]
     if differences:
-        parts += [paragraph(DIFFERENCES), pipes(differences)]
-    return "\n\n".join([*parts, paragraph(origin(settings))]) + "\n"
+        parts += [wrap_paragraph(DIFFERENCES), markdown_table(differences)]
+    return "\n\n".join([*parts, wrap_paragraph(origin(settings))]) + "\n"
 
 
-def paragraph(text: str) -> str:
+def wrap_paragraph(text: str) -> str:
     """Wrap a paragraph of a Markdown page."""
     return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
 
 
-def pipes(lines: Sequence[Sequence[str]]) -> str:
+def markdown_table(lines: Sequence[Sequence[str]]) -> str:
     """Return a header and rows as a Markdown table."""
     header, *others = lines
     return "\n".join(f"| {' | '.join(line)} |" for line in [header, ["---"] * len(header), *others])
@@ -224,7 +224,11 @@ def differences(settings: Sequence[Setting], against: str) -> list[list[str]]:
             f"--against={against!r}: there is one setting, so nothing to compare; leave out "
             "--against"
         )
-    full, lines, every = names(settings), names(settings, PANEL), words(settings)
+    full, lines, every = (
+        setting_names(settings),
+        setting_names(settings, PANEL),
+        name_parts(settings),
+    )
     base: list[Setting] = []
     for texts in (
         [[name] for name in full],
@@ -237,7 +241,7 @@ def differences(settings: Sequence[Setting], against: str) -> list[list[str]]:
             f"--against={against!r} is not a setting of these tables; give one of: "
             f"{'; '.join(dict.fromkeys(lines))}"
         )
-    paired = ("seed", *dict.fromkeys([*PANEL, *apart(base)]))
+    paired = ("seed", *dict.fromkeys([*PANEL, *differing_columns(base)]))
     scores = ["student", "auroc_student"] if base[0].values["num_classes"] == "2" else ["student"]
     others: dict[str, list[tuple[str, Setting]]] = {}
     for setting, name, line in zip(settings, full, lines, strict=True):
@@ -300,8 +304,8 @@ class Grid:
     @classmethod
     def of(cls, settings: Sequence[Setting]) -> "Grid":
         """Return the table of settings, with a column for each data set and alpha."""
-        line = dict(zip(map(id, settings), names(settings, PANEL), strict=True))
-        groups = by_data(settings, alphas=True)
+        line = dict(zip(map(id, settings), setting_names(settings, PANEL), strict=True))
+        groups = group_by_data(settings, alphas=True)
         columns = []
         for group in groups.values():
             scores = {line[id(s)]: s.score("student") for s in group}
@@ -333,7 +337,7 @@ class Grid:
                 for mean, deviation, best in cells
             ]
             lines.append([name, *texts, rounded_up(epsilon)])
-        return f"{paragraph(self.caption)}\n\n{pipes(lines)}"
+        return f"{wrap_paragraph(self.caption)}\n\n{markdown_table(lines)}"
 
     def latex(self, label: str) -> str:
         """Return the table for LaTeX with booktabs, to be cited as tab:LABEL."""

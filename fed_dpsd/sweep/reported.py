@@ -28,8 +28,7 @@ from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.training import unit_by_default
 from fed_dpsd.report.facts import Facts, Unfinished
 from fed_dpsd.report.scores import Predictions
-from fed_dpsd.report.settings import Row, Setting
-from fed_dpsd.report.settings import read as read_settings
+from fed_dpsd.report.settings import Row, Setting, read_settings
 from fed_dpsd.server import checkpoint
 from fed_dpsd.server.attendance import incomplete_attendance, requests_of
 from fed_dpsd.server.charge_log import clients_in

@@ -12,7 +12,13 @@ from scipy.stats import binomtest
 
 from fed_dpsd.audits import black_box as audits
 from fed_dpsd.audits import rates
-from fed_dpsd.audits.black_box import Audit, Proof, enumerate_response, enumerated, public_rows
+from fed_dpsd.audits.black_box import (
+    Audit,
+    Proof,
+    audit_by_enumeration,
+    enumerate_response,
+    public_rows,
+)
 from fed_dpsd.audits.black_box import audit as sampled
 from fed_dpsd.audits.black_box import verdict as sentences_on
 from fed_dpsd.privacy.accounting import Stage, prove
@@ -189,7 +195,7 @@ def test_votes_and_responses_are_audited_closely_and_broken_ones_are_caught(
 @every("epsilon", [0.1, 1.0, 10.0])
 def test_a_response_is_enumerated(k, epsilon):
     mechanism = TopKRandomizedResponse(10, epsilon, k)
-    result = enumerated(mechanism, 1)
+    result = audit_by_enumeration(mechanism, 1)
     assert result.lower_bound == pytest.approx(epsilon, rel=1e-9)
     assert (result.method, result.failure_probability, result.delta) == ("enumeration", 0, 0)
     assert (result.runs, result.queries, result.mu_lower_bound) == (0, 1, None)
@@ -201,7 +207,7 @@ def test_a_response_is_enumerated(k, epsilon):
 def test_the_published_epsilon_of_a_run_of_responses_is_refuted_without_a_doubt():
     """Theorem 2 claims eps0 and no delta, whatever the number of responses: two refute it."""
     mechanism = TopKRandomizedResponse(10, 1.0, 3)
-    result = enumerated(mechanism, 2)
+    result = audit_by_enumeration(mechanism, 2)
     assert result.lower_bound == pytest.approx(2)
     _, refuted, not_shown = verdict(result, proof(mechanism, 2), 1.0, 0.0)
     assert refuted.startswith(
@@ -232,7 +238,7 @@ class NeverOutside(TopKRandomizedResponse):
     ("broken", "bound"), [(TwiceTheEpsilon(10, 1.0, 3), 2.0), (NeverOutside(10, 1.0, 3), math.inf)]
 )
 def test_a_broken_response_exceeds_its_proof(broken, bound):
-    result = enumerated(broken, 1)
+    result = audit_by_enumeration(broken, 1)
     assert result.lower_bound == pytest.approx(bound)
     (sentence,) = verdict(result, proof(broken, 1, 1e-12), math.inf, 0.0)
     assert sentence.startswith("contradicts the proven epsilon 1 ")
@@ -321,5 +327,5 @@ def test_a_verdict_distinguishes_a_weaker_promise_from_a_broken_one():
 @every("share", [0.05, 1e-3, 5e-7])
 def test_clopper_pearson(hits, share):
     exact = binomtest(hits, 100).proportion_ci(1 - 2 * share, method="exact")
-    assert rates.low(hits, 100, share) == pytest.approx(exact.low, rel=1e-6, abs=1e-12)
-    assert rates.high(hits, 100, share) == pytest.approx(exact.high, rel=1e-6)
+    assert rates.rate_at_least(hits, 100, share) == pytest.approx(exact.low, rel=1e-6, abs=1e-12)
+    assert rates.rate_at_most(hits, 100, share) == pytest.approx(exact.high, rel=1e-6)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.special import ndtr, ndtri
 
-from fed_dpsd.audits.rates import auc, lira, logits, point
+from fed_dpsd.audits.rates import auc, lira, logits, point_at
 from tests.every import every
 
 RECORDS, SHADOWS, TARGETS = 2_000, 64, 4
@@ -32,7 +32,7 @@ def test_lira_comes_close_to_the_best_attack_however_records_differ(spread):
     guesses = lira(scores[:SHADOWS], included[:SHADOWS], scores[SHADOWS:])
     truth = included[SHADOWS:]
     assert auc(guesses, truth) == pytest.approx(ndtr(2 / np.sqrt(2)), abs=0.02)
-    assert point(guesses, truth, 0.01).tpr == pytest.approx(ndtr(2 + ndtri(0.01)), abs=0.07)
+    assert point_at(guesses, truth, 0.01).tpr == pytest.approx(ndtr(2 + ndtri(0.01)), abs=0.07)
     # A threshold on the loss, which ignores a record's difficulty, loses if difficulties differ.
     loss = auc(scores[SHADOWS:], truth)
     assert loss == pytest.approx(ndtr(2 / np.sqrt(2 * (1 + spread**2))), abs=0.02)
@@ -42,7 +42,7 @@ def test_lira_is_at_chance_where_membership_changes_nothing():
     """The standard error of the AUC is 0.0065, so it fails less than once in 10,000 times."""
     scores, included = simulated(0.0, 3.0)
     guesses = lira(scores[:SHADOWS], included[:SHADOWS], scores[SHADOWS:])
-    found = point(guesses, included[SHADOWS:], 0.01)
+    found = point_at(guesses, included[SHADOWS:], 0.01)
     assert auc(guesses, included[SHADOWS:]) == pytest.approx(0.5, abs=0.027)
     assert found.tpr_low < 0.01 < found.tpr_high
     assert not found.exceeds([(0.0, 0.0)])

@@ -13,12 +13,12 @@ from scipy.stats import binom
 from fed_dpsd.audits.one_run import (
     Guesses,
     advantage_at_least,
-    approximate,
+    approximate_dp,
     conclude,
-    profile,
-    refuted,
+    joint_claim,
+    largest_refuted,
     refutes,
-    strongest,
+    refutes_any,
 )
 from fed_dpsd.privacy.gdp import gaussian_epsilon
 from tests.every import every
@@ -49,7 +49,7 @@ def test_a_pure_claim_stands_against_randomised_response_and_falls_soon_after(
     So the exact test refutes from the binomial's quantile on, and ours never earlier.
     """
     exact = int(binom.isf(failure, made, expit(epsilon))) + 1
-    assert exact <= least_refuted(approximate(epsilon, 0.0), made, failure) <= exact + 2
+    assert exact <= least_refuted(approximate_dp(epsilon, 0.0), made, failure) <= exact + 2
 
 
 def test_a_profile_is_refuted_where_it_is_too_small_and_not_where_it_holds():
@@ -57,14 +57,14 @@ def test_a_profile_is_refuted_where_it_is_too_small_and_not_where_it_holds():
     guesses = gaussian_guesses(1.0, 4, 2_000)
     deltas = np.geomspace(1e-6, 0.5, 24)
     right, wrong = ([(gaussian_epsilon(mu, delta), delta) for delta in deltas] for mu in (1, 0.5))
-    assert not refuted(profile(right), guesses, 0.01)
-    assert refuted(profile(wrong), guesses, 0.01)
+    assert not refutes_any(joint_claim(right), guesses, 0.01)
+    assert refutes_any(joint_claim(wrong), guesses, 0.01)
     # One pair of the wrong profile allows more than all together do.
-    assert not refuted(profile(wrong[:1]), guesses, 0.01)
+    assert not refutes_any(joint_claim(wrong[:1]), guesses, 0.01)
 
 
 def test_nothing_is_claimed_where_no_epsilon_is_finite():
-    assert profile([(math.inf, 1e-5), (512_000.0, 1e-5)]) is None
+    assert joint_claim([(math.inf, 1e-5), (512_000.0, 1e-5)]) is None
 
 
 def test_all_canaries_given_away_at_once_do_not_fool_the_bound():
@@ -73,7 +73,7 @@ def test_all_canaries_given_away_at_once_do_not_fool_the_bound():
     A bound that assumes independent guesses would be wrong that often.
     """
     for failure in (0.005, 0.0101):
-        assert refutes(approximate(0.0, 0.01), 1_000, 1_000, 1_000, failure) == (failure > 0.01)
+        assert refutes(approximate_dp(0.0, 0.01), 1_000, 1_000, 1_000, failure) == (failure > 0.01)
 
 
 @every("mu", [0.3, 0.72, 2.0])
@@ -86,7 +86,7 @@ def test_bounds_stay_below_what_is_true_and_come_near(mu):
     advantage = 2 * ndtr(mu / 2) - 1
     assert max(0.9 * advantage - 0.02, 0) < advantage_at_least(guesses, 1e-3) <= advantage
     pooled = Guesses(guesses.included[:100].ravel()[None], guesses.scores[:100].ravel()[None])
-    epsilon = strongest(lambda value: approximate(value, 1e-6), pooled, 1e-3)
+    epsilon = largest_refuted(lambda value: approximate_dp(value, 1e-6), pooled, 1e-3)
     assert 0.05 < epsilon <= gaussian_epsilon(mu, 1e-6)
 
 

@@ -3,7 +3,13 @@
 import pytest
 
 from fed_dpsd.benchmarks import report as bench
-from fed_dpsd.benchmarks.report import number, ratios, shown, slope, statistics
+from fed_dpsd.benchmarks.report import (
+    cost_per_client,
+    filled_tables,
+    format_number,
+    ratios,
+    summarise,
+)
 
 
 def repetition(total, rounds=10.0, memory=2e9, processor=20.0, student="aa", **more):
@@ -20,7 +26,7 @@ def repetition(total, rounds=10.0, memory=2e9, processor=20.0, student="aa", **m
 def row(name, *repetitions, clients=5):
     return {
         **{"name": name, "row": name.partition("@")[0], "overrides": [], "clients": clients},
-        **{"statistics": statistics(repetitions), "repetitions": list(repetitions)},
+        **{"statistics": summarise(repetitions), "repetitions": list(repetitions)},
     }
 
 
@@ -44,7 +50,7 @@ def three():
 
 
 def test_statistics_are_median_least_and_most_of_what_all_repetitions_have():
-    known = statistics([repetition(4.0, images={"trained": 1}), repetition(1.0)])
+    known = summarise([repetition(4.0, images={"trained": 1}), repetition(1.0)])
     assert known["seconds.total"] == {"median": 2.5, "least": 1.0, "most": 4.0}
     assert known["accuracy.student"]["median"] == 0.9
     assert not {"images.trained", "accuracy.ensemble", "student_sha256"} & set(known)
@@ -68,7 +74,7 @@ def test_ratios_are_of_medians_of_rows_with_as_many_clients(three):
 def test_another_student_is_reported():
     other = content(row("local", repetition(1)), row("flower", repetition(1, student="bb")))
     assert other["ratios"]["flower/local"]["same_student"] is False
-    assert shown(other)["ratios"][1] == ["flower/local", *["1.00"] * 4, "no"]
+    assert filled_tables(other)["ratios"][1] == ["flower/local", *["1.00"] * 4, "no"]
 
 
 @pytest.mark.parametrize(
@@ -79,11 +85,11 @@ def test_another_student_is_reported():
     ],
 )
 def test_numbers_have_three_digits(value, scale, text):
-    assert number(value, scale) == text
+    assert format_number(value, scale) == text
 
 
 def test_the_tables_have_every_number_that_a_row_has(three):
-    assert shown(three) == {
+    assert filled_tables(three) == {
         "measures": [
             ["", "local", "flower", "fedavg"],
             ["seconds in all", "16.0 (10.0 to 20.0)", "32.0 (30.0 to 40.0)", "8.00"],
@@ -114,12 +120,12 @@ def test_slopes_are_against_the_first_row_of_the_kind():
         row("local@110", repetition(10.0, memory=1.1e9, processor=25.0), clients=110),
         row("fedavg@10", repetition(1.0), clients=10),
     ]
-    assert slope(rows[0], rows[1], "peak_memory") == pytest.approx(1e6)
-    assert slope(rows[0], rows[0], "peak_memory") is None
+    assert cost_per_client(rows[0], rows[1], "peak_memory") == pytest.approx(1e6)
+    assert cost_per_client(rows[0], rows[0], "peak_memory") is None
     header, first, second, third = bench.clients(content(*rows))
     assert len({len(header), len(first), len(second), len(third)}) == 1
     assert first[1:] == ["10", "10.0", "1,000", "5.00", "500", "-", "-"]
     assert second[1:] == ["110", "10.0", "1,100", "25.0", "227", "1,000", "200"]
     assert third[0] == "fedavg"
     assert third[-2:] == ["-", "-"]
-    assert list(bench.shown(content(*rows)))[-1] == "clients"
+    assert list(bench.filled_tables(content(*rows)))[-1] == "clients"

@@ -14,7 +14,7 @@ import torch
 
 from fed_dpsd import api, experiment
 from fed_dpsd.benchmarks import row, rows
-from fed_dpsd.benchmarks.report import peers, statistics
+from fed_dpsd.benchmarks.report import peers, summarise
 from fed_dpsd.benchmarks.rows import bench, plan, without_folder
 from fed_dpsd.errors import ConfigError, UserError
 from fed_dpsd.models import initialise, load_vector, to_vector
@@ -52,7 +52,7 @@ def in_this_process(monkeypatch, tmp_path):
         result["processor_seconds"] -= before
         return result | {"spawned": began, "peak_memory": 10**12}
 
-    monkeypatch.setattr(rows, "_in_process", do)
+    monkeypatch.setattr(rows, "_run_task", do)
     return done
 
 
@@ -152,14 +152,14 @@ def test_other_simulators_need_their_environments(tmp_path):
     ],
 )
 def test_other_simulators_get_only_work_that_they_share(override, problem, tmp_path):
-    experiment = row.composed([*FEDAVG, override, f"cache={tmp_path}/cache"])
+    experiment = row.compose_row([*FEDAVG, override, f"cache={tmp_path}/cache"])
     with pytest.raises(ConfigError, match=problem):
         row.prepare(experiment, tmp_path / "3")
 
 
 def test_a_plain_loop_of_fedavg_runs_like_a_simulator(tmp_path):
     """It reads what a simulator reads, on the same records and network as this library."""
-    experiment = row.composed([*FEDAVG, f"cache={tmp_path}/cache"])
+    experiment = row.compose_row([*FEDAVG, f"cache={tmp_path}/cache"])
     row.prepare(experiment, tmp_path / "3")
     loop = tmp_path / "loop.py"
     loop.write_text(
@@ -178,13 +178,13 @@ def test_a_plain_loop_of_fedavg_runs_like_a_simulator(tmp_path):
         "    network.load_state_dict({k: sum(s[k] for s in states) / 3 for k in states[0]})\n"
         "task.finish(network, began)\n"
     )
-    found = rows._peer([sys.executable, str(loop)], tmp_path / "3")
+    found = rows._run_peer([sys.executable, str(loop)], tmp_path / "3")
     assert found["images"]["trained"] == row.trained_images(experiment) == 3 * 479 * 2
     assert 0.1 < found["accuracy"]["student"] < 1
     assert found["seconds"]["total"] > found["seconds"]["rounds"] > 0
     assert found["processor"]["seconds"] > 0
     assert found["peak_memory"] > 10**7
-    content = {"rows": [{"row": "pfl", "clients": 3, "statistics": statistics([found])}]}
+    content = {"rows": [{"row": "pfl", "clients": 3, "statistics": summarise([found])}]}
     assert peers(content)[1][:2] == ["pfl", "3"]
 
 
@@ -231,7 +231,7 @@ def test_the_process_that_watches_imports_no_torch():
 def test_a_process_that_dies_is_one_line(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(UserError, match=r"its process died \(1\)"):
-        rows._in_process({"row": "local", "overrides": []})
+        rows._run_task({"row": "local", "overrides": []})
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 import pytest
 
 from fed_dpsd.benchmarks import rows
-from fed_dpsd.benchmarks.report import statistics
+from fed_dpsd.benchmarks.report import summarise
 
 REPETITION = {
     **{"seconds": {"total": 2.0, "rounds": 1.0}, "processor": {"seconds": 3.0}},
@@ -19,7 +19,7 @@ def content(names):
         "rows": [
             {
                 **{"name": name, "row": "local", "clients": 5, "repetitions": [REPETITION]},
-                "statistics": statistics([REPETITION]),
+                "statistics": summarise([REPETITION]),
             }
             for name in names
         ],

@@ -129,7 +129,7 @@ def measured(monkeypatch):
 
     def bench(planned, *_):
         for each in planned:
-            measuring.composed(each.overrides)
+            measuring.compose_row(each.overrides)
         return content([each.name for each in planned])
 
     monkeypatch.setattr(rows, "bench", bench)

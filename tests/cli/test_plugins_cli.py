@@ -12,7 +12,7 @@ from fed_dpsd.api import Run
 from fed_dpsd.audits.shadows import ShadowRun
 from fed_dpsd.client.hospital import open_hospital
 from fed_dpsd.experiment import from_overrides
-from fed_dpsd.rehearsal.sites import agreeing
+from fed_dpsd.rehearsal.sites import site_keys
 from fed_dpsd.server.run_folder import open_run_folder
 from fed_dpsd.server.trackers import numbers_of_run
 from tests.conftest import SMALL
@@ -176,13 +176,13 @@ def test_hospitals_of_a_rehearsal_name_the_plugins_and_parts_of_the_run(tmp_path
     """The control: hospitals of a rehearsal without plug-ins refuse the run."""
     overrides = ["training=plain", "model=cnn", "num_clients=2", "rounds=1", *settings]
     experiment = from_overrides([*overrides, "federation=deployment"], tmp_path)
-    facts = agreeing(experiment, overrides)
+    facts = site_keys(experiment, overrides)
     assert facts["plugins"] == ["example==1.0"]
     file = site_file(tmp_path / "hospital")
     site = yaml.safe_load(file.read_text())
     file.write_text(yaml.safe_dump({"files": site["files"], "client": 0, **facts}))
     open_hospital(file).experiment(experiment.to_json(), 0)
-    ours = agreeing(from_overrides(["federation=deployment"], tmp_path), [])
+    ours = site_keys(from_overrides(["federation=deployment"], tmp_path), [])
     assert "plugins" not in ours
     file.write_text(yaml.safe_dump({"files": site["files"], "client": 0, **ours}))
     with pytest.raises(Exception, match=r"plugins=example==1.0: this site runs no plug-in"):

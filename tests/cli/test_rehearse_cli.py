@@ -79,13 +79,13 @@ def test_a_run_that_failed_is_an_error_and_no_result(rehearse, monkeypatch, tmp_
 
 
 def test_faults_are_rows_on_stdout(rehearse, monkeypatch):
-    def endure(stub, seed, first, most, say):
+    def run_with_faults(stub, seed, first, most, say):
         fault = faults.Fault(first, seed, "client", "hospital0", 1, 0.0, "went on")
         if most:
             say(fault)
-        return faults.Endured((fault,) * bool(most), "student", (), 1.0)
+        return faults.FaultyRun((fault,) * bool(most), "student", (), 1.0)
 
-    monkeypatch.setattr(faults, "endure", endure)
+    monkeypatch.setattr(faults, "run_with_faults", run_with_faults)
     _, (code, out, err) = rehearse("--kills", "2", "--seed", "5")
     assert code == 0
     assert out == [

@@ -109,10 +109,10 @@ def test_weights_move_to_good_clients_and_from_one_with_shuffled_labels(small, c
     method, buffer = small(*QUICK, "method.batch_size=16").method, readable(64)
     ensemble = readers(count)
     equal = ensemble.weights.clone()
-    method.improve(ensemble, buffer, 0.0, generator())
+    method.update_weights(ensemble, buffer, 0.0, generator())
     assert torch.equal(ensemble.weights, equal)
     assert ensemble.forward_answers == 0
-    method.improve(ensemble, buffer, 0.01, generator())
+    method.update_weights(ensemble, buffer, 0.01, generator())
     *good, bad = ensemble.weights.tolist()
     assert bad < 1 / count - 0.01
     assert min(good) > 1 / count
@@ -120,7 +120,7 @@ def test_weights_move_to_good_clients_and_from_one_with_shuffled_labels(small, c
     # The weights need the answers, but no gradient through a teacher.
     assert (ensemble.forward_answers, ensemble.backward_answers) == (64 * count, 0)
     for _ in range(20):
-        method.improve(ensemble, buffer, 0.05, generator())
+        method.update_weights(ensemble, buffer, 0.05, generator())
     assert ensemble.weights[-1] == 0
     assert ensemble.weights.sum().item() == pytest.approx(1)
 
@@ -169,7 +169,7 @@ def test_the_student_learns_from_answers_to_the_images_that_it_sees(small, tmp_p
     ensemble.register_forward_pre_hook(lambda _, given: asked.append(given[0].detach()))
     student.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
     method = experiment.method
-    method.distil(student, method.diverse(ensemble, readable(100), generator()))
+    method.distil(student, method.diversified_batches(ensemble, readable(100), generator()))
     assert len(asked) == 2 * len(seen) > 0
     for before, after, own in zip(asked[::2], asked[1::2], seen, strict=True):
         assert torch.equal(after, own)

@@ -17,7 +17,7 @@ from dp_accounting.pld import PLDAccountant
 
 from fed_dpsd.errors import Diverged
 from fed_dpsd.papers.dp_gan import DPGAN
-from fed_dpsd.papers.generative import Conditional
+from fed_dpsd.papers.generative import ConditionalGenerator
 from fed_dpsd.privacy import dp_sgd, lattice
 from fed_dpsd.privacy.accounting import epsilon
 from tests.papers.test_dp_merf import halves, noise_seen, p_value_of, trained
@@ -59,8 +59,8 @@ def sums(patch, images, labels):
 def test_a_record_moves_a_step_by_its_own_part_of_at_most_the_bound(diverged, monkeypatch):
     """To the last bit, whatever it holds, if generated images are NaN too; the bound is reached."""
     if diverged:
-        honest = Conditional.forward
-        monkeypatch.setattr(Conditional, "forward", lambda *args: honest(*args) * math.nan)
+        honest = ConditionalGenerator.forward
+        monkeypatch.setattr(ConditionalGenerator, "forward", lambda *args: honest(*args) * math.nan)
     images, labels = halves(5)
     others, reached = sums(monkeypatch, images[1:], labels[1:]), 0.0
     for value in (None, 1e3, 1e38, math.inf, math.nan):

@@ -82,7 +82,7 @@ def test_a_records_part_is_at_most_one_its_own_and_sums_are_exact():
     images = (torch.rand((300, 3, 8, 8), generator=rng) * 255).round() / 255
     drawn = torch.randn((192, 100), generator=rng, dtype=torch.float64)
     frequencies = (drawn * TURN / (2 * math.pi * 255)).round()
-    parts = mechanism.parts(images, frequencies)
+    parts = mechanism.exact_features(images, frequencies)
     norms = parts.norm(dim=1)
     assert norms.max() <= 1
     assert norms.min() > 0.999
@@ -90,10 +90,10 @@ def test_a_records_part_is_at_most_one_its_own_and_sums_are_exact():
     shuffled = parts[torch.randperm(300, generator=rng)]
     assert torch.equal(parts.sum(0), shuffled.sum(0))
     for size in (1, 2, 3, 7):
-        alone = [mechanism.parts(each, frequencies) for each in images[1:].split(size)]
+        alone = [mechanism.exact_features(each, frequencies) for each in images[1:].split(size)]
         assert torch.equal(torch.cat(alone), parts[1:])
-    alone = torch.cat([dp_merf.fourier(image[None], frequencies) for image in images])
-    assert not torch.equal(alone, dp_merf.fourier(images, frequencies))
+    alone = torch.cat([dp_merf.fourier_features(image[None], frequencies) for image in images])
+    assert not torch.equal(alone, dp_merf.fourier_features(images, frequencies))
     # The inner products are those of the kernel, within 6 standard errors of 100 cosines.
     sub = images[:40].flatten(1)
     kernel = torch.exp(-torch.cdist(sub, sub).square() / 2)

@@ -68,7 +68,9 @@ def message(experiment, frequencies=None, cut=0, seed=0):
     """A request to train from the first weights, with an untrained generator."""
     context = context_of(experiment)
     teacher = context.make_teacher(0)
-    generator = experiment.method.generator(teacher.classifier, Streams(seed).torch("generator"))
+    generator = experiment.method.make_generator(
+        teacher.classifier, Streams(seed).torch("generator")
+    )
     classes = context.num_classes
     frequencies = np.full(classes, 1 / classes) if frequencies is None else frequencies
     numbers = np.concatenate([to_vector(teacher), to_vector(generator), frequencies])

@@ -18,7 +18,7 @@ from fed_dpsd.experiment import one_run
 from fed_dpsd.models import initialise
 from fed_dpsd.models.classifiers import CLASSIFIERS
 from fed_dpsd.papers import gep
-from fed_dpsd.papers.gep import GEP, embedded
+from fed_dpsd.papers.gep import GEP, split_by_basis
 from fed_dpsd.privacy import dp_sgd
 from fed_dpsd.privacy.accounting import epsilon
 from fed_dpsd.streams import Streams
@@ -96,13 +96,13 @@ def test_a_patients_records_are_clipped_together(monkeypatch):
 
 def test_the_check_of_kernels_sees_the_layout_of_all_bases(monkeypatch):
     """Another layout may use another kernel, whose results depend on a record's place."""
-    seen, honest = [], gep.embedded
+    seen, honest = [], gep.split_by_basis
 
     def spy(gradients, basis):
         seen.append(basis.stride())
         return honest(gradients, basis)
 
-    monkeypatch.setattr(gep, "embedded", spy)
+    monkeypatch.setattr(gep, "split_by_basis", spy)
     trained(*halves(20))
     assert len(seen) > 2
     assert len(set(seen)) == 1
@@ -169,7 +169,7 @@ def test_the_basis_is_orthonormal_and_holds_most_of_the_public_gradients():
     mechanism = GEP(**SMALL | {"basis_size": 5})
 
     def kept(basis):
-        embedding, norms, residual, rest = embedded(gradients, basis)
+        embedding, norms, residual, rest = split_by_basis(gradients, basis)
         assert torch.allclose(embedding @ basis.T + residual, gradients[0], atol=1e-3)
         assert torch.allclose(norms, embedding.norm(dim=1).double(), rtol=1e-5)
         return float((norms / torch.hypot(norms, rest)).min())

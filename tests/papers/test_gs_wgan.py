@@ -16,7 +16,7 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 from dp_accounting.rdp import RdpAccountant
 
 from fed_dpsd.papers import gs_wgan
-from fed_dpsd.papers.gs_wgan import GSWGAN, Group, Shards, clipped
+from fed_dpsd.papers.gs_wgan import GSWGAN, Group, Shards, clip_gradients
 from fed_dpsd.privacy.accounting import epsilon
 from fed_dpsd.privacy.events import ReplacedInSampleDpEvent
 from fed_dpsd.privacy.laws import discretised_delta
@@ -47,13 +47,13 @@ def test_a_gradient_is_at_most_one_and_finite():
     """The control is a gradient whose norm is not bounded."""
     gradients = torch.randn((50, 3, 8, 8), generator=Streams(0).torch("test"))
     gradients[0], gradients[1, 0, 0, 0], gradients[2] = math.nan, math.inf, 1e-3
-    bounded = clipped(gradients)
+    bounded = clip_gradients(gradients)
     norms = bounded.flatten(1).norm(dim=1)
     assert norms.isfinite().all()
     assert norms.max() <= 1 < gradients[3].norm()
     assert norms[0] == 0
     assert torch.allclose(bounded[2].float(), gradients[2], rtol=1e-4)
-    assert torch.equal(clipped(gradients[7:8])[0], bounded[7])
+    assert torch.equal(clip_gradients(gradients[7:8])[0], bounded[7])
 
 
 class Coupled:

@@ -114,7 +114,7 @@ def test_a_response_among_the_candidates_is_most_probably_true(epsilon):
         w = [
             math.exp(epsilon) / (math.exp(epsilon) + k - 1) * sum(largest[:k]) for k in range(1, 6)
         ]
-        (chosen,) = mechanism.candidates(prior[None])
+        (chosen,) = mechanism.best_k(prior[None])
         assert w[chosen - 1] == pytest.approx(max(w))
         law = mechanism.law(np.arange(5), np.tile(prior, (5, 1)))
         assert (law > 0).any(0).sum() == chosen

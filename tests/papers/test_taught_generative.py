@@ -58,13 +58,13 @@ def made(kind, **settings):
 def learnt(mechanism, images, labels):
     """Teachers after some steps, and images of a generator that no record affects."""
     draws = Streams(0).torch("draws")
-    generator = initialise(lambda: mechanism.generator((1, 8, 8), 2), draws)
+    generator = initialise(lambda: mechanism.make_generator((1, 8, 8), 2), draws)
     teachers = Teachers(images[:, 0], labels, 2, mechanism, Coupled(), draws)
     for _ in range(5):
         teachers.learn(generator)
     classes = torch.arange(2).repeat_interleave(mechanism.images_per_class)
     with torch.no_grad():
-        return teachers, teachers.view(generator(classes, draws)), classes
+        return teachers, teachers.pool(generator(classes, draws)), classes
 
 
 def neighbours():

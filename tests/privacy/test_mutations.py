@@ -100,7 +100,7 @@ def answers(mechanism):
     """An audit of released answers, as in `fed-dpsd privacy audit`, with fewer runs."""
 
     def found(config):
-        client = victims.hospital(config, mechanism, secrets(), seeded=False)
+        client = victims.make_client(config, mechanism, secrets(), seeded=False)
         event = mechanism.event("record", "replace_one")
         mu = gaussian_mu(event) and gaussian_mu(event) * QUERIES**0.5
         result = audit(mechanism, client, QUERIES, RUNS, DELTA, FAILURE, mu is not None)
@@ -601,11 +601,11 @@ def on_trainings(experiment):
 def on_clipping(experiment):
     """The part of `on_trainings` that clipping takes."""
     own = uncounted(experiment.training)
-    return attacks._clipping(experiment, own, None, secrets(), print)
+    return attacks._attack_clipping(experiment, own, None, secrets(), print)
 
 
 def on_samples(experiment):
-    return [attacks.sample_counts(experiment, print)]
+    return [attacks.check_sampling(experiment, print)]
 
 
 def on_sampler(experiment):
@@ -668,7 +668,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(attacks, "RUNS", (60, 60))
     monkeypatch.setattr(attacks, "CLIPPED_RUNS", {"weights": 300, "bias": 400, "network": 150})
     monkeypatch.setattr(attacks, "SAMPLED_STEPS", 400)
-    monkeypatch.setattr(attacks, "ASKED_RUNS", (20, 20))
+    monkeypatch.setattr(attacks, "ANSWER_RUNS", (20, 20))
     monkeypatch.setattr(attacks, "OWN_RUNS", (2, 2))
     monkeypatch.setattr(attacks, "COUNTED_RUNS", 50)
     monkeypatch.setattr(canaries, "PILOT", 30)

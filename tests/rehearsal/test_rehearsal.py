@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from fed_dpsd.privacy.accounting import epsilon
-from fed_dpsd.rehearsal.faults import COMPLETED, endure, reconcile
+from fed_dpsd.rehearsal.faults import COMPLETED, reconcile, run_with_faults
 from fed_dpsd.rehearsal.rehearsal import PORT, Rehearsal, can_make_hosts
 from fed_dpsd.storage import app_folder
 from tests.proofs import spent
@@ -70,7 +70,7 @@ def in_ledgers(rehearsal, basis, unit, relation):
 
 @pytest.mark.parametrize("unit", ["record", "patient"])
 def test_ledgers_of_labels_of_private_teachers_equal_the_card(rehearsal, unit):
-    rehearsal.forget()
+    rehearsal.delete_answers()
     taken = f"training.records_per_patient={2 if unit == 'patient' else 1}"
     axes = "training=dp_sgd", "answers=label", f"training.unit={unit}"
     if unit == "record":  # the files name patients
@@ -97,7 +97,7 @@ def test_ledgers_of_labels_of_private_teachers_equal_the_card(rehearsal, unit):
 
 
 def test_a_secure_sum_over_hosts_ends_and_accounts_agree(rehearsal):
-    rehearsal.forget()
+    rehearsal.delete_answers()
     folder = finish(rehearsal, *SUMS)
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["status"] == "completed"
@@ -107,12 +107,12 @@ def test_a_secure_sum_over_hosts_ends_and_accounts_agree(rehearsal):
 
 
 def test_faults_change_nothing_that_is_promised(rehearsal):
-    hit = endure(rehearsal, 0, 1, 3, print, gap=5)  # no run is over by then
-    peace = endure(rehearsal, 0, 1, 0, print)
-    assert hit.faults
-    assert hit.student == peace.student
-    assert not hit.differences
-    assert not peace.differences
+    faulty = run_with_faults(rehearsal, 0, 1, 3, print, gap=5)  # no run is over by then
+    clean = run_with_faults(rehearsal, 0, 1, 0, print)
+    assert faulty.faults
+    assert faulty.student == clean.student
+    assert not faulty.differences
+    assert not clean.differences
 
 
 def test_the_readmes_command(tmp_path):
@@ -155,7 +155,10 @@ def stranger(rehearsal, tmp_path, certificate=None, key=None, command=()):
     log = own / "log"
     with log.open("wb") as file:
         process = subprocess.Popen(
-            rehearsal.on("hospital0", *command), stdout=file, stderr=subprocess.STDOUT, cwd=own
+            rehearsal.command_on("hospital0", *command),
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            cwd=own,
         )
         try:
             process.wait(30)

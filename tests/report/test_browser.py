@@ -8,7 +8,7 @@ import pytest
 
 from fed_dpsd.report import pages, sweep_charts
 from fed_dpsd.report.facts import Unfinished
-from fed_dpsd.report.settings import read, rows_by_key
+from fed_dpsd.report.settings import read_settings, rows_by_key
 from tests.report.runs import SUMMARY, deployment, run
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
@@ -67,7 +67,9 @@ def files(tmp_path_factory):
         *(pages.run_page(run(folder)), pages.run_page(many), pages.run_page(deployment(folder))),
         pages.officer_page(deployment(folder)),
         pages.run_page(deployment(folder, unfinished=STOPPED)),
-        pages.sweep_page("table5_cifar10", read([table])[6:11], rounds, unfinished=[STOPPED]),
+        pages.sweep_page(
+            "table5_cifar10", read_settings([table])[6:11], rounds, unfinished=[STOPPED]
+        ),
     )
     for name, text in zip(PAGES, texts, strict=True):
         (folder / f"{name}.html").write_text(text)

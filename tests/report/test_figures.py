@@ -17,7 +17,7 @@ from fed_dpsd.errors import UserError
 from fed_dpsd.report import figures, pages, plots, sweep_charts
 from fed_dpsd.report.charts import Axis, Chart, Series
 from fed_dpsd.report.literature import published
-from fed_dpsd.report.settings import read
+from fed_dpsd.report.settings import read_settings
 from fed_dpsd.storage import templates_folder
 
 
@@ -162,7 +162,7 @@ def over_epsilon(table):
         dp | {"ensemble": ""},
         {"mechanism": "probabilities", "record_add_remove": "inf", "student": 0.97},
     ]
-    (found,) = sweep_charts.over_epsilon(read([table(*rows)]))
+    (found,) = sweep_charts.over_epsilon(read_settings([table(*rows)]))
     return found
 
 
@@ -199,11 +199,11 @@ def test_published_points_are_hollow_named_and_never_drawn_as_proven(over_epsilo
 
 def test_another_data_set_is_another_chart_and_one_epsilon_makes_none(table):
     other = {"data": "medmnist", "num_classes": 2, "seed": 0, "record_add_remove": 1}
-    first, second = sweep_charts.over_epsilon(read([table({"data": "digits"}, other)]))
+    first, second = sweep_charts.over_epsilon(read_settings([table({"data": "digits"}, other)]))
     assert (first.title[-6:], second.title[-8:]) == ("digits", "medmnist")
     assert by_name(second)["chance: 50 %"]
     assert not any(s.points for c in (first, second) for s in c.series if s.kind == "points")
-    one = read([table({}, {"mechanism": "x", "record_add_remove": "inf"})])
+    one = read_settings([table({}, {"mechanism": "x", "record_add_remove": "inf"})])
     assert sweep_charts.over_epsilon(one) == []
 
 
@@ -220,7 +220,7 @@ def test_a_line_is_the_mean_over_seeds_of_each_round_in_a_band_of_one_deviation(
         *[("curve.csv3", 1, 1, 0, 0, 0.2), ("curve.csv3", 2, 2, 0, 0, 0.2)],
         ("a run of another table", 1, 9, 64, 0, 0.5),
     )
-    answers, seconds = sweep_charts.over_rounds(read([table(*rows)]), known)
+    answers, seconds = sweep_charts.over_rounds(read_settings([table(*rows)]), known)
     assert answers.note == ""
     dpsd = by_name(answers)["dpsd"]
     assert np.array(dpsd.points) == pytest.approx(np.array([[150, 30], [300, 70]]))
@@ -244,7 +244,7 @@ def test_a_line_is_the_mean_over_seeds_of_each_round_in_a_band_of_one_deviation(
 def test_of_many_settings_a_page_has_the_best(table):
     rows = [{"answers.k": k, "student": k / 10} for k in range(1, 6)]
     known = rounds(*((f"curve.csv{n}", k, k, 10 * k, 0, 0.5) for n in range(5) for k in (1, 2)))
-    chart, _ = sweep_charts.over_rounds(read([table(*rows)]), known, 2)
+    chart, _ = sweep_charts.over_rounds(read_settings([table(*rows)]), known, 2)
     assert chart.note == "mnist: the best 2 of 5 settings."
     assert [series.name for series in chart.series] == ["k=5", "k=4"]
 
@@ -253,14 +253,14 @@ def test_a_data_set_and_an_alpha_have_charts_of_their_own(table):
     places = [("mnist", 0.5), ("mnist", 0.1), ("digits", 0.5)]
     cells = [{"data": d, "partition.alpha": a, "method": m} for d, a in places for m in "ab"]
     known = rounds(*((f"curve.csv{n}", k, k, 10 * k, 0, 0.5) for n in range(6) for k in (1, 2)))
-    found = sweep_charts.over_rounds(read([table(*cells)]), known)
+    found = sweep_charts.over_rounds(read_settings([table(*cells)]), known)
     titles = [f"{data}, alpha {alpha}" for data, alpha in places]
     assert [chart.title.partition(": ")[2] for chart in found[::2]] == titles
     assert all([s.name for s in chart.series] == ["a", "b"] for chart in found)
 
 
 def test_without_two_known_rounds_there_is_no_line(table):
-    settings = read([table({})])
+    settings = read_settings([table({})])
     for known in (
         {},
         rounds(("curve.csv0", 1, 1, 5, 0, 0.5)),
@@ -276,12 +276,12 @@ def test_settings_that_differ_in_alpha_alone_are_a_line(table):
         {"partition.alpha": 0.1, "student": 0.2, "method": "dense"},
         {"partition": "iid", "student": 0.9, "method": "dense"},
     ]
-    (chart,) = sweep_charts.over_alpha(read([table(*rows)]))
+    (chart,) = sweep_charts.over_alpha(read_settings([table(*rows)]))
     found = by_name(chart)
     assert np.array(found["dpsd"].points) == pytest.approx(np.array([[0.1, 30], [0.5, 50]]))
     assert [x for x, _ in found["dense"].points] == [0.1]
     assert chart.x.logarithmic
-    one = read([table({"partition.alpha": 0.5}, {"partition": "iid"})])
+    one = read_settings([table({"partition.alpha": 0.5}, {"partition": "iid"})])
     assert sweep_charts.over_alpha(one) == []
 
 
@@ -293,7 +293,7 @@ def test_a_dot_shows_mean_and_deviation_and_what_a_table_prints_for_its_grid(tab
         *(first | {"seed": 0, "student": 0.5}, first | {"seed": 1, "student": 0.7}),
         second | {"seed": 0, "student": 0.9},
     )
-    (dots,) = sweep_charts.dots(read([path]))
+    (dots,) = sweep_charts.dots(read_settings([path]))
     assert [row[0] for row in dots.rows] == ["labels, all", "labels, without IE"]
     assert dots.rows[0][1:] == pytest.approx((60, 200**0.5, 98.19))
     assert dots.numbers()[1][1] == ["labels, without IE", "90.0", "94.32"]
@@ -304,8 +304,8 @@ def test_a_dot_shows_mean_and_deviation_and_what_a_table_prints_for_its_grid(tab
     ]
     assert {"60.0 ± 14.1", "90.0"} <= {text.get_text() for text in axes.texts}
     many = [{"grid": f"{number}"} for number in range(sweep_charts.MOST_SETTINGS + 1)]
-    assert sweep_charts.dots(read([table(*many)])) == []
-    assert sweep_charts.dots(read([table({})])) == []
+    assert sweep_charts.dots(read_settings([table(*many)])) == []
+    assert sweep_charts.dots(read_settings([table({})])) == []
     assert figures.draw([]) is figures.draw_dots([]) is None
 
 
@@ -320,7 +320,7 @@ def test_r3_a_method_has_one_colour_and_marker_in_every_chart_and_sweep(table):
         for alpha in (0.5, 0.1)
     ]
     known = rounds(*((f"curve.csv{n}", k, k, 10 * k, 0, 0.5) for n in range(8) for k in (1, 2)))
-    settings = read([table(*rows)])
+    settings = read_settings([table(*rows)])
     found, names = {}, set()
     charts = sweep_charts.over_rounds(settings, known) + sweep_charts.over_alpha(settings)
     for series in (s for chart in charts for s in chart.series):
@@ -335,7 +335,9 @@ def test_r3_a_method_has_one_colour_and_marker_in_every_chart_and_sweep(table):
         *("FedAVG", "FedDPSD, rounds=1", "FedDPSD, rounds=2", "Mine"),
     }
     assert len(names) == 4  # a line has the same look everywhere
-    other = read([table(*({"method": m, "seed": 0} for m in ("dense", "fed_dpsd")), name="o.csv")])
+    other = read_settings(
+        [table(*({"method": m, "seed": 0} for m in ("dense", "fed_dpsd")), name="o.csv")]
+    )
     numbers = sweep_charts.looks(other, ["DENSE", "FedDPSD"])
     assert numbers["FedDPSD"][0] in found["FedDPSD"]
     looks = [figures.look(number, variant) for number, variant in dict(names).values()]
@@ -353,7 +355,7 @@ def test_r4_axes_show_the_differences_and_no_label_is_printed_over_another(table
     ]
     charts_of = {"epsilon": sweep_charts.over_epsilon, "alpha": sweep_charts.over_alpha}
     for worst, full in ((0.947, True), (0.1, False)):
-        settings = read([table(*[rows[0] | {"student": worst}, *rows[1:]])])
+        settings = read_settings([table(*[rows[0] | {"student": worst}, *rows[1:]])])
         if kind == "settings":
             axes = figures.draw_dots(sweep_charts.dots(settings), figures.COLUMN).axes[0]
             low, high = axes.get_xlim()
@@ -422,7 +424,10 @@ def test_what_there_are_no_numbers_for_is_not_written(table, tmp_path, monkeypat
     path = table({"partition.alpha": 1}, {"partition.alpha": 2, "record_add_remove": 1})
 
     def written(path, *against):
-        return [file.name for file in pages.write(read([path]), [path], tmp_path / "out", *against)]
+        return [
+            file.name
+            for file in pages.write(read_settings([path]), [path], tmp_path / "out", *against)
+        ]
 
     def both(kind):
         return {f"curve{kind}.{suffix}" for suffix in ("png", "pdf", "svg")} | {

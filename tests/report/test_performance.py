@@ -39,7 +39,7 @@ def test_h4_the_interval_of_an_area_is_delongs(subtests):
             ill, well = chance[truth][:, None], chance[~truth][None]
             won = (ill > well) + 0.5 * (ill == well)
             variance = sum(won.mean(1 - a).var(ddof=1) / won.shape[a] for a in (0, 1))
-            value, low, high = scores.area(given)
+            value, low, high = scores.auroc_with_interval(given)
             logit = np.log(value / (1 - value))
             reach = Z * np.sqrt(variance) / (value * (1 - value))
             expected = 1 / (1 + np.exp(-(logit + np.array([-reach, reach]))))
@@ -48,16 +48,16 @@ def test_h4_the_interval_of_an_area_is_delongs(subtests):
 
 def test_h4_the_interval_of_a_mean_area_is_that_of_a_bootstrap():
     given, rng = predictions(1, 600, 4), np.random.default_rng(0)
-    value, low, high = scores.area(given)
+    value, low, high = scores.auroc_with_interval(given)
     areas = []
     for _ in range(200):
         pick = rng.integers(len(given.labels), size=len(given.labels))
         again = Predictions(given.probabilities[pick], given.labels[pick], given.choosing)
-        areas.append(scores.area(again)[0])
+        areas.append(scores.auroc_with_interval(again)[0])
     assert value == pytest.approx(reference(given))
     width = 2 * Z * np.std(areas)
     assert high - low == pytest.approx(width, rel=0.2)
-    _, low_of_half, high_of_half = scores.area(predictions(1, 300, 4))
+    _, low_of_half, high_of_half = scores.auroc_with_interval(predictions(1, 300, 4))
     assert high_of_half - low_of_half > 1.2 * (high - low)  # the control: it follows the images
 
 
@@ -69,7 +69,7 @@ def test_h4_the_area_is_scikit_learns_with_and_without_ties(num_classes, decimal
     probabilities = given.probabilities.astype(dtype)
     found = scores.auroc(probabilities, given.labels)
     assert found == pytest.approx(reference(given), abs=1e-12)
-    assert found == scores.area(given)[0]
+    assert found == scores.auroc_with_interval(given)[0]
     shuffled = np.random.default_rng(0).permutation(given.labels)
     assert found - scores.auroc(probabilities, shuffled) > 0.1  # the labels matter
 
@@ -89,9 +89,13 @@ def test_h4_an_area_without_a_meaning_is_none_and_a_perfect_one_has_no_interval(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for case in cases:
-            assert scores.auroc(*case[:2]) is scores.area(Predictions(*case)) is None
+            assert scores.auroc(*case[:2]) is scores.auroc_with_interval(Predictions(*case)) is None
     perfect = np.eye(num_classes, dtype=np.float32)[labels]
-    assert scores.area(Predictions(perfect, labels, given.choosing)) == (1.0, 0.0, 1.0)
+    assert scores.auroc_with_interval(Predictions(perfect, labels, given.choosing)) == (
+        1.0,
+        0.0,
+        1.0,
+    )
 
 
 def test_h4_few_images_of_a_class_give_no_interval():
@@ -101,7 +105,7 @@ def test_h4_few_images_of_a_class_give_no_interval():
             [np.flatnonzero(given.labels == 0), np.flatnonzero(given.labels)[:number]]
         )
         few = (given.probabilities[kept], given.labels[kept], given.choosing[kept])
-        assert (scores.area(Predictions(*few))[1:] != (0.0, 1.0)) == known
+        assert (scores.auroc_with_interval(Predictions(*few))[1:] != (0.0, 1.0)) == known
 
 
 def test_h4_the_roc_curve_is_scikit_learns():

@@ -322,15 +322,15 @@ def test_h4_the_officers_page_is_in_plain_words(tmp_path):
 
 def test_h4_plain_words_hold_for_each_unit_relation_and_trust():
     row = {"unit": "client", "relation": "replace_one", "trust": "server", "delta": 0}
-    said = guarantee.in_words(row | {"epsilon": 2.98795, "notes": ["not reviewed: a"]})
+    said = guarantee.plain_clause(row | {"epsilon": 2.98795, "notes": ["not reviewed: a"]})
     assert said == (
         "epsilon 2.99 (for a replaced client; the coordinator has to be trusted; delta 0, "
         "not reviewed)"
     )
     label = row | {"unit": "label", "trust": "threshold", "delta": 1e-9, "epsilon": 1, "notes": []}
-    assert "a replaced label; enough of the clients have to" in guarantee.in_words(label)
-    assert guarantee.in_words(label).endswith("delta 0.000000001)")
-    assert guarantee.released("none: weights leave the clients") == "weights"
+    assert "a replaced label; enough of the clients have to" in guarantee.plain_clause(label)
+    assert guarantee.plain_clause(label).endswith("delta 0.000000001)")
+    assert guarantee.as_noun_phrase("none: weights leave the clients") == "weights"
 
 
 def test_h4_what_is_unproven_is_said_once_with_its_reason():
@@ -340,7 +340,9 @@ def test_h4_what_is_unproven_is_said_once_with_its_reason():
             | {"epsilon": "inf" if relation in infinite.get(unit, ()) else 1.0}
             for unit, relation in guarantee.CHANGES
         ]
-        return guarantee.unproven({"proven": rows, "reason": f"{ClassCounts.reason}; a reason"})
+        return guarantee.unproven_sentence(
+            {"proven": rows, "reason": f"{ClassCounts.reason}; a reason"}
+        )
 
     both = ("add_remove", "replace_one")
     assert said() == ""
@@ -354,13 +356,13 @@ def test_h4_each_number_names_whom_to_trust_and_sums_what_they_do_not_cover():
     record = {"trust": "nobody", "unit": "record", "relation": "add_remove"}
     patient = {"trust": "server", "unit": "patient", "relation": "replace_one"}
     rows = [(record, "", ""), (patient, "", "")]
-    assert guarantee.trusted_by(rows, None) == [
+    assert guarantee.trusts_needed(rows, None) == [
         ("nobody", "a record added or removed"),
         ("server", "a replaced patient"),
     ]
-    assert guarantee.trusted_by(rows[:1], None) == [("nobody", "")]
+    assert guarantee.trusts_needed(rows[:1], None) == [("nobody", "")]
     alone = {"trust": "server", "epsilon": 1.0}
-    assert guarantee.trusted_by([], alone) == [("server", "")]
+    assert guarantee.trusts_needed([], alone) == [("server", "")]
     note = "against the coordinator and 0 of the other clients together"
     assert "nothing is proven against another client" in guarantee.sentence_of(note)
     note = "against the coordinator and 1 of the other clients together"
@@ -482,7 +484,7 @@ def test_the_pictures_are_scaled_down(shown, tmp_path):
     path = tmp_path / "large.png"
     for colour, side, expected in (("red", 1_810, (400, "RGB")), ("grey", 82, (82, "L"))):
         Image.new("RGB", (side, side), colour).save(path)
-        picture = Image.open(BytesIO(pages.small_png(path)))
+        picture = Image.open(BytesIO(pages.shrink_png(path)))
         assert (picture.width, picture.mode) == expected
 
 

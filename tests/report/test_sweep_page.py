@@ -4,7 +4,7 @@ import pytest
 
 from fed_dpsd.report.facts import Unfinished
 from fed_dpsd.report.pages import sweep_page
-from fed_dpsd.report.settings import read
+from fed_dpsd.report.settings import read_settings
 from fed_dpsd.report.tables import FIRST_LINE
 from tests.report.conftest import write_table
 from tests.report.runs import check_structure
@@ -14,7 +14,7 @@ STOPPED = Unfinished("ab12", 2, 5, "the disk is full", False, "fed-dpsd resume a
 
 
 def page(path, rounds=None, differences=(), unfinished=()):
-    text = sweep_page("curve", read([path]), rounds or {}, differences, unfinished)
+    text = sweep_page("curve", read_settings([path]), rounds or {}, differences, unfinished)
     assert text.startswith(FIRST_LINE)
     return check_structure(text)
 

@@ -10,7 +10,7 @@ import pytest
 from scipy.stats import ttest_rel
 
 from fed_dpsd.errors import UserError
-from fed_dpsd.report.settings import NEEDED, RESULTS, names, read, rows_by_key
+from fed_dpsd.report.settings import NEEDED, RESULTS, read_settings, rows_by_key, setting_names
 from fed_dpsd.report.sweep_charts import ROUND_COLUMNS
 from fed_dpsd.report.tables import (
     FIRST_LINE,
@@ -19,7 +19,7 @@ from fed_dpsd.report.tables import (
     csv_text,
     differences,
     markdown,
-    pipes,
+    markdown_table,
     summary,
     write_own,
 )
@@ -40,7 +40,7 @@ def test_means_and_sample_deviations_over_seeds(table):
     areas = {0.5: "", 0.6: 0.9, 0.8: 0.7}
     seeds = [{"student": s, "auroc_student": a, "num_classes": 2} for s, a in areas.items()]
     other = {"num_classes": 2, "rounds": 40, "student": 0.25, "seed": 0, "record_add_remove": "inf"}
-    settings = read([table(*seeds, other)])
+    settings = read_settings([table(*seeds, other)])
     header, (first, second) = lines(markdown(settings))
     assert header[:5] == ["rounds", "student", "ensemble", "auroc_student", "seeds"]
     claims = ("record, add_remove", "record, replace_one", "patient, add_remove")
@@ -53,12 +53,14 @@ def test_means_and_sample_deviations_over_seeds(table):
     assert (row["seeds"], row["data"], row["rounds"], row["delta"]) == ("3", "mnist", "20", "1e-05")
     assert float(row["student_mean"]) == pytest.approx(190 / 3)
     assert float(row["student_deviation"]) == pytest.approx(100 * math.sqrt(0.07 / 3))
-    ten = read([table({"auroc_student": 0.9}, name="ten.csv")])
+    ten = read_settings([table({"auroc_student": 0.9}, name="ten.csv")])
     assert "auroc_student" not in markdown(ten)  # areas are for two classes
 
 
 def test_an_epsilon_is_rounded_up_and_is_the_largest_of_its_seeds(table):
-    settings = read([table({"record_add_remove": 1.00001}, {"record_add_remove": 1.23451})])
+    settings = read_settings(
+        [table({"record_add_remove": 1.00001}, {"record_add_remove": 1.23451})]
+    )
     _, (row,) = lines(markdown(settings))
     assert row["epsilon record, add_remove"] == "1.2346"
     (row,) = csv.DictReader(io.StringIO(summary(settings)))
@@ -70,7 +72,7 @@ def test_costs_are_summed_and_averaged_over_seeds(table):
     cost = {"forward_answers": 1000, "backward_answers": 500, "bytes_to_clients": 3e6}
     cost |= {"bytes_to_server": 250_000, "seconds_rounds": 7}
     seeds = [cost, cost | {"forward_answers": 2000, "bytes_to_server": "", "seconds_rounds": 9}]
-    settings = read([table(*seeds, {"rounds": 40})])
+    settings = read_settings([table(*seeds, {"rounds": 40})])
     titles = ("teacher answers", "megabytes", "seconds of rounds")
     _, (first, second) = lines(markdown(settings))
     assert [first[title] for title in titles] == ["2,000", "3.25", "8.0"]
@@ -80,13 +82,13 @@ def test_costs_are_summed_and_averaged_over_seeds(table):
     assert [float(mean) for mean in means] == pytest.approx([2000, 3.25, 8])
     assert float(first["seconds_of_rounds_deviation"]) == pytest.approx(math.sqrt(2))
     assert first["megabytes_deviation"] == second["megabytes_mean"] == ""
-    assert "answers" not in markdown(read([table({}, name="none.csv")]))
+    assert "answers" not in markdown(read_settings([table({}, name="none.csv")]))
 
 
 def test_the_epsilon_of_a_label_has_columns_of_its_own_and_is_no_records(table):
     label = {"label_replace_one": 1.00001, "label_delta": "0.0", "label_trust": "nobody"}
     label |= {"record_add_remove": "inf", "method": "central"}
-    settings = read([table(label, label | {"label_replace_one": 1.5}, {"method": "dpsd"})])
+    settings = read_settings([table(label, label | {"label_replace_one": 1.5}, {"method": "dpsd"})])
     _, (private, other) = lines(markdown(settings))
     title = "epsilon of labels alone, replace_one"
     assert (private[title], private["its delta"], private["its trust"]) == ("1.5", "0.0", "nobody")
@@ -104,23 +106,25 @@ def test_a_setting_is_named_by_what_sets_it_apart(table):
         {"method": "dense", "privacy": "label", "answers.k": 3, "on": "true"},
         {"method": "dense", "privacy": "votes", "on": "false"},
     ]
-    settings = read([table(*rows)])
-    assert names(settings) == [
+    settings = read_settings([table(*rows)])
+    assert setting_names(settings) == [
         *("dpsd, label, on=true", "dense, label, on=true, k=3", "dense, votes, on=false"),
     ]
-    assert names(settings, ("method", "on")) == ["label", "label, k=3", "votes"]
-    assert names(settings[:1]) == ["the only setting"]
+    assert setting_names(settings, ("method", "on")) == ["label", "label, k=3", "votes"]
+    assert setting_names(settings[:1]) == ["the only setting"]
     grids = [
         {"grid": "DENSE", "method": "dense", "rounds": 20, "reason": "weights leave"},
         {"grid": "DENSE", "method": "dense", "rounds": 40},
         {"grid": "bounds", "method": "ensemble", "rounds": 1},
     ]
-    settings = read([table(*grids)])
+    settings = read_settings([table(*grids)])
     header, (first, *_) = lines(markdown(settings))
     assert header[:3] == ["grid", "rounds", "student"]
-    assert names(settings) == ["DENSE, rounds=20", "DENSE, rounds=40", "bounds"]
+    assert setting_names(settings) == ["DENSE, rounds=20", "DENSE, rounds=40", "bounds"]
     assert first["why inf"] == "weights leave"
-    equal = markdown(read([table(*({"privacy": p, "mechanism": p} for p in ("label", "votes")))]))
+    equal = markdown(
+        read_settings([table(*({"privacy": p, "mechanism": p} for p in ("label", "votes")))])
+    )
     assert lines(equal)[0][0] == "mechanism"
     assert "`data=mnist`, `num_classes=10`, `teachers_per_client=1`" in " ".join(equal.split())
     assert "Commit abc. Machine: m." in equal
@@ -129,10 +133,10 @@ def test_a_setting_is_named_by_what_sets_it_apart(table):
 def test_several_tables_are_one_and_a_repeated_key_counts_once(table):
     first = table({}, {"student": 0.7}, name="a.csv")
     second = table({"key": "a.csv1", "seed": 1, "student": 0.9}, {"seed": 2}, name="b.csv")
-    (setting,) = read([first, second])
+    (setting,) = read_settings([first, second])
     assert [run["student"] for run in setting.runs] == ["0.5", "0.9", "0.5"]
     paths = table({}, name="a.csv"), table({"answers.k": 3}, name="b.csv")
-    assert [each.values.get("answers.k") for each in read(paths)] == [None, "3"]
+    assert [each.values.get("answers.k") for each in read_settings(paths)] == [None, "3"]
 
 
 def test_what_cannot_be_read_is_an_error_that_names_file_and_cell(table, tmp_path):
@@ -145,16 +149,16 @@ def test_what_cannot_be_read_is_an_error_that_names_file_and_cell(table, tmp_pat
     ]
     for rows, expected in cases:
         with pytest.raises(UserError, match=expected):
-            read([table(*rows)])
+            read_settings([table(*rows)])
     for column in NEEDED:
         with pytest.raises(UserError, match=rf"curve.csv has no column '{column}'"):
-            read([table({}, without=(column,))])
+            read_settings([table({}, without=(column,))])
     with pytest.raises(UserError, match=r"none.csv cannot be read .*No such file"):
-        read([tmp_path / "none.csv"])
+        read_settings([tmp_path / "none.csv"])
     for header in (",".join(NEEDED), "key"):  # a sweep begins with the latter
         (tmp_path / "empty.csv").write_text(f"{header}\n")
         with pytest.raises(UserError, match="empty.csv: no run to report"):
-            read([tmp_path / "empty.csv"])
+            read_settings([tmp_path / "empty.csv"])
 
 
 def test_a_wrong_file_next_to_a_table_is_an_error_and_of_two_files_the_last_counts(tmp_path):
@@ -179,7 +183,7 @@ def test_a_wrong_file_next_to_a_table_is_an_error_and_of_two_files_the_last_coun
 
 
 def test_a_file_that_the_report_did_not_write_stays(table, tmp_path):
-    settings = read([table({})])
+    settings = read_settings([table({})])
     for name, text, start in (
         ("results.md", markdown(settings), FIRST_LINE),
         ("results_summary.csv", summary(settings), SUMMARY_START),
@@ -196,7 +200,7 @@ def test_a_file_that_the_report_did_not_write_stays(table, tmp_path):
 def test_every_column_of_a_sweep_is_a_result_or_a_setting(tmp_path):
     planned = sweeps.plan((*TINY, "seed=0"), tmp_path / "sweep", tmp_path, print)
     assert not sweeps.run(planned, at_once, tmp_path / "table.csv", print)
-    (setting,) = read([tmp_path / "table.csv"])
+    (setting,) = read_settings([tmp_path / "table.csv"])
     given = {override.split("=")[0] for override in TINY}
     fixed = {"method", "data", "num_classes", "num_clients", "teachers_per_client", "mechanism"}
     assert set(setting.values) == given | fixed
@@ -215,7 +219,7 @@ def runs(grid, students, **more):
 def test_an_interval_is_that_of_a_paired_test(table):
     """An unpaired interval, for such different students, would be three times as wide."""
     path = table(*runs("first", FIRST), *runs("second", SECOND))
-    header, (name, cell, pairs) = differences(read([path]), "first")
+    header, (name, cell, pairs) = differences(read_settings([path]), "first")
     assert (header, name, pairs) == (["minus first", "student", "pairs"], "second", "3")
     test = ttest_rel(SECOND, FIRST)
     low, high = test.confidence_interval(0.95)
@@ -228,7 +232,7 @@ def test_an_interval_is_that_of_a_paired_test(table):
 def test_two_pairs_have_no_interval(table):
     for number, interval in ((2, False), (3, True)):
         path = table(*runs("first", FIRST[:number]), *runs("second", SECOND[:number]))
-        _, (_, cell, pairs) = differences(read([path]), "first")
+        _, (_, cell, pairs) = differences(read_settings([path]), "first")
         assert (pairs, " to " in cell, " ± " in cell) == (str(number), interval, True)
 
 
@@ -240,16 +244,16 @@ def test_only_seeds_that_both_have_are_compared(table):
         ([{"grid": "second", "seed": 5, "student": 0.5}], ["second", "", "0"]),
     ]
     for others, expected in cases:
-        _, row = differences(read([table(*runs("first", FIRST), *others)]), "first")
+        _, row = differences(read_settings([table(*runs("first", FIRST), *others)]), "first")
         assert [row[0], row[1].partition(" (")[0], row[2]] == expected
     path = table(*runs("first", FIRST, **two), *runs("second", SECOND[:1], **two))
-    header, row = differences(read([path]), "first")
+    header, row = differences(read_settings([path]), "first")
     assert header == ["minus first", "student", "auroc_student", "pairs"]
     assert row[2] == "+0.0"
     with pytest.raises(UserError, match="--against='third' is not .*; give one of: first; second"):
-        differences(read([path]), "third")
+        differences(read_settings([path]), "third")
     with pytest.raises(UserError, match="^--against='x': there is one setting, .*; leave out --ag"):
-        differences(read([table({}, {"seed": 1})]), "x")
+        differences(read_settings([table({}, {"seed": 1})]), "x")
 
 
 def test_r5_runs_are_paired_by_seed_and_by_every_varied_key(table):
@@ -262,7 +266,7 @@ def test_r5_runs_are_paired_by_seed_and_by_every_varied_key(table):
         for seed in range(3)
     ]
     rows[-1]["student"] = 0.55
-    settings = read([table(*rows)])
+    settings = read_settings([table(*rows)])
     header, *found = differences(settings, "a")
     assert header == ["minus a", "student", "pairs"]
     assert [(row[0], row[1].partition(" (")[0], row[2]) for row in found] == [
@@ -291,7 +295,7 @@ def test_r4_a_table_has_a_line_for_each_method_and_a_column_for_each_alpha(table
         for alpha, own in students.items()
         for seed, student in enumerate(own)
     ]
-    grid = Grid.of(read([table(*rows)]))
+    grid = Grid.of(read_settings([table(*rows)]))
     assert grid.markdown().splitlines()[-5:] == [
         "|  | mnist, alpha 0.5 | mnist, alpha 0.1 | epsilon |",
         "| --- | --- | --- | --- |",
@@ -310,4 +314,4 @@ def test_r4_a_table_has_a_line_for_each_method_and_a_column_for_each_alpha(table
 
 def test_a_table_has_the_columns_of_all_rows():
     assert csv_text([{"a": 1}, {"a": 2, "b": 0.1}]) == "a,b\n1,\n2,0.1\n"
-    assert pipes([["x", "y"], ["1", "2"]]) == "| x | y |\n| --- | --- |\n| 1 | 2 |"
+    assert markdown_table([["x", "y"], ["1", "2"]]) == "| x | y |\n| --- | --- |\n| 1 | 2 |"

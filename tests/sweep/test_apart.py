@@ -7,7 +7,7 @@ import pytest
 
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import from_overrides
-from fed_dpsd.report.settings import names, read
+from fed_dpsd.report.settings import read_settings, setting_names
 from fed_dpsd.sweep.apart import differing_keys, distinguish_rows, key_texts
 from fed_dpsd.sweep.reported import settings_in
 from tests.every import every
@@ -28,7 +28,7 @@ def sweep(folder, *overrides, grid=None):
 def found(settings):
     """The seeds of each setting, by its name."""
     seeds = ["".join(run["seed"] for run in setting.runs) for setting in settings]
-    return dict(zip(names(settings), seeds, strict=True))
+    return dict(zip(setting_names(settings), seeds, strict=True))
 
 
 @every("seeds", ["[2, 3]", "[0]"])
@@ -39,7 +39,7 @@ def test_an_edited_grid_gives_other_settings_whether_its_seeds_are_new_or_not(tm
     more = "".join(re.findall(r"\d", seeds))
     expected = {"FedAVG, rounds=2": "01", "FedAVG, rounds=3": more}
     expected |= {"FedDPSD, rounds=2": "01", "FedDPSD, rounds=3": more}
-    assert found(read([table])) == expected
+    assert found(read_settings([table])) == expected
     # A table of an earlier version lacks the column; it has the same report.
     with table.open(newline="") as file:
         rows = [{k: v for k, v in row.items() if k != "rounds"} for row in csv.DictReader(file)]
@@ -71,9 +71,9 @@ def test_keys_left_at_their_defaults_have_their_values_next_to_others(tmp_path):
     sweep(tmp_path, "rounds=2")
     table = sweep(tmp_path)
     expected = ["alpha=0.5, rounds=20", "alpha=0.1, rounds=20", "alpha=0.5, rounds=2"]
-    assert list(found(read([table]))) == expected
+    assert list(found(read_settings([table]))) == expected
     table = sweep(tmp_path, "answers.epsilon_per_answer=2,10", "seed=1")  # 10.0 by default
-    assert found(read([table])) == {
+    assert found(read_settings([table])) == {
         "alpha=0.5, rounds=20, epsilon_per_answer=10": "01",
         "alpha=0.1, rounds=20, epsilon_per_answer=10": "0",
         "alpha=0.5, rounds=2, epsilon_per_answer=10": "0",

@@ -15,7 +15,7 @@ from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import from_overrides
 from fed_dpsd.report import pages
 from fed_dpsd.report.pages import run_page as page
-from fed_dpsd.report.settings import names, read
+from fed_dpsd.report.settings import read_settings, setting_names
 from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.sweep.reported import (
     command_of,
@@ -77,9 +77,9 @@ def test_several_runs_are_one_table_in_the_folder_that_is_named(folders, tmp_pat
     assert facts_of([run, other]) is None
     assert facts_of([path]) is None
     # Runs of the same seed have the keys that differ.
-    settings = read([*tables_of([run, noisier], tmp_path / "both")])
-    assert names(settings) == ["epsilon_per_answer=10", "epsilon_per_answer=2"]
-    assert len(read(tables_of([run, noisier]))) == 2  # from the tables of their own, too
+    settings = read_settings([*tables_of([run, noisier], tmp_path / "both")])
+    assert setting_names(settings) == ["epsilon_per_answer=10", "epsilon_per_answer=2"]
+    assert len(read_settings(tables_of([run, noisier]))) == 2  # from the tables of their own, too
 
 
 def test_runs_that_differ_in_seeds_that_follow_the_runs_are_one_setting(folders, tmp_path):
@@ -265,7 +265,7 @@ def test_the_page_of_a_stopped_run_is_replaced_when_it_completes(stopped):
     completed = facts_of([stopped])
     assert completed.unfinished is None
     tables = tables_of([stopped])
-    assert path in list(pages.write(read(tables), tables, stopped, None, completed))
+    assert path in list(pages.write(read_settings(tables), tables, stopped, None, completed))
     assert "not finished" not in path.read_text()
 
 

@@ -200,15 +200,15 @@ def warnings(
     """Return a warning if the noise of the answers is too large for a student to learn."""
     queries = sum(s.requests * s.queries for s in plan.stages if s.mechanism == answers)
     teachers = config.num_clients * config.teachers_per_client
-    clarity = queries * answers.clarity(config.num_clients, config.teachers_per_client)
-    if not queries or clarity > TOO_LITTLE:
+    squared_snr = queries * answers.squared_snr(config.num_clients, config.teachers_per_client)
+    if not queries or squared_snr > TOO_LITTLE:
         return []
     field = str(answers.calibrated_by)
     value = getattr(answers, field)
     larger = field == "epsilon_per_answer"  # a larger value means less noise
     fitting = f"answers.{field}={10 if larger else 0.1}"
     if value >= 10 if larger else value <= 0.1:
-        if clarity > TOO_SHORT:
+        if squared_snr > TOO_SHORT:
             return []
         remedy = "send more queries, by rounds or queries_per_round"
     elif training.private:
@@ -217,7 +217,7 @@ def warnings(
         remedy = "use many more teachers (teachers_per_client)"
         suits = method.trainings is None or "dp_sgd" in method.trainings
         remedy += f", or training=dp_sgd {fitting}" if suits else " or queries_per_round"
-    expected = "near chance" if clarity <= NEAR_CHANCE else "far below its teachers"
+    expected = "near chance" if squared_snr <= NEAR_CHANCE else "far below its teachers"
     return [
         f"answers={answers.name} with answers.{field}={value:.4g}: the noise hides what "
         f"{teachers:,} teacher{'s' * (teachers > 1)} can say in {queries:,} queries, so expect a "

@@ -36,7 +36,7 @@ from fed_dpsd.privacy.training import (
     TrainedUnit,
     Training,
     TrainingMechanism,
-    unit_by_default,
+    default_unit,
 )
 from fed_dpsd.storage import home
 
@@ -242,7 +242,7 @@ def _with_unit(
     names = {field.name for field in dataclasses.fields(cls)} if cls else set()
     if values.get("unit") in ("record", "patient"):
         patients = values["unit"] == "patient"
-    suited = {key: value for key, value in unit_by_default(patients).items() if key in names}
+    suited = {key: value for key, value in default_unit(patients).items() if key in names}
     for key, value in suited.items():
         binder.set_default(f"{where}.{key}", value)
     return {**values, **{k: v for k, v in suited.items() if values.get(k) is None}}

@@ -203,7 +203,7 @@ class Account:
         queries += sum(stage.requests * max(stage.queries, 1) for stage in unpaid)
         if queries > self.most_queries:
             return "queries"
-        names = {stage.mechanism.name for stage in self.plan.paid}
+        names = {stage.mechanism.name for stage in self.plan.budgeted}
         admitted = self._budget_admits(*(s for s in unpaid if s.mechanism.name in names))
         return "" if admitted else "budget"
 
@@ -285,7 +285,7 @@ def needed_budget(settings: PrivacyConfig, plan: Plan) -> float:
     It slightly exceeds the plan's epsilon, because a budget also holds if settings change later.
     """
     return max(
-        smallest_budget(_costs(plan.paid, relation), settings.delta)
+        smallest_budget(_costs(plan.budgeted, relation), settings.delta)
         for relation in _bounded(settings)
     )
 
@@ -304,7 +304,7 @@ def budget_warning(settings: PrivacyConfig, plan: Plan) -> str:
         f"privacy.budget={settings.budget:g} is less than this run needs, {rounded_up(needed)} "
         f"({_bounded_text(settings)})"
     )
-    first = [replace(stage, requests=1) for stage in plan.paid[:1]]
+    first = [replace(stage, requests=1) for stage in plan.budgeted[:1]]
     if all(
         within_budget(_costs(first, relation), settings.budget, settings.delta)
         for relation in _bounded(settings)

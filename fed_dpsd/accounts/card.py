@@ -22,11 +22,11 @@ from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.models import pictures
 from fed_dpsd.models.pretrained import public_of
 from fed_dpsd.privacy.accounting import Bound, prove
-from fed_dpsd.privacy.epsilon import NOT_REVIEWED_NOTE, Epsilon, reviewed
+from fed_dpsd.privacy.epsilon import NOT_REVIEWED_NOTE, Epsilon, add_review_note
 from fed_dpsd.privacy.label_dp import IMAGES_NOTE, LabelPrivate, prove_label
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Basis, Relation, Unit, quorum_of
 from fed_dpsd.privacy.plan import Plan
-from fed_dpsd.privacy.published import published_epsilon, published_of_training
+from fed_dpsd.privacy.published import published_epsilon, published_training_epsilon
 from fed_dpsd.protocol import Releases
 from fed_dpsd.report.guarantee import BY
 
@@ -240,7 +240,7 @@ def privacy_card(
     published = math.inf
     if plan.stages:
         trained = experiment.training, plan.trainings
-        published = published_of_training(*trained, num_classes, settings.delta)
+        published = published_training_epsilon(*trained, num_classes, settings.delta)
     if asked:
         published = published_epsilon(answers, counted, settings.delta)
     left = [stage.mechanism.name for stage in asked or plan.stages[-1:]]
@@ -315,7 +315,7 @@ def proven_epsilons(
             notes.append(PARTITION_NOTE)
     else:
         notes.append(TIME_NOTE)
-        if plan.counts:
+        if plan.releases_counts:
             notes.append(COUNTS_NOTE)
     if unit == "patient" and not (config.data.names_patients and config.federation.simulation):
         notes.append(PATIENT_NOTE)
@@ -332,7 +332,7 @@ def proven_epsilons(
     if "pretrained" in {*map(config.architecture, range(config.num_clients)), config.model.student}:
         notes.append(public_of(config.model).note)
     mechanisms = (stage.mechanism for stage in plan.charged)
-    caveats = reviewed((*notes, *further_notes), *mechanisms)
+    caveats = add_review_note((*notes, *further_notes), *mechanisms)
     found = claims(
         charges_of_plan(plan, plan.releases, unit, relation), delta, unit, relation, plan.queries
     )

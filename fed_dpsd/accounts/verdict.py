@@ -8,7 +8,7 @@ from fed_dpsd.experiment import Experiment
 from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.privacy.epsilon import Epsilon
 from fed_dpsd.privacy.label_dp import IMAGES_NOTE
-from fed_dpsd.privacy.mechanism import Unit, quorum_of, weakest
+from fed_dpsd.privacy.mechanism import Unit, combined_trust, quorum_of
 from fed_dpsd.report.guarantee import MEANINGFUL, MEANINGFUL_DELTA
 
 SEEDED_VERDICT = (
@@ -75,7 +75,7 @@ def _of(experiment: Experiment, card: PrivacyCard, unit: Unit) -> str:
 def _against(experiment: Experiment, *epsilons: Epsilon) -> str:
     """Describe the observers that the numbers protect against, given the largest trust needed."""
     colluding = getattr(quorum_of(experiment.answers), "colluding", 0)
-    trust = weakest(epsilon.trust for epsilon in epsilons)
+    trust = combined_trust(epsilon.trust for epsilon in epsilons)
     if trust == "server":
         return "against any observer except the coordinator, which sees answers without noise"
     if trust == "threshold":

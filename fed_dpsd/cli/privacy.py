@@ -269,7 +269,7 @@ def _spent_table(
     """Return a row per client, with the epsilons of a record and of meaningful larger units."""
     from fed_dpsd.accounts.verdict import is_meaningful
     from fed_dpsd.privacy.epsilon import NOT_REVIEWED
-    from fed_dpsd.privacy.mechanism import weakest
+    from fed_dpsd.privacy.mechanism import combined_trust
 
     spent = {
         file: {pair: next(iter(proofs.values())) for pair, proofs in of_file.items()}
@@ -291,7 +291,7 @@ def _spent_table(
         queries = sum(entry.queries for entry in entries)
         cells = (f"{len(entries):,}", f"{queries:,}", *(epsilon.number(4) for epsilon in own))
         review = f" ({NOT_REVIEWED})" if any(epsilon.review for epsilon in own) else ""
-        table.add_row(file.stem + review, *cells, weakest(epsilon.trust for epsilon in own))
+        table.add_row(file.stem + review, *cells, combined_trust(epsilon.trust for epsilon in own))
     return table
 
 

@@ -21,11 +21,11 @@ from fed_dpsd.methods.method import Method, Regulariser
 from fed_dpsd.models.inference import Images
 from fed_dpsd.privacy.clipped_gradients import ClippedGradients
 from fed_dpsd.privacy.mechanism import (
-    Clear,
     ExactCounts,
     KeptTeachers,
     Mechanism,
-    Shared,
+    Noiseless,
+    SupportsSecureSum,
     Weights,
     passes_through_teachers,
 )
@@ -294,7 +294,7 @@ class Site:
         )
         with self.ledger.transaction():
             # Without noise to draw in between, charge and answer are written at once.
-            with self.ledger.together() if isinstance(mechanism, Clear) else nullcontext():
+            with self.ledger.together() if isinstance(mechanism, Noiseless) else nullcontext():
                 self._pay(mechanism, request)
                 values = self.ledger.stored(digest)
                 if values is None:
@@ -309,7 +309,7 @@ class Site:
         self, mechanism: Mechanism, bounded: NDArray[Any], digest: str, request: Request
     ) -> NDArray[Any]:
         """Return the (B, K) sum of (n, B, K) bounded values with the noise that is drawn here."""
-        if mechanism.noise_at == "server" and isinstance(mechanism, Shared):
+        if mechanism.noise_at == "server" and isinstance(mechanism, SupportsSecureSum):
             return truncate(bounded, mechanism.lattice).sum(0)
         # The noise depends on the values too: it must never be added to different values.
         noised = hashlib.sha256(digest.encode() + bounded.tobytes()).hexdigest()

@@ -357,19 +357,19 @@ def _shuffled_losses(event: ShuffledResponseDpEvent, step: float) -> pld.Privacy
     masses = np.zeros(2 * farthest + 1)
     for losses, chance in shuffled.losses(event.epsilon_per_answer, event.k, event.responses):
         masses += _on_grid(losses, chance, step, farthest)
-    return _symmetric(masses, shuffled.certain(event.k), step)
+    return _symmetric(masses, shuffled.omitted_mass(event.k), step)
 
 
 def _bounded_range_losses(
     event: BoundedRangeDpEvent, releases: int, step: float
 ) -> pld.PrivacyLossDistribution:
     """Return the losses of adaptive releases, composed block by block."""
-    total, most = pld.identity(step), bounded_range.block(event.loss_range)
+    total, most = pld.identity(step), bounded_range.most_releases(event.loss_range)
     for size, times in ((most, releases // most), (releases % most, 1)):
         if size and times:
-            losses, chance, certain = bounded_range.losses(event.loss_range, size)
+            losses, chance, infinite = bounded_range.losses(event.loss_range, size)
             farthest = math.ceil(losses[-1] / step) + 1
-            part = _symmetric(_on_grid(losses, chance, step, farthest), certain, step)
+            part = _symmetric(_on_grid(losses, chance, step, farthest), infinite, step)
             total = total.compose(part.self_compose(times))
     return total
 
@@ -391,9 +391,12 @@ def _on_grid(
 
 
 def _symmetric(
-    masses: NDArray[np.float64], certain: float, step: float
+    masses: NDArray[np.float64], infinite: float, step: float
 ) -> pld.PrivacyLossDistribution:
-    """Return the distribution of losses of -G..G steps, the same in both directions."""
+    """Return the distribution of losses of -G..G steps, the same in both directions.
+
+    `infinite` is the mass of an infinite loss.
+    """
     farthest = len(masses) // 2
     law = dict(zip(range(-farthest, farthest + 1), masses.tolist(), strict=True))
-    return pld.PrivacyLossDistribution.create_from_rounded_probability(law, certain, step)
+    return pld.PrivacyLossDistribution.create_from_rounded_probability(law, infinite, step)

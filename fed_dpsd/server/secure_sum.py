@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment
-from fed_dpsd.privacy.mechanism import Shared
+from fed_dpsd.privacy.mechanism import SupportsSecureSum
 from fed_dpsd.privacy.secure_sum import Masked, Opened, SumError, combine, sealed_size
 from fed_dpsd.protocol import Request, Response, SumStep
 from fed_dpsd.storage import npz_of, write_atomically
@@ -40,7 +40,7 @@ def secure_sum(
         UserError: too few clients are left; nothing was unmasked.
     """
     mechanism, digest = experiment.answers, request.digest
-    assert isinstance(mechanism, Shared)
+    assert isinstance(mechanism, SupportsSecureSum)
     assert mechanism.quorum is not None
     threshold, parties = mechanism.quorum.threshold, experiment.config.num_clients
     masked = {

@@ -19,7 +19,7 @@ from fed_dpsd.models.devices import named_device, torch_device
 from fed_dpsd.models.precision import choose_precision, learns_privately, precision_of
 from fed_dpsd.privacy.epsilon import NOT_REVIEWED, Epsilon
 from fed_dpsd.privacy.label_dp import IMAGES_NOTE
-from fed_dpsd.privacy.mechanism import weakest
+from fed_dpsd.privacy.mechanism import combined_trust
 from fed_dpsd.server.charge_log import ChargeLog
 from fed_dpsd.server.metrics import METRICS
 from fed_dpsd.storage import client_name, run_name, shown_path, write_json
@@ -193,7 +193,7 @@ def privacy_text(card: Mapping[str, Any], word: str = "proven") -> str:
         published = "nothing published"
     seeded = f", {SEEDED_NOTE}" if SEEDED_NOTE in added.notes else ""
     weak = "" if is_meaningful(replaced) else ": no meaningful protection"
-    trust = weakest((added.trust, replaced.trust))
+    trust = combined_trust((added.trust, replaced.trust))
     review = f", {added.review}" if added.review else ""
     labels = []
     if card["label"]:

@@ -29,7 +29,7 @@ from fed_dpsd.accounts.database import content_of, ledgers_in, open_connection, 
 from fed_dpsd.accounts.entry import Entry
 from fed_dpsd.accounts.ledger import FileLedger, LedgerError, MemoryLedger
 from fed_dpsd.errors import UserError
-from fed_dpsd.privacy.accounting import epsilon
+from fed_dpsd.privacy.accounting import best_bound
 from fed_dpsd.privacy.events import (
     BoundedRangeDpEvent,
     ReplacedInSampleDpEvent,
@@ -142,7 +142,7 @@ def test_spent_is_the_composition_of_all_charges(ledger):
         whole = SelfComposedDpEvent(GaussianDpEvent(multiplier), 512)
         for basis in ("training", "answers"):
             all_of_it = spent(entries, unit, "add_remove", basis)
-            assert epsilon(all_of_it, 1e-5) == epsilon(whole, 1e-5)
+            assert best_bound(all_of_it, 1e-5) == best_bound(whole, 1e-5)
 
 
 def test_what_is_spent_rests_on_the_trainings_or_on_all_that_left():
@@ -152,10 +152,10 @@ def test_what_is_spent_rests_on_the_trainings_or_on_all_that_left():
     other = entry("o", GaussianDpEvent(20.0), 3)
 
     def epsilon_of(basis, *entries):
-        return epsilon(spent(entries, "record", "add_remove", basis), 1e-5)
+        return best_bound(spent(entries, "record", "add_remove", basis), 1e-5)
 
     def alone(*parts):
-        return epsilon(ComposedDpEvent([SelfComposedDpEvent(*part) for part in parts]), 1e-5)
+        return best_bound(ComposedDpEvent([SelfComposedDpEvent(*part) for part in parts]), 1e-5)
 
     large, small = (GaussianDpEvent(5.0), 1), (GaussianDpEvent(50.0), 128)
     uncovered = GaussianDpEvent(20.0), 3

@@ -211,9 +211,8 @@ def privacy_card(
         claims = []
         for basis, planned in found.items():
             spent = [proof_on(basis, each) for each in used]
-            most = max(
-                [*(proof_on(basis, each) for each in more), *spent], key=_value, default=None
-            )
+            charged_proofs = [proof_on(basis, each) for each in more] + spent
+            most = max(charged_proofs, key=lambda proof: proof.value, default=None)
             claim = planned
             if most is not None and most.value > planned.value:
                 claim = dataclasses.replace(
@@ -224,7 +223,9 @@ def privacy_card(
                     notes=(*planned.notes, MORE_NOTE),
                 )
             row = claim.to_json() | {"basis": basis, "planned": _number(planned.value)}
-            claims.append(row | ({"spent": _number(max(map(_value, spent)))} if used else {}))
+            if spent:
+                row["spent"] = _number(max(proof.value for proof in spent))
+            claims.append(row)
         rows.append(_with_others(sorted(claims, key=lambda row: float(row["epsilon"]))))
     charges = [stage.mechanism for stage in plan.charged]
     uncharged = () if experiment.training in charges else (experiment.training,)
@@ -264,7 +265,7 @@ def _label(experiment: Experiment, plan: Plan) -> dict[str, Any] | None:
 
 
 def seeded_note(experiment: Experiment) -> tuple[str, ...]:
-    """Return the note on noise that anyone with the seeds can draw, if it is."""
+    """Return the note on seeded noise, which anyone with the seeds can draw; () without it."""
     return (SEEDED_NOTE,) if experiment.seeded else ()
 
 
@@ -272,10 +273,6 @@ def plugins_note(experiment: Experiment) -> tuple[str, ...]:
     """Return the note on plug-ins and functions that take part in the run, if any."""
     names = " and ".join(experiment.config.not_reviewed)
     return (NOT_REVIEWED_NOTE.format(names),) if names else ()
-
-
-def _value(proof: Proof) -> float:
-    return proof.value
 
 
 def _charged(

@@ -55,11 +55,13 @@ def key(file: File) -> None:
 
     Read on: docs/deployment.md
     """
-    from fed_dpsd.accounts.secret import exchange_key, secret_of
+    from fed_dpsd.accounts.secret import exchange_key, load_or_create_secret
     from fed_dpsd.client.hospital import open_hospital
     from fed_dpsd.privacy.secure_sum import public_key
 
-    print(public_key(exchange_key(secret_of(open_hospital(file).folder / "secret"))).hex())
+    print(
+        public_key(exchange_key(load_or_create_secret(open_hospital(file).folder / "secret"))).hex()
+    )
 
 
 def check(

@@ -291,8 +291,8 @@ def test_a_client_that_forgets_twice_remembers_both(small):
     account = Account(MemoryLedger(), experiment.config.privacy, plan_of(experiment), "run")
     for count in (32, 40):
         with account.ledger.transaction():
-            account.hear(replace(request(), heard={0: {"label": count}}), 0)
-        assert account.state().forgotten == {"label": count}
+            account.reconcile(replace(request(), heard={0: {"label": count}}), 0)
+        assert account.locked_statement().forgotten == {"label": count}
 
 
 def test_a_run_has_one_coordinator_at_a_time(small, tmp_path):

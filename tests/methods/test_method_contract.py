@@ -165,7 +165,7 @@ def charged_as_planned(experiment, federation):
     for site in federation._sites.values():
         entries = entries_of(site.ledger)
         assert sum(entry.queries for entry in entries) == planned.queries
-        charged = site.account.state().charged
+        charged = site.account.locked_statement().charged
         assert charged <= planned.releases
         assert not +planned.releases - charged
         for pair in UNITS_AND_RELATIONS:

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from fed_dpsd.data import datasets, partition, paths
 from fed_dpsd.data.datasets import Dataset, Split
 from fed_dpsd.data.partition import PARTITIONS, Partition
 from fed_dpsd.data.sources import with_classes
-from fed_dpsd.errors import ConfigError, UserError, format_value
+from fed_dpsd.errors import ConfigError, UserError, format_value, warn_once
 from fed_dpsd.methods.method import Method, PublicContext
 from fed_dpsd.models.classifiers import add_networks
 from fed_dpsd.models.pictures import PACKAGES
@@ -39,8 +38,6 @@ from fed_dpsd.privacy.training import (
     default_unit,
 )
 from fed_dpsd.storage import home
-
-logger = logging.getLogger("fed_dpsd")
 
 PLUGINS_RUN = (
     "plug-ins run with all rights of this process, and nothing is proven about them until their "
@@ -137,7 +134,7 @@ def _of_composition(
     experiment = _bound(composition.values, base, False, binder)
     name = experiment.training.name
     for setting in ignored_overrides(experiment.training, overrides):
-        _warn(f"{setting} has no effect: training={name} has its own keys, training.*")
+        warn_once(f"{setting} has no effect: training={name} has its own keys, training.*")
     _check_target(experiment, overrides)
     return experiment
 
@@ -189,7 +186,7 @@ def _bound(raw: Mapping[str, Any], base: Path | None, written: bool, binder: Bin
         if plugins:
             raw = {**raw, "plugins": list(map(str, plugins))}
             if not written:
-                _warn(f"{' and '.join(raw['plugins'])}: {PLUGINS_RUN}")
+                warn_once(f"{' and '.join(raw['plugins'])}: {PLUGINS_RUN}")
     if isinstance(raw["data"], Mapping) and not written:
         raw = {**raw, "data": with_classes(raw["data"], base, binder.problems)}
     config = binder.bind(Config, raw)
@@ -226,12 +223,6 @@ def _bound(raw: Mapping[str, Any], base: Path | None, written: bool, binder: Bin
     binder.finish()
     assert config is not None
     return Experiment(config, method, training, answers, partition)
-
-
-@functools.cache
-def _warn(text: str) -> None:
-    """Log a warning once in a process."""
-    logger.warning(text)
 
 
 def _with_unit(
@@ -366,9 +357,7 @@ def _bind_class(
     names = {field.name for field in dataclasses.fields(cls)}
     arguments = {key: value for key, value in values.items() if key != "_target_"}
     for key in arguments.keys() - names:
-        if fitting := choices_with_key(
-            f"{where}.{key}"
-        ):  # a chosen file sets it, such as a method's
+        if fitting := choices_with_key(f"{where}.{key}"):  # the file of another choice sets it
             name = getattr(cls, "name", cls.__name__)
             sets = method_sets(method, f"{where}.{key}")
             setter = f"method={method}" if sets else "another choice"

@@ -143,7 +143,7 @@ def attack(
     """
     from fed_dpsd.audits import inversion, membership
     from fed_dpsd.report import figures, plots, tables
-    from fed_dpsd.storage import encoded, write_atomically
+    from fed_dpsd.storage import to_utf8, write_atomically
 
     sweep, contradicted = path.absolute(), []
     folder = (out or (sweep if sweep.is_dir() else sweep.parent)).absolute()
@@ -153,7 +153,7 @@ def attack(
     def add(row: dict[str, Any]) -> None:
         rows.append(row)
         # One by one, because an attack takes minutes.
-        write_atomically(table, encoded(tables.csv_text(rows)))
+        write_atomically(table, to_utf8(tables.csv_text(rows)))
 
     with show_progress(console):
         if kind == "membership":

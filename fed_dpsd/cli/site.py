@@ -33,7 +33,7 @@ def init(file: File) -> None:
 
     Read on: docs/deployment.md
     """
-    from fed_dpsd.storage import conf_folder, encoded, write_atomically
+    from fed_dpsd.storage import conf_folder, to_utf8, write_atomically
 
     if file.exists():
         raise UserError(f"{file} already exists; it is not overwritten")
@@ -44,7 +44,7 @@ def init(file: File) -> None:
         template = template.replace(
             "\nstate: state\n", f"\nstate: {json.dumps(f'{file.stem}-state')}\n"
         )
-    write_atomically(file, encoded(template))
+    write_atomically(file, to_utf8(template))
     print(file.absolute())
 
 

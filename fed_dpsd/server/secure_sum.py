@@ -14,7 +14,7 @@ from fed_dpsd.experiment import Experiment
 from fed_dpsd.privacy.mechanism import SupportsSecureSum
 from fed_dpsd.privacy.secure_sum import Masked, Opened, SumError, combine, sealed_size
 from fed_dpsd.protocol import Request, Response, SumStep
-from fed_dpsd.storage import npz_of, write_atomically
+from fed_dpsd.storage import to_npz, write_atomically
 
 Steps = Callable[[Mapping[int, SumStep]], Mapping[int, Mapping[str, bytes]]]
 
@@ -55,7 +55,7 @@ def secure_sum(
             raise SumError(f"{len(masked)} clients answered; {threshold} are needed")
         else:
             packed = {str(c): np.frombuffer(m.to_bytes(), np.uint8) for c, m in masked.items()}
-            write_atomically(path, npz_of(packed))
+            write_atomically(path, to_npz(packed))
         named = tuple(sorted(masked))
         confirmed = deliver({client: SumStep(digest, named) for client in named})
         steps = {}

@@ -31,7 +31,7 @@ from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, combined_trust
 from fed_dpsd.progress import reporting
 from fed_dpsd.server.run_folder import new_run_folder, read_log
 from fed_dpsd.server.summary import ANSWERS, TRAVELLED, read_summary
-from fed_dpsd.storage import encoded, write_together, writing
+from fed_dpsd.storage import to_utf8, write_together, writing
 from fed_dpsd.sweep.apart import PLACES, configuration, distinguish_rows, try_open_experiment
 
 TABLE = "results.csv"
@@ -321,7 +321,7 @@ def _merge_table(
     writer = csv.DictWriter(text, header, restval="", lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    return encoded(text.getvalue())
+    return to_utf8(text.getvalue())
 
 
 def read_table(path: Path) -> tuple[list[str], dict[str, list[Row]]]:

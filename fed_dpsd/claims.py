@@ -160,15 +160,15 @@ def smallest_claim(
     return next(iter(found.values()))
 
 
-def cost(plan: Plan, delta: float, unit: Unit, together: bool) -> float:
+def planned_epsilon(plan: Plan, delta: float, unit: Unit, combined: bool) -> float:
     """Return the epsilon of a plan for an added or removed unit, to which noise is calibrated.
 
-    Without `together`, this is what a budget counts. With `together`, training and answers may
+    Without `combined`, this is what a budget counts. With `combined`, training and answers together may
     prove a smaller epsilon.
     """
     paid = ComposedDpEvent([stage.event(unit, "add_remove") for stage in plan.budgeted])
     budgeted = unchanged_epsilon(paid, delta)
-    if not together:
+    if not combined:
         return budgeted
     charges = charges_of_plan(plan, plan.releases, unit, "add_remove")
     return min(budgeted, proof_on("contraction", proofs(charges, delta)).value)

@@ -11,8 +11,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fed_dpsd.checks import check, ignored_overrides, public_features, warnings
-from fed_dpsd.claims import cost
+from fed_dpsd.checks import check, ignored_overrides, missing_public_features, warnings
+from fed_dpsd.claims import planned_epsilon
 from fed_dpsd.config import BUNDLED, Config, DataConfig, names_patients, to_json
 from fed_dpsd.config.bind import Binder
 from fed_dpsd.config.compose import Composition, compose_valid
@@ -292,20 +292,20 @@ def calibrated(experiment: Experiment) -> Experiment:
         changed = dataclasses.replace(mechanism, **{field: value})
         return dataclasses.replace(experiment, **{axis: changed})
 
-    def spend(value: float, together: bool = False) -> float:
+    def spend(value: float, combined: bool = False) -> float:
         trial = with_value(value)
         plan = method.plan(PublicContext.of(config, trial.training, trial.answers))
-        return cost(plan, settings.delta, unit, together)
+        return planned_epsilon(plan, settings.delta, unit, combined)
 
-    contracted = functools.partial(spend, together=True)
+    spend_combined = functools.partial(spend, combined=True)
     least, most = CALIBRATED_BETWEEN[field]
     try:
         value = calibrate(spend, target, least, most)
         # A budget does not count the answers of privately trained teachers, so their noise reduces
         # the epsilon only without a budget.
-        gains = axis == "training" and settings.budget is None and contracted(value) < spend(value)
-        if gains and contracted(most) >= target:
-            value = calibrate(contracted, target, least, most)
+        may_combine = axis == "training" and settings.budget is None
+        if may_combine and spend_combined(value) < spend(value) and spend_combined(most) >= target:
+            value = calibrate(spend_combined, target, least, most)
     except ValueError as error:
         raise ConfigError([f"privacy.{error}"]) from None
     values = {**getattr(config, axis), field: value}
@@ -418,7 +418,7 @@ def _resolve_paths(binder: Binder, config: Config, base: Path | None, written: b
         changes["model"] = dataclasses.replace(config.model, weights=path)
     config = dataclasses.replace(config, **changes)
     if not written:  # a hospital's errors must not name its files to the coordinator
-        found = public_features(config)
+        found = missing_public_features(config)
         binder.problems += [each for each in found if not binder.concerns(each)]
     return config
 

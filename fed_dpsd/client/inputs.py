@@ -12,7 +12,7 @@ from fed_dpsd.data.datasets import Split
 from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.models.fixed_features import feature_cache
 from fed_dpsd.models.inference import IMAGES_AT_ONCE, to_unit, trainable_part
-from fed_dpsd.privacy.lattice import is_position_independent
+from fed_dpsd.privacy.lattice import places_agree
 from fed_dpsd.privacy.training import TrainingMechanism, patient_places
 
 PROBED = 16  # images whose gradients identify a network's kernels
@@ -92,7 +92,7 @@ def safe_batch(teacher: Classifier, images: NDArray[np.uint8]) -> int:
         return IMAGES_AT_ONCE
     key = (*teacher.features_key, images.shape[1:])
     if key not in _safe_batches:
-        agree = is_position_independent(features, torch.from_numpy(images), IMAGES_AT_ONCE)
+        agree = places_agree(features, torch.from_numpy(images), IMAGES_AT_ONCE)
         _safe_batches[key] = IMAGES_AT_ONCE if agree else 1
     return _safe_batches[key]
 

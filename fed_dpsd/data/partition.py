@@ -136,7 +136,7 @@ class ByClass(Partition):
         )
 
     def deal(self, labels: NDArray[np.int64], num_clients: int) -> list[NDArray[np.int64]]:
-        """Return the indices of each client's records, by PathologicalPartitioner of flwr-datasets."""
+        """Return each client's indices, by PathologicalPartitioner of flwr-datasets."""
         from flwr_datasets.partitioner import PathologicalPartitioner
 
         partitioner = PathologicalPartitioner(

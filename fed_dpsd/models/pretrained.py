@@ -23,7 +23,7 @@ from fed_dpsd.models import efficientnet
 from fed_dpsd.models.fixed_features import Remembering, memory_for, version_of
 from fed_dpsd.models.patches import Patches
 from fed_dpsd.models.public_networks import PublicNetwork
-from fed_dpsd.privacy.lattice import is_position_independent
+from fed_dpsd.privacy.lattice import places_agree
 from fed_dpsd.storage import write_together
 
 LENGTH = 12.0  # of a row; best of 3 to 40 on CIFAR10 at epsilon 1, with one client and with five
@@ -130,7 +130,7 @@ class Memory:
         ]
         unseen = list({k: place for place, k in enumerate(keys) if k not in self._rows}.items())
         if unseen and not self._batch:
-            self._batch = BATCH if is_position_independent(self._features_at, images, BATCH) else 1
+            self._batch = BATCH if places_agree(self._features_at, images, BATCH) else 1
         for start in range(0, len(unseen), self._batch or 1):
             self._compute(images, dict(unseen[start : start + self._batch]))
         rows = np.empty((len(keys), self._public.num_features), np.float32)

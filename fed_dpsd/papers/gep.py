@@ -183,8 +183,8 @@ def embedded(gradients: list[torch.Tensor], basis: torch.Tensor) -> list[torch.T
         A number that is not finite counts as zero.
     """
     whole = torch.cat([each.flatten(1) for each in gradients], 1)
-    # As columns, records have the same bits at every position (see `is_position_independent`); as
-    # rows, they may not.
+    # As columns, records have the same bits at every position (see `places_agree`); as rows, they
+    # may not.
     embedding = (basis.T @ whole.T).T.contiguous()
     residual = whole - (basis @ embedding.T).T
     found = []

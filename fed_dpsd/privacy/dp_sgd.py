@@ -296,7 +296,7 @@ class SampledGaussian(TrainingMechanism):
         states = _generator_states()
         held = min(RECORDS_AT_ONCE * MOST_COPIES // self.places, GRADIENTS_AT_ONCE // size)
         most = min(RECORDS_AT_ONCE, max(1, held))
-        independent = lattice.is_position_independent(function, inputs, most)
+        independent = lattice.places_agree(function, inputs, most)
         if not all(map(torch.equal, states, _generator_states())):
             raise ValueError(RANDOM_LAYERS)
         return most if independent else 1

@@ -254,7 +254,7 @@ def pad(inputs: torch.Tensor, labels: torch.Tensor, size: int) -> tuple[torch.Te
     )
 
 
-def is_position_independent(
+def places_agree(
     function: Callable[[torch.Tensor, torch.Tensor], Sequence[torch.Tensor]],
     inputs: torch.Tensor,
     size: int,

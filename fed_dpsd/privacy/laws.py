@@ -215,7 +215,7 @@ def discretised_epsilon(parts: list[tuple[DpEvent, int]], delta: float) -> float
     accountant would drop the counts of responses. The result is `inf` if the library's steps
     overflow.
     """
-    parts, rest = _without_small(parts)
+    parts, rest = _separate_small(parts)
     if _resolution(parts) > LARGEST_PROFILE:
         return math.inf
     return float(_composed(parts).get_epsilon_for_delta(delta)) + rest
@@ -236,9 +236,9 @@ def discretised_deltas(
 
     It is a bound in both directions.
     """
-    parts, rest = _without_small(parts)
+    parts, rest = _separate_small(parts)
     composed = _composed(parts)
-    smallest = SMALLEST_PROFILE + _error(parts)
+    smallest = SMALLEST_PROFILE + _lost_mass(parts)
     most = min(float(composed.get_epsilon_for_delta(smallest)), LARGEST_PROFILE)
     grid = np.linspace(0.0, most, PROFILE_POINTS)
     known = np.asarray(composed.get_delta_for_epsilon(list(grid)))
@@ -253,7 +253,7 @@ def discretised_deltas(
     return deltas
 
 
-def _without_small(parts: list[tuple[DpEvent, int]]) -> tuple[list[tuple[DpEvent, int]], float]:
+def _separate_small(parts: list[tuple[DpEvent, int]]) -> tuple[list[tuple[DpEvent, int]], float]:
     """Return the events that can be discretised, and the pure loss (near zero) of the others."""
     small = [(event, n) for event, n in parts if n * pure_epsilon(event) < SMALL_LOSS]
     rest = sum(n * pure_epsilon(event) for event, n in small)
@@ -261,7 +261,7 @@ def _without_small(parts: list[tuple[DpEvent, int]]) -> tuple[list[tuple[DpEvent
 
 
 def _composed(parts: list[tuple[DpEvent, int]]) -> pld.PrivacyLossDistribution:
-    step, error = _resolution(parts), _error(parts)
+    step, error = _resolution(parts), _lost_mass(parts)
     total = pld.PrivacyLossDistribution.create_from_rounded_probability({0: 1 - error}, error, step)
     for event, n in parts:
         if isinstance(event, BoundedRangeDpEvent):
@@ -271,7 +271,7 @@ def _composed(parts: list[tuple[DpEvent, int]]) -> pld.PrivacyLossDistribution:
     return total
 
 
-def _error(parts: list[tuple[DpEvent, int]]) -> float:
+def _lost_mass(parts: list[tuple[DpEvent, int]]) -> float:
     """Bound the mass that the library's Fourier transforms lose; it counts as an infinite loss."""
     return min(1.0, CONVOLUTION_ERROR * sum(n for _, n in parts))
 

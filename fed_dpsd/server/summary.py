@@ -16,7 +16,7 @@ from fed_dpsd.errors import UserError, one_line
 from fed_dpsd.experiment import Experiment, data_counts, largest_partition, unused_records
 from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.models.devices import named_device, torch_device
-from fed_dpsd.models.precision import choose_precision, learns_privately, precision_of
+from fed_dpsd.models.precision import choose_precision, precision_of, trains_in_float32
 from fed_dpsd.privacy.epsilon import NOT_REVIEWED, Epsilon
 from fed_dpsd.privacy.label_dp import IMAGES_NOTE
 from fed_dpsd.privacy.mechanism import combined_trust
@@ -85,7 +85,7 @@ def precision_of_teachers(experiment: Experiment, context: PublicContext) -> str
         return None
     clients = {config.architecture(client): client for client in range(config.num_clients)}
     for client in clients.values():
-        asked = "float32" if learns_privately(experiment.training) else config.precision
+        asked = "float32" if trains_in_float32(experiment.training) else config.precision
         device, teacher = torch_device(named_device(config, client)), context.make_teacher(client)
         names.add(precision_of(choose_precision(teacher, context.image_shape, asked, device)))
     return " and ".join(sorted(names))

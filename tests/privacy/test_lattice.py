@@ -298,16 +298,16 @@ def test_kernels_that_know_places_are_found():
     def by_largest(inputs, labels):
         return [inputs + inputs.max()]
 
-    assert not lattice.is_position_independent(by_place, torch.zeros(2, 5), 8)
-    assert not lattice.is_position_independent(nothing, torch.zeros(2, 5), 8)
-    assert not lattice.is_position_independent(by_largest, torch.zeros(2, 5), 8)
-    assert lattice.is_position_independent(by_itself, torch.zeros(2, 5), 8)
+    assert not lattice.places_agree(by_place, torch.zeros(2, 5), 8)
+    assert not lattice.places_agree(nothing, torch.zeros(2, 5), 8)
+    assert not lattice.places_agree(by_largest, torch.zeros(2, 5), 8)
+    assert lattice.places_agree(by_itself, torch.zeros(2, 5), 8)
 
 
 @every("bound", [1e-2, 1e5])
 def test_one_by_one_a_record_moves_the_sum_of_a_network_by_its_own_part(monkeypatch, bound):
     """As for kernels that depend on places, as for some odd widths on some processors."""
-    monkeypatch.setattr(lattice, "is_position_independent", lambda *_: False)
+    monkeypatch.setattr(lattice, "places_agree", lambda *_: False)
     generator = torch.Generator().manual_seed(1)
     inputs, labels = torch.rand((9, 1, 1, 28, 28), generator=generator), torch.arange(9)
     build = functools.partial(CLASSIFIERS["cnn"], (1, 28, 28), 10, 3)
@@ -323,6 +323,6 @@ def test_records_one_by_one_have_the_sum_of_parts(monkeypatch):
     build = functools.partial(CLASSIFIERS["cnn"], (1, 8, 8), 10, 4)
     add = functools.partial(seen_sums, monkeypatch, DPSGD(1.0, 1.0, 1, 1e-2, 0.1), build)
     together = add(inputs, labels)
-    monkeypatch.setattr(lattice, "is_position_independent", lambda *_: False)
+    monkeypatch.setattr(lattice, "places_agree", lambda *_: False)
     apart = add(inputs, labels)
     assert np.abs(together - apart).max() * lattice.UNIT < 1e-4

@@ -42,7 +42,7 @@ from fed_dpsd.server.student import Student, open_student, student_of
 from fed_dpsd.server.summary import read_summary, result_line, round_text, write_failure
 from fed_dpsd.server.synthesis import Source, synthesize
 from fed_dpsd.server.words import describe_start
-from fed_dpsd.storage import encoded, shown_path, write_atomically
+from fed_dpsd.storage import shown_path, to_utf8, write_atomically
 from fed_dpsd.sweep import sweep as sweeps
 from fed_dpsd.sweep.reported import write_report
 
@@ -258,7 +258,7 @@ class Job:
         except Exception as error:
             note = one_line(error)
             with contextlib.suppress(UserError):  # the original error matters more
-                write_atomically(self.folder / "error.log", encoded(traceback.format_exc()))
+                write_atomically(self.folder / "error.log", to_utf8(traceback.format_exc()))
                 note += f" (traceback: {self.folder}/error.log)"
             raise UserError(note) from error
         return Run(self.folder)

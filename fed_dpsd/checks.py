@@ -12,7 +12,7 @@ from fed_dpsd.data.partition import Partition
 from fed_dpsd.errors import UserError, format_value
 from fed_dpsd.methods.method import Method
 from fed_dpsd.models.classifiers import CLASSIFIERS, FIXED, NO_DP_SGD
-from fed_dpsd.models.functions import problem_of
+from fed_dpsd.models.functions import network_problem
 from fed_dpsd.models.pretrained import public_of
 from fed_dpsd.models.torchvision_networks import GROUP_FORMS
 from fed_dpsd.privacy.mechanism import Mechanism
@@ -94,8 +94,8 @@ def unknown_networks(config: Config) -> list[str]:
     ]
 
 
-def public_features(config: Config) -> list[str]:
-    """Return why this process cannot compute the public features that it needs.
+def missing_public_features(config: Config) -> list[str]:
+    """Return why this process cannot compute the public features that it needs; [] if it can.
 
     A coordinator needs none for the teachers of hospitals.
     """
@@ -111,13 +111,13 @@ def public_features(config: Config) -> list[str]:
 
 
 def function_networks(config: Config, training: Training | None) -> list[str]:
-    """Return why networks of Python functions, where this process has them, cannot be used."""
+    """Return why networks of the Python functions that this process has cannot be used."""
     named = {**_teachers_keys(config), "model.student": config.model.student}
     problems = []
     for key, name in named.items():
         if is_function(name) and name in CLASSIFIERS:
             private = key != "model.student" and training is not None and training.private
-            why = problem_of(name, config.data.shape, config.data.num_classes, private)
+            why = network_problem(name, config.data.shape, config.data.num_classes, private)
             problems += [f"{key}={name}: {why}"] if why else []
     return problems
 
@@ -138,7 +138,7 @@ def mixing_networks(config: Config, training: Training | None) -> list[str]:
 
 
 def augmented_features(config: Config, training: Training | None) -> list[str]:
-    """Return the settings that move images, for teachers on features that are computed once."""
+    """Return the settings that move images although teachers use features computed once."""
     if hasattr(training, "learning_rate"):
         return []  # this training reads no teacher.* key
     moves = {"shift": config.teacher.shift, "flip": config.teacher.flip}
@@ -200,15 +200,15 @@ def warnings(
     """Return a warning if the noise of the answers is too large for a student to learn."""
     queries = sum(s.requests * s.queries for s in plan.stages if s.mechanism == answers)
     teachers = config.num_clients * config.teachers_per_client
-    clarity = queries * answers.clarity(config.num_clients, config.teachers_per_client)
-    if not queries or clarity > TOO_LITTLE:
+    squared_snr = queries * answers.squared_snr(config.num_clients, config.teachers_per_client)
+    if not queries or squared_snr > TOO_LITTLE:
         return []
     field = str(answers.calibrated_by)
     value = getattr(answers, field)
     larger = field == "epsilon_per_answer"  # a larger value means less noise
     fitting = f"answers.{field}={10 if larger else 0.1}"
     if value >= 10 if larger else value <= 0.1:
-        if clarity > TOO_SHORT:
+        if squared_snr > TOO_SHORT:
             return []
         remedy = "send more queries, by rounds or queries_per_round"
     elif training.private:
@@ -217,7 +217,7 @@ def warnings(
         remedy = "use many more teachers (teachers_per_client)"
         suits = method.trainings is None or "dp_sgd" in method.trainings
         remedy += f", or training=dp_sgd {fitting}" if suits else " or queries_per_round"
-    expected = "near chance" if clarity <= NEAR_CHANCE else "far below its teachers"
+    expected = "near chance" if squared_snr <= NEAR_CHANCE else "far below its teachers"
     return [
         f"answers={answers.name} with answers.{field}={value:.4g}: the noise hides what "
         f"{teachers:,} teacher{'s' * (teachers > 1)} can say in {queries:,} queries, so expect a "

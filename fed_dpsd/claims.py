@@ -11,16 +11,16 @@ from dataclasses import dataclass
 
 from dp_accounting import ComposedDpEvent, DpEvent, SelfComposedDpEvent
 
-from fed_dpsd.privacy.accounting import Bound, contraction, epsilon, unchanged_epsilon
+from fed_dpsd.privacy.accounting import Bound, best_bound, contraction_bound, unchanged_epsilon
 from fed_dpsd.privacy.epsilon import Epsilon
 from fed_dpsd.privacy.mechanism import (
     Basis,
     Relation,
     Trust,
     Unit,
+    combined_trust,
     passes_through_teachers,
     trust_of,
-    weakest,
 )
 from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.training import TrainingMechanism
@@ -86,8 +86,8 @@ def proofs(charges: Sequence[Charge], delta: float) -> list[Proof]:
         if trainings[name].trainings == 1:
             answered = [charge for charge in releases if charge.teachers]
             events = (trainings[name].event, _composed(answered), _composed(others))
-            if bound := contraction(*events, delta):
-                trust = weakest(charge.trust for charge in charges)
+            if bound := contraction_bound(*events, delta):
+                trust = combined_trust(charge.trust for charge in charges)
                 found.append(Proof("contraction", bound, trust))
     return sorted(found, key=lambda proof: proof.value)
 
@@ -139,8 +139,8 @@ def covers(plan: Plan, charged: Releases) -> bool:
 
 
 def _proof(basis: Basis, charges: Sequence[Charge], delta: float) -> Proof:
-    trust = weakest(charge.trust for charge in charges)
-    return Proof(basis, epsilon(_composed(charges), delta), trust)
+    trust = combined_trust(charge.trust for charge in charges)
+    return Proof(basis, best_bound(_composed(charges), delta), trust)
 
 
 def _composed(charges: Iterable[Charge]) -> DpEvent:
@@ -160,15 +160,15 @@ def smallest_claim(
     return next(iter(found.values()))
 
 
-def cost(plan: Plan, delta: float, unit: Unit, together: bool) -> float:
+def planned_epsilon(plan: Plan, delta: float, unit: Unit, combined: bool) -> float:
     """Return the epsilon of a plan for an added or removed unit, to which noise is calibrated.
 
-    Without `together`, this is what a budget counts. With `together`, training and answers may
+    Without `combined`, this is what a budget counts. With `combined`, training and answers together may
     prove a smaller epsilon.
     """
-    paid = ComposedDpEvent([stage.event(unit, "add_remove") for stage in plan.paid])
+    paid = ComposedDpEvent([stage.event(unit, "add_remove") for stage in plan.budgeted])
     budgeted = unchanged_epsilon(paid, delta)
-    if not together:
+    if not combined:
         return budgeted
     charges = charges_of_plan(plan, plan.releases, unit, "add_remove")
     return min(budgeted, proof_on("contraction", proofs(charges, delta)).value)

@@ -1,7 +1,7 @@
 """Cohorts: the clients that take part in a round, by a public schedule.
 
 A cohort is drawn from the public seed, so it reveals nothing about records. A client is charged
-less only because it answers less often: the cohort is not secret, so it amplifies no guarantee.
+less only because it answers less often: cohorts are not secret, so sampling amplifies no guarantee.
 """
 
 import functools

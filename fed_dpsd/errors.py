@@ -1,6 +1,8 @@
 """Errors that users can fix, and protocol errors caused by a peer. Each prints as one line."""
 
 import errno
+import functools
+import logging
 import re
 import signal
 from collections.abc import Mapping, Sequence
@@ -75,6 +77,12 @@ def printable(text: str) -> str:
 def is_disk_full(error: BaseException) -> bool:
     """Return whether an error is due to a full disk or quota."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+@functools.cache
+def warn_once(text: str) -> None:
+    """Log a warning, once per process."""
+    logging.getLogger("fed_dpsd").warning(text)
 
 
 def reason_of(error: Exception) -> str:

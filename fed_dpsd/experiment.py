@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +11,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fed_dpsd.checks import check, ignored_overrides, public_features, warnings
-from fed_dpsd.claims import cost
+from fed_dpsd.checks import check, ignored_overrides, missing_public_features, warnings
+from fed_dpsd.claims import planned_epsilon
 from fed_dpsd.config import BUNDLED, Config, DataConfig, names_patients, to_json
 from fed_dpsd.config.bind import Binder
 from fed_dpsd.config.compose import Composition, compose_valid
@@ -24,7 +23,7 @@ from fed_dpsd.data import datasets, partition, paths
 from fed_dpsd.data.datasets import Dataset, Split
 from fed_dpsd.data.partition import PARTITIONS, Partition
 from fed_dpsd.data.sources import with_classes
-from fed_dpsd.errors import ConfigError, UserError, format_value
+from fed_dpsd.errors import ConfigError, UserError, format_value, warn_once
 from fed_dpsd.methods.method import Method, PublicContext
 from fed_dpsd.models.classifiers import add_networks
 from fed_dpsd.models.pictures import PACKAGES
@@ -36,11 +35,9 @@ from fed_dpsd.privacy.training import (
     TrainedUnit,
     Training,
     TrainingMechanism,
-    unit_by_default,
+    default_unit,
 )
 from fed_dpsd.storage import home
-
-logger = logging.getLogger("fed_dpsd")
 
 PLUGINS_RUN = (
     "plug-ins run with all rights of this process, and nothing is proven about them until their "
@@ -137,7 +134,7 @@ def _of_composition(
     experiment = _bound(composition.values, base, False, binder)
     name = experiment.training.name
     for setting in ignored_overrides(experiment.training, overrides):
-        _warn(f"{setting} has no effect: training={name} has its own keys, training.*")
+        warn_once(f"{setting} has no effect: training={name} has its own keys, training.*")
     _check_target(experiment, overrides)
     return experiment
 
@@ -189,7 +186,7 @@ def _bound(raw: Mapping[str, Any], base: Path | None, written: bool, binder: Bin
         if plugins:
             raw = {**raw, "plugins": list(map(str, plugins))}
             if not written:
-                _warn(f"{' and '.join(raw['plugins'])}: {PLUGINS_RUN}")
+                warn_once(f"{' and '.join(raw['plugins'])}: {PLUGINS_RUN}")
     if isinstance(raw["data"], Mapping) and not written:
         raw = {**raw, "data": with_classes(raw["data"], base, binder.problems)}
     config = binder.bind(Config, raw)
@@ -228,12 +225,6 @@ def _bound(raw: Mapping[str, Any], base: Path | None, written: bool, binder: Bin
     return Experiment(config, method, training, answers, partition)
 
 
-@functools.cache
-def _warn(text: str) -> None:
-    """Log a warning once in a process."""
-    logger.warning(text)
-
-
 def _with_unit(
     binder: Binder, values: Mapping[str, Any], where: str, patients: bool
 ) -> Mapping[str, Any]:
@@ -242,7 +233,7 @@ def _with_unit(
     names = {field.name for field in dataclasses.fields(cls)} if cls else set()
     if values.get("unit") in ("record", "patient"):
         patients = values["unit"] == "patient"
-    suited = {key: value for key, value in unit_by_default(patients).items() if key in names}
+    suited = {key: value for key, value in default_unit(patients).items() if key in names}
     for key, value in suited.items():
         binder.set_default(f"{where}.{key}", value)
     return {**values, **{k: v for k, v in suited.items() if values.get(k) is None}}
@@ -301,20 +292,20 @@ def calibrated(experiment: Experiment) -> Experiment:
         changed = dataclasses.replace(mechanism, **{field: value})
         return dataclasses.replace(experiment, **{axis: changed})
 
-    def spend(value: float, together: bool = False) -> float:
+    def spend(value: float, combined: bool = False) -> float:
         trial = with_value(value)
         plan = method.plan(PublicContext.of(config, trial.training, trial.answers))
-        return cost(plan, settings.delta, unit, together)
+        return planned_epsilon(plan, settings.delta, unit, combined)
 
-    contracted = functools.partial(spend, together=True)
+    spend_combined = functools.partial(spend, combined=True)
     least, most = CALIBRATED_BETWEEN[field]
     try:
         value = calibrate(spend, target, least, most)
         # A budget does not count the answers of privately trained teachers, so their noise reduces
         # the epsilon only without a budget.
-        gains = axis == "training" and settings.budget is None and contracted(value) < spend(value)
-        if gains and contracted(most) >= target:
-            value = calibrate(contracted, target, least, most)
+        may_combine = axis == "training" and settings.budget is None
+        if may_combine and spend_combined(value) < spend(value) and spend_combined(most) >= target:
+            value = calibrate(spend_combined, target, least, most)
     except ValueError as error:
         raise ConfigError([f"privacy.{error}"]) from None
     values = {**getattr(config, axis), field: value}
@@ -366,9 +357,7 @@ def _bind_class(
     names = {field.name for field in dataclasses.fields(cls)}
     arguments = {key: value for key, value in values.items() if key != "_target_"}
     for key in arguments.keys() - names:
-        if fitting := choices_with_key(
-            f"{where}.{key}"
-        ):  # a chosen file sets it, such as a method's
+        if fitting := choices_with_key(f"{where}.{key}"):  # the file of another choice sets it
             name = getattr(cls, "name", cls.__name__)
             sets = method_sets(method, f"{where}.{key}")
             setter = f"method={method}" if sets else "another choice"
@@ -429,7 +418,7 @@ def _resolve_paths(binder: Binder, config: Config, base: Path | None, written: b
         changes["model"] = dataclasses.replace(config.model, weights=path)
     config = dataclasses.replace(config, **changes)
     if not written:  # a hospital's errors must not name its files to the coordinator
-        found = public_features(config)
+        found = missing_public_features(config)
         binder.problems += [each for each in found if not binder.concerns(each)]
     return config
 

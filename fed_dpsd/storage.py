@@ -119,7 +119,7 @@ def run_name(folder: Path) -> str:
     return os.fsdecode(name.read_bytes()) if name.exists() else folder.name
 
 
-def npz_of(arrays: Mapping[str, Any]) -> bytes:
+def to_npz(arrays: Mapping[str, Any]) -> bytes:
     """Return an npz file of named arrays or numbers."""
     content = io.BytesIO()
     np.savez(content, **arrays)
@@ -287,7 +287,7 @@ def append_line(path: Path, line: str) -> None:
             raise
 
 
-def encoded(text: str) -> bytes:
+def to_utf8(text: str) -> bytes:
     """Return text as UTF-8; bytes that it cannot encode, as in file names, are escaped."""
     return text.encode(errors="backslashreplace")
 
@@ -315,14 +315,14 @@ def print_any_text() -> None:
             stream.reconfigure(errors=ANY_TEXT)
 
 
-def json_of(content: Mapping[str, Any]) -> bytes:
+def to_json_bytes(content: Mapping[str, Any]) -> bytes:
     """Return the content of a human-readable JSON file."""
     return (json.dumps(content, indent=2) + "\n").encode()
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a human-readable JSON file atomically."""
-    write_atomically(path, json_of(content))
+    write_atomically(path, to_json_bytes(content))
 
 
 def remove(path: Path) -> None:

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 import client_app
-from fed_dpsd.accounts.secret import exchange_key, secret_of
+from fed_dpsd.accounts.secret import exchange_key, load_or_create_secret
 from fed_dpsd.client import site as sites
 from fed_dpsd.client.hospital import open_hospital
 from fed_dpsd.client.terms import NotAllowed
@@ -133,7 +133,7 @@ def summing(tmp_path, clients=3, **changes):
     """Hospitals that trust a threshold, and know each other's keys."""
     keys = []
     for client in range(clients):
-        secret = secret_of(tmp_path / f"hospital{client}" / "state" / "secret")
+        secret = load_or_create_secret(tmp_path / f"hospital{client}" / "state" / "secret")
         keys.append(public_key(exchange_key(secret)).hex())
     settings = {"num_clients": clients, "trust": ["threshold"], "keys": keys, "colluding": 0}
     return [

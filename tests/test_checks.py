@@ -53,5 +53,5 @@ def test_the_class_of_all_votes_is_more_probable_by_what_draws_show(law):
         noisy = drawn(0, scale, (200_000, 10))
         noisy[:, 0] += votes
         often = np.bincount(noisy.argmax(1), minlength=10) / len(noisy)
-        expected = NoisyMax(10, scale, law).truth(votes)
+        expected = NoisyMax(10, scale, law).label_margin(votes)
         assert often[0] - often[1:].mean() == pytest.approx(expected, abs=0.004), (votes, scale)

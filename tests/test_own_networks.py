@@ -139,7 +139,7 @@ def test_r11_networks_that_cannot_be_used_are_refused_with_the_reason(forgotten)
             fed_dpsd.run("training=dp_sgd", teacher=make, progress=False)
     for make in (make_net, Net, batch_norm, centred):  # the controls
         name = functions.add_functions({"teacher": make})["teacher"]
-        assert functions.problem_of(name, (1, 8, 8), 10, private=make is Net) == ""
+        assert functions.network_problem(name, (1, 8, 8), 10, private=make is Net) == ""
 
 
 @pytest.mark.parametrize(
@@ -158,8 +158,8 @@ def test_r11_what_is_no_function_of_a_network_is_an_error(settings, problem, for
 
 def test_r11_a_cached_teacher_of_another_function_of_the_same_name_is_not_used(forgotten):
     name = functions.add_functions({"teacher": make_net})["teacher"]
-    before = functions.digest_of(name, (1, 8, 8), 10)
-    assert functions.digest_of(name, (1, 8, 8), 10) == before
+    before = functions.network_digest(name, (1, 8, 8), 10)
+    assert functions.network_digest(name, (1, 8, 8), 10) == before
 
     def make_other():
         network = make_net()
@@ -168,7 +168,7 @@ def test_r11_a_cached_teacher_of_another_function_of_the_same_name_is_not_used(f
 
     make_other.__qualname__ = "make_net"
     assert functions.add_functions({"teacher": make_other})["teacher"] == name
-    assert functions.digest_of(name, (1, 8, 8), 10) != before
+    assert functions.network_digest(name, (1, 8, 8), 10) != before
 
 
 def test_r11_history_is_a_data_frame(own, monkeypatch):

@@ -239,4 +239,4 @@ def test_text_that_is_no_unicode_is_an_escape_too(monkeypatch):
     storage.print_any_text()
     print("\ud800 \udce9", end="", flush=True)
     assert stream.buffer.getvalue() == b"\\ud800 \xe9"
-    assert storage.encoded("\ud800 \udce9 é") == rb"\ud800 \udce9 " + "é".encode()
+    assert storage.to_utf8("\ud800 \udce9 é") == rb"\ud800 \udce9 " + "é".encode()

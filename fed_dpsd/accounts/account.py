@@ -47,10 +47,10 @@ class RecordsChanged(Exception):
 
 
 @dataclass(frozen=True)
-class Joined:
+class RunNote:
     """A client's note on a run, kept with its ledger."""
 
-    records: str = ""  # keyed digest of the client's records; "" before it joined
+    records: str = ""  # keyed digest of the client's records; "" before it joins
     changed: int = 0  # how often the records have changed since then
     reused: tuple[str, ...] = ()  # digests of other runs' entries that this run reuses
     # releases by mechanism that the coordinator has recorded and the ledger has lost
@@ -61,7 +61,7 @@ class Joined:
 class Account:
     """A client's account of one run.
 
-    All methods except `state` are called inside a transaction of the ledger.
+    Call all methods except `locked_statement` inside a transaction of the ledger.
     """
 
     ledger: Ledger  # of the data set, over all runs
@@ -78,26 +78,26 @@ class Account:
     def __post_init__(self) -> None:
         self._acknowledged: Releases = {}
         name = self.run.encode(errors="surrogatepass")  # names stay distinct, even if not UTF-8
-        self._note = f"{hashlib.sha256(name).hexdigest()}-run"
+        self._note_name = f"{hashlib.sha256(name).hexdigest()}-run"
         self._names = {
             describe_mechanism(stage.mechanism, marked): stage.mechanism.name
             for stage in self.plan.charged
-            for marked in (False, True)  # a charge of another run that is used again
+            for marked in (False, True)  # a reused charge may be of a run with or without plug-ins
         }
 
-    def hear(self, request: Request, client: int) -> None:
-        """Compare the ledger with the charges that a request says the run has made.
+    def reconcile(self, request: Request, client: int) -> None:
+        """Compare the ledger with the coordinator's record of the run's charges in a request.
 
-        If the request has more of them than the ledger, an older state of the ledger was restored.
-        The forgotten releases count as charged from now on, so charging them again is unplanned.
+        If the ledger lacks some of them, an older state of the ledger was restored. The forgotten
+        releases count as charged from now on, so charging them again is unplanned.
         """
         self._acknowledged = request.acknowledged
         if lost := Counter(request.heard.get(client, {})) - self._charged():
             logger.warning(
                 "the ledger lacks charges of run %s: was an older state restored?", self.run
             )
-            joined = self._joined()
-            self._keep(replace(joined, forgotten=dict(Counter(joined.forgotten) + lost)))
+            note = self._run_note()
+            self._store_run_note(replace(note, forgotten=dict(Counter(note.forgotten) + lost)))
 
     def join(self, records: str) -> None:
         """Take part in the run with the records that have this digest.
@@ -105,25 +105,25 @@ class Account:
         Raises:
             RecordsChanged: the records have changed, and the client's policy is to refuse.
         """
-        joined = self._joined()
-        if joined.records == records:
+        note = self._run_note()
+        if note.records == records:
             return
-        if joined.records:
+        if note.records:
             logger.warning("the records changed since this client joined run %s", self.run)
             if self.when_records_change == "refuse":
                 raise RecordsChanged("the client's records changed since it joined this run")
-            joined = replace(joined, changed=joined.changed + 1)
-        self._keep(replace(joined, records=records))
+            note = replace(note, changed=note.changed + 1)
+        self._store_run_note(replace(note, records=records))
 
-    def state(self, wanted: Releases | None = None) -> Statement:
-        """Return the statement that accompanies every reply to the coordinator."""
+    def locked_statement(self, wanted: Releases | None = None) -> Statement:
+        """Return `statement` from a transaction of its own."""
         with self.ledger.transaction():
             return self.statement(wanted)
 
     def statement(self, wanted: Releases | None = None) -> Statement:
-        """Return `state` inside a transaction."""
-        joined = self._joined()
-        return Statement(self._charged(), joined.forgotten, joined.changed, wanted or {})
+        """Return the statement that accompanies every reply to the coordinator."""
+        note = self._run_note()
+        return Statement(self._charged(), note.forgotten, note.changed, wanted or {})
 
     def pay(
         self,
@@ -148,8 +148,8 @@ class Account:
             self.ledger.charge(due)
             self.charged.append(due)
         else:
-            joined = self._joined()
-            self._keep(replace(joined, reused=(*joined.reused, digest)))
+            note = self._run_note()
+            self._store_run_note(replace(note, reused=(*note.reused, digest)))
 
     def due(
         self,
@@ -162,14 +162,14 @@ class Account:
     ) -> Entry | None:
         """Return the entry that the run must still pay for; None if it has paid.
 
-        After it, `reserved` more queries must fit.
+        `reserved` more queries must fit after this entry.
 
         Raises:
             BudgetSpent: the charge would exceed the budget, the client's number of queries, or
                 the plan.
         """
         earlier = self.ledger.charges().find(digest)
-        if earlier and (earlier.run == self.run or digest in self._joined().reused):
+        if earlier and (earlier.run == self.run or digest in self._run_note().reused):
             return None
         due = earlier or self._affordable(mechanism, digest, kind, request, training, reserved)
         name = mechanism.name
@@ -203,7 +203,7 @@ class Account:
         queries += sum(stage.requests * max(stage.queries, 1) for stage in unpaid)
         if queries > self.most_queries:
             return "queries"
-        names = {stage.mechanism.name for stage in self.plan.paid}
+        names = {stage.mechanism.name for stage in self.plan.budgeted}
         admitted = self._budget_admits(*(s for s in unpaid if s.mechanism.name in names))
         return "" if admitted else "budget"
 
@@ -213,7 +213,7 @@ class Account:
         A budget charges private training, but not the releases of privately trained teachers.
         """
         settings = self.settings
-        charges = [*self.ledger.charges().alike(), *((charge, 1) for charge in more)]
+        charges = [*self.ledger.charges().by_cost(), *((charge, 1) for charge in more)]
         return settings.budget is None or all(
             within_budget(
                 [_cost(charge, relation) for charge, _ in charges],
@@ -221,7 +221,7 @@ class Account:
                 settings.delta,
                 [times for _, times in charges],
             )
-            for relation in _bounded(settings)
+            for relation in _budget_relations(settings)
         )
 
     def _affordable(
@@ -256,27 +256,27 @@ class Account:
 
     def _charged(self) -> Counter[str]:
         """Count the releases of each mechanism that the run was charged for."""
-        joined, charges = self._joined(), self.ledger.charges()
-        reused = [entry for entry in map(charges.find, joined.reused) if entry]
+        note, charges = self._run_note(), self.ledger.charges()
+        reused = [entry for entry in map(charges.find, note.reused) if entry]
         others = [(entry.mechanism, entry.releases) for entry in reused if entry.run != self.run]
-        total = Counter(joined.forgotten)
+        total = Counter(note.forgotten)
         for mechanism, releases in (*charges.released(self.run).items(), *others):
             total[self._names.get(mechanism, OTHER)] += releases
         return +total
 
-    def _joined(self) -> Joined:
-        note = self.ledger.noted(self._note)
+    def _run_note(self) -> RunNote:
+        note = self.ledger.stored_note(self._note_name)
         if note is None:
-            return Joined()
+            return RunNote()
         try:
             fields = json.loads(note)
             fields["reused"] = tuple(fields["reused"])
-            return Joined(**fields)
+            return RunNote(**fields)
         except (ValueError, KeyError, TypeError) as error:
             raise LedgerError(f"the note on run {self.run} is damaged ({error})") from None
 
-    def _keep(self, joined: Joined) -> None:
-        self.ledger.note(self._note, json.dumps(vars(joined)).encode())
+    def _store_run_note(self, note: RunNote) -> None:
+        self.ledger.store_note(self._note_name, json.dumps(vars(note)).encode())
 
 
 def needed_budget(settings: PrivacyConfig, plan: Plan) -> float:
@@ -285,8 +285,8 @@ def needed_budget(settings: PrivacyConfig, plan: Plan) -> float:
     It slightly exceeds the plan's epsilon, because a budget also holds if settings change later.
     """
     return max(
-        smallest_budget(_costs(plan.paid, relation), settings.delta)
-        for relation in _bounded(settings)
+        smallest_budget(_costs(plan.budgeted, relation), settings.delta)
+        for relation in _budget_relations(settings)
     )
 
 
@@ -302,12 +302,12 @@ def budget_warning(settings: PrivacyConfig, plan: Plan) -> str:
         return ""
     problem = (
         f"privacy.budget={settings.budget:g} is less than this run needs, {rounded_up(needed)} "
-        f"({_bounded_text(settings)})"
+        f"({_budget_scope(settings)})"
     )
-    first = [replace(stage, requests=1) for stage in plan.paid[:1]]
+    first = [replace(stage, requests=1) for stage in plan.budgeted[:1]]
     if all(
         within_budget(_costs(first, relation), settings.budget, settings.delta)
-        for relation in _bounded(settings)
+        for relation in _budget_relations(settings)
     ):
         return f"{problem}: the run ends when the budget is spent"
     remedy = "raise it, or set privacy.target_epsilon for more noise"
@@ -323,13 +323,13 @@ def budget_text(settings: PrivacyConfig, needed: float) -> str:
     short = settings.budget is not None and settings.budget < needed
     return (
         f"privacy.budget={rounded_up(needed)} or more pays for the whole run "
-        f"({_bounded_text(settings)})"
+        f"({_budget_scope(settings)})"
         + (f", and privacy.budget={settings.budget:g} does not" if short else "")
     )
 
 
-def _bounded_text(settings: PrivacyConfig) -> str:
-    return f"record, {' and '.join(_bounded(settings))}"
+def _budget_scope(settings: PrivacyConfig) -> str:
+    return f"record, {' and '.join(_budget_relations(settings))}"
 
 
 def rounded_up(value: float, digits: int = 4) -> str:
@@ -340,7 +340,7 @@ def rounded_up(value: float, digits: int = 4) -> str:
     return f"{math.ceil(value * scale) / scale:.12g}"
 
 
-def _bounded(settings: PrivacyConfig) -> tuple[Relation, ...]:
+def _budget_relations(settings: PrivacyConfig) -> tuple[Relation, ...]:
     """Return the relations for which a budget bounds epsilon."""
     both: tuple[Relation, ...] = ("add_remove", "replace_one")
     return both if settings.budget_relation == "replace_one" else both[:1]

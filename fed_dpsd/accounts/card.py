@@ -22,11 +22,11 @@ from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.models import pictures
 from fed_dpsd.models.pretrained import public_of
 from fed_dpsd.privacy.accounting import Bound, prove
-from fed_dpsd.privacy.epsilon import NOT_REVIEWED_NOTE, Epsilon, reviewed
+from fed_dpsd.privacy.epsilon import NOT_REVIEWED_NOTE, Epsilon, add_review_note
 from fed_dpsd.privacy.label_dp import IMAGES_NOTE, LabelPrivate, prove_label
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Basis, Relation, Unit, quorum_of
 from fed_dpsd.privacy.plan import Plan
-from fed_dpsd.privacy.published import published_epsilon, published_of_training
+from fed_dpsd.privacy.published import published_epsilon, published_training_epsilon
 from fed_dpsd.protocol import Releases
 from fed_dpsd.report.guarantee import BY
 
@@ -211,9 +211,8 @@ def privacy_card(
         claims = []
         for basis, planned in found.items():
             spent = [proof_on(basis, each) for each in used]
-            most = max(
-                [*(proof_on(basis, each) for each in more), *spent], key=_value, default=None
-            )
+            charged_proofs = [proof_on(basis, each) for each in more] + spent
+            most = max(charged_proofs, key=lambda proof: proof.value, default=None)
             claim = planned
             if most is not None and most.value > planned.value:
                 claim = dataclasses.replace(
@@ -224,7 +223,9 @@ def privacy_card(
                     notes=(*planned.notes, MORE_NOTE),
                 )
             row = claim.to_json() | {"basis": basis, "planned": _number(planned.value)}
-            claims.append(row | ({"spent": _number(max(map(_value, spent)))} if used else {}))
+            if spent:
+                row["spent"] = _number(max(proof.value for proof in spent))
+            claims.append(row)
         rows.append(_with_others(sorted(claims, key=lambda row: float(row["epsilon"]))))
     charges = [stage.mechanism for stage in plan.charged]
     uncharged = () if experiment.training in charges else (experiment.training,)
@@ -240,7 +241,7 @@ def privacy_card(
     published = math.inf
     if plan.stages:
         trained = experiment.training, plan.trainings
-        published = published_of_training(*trained, num_classes, settings.delta)
+        published = published_training_epsilon(*trained, num_classes, settings.delta)
     if asked:
         published = published_epsilon(answers, counted, settings.delta)
     left = [stage.mechanism.name for stage in asked or plan.stages[-1:]]
@@ -264,7 +265,7 @@ def _label(experiment: Experiment, plan: Plan) -> dict[str, Any] | None:
 
 
 def seeded_note(experiment: Experiment) -> tuple[str, ...]:
-    """Return the note on noise that anyone with the seeds can draw, if it is."""
+    """Return the note on seeded noise, which anyone with the seeds can draw; () without it."""
     return (SEEDED_NOTE,) if experiment.seeded else ()
 
 
@@ -272,10 +273,6 @@ def plugins_note(experiment: Experiment) -> tuple[str, ...]:
     """Return the note on plug-ins and functions that take part in the run, if any."""
     names = " and ".join(experiment.config.not_reviewed)
     return (NOT_REVIEWED_NOTE.format(names),) if names else ()
-
-
-def _value(proof: Proof) -> float:
-    return proof.value
 
 
 def _charged(
@@ -315,7 +312,7 @@ def proven_epsilons(
             notes.append(PARTITION_NOTE)
     else:
         notes.append(TIME_NOTE)
-        if plan.counts:
+        if plan.releases_counts:
             notes.append(COUNTS_NOTE)
     if unit == "patient" and not (config.data.names_patients and config.federation.simulation):
         notes.append(PATIENT_NOTE)
@@ -332,7 +329,7 @@ def proven_epsilons(
     if "pretrained" in {*map(config.architecture, range(config.num_clients)), config.model.student}:
         notes.append(public_of(config.model).note)
     mechanisms = (stage.mechanism for stage in plan.charged)
-    caveats = reviewed((*notes, *further_notes), *mechanisms)
+    caveats = add_review_note((*notes, *further_notes), *mechanisms)
     found = claims(
         charges_of_plan(plan, plan.releases, unit, relation), delta, unit, relation, plan.queries
     )

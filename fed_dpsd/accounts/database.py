@@ -189,7 +189,7 @@ def check_not_lost(path: Path) -> None:
 
 def ledgers_in(folder: Path) -> dict[str, Path]:
     """Return each client's ledger by the client's name, including lost ledgers (unreadable)."""
-    with usable(folder):
+    with translate_errors(folder):
         found = {path for path in folder.glob("client_*.sqlite") if holds_anything(path)}
         found |= {path.with_suffix(".sqlite") for path in folder.glob("client_*.created")}
         return {path.stem: path for path in sorted(found)}
@@ -200,19 +200,19 @@ def read_ledger(path: Path) -> Sequence[Entry]:
 
     This writes nothing and locks out no other process.
     """
-    return content_of(path).charges.entries()
+    return read_content(path).charges.entries()
 
 
 def is_database(path: Path) -> bool:
     """Return whether a file is a ledger, by its name or its first bytes."""
-    with usable(path), path.open("rb") as file:
+    with translate_errors(path), path.open("rb") as file:
         return path.suffix == ".sqlite" or file.read(16) == b"SQLite format 3\0"
 
 
-def content_of(path: Path) -> Content:
+def read_content(path: Path) -> Content:
     """Return the verified content of a database at one point in time."""
     check_not_lost(path)
-    with usable(path), closing(open_connection(path, "ro")) as connection:
+    with translate_errors(path), closing(open_connection(path, "ro")) as connection:
         connection.execute("BEGIN")
         return load(connection, path)
 
@@ -225,8 +225,8 @@ class LedgerError(UserError):
 
 
 @contextmanager
-def usable(path: Path) -> Iterator[None]:
-    """Turn errors of the block about the file at `path` into a LedgerError with a remedy."""
+def translate_errors(path: Path) -> Iterator[None]:
+    """Raise a LedgerError with a remedy for any error of the block about the file at `path`."""
     try:
         yield
     except Unwritable as error:

@@ -133,7 +133,7 @@ class Charges:
         self.queries = 0
         self._by_digest: dict[str, Entry] = {}
         self._released: dict[str, Counter[str]] = {}
-        self._alike: dict[tuple[int, int, bool], list[Entry]] = {}
+        self._by_cost: dict[tuple[int, int, bool], list[Entry]] = {}
 
     def add(self, content: str) -> Entry:
         """Add a charge, given as a line of `Entry.to_json`, and return it."""
@@ -143,8 +143,8 @@ class Charges:
         self.queries += max(entry.queries, 1)
         self._released.setdefault(entry.run, Counter())[entry.mechanism] += entry.releases
         # Entries read from a file share one object for equal costs, which lives as long as they do.
-        alike = id(entry.costs), entry.releases, bool(entry.training)
-        self._alike.setdefault(alike, []).append(entry)
+        key = id(entry.costs), entry.releases, bool(entry.training)
+        self._by_cost.setdefault(key, []).append(entry)
         return entry
 
     def check_new(self, digest: str) -> None:
@@ -164,13 +164,13 @@ class Charges:
         """Count the releases of each mechanism that a run was charged for."""
         return self._released.get(run, Counter())
 
-    def alike(self) -> list[tuple[Entry, int]]:
+    def by_cost(self) -> list[tuple[Entry, int]]:
         """Return one charge per cost, in order of first appearance, and its number of charges.
 
         Charges have the same cost if a proof by private training, such as a budget's, counts them
         equally. Equal costs may appear more than once.
         """
-        return [(group[0], len(group)) for group in self._alike.values()]
+        return [(group[0], len(group)) for group in self._by_cost.values()]
 
 
 def charges_of_entries(entries: Iterable[Entry], unit: Unit, relation: Relation) -> list[Charge]:

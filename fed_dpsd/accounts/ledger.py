@@ -26,7 +26,7 @@ from fed_dpsd.accounts.database import (
     load,
     marker_path,
     release,
-    usable,
+    translate_errors,
 )
 from fed_dpsd.accounts.entry import Charges, Entry
 from fed_dpsd.storage import sync, uninterrupted, write_atomically
@@ -42,8 +42,8 @@ class Ledger(ABC):
     def transaction(self) -> AbstractContextManager[None]:
         """Lock out all other processes and threads; transactions must not be nested."""
 
-    def together(self) -> AbstractContextManager[None]:
-        """Make all that the block writes durable at its end, not at each write; never nested."""
+    def single_commit(self) -> AbstractContextManager[None]:
+        """Make everything that the block writes durable at its end; blocks must not be nested."""
         return nullcontext()
 
     @abstractmethod
@@ -56,25 +56,25 @@ class Ledger(ABC):
 
     @abstractmethod
     def charge(self, entry: Entry) -> None:
-        """Write a charge, durably unless in `together`; only then may noise be drawn."""
+        """Write a charge, durably unless in `single_commit`; only then may noise be drawn."""
 
-    def stored(self, digest: str) -> NDArray[Any] | None:
+    def stored_answer(self, digest: str) -> NDArray[Any] | None:
         """Return the stored answer of the charge with this digest; None if there is none."""
         content = self._read("answers", digest)
         return None if content is None else np.load(io.BytesIO(content), allow_pickle=False)
 
-    def store(self, digest: str, values: NDArray[Any]) -> None:
-        """Store a charge's answer, durably unless in `together`; only then may it leave."""
+    def store_answer(self, digest: str, values: NDArray[Any]) -> None:
+        """Store a charge's answer, durably unless in `single_commit`; only then may it leave."""
         content = io.BytesIO()
         np.save(content, values, allow_pickle=False)
         self._keep("answers", digest, content.getvalue())
 
-    def noted(self, name: str) -> bytes | None:
+    def stored_note(self, name: str) -> bytes | None:
         """Return a note by name; notes hold what a client must remember, apart from its charges."""
         return self._read("notes", name)
 
-    def note(self, name: str, content: bytes) -> None:
-        """Store a note, durably unless in `together`."""
+    def store_note(self, name: str, content: bytes) -> None:
+        """Store a note, durably unless in `single_commit`."""
         self._keep("notes", name, content)
 
     @abstractmethod
@@ -136,8 +136,8 @@ class FileLedger(Ledger):
         self._remembered: Content | None = None
         self._left: tuple[int, ...] = ()
         self._connection: sqlite3.Connection | None = None
-        self._together = False
-        with usable(self._path):
+        self._committing = False
+        with translate_errors(self._path):
             folder.mkdir(parents=True, exist_ok=True)
 
     @contextmanager
@@ -147,19 +147,19 @@ class FileLedger(Ledger):
         A damaged ledger cannot even be read. Ctrl-C takes effect only at the end.
         """
         with uninterrupted():
-            with usable(self._path):
+            with translate_errors(self._path):
                 check_not_lost(self._path)
                 with _CREATING:
                     if not self._path.exists():
                         self._path.touch()  # with the permissions that new files have here
                 connection = connect(self._path)
             try:
-                with usable(self._path):
+                with translate_errors(self._path):
                     self._connection = connection
                     self._verify()
                 yield
                 if self._remembered and self._remembered.header and not self._marker.exists():
-                    with usable(self._path):
+                    with translate_errors(self._path):
                         write_atomically(self._marker, _MARK)
             finally:
                 self._left = file_identity(self._path)
@@ -190,7 +190,7 @@ class FileLedger(Ledger):
         seal = self._account().seals.get((table, name))
         if seal is None:
             return None
-        with usable(self._path):
+        with translate_errors(self._path):
             row = self._execute(f"SELECT content FROM {table} WHERE name = ?", name).fetchone()
             whole = row is not None and checksum(table, name, row[0]) == seal
         if not whole:
@@ -205,12 +205,12 @@ class FileLedger(Ledger):
         return self._connection.execute(statement, values)
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def single_commit(self) -> Iterator[None]:
         """Commit what the block writes at its end, durably: everything or, on an error, nothing."""
         account = self._account()
         before = account.state
         try:
-            with usable(self._path):
+            with translate_errors(self._path):
                 if not account.header:
                     self._sync_folders()
                 self._execute("BEGIN")
@@ -220,9 +220,9 @@ class FileLedger(Ledger):
                     account.open(self._header)
                     row = (*self._header.values(), *account.state)
                     self._execute("INSERT INTO account VALUES (?, ?, ?, ?, ?)", *row)
-            self._together = True
+            self._committing = True
             yield
-            with usable(self._path):
+            with translate_errors(self._path):
                 if account.state != before:
                     self._execute("UPDATE account SET head = ?, kept = ?", *account.state)
                 self._execute("COMMIT")
@@ -232,17 +232,20 @@ class FileLedger(Ledger):
                 self._execute("ROLLBACK")
             raise
         finally:
-            self._together = False
+            self._committing = False
 
     @contextmanager
     def _written(self) -> Iterator[Content]:
-        """Commit what the block writes, unless it is part of a larger block of `together`."""
+        """Commit what the block writes, unless it is part of a larger block of `single_commit`."""
         account = self._account()
-        with nullcontext() if self._together else self.together(), usable(self._path):
+        with (
+            nullcontext() if self._committing else self.single_commit(),
+            translate_errors(self._path),
+        ):
             yield account
 
     def _sync_folders(self) -> None:
-        """Sync the folder of a new file, and once in this process those above, also perhaps new."""
+        """Sync the folder of a new file and, once per process, the folders above, perhaps new."""
         folder = self._path.parent
         _sync_readable(folder)
         _sync_above(folder, folder.stat().st_ino)
@@ -250,7 +253,7 @@ class FileLedger(Ledger):
     def _account(self) -> Content:
         assert self._connection is not None, "use a ledger only inside a transaction"
         if self._remembered is None:
-            with usable(self._path):
+            with translate_errors(self._path):
                 self._verify()
         assert self._remembered is not None
         return self._remembered

@@ -25,7 +25,9 @@ def noise_of(experiment: Experiment, run_folder: Path, name: str) -> SecretStrea
     """
     if experiment.seeded:
         return None
-    return SecretStreams(secret_of(ledger_folder(experiment, run_folder) / f"{name}.secret"))
+    return SecretStreams(
+        load_or_create_secret(ledger_folder(experiment, run_folder) / f"{name}.secret")
+    )
 
 
 def has_secret(ledger: Path) -> bool:
@@ -36,8 +38,8 @@ def has_secret(ledger: Path) -> bool:
     return ledger.with_suffix(".secret").exists() or (ledger.parent.parent / "secret").exists()
 
 
-def secret_of(path: Path) -> bytes:
-    """Return the secret at `path`; if there is none, draw one from the operating system."""
+def load_or_create_secret(path: Path) -> bytes:
+    """Return the secret at `path`; if there is none, draw and store one."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")

@@ -8,7 +8,7 @@ from fed_dpsd.experiment import Experiment
 from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.privacy.epsilon import Epsilon
 from fed_dpsd.privacy.label_dp import IMAGES_NOTE
-from fed_dpsd.privacy.mechanism import Unit, quorum_of, weakest
+from fed_dpsd.privacy.mechanism import Unit, combined_trust, quorum_of
 from fed_dpsd.report.guarantee import MEANINGFUL, MEANINGFUL_DELTA
 
 SEEDED_VERDICT = (
@@ -23,7 +23,7 @@ CHANGES: dict[Unit, tuple[str, str, str]] = {
 
 
 def is_meaningful(epsilon: Epsilon) -> bool:
-    """Return whether a bound is meaningful, so both of its numbers are small."""
+    """Return whether both numbers of a bound are small enough to be meaningful."""
     return epsilon.value <= MEANINGFUL and epsilon.delta <= MEANINGFUL_DELTA
 
 
@@ -36,20 +36,20 @@ def verdict(experiment: Experiment, card: PrivacyCard) -> Iterator[str]:
         yield card.review
     first = dict.fromkeys((card.unit, "record"))
     for unit in first:
-        yield _of(experiment, card, unit)
+        yield _describe_unit(experiment, card, unit)
     if card.label:
         label = card.label
         yield (
             f"epsilon {label.number(3)} for a replaced label alone, "
-            f"{_against(experiment, label)}, delta {label.delta:g}: {IMAGES_NOTE}"
+            f"{_describe_observers(experiment, label)}, delta {label.delta:g}: {IMAGES_NOTE}"
         )
     for unit in (each for each in CHANGES if each not in first):
-        yield _of(experiment, card, unit)
+        yield _describe_unit(experiment, card, unit)
     if experiment.seeded:
         yield SEEDED_VERDICT
 
 
-def _of(experiment: Experiment, card: PrivacyCard, unit: Unit) -> str:
+def _describe_unit(experiment: Experiment, card: PrivacyCard, unit: Unit) -> str:
     """Describe what is proven for a unit; the numbers of patients and clients are rarely small."""
     added, replaced = card.epsilon(unit, "add_remove"), card.epsilon(unit, "replace_one")
     whole, one, other = CHANGES[unit]
@@ -57,7 +57,7 @@ def _of(experiment: Experiment, card: PrivacyCard, unit: Unit) -> str:
         reason = f": {card.content['reason']}" if unit == "record" else ""
         return f"nothing is proven for {whole}{reason}"
     deltas = dict.fromkeys(f"{e.delta:g}" for e in (added, replaced) if math.isfinite(e.value))
-    facts = f"{_against(experiment, added, replaced)}, delta {' and '.join(deltas)}"
+    facts = f"{_describe_observers(experiment, added, replaced)}, delta {' and '.join(deltas)}"
     if not is_meaningful(added):
         of = "at" if unit == "record" else f"for {whole}:"
         return (
@@ -72,10 +72,10 @@ def _of(experiment: Experiment, card: PrivacyCard, unit: Unit) -> str:
     return f"{numbers}, {facts}"
 
 
-def _against(experiment: Experiment, *epsilons: Epsilon) -> str:
+def _describe_observers(experiment: Experiment, *epsilons: Epsilon) -> str:
     """Describe the observers that the numbers protect against, given the largest trust needed."""
     colluding = getattr(quorum_of(experiment.answers), "colluding", 0)
-    trust = weakest(epsilon.trust for epsilon in epsilons)
+    trust = combined_trust(epsilon.trust for epsilon in epsilons)
     if trust == "server":
         return "against any observer except the coordinator, which sees answers without noise"
     if trust == "threshold":

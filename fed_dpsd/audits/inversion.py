@@ -207,7 +207,7 @@ def generative(
     """
     num_classes = int(labels.max()) + 1
     generator = initialise(lambda: Generator(shape, LATENT_SIZE + num_classes, 32), rng)
-    generator.start(rng)
+    generator.draw_levels(rng)
     optimiser = Adam(generator.parameters(), GENERATOR_RATE)
 
     def draw(classes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

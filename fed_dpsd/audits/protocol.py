@@ -28,7 +28,7 @@ from fed_dpsd.data.datasets import Split
 from fed_dpsd.errors import ProtocolError
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.models import to_vector
-from fed_dpsd.privacy.accounting import Stage, epsilon
+from fed_dpsd.privacy.accounting import Stage, best_bound
 from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.mechanism import Mechanism, Unit, Values, Weights
 from fed_dpsd.privacy.noise import Rng, SecretStreams
@@ -189,7 +189,7 @@ def _charges_training(case: _Case) -> Iterator[str]:
     steps = dataclasses.replace(training, count_fraction=None)
     cost = steps.event(training.unit, "add_remove")
     yield from _undercharged("the training", case, [], _entries(site), cost, training.unit)
-    if plan_of(case.experiment).counts:
+    if plan_of(case.experiment).releases_counts:
         request = Request.without_images(
             "counts", site.config.data.shape, site.config.data.num_classes
         )
@@ -345,8 +345,8 @@ def _undercharged(
         [SelfComposedDpEvent(e.costs[unit, "add_remove"], e.releases) for e in new]
     )
     delta = case.experiment.config.privacy.delta
-    due = epsilon(cost, delta).epsilon
-    charged = epsilon(grown, delta).epsilon if new else 0.0
+    due = best_bound(cost, delta).epsilon
+    charged = best_bound(grown, delta).epsilon if new else 0.0
     if charged < due * SAME:
         yield f"{what} is charged epsilon {charged:.4g} instead of {due:.4g}"
 

@@ -124,7 +124,7 @@ class ShadowRun:
         if victim == "untrained teachers":
             return [()]
         plan = plan_of(self.experiment)
-        trained = [plan.paid] if plan.trained else []
+        trained = [plan.budgeted] if plan.trained else []
         return [plan.stages, *trained] if victim == "student" else trained
 
     def _smallest_epsilon(self, proofs: Sequence[tuple[Stage, ...]], delta: float) -> Epsilon:

@@ -143,7 +143,7 @@ def attack(
     """
     from fed_dpsd.audits import inversion, membership
     from fed_dpsd.report import figures, plots, tables
-    from fed_dpsd.storage import encoded, write_atomically
+    from fed_dpsd.storage import to_utf8, write_atomically
 
     sweep, contradicted = path.absolute(), []
     folder = (out or (sweep if sweep.is_dir() else sweep.parent)).absolute()
@@ -153,7 +153,7 @@ def attack(
     def add(row: dict[str, Any]) -> None:
         rows.append(row)
         # One by one, because an attack takes minutes.
-        write_atomically(table, encoded(tables.csv_text(rows)))
+        write_atomically(table, to_utf8(tables.csv_text(rows)))
 
     with show_progress(console):
         if kind == "membership":
@@ -269,7 +269,7 @@ def _spent_table(
     """Return a row per client, with the epsilons of a record and of meaningful larger units."""
     from fed_dpsd.accounts.verdict import is_meaningful
     from fed_dpsd.privacy.epsilon import NOT_REVIEWED
-    from fed_dpsd.privacy.mechanism import weakest
+    from fed_dpsd.privacy.mechanism import combined_trust
 
     spent = {
         file: {pair: next(iter(proofs.values())) for pair, proofs in of_file.items()}
@@ -291,7 +291,7 @@ def _spent_table(
         queries = sum(entry.queries for entry in entries)
         cells = (f"{len(entries):,}", f"{queries:,}", *(epsilon.number(4) for epsilon in own))
         review = f" ({NOT_REVIEWED})" if any(epsilon.review for epsilon in own) else ""
-        table.add_row(file.stem + review, *cells, weakest(epsilon.trust for epsilon in own))
+        table.add_row(file.stem + review, *cells, combined_trust(epsilon.trust for epsilon in own))
     return table
 
 

@@ -33,7 +33,7 @@ def init(file: File) -> None:
 
     Read on: docs/deployment.md
     """
-    from fed_dpsd.storage import conf_folder, encoded, write_atomically
+    from fed_dpsd.storage import conf_folder, to_utf8, write_atomically
 
     if file.exists():
         raise UserError(f"{file} already exists; it is not overwritten")
@@ -44,7 +44,7 @@ def init(file: File) -> None:
         template = template.replace(
             "\nstate: state\n", f"\nstate: {json.dumps(f'{file.stem}-state')}\n"
         )
-    write_atomically(file, encoded(template))
+    write_atomically(file, to_utf8(template))
     print(file.absolute())
 
 
@@ -55,11 +55,13 @@ def key(file: File) -> None:
 
     Read on: docs/deployment.md
     """
-    from fed_dpsd.accounts.secret import exchange_key, secret_of
+    from fed_dpsd.accounts.secret import exchange_key, load_or_create_secret
     from fed_dpsd.client.hospital import open_hospital
     from fed_dpsd.privacy.secure_sum import public_key
 
-    print(public_key(exchange_key(secret_of(open_hospital(file).folder / "secret"))).hex())
+    print(
+        public_key(exchange_key(load_or_create_secret(open_hospital(file).folder / "secret"))).hex()
+    )
 
 
 def check(

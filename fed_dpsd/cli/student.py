@@ -159,7 +159,7 @@ def _predict_rows(
     """Yield the cells of each readable image; report unreadable images and add them to `bad`."""
     import numpy as np
 
-    from fed_dpsd.data.images import open_image, scaled
+    from fed_dpsd.data.images import crop_and_scale, open_image
     from fed_dpsd.progress import reporting
 
     shape = student.network.shape
@@ -168,7 +168,7 @@ def _predict_rows(
             images = {}
             for path in files[start : start + AT_ONCE]:
                 try:
-                    images[path] = scaled(open_image(path, shape[0]), shape)
+                    images[path] = crop_and_scale(open_image(path, shape[0]), shape)
                 except (OSError, ValueError) as error:
                     bad.append(path)
                     say_failed(f"{path} is skipped: {reason_of(error)}")

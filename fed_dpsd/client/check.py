@@ -16,7 +16,7 @@ from rich.text import Text
 
 from fed_dpsd.accounts import card as cards
 from fed_dpsd.accounts.account import needed_budget, rounded_up
-from fed_dpsd.accounts.secret import secret_of
+from fed_dpsd.accounts.secret import load_or_create_secret
 from fed_dpsd.accounts.verdict import how_answered, how_trained
 from fed_dpsd.client import site as sites
 from fed_dpsd.client.hospital import Hospital
@@ -175,7 +175,7 @@ def _train(
         return "one image or patient is too few for a hold-out"
     held_out = place % HELD_OUT == 0
     seen, unseen = np.flatnonzero(~held_out), np.flatnonzero(held_out)
-    secret = SecretStreams(secret_of(folder / "rehearsal"))
+    secret = SecretStreams(load_or_create_secret(folder / "rehearsal"))
     records = content.records.take(seen)
     teachers = Teachers(config, experiment.training, hospital.client, records, ids[seen], secret)
     tested = content.records.take(unseen)
@@ -190,7 +190,7 @@ def _train(
 def _rehearse(hospital: Hospital, experiment: Experiment, folder: Path) -> str:
     """Answer a request, charged to a temporary ledger; describe the outcome."""
     secret = hospital.folder / "secret"
-    secret_of(secret)  # draws the secret if there is none yet
+    load_or_create_secret(secret)  # draws the secret if there is none yet
     shutil.copy(secret, folder / "secret")
     rehearsed = dataclasses.replace(hospital, state=str(folder))
     config = dataclasses.replace(experiment.config, cache=str(folder))

@@ -15,7 +15,7 @@ from fed_dpsd.accounts.account import Account
 from fed_dpsd.accounts.card import plan_of
 from fed_dpsd.accounts.database import ledgers_in
 from fed_dpsd.accounts.ledger import FileLedger
-from fed_dpsd.accounts.secret import exchange_key, secret_of
+from fed_dpsd.accounts.secret import exchange_key, load_or_create_secret
 from fed_dpsd.client.records import HospitalRecords, read
 from fed_dpsd.client.secure_sum import SecureSums
 from fed_dpsd.client.site import Site
@@ -149,7 +149,7 @@ class Hospital(Terms):
             logger.warning("%s", content.count)
         patients = content.records.patients
         self._prune(KEPT + experiment.config.teachers_per_client)
-        secret, ledger = secret_of(self.folder / "secret"), self.ledger
+        secret, ledger = load_or_create_secret(self.folder / "secret"), self.ledger
         party = self._party(experiment, secret)
         account = Account(
             *(ledger, experiment.config.privacy, plan_of(experiment), run),

@@ -13,7 +13,7 @@ import numpy as np
 
 from fed_dpsd.accounts.ledger import Ledger
 from fed_dpsd.errors import ProtocolError
-from fed_dpsd.privacy.mechanism import Shared
+from fed_dpsd.privacy.mechanism import SupportsSecureSum
 from fed_dpsd.privacy.secure_sum import Masked, Party
 from fed_dpsd.protocol import Request, Response, SumStep
 
@@ -28,7 +28,9 @@ class SecureSums:
         run: the coordinator's name for the run; masks and noise differ between runs.
     """
 
-    def __init__(self, party: Party, mechanism: Shared, ledger: Ledger, run: str) -> None:
+    def __init__(
+        self, party: Party, mechanism: SupportsSecureSum, ledger: Ledger, run: str
+    ) -> None:
         self._party, self._mechanism, self._ledger, self._run = party, mechanism, ledger, run
 
     def masked(self, response: Response, request: Request) -> Response:
@@ -39,12 +41,12 @@ class SecureSums:
         """
         tag = self.tag(request.digest)
         with self._ledger.transaction():
-            kept = self._ledger.noted(f"{tag}-masked")
+            kept = self._ledger.stored_note(f"{tag}-masked")
             if kept is None:
                 units = response.values.astype(np.float64) / self._mechanism.lattice
                 masked = self._party.mask(np.rint(units).astype(np.int64), tag.encode())
                 kept = masked.to_bytes()
-                self._ledger.note(f"{tag}-masked", kept)
+                self._ledger.store_note(f"{tag}-masked", kept)
         masked = Masked.from_bytes(kept)
         return replace(response, values=masked.values, sealed=masked.sealed)
 
@@ -60,14 +62,14 @@ class SecureSums:
         """
         tag, names = self.tag(step.request), json.dumps(sorted(set(step.named))).encode()
         with self._ledger.transaction():
-            if self._ledger.noted(f"{tag}-masked") is None:
+            if self._ledger.stored_note(f"{tag}-masked") is None:
                 raise ProtocolError("this client does not take part in that sum")
-            confirmed = self._ledger.noted(f"{tag}-named")
+            confirmed = self._ledger.stored_note(f"{tag}-named")
             if confirmed != names and (confirmed is not None or step.proofs):
                 raise ProtocolError("this client has confirmed other names for that sum")
             if not step.proofs:
                 proofs = self._party.confirm(tag.encode(), step.named)
-                self._ledger.note(f"{tag}-named", names)
+                self._ledger.store_note(f"{tag}-named", names)
                 return {str(other): proof for other, proof in proofs.items()}
         return self._party.unmask(tag.encode(), step.named, step.proofs, step.sealed).to_named()
 

@@ -21,11 +21,11 @@ from fed_dpsd.methods.method import Method, Regulariser
 from fed_dpsd.models.inference import Images
 from fed_dpsd.privacy.clipped_gradients import ClippedGradients
 from fed_dpsd.privacy.mechanism import (
-    Clear,
     ExactCounts,
     KeptTeachers,
     Mechanism,
-    Shared,
+    Noiseless,
+    SupportsSecureSum,
     Weights,
     passes_through_teachers,
 )
@@ -150,7 +150,7 @@ class Site:
         keyed = self._noise.numpy("records of a run", self.client, records).random(4)
         due = self._due(request)  # computed before the ledger is locked
         with self.ledger.transaction():  # a write is durable at once, so no refusal undoes it
-            self.account.hear(request, self.client)
+            self.account.reconcile(request, self.client)
             if due:
                 mechanism, digest, first, training = due
                 unpaid = bool(first) and not self.account.is_paid(first)
@@ -294,12 +294,12 @@ class Site:
         )
         with self.ledger.transaction():
             # Without noise to draw in between, charge and answer are written at once.
-            with self.ledger.together() if isinstance(mechanism, Clear) else nullcontext():
+            with self.ledger.single_commit() if isinstance(mechanism, Noiseless) else nullcontext():
                 self._pay(mechanism, request)
-                values = self.ledger.stored(digest)
+                values = self.ledger.stored_answer(digest)
                 if values is None:
                     values = self._randomised(mechanism, bounded, digest, request)
-                    self.ledger.store(digest, values)
+                    self.ledger.store_answer(digest, values)
             statement = self.account.statement()
         return Response(
             request.query_id, values, self.config.teachers_per_client, statement=statement
@@ -309,7 +309,7 @@ class Site:
         self, mechanism: Mechanism, bounded: NDArray[Any], digest: str, request: Request
     ) -> NDArray[Any]:
         """Return the (B, K) sum of (n, B, K) bounded values with the noise that is drawn here."""
-        if mechanism.noise_at == "server" and isinstance(mechanism, Shared):
+        if mechanism.noise_at == "server" and isinstance(mechanism, SupportsSecureSum):
             return truncate(bounded, mechanism.lattice).sum(0)
         # The noise depends on the values too: it must never be added to different values.
         noised = hashlib.sha256(digest.encode() + bounded.tobytes()).hexdigest()
@@ -412,12 +412,16 @@ def answer(method: Method, request: Request, site: Site) -> Response | Refusal:
             masks = request.kind in SUMMED and site.answers.noise_at == "distributed"
             if masks and isinstance(reply, Response):
                 reply = _masked(reply, request, site)
-            return reply if reply.statement else replace(reply, statement=site.account.state())
+            return (
+                reply
+                if reply.statement
+                else replace(reply, statement=site.account.locked_statement())
+            )
         except Unplanned as unplanned:
-            statement = site.account.state(unplanned.wanted)
+            statement = site.account.locked_statement(unplanned.wanted)
             return Refusal(request.query_id, str(unplanned), statement)
         except (BudgetSpent, RecordsChanged) as refused:
-            return Refusal(request.query_id, str(refused), site.account.state())
+            return Refusal(request.query_id, str(refused), site.account.locked_statement())
     except LedgerError as error:
         logger.error("client %d: %s", site.client, error)
         return Refusal(request.query_id, "the client's ledger cannot be read or written")

@@ -6,7 +6,7 @@ from fed_dpsd.config import Config
 from fed_dpsd.errors import UserError
 from fed_dpsd.models import read_facts, read_weights, weights_mismatch
 from fed_dpsd.models.classifiers import Classifier
-from fed_dpsd.models.torchvision_networks import Adapted, own_names
+from fed_dpsd.models.torchvision_networks import Adapted, rename_weights
 
 PIXELS = "backbone.mean", "backbone.std"  # not in the state dict of torchvision's own networks
 
@@ -23,7 +23,7 @@ def read_teacher(teacher: Classifier, config: Config, client: int) -> Classifier
     path = str(config.teacher.path).replace("{client}", str(client))
     try:
         found = read_weights(Path(path))
-        weights = own_names(config.architecture(client), found)
+        weights = rename_weights(config.architecture(client), found)
         if weights.keys() != found.keys():
             weights |= {name: t for name, t in teacher.state_dict().items() if name in PIXELS}
         problem = weights_mismatch(teacher, weights)

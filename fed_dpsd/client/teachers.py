@@ -51,7 +51,7 @@ from fed_dpsd.models import (
 from fed_dpsd.models.classifiers import Classifier, builder, features_version
 from fed_dpsd.models.devices import gpu_model
 from fed_dpsd.models.footprint import weight_bytes
-from fed_dpsd.models.functions import digest_of
+from fed_dpsd.models.functions import network_digest
 from fed_dpsd.models.inference import Images
 from fed_dpsd.privacy import lattice
 from fed_dpsd.privacy.dp_sgd import DPSGD
@@ -174,7 +174,7 @@ class Teachers:
         settings += features_version(name, config.model)
         settings += [config.plugins] if config.plugins else []
         if is_function(name):
-            settings += [digest_of(name, config.data.shape, config.data.num_classes)]
+            settings += [network_digest(name, config.data.shape, config.data.num_classes)]
         return json.dumps(settings, sort_keys=True)
 
     @functools.cached_property

@@ -7,7 +7,6 @@ Decoded images are cached. The handling of a record depends on that record alone
 import functools
 import hashlib
 import json
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -21,8 +20,8 @@ from fed_dpsd.classes import default_class_names, label_numbers
 from fed_dpsd.config import BUNDLED, DataConfig
 from fed_dpsd.data import sources
 from fed_dpsd.data.intake import Split, first_few, take_records
-from fed_dpsd.data.reader import listed
-from fed_dpsd.errors import UserError
+from fed_dpsd.data.reader import classes_setting
+from fed_dpsd.errors import UserError, warn_once
 from fed_dpsd.storage import write_together
 
 DIGITS_TEST_SIZE = 360
@@ -30,8 +29,6 @@ TEST_PART = 5  # one in so many records, or patients, is for testing if data is 
 # Key of the hash that divides data. It is not a setting: users could choose a favourable split.
 SPLIT_KEY = b"fed_dpsd: test split"
 PURPOSES = {"train": "training", "test": "testing"}
-
-logger = logging.getLogger("fed_dpsd")
 
 
 @dataclass(frozen=True)
@@ -73,7 +70,7 @@ def load(config: DataConfig, cache: Path) -> Dataset:
     data = Dataset(loaded["train"].records, loaded["test"].records, tuple(counts))
     _check_shared_patients(config, data)
     if copies := int(np.isin(loaded["test"].digests, loaded["train"].digests).sum()):
-        _say_once(
+        warn_once(
             f"data={config.name} ({config.path or config.hub}): {copies:,} of {len(data.test):,} "
             "test images are training images too, pixel for pixel, which inflates scores"
         )
@@ -107,7 +104,7 @@ def _check_shared_patients(config: DataConfig, data: Dataset) -> None:
             f"{said}; keep all records of a patient in one of them, or set "
             "data.shared_patients=allow, which inflates scores"
         )
-    _say_once(f"{said}: scores are inflated, and the test records of a patient are not protected")
+    warn_once(f"{said}: scores are inflated, and the test records of a patient are not protected")
 
 
 @functools.cache
@@ -124,7 +121,7 @@ def _digits() -> Dataset:
 
 
 def _load_split(config: DataConfig, split: str, cache: Path) -> Loaded:
-    """Load a split, from the cache if it was read before; call `divide` to make splits if needed.
+    """Load a split, from the cache if it was read before; divide the data if it has no splits.
 
     Skipped records and classes without images cause warnings, once per process; an error would
     reveal them.
@@ -140,12 +137,12 @@ def _load_split(config: DataConfig, split: str, cache: Path) -> Loaded:
         digests = np.load(place("digests.npy"))
         records = Split(images, np.load(place("labels.npy")), patients)
     except (OSError, ValueError, EOFError):  # missing, or damaged
-        parts, about, lasting = _read(config, source, split)
-        if lasting:
+        parts, about, cacheable = _read(config, source, split)
+        if cacheable:
             _save({_cached(config, files, name, cache): parts[name] for name in parts}, about)
         records, digests = parts[split], parts[split].digests
     for note in about["notes"]:
-        _say_once(note)
+        warn_once(note)
     return Loaded(records, about["count"], digests)
 
 
@@ -185,10 +182,12 @@ def _read(
             "train_... and test_..."
         )
     for name, part in parts.items():
-        if lacking := _lacking(config, part):
+        if lacking := _missing_classes(config, part):
             notes.append(f"{where}: no image of class {lacking} for {PURPOSES[name]}")
     if reader.declared and names == default_class_names(len(names)) != tuple(reader.declared):
-        notes.append(f"{where} names its classes; {listed(reader.declared)} uses these names")
+        notes.append(
+            f"{where} names its classes; {classes_setting(reader.declared)} uses these names"
+        )
     if not source.divided and reader.ignored:
         notes.append(
             f"{where}: its {reader.ignored} is not used as a split; to test on some of its "
@@ -197,7 +196,7 @@ def _read(
     if left := source.unused():
         notes.append(f"{where}: {left}")
     count = f"{split}: {taken.count.numbers}" if source.divided else taken.count.numbers
-    return parts, {"count": count, "notes": notes}, taken.lasting
+    return parts, {"count": count, "notes": notes}, taken.cacheable
 
 
 def _cached(config: DataConfig, files: str, split: str, cache: Path) -> Callable[[str], Path]:
@@ -211,12 +210,7 @@ def _cached(config: DataConfig, files: str, split: str, cache: Path) -> Callable
     return lambda name: cache / "data" / f"{key}.{name}"
 
 
-@functools.cache
-def _say_once(note: str) -> None:
-    logger.warning(note)
-
-
-def _lacking(config: DataConfig, records: Split) -> str:
+def _missing_classes(config: DataConfig, records: Split) -> str:
     """Name the classes without records; "" if there are none."""
     counts = np.bincount(records.labels, minlength=config.num_classes)
     return first_few(

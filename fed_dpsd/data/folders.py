@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fed_dpsd.classes import text_of
 from fed_dpsd.data.intake import NO_CLASS, Item
-from fed_dpsd.data.reader import Columns, readable, split_of
+from fed_dpsd.data.reader import Columns, reading, split_of
 from fed_dpsd.errors import UserError
 
 
@@ -41,7 +41,7 @@ class Folder:
 
     def items(self) -> Iterator[Item]:
         """Yield every file, ordered by path."""
-        with readable(self._path):
+        with reading(self._path):
             for file, folder in sorted(walk_classes(self._path), key=lambda found: found[0]):
                 label, skipped = ("", NO_CLASS) if folder is None else (self._labels[folder], "")
                 yield Item(str(file.relative_to(self._path)), file, label, skipped=skipped)
@@ -52,7 +52,7 @@ class Folder:
 
     def files(self) -> Iterable[Path]:
         """Return every file."""
-        with readable(self._path):
+        with reading(self._path):
             return sorted(file for file, _ in walk_classes(self._path))
 
 
@@ -62,11 +62,13 @@ def class_folders(folder: Path) -> list[str]:
     Raises:
         UserError: the folder cannot be read.
     """
-    with readable(folder):
-        return sorted(place.name for place in folder.iterdir() if place.is_dir() and _shown(place))
+    with reading(folder):
+        return sorted(
+            place.name for place in folder.iterdir() if place.is_dir() and _is_visible(place)
+        )
 
 
-def _shown(path: Path) -> bool:
+def _is_visible(path: Path) -> bool:
     """Return whether a file or folder is neither hidden nor added to archives by macOS."""
     return not path.name.startswith(".") and path.name != "__MACOSX"
 
@@ -86,10 +88,10 @@ def walk_classes(path: Path) -> Iterator[tuple[Path, str | None]]:
 
     for place, folders, names in os.walk(path, onerror=fail, followlinks=True):
         here = Path(place).resolve()
-        folders[:] = [folder for folder in folders if _shown(Path(folder))]
+        folders[:] = [folder for folder in folders if _is_visible(Path(folder))]
         for folder in folders:
             if (Path(place) / folder).resolve() in (here, *here.parents):
                 raise UserError(f"{place}/{folder} links to a folder that contains it; delete it")
-        for file in filter(_shown, map(Path(place).joinpath, names)):
+        for file in filter(_is_visible, map(Path(place).joinpath, names)):
             inside = file.relative_to(path)
             yield file, inside.parts[0] if len(inside.parts) > 1 else None

@@ -29,7 +29,7 @@ def open_image(
             unknown or exceeded.
     """
     if isinstance(image, np.ndarray):
-        return _converted(Image.fromarray(image), channels, bits)
+        return _convert(Image.fromarray(image), channels, bits)
     if isinstance(image, Path) and image.exists() and not image.is_file():
         raise ValueError("it is a folder")
     content = image.read_bytes() if isinstance(image, Path) else image
@@ -42,7 +42,7 @@ def open_image(
                 raise ValueError(f"it has {pages} pages; save each as a separate file")
             inverted = getattr(opened, "tag_v2", {}).get(PHOTOMETRIC) == 0
             ImageOps.exif_transpose(opened, in_place=True)
-            return _converted(opened, channels, bits, inverted)
+            return _convert(opened, channels, bits, inverted)
     except UnidentifiedImageError:
         raise ValueError(f"it is not a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} image") from None
     except (ValueError, MemoryError):
@@ -51,7 +51,7 @@ def open_image(
         raise ValueError(str(error) or type(error).__name__) from None
 
 
-def _converted(image: Image.Image, channels: int, bits: int, inverted: bool = False) -> Image.Image:
+def _convert(image: Image.Image, channels: int, bits: int, inverted: bool = False) -> Image.Image:
     """Return an image as grey or RGB, with the upper 8 of the used bits.
 
     `inverted` (white is 0) matters for 16 bits only: Pillow inverts 8-bit images itself.
@@ -69,12 +69,12 @@ def _converted(image: Image.Image, channels: int, bits: int, inverted: bool = Fa
         image = Image.fromarray((values >> (bits - 8)).astype(np.uint8))
         image.info["bits"] = used
     mode = "L" if channels == 1 else "RGB"
-    converted = image if image.mode == mode else image.convert(mode)  # which copies at least
+    converted = image if image.mode == mode else image.convert(mode)
     converted.info["bits"] = image.info.get("bits", 0)
     return converted
 
 
-def scaled(image: Image.Image, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+def crop_and_scale(image: Image.Image, shape: tuple[int, ...]) -> NDArray[np.uint8]:
     """Return (C, size, size) pixels of `shape`: the central square, scaled with antialiasing."""
     size = shape[2], shape[1]
     if image.size != size:

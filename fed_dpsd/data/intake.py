@@ -1,4 +1,4 @@
-"""Conversion of files and rows to records: decode images, number labels and count usage.
+"""Conversion of files and rows to records: decode images, number labels, count skipped items.
 
 The handling of a record depends on that record alone (docs/privacy.md, "From files to records").
 """
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fed_dpsd.data.images import open_image, scaled, to_pixels
+from fed_dpsd.data.images import crop_and_scale, open_image, to_pixels
 from fed_dpsd.errors import UserError, reason_of
 
 NAMED_AT_MOST, LONGEST_NAME = 5, 120
@@ -131,13 +131,13 @@ class Split:
 class Taken:
     """The records, in item order, the count of items, and notes for the user.
 
-    `lasting` is False if an image could not be read for a temporary reason.
+    `cacheable` is False if an image could not be read for a reason that may be temporary.
     """
 
     records: Split
     count: Count
     notes: tuple[str, ...]
-    lasting: bool
+    cacheable: bool
 
 
 def hash64(text: str) -> int:
@@ -178,10 +178,10 @@ def take_records(
         UserError: a label is unknown, a file is named twice, a size is wrong, or no item becomes a
             record.
     """
-    count, widest, lasting = Count(unit), 0, True
+    count, widest, cacheable = Count(unit), 0, True
     images, labels, ids = [], [], []
     unknown: dict[str, str] = {}
-    for item in _once(items, where):
+    for item in _reject_repeats(items, where):
         count.found += 1
         if item.skipped or not item.label:
             count.skip(item.skipped or NO_LABEL, item.name)
@@ -194,10 +194,10 @@ def take_records(
         except (OSError, ValueError) as error:
             count.skip(UNREADABLE, f"{item.name}: {reason_of(error)}")
             # A missing file changes the fingerprint if it appears later.
-            lasting &= not isinstance(error, OSError) or isinstance(error, FileNotFoundError)
+            cacheable &= not isinstance(error, OSError) or isinstance(error, FileNotFoundError)
             continue
         widest = max(widest, opened.info.get("bits", 0))
-        pixels = scaled(opened, shape) if resize else to_pixels(opened)
+        pixels = crop_and_scale(opened, shape) if resize else to_pixels(opened)
         if pixels.shape != shape:
             raise UserError(
                 f"{where}: {item.name} has shape {list(pixels.shape)}, but "
@@ -219,10 +219,12 @@ def take_records(
             f"pixel_bits={max(widest, 8)} uses the upper 8 of these",
         )
     known = np.array(ids, np.int64) if patients else None
-    return Taken(Split(np.stack(images), np.array(labels, np.int64), known), count, notes, lasting)
+    return Taken(
+        Split(np.stack(images), np.array(labels, np.int64), known), count, notes, cacheable
+    )
 
 
-def _once(items: Iterable[Item], where: str) -> Iterator[Item]:
+def _reject_repeats(items: Iterable[Item], where: str) -> Iterator[Item]:
     """Yield the items; reject a file that occurs twice."""
     seen = set[tuple[int, int] | Path]()
     for item in items:

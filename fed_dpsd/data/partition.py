@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from fed_dpsd.config import Config, DataConfig, require, require_positive
 from fed_dpsd.errors import UserError
-from fed_dpsd.storage import npz_of, write_atomically
+from fed_dpsd.storage import to_npz, write_atomically
 
 if TYPE_CHECKING:
     import pyarrow
@@ -32,12 +32,12 @@ CONNECT_SECONDS = 5.0
 class Partition(Protocol):
     """A rule that splits records among clients, by their labels and a seed.
 
-    If patients are known, it splits patients, each with their most frequent class as label, and
-    keeps a patient's records together.
+    If patients are known, it splits patients instead, each labelled with their most frequent class,
+    and keeps a patient's records together.
 
     Attributes:
-        leaves_out_by: what determines the records that even a single client does not get: the
-            records' labels, or their places in the data; "" if it gets all.
+        leaves_out_by: what determines the records that even a single client does not get: their
+            labels, or their places in the data; "" if a single client gets all records.
     """
 
     name: ClassVar[str]
@@ -55,7 +55,7 @@ class Partition(Protocol):
         """Return the problems with the rule in an experiment, each with key, value and remedy."""
         return []
 
-    def without(self, classes: int, num_clients: int) -> str:
+    def unused_reason(self, classes: int, num_clients: int) -> str:
         """Return why some records have no client, given the numbers of classes and clients."""
         return ""
 
@@ -75,7 +75,7 @@ class Dirichlet(Partition):
         require_positive(self, "alpha")
 
     def deal(self, labels: NDArray[np.int64], num_clients: int) -> list[NDArray[np.int64]]:
-        """Return the indices of each client's records, by flwr-datasets' DirichletPartitioner."""
+        """Return the indices of each client's records, by DirichletPartitioner of flwr-datasets."""
         from flwr_datasets.partitioner import DirichletPartitioner
 
         partitioner = DirichletPartitioner(
@@ -86,7 +86,7 @@ class Dirichlet(Partition):
             self_balancing=self.self_balancing,
             seed=self.seed,
         )
-        return _by(partitioner, labels, num_clients)
+        return _load_partitions(partitioner, labels, num_clients)
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class IID(Partition):
         require(self, seed=0)
 
     def deal(self, labels: NDArray[np.int64], num_clients: int) -> list[NDArray[np.int64]]:
-        """Return the indices of each client's records, as flwr-datasets' IidPartitioner."""
+        """Return the indices of each client's records, as IidPartitioner of flwr-datasets does."""
         return np.array_split(np.arange(len(labels)), num_clients)
 
 
@@ -125,7 +125,7 @@ class ByClass(Partition):
             f"{classes} classes of data={config.data.name}; use {classes} or fewer"
         ]
 
-    def without(self, classes: int, num_clients: int) -> str:
+    def unused_reason(self, classes: int, num_clients: int) -> str:
         """Return why some records have no client; client j has the classes starting at number j."""
         each = self.classes_per_client
         left = classes - (num_clients + each - 1)
@@ -136,7 +136,7 @@ class ByClass(Partition):
         )
 
     def deal(self, labels: NDArray[np.int64], num_clients: int) -> list[NDArray[np.int64]]:
-        """Return the indices of each client's records, by its PathologicalPartitioner."""
+        """Return each client's indices, by PathologicalPartitioner of flwr-datasets."""
         from flwr_datasets.partitioner import PathologicalPartitioner
 
         partitioner = PathologicalPartitioner(
@@ -146,7 +146,7 @@ class ByClass(Partition):
             class_assignment_mode="deterministic",
             seed=self.seed,
         )
-        return _by(partitioner, labels, num_clients)
+        return _load_partitions(partitioner, labels, num_clients)
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class Coins(IID):
         if not 0 < self.fraction <= 1:
             raise ValueError(f"fraction={self.fraction} must be above 0 and at most 1")
 
-    def without(self, classes: int, num_clients: int) -> str:
+    def unused_reason(self, classes: int, num_clients: int) -> str:
         """Return why some records have no client."""
         return f"left out by their coins (partition.fraction={self.fraction:g})"
 
@@ -203,14 +203,15 @@ class Counts(Partition):
             f"data={config.data.name}"
         ]
 
-    def without(self, classes: int, num_clients: int) -> str:
+    def unused_reason(self, classes: int, num_clients: int) -> str:
         """Return why some records have no client."""
         return "left out by partition.counts"
 
     def deal(self, labels: NDArray[np.int64], num_clients: int) -> list[NDArray[np.int64]]:
-        """Return the indices of each client's records: of each class, one client after another.
+        """Return the indices of each client's records, dealing each class client by client.
 
-        flwr-datasets' own with counts accepts only multiples of the number of classes as clients.
+        DistributionPartitioner of flwr-datasets needs a multiple of the number of classes as the
+        number of clients.
         """
         ends = np.cumsum(self.counts, axis=0)
         parts = []
@@ -246,7 +247,7 @@ def load_or_split(
     if not path.is_file():
         parts = split(partition, labels, num_clients, patients)
         sizes = np.array([len(part) for part in parts])
-        write_atomically(path, npz_of({"indices": np.concatenate(parts), "sizes": sizes}))
+        write_atomically(path, to_npz({"indices": np.concatenate(parts), "sizes": sizes}))
     with np.load(path) as arrays:
         return np.split(arrays["indices"], np.cumsum(arrays["sizes"])[:-1])
 
@@ -274,7 +275,7 @@ def split(
     """
     if num_clients == 1 and partition.leaves_out_by != "labels":
         return [np.flatnonzero(_kept(partition, len(labels)))]
-    dealt, place = _dealt(labels, patients)
+    dealt, place = _units_to_deal(labels, patients)
     parts = _try_split(partition, dealt, place, num_clients)
     if parts is not None:
         return parts
@@ -309,7 +310,7 @@ def unused_records(
     held, total = sum(map(len, parts)), len(labels)
     if held == total:
         return ""
-    why = partition.without(len(np.unique(_dealt(labels, patients)[0])), len(parts))
+    why = partition.unused_reason(len(np.unique(_units_to_deal(labels, patients)[0])), len(parts))
     return (
         f"partition: {held:,} of {total:,} training records have a client; {total - held:,} have "
         f"none, {why}"
@@ -317,7 +318,7 @@ def unused_records(
 
 
 def made_up_patients(labels: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    """Return a made-up patient for each record of a client: `size` ordered records of one class.
+    """Return a made-up patient for each record: `size` consecutive records of a class share one.
 
     The last patient of a class may have fewer records.
     """
@@ -328,7 +329,7 @@ def made_up_patients(labels: NDArray[np.int64], size: int) -> NDArray[np.int64]:
     return patients
 
 
-def _dealt(
+def _units_to_deal(
     labels: NDArray[np.int64], patients: NDArray[np.int64] | None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the labels of records, or of patients by id, and each record's index among these.
@@ -361,7 +362,7 @@ def _try_split(
     return None if min(map(len, parts)) == 0 else parts
 
 
-def _by(
+def _load_partitions(
     partitioner: "Partitioner", labels: NDArray[np.int64], num_clients: int
 ) -> list[NDArray[np.int64]]:
     from datasets import Dataset

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fed_dpsd.data.sources import LAYOUT, is_place
+from fed_dpsd.data.sources import LAYOUT, is_data_path
 
 FOLDERS = ("out", "cache", "run_folder", "ledger")
 
@@ -23,7 +23,7 @@ def absolute_path(key: str, value: str, base: Path | None, problems: list[str]) 
 def data_path(value: str, base: Path | None, problems: list[str]) -> str:
     """Return `data.path` as an absolute path; add a problem if it cannot hold a data set."""
     path = absolute_path("data.path", value, base, problems)
-    if not is_place(Path(path)):
+    if not is_data_path(Path(path)):
         there = Path(path).exists()
         problem = "is neither a folder nor a table" if there else "does not exist"
         problems.append(f"data.path={path} {problem}; give {LAYOUT}")

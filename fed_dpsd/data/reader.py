@@ -1,4 +1,4 @@
-"""Columns and errors, which all readers share.
+"""Columns and errors that all readers share.
 
 A reader reads one layout: class folders, a table or arrays. Data sets and hospitals use the same
 readers. Readers do not decode images.
@@ -73,8 +73,8 @@ def split_of(name: str) -> str:
     return next(found, "")
 
 
-def listed(names: Iterable[str]) -> str:
-    """Return the setting for these classes, as typed in a shell."""
+def classes_setting(names: Iterable[str]) -> str:
+    """Return the setting `data.classes` with these names, as typed in a shell."""
     from fed_dpsd.config.errors import quoted
 
     plain = re.compile("(?!(true|false|null|nan|inf)$)[a-z_][a-z0-9_-]*", re.IGNORECASE)
@@ -102,7 +102,7 @@ def id_of(value: Any, columns: Columns, where: str) -> str:
 
 
 @contextlib.contextmanager
-def readable(path: Path) -> Iterator[None]:
+def reading(path: Path) -> Iterator[None]:
     """Report an operating system error in the block as a UserError."""
     try:
         yield

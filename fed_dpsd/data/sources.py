@@ -13,7 +13,7 @@ from fed_dpsd.config import DataConfig
 from fed_dpsd.data.arrays import ARRAYS, Arrays, splits_of
 from fed_dpsd.data.folders import Folder, class_folders, walk_classes
 from fed_dpsd.data.intake import first_few
-from fed_dpsd.data.reader import Columns, Reader, listed, readable, split_of
+from fed_dpsd.data.reader import Columns, Reader, classes_setting, reading, split_of
 from fed_dpsd.data.tables import METADATA, TABLES, Table
 from fed_dpsd.errors import UserError
 
@@ -96,7 +96,7 @@ class Source:
         if place.is_dir():
             name += f" ({sum(1 for _ in walk_classes(place)):,} files)"
         elif place.suffix.lower() == ARRAYS:
-            name = _arrays(place, self._columns)["validation"]
+            name = _image_arrays(place, self._columns)["validation"]
         return f"{name} is not read: nothing is selected on a validation split"
 
     @property
@@ -114,12 +114,12 @@ class Source:
         return self._place.is_file() or (self._place / METADATA).is_file()
 
 
-def is_place(path: Path) -> bool:
+def is_data_path(path: Path) -> bool:
     """Return whether a path is valid as `data.path`: a folder, a table or an npz."""
     return path.is_dir() or (path.is_file() and path.suffix.lower() in (*TABLES, ARRAYS))
 
 
-def _arrays(path: Path, columns: Columns) -> dict[str, str]:
+def _image_arrays(path: Path, columns: Columns) -> dict[str, str]:
     """Return the image array of each split in an npz; empty if one array holds all images."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
@@ -135,12 +135,12 @@ def _splits_in(path: Path, columns: Columns) -> dict[str, Path]:
     A folder named like a split is a class folder if other class folders are next to it.
     """
     if path.suffix.lower() == ARRAYS and path.is_file():
-        arrays = _arrays(path, columns)
+        arrays = _image_arrays(path, columns)
         return dict.fromkeys(arrays, path) if arrays.keys() & set(SPLITS) else {}
     if not path.is_dir():
         return {}
     found: dict[str, list[Path]] = {}
-    with readable(path):
+    with reading(path):
         files = sorted(each for each in path.iterdir() if each.is_file())
     for suffix in TABLES:
         for file in files:
@@ -236,7 +236,7 @@ def _class_names(path: Path, columns: Columns, number: int | None) -> tuple[str,
     for other in others:
         for one, two in ((first, other), (other, first)):
             if only := [text for text in sort_class_names(labels[one]) if text not in labels[two]]:
-                everything = listed(sort_class_names({**labels[one], **labels[two]}))
+                everything = classes_setting(sort_class_names({**labels[one], **labels[two]}))
                 raise UserError(
                     f"data.path={path}: class {only[0]} ({labels[one][only[0]]}) is in {one} and "
                     f"not in {two}; correct the labels, or list all classes: {everything}"
@@ -252,7 +252,7 @@ def _class_names(path: Path, columns: Columns, number: int | None) -> tuple[str,
     if number is None and (alike := [n for n in names if folded.count(n.casefold()) > 1]):
         raise UserError(
             f"data.path={path}: {alike[0]} and {alike[1]} differ only in capitals; give them one "
-            f"name or, if they are two classes, set {listed(names)}"
+            f"name or, if they are two classes, set {classes_setting(names)}"
         )
     return names
 
@@ -264,14 +264,14 @@ def _check_folders(path: Path) -> None:
     if "train" in like and len(like) > 1 and not any(map(split_of, folders)):
         raise UserError(
             f"data.path={path}: {' and '.join(like.values())} look like splits; name them train "
-            f"and test or, if they are classes, set {listed(folders)}"
+            f"and test or, if they are classes, set {classes_setting(folders)}"
         )
     if named := [name for name in folders if split_of(name)]:
         others = first_few([name for name in folders if not split_of(name)])
         raise UserError(
             f"data.path={path}: {named[0]} is named like a split, and the folders next to it are "
             f"not ({others}); move away folders that are not splits or, if they are "
-            f"classes, set {listed(folders)}"
+            f"classes, set {classes_setting(folders)}"
         )
 
 
@@ -297,7 +297,7 @@ def with_classes(data: Mapping[str, Any], base: Path | None, problems: list[str]
             names = list(_class_names(place, columns, number)) if place.is_absolute() else []
         except UserError as error:
             # Otherwise it is reported with the other paths, or when the data is read.
-            if number is None and is_place(place):
+            if number is None and is_data_path(place):
                 problems.append(str(error))
             number = number or 2  # so that problems of other keys are reported too
     names = names or of_labels

@@ -8,7 +8,7 @@ from fed_dpsd.accounts.account import Account
 from fed_dpsd.accounts.card import plan_of
 from fed_dpsd.accounts.database import ledgers_in
 from fed_dpsd.accounts.ledger import FileLedger
-from fed_dpsd.accounts.secret import exchange_key, ledger_folder, noise_of, secret_of
+from fed_dpsd.accounts.secret import exchange_key, ledger_folder, load_or_create_secret, noise_of
 from fed_dpsd.client.secure_sum import SecureSums
 from fed_dpsd.client.site import Site
 from fed_dpsd.client.teacher_file import read_teacher
@@ -109,7 +109,7 @@ def simulated_party(experiment: Experiment, client: int, run_folder: Path) -> Pa
         return None
     folder = ledger_folder(experiment, run_folder)
     keys = {
-        number: exchange_key(secret_of(folder / f"{client_name(number)}.secret"))
+        number: exchange_key(load_or_create_secret(folder / f"{client_name(number)}.secret"))
         for number in range(experiment.config.num_clients)
     }
     public = {number: public_key(key) for number, key in keys.items()}

@@ -87,7 +87,7 @@ class PublicContext:
             sizes = latent_size, model.generator_width, normalised
             module = initialise(lambda: Generator(shape, *sizes), rng)
             if normalised:
-                module.start(rng)
+                module.draw_levels(rng)
             return choose_precision(module, (latent_size,), config.precision, device).to(device)
 
         def teacher(client: int) -> Classifier:

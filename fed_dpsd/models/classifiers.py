@@ -218,7 +218,9 @@ def resnet9_gn(shape: tuple[int, ...], num_classes: int, width: int) -> Classifi
     return Classifier(ResNet9(shape[0], width, group_norm=True), 8 * width, num_classes)
 
 
-def _large(name: str, shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
+def _torchvision_network(
+    name: str, shape: tuple[int, ...], num_classes: int, width: int
+) -> Classifier:
     """Build one of torchvision's networks unchanged; `width` is ignored."""
     return Classifier(*backbone(name, shape), num_classes)
 
@@ -270,13 +272,16 @@ CLASSIFIERS: dict[str, Build] = {
         *(cnn, cnn_bn, cnn_tanh, cnn_tempered, cnn3, cnn_datalens, lenet, mlp),
         *(scattering, patches, pretrained, resnet9, resnet9_gn, resnet18, mobilenet, squeezenet),
     )
-} | {name: functools.partial(_large, name) for name in (*NETWORKS, *GROUP_FORMS.values())}
+} | {
+    name: functools.partial(_torchvision_network, name)
+    for name in (*NETWORKS, *GROUP_FORMS.values())
+}
 
 
 def builder(name: str, model: ModelConfig) -> Build:
     """Return the function that builds an architecture, with the experiment's public features."""
     build = CLASSIFIERS[name]
-    return _on(public_of(model)) if build is pretrained else build
+    return _pretrained_on(public_of(model)) if build is pretrained else build
 
 
 def features_version(name: str, model: ModelConfig) -> list[str]:
@@ -289,7 +294,7 @@ def features_version(name: str, model: ModelConfig) -> list[str]:
 
 
 @functools.lru_cache(maxsize=16)
-def _on(public: Public) -> Build:
+def _pretrained_on(public: Public) -> Build:
     return functools.partial(pretrained, public=public)
 
 

@@ -11,7 +11,7 @@ from fed_dpsd.models import procedural
 from fed_dpsd.models.inference import to_unit
 from fed_dpsd.streams import Streams
 
-PROBED = 2  # images of random pixels
+PROBED = 2  # number of images of random pixels
 
 
 def rates_of(method: object, *names: str) -> dict[str, float]:

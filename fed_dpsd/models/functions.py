@@ -54,14 +54,14 @@ def _name(role: str, make: MakeNetwork) -> str:
             f"{role}={make!r} has no name to record; give a function or a class, as in "
             f"`def make_net(): ...` and {role}=make_net"
         )
-    if _takes(make) not in (0, 2):
+    if _num_arguments(make) not in (0, 2):
         raise UserError(
             f"{role}={name} must take no arguments, or an image shape and the number of classes"
         )
     return f"{make.__module__}.{name}()"
 
 
-def _takes(make: MakeNetwork) -> int:
+def _num_arguments(make: MakeNetwork) -> int:
     """Return the number of arguments that a function needs."""
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return sum(
@@ -70,13 +70,15 @@ def _takes(make: MakeNetwork) -> int:
     )
 
 
-def _whole(make: MakeNetwork, shape: tuple[int, ...], num_classes: int) -> tuple[nn.Module, str]:
+def _make_network(
+    make: MakeNetwork, shape: tuple[int, ...], num_classes: int
+) -> tuple[nn.Module, str]:
     """Return a function's network and the path of its last linear layer.
 
     Raises:
         UserError: the network does not end with a linear layer for `num_classes` classes.
     """
-    network = make(shape, num_classes) if _takes(make) else make()
+    network = make(shape, num_classes) if _num_arguments(make) else make()
     used: list[nn.Module] = []
     if isinstance(network, nn.Module):
         linear = [layer for layer in network.modules() if isinstance(layer, nn.Linear)]
@@ -95,7 +97,7 @@ def _whole(make: MakeNetwork, shape: tuple[int, ...], num_classes: int) -> tuple
 
 def _build(make: MakeNetwork, shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
     """Return a function's network as a backbone and its last linear layer; `width` is ignored."""
-    network, path = _whole(make, shape, num_classes)
+    network, path = _make_network(make, shape, num_classes)
     last = network.get_submodule(path)
     assert isinstance(last, nn.Linear)
     network.set_submodule(path, nn.Identity())
@@ -129,7 +131,7 @@ def missing_function(role: str, name: str) -> str:
     )
 
 
-def problem_of(name: str, shape: tuple[int, ...], num_classes: int, private: bool) -> str:
+def network_problem(name: str, shape: tuple[int, ...], num_classes: int, private: bool) -> str:
     """Return why a function's network cannot be used; "" if it can be used.
 
     Args:
@@ -139,8 +141,8 @@ def problem_of(name: str, shape: tuple[int, ...], num_classes: int, private: boo
         private: whether the network is trained privately, so that it must not mix records.
     """
     try:
-        network = _drawn(name, shape, num_classes)
-        if buffers := _buffers(network):
+        network = _initialised(name, shape, num_classes)
+        if buffers := _unset_buffers(network):
             return f"its buffer {buffers[0]} would not be set; register no buffers"
         images = torch.rand(4, *shape, generator=torch.Generator().manual_seed(0))
         many = torch.rand(64, *shape, generator=torch.Generator().manual_seed(1))
@@ -148,15 +150,15 @@ def problem_of(name: str, shape: tuple[int, ...], num_classes: int, private: boo
             logits = network.eval()(images)
             if logits.shape != (4, num_classes):
                 return f"it returns {tuple(logits.shape)} for 4 images, not (4, {num_classes})"
-            given = _as_given(name, shape, network)(2 * images - 1)
+            given = _network_as_made(name, shape, network)(2 * images - 1)
             if not torch.allclose(logits, given, rtol=1e-4, atol=1e-5):
                 return "its output must be the output of its last linear layer, without a softmax"
-            if private and (_mixes(network, images) or _mixes(network, many)):
+            if private and (_mixes_images(network, images) or _mixes_images(network, many)):
                 return (
                     "its output for an image depends on the other images of a batch, as in batch "
                     "normalisation, so DP-SGD cannot bound a record's contribution; use GroupNorm"
                 )
-            if private and _draws(network, images):
+            if private and _draws_random_numbers(network, images):
                 return RANDOM_LAYERS
     except UserError as error:
         return str(error)
@@ -165,10 +167,10 @@ def problem_of(name: str, shape: tuple[int, ...], num_classes: int, private: boo
     return ""
 
 
-def _as_given(name: str, shape: tuple[int, ...], classifier: Classifier) -> nn.Module:
+def _network_as_made(name: str, shape: tuple[int, ...], classifier: Classifier) -> nn.Module:
     """Return the network as made by the function, with the weights of its classifier."""
     head = classifier.classifier
-    network, path = _whole(_MADE[name], shape, head.out_features)
+    network, path = _make_network(_MADE[name], shape, head.out_features)
     network.to_empty(device="cpu")
     weights = {
         own: head.state_dict()[own.removeprefix(f"{path}.")]
@@ -180,7 +182,7 @@ def _as_given(name: str, shape: tuple[int, ...], classifier: Classifier) -> nn.M
     return network.eval()
 
 
-def _mixes(network: nn.Module, images: torch.Tensor) -> bool:
+def _mixes_images(network: nn.Module, images: torch.Tensor) -> bool:
     """Return whether, during training, the first image's output depends on the other images."""
     outputs, state = [], torch.get_rng_state()
     for batch in (images, torch.cat([images[:1], 1 - images[1:]])):
@@ -189,14 +191,14 @@ def _mixes(network: nn.Module, images: torch.Tensor) -> bool:
     return not torch.allclose(*outputs, rtol=1e-4, atol=1e-5)
 
 
-def _draws(network: nn.Module, images: torch.Tensor) -> bool:
+def _draws_random_numbers(network: nn.Module, images: torch.Tensor) -> bool:
     """Return whether the network draws random numbers during training."""
     state = torch.get_rng_state()
     network.train()(images)
     return not torch.equal(state, torch.get_rng_state())
 
 
-def _buffers(network: nn.Module) -> list[str]:
+def _unset_buffers(network: nn.Module) -> list[str]:
     """Return the buffers that `initialise` does not set."""
     return [
         f"{path}.{name}"
@@ -206,17 +208,17 @@ def _buffers(network: nn.Module) -> list[str]:
     ]
 
 
-def _drawn(name: str, shape: tuple[int, ...], num_classes: int) -> Classifier:
+def _initialised(name: str, shape: tuple[int, ...], num_classes: int) -> Classifier:
     build = functools.partial(CLASSIFIERS[name], shape, num_classes, 1)
     return initialise(build, torch.Generator().manual_seed(0))
 
 
-def digest_of(name: str, shape: tuple[int, ...], num_classes: int) -> str:
+def network_digest(name: str, shape: tuple[int, ...], num_classes: int) -> str:
     """Return a digest of a function's network: its layers, and its output for random pixels.
 
     Cached teachers of different functions with the same name have different digests.
     """
-    network = _drawn(name, shape, num_classes).eval()
+    network = _initialised(name, shape, num_classes).eval()
     images = torch.rand(4, *shape, generator=torch.Generator().manual_seed(0))
     with torch.no_grad(), torch_threads(1):
         output = network(images).numpy().tobytes()

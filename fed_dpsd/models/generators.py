@@ -68,7 +68,7 @@ class Generator(nn.Module):
             nn.Sigmoid(),
         )
 
-    def start(self, rng: torch.Generator) -> None:
+    def draw_levels(self, rng: torch.Generator) -> None:
         """Draw the contrast and the brightness of an untrained generator."""
         contrast, brightness = (
             (low + (high - low) * torch.rand((), generator=rng)).item()

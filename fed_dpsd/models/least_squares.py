@@ -5,7 +5,7 @@ from torch import nn
 
 from fed_dpsd.losses import SMALLEST_PROBABILITY
 
-RIDGE = 1e-6  # times the mean square of a feature; decides what the images leave open
+RIDGE = 1e-6  # times the mean square of a feature; makes the solution unique
 
 
 @torch.no_grad()
@@ -21,7 +21,7 @@ def fit_log_probabilities(
     Args:
         layer: maps (N, F) to (N, K); its weights are replaced.
         features: (N, F) float, N >= 1.
-        probabilities: (N, K) float; smaller values than 1e-6 count as 1e-6.
+        probabilities: (N, K) float; values below SMALLEST_PROBABILITY count as that.
     """
     inputs = nn.functional.pad(features.double().cpu(), (0, 1), value=1.0)
     logs = probabilities.double().cpu().clamp_min(SMALLEST_PROBABILITY).log()

@@ -1,6 +1,6 @@
 """The precision of a network's layers: float32, or bfloat16 where its device has it.
 
-Weights, gradients, the last layer and losses are float32 in both, except distances of BatchNorm's
+Weights, gradients, the last layer and losses are float32 in both, except losses on BatchNorm
 statistics, which take up to twice as long in float32. Private training uses float32.
 """
 
@@ -38,7 +38,12 @@ def choose_precision(
     """
     require_precision(asked, device)
     learns = not (isinstance(network, Classifier) and network.fixed)
-    fast = learns and asked == "auto" and has_bfloat16(device) and _pays(network, shape)
+    fast = (
+        learns
+        and asked == "auto"
+        and has_bfloat16(device)
+        and _is_faster_in_bfloat16(network, shape)
+    )
     network.bfloat16 = fast or (learns and asked == "bfloat16")
     return network
 
@@ -65,8 +70,8 @@ def has_bfloat16(device: torch.device) -> bool:
     return device.type == "cpu" and supported is not None and supported()
 
 
-def learns_privately(training: Training) -> bool:
-    """Return whether teachers learn from records in a way that is proven, in float32."""
+def trains_in_float32(training: Training) -> bool:
+    """Return whether a training has steps of its own, which use float32."""
     return isinstance(training, TrainingMechanism | CustomTraining)
 
 
@@ -76,7 +81,7 @@ def precision_of(network: nn.Module) -> str:
     return "bfloat16" if used else "float32"
 
 
-def _pays(network: Classifier | Generator, shape: tuple[int, ...]) -> bool:
+def _is_faster_in_bfloat16(network: Classifier | Generator, shape: tuple[int, ...]) -> bool:
     """Return whether a network is large enough, and all its layers are faster in bfloat16."""
     work, in_groups = 0, False
 

@@ -21,7 +21,7 @@ class ResNet9(nn.Sequential):
     """
 
     def __init__(self, channels: int, width: int, group_norm: bool = False) -> None:
-        # At width 1, the last maps may have a value per channel, which alone cannot be normalised.
+        # At width 1, the last maps may have one value per channel; a group needs several values.
         most = GROUPS if width > 1 else GROUPS // 2
 
         def layer(inputs: int, outputs: int, pool: bool = False) -> nn.Sequential:

@@ -1,9 +1,9 @@
 """The papers' teachers: torchvision's networks, for images of any size and one or three channels.
 
 Each is torchvision's network with BatchNorm, so models trained elsewhere can be loaded (see
-`own_names` and `Adapted.normalise`). Images that are too small for a network are enlarged. Dropout
-is off, because its draws would not follow a run's seeds. For DP-SGD, each network has a form with
-GroupNorm and a name that ends with _gn.
+`rename_weights` and `Adapted.normalise`). Images that are too small for a network are enlarged.
+Dropout is off, because its draws would not follow a run's seeds. For DP-SGD, each network has a
+form with GroupNorm and a name that ends with _gn.
 """
 
 import json
@@ -109,7 +109,7 @@ def backbone(name: str, shape: tuple[int, ...]) -> tuple[nn.Module, int]:
         elif hasattr(layer, "inplace"):
             layer.inplace = False  # Opacus cannot handle in-place layers
     if kind != name:
-        _norm_groups(network)
+        _use_group_norm(network)
     if shape[0] != 3:
         first = next(n for n, layer in network.named_modules() if isinstance(layer, nn.Conv2d))
         conv = network.get_submodule(first)
@@ -121,8 +121,10 @@ def backbone(name: str, shape: tuple[int, ...]) -> tuple[nn.Module, int]:
     return Adapted(network, least, shape[0]), last.in_features
 
 
-def own_names(architecture: str, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Rename weights from torchvision's names to ours; return others unchanged.
+def rename_weights(
+    architecture: str, weights: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Return weights with torchvision's names renamed to ours; others are unchanged.
 
     A torchvision state dict does not record how pixels were normalised (see `Adapted.normalise`).
 
@@ -170,7 +172,7 @@ class Copy(nn.Module):
         return values.clone()
 
 
-def _norm_groups(network: nn.Module) -> None:
+def _use_group_norm(network: nn.Module) -> None:
     """Replace each BatchNorm with a single-group GroupNorm, followed by a copy of its output."""
     for path, layer in list(network.named_modules()):
         if isinstance(layer, nn.BatchNorm2d):

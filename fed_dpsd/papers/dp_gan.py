@@ -104,14 +104,14 @@ class DPGAN(GenerativeTraining):
         ) -> torch.Tensor:
             return (functional_call(critic, weights, (image[None],))[0] * own).sum()
 
-        gradients_of = vmap(grad(score), (None, 0, 0))
+        score_gradients = vmap(grad(score), (None, 0, 0))
 
-        def form(batch: torch.Tensor, classes: torch.Tensor) -> list[torch.Tensor]:
+        def gradients_of(batch: torch.Tensor, classes: torch.Tensor) -> list[torch.Tensor]:
             weights = {name: parameter.detach() for name, parameter in parameters.items()}
             one_hot = functional.one_hot(classes, num_classes).to(batch)
-            own = gradients_of(weights, batch[:, 0], one_hot).values()
+            own = score_gradients(weights, batch[:, 0], one_hot).values()
             differences = [g - each for g, each in zip(generated, own, strict=True)]
-            return lattice.with_norms([d.nan_to_num_(0.0, 0.0, 0.0) for d in differences])
+            return lattice.append_norms([d.nan_to_num_(0.0, 0.0, 0.0) for d in differences])
 
         def mean_score() -> torch.Tensor:
             classes = torch.multinomial(uniform, self.batch_size, True, generator=draws)
@@ -125,8 +125,8 @@ class DPGAN(GenerativeTraining):
             for _ in range(self.generator_steps):
                 for _ in range(self.critic_steps):
                     generated = torch.autograd.grad(mean_score(), list(parameters.values()))
-                    records = records or mechanism.records_at_once(form, inputs, size)
-                    noisy = mechanism.noisy_gradients(form, inputs, labels, records, rng)
+                    records = records or mechanism.records_at_once(gradients_of, inputs, size)
+                    noisy = mechanism.noisy_gradients(gradients_of, inputs, labels, records, rng)
                     for parameter, gradient in zip(parameters.values(), noisy, strict=True):
                         parameter.grad = gradient
                     optimiser.step()

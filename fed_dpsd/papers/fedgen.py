@@ -143,7 +143,7 @@ class FedGen(FedAVG):
         if not self.generator_weight:
             yield from super().server(federation, context, streams, resume)
             return
-        counts = KnownCounts(federation, context, requested=self.plan(context).counts)
+        counts = KnownCounts(federation, context, requested=self.plan(context).releases_counts)
         student = context.make_teacher(0)
         generator = self.make_generator(student.classifier, streams.torch("feature generator"))
         generator.to(context.device)

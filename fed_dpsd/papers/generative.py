@@ -134,7 +134,7 @@ class GenerativeTraining(TrainingMechanism, ABC):
             num_classes = teacher(torch.zeros((1, *inputs.shape[2:]))).shape[1]
         shape = tuple(inputs.shape[2:])
         generator = initialise(lambda: self.make_generator(shape, num_classes), draws)
-        generator.images.start(draws)
+        generator.images.draw_levels(draws)
         weights = self.train_generator(generator, inputs[:, 0], labels, rng, draws)
         optimiser = Adam(teacher.parameters(), self.learning_rate)
         teacher.train()

@@ -19,7 +19,7 @@ from fed_dpsd.models import procedural
 from fed_dpsd.models.inference import to_unit
 from fed_dpsd.papers.generative import baseline_problems
 from fed_dpsd.privacy import lattice
-from fed_dpsd.privacy.dp_sgd import GRADIENTS_AT_ONCE, SampledGaussian, with_noise
+from fed_dpsd.privacy.dp_sgd import GRADIENTS_AT_ONCE, SampledGaussian, add_gaussian_noise
 from fed_dpsd.privacy.noise import Rng
 from fed_dpsd.privacy.optimisers import Adam
 from fed_dpsd.streams import Streams
@@ -110,24 +110,24 @@ class GEP(SampledGaussian):
         # All later bases have this memory layout, whose kernels `records_at_once` checks.
         basis = torch.linalg.qr(torch.randn((size, self.basis_size), generator=draws)).Q
 
-        def form(*part: torch.Tensor) -> list[torch.Tensor]:
+        def gradients_of(*part: torch.Tensor) -> list[torch.Tensor]:
             return split_by_basis(lattice.single_gradients(model, *part)[:-1], basis)
 
         def bounded(*part: torch.Tensor) -> list[torch.Tensor]:
-            embedding, its_norm, residual, norm = form(*part)
+            embedding, its_norm, residual, norm = gradients_of(*part)
             return [
-                *lattice.clipped([embedding, its_norm], self.max_grad_norm),
-                *lattice.clipped([residual, norm], self.max_residual_norm),
+                *lattice.clip([embedding, its_norm], self.max_grad_norm),
+                *lattice.clip([residual, norm], self.max_residual_norm),
             ]
 
-        records = self.records_at_once(form, inputs, size)
+        records = self.records_at_once(gradients_of, inputs, size)
         each = math.sqrt(2) * self.noise_multiplier  # so both parts have the noise of one vector
         for _ in range(self.steps):
             basis = self.basis(model, images, classes, draws)
-            embeddings, residuals = self._summed(bounded, inputs, labels, records, rng)
-            noisy = with_noise(embeddings * lattice.UNIT, each, len(embeddings), rng)
+            embeddings, residuals = self._sum_of_sample(bounded, inputs, labels, records, rng)
+            noisy = add_gaussian_noise(embeddings * lattice.UNIT, each, len(embeddings), rng)
             embedding = torch.from_numpy(noisy * self.max_grad_norm).float()
-            noisy = with_noise(residuals * lattice.UNIT, each, size, rng)
+            noisy = add_gaussian_noise(residuals * lattice.UNIT, each, size, rng)
             residual = torch.from_numpy(noisy * self.max_residual_norm).float()
             whole = basis @ embedding + residual
             for parameter, part in zip(
@@ -183,7 +183,8 @@ def split_by_basis(gradients: list[torch.Tensor], basis: torch.Tensor) -> list[t
         A number that is not finite counts as zero.
     """
     whole = torch.cat([each.flatten(1) for each in gradients], 1)
-    # As columns, records have the same bits in any place (`places_agree`); as rows, they may not.
+    # As columns, records have the same bits at every position (see `places_agree`); as rows, they
+    # may not.
     embedding = (basis.T @ whole.T).T.contiguous()
     residual = whole - (basis @ embedding.T).T
     found = []

@@ -12,7 +12,7 @@ import numpy as np
 from dp_accounting import DpEvent, SelfComposedDpEvent
 from numpy.typing import NDArray
 
-from fed_dpsd.privacy.accounting import epsilon
+from fed_dpsd.privacy.accounting import best_bound
 from fed_dpsd.privacy.calibration import calibrate
 from fed_dpsd.privacy.label_dp import LabelPrivate, Learner, fixed_targets
 from fed_dpsd.privacy.mechanism import Shards, Trust
@@ -60,7 +60,7 @@ class LabelPATE(LabelPrivate):
         """Return the mechanism for one image's votes, with the least noise that proves epsilon."""
 
         def spend(noise_multiplier: float) -> float:
-            return epsilon(self._event(self._votes(noise_multiplier)), self.delta).epsilon
+            return best_bound(self._event(self._votes(noise_multiplier)), self.delta).epsilon
 
         return self._votes(calibrate(spend, self.epsilon, 1e7, 1e-1))
 

@@ -12,7 +12,7 @@ import numpy as np
 from dp_accounting import DpEvent
 from numpy.typing import NDArray
 
-from fed_dpsd.privacy.accounting import pure
+from fed_dpsd.privacy.accounting import pure_bound
 from fed_dpsd.privacy.label_dp import LabelPrivate, Learner, fixed_targets
 from fed_dpsd.privacy.mechanism import Trust, top_k
 from fed_dpsd.privacy.noise import Rng
@@ -100,7 +100,7 @@ class LPMST(LabelPrivate):
     @functools.cached_property
     def ideal_epsilon(self) -> float:
         """Return the epsilon of ideal responses; the remainder covers finite-precision draws."""
-        return 2 * self.epsilon - pure(self._event(self.epsilon)).epsilon
+        return 2 * self.epsilon - pure_bound(self._event(self.epsilon)).epsilon
 
     def event(self) -> DpEvent:
         """Return the event of one response; two candidates are the worst case."""

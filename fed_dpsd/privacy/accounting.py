@@ -1,4 +1,4 @@
-"""Proofs, which turn events into proven epsilons; no other module of this project computes one.
+"""Proofs: bounds on epsilon for events. No other module of this project computes one.
 
 Sensitivity and relation are folded into an event's parameters, so the accounting library's
 relations are never mixed with ours. (Only some of the library's accountants double a Gaussian's
@@ -23,8 +23,8 @@ from dp_accounting import (
 )
 
 from fed_dpsd.privacy import gdp, laws
-from fed_dpsd.privacy.contraction import Profile, contracted, smallest_epsilon, with_gaussian
-from fed_dpsd.privacy.epsilon import Epsilon, reviewed
+from fed_dpsd.privacy.contraction import Profile, compose_gaussian, contract, smallest_epsilon
+from fed_dpsd.privacy.epsilon import Epsilon, add_review_note
 from fed_dpsd.privacy.events import (
     BoundedRangeDpEvent,
     FinitePrecisionDpEvent,
@@ -33,7 +33,7 @@ from fed_dpsd.privacy.events import (
     ReservingDpEvent,
     ShuffledResponseDpEvent,
 )
-from fed_dpsd.privacy.mechanism import Charged, Relation, Unit, trust_of, weakest
+from fed_dpsd.privacy.mechanism import Charged, Relation, Unit, combined_trust, trust_of
 
 _KNOWN = (
     BoundedRangeDpEvent,
@@ -57,6 +57,8 @@ TIMES_LARGER = 10
 LARGEST_BUDGET = 1e9  # charges that exceed it exceed every budget: nothing is proven
 # The fraction of delta for data sets whose settings change; the rest is for all others.
 CHANGED_SETTINGS_FRACTION = 0.05
+
+Parts = frozenset[tuple[DpEvent, int]]  # distinct events, each with its number of releases
 
 
 class UnsupportedEventError(ValueError):
@@ -101,26 +103,26 @@ def prove(
     Raises:
         UnsupportedEventError: no proof here covers a stage.
     """
-    bound = epsilon(ComposedDpEvent([stage.event(unit, relation) for stage in stages]), delta)
-    trust = weakest(trust_of(stage.mechanism.noise_at) for stage in stages)
+    bound = best_bound(ComposedDpEvent([stage.event(unit, relation) for stage in stages]), delta)
+    trust = combined_trust(trust_of(stage.mechanism.noise_at) for stage in stages)
     queries = sum(s.requests * s.queries for s in stages) if covered is None else covered
     return Epsilon(
         *(bound.epsilon, bound.delta, unit, relation, trust, bound.accountant, queries),
-        reviewed(notes, *(stage.mechanism for stage in stages)),
+        add_review_note(notes, *(stage.mechanism for stage in stages)),
     )
 
 
 @dataclass(frozen=True)
 class Bound:
-    """An intermediate result of a proof, which is never printed and becomes an `Epsilon`."""
+    """The result of a proof before it becomes an `Epsilon`; it is never printed."""
 
     epsilon: float  # proven epsilon, >= 0
-    delta: float  # the delta that the bound needs; 0 if a pure bound is just as good
+    delta: float  # the delta of this epsilon; 0 for a pure bound
     accountant: str  # the name of the proof
 
 
-def epsilon(event: DpEvent, delta: float) -> Bound:
-    """Return the smallest epsilon that any of the proofs gives for `event` at `delta`.
+def best_bound(event: DpEvent, delta: float) -> Bound:
+    """Return the bound with the smallest epsilon that a proof gives for `event` at `delta`.
 
     Raises:
         UnsupportedEventError: the event contains a part that no proof covers.
@@ -134,8 +136,10 @@ def epsilon(event: DpEvent, delta: float) -> Bound:
     return Bound(ideal.epsilon + loss, delta if ideal.delta else 0.0, ideal.accountant)
 
 
-def contraction(training: DpEvent, answers: DpEvent, others: DpEvent, delta: float) -> Bound | None:
-    """Return the epsilon of answers that depend on records only through trained teachers.
+def contraction_bound(
+    training: DpEvent, answers: DpEvent, others: DpEvent, delta: float
+) -> Bound | None:
+    """Bound the epsilon of answers that depend on records only through trained teachers.
 
     Args:
         training: the event of one private training run.
@@ -161,7 +165,7 @@ def contraction(training: DpEvent, answers: DpEvent, others: DpEvent, delta: flo
         return None
     mu = math.sqrt(math.fsum(n / event.noise_multiplier**2 for event, n in rest.items()))
     most = min(
-        epsilon(ComposedDpEvent([event, others]), delta).epsilon for event in (training, answers)
+        best_bound(ComposedDpEvent([event, others]), delta).epsilon for event in (training, answers)
     )
     if math.isinf(most):
         return None
@@ -169,14 +173,11 @@ def contraction(training: DpEvent, answers: DpEvent, others: DpEvent, delta: flo
     return Bound(found, delta, "contraction") if found < most * (1 - 1e-6) else None
 
 
-Parts = frozenset[tuple[DpEvent, int]]
-
-
 @functools.lru_cache(maxsize=4096)
 def _contracted_epsilon(
     training: Parts, answers: Parts, mu: float, delta: float, most: float
 ) -> float:
-    profile = with_gaussian(contracted(_profile(training), _profile(answers)), mu)
+    profile = compose_gaussian(contract(_profile(training), _profile(answers)), mu)
     return smallest_epsilon(profile, delta, most)
 
 
@@ -196,7 +197,7 @@ def _profile(parts: Parts) -> Profile:
     return laws.discretised_deltas(ordered)
 
 
-def pure(event: DpEvent) -> Bound:
+def pure_bound(event: DpEvent) -> Bound:
     """Return the bound on `event` at delta 0; `inf` if one of its losses is unbounded."""
     counts, loss = _leaves(event)
     return Bound(math.fsum(n * laws.pure_epsilon(e) for e, n in counts.items()) + loss, 0.0, "pure")
@@ -281,7 +282,7 @@ def smallest_budget(charges: Sequence[DpEvent], delta: float) -> float:
 
 
 @functools.lru_cache(maxsize=4096)
-def _smallest_bound(parts: frozenset[tuple[DpEvent, int]], delta: float) -> Bound:
+def _smallest_bound(parts: Parts, delta: float) -> Bound:
     kinds = {type(event) for event, _ in parts}
     if not kinds:
         return Bound(0.0, 0.0, "pure")
@@ -315,7 +316,7 @@ def _leaves(event: DpEvent) -> tuple[Counter[DpEvent], float]:
     return ideal, math.fsum(n * event.loss for event, n in losses.items())
 
 
-def _parts(counts: Counter[DpEvent]) -> frozenset[tuple[DpEvent, int]]:
+def _parts(counts: Counter[DpEvent]) -> Parts:
     return frozenset(_merge_gaussians(counts).items())
 
 

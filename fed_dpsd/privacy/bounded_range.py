@@ -20,8 +20,8 @@ DEVIATIONS = 9.0  # standard deviations that the grid covers; a profile is below
 ROUNDING = 1e-12  # upper bound on all rounding errors of a profile
 
 
-def block(loss_range: float) -> int:
-    """Return the most releases of a profile that keep its likelihood ratios below e^300."""
+def most_releases(loss_range: float) -> int:
+    """Return the largest number of releases with likelihood ratios below e^300 in a profile."""
     return max(1, min(MOST_RELEASES, math.floor(4 * MOST_RELEASES / loss_range**2)))
 
 
@@ -30,15 +30,15 @@ def losses(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
     """Return losses that dominate adaptive mechanisms of range `loss_range`, in both directions.
 
-    delta(eps) <= certain + sum of probability * (1 - exp(eps - loss))+ at every eps, so they
+    delta(eps) <= infinite + sum of probability * (1 - exp(eps - loss))+ at every eps, so they
     compose with the losses of any other mechanism.
 
     Args:
         loss_range: r > 0.
-        releases: between 1 and `block(loss_range)`.
+        releases: between 1 and `most_releases(loss_range)`.
 
     Returns:
-        (2 G + 1,) losses, their probabilities, and the probability `certain` of an infinite loss.
+        (2 G + 1,) losses, their probabilities, and the probability `infinite` of an infinite loss.
     """
     if loss_range > LARGEST_RANGE:  # binary randomised response dominates every r-DP mechanism
         truth = 1 / (1 + math.exp(-loss_range))

@@ -1,4 +1,4 @@
-"""Calibration, which finds the noise that spends a given epsilon."""
+"""Calibration of noise to a given epsilon."""
 
 import math
 from collections.abc import Callable

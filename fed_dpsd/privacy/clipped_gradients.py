@@ -24,7 +24,7 @@ from fed_dpsd.privacy.mechanism import (
     noise_share,
 )
 from fed_dpsd.privacy.noise import FARTHEST, GAUSSIAN_LOSS, Rng, lattice_spacing, noisy_sum
-from fed_dpsd.privacy.training import TrainedUnit, no_patients
+from fed_dpsd.privacy.training import TrainedUnit, patient_problems
 
 MOST_NUMBERS = 2**20  # weights and biases of a layer
 MOST_STEPS = 2.0**48  # of the lattice, in a client's sum; the sums of 2^14 clients fit in 63 bits
@@ -50,7 +50,7 @@ class ClippedGradients(Mechanism):
     additive: ClassVar[Literal[True]] = True
     noise_law: ClassVar[Literal["gaussian"]] = "gaussian"
     queries_teachers: ClassVar[bool] = False
-    of_records: ClassVar[bool] = True
+    bypasses_teachers: ClassVar[bool] = True
     num_classes: int  # K, >= 2
     # standard deviation of the noise / max_grad_norm, > 0
     noise_multiplier: float
@@ -141,7 +141,7 @@ class ClippedGradients(Mechanism):
             problems.append(
                 f"answers={self.name} releases sums of records' gradients; use method=dp_fedsgd"
             )
-        return problems + no_patients("answers", self.unit, config)
+        return problems + patient_problems("answers", self.unit, config)
 
     def describe(self) -> str:
         """Describe what leaves a client."""

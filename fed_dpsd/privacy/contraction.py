@@ -1,4 +1,4 @@
-"""Records -> teachers -> answers: both kinds of noise together prove more than either alone.
+"""Records -> teachers -> answers: the noise in both steps proves more than either alone.
 
 A changed record moves the law of its teacher by the training's privacy profile, and the answers
 shrink this distance further (docs/privacy.md, Theorem 22). A profile is delta as a function of
@@ -20,7 +20,7 @@ POINTS = 20_001  # of the grid of a Gaussian loss
 FARTHEST = 12.0  # standard deviations of a Gaussian loss; the mass beyond is below 1e-32
 
 
-def contracted(training: Profile, answers: Profile) -> Profile:
+def contract(training: Profile, answers: Profile) -> Profile:
     """Return the profile of answers that depend on records only through a trained teacher.
 
     With a = training(epsilon), it is a * answers(log(1 + (exp(epsilon) - 1) / a)), where `answers`
@@ -39,7 +39,7 @@ def contracted(training: Profile, answers: Profile) -> Profile:
     return profile
 
 
-def with_gaussian(profile: Profile, mu: float) -> Profile:
+def compose_gaussian(profile: Profile, mu: float) -> Profile:
     """Return the profile of a mechanism composed with a Gaussian with noise multiplier 1 / mu.
 
     The Gaussian release may occur at any time. delta(epsilon) is the mean of H(epsilon - L), where

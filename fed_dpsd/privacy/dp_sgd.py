@@ -45,7 +45,7 @@ RANDOM_LAYERS = (
     "a layer draws random numbers in training, as dropout does, so a record's gradient depends on "
     "how many records precede it; remove the layer"
 )
-MOST_COPIES = 9  # the unchanged image, and the image moved by a pixel in eight directions
+MOST_COPIES = 9  # the unchanged image, and the image shifted by a pixel in eight directions
 # Images per patient: their (N, A, A) inner products take no more memory than 128 inputs.
 MOST_PLACES = 64
 
@@ -125,7 +125,7 @@ class SampledGaussian(TrainingMechanism):
     def __repr__(self) -> str:
         """Return the text for ledgers and for digests that key the noise; changing it changes runs.
 
-        It includes settings of patients only if patients are the unit.
+        It includes `unit` and `records_per_patient` only if patients are the unit.
         """
         left_out = ("unit", "records_per_patient") if self.unit == "record" else ()
         names = {"count_fraction": "count_share"}
@@ -196,13 +196,13 @@ class SampledGaussian(TrainingMechanism):
         whole = ComposedDpEvent([steps, FinitePrecisionDpEvent(PRECISION_LOSS)])
         if not self._reserves:
             return whole
-        return ReservingDpEvent(whole, self._released_counts(replaced))
+        return ReservingDpEvent(whole, self._count_release(replaced))
 
     def count_event(self, unit: Unit, relation: Relation) -> DpEvent:
         """Return the Gaussian mechanism of the class counts."""
         if not self.bounds(unit):
             return NonPrivateDpEvent()
-        event = self._released_counts(self.replaces(unit, relation))
+        event = self._count_release(self.replaces(unit, relation))
         return ReservedDpEvent(event) if self._reserves else event
 
     @property
@@ -214,8 +214,8 @@ class SampledGaussian(TrainingMechanism):
         """
         return self.counts_classes and self.sample_rate < 1
 
-    def _released_counts(self, replaced: bool) -> DpEvent:
-        counted = self._counted(replaced)
+    def _count_release(self, replaced: bool) -> DpEvent:
+        counted = self._count_gaussian(replaced)
         return ComposedDpEvent([counted, FinitePrecisionDpEvent(COUNTS_LOSS)])
 
     def bounds(self, unit: Unit) -> bool:
@@ -229,7 +229,7 @@ class SampledGaussian(TrainingMechanism):
         """
         return relation == "replace_one" or unit != self.unit
 
-    def _counted(self, replaced: bool) -> DpEvent:
+    def _count_gaussian(self, replaced: bool) -> DpEvent:
         # Beyond this scale the lattice matters: a record moves a count by one lattice step, a
         # patient, in parts of 1 / R, by one more step for each part (docs/proofs.md, Theorem 15).
         most = 2.0**24 / self.records_per_patient if self.unit == "patient" else 2.0**25
@@ -282,11 +282,12 @@ class SampledGaussian(TrainingMechanism):
         return torch.from_numpy(rng.random(count) < rate).nonzero()[:, 0]
 
     def records_at_once(
-        self, form: Callable[..., Sequence[torch.Tensor]], inputs: torch.Tensor, size: int
+        self, function: Callable[..., Sequence[torch.Tensor]], inputs: torch.Tensor, size: int
     ) -> int:
-        """Return how many records' vectors (`size` numbers) to compute at once; 1 if places differ.
+        """Return how many records' vectors of `size` numbers to compute at once.
 
-        `form` maps padded inputs and labels to numbers for each record.
+        `function` maps padded inputs and labels to numbers for each record. If a record's numbers
+        depend on its position among the others, the result is 1.
 
         Raises:
             ValueError: there are too many records for exact sums, or a layer draws random numbers.
@@ -295,12 +296,12 @@ class SampledGaussian(TrainingMechanism):
         state = torch.get_rng_state()
         held = min(RECORDS_AT_ONCE * MOST_COPIES // self.places, GRADIENTS_AT_ONCE // size)
         most = min(RECORDS_AT_ONCE, max(1, held))
-        places_agree = lattice.places_agree(form, inputs, most)
+        independent = lattice.places_agree(function, inputs, most)
         if not torch.equal(state, torch.get_rng_state()):
             raise ValueError(RANDOM_LAYERS)
-        return most if places_agree else 1
+        return most if independent else 1
 
-    def _summed(
+    def _sum_of_sample(
         self,
         bounded: Callable[..., Sequence[torch.Tensor]],
         inputs: torch.Tensor,
@@ -314,7 +315,7 @@ class SampledGaussian(TrainingMechanism):
         """
         totals: list[torch.Tensor] = []
         for part in self._sample(len(labels), rng).split(records):
-            numbers = bounded(*lattice.padded(inputs[part], labels[part], records))
+            numbers = bounded(*lattice.pad(inputs[part], labels[part], records))
             sums = [each[: len(part)].sum(0, dtype=torch.float64) for each in numbers]
             totals = list(map(torch.add, totals, sums)) if totals else sums
         return totals
@@ -356,7 +357,7 @@ class DPSGD(SampledGaussian):
 
     def _noisy(self, total: torch.Tensor, size: int, rng: Rng) -> torch.Tensor:
         """Add noise to a part of a sum of `size` numbers, in units of `max_grad_norm`."""
-        noisy = with_noise(total, self.noise_multiplier, size, rng)
+        noisy = add_gaussian_noise(total, self.noise_multiplier, size, rng)
         return torch.from_numpy(noisy * self.max_grad_norm).float()
 
     def _train_linear(
@@ -385,23 +386,28 @@ class DPSGD(SampledGaussian):
         model = GradSampleModule(teacher.train(), loss_reduction="sum")
         parameters = list(model.parameters())
         optimiser = Adam(parameters, self.learning_rate)
-        form = functools.partial(lattice.single_gradients, model)
+        gradients_of = functools.partial(lattice.single_gradients, model)
         size = sum(parameter.numel() for parameter in parameters)
-        records = self.records_at_once(form, inputs, size)
+        records = self.records_at_once(gradients_of, inputs, size)
         for _ in range(self.steps):
-            noisy = self.noisy_gradients(form, inputs, labels, records, rng)
+            noisy = self.noisy_gradients(gradients_of, inputs, labels, records, rng)
             for parameter, gradient in zip(parameters, noisy, strict=True):
                 parameter.grad = gradient
             optimiser.step()
         model.to_standard_module()
 
     def noisy_gradients(
-        self, form: lattice.Form, inputs: torch.Tensor, labels: torch.Tensor, records: int, rng: Rng
+        self,
+        gradients_of: lattice.GradientFunction,
+        inputs: torch.Tensor,
+        labels: torch.Tensor,
+        records: int,
+        rng: Rng,
     ) -> list[torch.Tensor]:
         """Sample records and sum their clipped gradients, plus noise: one step of the event.
 
         Args:
-            form: computes the gradients of `records` records and their norms, as
+            gradients_of: computes the gradients of `records` records and their norms, as
                 `lattice.single_gradients` does; a record's gradients depend on that record alone.
             inputs: (N, A, ...).
             labels: (N,), or (N, A) if copies have their own labels.
@@ -410,14 +416,14 @@ class DPSGD(SampledGaussian):
         """
 
         def bounded(*part: torch.Tensor) -> list[torch.Tensor]:
-            return lattice.clipped(form(*part), self.max_grad_norm)
+            return lattice.clip(gradients_of(*part), self.max_grad_norm)
 
-        totals = self._summed(bounded, inputs, labels, records, rng)
+        totals = self._sum_of_sample(bounded, inputs, labels, records, rng)
         size = sum(total.numel() for total in totals)
         return [self._noisy(total * lattice.UNIT, size, rng) for total in totals]
 
 
-def with_noise(
+def add_gaussian_noise(
     total: torch.Tensor, noise_multiplier: float, size: int, rng: Rng
 ) -> NDArray[np.float64]:
     """Add noise to a part of a sum of `size` numbers; a record adds a norm of at most 1 to the sum.

@@ -80,7 +80,7 @@ class Epsilon:
         return cls(value=float(row["epsilon"]), **fields | {"notes": tuple(row["notes"])})
 
 
-def reviewed(notes: tuple[str, ...], *mechanisms: object) -> tuple[str, ...]:
+def add_review_note(notes: tuple[str, ...], *mechanisms: object) -> tuple[str, ...]:
     """Return notes, adding one if a mechanism is from a plug-in and no note states this."""
     if all(map(is_own, mechanisms)) or any(note.startswith(NOT_REVIEWED) for note in notes):
         return notes

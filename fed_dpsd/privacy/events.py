@@ -46,7 +46,7 @@ class BoundedRangeDpEvent(DpEvent):
 
 @attrs.frozen
 class ShuffledResponseDpEvent(DpEvent):
-    """The counts of `responses` k-ary randomised responses, one of which changes.
+    """The counts of `responses` k-ary randomised responses; one of them changes.
 
     The responders answer the same public query independently; only the counts of the k classes
     are seen. The other responses are arbitrary.

@@ -18,7 +18,7 @@ from fed_dpsd.privacy.mechanism import (
     Shards,
     Unit,
     Values,
-    additive_clarity,
+    additive_squared_snr,
     check_k,
     check_noise,
     check_noise_at,
@@ -227,9 +227,9 @@ class NormalizedGradient(Mechanism):
             return "no noise of their own"
         return f"Gaussian noise of {self.noise_multiplier:g} times that norm"
 
-    def clarity(self, clients: int, teachers: int) -> float:
+    def squared_snr(self, clients: int, teachers: int) -> float:
         """Return the squared signal-to-noise ratio of a query's answers."""
-        return additive_clarity(self.noise_multiplier, self.noise_at, clients, teachers)
+        return additive_squared_snr(self.noise_multiplier, self.noise_at, clients, teachers)
 
     def worst_case(self) -> tuple[Values, Values]:
         """Return the (n, 1, K) gradients of two worlds, one record apart, that differ most."""

@@ -13,11 +13,11 @@ import torch
 from dp_accounting import DpEvent
 from numpy.typing import NDArray
 
-from fed_dpsd.privacy.accounting import epsilon, pure
-from fed_dpsd.privacy.epsilon import Epsilon, reviewed
+from fed_dpsd.privacy.accounting import best_bound, pure_bound
+from fed_dpsd.privacy.epsilon import Epsilon, add_review_note
 from fed_dpsd.privacy.mechanism import Trust
 from fed_dpsd.privacy.noise import Rng
-from fed_dpsd.privacy.training import Plain, no_files
+from fed_dpsd.privacy.training import Plain, teacher_file_problems
 
 IMAGES_NOTE = "the images are not protected"
 # A function of (B,) record numbers and the network's (B, K) logits on their images; it returns the
@@ -61,7 +61,7 @@ class LabelPrivate(Plain, ABC):
 
     def check(self, config: Any, method: Any, partition: Any) -> list[str]:
         """Return the problems with training that protects only labels."""
-        problems, named = no_files(self.name, config), f"training={self.name}"
+        problems, named = teacher_file_problems(self.name, config), f"training={self.name}"
         if not config.federation.simulation:
             problems.append(
                 f"{named} treats images as public, but a hospital's images are not; use "
@@ -116,8 +116,8 @@ class LabelPrivate(Plain, ABC):
 def prove_label(training: LabelPrivate, notes: tuple[str, ...], queries: int) -> Epsilon:
     """Prove the epsilon of a label, for any number and kind of the teachers' releases."""
     event, delta = training.event(), training.failure
-    bound = epsilon(event, delta) if delta else pure(event)
+    bound = best_bound(event, delta) if delta else pure_bound(event)
     return Epsilon(
         *(bound.epsilon, bound.delta, "label", "replace_one", training.trust, bound.accountant),
-        *(queries, reviewed((IMAGES_NOTE, *notes), training)),
+        *(queries, add_review_note((IMAGES_NOTE, *notes), training)),
     )

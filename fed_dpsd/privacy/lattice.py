@@ -29,10 +29,11 @@ MOST_INPUTS = 2**12  # of a linear layer; with more, its weights would be rounde
 ROOM = 1 - 2.0**-16  # part of the bound that norms may use; rounding may add the rest
 CANCELLATION = 4  # if copies cancel by more than this factor, their mean length over it is used
 
-# Gradients of (B, A, ...) inputs and their labels: (B, ...) per parameter, then (B,) norms.
-Form = Callable[[torch.Tensor, torch.Tensor], list[torch.Tensor]]
+# A function from (B, A, ...) inputs and their labels to each record's gradients: (B, ...) for each
+# parameter, followed by (B,) norms.
+GradientFunction = Callable[[torch.Tensor, torch.Tensor], list[torch.Tensor]]
 
-_HELD = 2**24  # float32 represents every integer up to this one
+_LARGEST_EXACT = 2**24  # float32 represents every integer up to this one
 _INPUT, _LARGEST_INPUT = 2.0**-4, 127  # the unit of an input, and its largest number of units
 LARGEST_INPUT = _LARGEST_INPUT * _INPUT  # of a linear layer: a larger one is clamped to it
 _RESIDUAL = 2.0**-20  # the unit of a residual
@@ -98,7 +99,7 @@ def linear_sum(layer: nn.Linear, records: Records, bound: float) -> tuple[torch.
     copies, features = records.inputs.shape[1:]
     rows = records.inputs.flatten(0, 1)
     residuals = _residuals(_logits(layer, rows), _labels(records.labels, copies))
-    residuals *= _each(_scale(residuals, records.inner, bound).float(), copies)
+    residuals *= _repeat(_scale(residuals, records.inner, bound).float(), copies)
     residuals.trunc_()
     high = residuals.div(_HALF).round_()
     halves = torch.cat([high, residuals.sub(high, alpha=_HALF)])
@@ -114,10 +115,10 @@ def linear_sum(layer: nn.Linear, records: Records, bound: float) -> tuple[torch.
 
 def _labels(labels: torch.Tensor, copies: int) -> torch.Tensor:
     """Return the (N * A,) labels of all copies, from (N,) record labels or (N, A) copy labels."""
-    return _each(labels, copies) if labels.ndim == 1 else labels.flatten()
+    return _repeat(labels, copies) if labels.ndim == 1 else labels.flatten()
 
 
-def _each(values: torch.Tensor, copies: int) -> torch.Tensor:
+def _repeat(values: torch.Tensor, copies: int) -> torch.Tensor:
     """Repeat (N,) values for all copies; return (N * A,) values."""
     return values.repeat_interleave(copies) if copies > 1 else values
 
@@ -128,7 +129,7 @@ def _logits(layer: nn.Linear, rows: torch.Tensor) -> torch.Tensor:
     Each column depends only on its row. The unit of the weights depends on the largest row of
     weights, which is public.
     """
-    most, size = _HELD // 2**7, rows.shape[1]
+    most, size = _LARGEST_EXACT // 2**7, rows.shape[1]
     length = max(float(layer.weight.abs().sum(1).max()), 1e-30)
     unit = length / (most - size)
     products = layer.weight.div(unit).round_() @ rows.T
@@ -169,22 +170,22 @@ def _scale(residuals: torch.Tensor, inner: torch.Tensor, bound: float) -> torch.
     unit = _RESIDUAL * _INPUT
     if copies == 1:
         squares = residuals.double().square_().sum(0)
-        norm = _root(squares.mul_(inner[:, 0, 0])).mul_(unit)
+        norm = _sqrt(squares.mul_(inner[:, 0, 0])).mul_(unit)
         return norm.clamp_min_(bound).reciprocal_().mul_(ROOM)
     exact = residuals.T.unflatten(0, (-1, copies)).double()
     products = (exact @ exact.mT) * inner
-    lengths = _root(products.diagonal(dim1=1, dim2=2))
+    lengths = _sqrt(products.diagonal(dim1=1, dim2=2))
     # Copies are added number by number, in the same order for every record.
     total = functools.reduce(torch.add, products.flatten(1).unbind(1))
     length = functools.reduce(torch.add, lengths.unbind(1)) / copies
-    norm = torch.maximum(_root(total.clamp_min(0)) / copies, length / CANCELLATION) * unit
-    reach = _root(functools.reduce(torch.maximum, inner.diagonal(dim1=1, dim2=2).unbind(1)))
+    norm = torch.maximum(_sqrt(total.clamp_min(0)) / copies, length / CANCELLATION) * unit
+    reach = _sqrt(functools.reduce(torch.maximum, inner.diagonal(dim1=1, dim2=2).unbind(1)))
     room = (ROOM - reach * (copies * _INPUT * _RESIDUAL * classes**0.5)).clamp_min(0)
     scale: torch.Tensor = room / (norm.clamp_min(bound) * copies)
     return scale
 
 
-def _root(values: torch.Tensor) -> torch.Tensor:
+def _sqrt(values: torch.Tensor) -> torch.Tensor:
     """Take correctly rounded square roots; torch may use MKL, which does not round correctly."""
     return torch.from_numpy(np.sqrt(values.numpy()))
 
@@ -220,16 +221,16 @@ def single_gradients(
         each = each.mean(1) if copies > 1 else each[:, 0]
         gradients.append(each.nan_to_num_(0.0, 0.0, 0.0))
     model.zero_grad(set_to_none=True)
-    return with_norms(gradients)
+    return append_norms(gradients)
 
 
-def with_norms(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+def append_norms(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
     """Append the (B,) float64 L2 norms of B records' gradients over all parameters."""
     norms = [torch.linalg.vector_norm(g.flatten(1), dim=1, dtype=torch.float64) for g in gradients]
     return [*gradients, torch.linalg.vector_norm(torch.stack(norms), dim=0)]
 
 
-def clipped(gradients: list[torch.Tensor], bound: float) -> list[torch.Tensor]:
+def clip(gradients: list[torch.Tensor], bound: float) -> list[torch.Tensor]:
     """Clip gradients of `single_gradients` to L2 norm `bound` and truncate them towards zero.
 
     Returns:
@@ -241,9 +242,7 @@ def clipped(gradients: list[torch.Tensor], bound: float) -> list[torch.Tensor]:
     return [part.mul_(scale.view(-1, *[1] * (part.ndim - 1))).trunc_() for part in parts]
 
 
-def padded(
-    inputs: torch.Tensor, labels: torch.Tensor, size: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def pad(inputs: torch.Tensor, labels: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Pad a part of a batch with zeros after its records, to `size` rows.
 
     The order of additions in kernels depends on the batch's shape, so all parts get the same shape.
@@ -256,30 +255,30 @@ def padded(
 
 
 def places_agree(
-    part_of: Callable[[torch.Tensor, torch.Tensor], Sequence[torch.Tensor]],
+    function: Callable[[torch.Tensor, torch.Tensor], Sequence[torch.Tensor]],
     inputs: torch.Tensor,
     size: int,
 ) -> bool:
     """Return whether a record's result has the same bits at every position among `size` records.
 
-    The order of a kernel's operations depends on shapes and positions, not on values. So random
-    records, and no client's records, are shifted by one position and compared, and the first one
-    among others. An all-zero result is inconclusive and counts as a disagreement.
+    The order of a kernel's operations depends on shapes and positions, not on values. So this
+    compares results for random records, not a client's, before and after shifting them by one
+    position, and the first record's results among different records. An all-zero result is
+    inconclusive and counts as a disagreement.
 
     Args:
-        part_of: function from records and labels to (B, ...) unrounded results, each of which
-            should depend only on its record.
+        function: maps records and labels to (B, ...) unrounded results; each should depend only on
+            its record.
         inputs: example with the records' shapes; the number of records may differ.
         size: B.
     """
     rng = torch.Generator().manual_seed(0)
     records = torch.rand((size, *inputs.shape[1:]), generator=rng)
     labels = torch.arange(size) % 2
-    here = part_of(records, labels)
-    there = part_of(records.roll(1, 0), labels.roll(1, 0))
-    others = torch.cat([records[:1], 1 - records[1:]])
-    among = part_of(others, labels)
+    results = function(records, labels)
+    shifted = function(records.roll(1, 0), labels.roll(1, 0))
+    others = function(torch.cat([records[:1], 1 - records[1:]]), labels)
     return all(
         bool(a.any()) and torch.equal(a.roll(1, 0), b) and torch.equal(a[0], c[0])
-        for a, b, c in zip(here, there, among, strict=True)
+        for a, b, c in zip(results, shifted, others, strict=True)
     )

@@ -215,7 +215,7 @@ def discretised_epsilon(parts: list[tuple[DpEvent, int]], delta: float) -> float
     accountant would drop the counts of responses. The result is `inf` if the library's steps
     overflow.
     """
-    parts, rest = _without_small(parts)
+    parts, rest = _separate_small(parts)
     if _resolution(parts) > LARGEST_PROFILE:
         return math.inf
     return float(_composed(parts).get_epsilon_for_delta(delta)) + rest
@@ -236,9 +236,9 @@ def discretised_deltas(
 
     It is a bound in both directions.
     """
-    parts, rest = _without_small(parts)
+    parts, rest = _separate_small(parts)
     composed = _composed(parts)
-    smallest = SMALLEST_PROFILE + _error(parts)
+    smallest = SMALLEST_PROFILE + _lost_mass(parts)
     most = min(float(composed.get_epsilon_for_delta(smallest)), LARGEST_PROFILE)
     grid = np.linspace(0.0, most, PROFILE_POINTS)
     known = np.asarray(composed.get_delta_for_epsilon(list(grid)))
@@ -253,7 +253,7 @@ def discretised_deltas(
     return deltas
 
 
-def _without_small(parts: list[tuple[DpEvent, int]]) -> tuple[list[tuple[DpEvent, int]], float]:
+def _separate_small(parts: list[tuple[DpEvent, int]]) -> tuple[list[tuple[DpEvent, int]], float]:
     """Return the events that can be discretised, and the pure loss (near zero) of the others."""
     small = [(event, n) for event, n in parts if n * pure_epsilon(event) < SMALL_LOSS]
     rest = sum(n * pure_epsilon(event) for event, n in small)
@@ -261,7 +261,7 @@ def _without_small(parts: list[tuple[DpEvent, int]]) -> tuple[list[tuple[DpEvent
 
 
 def _composed(parts: list[tuple[DpEvent, int]]) -> pld.PrivacyLossDistribution:
-    step, error = _resolution(parts), _error(parts)
+    step, error = _resolution(parts), _lost_mass(parts)
     total = pld.PrivacyLossDistribution.create_from_rounded_probability({0: 1 - error}, error, step)
     for event, n in parts:
         if isinstance(event, BoundedRangeDpEvent):
@@ -271,7 +271,7 @@ def _composed(parts: list[tuple[DpEvent, int]]) -> pld.PrivacyLossDistribution:
     return total
 
 
-def _error(parts: list[tuple[DpEvent, int]]) -> float:
+def _lost_mass(parts: list[tuple[DpEvent, int]]) -> float:
     """Bound the mass that the library's Fourier transforms lose; it counts as an infinite loss."""
     return min(1.0, CONVOLUTION_ERROR * sum(n for _, n in parts))
 
@@ -357,19 +357,19 @@ def _shuffled_losses(event: ShuffledResponseDpEvent, step: float) -> pld.Privacy
     masses = np.zeros(2 * farthest + 1)
     for losses, chance in shuffled.losses(event.epsilon_per_answer, event.k, event.responses):
         masses += _on_grid(losses, chance, step, farthest)
-    return _symmetric(masses, shuffled.certain(event.k), step)
+    return _symmetric(masses, shuffled.omitted_mass(event.k), step)
 
 
 def _bounded_range_losses(
     event: BoundedRangeDpEvent, releases: int, step: float
 ) -> pld.PrivacyLossDistribution:
     """Return the losses of adaptive releases, composed block by block."""
-    total, most = pld.identity(step), bounded_range.block(event.loss_range)
+    total, most = pld.identity(step), bounded_range.most_releases(event.loss_range)
     for size, times in ((most, releases // most), (releases % most, 1)):
         if size and times:
-            losses, chance, certain = bounded_range.losses(event.loss_range, size)
+            losses, chance, infinite = bounded_range.losses(event.loss_range, size)
             farthest = math.ceil(losses[-1] / step) + 1
-            part = _symmetric(_on_grid(losses, chance, step, farthest), certain, step)
+            part = _symmetric(_on_grid(losses, chance, step, farthest), infinite, step)
             total = total.compose(part.self_compose(times))
     return total
 
@@ -391,9 +391,12 @@ def _on_grid(
 
 
 def _symmetric(
-    masses: NDArray[np.float64], certain: float, step: float
+    masses: NDArray[np.float64], infinite: float, step: float
 ) -> pld.PrivacyLossDistribution:
-    """Return the distribution of losses of -G..G steps, the same in both directions."""
+    """Return the distribution of losses of -G..G steps, the same in both directions.
+
+    `infinite` is the mass of an infinite loss.
+    """
     farthest = len(masses) // 2
     law = dict(zip(range(-farthest, farthest + 1), masses.tolist(), strict=True))
-    return pld.PrivacyLossDistribution.create_from_rounded_probability(law, certain, step)
+    return pld.PrivacyLossDistribution.create_from_rounded_probability(law, infinite, step)

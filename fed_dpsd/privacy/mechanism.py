@@ -217,7 +217,7 @@ class Mechanism(Charged, Protocol):
                 )
         return problems
 
-    def clarity(self, clients: int, teachers: int) -> float:
+    def squared_snr(self, clients: int, teachers: int) -> float:
         """Return the squared signal-to-noise ratio of a query's answers; `inf` if not known.
 
         It assumes `clients` clients with `teachers` teachers each that all agree; a student needs a
@@ -253,8 +253,8 @@ class Additive(Mechanism, Protocol):
 
 
 @runtime_checkable
-class Shared(Mechanism, Protocol):
-    """A mechanism that supports secure sums of answers, each with a share of the noise."""
+class SupportsSecureSum(Mechanism, Protocol):
+    """A mechanism with answers that secure sums can add, each with a share of the noise."""
 
     @property
     def shards(self) -> Shards:
@@ -271,12 +271,12 @@ class Shared(Mechanism, Protocol):
 
 def quorum_of(mechanism: Mechanism) -> Quorum | None:
     """Return the quorum of a mechanism's secure sums; None if it has none."""
-    distributed = mechanism.noise_at == "distributed"  # first: to check a protocol takes long
-    return mechanism.quorum if distributed and isinstance(mechanism, Shared) else None
+    distributed = mechanism.noise_at == "distributed"  # first, since isinstance is slow here
+    return mechanism.quorum if distributed and isinstance(mechanism, SupportsSecureSum) else None
 
 
 @dataclass(frozen=True)
-class Clear(Mechanism):
+class Noiseless(Mechanism):
     """A release without its own noise, so nothing is proven for the release by itself.
 
     What it reveals about teachers trained with DP is post-processing of their training.
@@ -285,7 +285,9 @@ class Clear(Mechanism):
     input: ClassVar[Literal["probabilities"]] = "probabilities"
     noise_at: ClassVar[NoiseAt] = "client"
     calibrated_by: ClassVar[str | None] = None
-    of_records: ClassVar[bool] = False  # whether it depends on records other than through teachers
+    bypasses_teachers: ClassVar[bool] = (
+        False  # whether it depends on records other than through teachers
+    )
 
     def constrain_sensitivity(self, sensitive_value: Values, predictions: Values) -> Values:
         """Return the value as float32; keep NaN and infinity, which the server refuses."""
@@ -310,7 +312,7 @@ class Clear(Mechanism):
 
 
 @dataclass(frozen=True)
-class Probabilities(Clear):
+class Probabilities(Noiseless):
     """The teachers' probabilities, without noise."""
 
     name: ClassVar[str] = "probabilities"
@@ -328,7 +330,7 @@ class Probabilities(Clear):
 
 
 @dataclass(frozen=True)
-class Weights(Clear):
+class Weights(Noiseless):
     """The teachers' own weights, without noise."""
 
     name: ClassVar[str] = "weights"
@@ -340,7 +342,7 @@ class Weights(Clear):
 
 
 @dataclass(frozen=True)
-class KeptTeachers(Clear):
+class KeptTeachers(Noiseless):
     """The teachers themselves, if they are the result: a claim must cover their holders too."""
 
     name: ClassVar[str] = "teachers"
@@ -348,12 +350,12 @@ class KeptTeachers(Clear):
 
 
 @dataclass(frozen=True)
-class ExactCounts(Clear):
+class ExactCounts(Noiseless):
     """The exact class counts of a client's records."""
 
     name: ClassVar[str] = "class_counts"
     reason: ClassVar[str] = "exact class counts leave the clients"
-    of_records: ClassVar[bool] = True
+    bypasses_teachers: ClassVar[bool] = True
 
     def describe(self) -> str:
         """Describe what leaves a client."""
@@ -365,7 +367,7 @@ def passes_through_teachers(mechanism: Charged) -> bool:
 
     If so, private training of the teachers covers it.
     """
-    return not getattr(mechanism, "of_records", False)
+    return not getattr(mechanism, "bypasses_teachers", False)
 
 
 def top_k(predictions: Values, k: int) -> NDArray[np.bool_]:
@@ -388,10 +390,10 @@ def one_class_changed(teachers: int, num_classes: int) -> tuple[Values, Values]:
     return first, second
 
 
-def additive_clarity(
+def additive_squared_snr(
     noise_multiplier: float, noise_at: NoiseAt, clients: int, teachers: int
 ) -> float:
-    """Return the `clarity` of a sum of values with noise added once, or once per client."""
+    """Return the `squared_snr` of a sum of values, with noise added once or once per client."""
     if not noise_multiplier:
         return math.inf
     draws = clients if noise_at == "client" else 1
@@ -410,8 +412,8 @@ def trust_of(noise_at: NoiseAt) -> Trust:
     return trusted.get(noise_at, "nobody")
 
 
-def weakest(trusts: Iterable[Trust]) -> Trust:
-    """Return the trust that several guarantees need together, the most that any of them needs."""
+def combined_trust(trusts: Iterable[Trust]) -> Trust:
+    """Return the trust that several guarantees need together: the most that one of them needs."""
     needed = set(trusts)
     return next((t for t in get_args(Trust)[:0:-1] if t in needed), "nobody")
 

@@ -75,12 +75,12 @@ class SecureGenerator:
         if spacing > 1:  # a vote is less than a lattice step, so no vote counts
             votes = np.zeros_like(votes)
         behind = ((votes.max(axis=1, keepdims=True) - votes) / spacing).astype(np.uint64)
-        chosen, going = np.empty(len(votes), np.int64), np.arange(len(votes))
-        while len(going):
-            drawn = self._below(votes.shape[1], len(going)).astype(np.int64)
-            accepted = self._accepts(behind[going, drawn], units)
-            chosen[going[accepted]] = drawn[accepted]
-            going = going[~accepted]
+        chosen, pending = np.empty(len(votes), np.int64), np.arange(len(votes))
+        while len(pending):
+            drawn = self._below(votes.shape[1], len(pending)).astype(np.int64)
+            accepted = self._accepts(behind[pending, drawn], units)
+            chosen[pending[accepted]] = drawn[accepted]
+            pending = pending[~accepted]
         return chosen
 
     def words(self, count: int) -> Words:
@@ -100,7 +100,7 @@ class SecureGenerator:
         return drawn % np.uint64(bound)
 
     def _accepts(self, numerator: Words, denominator: int) -> NDArray[np.bool_]:
-        """Accept each with probability exp(-numerator / denominator) (Algorithm 1)."""
+        """Accept each numerator with probability exp(-numerator / denominator) (Algorithm 1)."""
         whole, rest = np.divmod(numerator, np.uint64(denominator))
         accepted = self._accepts_fraction(rest, denominator)
         for tries in range(int(whole.max(initial=0))):
@@ -112,11 +112,11 @@ class SecureGenerator:
     def _accepts_fraction(self, numerator: Words, denominator: int) -> NDArray[np.bool_]:
         """Accept like `_accepts`, for numerators up to the denominator."""
         accepted = np.zeros(len(numerator), bool)
-        going, k = np.arange(len(numerator)), 1
-        while len(going):
-            goes_on = self._below(denominator * k, len(going)) < numerator[going]
-            accepted[going[~goes_on]] = k % 2 == 1
-            going, k = going[goes_on], k + 1
+        pending, k = np.arange(len(numerator)), 1
+        while len(pending):
+            continues = self._below(denominator * k, len(pending)) < numerator[pending]
+            accepted[pending[~continues]] = k % 2 == 1
+            pending, k = pending[continues], k + 1
         return accepted
 
     def _laplace(self, units: int, count: int) -> NDArray[np.int64]:
@@ -125,10 +125,10 @@ class SecureGenerator:
         while len(accepted) < count:
             low = self._below(units, 2 * (count - len(accepted)) + 8)
             low = low[self._accepts_fraction(low, units)]
-            high, going = np.zeros(len(low), np.int64), np.arange(len(low))
-            while len(going):
-                going = going[self._accepts_fraction(np.ones(len(going), np.uint64), 1)]
-                high[going] += 1
+            high, pending = np.zeros(len(low), np.int64), np.arange(len(low))
+            while len(pending):
+                pending = pending[self._accepts_fraction(np.ones(len(pending), np.uint64), 1)]
+                high[pending] += 1
             size = low.astype(np.int64) + units * high
             negative = self._below(2, len(size)) == 1
             signed = np.where(negative, -size, size)

@@ -112,14 +112,14 @@ class NoisyMax(Mechanism):
         noise = noise_in_votes(self.noise_law, self.noise_multiplier)
         return f"the class with the most votes of a client's teachers, counted with {noise}"
 
-    def clarity(self, clients: int, teachers: int) -> float:
+    def squared_snr(self, clients: int, teachers: int) -> float:
         """Return the squared signal-to-noise ratio of a query's labels."""
         if not self.noise_multiplier:
             return math.inf
-        return clients * self.num_classes * self.truth(teachers) ** 2
+        return clients * self.num_classes * self.label_margin(teachers) ** 2
 
-    def truth(self, votes: int) -> float:
-        """Return how much more probable the unanimous class is than any other class."""
+    def label_margin(self, votes: int) -> float:
+        """Return how much more probable a class with all `votes` is than each other class."""
         scale, others = self.noise_multiplier, self.num_classes - 1
         noise = np.linspace(-40.0, 40.0, 8001)  # in scales
         if self.noise_law == "gumbel":

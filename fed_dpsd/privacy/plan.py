@@ -29,7 +29,7 @@ class Plan:
         return (*self.stages, *self.trained)
 
     @property
-    def paid(self) -> tuple[Stage, ...]:
+    def budgeted(self) -> tuple[Stage, ...]:
         """Return the stages that a budget counts.
 
         Private training covers everything that passes through its teachers, as post-processing.
@@ -45,7 +45,7 @@ class Plan:
         return any(isinstance(stage.mechanism, KeptTeachers) for stage in self.stages)
 
     @property
-    def counts(self) -> bool:
+    def releases_counts(self) -> bool:
         """Return whether class counts are released."""
         return any(isinstance(s.mechanism, ClassCounts | ExactCounts) for s in self.stages)
 

@@ -35,7 +35,7 @@ def published_epsilon(mechanism: Mechanism, queries: int, delta: float) -> float
     return math.inf
 
 
-def published_of_training(
+def published_training_epsilon(
     training: Training, trainings: int, num_classes: int, delta: float
 ) -> float:
     """Return the published epsilon of everything that the trained teachers release.

@@ -95,7 +95,6 @@ class TopKRandomizedResponse(Mechanism):
                 f"threshold={self.threshold} must be at least 0 and below 1, and replaces "
                 f"k={self.k}; give one of them"
             )
-
         if self.noise_at not in ("client", "distributed"):
             raise ValueError(f"noise_at={self.noise_at!r} must be 'client' or 'distributed'")
         check_noise_at(self.noise_at, self.quorum)
@@ -109,12 +108,12 @@ class TopKRandomizedResponse(Mechanism):
     @property
     def reason(self) -> str | None:
         """Return why nothing is proven for lies among all classes."""
-        if not self._tells:
+        if not self._reveals_membership:
             return None
         return "a response outside the candidates reveals that the teacher's class is inside"
 
     @property
-    def _tells(self) -> bool:
+    def _reveals_membership(self) -> bool:
         """Return whether a response may reveal that the teacher's class is in I."""
         whole = self.threshold is None and self.k in (None, self.num_classes)
         return self.lies == "classes" and not whole
@@ -183,7 +182,7 @@ class TopKRandomizedResponse(Mechanism):
         The response's noise parameter is the probability of a uniform redraw. Every changed teacher
         is counted. Removing a client costs at most as much as changing its answers.
         """
-        if self.truthful or self._tells:
+        if self.truthful or self._reveals_membership:
             return NonPrivateDpEvent()
         size = 2 if self.threshold is not None else (self.k or self.num_classes)
         changed = self.shards.changed(unit)
@@ -220,7 +219,7 @@ class TopKRandomizedResponse(Mechanism):
             f"(randomised response, answers.epsilon_per_answer={self.epsilon_per_answer:g})"
         )
 
-    def clarity(self, clients: int, teachers: int) -> float:
+    def squared_snr(self, clients: int, teachers: int) -> float:
         """Return the squared signal-to-noise ratio of a query's responses."""
         lies, odds = (self.k or self.num_classes) - 1, math.exp(self.epsilon_per_answer)
         truth = (odds - 1) / (odds + lies) if math.isfinite(odds) else 1.0

@@ -30,7 +30,7 @@ def window(trials: int, probability: float) -> tuple[int, int]:
 def losses(
     epsilon_per_answer: float, k: int, responses: int
 ) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    """Yield losses and probabilities of M responses, one of which has the true class 0 or 1.
+    """Yield losses and probabilities of M responses; one of them has the true class 0 or 1.
 
     Each of the other M - 1 responses is uniform with probability k b and names its true class
     otherwise; the adversary knows which of them are not uniform, and their classes. The uniform
@@ -55,6 +55,6 @@ def losses(
         yield (np.log(first) - np.log(second)).ravel(), chance.ravel()
 
 
-def certain(k: int) -> float:
+def omitted_mass(k: int) -> float:
     """Return an upper bound on the mass that `losses` omits, due to three windows and rounding."""
     return 1e-12 + 4 * k * OUTSIDE

@@ -11,7 +11,7 @@ from dp_accounting import DpEvent
 from numpy.typing import NDArray
 from torch import nn
 
-from fed_dpsd.privacy.mechanism import Clear, NoiseAt, Relation, Unit
+from fed_dpsd.privacy.mechanism import NoiseAt, Noiseless, Relation, Unit
 from fed_dpsd.privacy.noise import Rng
 
 TrainedUnit = Literal["record", "patient"]
@@ -39,7 +39,7 @@ class Plain:
         return []
 
     def warnings(self, config: Any) -> list[str]:
-        """Return a sentence, with the key to change, on each setting that teaches nothing."""
+        """Return a sentence for each setting with which nothing is learned, naming its key."""
         return []
 
     def describe(self, trainings: int = 1) -> str:
@@ -56,7 +56,7 @@ class CustomTraining(Plain, ABC):
 
     def check(self, config: Any, method: Any, partition: Any) -> list[str]:
         """Return the problems with the training in an experiment."""
-        return no_files(self.name, config)
+        return teacher_file_problems(self.name, config)
 
     def describe(self, trainings: int = 1) -> str:
         """Describe how teachers are trained, and what training alone protects."""
@@ -104,10 +104,12 @@ class TrainingMechanism(ABC):
 
     def check(self, config: Any, method: Any, partition: Any) -> list[str]:
         """Return the problems with the training in an experiment, as `Plain.check` does."""
-        return no_files(self.name, config) + no_patients("training", self.unit, config)
+        return teacher_file_problems(self.name, config) + patient_problems(
+            "training", self.unit, config
+        )
 
     def warnings(self, config: Any) -> list[str]:
-        """Return a sentence, with the key to change, on each setting that teaches nothing."""
+        """Return a sentence for each setting with which nothing is learned, naming its key."""
         return []
 
     def describe(self, trainings: int = 1) -> str:
@@ -144,18 +146,18 @@ class TrainingMechanism(ABC):
         """
 
 
-def unit_by_default(patients: bool) -> dict[str, Any]:
-    """Return the keys of training's unit for data that names `patients`, or does not.
+def default_unit(patients: bool) -> dict[str, Any]:
+    """Return the keys of the unit that suits data, given whether it names `patients`.
 
-    Of patients with 1, 2, 3 or 6 records, six places hold each record equally often.
+    Six places hold each record of a patient with 1, 2, 3 or 6 records equally often.
     """
     if patients:
         return {"unit": "patient", "records_per_patient": 6}
     return {"unit": "record", "records_per_patient": 1}
 
 
-def no_patients(key: str, unit: TrainedUnit, config: Any) -> list[str]:
-    """Return a problem if a simulation's unit is the patient, but its records name none."""
+def patient_problems(key: str, unit: TrainedUnit, config: Any) -> list[str]:
+    """Return a problem if a simulation's unit is the patient but its records name no patients."""
     if unit == "record" or not config.federation.simulation or config.data.names_patients:
         return []
     return [
@@ -164,7 +166,7 @@ def no_patients(key: str, unit: TrainedUnit, config: Any) -> list[str]:
     ]
 
 
-def no_files(name: str, config: Any) -> list[str]:
+def teacher_file_problems(name: str, config: Any) -> list[str]:
     """Return a problem if teachers come from files but `training` trains its own teachers."""
     if config.teacher.path is None:
         return []
@@ -187,12 +189,12 @@ def patient_places(patients: NDArray[np.int64], most: int) -> NDArray[np.int64]:
 
 
 @dataclass(frozen=True)
-class ClassCounts(Clear):
+class ClassCounts(Noiseless):
     """Noisy class counts of a client's records, released once, for any number of teachers."""
 
     name: ClassVar[str] = "class_counts"
     reason: ClassVar[str] = "class counts have no bound for larger units than their training"
-    of_records: ClassVar[bool] = True
+    bypasses_teachers: ClassVar[bool] = True
     training: TrainingMechanism
 
     def describe(self) -> str:
@@ -208,7 +210,7 @@ Training = Plain | TrainingMechanism
 
 
 @dataclass(frozen=True)
-class BaselineWeights(Clear):
+class BaselineWeights(Noiseless):
     """The weights of one classifier of all a client's records, in addition to its teachers.
 
     All noise is drawn during the classifier's training. It does not cover the teachers' answers,
@@ -216,7 +218,7 @@ class BaselineWeights(Clear):
     """
 
     name: ClassVar[str] = "baseline"
-    of_records: ClassVar[bool] = True
+    bypasses_teachers: ClassVar[bool] = True
     training: Training
 
     @property

@@ -30,7 +30,7 @@ from fed_dpsd.privacy.mechanism import (
     Shards,
     Unit,
     Values,
-    additive_clarity,
+    additive_squared_snr,
     check_noise,
     check_noise_at,
     noise_share,
@@ -146,9 +146,9 @@ class NoisyVotes(Mechanism):
         noise = noise_in_votes(self.noise_law, self.noise_multiplier)
         return f"the teachers' votes for each class, with {noise}"
 
-    def clarity(self, clients: int, teachers: int) -> float:
+    def squared_snr(self, clients: int, teachers: int) -> float:
         """Return the squared signal-to-noise ratio of a query's answers."""
-        return additive_clarity(self.noise_multiplier, self.noise_at, clients, teachers)
+        return additive_squared_snr(self.noise_multiplier, self.noise_at, clients, teachers)
 
     def worst_case(self) -> tuple[Values, Values]:
         """Return the teachers' (n, 1, K) probabilities in two worlds, one record apart."""

@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from fed_dpsd.accounts.secret import exchange_key, secret_of
+from fed_dpsd.accounts.secret import exchange_key, load_or_create_secret
 from fed_dpsd.client.hospital import Hospital, open_hospital
 from fed_dpsd.config.compose import compose_valid
 from fed_dpsd.config.grid import require_one_run
@@ -93,7 +93,7 @@ class Rehearsal:
         parts = partitions(self.experiment)
         facts = site_keys(self.experiment, overrides)
         secrets = (
-            secret_of(self.site(number).parent / facts["state"] / "secret")
+            load_or_create_secret(self.site(number).parent / facts["state"] / "secret")
             for number in self.hospitals
         )
         facts["keys"] = [public_key(exchange_key(secret)).hex() for secret in secrets]

@@ -27,7 +27,7 @@ from fed_dpsd.report.settings import (
     name_parts,
     setting_names,
 )
-from fed_dpsd.storage import encoded, write_atomically, writing
+from fed_dpsd.storage import to_utf8, write_atomically, writing
 
 FIRST_LINE = "<!-- Written by `fed-dpsd report`: edit the table it was made from instead. -->"
 LATEX_START = "% Written by `fed-dpsd report`. It needs \\usepackage{booktabs}."
@@ -196,10 +196,10 @@ def _labels(settings: Sequence[Setting]) -> dict[str, list[str]]:
 def write_own(path: Path, text: str, start: str = FIRST_LINE) -> Path:
     """Write `text`, which begins with `start`; an existing file must also begin with it."""
     with writing(path):
-        own = not path.exists() or path.read_bytes().startswith(encoded(start))
+        own = not path.exists() or path.read_bytes().startswith(to_utf8(start))
     if not own:
         raise UserError(f"{path} was not written by `fed-dpsd report`; choose another --out")
-    write_atomically(path, encoded(text))
+    write_atomically(path, to_utf8(text))
     return path
 
 

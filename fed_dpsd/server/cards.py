@@ -31,7 +31,7 @@ from fed_dpsd.server.attendance import incomplete_attendance, requests_of
 from fed_dpsd.server.charge_log import ChargeLog
 from fed_dpsd.server.run_folder import CompletedRun
 from fed_dpsd.server.summary import result_line
-from fed_dpsd.storage import encoded, jinja_environment, json_of
+from fed_dpsd.storage import jinja_environment, to_json_bytes, to_utf8
 
 POST_PROCESSING = (
     "This artefact is computed only from the clients' releases and from public information "
@@ -168,8 +168,8 @@ def _not_covered_of_teachers(experiment: Experiment, card: PrivacyCard) -> Itera
 def cards_in(folder: Path, card: Mapping[str, Any]) -> dict[Path, bytes]:
     """Return the content of privacy_card.json and PRIVACY.md in a folder, by path."""
     return {
-        folder / "privacy_card.json": json_of(card),
-        folder / "PRIVACY.md": encoded(as_markdown(card)),
+        folder / "privacy_card.json": to_json_bytes(card),
+        folder / "PRIVACY.md": to_utf8(as_markdown(card)),
     }
 
 

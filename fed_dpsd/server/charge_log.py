@@ -14,7 +14,7 @@ from pathlib import Path
 from fed_dpsd.claims import OTHER, TIMES_PLANNED
 from fed_dpsd.errors import ProtocolError, UserError
 from fed_dpsd.protocol import Refusal, Releases, Response, Statement, check_releases
-from fed_dpsd.storage import json_of, write_atomically
+from fed_dpsd.storage import to_json_bytes, write_atomically
 
 logger = logging.getLogger("fed_dpsd")
 
@@ -141,7 +141,7 @@ class ChargeLog:
 
     def _content(self) -> bytes:
         clients = {client: vars(known) for client, known in sorted(self.clients.items())}
-        return json_of({"acknowledged": self.acknowledged, "clients": clients})
+        return to_json_bytes({"acknowledged": self.acknowledged, "clients": clients})
 
 
 def by_ranges(charges: Mapping[int, Releases]) -> dict[str, dict[str, int]]:

@@ -18,7 +18,7 @@ from fed_dpsd.server import onnx_file
 from fed_dpsd.server.cards import cards_in, model_card
 from fed_dpsd.server.run_folder import CompletedRun, open_completed
 from fed_dpsd.server.student import FACTS, Student, student_of
-from fed_dpsd.storage import encoded, json_of, write_together
+from fed_dpsd.storage import to_json_bytes, to_utf8, write_together
 from fed_dpsd.streams import Streams
 
 NAME = "student"
@@ -71,8 +71,10 @@ def export(run_folder: Path, folder: Path, form: Format) -> Exported:
     contents = cards_in(folder, card)  # written first: later exports recognise the folder by them
     if not (folder / "README.md").exists():  # users may have edited it
         text = model_card(run, path.name, student.classes, card)
-        contents[folder / "README.md"] = encoded(text)
-    write_together(contents | {folder / "config.json": json_of(_config(student)), path: content})
+        contents[folder / "README.md"] = to_utf8(text)
+    write_together(
+        contents | {folder / "config.json": to_json_bytes(_config(student)), path: content}
+    )
     return Exported(path, compared)
 
 

@@ -37,7 +37,7 @@ from fed_dpsd.protocol import (
 from fed_dpsd.server.charge_log import ChargeLog
 from fed_dpsd.server.checkpoint import KEPT
 from fed_dpsd.server.secure_sum import secure_sum
-from fed_dpsd.storage import npz_of, try_lock, write_atomically, writing
+from fed_dpsd.storage import to_npz, try_lock, write_atomically, writing
 from fed_dpsd.streams import Streams
 
 OF_ROUNDS = (*SUMMED, "train")  # kinds of requests that go to the cohort of a round
@@ -99,7 +99,7 @@ class SentRequests:
             )
         if not path.exists():
             arrays = {name: getattr(request, name) for name in ("images", "predictions", "weights")}
-            write_atomically(path, npz_of(arrays))
+            write_atomically(path, to_npz(arrays))
             return request
         try:
             with np.load(path, allow_pickle=False) as kept:
@@ -323,7 +323,7 @@ class HostedFederation(ABC):
         values = np.stack([response.values for response in answers])
         noisy = self.experiment.answers.add_noise(values, request.predictions, rng)
         count = sum(response.teachers for response in answers)
-        write_atomically(path, npz_of({"sum": noisy, "count": count}))
+        write_atomically(path, to_npz({"sum": noisy, "count": count}))
         return Aggregate(request, noisy, count, refused)
 
     def _secure_total(self, replies: Replies) -> Aggregate:

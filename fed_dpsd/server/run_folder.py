@@ -31,10 +31,10 @@ from fed_dpsd.server.summary import read_summary
 from fed_dpsd.storage import (
     RUN_NAME,
     Unwritable,
-    json_of,
-    npz_of,
     replacing,
     shown_path,
+    to_json_bytes,
+    to_npz,
     write_atomically,
     write_together,
     writing,
@@ -68,7 +68,7 @@ def new_run_folder(experiment: Experiment) -> Path:
         with writing(folder):
             folder.mkdir(parents=True)
         files = {
-            folder / "versions.json": json_of(versions()),
+            folder / "versions.json": to_json_bytes(versions()),
             folder / RUN_NAME: os.fsencode(folder.name),
             # This file comes last, since it makes the folder a run folder.
             folder / "config.yaml": yaml.safe_dump(json.loads(experiment.to_json())).encode(),
@@ -209,7 +209,7 @@ def save_predictions(
     """
     arrays = {"probabilities": probabilities.astype(np.float32), "labels": test.labels}
     arrays |= {"choosing": test.ids % 2 == 0, "round": np.array(number)}
-    write_atomically(folder / PREDICTIONS, npz_of(arrays))
+    write_atomically(folder / PREDICTIONS, to_npz(arrays))
 
 
 def read_predictions(folder: Path, number: int) -> dict[str, NDArray[Any]]:

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment
-from fed_dpsd.privacy.mechanism import Shared
+from fed_dpsd.privacy.mechanism import SupportsSecureSum
 from fed_dpsd.privacy.secure_sum import Masked, Opened, SumError, combine, sealed_size
 from fed_dpsd.protocol import Request, Response, SumStep
-from fed_dpsd.storage import npz_of, write_atomically
+from fed_dpsd.storage import to_npz, write_atomically
 
 Steps = Callable[[Mapping[int, SumStep]], Mapping[int, Mapping[str, bytes]]]
 
@@ -40,7 +40,7 @@ def secure_sum(
         UserError: too few clients are left; nothing was unmasked.
     """
     mechanism, digest = experiment.answers, request.digest
-    assert isinstance(mechanism, Shared)
+    assert isinstance(mechanism, SupportsSecureSum)
     assert mechanism.quorum is not None
     threshold, parties = mechanism.quorum.threshold, experiment.config.num_clients
     masked = {
@@ -55,7 +55,7 @@ def secure_sum(
             raise SumError(f"{len(masked)} clients answered; {threshold} are needed")
         else:
             packed = {str(c): np.frombuffer(m.to_bytes(), np.uint8) for c, m in masked.items()}
-            write_atomically(path, npz_of(packed))
+            write_atomically(path, to_npz(packed))
         named = tuple(sorted(masked))
         confirmed = deliver({client: SumStep(digest, named) for client in named})
         steps = {}

@@ -16,10 +16,10 @@ from fed_dpsd.errors import UserError, one_line
 from fed_dpsd.experiment import Experiment, data_counts, largest_partition, unused_records
 from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.models.devices import named_device, torch_device
-from fed_dpsd.models.precision import choose_precision, learns_privately, precision_of
+from fed_dpsd.models.precision import choose_precision, precision_of, trains_in_float32
 from fed_dpsd.privacy.epsilon import NOT_REVIEWED, Epsilon
 from fed_dpsd.privacy.label_dp import IMAGES_NOTE
-from fed_dpsd.privacy.mechanism import weakest
+from fed_dpsd.privacy.mechanism import combined_trust
 from fed_dpsd.server.charge_log import ChargeLog
 from fed_dpsd.server.metrics import METRICS
 from fed_dpsd.storage import client_name, run_name, shown_path, write_json
@@ -85,7 +85,7 @@ def precision_of_teachers(experiment: Experiment, context: PublicContext) -> str
         return None
     clients = {config.architecture(client): client for client in range(config.num_clients)}
     for client in clients.values():
-        asked = "float32" if learns_privately(experiment.training) else config.precision
+        asked = "float32" if trains_in_float32(experiment.training) else config.precision
         device, teacher = torch_device(named_device(config, client)), context.make_teacher(client)
         names.add(precision_of(choose_precision(teacher, context.image_shape, asked, device)))
     return " and ".join(sorted(names))
@@ -193,7 +193,7 @@ def privacy_text(card: Mapping[str, Any], word: str = "proven") -> str:
         published = "nothing published"
     seeded = f", {SEEDED_NOTE}" if SEEDED_NOTE in added.notes else ""
     weak = "" if is_meaningful(replaced) else ": no meaningful protection"
-    trust = weakest((added.trust, replaced.trust))
+    trust = combined_trust((added.trust, replaced.trust))
     review = f", {added.review}" if added.review else ""
     labels = []
     if card["label"]:

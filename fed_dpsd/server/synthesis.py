@@ -29,7 +29,7 @@ from fed_dpsd.progress import reporting
 from fed_dpsd.server.cards import cards_in, dataset_card, privacy_card_of
 from fed_dpsd.server.run_folder import CompletedRun, open_completed
 from fed_dpsd.server.student import Student, student_of
-from fed_dpsd.storage import encoded, write_together
+from fed_dpsd.storage import to_utf8, write_together
 from fed_dpsd.streams import Streams
 
 Source = Literal["generator", "queries"]
@@ -82,7 +82,7 @@ def synthesize(
         "files": {path.name: {"sha256": hashlib.sha256(content).hexdigest()}},
     }
     text = dataset_card(run, path.name, number, origin, labels, card)
-    readme = {path.parent / "README.md": encoded(text)}
+    readme = {path.parent / "README.md": to_utf8(text)}
     write_together(cards_in(path.parent, card) | readme | {path: content})
     return Synthetic(path, origin)
 

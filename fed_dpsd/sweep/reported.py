@@ -25,7 +25,7 @@ from fed_dpsd.errors import UserError, format_value
 from fed_dpsd.experiment import Experiment, calibrated_axis, from_overrides
 from fed_dpsd.privacy.mechanism import Unit
 from fed_dpsd.privacy.plan import Plan
-from fed_dpsd.privacy.training import unit_by_default
+from fed_dpsd.privacy.training import default_unit
 from fed_dpsd.report.facts import Facts, Unfinished
 from fed_dpsd.report.scores import Predictions
 from fed_dpsd.report.settings import Row, Setting, read_settings
@@ -356,7 +356,7 @@ def command_of(experiment: Experiment) -> str:
         return ""
     unset = leaves(json.loads(from_overrides([], None).to_json()))  # also keys that no file sets
     known, own = dict(unset) | dict(leaves(composition.values)), dict(leaves(values))
-    for key, value in unit_by_default(experiment.config.data.names_patients).items():
+    for key, value in default_unit(experiment.config.data.names_patients).items():
         for name in (f"training.{key}", f"answers.{key}"):
             if known.get(name, value) is None:
                 known[name] = value

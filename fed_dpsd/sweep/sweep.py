@@ -27,11 +27,11 @@ from fed_dpsd.accounts.card import mechanism_of
 from fed_dpsd.config.grid import expand, name_points, own_grid
 from fed_dpsd.errors import ConfigError, UserError, one_line
 from fed_dpsd.experiment import Experiment, calibrated, from_overrides
-from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, weakest
+from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, combined_trust
 from fed_dpsd.progress import reporting
 from fed_dpsd.server.run_folder import new_run_folder, read_log
 from fed_dpsd.server.summary import ANSWERS, TRAVELLED, read_summary
-from fed_dpsd.storage import encoded, write_together, writing
+from fed_dpsd.storage import to_utf8, write_together, writing
 from fed_dpsd.sweep.apart import PLACES, configuration, distinguish_rows, try_open_experiment
 
 TABLE = "results.csv"
@@ -321,7 +321,7 @@ def _merge_table(
     writer = csv.DictWriter(text, header, restval="", lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    return encoded(text.getvalue())
+    return to_utf8(text.getvalue())
 
 
 def read_table(path: Path) -> tuple[list[str], dict[str, list[Row]]]:
@@ -367,7 +367,7 @@ def _row(cell: Cell, swept: Iterable[str]) -> Row:
         "epsilon_published": summary["privacy"]["epsilon_published"],
         **{f"{unit}_{how}": proven[unit, how]["epsilon"] for unit, how in UNITS_AND_RELATIONS},
         "delta": max(row["delta"] for row in proven.values()),
-        "trust": weakest(row["trust"] for row in proven.values()),
+        "trust": combined_trust(row["trust"] for row in proven.values()),
         "label_replace_one": label.get("epsilon"),
         "label_delta": label.get("delta"),
         "label_trust": label.get("trust"),

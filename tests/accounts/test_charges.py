@@ -24,7 +24,7 @@ from fed_dpsd.engines.flower.grid import GridFederation
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import ProtocolError, UserError
 from fed_dpsd.methods.fed_dpsd import FedDPSD
-from fed_dpsd.privacy.accounting import epsilon
+from fed_dpsd.privacy.accounting import best_bound
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
 from fed_dpsd.protocol import Absent, Refusal, Response, Statement
 from fed_dpsd.server import checkpoint
@@ -77,7 +77,7 @@ def in_ledgers(ledgers, run):
     for ledger in ledgers:
         entries = [entry for entry in entries_of(ledger) if entry.run == run]
         for key in BASES:
-            largest[key] = max(largest[key], epsilon(spent(entries, *key), 1e-5).epsilon)
+            largest[key] = max(largest[key], best_bound(spent(entries, *key), 1e-5).epsilon)
     return largest
 
 
@@ -291,8 +291,8 @@ def test_a_client_that_forgets_twice_remembers_both(small):
     account = Account(MemoryLedger(), experiment.config.privacy, plan_of(experiment), "run")
     for count in (32, 40):
         with account.ledger.transaction():
-            account.hear(replace(request(), heard={0: {"label": count}}), 0)
-        assert account.state().forgotten == {"label": count}
+            account.reconcile(replace(request(), heard={0: {"label": count}}), 0)
+        assert account.locked_statement().forgotten == {"label": count}
 
 
 def test_a_run_has_one_coordinator_at_a_time(small, tmp_path):
@@ -661,7 +661,7 @@ def test_the_card_covers_every_ledger_at_every_moment(
     def watch():
         card, largest = card_now(experiment, folder), in_ledgers(ledgers_of(files), folder.name)
         for key in card.keys() & set(BASES):
-            paid = [epsilon(spent(entries, *key), 1e-5).epsilon for entries in ever.values()]
+            paid = [best_bound(spent(entries, *key), 1e-5).epsilon for entries in ever.values()]
             most[key] = max([most[key], largest[key], *paid])
             assert card[key] >= most[key] * (1 - 1e-12), (key, card, most)
         for pair in UNITS_AND_RELATIONS:

@@ -56,9 +56,9 @@ def fill(folder, *numbers, report=lambda number, what: None):
         with file.transaction():
             file.charge(entry(number))
             report(number, "charged")
-            file.store(f"{number:064x}", answer(number))
+            file.store_answer(f"{number:064x}", answer(number))
             report(number, "stored")
-            file.note(f"{number % 3}", f"{number}".encode() * 400)
+            file.store_note(f"{number % 3}", f"{number}".encode() * 400)
 
 
 def account(folder):
@@ -67,9 +67,9 @@ def account(folder):
     with file.transaction():
         for each in file.entries():
             found[each.digest] = each.to_json().partition('"at"')[0]
-            values = file.stored(each.digest)
+            values = file.stored_answer(each.digest)
             found[each.digest, "answer"] = None if values is None else values.tobytes()
-        return found | {name: file.noted(name) for name in "012"}
+        return found | {name: file.stored_note(name) for name in "012"}
 
 
 def put(folder, content, journalled=b""):

@@ -202,9 +202,9 @@ class Watched(FileLedger):
 
     looked_up = ""
 
-    def stored(self, digest):
+    def stored_answer(self, digest):
         self.looked_up = digest
-        return super().stored(digest)
+        return super().stored_answer(digest)
 
 
 class Process:
@@ -436,7 +436,7 @@ class KeyedByQueryId(Account):
 
 
 class NeverStores(Watched):
-    def store(self, digest, values):
+    def store_answer(self, digest, values):
         pass
 
 

@@ -25,11 +25,11 @@ from dp_accounting import (
 
 from fed_dpsd.accounts import database
 from fed_dpsd.accounts import ledger as ledgers
-from fed_dpsd.accounts.database import content_of, ledgers_in, open_connection, read_ledger
+from fed_dpsd.accounts.database import ledgers_in, open_connection, read_content, read_ledger
 from fed_dpsd.accounts.entry import Entry
 from fed_dpsd.accounts.ledger import FileLedger, LedgerError, MemoryLedger
 from fed_dpsd.errors import UserError
-from fed_dpsd.privacy.accounting import epsilon
+from fed_dpsd.privacy.accounting import best_bound
 from fed_dpsd.privacy.events import (
     BoundedRangeDpEvent,
     ReplacedInSampleDpEvent,
@@ -142,7 +142,7 @@ def test_spent_is_the_composition_of_all_charges(ledger):
         whole = SelfComposedDpEvent(GaussianDpEvent(multiplier), 512)
         for basis in ("training", "answers"):
             all_of_it = spent(entries, unit, "add_remove", basis)
-            assert epsilon(all_of_it, 1e-5) == epsilon(whole, 1e-5)
+            assert best_bound(all_of_it, 1e-5) == best_bound(whole, 1e-5)
 
 
 def test_what_is_spent_rests_on_the_trainings_or_on_all_that_left():
@@ -152,10 +152,10 @@ def test_what_is_spent_rests_on_the_trainings_or_on_all_that_left():
     other = entry("o", GaussianDpEvent(20.0), 3)
 
     def epsilon_of(basis, *entries):
-        return epsilon(spent(entries, "record", "add_remove", basis), 1e-5)
+        return best_bound(spent(entries, "record", "add_remove", basis), 1e-5)
 
     def alone(*parts):
-        return epsilon(ComposedDpEvent([SelfComposedDpEvent(*part) for part in parts]), 1e-5)
+        return best_bound(ComposedDpEvent([SelfComposedDpEvent(*part) for part in parts]), 1e-5)
 
     large, small = (GaussianDpEvent(5.0), 1), (GaussianDpEvent(50.0), 128)
     uncovered = GaussianDpEvent(20.0), 3
@@ -172,7 +172,7 @@ def test_charges_are_counted_together_only_if_a_budget_counts_them_equally(ledge
     with ledger.transaction():
         for each in made:
             ledger.charge(each)
-        alike = ledger.charges().alike()
+        alike = ledger.charges().by_cost()
     assert alike == [(made[0], 1), (made[1], 2), (made[2], 1), (made[3], 1)]
 
 
@@ -193,13 +193,13 @@ def test_answers_are_stored_by_digest_as_they_were(ledger, dtype):
     values, name = np.eye(3, dtype=dtype), dtype.__name__
     charge(ledger, name)
     with ledger.transaction():
-        assert ledger.stored(name) is None
-        ledger.store(name, values)
+        assert ledger.stored_answer(name) is None
+        ledger.store_answer(name, values)
         values[:] = 7
-        ledger.stored(name)[:] = 7
-        assert (ledger.stored(name) == np.eye(3)).all()
-        assert ledger.stored(name).dtype == dtype
-        assert ledger.stored("b") is None
+        ledger.stored_answer(name)[:] = 7
+        assert (ledger.stored_answer(name) == np.eye(3)).all()
+        assert ledger.stored_answer(name).dtype == dtype
+        assert ledger.stored_answer("b") is None
 
 
 def test_a_transaction_waits_for_the_one_before_it(ledger):
@@ -228,7 +228,7 @@ def test_reading_needs_and_leaves_nothing_but_the_file(tmp_path, file, path):
     alone.write_bytes(path.read_bytes())
     alone.chmod(0o400)
     assert [e.digest for e in read_ledger(alone)] == ["a", "b"]
-    assert content_of(alone).header == {"format": 2, "data": "digits", "client": 3}
+    assert read_content(alone).header == {"format": 2, "data": "digits", "client": 3}
     assert list(alone.parent.iterdir()) == [alone]
     with pytest.raises(LedgerError, match=r"other.sqlite cannot be read"):
         read_ledger(tmp_path / "other.sqlite")
@@ -259,7 +259,7 @@ def test_a_reader_waits_for_a_writer_and_a_writer_for_a_reader(file, path):
 
 def test_a_ledger_that_was_opened_and_never_written_to_belongs_to_nobody(tmp_path, file, path):
     assert digests(file) == []
-    assert (content_of(path).header, read_ledger(path)) == ({}, ())
+    assert (read_content(path).header, read_ledger(path)) == ({}, ())
     assert ledgers_in(tmp_path) == {}
     charge(FileLedger(tmp_path, 3, "mnist"), "a")
     assert ledgers_in(tmp_path) == {"client_003": path}
@@ -277,7 +277,7 @@ def test_a_ledger_that_is_lost_is_no_new_account(tmp_path, how):
         lambda: digests(file),
         lambda: digests(begun(tmp_path)[0]),
         lambda: read_ledger(path),
-        lambda: content_of(path),
+        lambda: read_content(path),
     ):
         with pytest.raises(LedgerError, match=r"is missing or empty, .*restore it from a backup"):
             use()
@@ -304,7 +304,7 @@ def test_the_marker_follows_the_first_write_and_is_written_again(tmp_path, file,
     assert digests(file) == []
     assert not path.with_suffix(".created").exists()  # nothing is charged yet
     with file.transaction():
-        file.note("a", b"b")
+        file.store_note("a", b"b")
     path.with_suffix(".created").unlink()  # as after a crash before it was written
     assert digests(FileLedger(tmp_path, 3, "digits")) == []
     assert path.with_suffix(".created").exists()
@@ -406,8 +406,8 @@ def test_a_damaged_ledger_answers_nothing_and_names_the_remedy(tmp_path, damage)
     file, path = begun(tmp_path)
     charge(file, "a", "b", "c")
     with file.transaction():
-        file.store("a", np.ones(2))
-        file.note("x", b"1")
+        file.store_answer("a", np.ones(2))
+        file.store_note("x", b"1")
     assert digests(begun(tmp_path)[0]) == ["a", "b", "c"]
     change(path, *damage)
     message = r"client_003.sqlite is (corrupt.*restore it from a backup|the account of.*not of)"
@@ -432,7 +432,7 @@ def test_without_the_chain_an_edited_ledger_would_be_believed(tmp_path, file, pa
 def test_a_ledger_that_lost_its_end_is_found_by_its_answers(tmp_path, file, path):
     charge(file, "a", "b")
     with file.transaction():
-        file.store("b", np.ones(2))
+        file.store_answer("b", np.ones(2))
     change(path, "DELETE FROM charges WHERE digest = 'b'")
     with pytest.raises(LedgerError, match="lacks the charges of 1 answers.*from a backup"):
         digests(FileLedger(tmp_path, 3, "digits"))
@@ -440,10 +440,10 @@ def test_a_ledger_that_lost_its_end_is_found_by_its_answers(tmp_path, file, path
 
 def test_an_answer_needs_its_charge(file):
     with file.transaction(), pytest.raises(LedgerError, match="FOREIGN KEY"):
-        file.store("a", np.ones(2))
+        file.store_answer("a", np.ones(2))
     charge(file, "a")
     with file.transaction():
-        assert file.stored("a") is None
+        assert file.stored_answer("a") is None
 
 
 def test_nothing_is_charged_twice(ledger):
@@ -458,9 +458,9 @@ def test_a_damaged_answer_is_an_error_and_never_drawn_again(tmp_path, other):
     file, path = begun(tmp_path)
     charge(file, "a", "b")
     with file.transaction():
-        file.store("a", np.zeros(2))
-        file.store("b", np.ones(2))
-        file.note("x", b"1")
+        file.store_answer("a", np.zeros(2))
+        file.store_answer("b", np.ones(2))
+        file.store_note("x", b"1")
     change(path, "PRAGMA ignore_check_constraints = ON", "PRAGMA writable_schema = ON")
     if other == "NULL":
         change(path, "DELETE FROM answers WHERE name = 'a'")
@@ -468,10 +468,10 @@ def test_a_damaged_answer_is_an_error_and_never_drawn_again(tmp_path, other):
         change(path, f"UPDATE answers SET content = {other} WHERE name = 'a'")
     again = FileLedger(tmp_path, 3, "digits")
     with pytest.raises(LedgerError, match=r"damaged.*backup|corrupt.*backup"), again.transaction():
-        again.stored("a")
+        again.stored_answer("a")
     if other != "NULL":
         with again.transaction():
-            assert again.stored("b").tolist() == [1, 1]
+            assert again.stored_answer("b").tolist() == [1, 1]
 
 
 def test_an_answer_is_never_unpickled(tmp_path, file):
@@ -481,7 +481,7 @@ def test_an_answer_is_never_unpickled(tmp_path, file):
     with file.transaction():
         file._keep("answers", "a", pickled.getvalue())
         with pytest.raises(ValueError, match="allow_pickle"):
-            file.stored("a")
+            file.stored_answer("a")
 
 
 def test_what_another_process_wrote_is_seen_at_once(tmp_path, file, monkeypatch):
@@ -493,18 +493,18 @@ def test_what_another_process_wrote_is_seen_at_once(tmp_path, file, monkeypatch)
         with (other, file)[number % 2].transaction():
             found = (other, file)[number % 2]
             assert found.charges().find(str(number))
-            found.note("last", str(number).encode())
+            found.store_note("last", str(number).encode())
         with file.transaction():
-            assert file.noted("last") == str(number).encode()
+            assert file.stored_note("last") == str(number).encode()
 
 
 def test_notes_are_replaced(ledger):
     with ledger.transaction():
-        assert ledger.noted("x") is None
-        ledger.note("x", b"1")
-        ledger.note("x", b"2")
+        assert ledger.stored_note("x") is None
+        ledger.store_note("x", b"1")
+        ledger.store_note("x", b"2")
     with ledger.transaction():
-        assert ledger.noted("x") == b"2"
+        assert ledger.stored_note("x") == b"2"
 
 
 # --- disks ----------------------------------------------------------------------------------------
@@ -558,11 +558,11 @@ def test_an_answer_that_cannot_be_written_is_not_stored(tmp_path, monkeypatch, f
     with file.transaction():
         disk.fails = (fails,)
         with pytest.raises(LedgerError, match=r"003.sqlite cannot be .*written"):
-            file.store("a", np.zeros(2))
+            file.store_answer("a", np.zeros(2))
         disk.fails = ("never",)
-        assert file.stored("a") is None
-        file.store("a", np.ones(2))
-        assert file.stored("a").tolist() == [1, 1]
+        assert file.stored_answer("a") is None
+        file.store_answer("a", np.ones(2))
+        assert file.stored_answer("a").tolist() == [1, 1]
 
 
 @every("fails", [(), ("BEGIN",), ("INSERT",), ("INSERT OR REPLACE",), ("UPDATE",), ("COMMIT",)])
@@ -574,19 +574,19 @@ def test_what_is_written_together_is_there_together(tmp_path, monkeypatch, fails
     before = path.read_bytes() if charged else b""
     with file.transaction():
         disk.fails = fails or ("never",)
-        with pytest.raises(LedgerError) if fails else nullcontext(), file.together():
+        with pytest.raises(LedgerError) if fails else nullcontext(), file.single_commit():
             file.charge(entry("b"))
-            file.store("b", np.ones(2))
+            file.store_answer("b", np.ones(2))
             assert path.read_bytes() == before
         disk.fails = ("never",)
         assert [e.digest for e in file.entries()] == [*"a"[:charged], *"b"[bool(fails) :]]
-        assert (file.stored("b") is None) == bool(fails)
+        assert (file.stored_answer("b") is None) == bool(fails)
     assert digests(FileLedger(tmp_path, 3, "digits")) == [*"a"[:charged], *"b"[bool(fails) :]]
 
 
 def test_an_error_in_a_block_that_writes_together_takes_everything_back(file):
     def fail():
-        with file.together():
+        with file.single_commit():
             file.charge(entry("b"))
             raise KeyError  # which is no sign of a damaged file
 
@@ -594,7 +594,7 @@ def test_an_error_in_a_block_that_writes_together_takes_everything_back(file):
     with file.transaction():
         with pytest.raises(KeyError):
             fail()
-        with file.together():
+        with file.single_commit():
             pass  # writes nothing
         file.charge(entry("c"))
     assert digests(file) == ["a", "c"]
@@ -656,7 +656,10 @@ def _fill(file, limit, looks, reported):
     """Charge on a disk that rejects bytes beyond a limit, and then on a repaired one."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
     with file.transaction():
-        for write in (lambda: file.charge(entry("b")), lambda: file.store("b", np.ones(20_000))):
+        for write in (
+            lambda: file.charge(entry("b")),
+            lambda: file.store_answer("b", np.ones(20_000)),
+        ):
             try:
                 write()
                 reported.value += 1
@@ -686,7 +689,7 @@ def test_a_full_disk_takes_nothing_back_and_lets_nothing_through(tmp_path, limit
     again = FileLedger(tmp_path, 3, "digits")
     assert digests(again) == [*"ab"[: 1 + charged], "c"]
     with again.transaction():
-        assert (again.stored("b") is not None) == stored
+        assert (again.stored_answer("b") is not None) == stored
 
 
 def test_on_a_disk_that_is_read_only_nothing_is_charged(file, path, monkeypatch):

@@ -18,7 +18,7 @@ from fed_dpsd.client.site import Site
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import ConfigError, ProtocolError, UserError
 from fed_dpsd.methods.fed_dpsd import FedDPSD
-from fed_dpsd.privacy.accounting import Stage, epsilon
+from fed_dpsd.privacy.accounting import Stage, best_bound
 from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Probabilities
@@ -64,9 +64,9 @@ def test_the_plan_is_what_ledgers_hold_for_every_combination(small, training, an
         for unit, relation in UNITS_AND_RELATIONS:
             values = {}
             for basis, stages in bases(plan).items():
-                charged = epsilon(spent(entries, unit, relation, basis), 1e-5).epsilon
+                charged = best_bound(spent(entries, unit, relation, basis), 1e-5).epsilon
                 events = [stage.event(unit, relation) for stage in stages]
-                planned = epsilon(dp_composed(events), 1e-5).epsilon
+                planned = best_bound(dp_composed(events), 1e-5).epsilon
                 assert charged == pytest.approx(planned)
                 values[basis] = planned
                 assert by(card, basis, unit, relation) == pytest.approx(planned)
@@ -131,7 +131,7 @@ def test_two_runs_on_a_ledger_are_covered_whatever_their_axes(
             for (unit, relation), basis in itertools.product(
                 UNITS_AND_RELATIONS, bases(plan_of(experiment))
             ):
-                charged = epsilon(spent(own, unit, relation, basis), 1e-5).epsilon
+                charged = best_bound(spent(own, unit, relation, basis), 1e-5).epsilon
                 assert charged <= by(summary["privacy"], basis, unit, relation) * (1 + 1e-9)
     for path in ledger_files(ledger):
         entries = read_ledger(path)
@@ -226,8 +226,8 @@ def test_a_budget_charges_the_training_and_not_what_it_covers():
     paid(ledger, 4.0, training, 50)
     with ledger.transaction():
         entries = ledger.entries()
-    assert epsilon(spent(entries, "record", "add_remove", "training"), 1e-5).epsilon < 4
-    assert epsilon(spent(entries, "record", "add_remove", "answers"), 1e-5).epsilon == (
+    assert best_bound(spent(entries, "record", "add_remove", "training"), 1e-5).epsilon < 4
+    assert best_bound(spent(entries, "record", "add_remove", "answers"), 1e-5).epsilon == (
         pytest.approx(500, rel=1e-3)
     )
     with pytest.raises(BudgetSpent, match="budget is spent"):

@@ -17,7 +17,7 @@ from fed_dpsd.engines.clients import open_site
 from fed_dpsd.errors import ConfigError, UserError
 from fed_dpsd.experiment import from_json, load_data, partitions
 from fed_dpsd.planned import planned_run
-from fed_dpsd.privacy.accounting import epsilon
+from fed_dpsd.privacy.accounting import best_bound
 from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
 from fed_dpsd.protocol import Refusal, Response
@@ -264,7 +264,7 @@ def test_a_hospitals_ledger_names_the_unit_and_bounds_a_record(deployed, tmp_pat
     training, _ = entries_of(hospital.ledger)
     assert "unit='patient', records_per_patient=3" in training.mechanism
     costs = {
-        pair: epsilon(spent([training], *pair, "training"), 1e-5).epsilon
+        pair: best_bound(spent([training], *pair, "training"), 1e-5).epsilon
         for pair in UNITS_AND_RELATIONS[:4]
     }
     assert costs["record", "add_remove"] == costs["patient", "replace_one"]

@@ -17,7 +17,7 @@ from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.errors import ProtocolError
 from fed_dpsd.models.inference import Images
-from fed_dpsd.privacy.accounting import epsilon
+from fed_dpsd.privacy.accounting import best_bound
 from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Probabilities
 from fed_dpsd.privacy.plan import Plan
@@ -238,8 +238,8 @@ def test_a_private_training_is_charged_before_its_first_step(small, records, mon
     delta = experiment.config.privacy.delta
     for pair in UNITS_AND_RELATIONS:
         assert training.costs[pair] == experiment.training.event(*pair)
-        by = {basis: epsilon(spent(ledger.entries(), *pair, basis), delta) for basis in BASES}
-        assert by["training"] == epsilon(experiment.training.event(*pair), delta)
+        by = {basis: best_bound(spent(ledger.entries(), *pair, basis), delta) for basis in BASES}
+        assert by["training"] == best_bound(experiment.training.event(*pair), delta)
         assert by["answers"].epsilon == math.inf  # they are probabilities
     assert site.pay_for_training() is None
     assert ledger.entries() == (training, *answers)
@@ -308,9 +308,9 @@ def test_class_counts_are_charged_and_drawn_once(small, records, monkeypatch):
     for pair in UNITS_AND_RELATIONS:
         own, counted = site.training.event(*pair), site.training.count_event(*pair)
         assert (training.costs[pair], given.costs[pair]) == (own, counted)
-        by = {basis: epsilon(spent(ledger.entries(), *pair, basis), 1e-5) for basis in BASES}
-        assert by["training"] == epsilon(ComposedDpEvent([own, counted]), 1e-5)
-        assert by["answers"] == epsilon(counted, 1e-5)
+        by = {basis: best_bound(spent(ledger.entries(), *pair, basis), 1e-5) for basis in BASES}
+        assert by["training"] == best_bound(ComposedDpEvent([own, counted]), 1e-5)
+        assert by["answers"] == best_bound(counted, 1e-5)
     drawn = site.class_counts(COUNTS)
     assert (drawn == site.class_counts(COUNTS)).all()
     monkeypatch.setattr(DPSGD, "count", lambda *_: np.full(10, 7.0))  # noise of its own, each time

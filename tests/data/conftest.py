@@ -10,6 +10,6 @@ from fed_dpsd.data import datasets
 @pytest.fixture
 def said(caplog):
     """A function that returns the messages so far."""
-    datasets._say_once.cache_clear()
+    datasets.warn_once.cache_clear()
     caplog.set_level(logging.WARNING, "fed_dpsd")
     return lambda: [record.getMessage() for record in caplog.records]

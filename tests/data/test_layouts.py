@@ -110,7 +110,7 @@ def test_classes_are_named_as_they_are_typed(tmp_path):
 def test_names_in_latin_1_are_read_and_named(tmp_path, monkeypatch):
     """F7: a traceback. Messages are kept from the log, whose text xdist could not send."""
     said: list[str] = []
-    monkeypatch.setattr(datasets, "_say_once", said.append)
+    monkeypatch.setattr(datasets, "warn_once", said.append)
     place = shades(tmp_path / "L", well=[1], ill=[2])
     (place / "well" / "1.png").rename(place / "well" / "r\udce9s.png")
     (place / "ill" / "\udce9.png").write_bytes(b"broken")
@@ -217,7 +217,7 @@ def test_images_of_both_splits_are_counted(tmp_path, said):
         picture(tmp_path / "D" / "train" / f"{name}.png", shade)
         picture(tmp_path / "D" / "test" / f"{name}.bmp", shade if shade < 3 else 9)
     for _ in range(2):  # read from the files, and from the cache
-        datasets._say_once.cache_clear()
+        datasets.warn_once.cache_clear()
         loaded(tmp_path, tmp_path / "D")
     sentence = "3 of 4 test images are training images too, pixel for pixel, which inflates scores"
     assert [line.endswith(sentence) for line in said()] == [True, True]
@@ -255,7 +255,7 @@ def test_broken_pictures_are_reported_once_and_the_others_used(tmp_path, said):
     assert len(said()) == 2  # with the one on the split
     loaded(tmp_path, folder, "data.resize=true")
     assert len(said()) == 2
-    datasets._say_once.cache_clear()  # another process, which finds the images in the cache
+    datasets.warn_once.cache_clear()  # another process, which finds the images in the cache
     loaded(tmp_path, folder, "data.resize=true")
     assert len(said()) == 4
 

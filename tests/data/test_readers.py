@@ -262,7 +262,7 @@ def test_one_hot_columns_of_a_csv(tmp_path, said):
         flags = [(one, zero), (zero, one), (one, one), (zero, zero), ("", one)]
         rows = [f"{i}.png,{a},{b}" for i, (a, b) in enumerate(flags)]
         path = table(tmp_path / one / "t.csv", rows, "image,well,ill")
-        datasets._say_once.cache_clear()
+        datasets.warn_once.cache_clear()
         assert everything(loaded(tmp_path, path, *columns)) == {1: 0, 2: 1, 5: 1}
         assert any(counted in line for line in said()[-4:])
         read = hospital(path, label_column=None, label_columns=("well", "ill"))

@@ -80,7 +80,7 @@ def with_ledger(small, folder):
     experiment = small(f"ledger={folder}")
     own = FileLedger(folder, 0, data_set_name(experiment, 0))
     with own.transaction():
-        own.note("a", b"")
+        own.store_note("a", b"")
     return experiment
 
 

@@ -67,7 +67,7 @@ def seen_by_a_coalition(experiment, folder):
         assert total.count == len(there)
         colluding, *honest = (federation._sites[client] for client in there)
         with colluding.ledger.transaction():
-            known = colluding.ledger.stored(colluding.ledger.entries()[-1].digest)
+            known = colluding.ledger.stored_answer(colluding.ledger.entries()[-1].digest)
         exact = sum(site.sensitive_gradients(asked(number))[0] for site in honest)
         noises.append(total.sum - known - exact)
     return np.stack(noises)

@@ -93,7 +93,7 @@ def test_counts_that_nobody_releases_are_not_requested(small):
     ):
         experiment = small(*settings)
         federation, context = Counting(), context_of(experiment)
-        assert not experiment.method.plan(context).counts
+        assert not experiment.method.plan(context).releases_counts
         with pytest.raises(UserError, match="no client answers"):
             next(experiment.method.server(federation, context, Streams(0), None))
         assert [request.kind for request in federation.requests] == ["answers"]

@@ -7,8 +7,8 @@ from dp_accounting import NonPrivateDpEvent
 
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import UserError
-from fed_dpsd.privacy.accounting import epsilon, prove
-from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Clear
+from fed_dpsd.privacy.accounting import best_bound, prove
+from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Noiseless
 from fed_dpsd.protocol import Aggregate, Refusal, Replies, Response
 from fed_dpsd.server import checkpoint
 from fed_dpsd.storage import conf_folder
@@ -165,13 +165,13 @@ def charged_as_planned(experiment, federation):
     for site in federation._sites.values():
         entries = entries_of(site.ledger)
         assert sum(entry.queries for entry in entries) == planned.queries
-        charged = site.account.state().charged
+        charged = site.account.locked_statement().charged
         assert charged <= planned.releases
         assert not +planned.releases - charged
         for pair in UNITS_AND_RELATIONS:
             for basis, stages in bases(planned).items():
                 charged, proven = spent(entries, *pair, basis), prove(stages, 1e-5, *pair)
-                assert epsilon(charged, 1e-5).epsilon == proven.value
+                assert best_bound(charged, 1e-5).epsilon == proven.value
         trainings = {entry.digest for entry in entries if entry.kind == "training"}
         covered = {e.training for e in entries if e.kind not in ("training", "counts", "baseline")}
         assert covered == (trainings or {""})  # each training covers something
@@ -184,7 +184,7 @@ def nothing_else_left(experiment, federation):
         assert recorder.released or experiment.method_name == "local"
         for mechanism, bounded, response in recorder.released:
             # Weights, counts and probabilities; and no noise, which only private teachers may have.
-            clear = isinstance(mechanism, Clear) or (
+            clear = isinstance(mechanism, Noiseless) or (
                 mechanism.event("record", "add_remove") == NonPrivateDpEvent()
             )
             exact_is_allowed = clear or mechanism.noise_at == "server"

@@ -25,7 +25,7 @@ from fed_dpsd.methods.white_box import (
 )
 from fed_dpsd.models import procedural, to_vector
 from fed_dpsd.models.inference import predict, to_bytes
-from fed_dpsd.privacy.accounting import Stage, epsilon, prove
+from fed_dpsd.privacy.accounting import Stage, best_bound, prove
 from fed_dpsd.protocol import Request
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder
@@ -128,7 +128,7 @@ def test_locals_private_training_is_charged_and_nothing_else(small):
     assert all(row["epsilon"] == row["spent"] for row in rows)
     # The teachers are the result, so the training is what is claimed; no class is counted.
     event = experiment.training.event("record", "add_remove")
-    assert rows[0]["epsilon"] == pytest.approx(epsilon(event, 1e-5).epsilon)
+    assert rows[0]["epsilon"] == pytest.approx(best_bound(event, 1e-5).epsilon)
     assert {row["basis"] for row in rows[:2]} == {"training"}
     assert all(row["epsilon"] == "inf" for row in rows[2:])
     for site in federation._sites.values():
@@ -383,7 +383,7 @@ def test_counts_without_noise_are_released_only_if_planned(small, tmp_path, meth
     off = ("method.class_counts=false",) if method == "fed_dpsd" else ()
     experiment = small(*CLEAR, f"method={method}", *off)
     federation, context = open_(experiment, tmp_path)
-    assert not experiment.method.plan(context).counts
+    assert not experiment.method.plan(context).releases_counts
     counts = Request.without_images("counts", context.image_shape, context.num_classes)
     for refused in federation.each(counts).values():
         assert refused.reason.endswith("cost the client 1 releases of class_counts")

@@ -85,7 +85,7 @@ def test_generators_draw_high_contrast_images_in_range(shape):
     latents = torch.randn((16, 6), generator=streams.torch("latents"))
     spreads, means = [], []
     for number in range(20):
-        generator.start(streams.torch("start", query_id=number))
+        generator.draw_levels(streams.torch("start", query_id=number))
         images = generator(latents)
         assert images.shape == (16, *shape)
         assert 0 <= images.min() < images.max() <= 1

@@ -19,7 +19,7 @@ from fed_dpsd.errors import Diverged
 from fed_dpsd.papers.dp_gan import DPGAN
 from fed_dpsd.papers.generative import ConditionalGenerator
 from fed_dpsd.privacy import dp_sgd, lattice
-from fed_dpsd.privacy.accounting import epsilon
+from fed_dpsd.privacy.accounting import best_bound
 from tests.papers.test_dp_merf import halves, noise_seen, p_value_of, trained
 
 SMALL = {
@@ -48,7 +48,7 @@ def sums(patch, images, labels):
         seen.append(total.numpy().ravel())
         return np.zeros(total.shape)
 
-    patch.setattr(dp_sgd, "with_noise", spy)
+    patch.setattr(dp_sgd, "add_gaussian_noise", spy)
     one = SHORT | {"generator_steps": 1, "sample_rate": 1.0, "max_grad_norm": 0.05}
     with contextlib.suppress(Diverged):
         trained(DPGAN(noise_multiplier=1.0, **one), images, labels)
@@ -75,13 +75,13 @@ def test_a_record_moves_a_step_by_its_own_part_of_at_most_the_bound(diverged, mo
 
 def test_a_step_samples_records_at_the_charged_rate(monkeypatch):
     """Of 20 * 100 records, within 5 standard deviations of 0.3: chance fails with 6e-7."""
-    counts, honest = [], lattice.padded
+    counts, honest = [], lattice.pad
 
     def spy(inputs, labels, size):
         counts.append(len(labels))
         return honest(inputs, labels, size)
 
-    monkeypatch.setattr(lattice, "padded", spy)
+    monkeypatch.setattr(lattice, "pad", spy)
     settings = SHORT | {"generator_steps": 1, "critic_steps": 20, "sample_rate": 0.3}
     trained(DPGAN(noise_multiplier=1.0, **settings), *halves(100))
     assert abs(sum(counts) - 600) < 5 * math.sqrt(2000 * 0.3 * 0.7)
@@ -99,7 +99,7 @@ def test_its_epsilon_is_that_of_all_the_critics_steps(relation, library):
     mechanism = DPGAN(noise_multiplier=1.1, **settings)
     accountant = PLDAccountant(library)
     accountant.compose(PoissonSampledDpEvent(0.02, GaussianDpEvent(1.1)), 40)
-    proven = epsilon(mechanism.event("record", relation), 1e-5).epsilon
+    proven = best_bound(mechanism.event("record", relation), 1e-5).epsilon
     assert proven == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-3)
     for unit in ("patient", "client"):
         assert isinstance(mechanism.event(unit, relation), NonPrivateDpEvent)

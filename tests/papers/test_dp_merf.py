@@ -16,7 +16,7 @@ from fed_dpsd.models import initialise
 from fed_dpsd.models.classifiers import CLASSIFIERS
 from fed_dpsd.papers import dp_merf
 from fed_dpsd.papers.dp_merf import DPMERF, SPACING, TURN
-from fed_dpsd.privacy.accounting import epsilon
+from fed_dpsd.privacy.accounting import best_bound
 from fed_dpsd.streams import Streams
 from tests.proofs import gaussian_delta
 from tests.running import not_refused
@@ -104,7 +104,7 @@ def test_a_records_part_is_at_most_one_its_own_and_sums_are_exact():
 @pytest.mark.parametrize(("relation", "moved"), [("add_remove", 1), ("replace_one", 2)])
 def test_its_epsilon_is_that_of_one_gaussian_mechanism(relation, moved):
     mechanism = DPMERF(noise_multiplier=3.74, **SMALL)
-    proven = epsilon(mechanism.event("record", relation), 1e-5).epsilon
+    proven = best_bound(mechanism.event("record", relation), 1e-5).epsilon
     assert (
         gaussian_delta(moved / 3.74, proven) <= 1e-5 < gaussian_delta(moved / 3.74, proven - 1e-4)
     )

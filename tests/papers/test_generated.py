@@ -33,7 +33,7 @@ TRAININGS = {
     ),
     "gep": (
         partial(GEP, **test_gep.SMALL),
-        *("papers.gep.with_noise", {"steps": 2}, {"steps": 15}, 100),
+        *("papers.gep.add_gaussian_noise", {"steps": 2}, {"steps": 15}, 100),
     ),
     **{
         kind.name: (partial(made, kind), "papers.taught_generative.noisy_sum", {}, LONG, 400)

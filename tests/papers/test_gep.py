@@ -20,7 +20,7 @@ from fed_dpsd.models.classifiers import CLASSIFIERS
 from fed_dpsd.papers import gep
 from fed_dpsd.papers.gep import GEP, split_by_basis
 from fed_dpsd.privacy import dp_sgd
-from fed_dpsd.privacy.accounting import epsilon
+from fed_dpsd.privacy.accounting import best_bound
 from fed_dpsd.streams import Streams
 from tests.papers.test_dp_merf import halves
 from tests.running import not_refused
@@ -53,7 +53,7 @@ def sums(patch, images, labels, **settings):
         seen.append(total.clone().numpy())
         return total.numpy()
 
-    patch.setattr(gep, "with_noise", spy)
+    patch.setattr(gep, "add_gaussian_noise", spy)
     trained(images, labels, **settings)
     return seen
 
@@ -78,7 +78,7 @@ def test_a_record_adds_to_both_sums_its_own_part_of_at_most_1_whatever_it_holds(
     def unclipped(gradients, bound):
         return [(part / bound / gep.lattice.UNIT).trunc() for part in gradients[:-1]]
 
-    monkeypatch.setattr(gep.lattice, "clipped", unclipped)
+    monkeypatch.setattr(gep.lattice, "clip", unclipped)
     broken = sums(monkeypatch, torch.full((2, 1, 1, 8, 8), 1e3), torch.tensor([0, 1]))
     assert min(map(np.linalg.norm, broken)) > 1
 
@@ -110,13 +110,13 @@ def test_the_check_of_kernels_sees_the_layout_of_all_bases(monkeypatch):
 
 def test_a_step_samples_records_at_the_charged_rate(monkeypatch):
     """Of 10 * 200 records, within 5 standard deviations of 0.3: chance fails with 6e-7."""
-    counts, honest = [], gep.lattice.padded
+    counts, honest = [], gep.lattice.pad
 
     def spy(inputs, labels, size):
         counts.append(len(labels))
         return honest(inputs, labels, size)
 
-    monkeypatch.setattr(gep.lattice, "padded", spy)
+    monkeypatch.setattr(gep.lattice, "pad", spy)
     trained(*halves(200), steps=10, sample_rate=0.3)
     assert abs(sum(counts) - 600) < 5 * math.sqrt(2000 * 0.3 * 0.7)
 
@@ -124,7 +124,7 @@ def test_a_step_samples_records_at_the_charged_rate(monkeypatch):
 def test_both_noises_make_one_gaussian_mechanism_and_half_of_one_is_found(monkeypatch):
     """1 / s_1^2 + 1 / s_2^2 = 1 / z^2; p-values below 1e-6 fail. The control halves one noise."""
     images, labels = halves(20)
-    honest = dp_sgd.with_noise
+    honest = dp_sgd.add_gaussian_noise
 
     def p_values(factor):
         seen = []
@@ -136,7 +136,7 @@ def test_both_noises_make_one_gaussian_mechanism_and_half_of_one_is_found(monkey
             seen.append((noisy - total.numpy()) / noise_multiplier)
             return noisy
 
-        monkeypatch.setattr(gep, "with_noise", spy)
+        monkeypatch.setattr(gep, "add_gaussian_noise", spy)
         trained(images, labels, noise_multiplier=3.0, steps=3)
         return [
             stats.kstest(np.concatenate(noises), "norm").pvalue
@@ -154,7 +154,7 @@ def test_its_epsilon_is_dp_accountings():
     combined = 1 / math.sqrt(sum(1 / part**2 for part in parts))
     step = PoissonSampledDpEvent(0.05, GaussianDpEvent(combined))
     accountant = pld.PLDAccountant().compose(SelfComposedDpEvent(step, 40))
-    proven = epsilon(mechanism.event("record", "add_remove"), 1e-5).epsilon
+    proven = best_bound(mechanism.event("record", "add_remove"), 1e-5).epsilon
     assert proven == pytest.approx(accountant.get_epsilon(1e-5), rel=2e-3)
     assert proven == pytest.approx(1.6721, abs=0.01)
     for unit in ("patient", "client"):

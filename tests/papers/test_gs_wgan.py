@@ -17,7 +17,7 @@ from dp_accounting.rdp import RdpAccountant
 
 from fed_dpsd.papers import gs_wgan
 from fed_dpsd.papers.gs_wgan import GSWGAN, Group, Shards, clip_gradients
-from fed_dpsd.privacy.accounting import epsilon
+from fed_dpsd.privacy.accounting import best_bound
 from fed_dpsd.privacy.events import ReplacedInSampleDpEvent
 from fed_dpsd.privacy.laws import discretised_delta
 from fed_dpsd.privacy.noise import SecretStreams
@@ -168,7 +168,7 @@ def test_a_release_loses_no_more_than_its_event():
 def test_its_epsilon_is_that_of_a_mixture_for_each_image(relation):
     settings = SMALL | {"generator_steps": 50, "batch_size": 8, "discriminators": 100}
     mechanism = GSWGAN(noise_multiplier=2.0, **settings)
-    proven = epsilon(mechanism.event("record", relation), 1e-5).epsilon
+    proven = best_bound(mechanism.event("record", relation), 1e-5).epsilon
     image = pld.from_gaussian_mechanism(
         1.0, sampling_prob=0.01, neighboring_relation=NeighboringRelation.REPLACE_ONE
     )

@@ -15,7 +15,7 @@ from fed_dpsd.papers.datalens import DataLens
 from fed_dpsd.papers.g_pate import GPATE
 from fed_dpsd.papers.pate_gan import PATEGAN
 from fed_dpsd.papers.taught_generative import Teachers
-from fed_dpsd.privacy.accounting import epsilon
+from fed_dpsd.privacy.accounting import best_bound
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.streams import Streams
 from tests.papers.test_dp_merf import halves, noise_seen, p_value_of, trained
@@ -155,7 +155,7 @@ def test_its_epsilon_is_that_of_one_gaussian_mechanism_per_step(kind):
     mechanism = made(kind, noise_multiplier=60.0, generator_steps=300)
     mu = math.sqrt(300) / 60
     for relation in ("add_remove", "replace_one"):
-        proven = epsilon(mechanism.event("record", relation), 1e-5).epsilon
+        proven = best_bound(mechanism.event("record", relation), 1e-5).epsilon
         assert gaussian_delta(mu, proven) <= 1e-5 < gaussian_delta(mu, proven - 1e-3)
         for unit in ("patient", "client"):
             assert isinstance(mechanism.event(unit, relation), NonPrivateDpEvent)

@@ -23,7 +23,7 @@ from fed_dpsd.privacy import gdp, laws, shuffled
 from fed_dpsd.privacy.accounting import (
     Stage,
     UnsupportedEventError,
-    epsilon,
+    best_bound,
     prove,
     within_budget,
 )
@@ -133,7 +133,7 @@ def responses(eps0, queries):
     ],
 )
 def test_golden_numbers(event, expected, error):
-    assert epsilon(event, DELTA).epsilon == pytest.approx(expected, abs=error)
+    assert best_bound(event, DELTA).epsilon == pytest.approx(expected, abs=error)
 
 
 def test_a_batch_normalised_as_a_whole_is_one_release():
@@ -151,7 +151,7 @@ def test_gaussian_epsilon_gives_its_delta_back(mu):
             above = mpmath.ncdf(half - mpmath.mpf(value) / mu)
             return above - mpmath.exp(value) * mpmath.ncdf(-half - mpmath.mpf(value) / mu)
 
-    value = epsilon(GaussianDpEvent(1 / mu), DELTA).epsilon
+    value = best_bound(GaussianDpEvent(1 / mu), DELTA).epsilon
     if value == 0:
         assert delta_at(0) <= DELTA
         return
@@ -171,7 +171,7 @@ def test_binary_response_is_the_binomial_closed_form(epsilon_per_answer, queries
 
     expected = brentq(excess, 0, queries * epsilon_per_answer)
     event = response(epsilon_per_answer, 2).event("record", "add_remove")
-    value = epsilon(times(event, queries), DELTA).epsilon
+    value = best_bound(times(event, queries), DELTA).epsilon
     assert value == pytest.approx(expected, rel=1e-6)
     assert value >= expected * (1 - 1e-9)
 
@@ -186,7 +186,7 @@ def test_response_matches_brute_force():
         first = np.outer(first, [truth, lie, lie]).ravel()
         second = np.outer(second, [lie, truth, lie]).ravel()
     for delta in (1e-3, 1e-2, 0.1):
-        value = epsilon(times(mechanism.event("record", "replace_one"), count), delta).epsilon
+        value = best_bound(times(mechanism.event("record", "replace_one"), count), delta).epsilon
         assert np.maximum(first - math.exp(value) * second, 0).sum() <= delta
         slightly_less = np.maximum(first - math.exp(value * 0.999) * second, 0).sum()
         assert slightly_less > delta
@@ -221,9 +221,9 @@ def test_dp_sgd_golden_numbers(sigma, add_remove, replace_one):
 def test_the_rdp_bound_of_mixed_sizes_is_used_where_the_exact_law_is_too_long():
     event = ideal(response(1, 3).event("record", "replace_one"))
     few, many = times(event, RUN), times(event, 50 * RUN)
-    assert epsilon(few, DELTA).accountant == "rr_exact"
-    assert epsilon(many, DELTA).accountant == "rdp"
-    assert epsilon(many, DELTA).epsilon < 50 * epsilon(few, DELTA).epsilon
+    assert best_bound(few, DELTA).accountant == "rr_exact"
+    assert best_bound(many, DELTA).accountant == "rdp"
+    assert best_bound(many, DELTA).epsilon < 50 * best_bound(few, DELTA).epsilon
 
 
 # --- conformance: every event -----------------------------------------------------------------
@@ -244,19 +244,19 @@ EVERY = every("event", EVENTS.values())
 
 @EVERY
 def test_composing_n_times_is_the_self_composed_event(event):
-    once = epsilon(times(event, 37), DELTA)
-    assert epsilon(ComposedDpEvent([event] * 37), DELTA) == once
+    once = best_bound(times(event, 37), DELTA)
+    assert best_bound(ComposedDpEvent([event] * 37), DELTA) == once
     nested = ComposedDpEvent([times(times(event, 6), 6), event])
-    assert epsilon(nested, DELTA) == once
-    assert 0 <= epsilon(event, DELTA).epsilon <= once.epsilon
+    assert best_bound(nested, DELTA) == once
+    assert 0 <= best_bound(event, DELTA).epsilon <= once.epsilon
 
 
 @EVERY
 def test_epsilon_grows_with_releases_and_falls_with_delta(event):
-    values = [epsilon(times(event, n), DELTA).epsilon for n in (1, 10, 100)]
+    values = [best_bound(times(event, n), DELTA).epsilon for n in (1, 10, 100)]
     assert values == sorted(values)
     assert values[0] < values[-1]
-    by_delta = [epsilon(times(event, 100), d).epsilon for d in (1e-9, 1e-5, 1e-2)]
+    by_delta = [best_bound(times(event, 100), d).epsilon for d in (1e-9, 1e-5, 1e-2)]
     assert by_delta == sorted(by_delta, reverse=True)
 
 
@@ -275,13 +275,16 @@ def test_epsilon_grows_with_releases_and_falls_with_delta(event):
     ],
 )
 def test_more_noise_is_more_private(weaker, stronger):
-    assert epsilon(times(weaker, 64), DELTA).epsilon > epsilon(times(stronger, 64), DELTA).epsilon
+    assert (
+        best_bound(times(weaker, 64), DELTA).epsilon
+        > best_bound(times(stronger, 64), DELTA).epsilon
+    )
 
 
 @EVERY
 def test_a_grid_is_an_upper_bound_and_rdp_a_looser_one(event):
     part = [(event, 200)]
-    grid, ours = laws.discretised_epsilon(part, DELTA), epsilon(times(event, 200), DELTA).epsilon
+    grid, ours = laws.discretised_epsilon(part, DELTA), best_bound(times(event, 200), DELTA).epsilon
     assert ours <= grid * (1 + 1e-7)
     assert grid <= laws.renyi_epsilon(part, DELTA)
     assert ours >= grid * 0.98  # the grid is not far off
@@ -332,7 +335,7 @@ def test_a_shuffled_response_by_enumeration():
                 counts[key] = counts.get(key, 0) + chance
             worlds.append(counts)
         for delta in (1e-3, 1e-2, 0.1):
-            value = epsilon(event, delta).epsilon
+            value = best_bound(event, delta).epsilon
             for first, second in (worlds, worlds[::-1]):
                 gap = sum(max(0, first[c] - math.exp(value) * second[c]) for c in first)
                 assert gap <= delta
@@ -390,7 +393,7 @@ def test_a_replaced_record_in_a_sample_by_integration():
     base = (1 - q) * norm.pdf(x, 0, z)
     up, down = base + q * norm.pdf(x, 1, z), base + q * norm.pdf(x, -1, z)
     for delta in (1e-4, 1e-2):
-        value = epsilon(ReplacedInSampleDpEvent(q, z), delta).epsilon
+        value = best_bound(ReplacedInSampleDpEvent(q, z), delta).epsilon
         gap = np.maximum(up - math.exp(value) * down, 0).sum() * step
         assert gap == pytest.approx(delta, rel=0.02)
         assert gap <= delta * (1 + 1e-6)
@@ -399,10 +402,10 @@ def test_a_replaced_record_in_a_sample_by_integration():
 def test_mixtures_are_at_least_their_parts_and_at_most_their_sum():
     parts = [times(EVENTS["response"], 30), times(EVENTS["gaussian"], 300), EVENTS["laplace"]]
     parts.append(times(EVENTS["dp_sgd"], 200))
-    together = epsilon(ComposedDpEvent(parts), DELTA)
+    together = best_bound(ComposedDpEvent(parts), DELTA)
     assert together.accountant == "pld"
-    alone = [epsilon(part, DELTA).epsilon for part in parts]
-    share = [epsilon(part, DELTA / len(parts)).epsilon for part in parts]
+    alone = [best_bound(part, DELTA).epsilon for part in parts]
+    share = [best_bound(part, DELTA / len(parts)).epsilon for part in parts]
     assert max(alone) < together.epsilon < sum(share)
 
 
@@ -416,7 +419,7 @@ def test_responses_of_two_settings_by_brute_force():
             up = np.outer(up, [1 - lie, lie]).ravel()
             down = np.outer(down, [lie, 1 - lie]).ravel()
     for delta in (1e-3, 1e-2, 0.1):
-        value = epsilon(event, delta).epsilon
+        value = best_bound(event, delta).epsilon
         assert np.maximum(up - math.exp(value) * down, 0).sum() <= delta
         less = np.maximum(up - math.exp(value * 0.98 - 0.01) * down, 0).sum()
         assert less > delta
@@ -427,14 +430,14 @@ def test_responses_of_two_settings_by_brute_force():
 def test_faint_responses_with_other_noise_take_nothing_away(epsilon_per_answer, k):
     gaussian = GaussianDpEvent(4.0)
     faint = times(response(epsilon_per_answer, k).event("record", "replace_one"), 20)
-    alone = epsilon(gaussian, DELTA).epsilon
-    value = epsilon(ComposedDpEvent([gaussian, faint]), DELTA).epsilon
+    alone = best_bound(gaussian, DELTA).epsilon
+    value = best_bound(ComposedDpEvent([gaussian, faint]), DELTA).epsilon
     assert alone - 1e-6 <= value <= alone + 20 * epsilon_per_answer + 0.003
 
 
 def test_pure_bounds_are_printed_where_they_are_as_good():
-    assert epsilon(LaplaceDpEvent(0.1), 1e-9).epsilon == pytest.approx(10, rel=1e-6)
-    few = epsilon(times(response(3, 3).event("record", "add_remove"), 2), 1e-9)
+    assert best_bound(LaplaceDpEvent(0.1), 1e-9).epsilon == pytest.approx(10, rel=1e-6)
+    few = best_bound(times(response(3, 3).event("record", "add_remove"), 2), 1e-9)
     assert (few.accountant, few.delta) == ("pure", 0)
 
 
@@ -452,20 +455,20 @@ def test_losses_too_large_for_the_library_have_no_bound():
 
 
 def test_edges():
-    nothing = epsilon(ComposedDpEvent([]), DELTA)
+    nothing = best_bound(ComposedDpEvent([]), DELTA)
     assert (nothing.epsilon, nothing.delta, nothing.accountant) == (0, 0, "pure")
-    assert epsilon(times(EVENTS["gaussian"], 0), DELTA).epsilon == 0
+    assert best_bound(times(EVENTS["gaussian"], 0), DELTA).epsilon == 0
     free = response(0, 3).event("record", "replace_one")
-    assert epsilon(times(free, 1_000), DELTA).epsilon == pytest.approx(0, abs=1e-9)
+    assert best_bound(times(free, 1_000), DELTA).epsilon == pytest.approx(0, abs=1e-9)
     certain = RandomizedResponseDpEvent(0.0, 3)  # never lies
-    assert math.isinf(epsilon(certain, DELTA).epsilon)
-    assert math.isinf(epsilon(GaussianDpEvent(1e-200), DELTA).epsilon)
+    assert math.isinf(best_bound(certain, DELTA).epsilon)
+    assert math.isinf(best_bound(GaussianDpEvent(1e-200), DELTA).epsilon)
     for clear in (Probabilities(), Weights(), ExactCounts()):
         assert math.isinf(proven(clear, 1).value)
         assert math.isinf(proven(clear, 0).value)  # a request without images
     for delta in (0, 1, -1):
         with pytest.raises(ValueError, match="delta"):
-            epsilon(EVENTS["gaussian"], delta)
+            best_bound(EVENTS["gaussian"], delta)
 
 
 @every(
@@ -478,7 +481,7 @@ def test_edges():
 )
 def test_what_no_proof_covers_is_an_error_not_a_number(event):
     with pytest.raises(UnsupportedEventError, match="DpEvent"):
-        epsilon(event, DELTA)
+        best_bound(event, DELTA)
     with pytest.raises(UnsupportedEventError, match="DpEvent"):
         within_budget([event], 1.0, DELTA)
 

@@ -7,7 +7,7 @@ import numpy as np
 from dp_accounting import ComposedDpEvent, GaussianDpEvent, SelfComposedDpEvent
 
 from fed_dpsd.privacy import bounded_range, gdp, laws
-from fed_dpsd.privacy.accounting import epsilon, within_budget
+from fed_dpsd.privacy.accounting import best_bound, within_budget
 from fed_dpsd.privacy.events import BoundedRangeDpEvent
 from tests.every import every
 
@@ -63,7 +63,7 @@ def test_blocks_of_releases_are_dearer_than_one_and_not_much(monkeypatch):
 def test_epsilon_lies_between_fixed_intervals_and_renyi_divergences(loss_range, releases):
     """Fixed intervals in the middle are responses of two classes, of epsilon range / 2."""
     event = BoundedRangeDpEvent(loss_range)
-    value = epsilon(SelfComposedDpEvent(event, releases), DELTA).epsilon
+    value = best_bound(SelfComposedDpEvent(event, releases), DELTA).epsilon
     truth = 1 / (1 + math.exp(-loss_range / 2))
     law, losses = np.array([1 - truth, truth]), loss_range * np.array([-0.5, 0.5])
     if releases == 1:
@@ -94,14 +94,14 @@ def test_renyi_divergences_bound_every_interval():
 def test_labels_compose_with_other_noise():
     labels = SelfComposedDpEvent(BoundedRangeDpEvent(0.05), 400)
     gaussian = GaussianDpEvent(2.0)
-    alone = [epsilon(event, DELTA).epsilon for event in (labels, gaussian)]
-    together = epsilon(ComposedDpEvent([labels, gaussian]), DELTA).epsilon
+    alone = [best_bound(event, DELTA).epsilon for event in (labels, gaussian)]
+    together = best_bound(ComposedDpEvent([labels, gaussian]), DELTA).epsilon
     limit = gdp.gaussian_epsilon(math.hypot(math.sqrt(400) * 0.05 / 2, 1 / 2.0), DELTA)
     assert max(alone) < limit < together < 1.01 * limit < sum(alone)
 
 
 def test_a_budget_admits_as_many_labels_as_it_pays_for():
     event = BoundedRangeDpEvent(0.05)
-    budget = epsilon(SelfComposedDpEvent(event, 300), 0.9 * DELTA).epsilon
+    budget = best_bound(SelfComposedDpEvent(event, 300), 0.9 * DELTA).epsilon
     assert within_budget([event], budget, DELTA, [290])
     assert not within_budget([event], budget, DELTA, [310])

@@ -14,7 +14,7 @@ from dp_accounting import (
 
 from fed_dpsd.privacy.accounting import (
     Stage,
-    epsilon,
+    best_bound,
     prove,
     smallest_budget,
     unchanged_epsilon,
@@ -74,7 +74,7 @@ def test_a_training_with_its_counts_is_one_event_however_many_parts_it_has():
     assert within_budget([whole, free, times(whole, 1), free], budget, DELTA)
     assert not within_budget([whole] * 3, budget, DELTA)
     assert not within_budget([whole, other], budget, DELTA)
-    assert epsilon(ComposedDpEvent([whole, other]), DELTA).epsilon < budget  # the control
+    assert best_bound(ComposedDpEvent([whole, other]), DELTA).epsilon < budget  # the control
 
 
 @every(
@@ -86,7 +86,7 @@ def test_the_smallest_budget_admits_the_charges_and_a_smaller_one_does_not(names
     least = smallest_budget(charges, DELTA)
     assert within_budget(charges, least, DELTA)
     assert not within_budget(charges, least * (1 - 1e-5), DELTA)
-    assert least > epsilon(ComposedDpEvent(charges), DELTA).epsilon
+    assert least > best_bound(ComposedDpEvent(charges), DELTA).epsilon
 
 
 def test_nothing_needs_no_budget_and_no_budget_admits_what_has_no_noise():
@@ -108,7 +108,7 @@ def test_changed_settings_are_dearer_than_unchanged_ones_and_never_too_cheap():
             charge = kinds[number % len(kinds)]
             if within_budget([*admitted, charge], budget, DELTA):
                 admitted.append(charge)
-        assert epsilon(ComposedDpEvent(admitted), DELTA).epsilon <= budget
+        assert best_bound(ComposedDpEvent(admitted), DELTA).epsilon <= budget
         assert admitted
 
 
@@ -124,7 +124,7 @@ def test_changed_settings_are_dearer_than_unchanged_ones_and_never_too_cheap():
 def test_what_a_change_of_settings_costs(life, fixed, budget):
     """The numbers of docs/privacy.md, "Lifetime budgets", and two more lifetimes."""
     charges = [times(event, count) for event, count in life]
-    assert epsilon(ComposedDpEvent(charges), DELTA).epsilon == pytest.approx(fixed, abs=1e-3)
+    assert best_bound(ComposedDpEvent(charges), DELTA).epsilon == pytest.approx(fixed, abs=1e-3)
     assert within_budget(charges, budget + 1e-3, DELTA)
     assert not within_budget(charges, budget - 1e-3, DELTA)
 
@@ -175,16 +175,16 @@ def test_a_target_out_of_reach_is_an_error_that_names_it():
 
 def test_finite_precision_adds_to_epsilon_and_to_nothing_else():
     gaussian, lost = GaussianDpEvent(2.0), FinitePrecisionDpEvent(1e-3)
-    alone = epsilon(times(gaussian, 7), DELTA)
-    both = epsilon(ComposedDpEvent([times(gaussian, 7), times(lost, 5)]), DELTA)
+    alone = best_bound(times(gaussian, 7), DELTA)
+    both = best_bound(ComposedDpEvent([times(gaussian, 7), times(lost, 5)]), DELTA)
     assert both.accountant == alone.accountant == "gdp_exact"
-    ideal_noise = epsilon(times(gaussian, 7), DELTA * math.exp(-5e-3)).epsilon
+    ideal_noise = best_bound(times(gaussian, 7), DELTA * math.exp(-5e-3)).epsilon
     assert both.epsilon == pytest.approx(ideal_noise + 5e-3)
     assert both.epsilon > alone.epsilon + 5e-3
     beyond = ComposedDpEvent([gaussian, FinitePrecisionDpEvent(101.0)])
-    assert math.isinf(epsilon(beyond, DELTA).epsilon)
-    assert math.isinf(epsilon(ComposedDpEvent([gaussian, lost]), 1e-101).epsilon)
-    assert math.isfinite(epsilon(gaussian, 1e-101).epsilon)
+    assert math.isinf(best_bound(beyond, DELTA).epsilon)
+    assert math.isinf(best_bound(ComposedDpEvent([gaussian, lost]), 1e-101).epsilon)
+    assert math.isfinite(best_bound(gaussian, 1e-101).epsilon)
 
 
 def test_a_budget_reserves_a_part_for_finite_precision():
@@ -250,8 +250,8 @@ def test_a_budget_pays_for_class_counts_with_a_sampled_training(relation):
     """Two settings at once would exhaust the budget; a claim counts only what was released."""
     mechanism = DPSGD(3.0, 0.1, 30, 1.0, 0.02, count_fraction=0.05)
     training, counts = (m.event("record", relation) for m in (mechanism, ClassCounts(mechanism)))
-    both = epsilon(ComposedDpEvent([training, counts]), 1e-5).epsilon
-    assert epsilon(training, 1e-5).epsilon < both
+    both = best_bound(ComposedDpEvent([training, counts]), 1e-5).epsilon
+    assert best_bound(training, 1e-5).epsilon < both
     needed = smallest_budget([training], 1e-5)
     assert both < needed < 1.02 * both
     assert smallest_budget([training, counts], 1e-5) == needed

@@ -22,8 +22,8 @@ from fed_dpsd.accounts.card import plan_of
 from fed_dpsd.claims import charges_of_plan, proofs
 from fed_dpsd.experiment import from_overrides
 from fed_dpsd.privacy import laws
-from fed_dpsd.privacy.accounting import contraction, epsilon
-from fed_dpsd.privacy.contraction import with_gaussian
+from fed_dpsd.privacy.accounting import best_bound, contraction_bound
+from fed_dpsd.privacy.contraction import compose_gaussian
 from tests.every import every
 from tests.proofs import gaussian_delta, gaussian_epsilon
 
@@ -83,7 +83,7 @@ def shifted(mu):
 )
 def test_gaussian_trainings_and_answers_by_hand_and_attained(trained, answered, expected):
     trained, answered = mu_at(trained), mu_at(answered)
-    found = contraction(gaussian(trained), gaussian(answered), NOTHING, DELTA)
+    found = contraction_bound(gaussian(trained), gaussian(answered), NOTHING, DELTA)
     by_hand = solve(lambda eps: contracted_by_hand(trained, answered, eps) - DELTA)
     assert found.epsilon == pytest.approx(by_hand, abs=1e-6)
     assert found.epsilon == pytest.approx(expected, abs=1e-3)
@@ -98,20 +98,20 @@ def test_responses_of_a_gaussian_training_are_attained():
     truth, lie = laws.truth_and_lie(RESPONSE)
     first, second = np.array([truth, lie, lie]), np.array([lie, truth, lie])
     trained, delta = mu_at(1.0), 1e-7
-    found = contraction(gaussian(trained), RESPONSE, NOTHING, delta)
+    found = contraction_bound(gaussian(trained), RESPONSE, NOTHING, delta)
     assert attained(trained, found.epsilon, first, second) == pytest.approx(delta, rel=1e-2)
-    assert found.epsilon < min(0.8, epsilon(gaussian(trained), delta).epsilon)
+    assert found.epsilon < min(0.8, best_bound(gaussian(trained), delta).epsilon)
 
 
 def test_sampled_trainings_are_bounded_from_above_and_closely():
     """At rate 1 the discretised profile stands for the exact one."""
     answers = gaussian(0.6)
     whole = SelfComposedDpEvent(PoissonSampledDpEvent(1.0, GaussianDpEvent(14.0)), 100)
-    sampled = contraction(whole, answers, NOTHING, DELTA).epsilon
-    exact = contraction(gaussian(10 / 14), answers, NOTHING, DELTA).epsilon
+    sampled = contraction_bound(whole, answers, NOTHING, DELTA).epsilon
+    exact = contraction_bound(gaussian(10 / 14), answers, NOTHING, DELTA).epsilon
     assert exact <= sampled <= exact + 1e-3
     rarer = SelfComposedDpEvent(PoissonSampledDpEvent(0.1, GaussianDpEvent(14.0)), 100)
-    assert contraction(rarer, answers, NOTHING, DELTA).epsilon < exact / 2
+    assert contraction_bound(rarer, answers, NOTHING, DELTA).epsilon < exact / 2
 
 
 @every(("answers", "answered", "counted"), [(11, 3.0, 0.8), (3, 1.0, 0.02)])
@@ -130,7 +130,7 @@ def test_a_gaussian_with_a_profile_with_kinks_is_bounded_from_above(answers, ans
         size = np.abs(left)
         values = alone(size)
         mean = weights @ np.where(left >= 0, values, 1 - np.exp(-size) * (1 - values))
-        found = float(with_gaussian(alone, counted)(np.array([epsilon_]))[0])
+        found = float(compose_gaussian(alone, counted)(np.array([epsilon_]))[0])
         assert mean * (1 - 1e-9) <= found <= mean * (1 + 1e-4)
 
 
@@ -144,7 +144,7 @@ def test_the_delta_of_responses_is_exact_between_their_losses():
 
 
 def test_tiny_losses_are_not_lost():
-    found = contraction(gaussian(1.0), LaplaceDpEvent(2e6), NOTHING, 1e-9)
+    found = contraction_bound(gaussian(1.0), LaplaceDpEvent(2e6), NOTHING, 1e-9)
     assert found is None or found.epsilon >= 1.89e-7
 
 
@@ -190,10 +190,10 @@ def test_where_nothing_contracts_nothing_is_claimed(small):
     """Labels at 10 per answer reveal the teacher; weights are the teacher; more is not Gaussian."""
     trained = gaussian(0.7)
     strong = SelfComposedDpEvent(RandomizedResponseDpEvent(3 / (math.exp(10) + 2), 3), 100)
-    assert contraction(trained, strong, NOTHING, DELTA) is None
-    assert contraction(trained, NonPrivateDpEvent(), NOTHING, DELTA) is None
-    assert contraction(NonPrivateDpEvent(), trained, NOTHING, DELTA) is None
-    assert contraction(trained, trained, RESPONSE, DELTA) is None
+    assert contraction_bound(trained, strong, NOTHING, DELTA) is None
+    assert contraction_bound(trained, NonPrivateDpEvent(), NOTHING, DELTA) is None
+    assert contraction_bound(NonPrivateDpEvent(), trained, NOTHING, DELTA) is None
+    assert contraction_bound(trained, trained, RESPONSE, DELTA) is None
     for overrides in (("answers=label",), ("method=fedavg", "teacher.same_start=true")):
         experiment = small("training=dp_sgd", *overrides)
         plan = plan_of(experiment)
@@ -223,9 +223,9 @@ def test_extreme_noise_gives_numbers():
     for trained in (1e-6, 1e-3, 1.0, 30.0):
         for answered in (1e-6, 1e-3, 1.0, 30.0):
             for others in (NOTHING, gaussian(1e-6), gaussian(5.0)):
-                found = contraction(gaussian(trained), gaussian(answered), others, 1e-9)
+                found = contraction_bound(gaussian(trained), gaussian(answered), others, 1e-9)
                 alone = [
-                    epsilon(ComposedDpEvent([gaussian(mu), others]), 1e-9).epsilon
+                    best_bound(ComposedDpEvent([gaussian(mu), others]), 1e-9).epsilon
                     for mu in (trained, answered)
                 ]
                 assert found is None or 0 <= found.epsilon <= min(alone)
@@ -244,7 +244,7 @@ def test_a_profile_beyond_what_a_float_holds_is_not_smaller_than_it_is():
 def test_a_loss_beyond_what_a_float_holds_contracts_nothing():
     """There is still a claim, by the training or the answers alone."""
     sampled = SelfComposedDpEvent(PoissonSampledDpEvent(0.5, GaussianDpEvent(0.45)), 660)
-    assert epsilon(sampled, DELTA).epsilon > 760
-    assert contraction(sampled, gaussian(34.5), NOTHING, DELTA) is None
-    assert contraction(sampled, gaussian(34.5), gaussian(0.5), DELTA) is None
-    assert contraction(gaussian(1.0), gaussian(1.0), gaussian(1e7), DELTA) is None
+    assert best_bound(sampled, DELTA).epsilon > 760
+    assert contraction_bound(sampled, gaussian(34.5), NOTHING, DELTA) is None
+    assert contraction_bound(sampled, gaussian(34.5), gaussian(0.5), DELTA) is None
+    assert contraction_bound(gaussian(1.0), gaussian(1.0), gaussian(1e7), DELTA) is None

@@ -7,7 +7,7 @@ import pytest
 from dp_accounting import SelfComposedDpEvent
 from scipy import stats
 
-from fed_dpsd.privacy.accounting import epsilon
+from fed_dpsd.privacy.accounting import best_bound
 from fed_dpsd.privacy.events import FinitePrecisionDpEvent, ShuffledResponseDpEvent
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Quorum, Shards
@@ -51,7 +51,7 @@ def test_counted_responses_say_less_than_seen_ones():
     counted = ideal(SHARED[2].event("record", "replace_one"))
     assert counted == ShuffledResponseDpEvent(1.0, 10, 5)
     one, other = (
-        epsilon(SelfComposedDpEvent(event, 100), 1e-5).epsilon for event in (alone, counted)
+        best_bound(SelfComposedDpEvent(event, 100), 1e-5).epsilon for event in (alone, counted)
     )
     assert other < 0.9 * one
 

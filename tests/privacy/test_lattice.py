@@ -167,7 +167,7 @@ def test_weights_that_are_not_finite_leave_a_record_within_its_bound():
 def test_roots_are_correctly_rounded():
     """Torch's own differ from the nearest number if they use the MKL."""
     values = torch.from_numpy(np.random.Generator(np.random.PCG64(0)).random(20_000)) * 1e9
-    assert lattice._root(values).tolist() == [math.sqrt(value) for value in values.tolist()]
+    assert lattice._sqrt(values).tolist() == [math.sqrt(value) for value in values.tolist()]
 
 
 def test_sizes_that_sums_are_not_exact_for_are_refused(monkeypatch):
@@ -255,9 +255,9 @@ def test_the_gradients_of_a_network_are_its_own(name):
         seen.append(clipped(gradients, bound))
         return seen[-1]
 
-    clipped = lattice.clipped
+    clipped = lattice.clip
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lattice, "clipped", watched)
+        patch.setattr(lattice, "clip", watched)
         model = initialise(build, torch.Generator().manual_seed(0))
         rng = np.random.Generator(np.random.PCG64(0))
         DPSGD(1.0, 1.0, 1, 1e-3, 0.1, 2).train(model, inputs, labels, rng)

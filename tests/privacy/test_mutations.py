@@ -540,7 +540,7 @@ def clipping_error_on_the_bias(patch):
 
 def clipping_error_on_the_biases_of_a_network(patch):
     """A network's norms omit the biases."""
-    clipped = lattice.clipped
+    clipped = lattice.clip
 
     def without(gradients, bound):
         *parts, _ = gradients
@@ -548,19 +548,19 @@ def clipping_error_on_the_biases_of_a_network(patch):
         norm = torch.linalg.vector_norm(torch.cat(weights, dim=1).double(), dim=1)
         return clipped([*parts, norm], bound)
 
-    patch.setattr(lattice, "clipped", without)
+    patch.setattr(lattice, "clip", without)
 
 
 def clipping_error_per_layer(patch):
     """Each parameter is clipped to the bound by itself."""
-    clipped = lattice.clipped
+    clipped = lattice.clip
 
     def alone(gradients, bound):
         *parts, _ = gradients
         norms = [torch.linalg.vector_norm(part.flatten(1).double(), dim=1) for part in parts]
         return [clipped([p, norm], bound)[0] for p, norm in zip(parts, norms, strict=True)]
 
-    patch.setattr(lattice, "clipped", alone)
+    patch.setattr(lattice, "clip", alone)
 
 
 def half_the_noise_in_answers(patch):

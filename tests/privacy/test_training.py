@@ -17,7 +17,7 @@ from dp_accounting import (
 from torch import nn
 
 from fed_dpsd.privacy.accounting import Stage, prove
-from fed_dpsd.privacy.dp_sgd import DPSGD, MOST_DRAWS, PRECISION_LOSS, with_noise
+from fed_dpsd.privacy.dp_sgd import DPSGD, MOST_DRAWS, PRECISION_LOSS, add_gaussian_noise
 from fed_dpsd.privacy.events import ReplacedInSampleDpEvent
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
 from fed_dpsd.privacy.noise import lattice_spacing
@@ -77,7 +77,7 @@ def test_noise_makes_up_for_how_far_its_lattice_moves_a_sum():
     """Truncating each number may move two sums further apart than a record does."""
     drawn, noise, size = [], 1e4, 2**20
     watched = SimpleNamespace(normal=lambda *law: drawn.append(law[1]) or np.zeros(law[2]))
-    with_noise(torch.zeros(2), noise, size, watched)
+    add_gaussian_noise(torch.zeros(2), noise, size, watched)
     moved = 1 + lattice_spacing(drawn[0]) * size**0.5
     assert noise * 1.1 < noise * moved <= drawn[0]
 

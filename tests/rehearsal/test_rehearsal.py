@@ -10,7 +10,7 @@ import psutil
 import pytest
 import yaml
 
-from fed_dpsd.privacy.accounting import epsilon
+from fed_dpsd.privacy.accounting import best_bound
 from fed_dpsd.rehearsal.faults import COMPLETED, reconcile, run_with_faults
 from fed_dpsd.rehearsal.rehearsal import PORT, Rehearsal, can_make_hosts
 from fed_dpsd.storage import app_folder
@@ -64,7 +64,7 @@ def in_ledgers(rehearsal, basis, unit, relation):
     for number in rehearsal.hospitals:
         with (ledger := rehearsal.hospital(number).ledger).transaction():
             event = spent(ledger.entries(), unit, relation, basis)
-        found.append(epsilon(event, rehearsal.experiment.config.privacy.delta).epsilon)
+        found.append(best_bound(event, rehearsal.experiment.config.privacy.delta).epsilon)
     return max(found)
 
 

@@ -69,10 +69,10 @@ def serve(
     check_certificate(authority)
     check_key(key)
     check_state(folder)
-    from fed_dpsd.accounts.secret import secret_of
+    from fed_dpsd.accounts.secret import load_or_create_secret
     from fed_dpsd.engines.flower import QUIET
 
-    secret_of(folder / "secret")  # draws the secret if there is none yet
+    load_or_create_secret(folder / "secret")  # draws the secret if there is none yet
     command = [
         *("flower-supernode", "--superlink", superlink),
         *("--root-certificates", str(authority.absolute())),

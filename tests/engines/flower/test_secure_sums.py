@@ -188,7 +188,7 @@ def test_another_run_gets_other_noise_for_another_charge(deployed, tmp_path):
         assert isinstance(sites.answer(experiment.method, request(), site), Response)
         with site.ledger.transaction():
             entries = site.ledger.entries()
-            noise.append(site.ledger.stored(entries[-1].digest))
+            noise.append(site.ledger.stored_answer(entries[-1].digest))
     assert len(entries) == 2
     assert np.array_equal(noise[0], noise[1])
     assert not np.isclose(noise[0], noise[2]).any()

@@ -412,11 +412,9 @@ def answer(method: Method, request: Request, site: Site) -> Response | Refusal:
             masks = request.kind in SUMMED and site.answers.noise_at == "distributed"
             if masks and isinstance(reply, Response):
                 reply = _masked(reply, request, site)
-            return (
-                reply
-                if reply.statement
-                else replace(reply, statement=site.account.locked_statement())
-            )
+            if reply.statement:
+                return reply
+            return replace(reply, statement=site.account.locked_statement())
         except Unplanned as unplanned:
             statement = site.account.locked_statement(unplanned.wanted)
             return Refusal(request.query_id, str(unplanned), statement)

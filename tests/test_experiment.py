@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from fed_dpsd.config.compose import compose
-from fed_dpsd.errors import ConfigError, UserError
+from fed_dpsd.errors import ConfigError, UserError, warn_once
 from fed_dpsd.experiment import (
-    _warn,
     evaluated_on,
     from_json,
     from_overrides,
@@ -99,7 +98,7 @@ def test_labels_that_are_private_divide_no_records(small):
 
 def test_a_key_of_plain_teachers_that_a_private_training_does_not_read_is_said(tmp_path, caplog):
     for bind in (from_overrides, one_run):  # of a sweep, and of a run
-        _warn.cache_clear()
+        warn_once.cache_clear()
         caplog.clear()
         bind(["training=dp_sgd", "teacher.learning_rate=1e30"], tmp_path)
         assert "learning_rate=1e30 has no effect: training=dp_sgd has its own keys" in caplog.text

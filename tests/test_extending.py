@@ -32,10 +32,10 @@ def run_all(commands, folder):
     """The page's commands, next to the page's package."""
     sys.path.insert(0, str(folder))
     logging.getLogger().handlers.clear()  # pytest's
-    from fed_dpsd import experiment
+    from fed_dpsd import errors
     from fed_dpsd.cli import main
 
-    experiment._warn.cache_clear()  # a fork knows what its parent has said
+    errors.warn_once.cache_clear()  # a fork knows what its parent has said
     for words in commands:
         sys.argv = words
         try:

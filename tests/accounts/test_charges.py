@@ -615,7 +615,7 @@ def strike(monkeypatch, grid, case, which):
 
         monkeypatch.setattr(checkpoint, "save", killed)
     elif case.killed == "hospital":
-        store, left = FileLedger.store, [2 * which]
+        store, left = FileLedger.store_answer, [2 * which]
 
         def dies(ledger, digest, values):
             left[0] -= 1
@@ -623,7 +623,7 @@ def strike(monkeypatch, grid, case, which):
                 raise RuntimeError("killed")
             store(ledger, digest, values)
 
-        monkeypatch.setattr(FileLedger, "store", dies)
+        monkeypatch.setattr(FileLedger, "store_answer", dies)
     elif case.killed:
         grid.kill = which, case.killed
 

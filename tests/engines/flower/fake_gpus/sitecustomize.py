@@ -27,14 +27,14 @@ def replace(devices):
         count = len(visible())
         return tuple(devices.Device(f"cuda:{n}", "fake", 2 * FREE, FREE) for n in range(count))
 
-    def choose(name):
+    def torch_device(name):
         wants = name.startswith("cuda") or (name == "auto" and visible())
         line = [os.getpid(), visible() if wants else None, os.environ.get("FED_DPSD_TEACHER_BYTES")]
         with open(os.environ["FAKE_GPUS"], "a") as file:
             file.write(json.dumps(line) + "\n")
         return torch.device("cpu")
 
-    devices.gpus, devices.choose = gpus, choose
+    devices.gpus, devices.torch_device = gpus, torch_device
     devices.number_of_gpus = lambda: len(visible())
 
 

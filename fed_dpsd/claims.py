@@ -163,8 +163,8 @@ def smallest_claim(
 def planned_epsilon(plan: Plan, delta: float, unit: Unit, combined: bool) -> float:
     """Return the epsilon of a plan for an added or removed unit, to which noise is calibrated.
 
-    Without `combined`, this is what a budget counts. With `combined`, training and answers together
-    may prove a smaller epsilon.
+    Without `combined`, this is what a budget counts while settings do not change. With `combined`,
+    training and answers together may prove a smaller epsilon.
     """
     paid = ComposedDpEvent([stage.event(unit, "add_remove") for stage in plan.budgeted])
     budgeted = unchanged_epsilon(paid, delta)

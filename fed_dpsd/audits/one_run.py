@@ -102,7 +102,7 @@ def largest_refuted(
 
 
 def refutes_any(claim: Claim, guesses: Guesses, failure: float) -> bool:
-    """Return whether guesses refute a claim, at one of the fractions of `strongest`."""
+    """Return whether guesses refute a claim, at one of the fractions of `largest_refuted`."""
     return any(refutes(claim, *counts) for counts in _counts(guesses, failure))
 
 

@@ -139,7 +139,7 @@ class Site:
     def admit(self, request: Request) -> None:
         """Join the request's run with the current records.
 
-        A request that `release` would refuse is refused here, before teachers are trained for it.
+        If teachers must be trained first, a request that `release` would refuse is refused here.
 
         Raises:
             BudgetSpent: the request was not charged before, and would exceed the budget or the
@@ -160,7 +160,9 @@ class Site:
             self.account.join(keyed.tobytes().hex())
 
     def _due(self, request: Request) -> tuple[Mechanism, str, str, str] | None:
-        """Return the charge that a request would cause after training; None if nothing is trained.
+        """Return the charge that a request would cause after training.
+
+        It is None if the teachers are ready, and for a baseline, which is paid before training.
 
         Returns:
             The mechanism, the digest of the charge, the digest of the charge before it and of the
@@ -396,7 +398,7 @@ class Site:
 
 
 def answer(method: Method, request: Request, site: Site) -> Response | Refusal:
-    """Answer a request; refuse it if the budget is spent, records changed or the ledger fails.
+    """Answer a request; refuse it if the site's limits or its ledger do not allow it.
 
     A refusal reveals nothing about the ledger except the run's cost so far. The cause of a ledger
     failure goes only to the client's own log.

@@ -11,7 +11,7 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -444,27 +444,14 @@ class Teachers:
     def _train(
         self, teacher: Classifier, shard: int, config: Config, purpose: str, number: int
     ) -> None:
-        """Train on one shard, with the training mechanism's own steps if it has any.
-
-        Layers such as dropout draw from torch's own generator, so each shard seeds it.
-        """
-        layers = Streams(config.teacher.seed).torch(f"layers, {purpose}", self._client, number)
-        gpus = [self._learns_on] if self._learns_on.type == "cuda" else []
-        with torch.random.fork_rng(gpus):
-            torch.set_rng_state(layers.get_state())
-            for gpu in gpus:
-                with torch.cuda.device(gpu):
-                    torch.cuda.manual_seed(layers.initial_seed())
-            self._train_seeded(teacher, shard, config, purpose, number)
-
-    def _train_seeded(
-        self, teacher: Classifier, shard: int, config: Config, purpose: str, number: int
-    ) -> None:
+        """Train on one shard, with the training mechanism's own steps if it has any."""
         records = self._shards[shard]
         streams = Streams(config.teacher.seed)
         if not self._noisy:
             batches = streams.torch(purpose, self._client, number)
-            losses = train(teacher, records, config, batches, self._learns_on)
+            layers = streams.torch(f"layers, {purpose}", self._client, number)
+            with _layers_draw_from(layers, self._learns_on):
+                losses = train(teacher, records, config, batches, self._learns_on)
             self.watch.check_losses(losses, shard)
             return
         rng = self._noise.numpy(purpose, self._client, number)
@@ -530,3 +517,15 @@ def make_teacher(config: Config, client: int, shard: int) -> Classifier:
     drawn_for = (0, 0) if config.teacher.same_start else (client, shard)
     rng = Streams(config.teacher.seed).torch("teacher weights", *drawn_for)
     return initialise(build, rng).keep_features(Path(config.cache))
+
+
+@contextlib.contextmanager
+def _layers_draw_from(draws: torch.Generator, device: torch.device) -> Iterator[None]:
+    """Seed torch's own generators, which layers such as dropout draw from, and restore them."""
+    gpus = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(gpus):
+        torch.set_rng_state(draws.get_state())
+        for gpu in gpus:
+            with torch.cuda.device(gpu):
+                torch.cuda.manual_seed(draws.initial_seed())
+        yield

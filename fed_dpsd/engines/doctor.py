@@ -114,7 +114,7 @@ def _bytes_of_teachers(experiment: Experiment) -> int:
 
 def _flower() -> Check:
     version = metadata.version("flwr")
-    good = version.rpartition(".")[0] in FLOWER_MINORS
+    good = version.startswith(tuple(f"{minor}." for minor in FLOWER_MINORS))
     remedy = "" if good else f"pip install 'flwr[simulation]~={FLOWER_MINORS[-1]}.0'"
     return Check("flwr", good, f"{version} (tested with {' and '.join(FLOWER_MINORS)})", remedy)
 

@@ -2,8 +2,8 @@
 
 Each is torchvision's network with BatchNorm, so models trained elsewhere can be loaded (see
 `rename_weights` and `Adapted.normalise`). Images that are too small for a network are enlarged.
-Dropout is off, because its draws would not follow a run's seeds. For DP-SGD, each network has a
-form with GroupNorm and a name that ends with _gn.
+Dropout is off, because DP-SGD cannot bound a record's contribution with it. For DP-SGD, each
+network has a form with GroupNorm and a name that ends with _gn.
 """
 
 import json

@@ -148,7 +148,7 @@ def add_privacy(summary: dict[str, Any], experiment: Experiment, folder: Path) -
 
 
 def _move_uncovered_scores(summary: dict[str, Any]) -> None:
-    """Move the teachers' scores to `diagnostics`, which is never exported."""
+    """Move teachers' scores, which no epsilon covers, to `diagnostics`, which is never exported."""
     for metric in METRICS:
         scores = summary[metric]
         for role in OF_TEACHERS:

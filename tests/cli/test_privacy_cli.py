@@ -275,7 +275,7 @@ def test_a_training_is_audited_by_canaries(fed_dpsd, few_draws, monkeypatch):
     monkeypatch.setattr("fed_dpsd.audits.attacks.RUNS", (100, 100))
     clipped = {"weights": 100, "bias": 400, "network": 50}
     monkeypatch.setattr("fed_dpsd.audits.attacks.CLIPPED_RUNS", clipped)
-    monkeypatch.setattr("fed_dpsd.audits.attacks.ASKED_RUNS", (250, 250))
+    monkeypatch.setattr("fed_dpsd.audits.attacks.ANSWER_RUNS", (250, 250))
     monkeypatch.setattr("fed_dpsd.audits.attacks.OWN_RUNS", (2, 2))
     settings = (
         "training=dp_sgd",
@@ -316,7 +316,7 @@ def test_a_training_is_audited_by_canaries(fed_dpsd, few_draws, monkeypatch):
     assert not any(part["contradicts"] for part in claim["parts"].values())
     assert all(claim[part] for part in ("attacks", "sampler", "protocol"))
     monkeypatch.setattr("fed_dpsd.audits.attacks.RUNS", (60, 60))
-    monkeypatch.setattr("fed_dpsd.audits.attacks.ASKED_RUNS", (60, 60))
+    monkeypatch.setattr("fed_dpsd.audits.attacks.ANSWER_RUNS", (60, 60))
     code, out, _ = fed_dpsd("privacy", "audit", *settings, "--broken", "none")
     assert code == 0
     assert out[-1] == "a hospital with next to no noise: refuted, as expected"

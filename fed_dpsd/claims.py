@@ -19,7 +19,6 @@ from fed_dpsd.privacy.mechanism import (
     Trust,
     Unit,
     combined_trust,
-    passes_through_teachers,
     trust_of,
 )
 from fed_dpsd.privacy.plan import Plan
@@ -123,7 +122,7 @@ def charges_of_plan(plan: Plan, releases: Releases, unit: Unit, relation: Relati
             continue
         if isinstance(mechanism, TrainingMechanism):
             charge = dataclasses.replace(charge, teachers="trained", trainings=count)
-        elif private and passes_through_teachers(mechanism):
+        elif private and mechanism.from_teachers:
             charge = dataclasses.replace(charge, teachers="trained")
         charges.append(charge)
     return charges

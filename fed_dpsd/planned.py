@@ -41,7 +41,7 @@ class PlannedRun:
             target = f"privacy.target_epsilon={settings.target_epsilon:g} ({unit}, add_remove)"
             value = getattr(mechanism, mechanism.calibrated_by)
             lines.append(f"calibrated to {target}: {axis}.{mechanism.calibrated_by}={value:.6g}")
-        asked = "queries" if self.experiment.answers.queries_teachers else "sums"
+        asked = "queries" if self.experiment.answers.from_teachers else "sums"
         lines.append(f"{asked} per client: {self.queries_per_client:,}")
         lines.append(f"time: {duration_text(self.experiment, self.duration)}")
         if self.privacy.covers_nothing:

@@ -89,7 +89,7 @@ def how_trained(experiment: Experiment) -> str:
     """Describe how the teachers are trained and what their training alone protects."""
     if experiment.config.teacher.path is not None:
         return "none here: teachers are read from files"
-    if not experiment.answers.queries_teachers:
+    if not experiment.answers.from_teachers:
         return "none here: clients have no teachers"
     return experiment.training.describe(plan_of(experiment).trainings)
 

@@ -101,7 +101,7 @@ class _Case:
         """
         config, num_classes = self.experiment.config, self.num_classes
         shape = config.data.shape
-        if not self.mechanism.queries_teachers:
+        if not self.mechanism.from_teachers:
             weights = np.zeros(len(to_vector(make_teacher(config, 0, 0))), np.float32)
             weights[:2] = pixel, row
             return Request.without_images("gradients", shape, num_classes, number, weights)

@@ -91,7 +91,7 @@ def check(hospital: Hospital, overrides: list[str]) -> Iterator[str | Table]:
     # A copy of the secret lies in this folder, so it must be inside the hospital's own.
     place = tempfile.TemporaryDirectory(prefix="check-", dir=hospital.folder)
     with torch_threads(experiment.config.threads_client), place as folder:
-        if experiment.answers.queries_teachers:
+        if experiment.answers.from_teachers:
             yield f"a teacher: {_train(hospital, content, experiment, Path(folder))}"
         outcome = _rehearse(hospital, experiment, Path(folder))
         yield f"an answer, rehearsed: {outcome}"
@@ -196,7 +196,7 @@ def _rehearse(hospital: Hospital, experiment: Experiment, folder: Path) -> str:
     config = dataclasses.replace(experiment.config, cache=str(folder))
     experiment = dataclasses.replace(experiment, config=config)
     site = rehearsed.open(experiment, "rehearsal")
-    if not experiment.answers.queries_teachers:
+    if not experiment.answers.from_teachers:
         request, asked = _gradient_request(experiment), "a sum of gradients"
     else:
         request, asked = _image_request(hospital), f"{REHEARSED} images"

@@ -27,7 +27,6 @@ from fed_dpsd.privacy.mechanism import (
     Noiseless,
     SupportsSecureSum,
     Weights,
-    passes_through_teachers,
 )
 from fed_dpsd.privacy.noise import Noise, SecretStreams, truncate
 from fed_dpsd.privacy.secure_sum import SumError
@@ -357,7 +356,7 @@ class Site:
     def _covering(self, mechanism: Mechanism, request: Request) -> str:
         """Return the digest of the private training that covers an answer; "" if there is none."""
         private = isinstance(self.training, TrainingMechanism)
-        if not private or not passes_through_teachers(mechanism):
+        if not private or not mechanism.from_teachers:
             return ""
         return self._retraining(request) if request.kind == "train" else self._teachers.identity
 

@@ -49,8 +49,7 @@ class ClippedGradients(Mechanism):
     calibrated_by: ClassVar[str] = "noise_multiplier"
     additive: ClassVar[Literal[True]] = True
     noise_law: ClassVar[Literal["gaussian"]] = "gaussian"
-    queries_teachers: ClassVar[bool] = False
-    bypasses_teachers: ClassVar[bool] = True
+    from_teachers: ClassVar[bool] = False
     num_classes: int  # K, >= 2
     # standard deviation of the noise / max_grad_norm, > 0
     noise_multiplier: float

@@ -130,6 +130,13 @@ class Charged(Protocol):
     def noise_at(self) -> NoiseAt:
         """Return where noise is added."""
 
+    @property
+    def from_teachers(self) -> bool:
+        """Return whether values depend on records only through the client's teachers.
+
+        If so, private training of the teachers covers them.
+        """
+
     def releases(self, requests: int, queries: int) -> int:
         """Return the number of `event`s for `requests` requests with `queries` queries each."""
 
@@ -157,8 +164,7 @@ class Mechanism(Charged, Protocol):
     calibrated_by: ClassVar[str | None]  # the field that sets the noise
     # Noise where the configuration has null and no private training covers the answers.
     uncovered_noise: ClassVar[float | None] = None
-    # Whether teachers compute the values, from images; if not, a site computes them from records.
-    queries_teachers: ClassVar[bool] = True
+    from_teachers: ClassVar[bool] = True
 
     @classmethod
     def default_noise(cls, covered: bool) -> float | None:
@@ -285,9 +291,6 @@ class Noiseless(Mechanism):
     input: ClassVar[Literal["probabilities"]] = "probabilities"
     noise_at: ClassVar[NoiseAt] = "client"
     calibrated_by: ClassVar[str | None] = None
-    bypasses_teachers: ClassVar[bool] = (
-        False  # whether it depends on records other than through teachers
-    )
 
     def constrain_sensitivity(self, sensitive_value: Values, predictions: Values) -> Values:
         """Return the value as float32; keep NaN and infinity, which the server refuses."""
@@ -355,19 +358,11 @@ class ExactCounts(Noiseless):
 
     name: ClassVar[str] = "class_counts"
     reason: ClassVar[str] = "exact class counts leave the clients"
-    bypasses_teachers: ClassVar[bool] = True
+    from_teachers: ClassVar[bool] = False
 
     def describe(self) -> str:
         """Describe what leaves a client."""
         return "exact class counts"
-
-
-def passes_through_teachers(mechanism: Charged) -> bool:
-    """Return whether a release depends on records only through the client's teachers.
-
-    If so, private training of the teachers covers it.
-    """
-    return not getattr(mechanism, "bypasses_teachers", False)
 
 
 def top_k(predictions: Values, k: int) -> NDArray[np.bool_]:

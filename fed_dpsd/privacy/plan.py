@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from fed_dpsd.privacy.accounting import Stage
-from fed_dpsd.privacy.mechanism import ExactCounts, KeptTeachers, passes_through_teachers
+from fed_dpsd.privacy.mechanism import ExactCounts, KeptTeachers
 from fed_dpsd.privacy.training import ClassCounts, Training, TrainingMechanism
 
 
@@ -36,7 +36,7 @@ class Plan:
         """
         if not self.trained:
             return self.stages
-        others = (s for s in self.stages if not passes_through_teachers(s.mechanism))
+        others = (s for s in self.stages if not s.mechanism.from_teachers)
         return (*self.trained, *others)
 
     @property

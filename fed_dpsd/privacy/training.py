@@ -86,6 +86,7 @@ class TrainingMechanism(ABC):
     name: ClassVar[str]
     calibrated_by: ClassVar[str]
     private: ClassVar[bool] = True
+    from_teachers: ClassVar[bool] = False
     noise_at: ClassVar[NoiseAt] = "client"
     steps: int
     copies: int
@@ -194,7 +195,7 @@ class ClassCounts(Noiseless):
 
     name: ClassVar[str] = "class_counts"
     reason: ClassVar[str] = "class counts have no bound for larger units than their training"
-    bypasses_teachers: ClassVar[bool] = True
+    from_teachers: ClassVar[bool] = False
     training: TrainingMechanism
 
     def describe(self) -> str:
@@ -218,7 +219,7 @@ class BaselineWeights(Noiseless):
     """
 
     name: ClassVar[str] = "baseline"
-    bypasses_teachers: ClassVar[bool] = True
+    from_teachers: ClassVar[bool] = False
     training: Training
 
     @property

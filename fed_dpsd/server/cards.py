@@ -86,7 +86,7 @@ def _describe_requests(run: CompletedRun) -> str:
     ):
         clients += f" ({', '.join(f'client {client} {known}' for client, known in missed.items())})"
     answers = run.experiment.answers
-    if summary["privacy"]["answers"] != answers.name or not answers.queries_teachers:
+    if summary["privacy"]["answers"] != answers.name or not answers.from_teachers:
         return f"{clients}; no answers to images"
     cohort = config.clients_per_round
     drawn = (

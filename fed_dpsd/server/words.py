@@ -26,7 +26,7 @@ def describe_start(experiment: Experiment, folder: Path) -> Iterator[str]:
     architectures = sorted(set(map(config.architecture, range(config.num_clients))))
     teachers = config.teachers_per_client
     by = ", by patient" if requested_unit(experiment) == "patient" else ""
-    images = experiment.answers.queries_teachers
+    images = experiment.answers.from_teachers
     queries = f" of {config.queries_per_round:,} queries" if images else ""
     yield (
         f"data {config.data.name} · method {experiment.method_name} · "

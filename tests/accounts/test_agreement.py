@@ -18,7 +18,6 @@ from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.epsilon import Epsilon
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, KeptTeachers, Probabilities, Shards
-from fed_dpsd.privacy.mechanism import passes_through_teachers as through
 from fed_dpsd.privacy.noisy_max import NoisyMax
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.training import Plain, TrainingMechanism
@@ -111,7 +110,7 @@ def charged(experiment, plan):
         for stage, digest in itertools.product(plan.trained, digests):
             own.pay(stage.mechanism, digest, "training")
         for index, stage in enumerate(plan.stages):
-            covered = bool(plan.trained) and through(stage.mechanism)
+            covered = bool(plan.trained) and stage.mechanism.from_teachers
             covering = digests[min(index, len(digests) - 1)] if covered else ""
             for _ in range(stage.requests):
                 number = next(numbers)

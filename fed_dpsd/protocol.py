@@ -63,7 +63,7 @@ def require_equal_classes(hospital: Any, experiment: Any) -> None:
     same number for different classes, so both ends of a deployment compare the whole lists.
 
     Raises:
-        ProtocolError: a list, one of which comes from a peer, is malformed, or the lists differ.
+        ProtocolError: a list is malformed, or the peer's list differs.
             The message has both lists or, if they are long, the first difference, and the names
             that occur in only one.
     """

@@ -216,12 +216,11 @@ class FedDPSD(Queries, Method):
         class_weights = counts.weights(answers)
         count = sum(own.teachers for own in answers.values())
         means = {client: own.values / own.teachers for client, own in answers.items()}
-        additive, odds = isinstance(context.answers, Additive), self.pooling == "odds"
-        mean = (
-            pool_odds(means, class_weights)
-            if odds
-            else average_by_class(means, class_weights, additive)
-        )
+        if self.pooling == "odds":
+            mean = pool_odds(means, class_weights)
+        else:
+            additive = isinstance(context.answers, Additive)
+            mean = average_by_class(means, class_weights, additive)
         return Aggregate(request, count * mean, count, replies.refused)
 
     def fetch_discriminator(

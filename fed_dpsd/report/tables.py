@@ -224,11 +224,8 @@ def differences(settings: Sequence[Setting], against: str) -> list[list[str]]:
             f"--against={against!r}: there is one setting, so nothing to compare; leave out "
             "--against"
         )
-    full, lines, every = (
-        setting_names(settings),
-        setting_names(settings, PANEL),
-        name_parts(settings),
-    )
+    full, lines = setting_names(settings), setting_names(settings, PANEL)
+    every = name_parts(settings)
     base: list[Setting] = []
     for texts in (
         [[name] for name in full],

@@ -115,9 +115,8 @@ def student_of(run: CompletedRun) -> Student:
     config, summary = run.experiment.config, run.summary
     arch, width = config.model.student, config.model.student_width
     weights = tensors_of("student", run.state.tensors)
-    if alone := tensors_of(
-        "teachers.0", weights
-    ):  # an ensemble; with one teacher, it is that teacher
+    # An ensemble of one teacher is that teacher.
+    if alone := tensors_of("teachers.0", weights):
         weights = alone if len(alone) == len(weights) else {}
     if run.experiment.method.averages or alone:  # they have the teachers' architecture
         arch, width = config.architecture(0), config.model.teacher_width

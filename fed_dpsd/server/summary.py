@@ -158,7 +158,7 @@ def _move_uncovered_scores(summary: dict[str, Any]) -> None:
 
 
 def scores_of(summary: Mapping[str, Any], metric: str) -> dict[str, Any]:
-    """Return all scores of a run by role; only its owner may see those that no epsilon covers."""
+    """Return all scores of a run by role; only its owner may see the ones without an epsilon."""
     apart = summary.get("diagnostics", {}).get(metric, {})
     return {role: apart.get(role, score) for role, score in summary[metric].items()}
 

@@ -305,7 +305,7 @@ def _samples(folder: Path) -> dict[int, Path]:
 def _ledgers(experiment: Experiment, folder: Path, place: Path) -> dict[int, str]:
     """Describe each client's ledger that may hold charges of other runs.
 
-    These are the ledgers in the folder `ledger`, or those of a rehearsal's hospitals.
+    These are the ledgers in the folder `ledger`, or a rehearsal's hospitals'.
     """
     config = experiment.config
     clients = range(config.num_clients)

@@ -11,8 +11,8 @@ from fed_dpsd.config import BUNDLED, Config, is_function
 from fed_dpsd.data.partition import Partition
 from fed_dpsd.errors import UserError, format_value
 from fed_dpsd.methods.method import Method
-from fed_dpsd.models.classifiers import CLASSIFIERS, FIXED, NO_DP_SGD
-from fed_dpsd.models.functions import network_problem
+from fed_dpsd.models.classifiers import CLASSIFIERS, FIXED, NO_DP_SGD, OURS
+from fed_dpsd.models.own_networks import network_problem
 from fed_dpsd.models.pretrained import public_of
 from fed_dpsd.models.torchvision_networks import GROUP_FORMS
 from fed_dpsd.privacy.mechanism import Mechanism
@@ -41,9 +41,9 @@ def check(
         return wrong
     problems = (
         unknown_networks(config)
-        + function_networks(config, training)
+        + own_networks(config)
         + _data(config)
-        + mixing_networks(config, training)
+        + dp_sgd_networks(config, training)
         + augmented_features(config, training)
     )
     if partition:
@@ -110,31 +110,45 @@ def missing_public_features(config: Config) -> list[str]:
     return []
 
 
-def function_networks(config: Config, training: Training | None) -> list[str]:
-    """Return why networks of the Python functions that this process has cannot be used."""
-    named = {**_teachers_keys(config), "model.student": config.model.student}
-    problems = []
-    for key, name in named.items():
-        if is_function(name) and name in CLASSIFIERS:
-            private = key != "model.student" and training is not None and training.private
-            why = network_problem(name, config.data.shape, config.data.num_classes, private)
-            problems += [f"{key}={name}: {why}"] if why else []
-    return problems
+def own_networks(config: Config) -> list[str]:
+    """Return why networks of plug-ins, or of this process's functions, cannot be used."""
+    model = config.model
+    problems = {
+        key: _own_problem(config, name, model.teacher_width)
+        for key, name in _teachers_keys(config).items()
+    }
+    problems["model.student"] = _own_problem(config, model.student, model.student_width)
+    return [f"{key}={why}" for key, why in problems.items() if why]
 
 
-def mixing_networks(config: Config, training: Training | None) -> list[str]:
-    """Return the networks that DP-SGD cannot train because their layers mix records."""
-    if training is None or not training.private:
+def _own_problem(config: Config, name: str, width: int, bounds_gradients: bool = False) -> str:
+    """Return why a network that is not ours cannot be used; "" if it can, or is not known here."""
+    if name in OURS or name not in CLASSIFIERS:
+        return ""
+    data = config.data
+    why = network_problem(name, data.shape, data.num_classes, width, bounds_gradients)
+    return f"{name}: {why}" if why else ""
+
+
+def dp_sgd_networks(config: Config, training: Training | None) -> list[str]:
+    """Return the networks of which a training cannot bound the gradients, as DP-SGD must."""
+    if training is None or not training.bounds_gradients:
         return []
-    fitting = ", ".join(name for name in CLASSIFIERS if name not in NO_DP_SGD)
+    fitting = ", ".join(name for name in CLASSIFIERS if name in OURS and name not in NO_DP_SGD)
     forms = {"resnet9": "resnet9_gn", **GROUP_FORMS}
-    return [
-        f"{key}={name}: training={training.name} bounds each record's contribution, but the layers "
-        f"of this network mix records; use {forms.get(name, 'cnn')}, or another of: "
-        f"{fitting}"
-        for key, name in list(_teachers_keys(config).items())[: config.num_clients]
-        if name in NO_DP_SGD
-    ]
+    width, problems = config.model.teacher_width, []
+    for key, name in list(_teachers_keys(config).items())[: config.num_clients]:
+        if name in NO_DP_SGD:
+            problems.append(
+                f"{key}={name}: training={training.name} bounds each record's contribution, but "
+                "the layers of this network mix records; use "
+                f"{forms.get(name, 'cnn')}, or another of: {fitting}"
+            )
+        elif _own_problem(config, name, width):
+            continue  # `own_networks` reports it
+        elif why := _own_problem(config, name, width, bounds_gradients=True):
+            problems.append(f"{key}={why}")
+    return problems
 
 
 def augmented_features(config: Config, training: Training | None) -> list[str]:

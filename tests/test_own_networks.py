@@ -15,6 +15,7 @@ from fed_dpsd.config.bind import read_yaml
 from fed_dpsd.errors import ConfigError, UserError
 from fed_dpsd.models import functions
 from fed_dpsd.models.classifiers import CLASSIFIERS
+from fed_dpsd.models.own_networks import network_problem
 from tests.conftest import SMALL
 
 TEACHER, STUDENT = f"{__name__}.make_net()", f"{__name__}.Net()"
@@ -46,6 +47,23 @@ def centred():
             return images - images.mean(0)
 
     return nn.Sequential(Centred(), nn.Flatten(), nn.Linear(64, 10))
+
+
+def in_place():
+    layers = [nn.Conv2d(1, 4, 3), nn.GroupNorm(1, 4), nn.ReLU(inplace=True), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(4 * 36, 10))
+
+
+class Unused(Net):
+    def __init__(self, shape, num_classes):
+        super().__init__(shape, num_classes)
+        self.spare = nn.Linear(16, 16)
+
+
+class Frozen(Net):
+    def __init__(self, shape, num_classes):
+        super().__init__(shape, num_classes)
+        self.hidden.requires_grad_(False)
 
 
 def softmax():
@@ -133,13 +151,16 @@ def test_r11_networks_that_cannot_be_used_are_refused_with_the_reason(forgotten)
         batch_norm: "depends on the other images of a batch",
         centred: "depends on the other images of a batch",
         make_net: "a layer draws random numbers in training, as dropout does",
+        in_place: r"let no layer work in place, as inplace=True does \(RuntimeError",
+        Unused: "its weights backbone.spare.weight are frozen or unused",
+        Frozen: "its weights backbone.hidden.0.weight are frozen or unused",
     }
     for make, problem in expected.items():
         with pytest.raises(ConfigError, match=problem):
             fed_dpsd.run("training=dp_sgd", teacher=make, progress=False)
-    for make in (make_net, Net, batch_norm, centred):  # the controls
+    for make in (make_net, Net, batch_norm, centred, in_place, Unused, Frozen):  # the controls
         name = functions.add_functions({"teacher": make})["teacher"]
-        assert functions.network_problem(name, (1, 8, 8), 10, private=make is Net) == ""
+        assert network_problem(name, (1, 8, 8), 10, 1, bounds_gradients=make is Net) == ""
 
 
 @pytest.mark.parametrize(

@@ -276,6 +276,7 @@ CLASSIFIERS: dict[str, Build] = {
     name: functools.partial(_torchvision_network, name)
     for name in (*NETWORKS, *GROUP_FORMS.values())
 }
+OURS = frozenset(CLASSIFIERS)  # plug-ins and Python functions add others
 
 
 def builder(name: str, model: ModelConfig) -> Build:

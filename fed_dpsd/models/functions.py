@@ -14,10 +14,9 @@ import torch
 from torch import nn
 
 from fed_dpsd.config import Config, is_function
-from fed_dpsd.errors import UserError, one_line
+from fed_dpsd.errors import UserError
 from fed_dpsd.models import initialise, torch_threads
 from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
-from fed_dpsd.privacy.dp_sgd import RANDOM_LAYERS
 
 # A function of an image's shape (C, S, S) and the number of classes, or of nothing.
 MakeNetwork = Callable[..., nn.Module]
@@ -131,43 +130,7 @@ def missing_function(role: str, name: str) -> str:
     )
 
 
-def network_problem(name: str, shape: tuple[int, ...], num_classes: int, private: bool) -> str:
-    """Return why a function's network cannot be used; "" if it can be used.
-
-    Args:
-        name: the function's name, as `add_functions` returned it.
-        shape: (C, S, S) of the images.
-        num_classes: number of classes.
-        private: whether the network is trained privately, so that it must not mix records.
-    """
-    try:
-        network = _initialised(name, shape, num_classes)
-        if buffers := _unset_buffers(network):
-            return f"its buffer {buffers[0]} would not be set; register no buffers"
-        images = torch.rand(4, *shape, generator=torch.Generator().manual_seed(0))
-        many = torch.rand(64, *shape, generator=torch.Generator().manual_seed(1))
-        with torch.no_grad(), torch.random.fork_rng():
-            logits = network.eval()(images)
-            if logits.shape != (4, num_classes):
-                return f"it returns {tuple(logits.shape)} for 4 images, not (4, {num_classes})"
-            given = _network_as_made(name, shape, network)(2 * images - 1)
-            if not torch.allclose(logits, given, rtol=1e-4, atol=1e-5):
-                return "its output must be the output of its last linear layer, without a softmax"
-            if private and (_mixes_images(network, images) or _mixes_images(network, many)):
-                return (
-                    "its output for an image depends on the other images of a batch, as in batch "
-                    "normalisation, so DP-SGD cannot bound a record's contribution; use GroupNorm"
-                )
-            if private and _draws_random_numbers(network, images):
-                return RANDOM_LAYERS
-    except UserError as error:
-        return str(error)
-    except Exception as error:  # whatever the function and its network raise
-        return one_line(error)
-    return ""
-
-
-def _network_as_made(name: str, shape: tuple[int, ...], classifier: Classifier) -> nn.Module:
+def network_as_made(name: str, shape: tuple[int, ...], classifier: Classifier) -> nn.Module:
     """Return the network as made by the function, with the weights of its classifier."""
     head = classifier.classifier
     network, path = _make_network(_MADE[name], shape, head.out_features)
@@ -182,43 +145,13 @@ def _network_as_made(name: str, shape: tuple[int, ...], classifier: Classifier) 
     return network.eval()
 
 
-def _mixes_images(network: nn.Module, images: torch.Tensor) -> bool:
-    """Return whether, during training, the first image's output depends on the other images."""
-    outputs, state = [], torch.get_rng_state()
-    for batch in (images, torch.cat([images[:1], 1 - images[1:]])):
-        torch.set_rng_state(state)  # dropout draws from torch's own generator
-        outputs.append(network.train()(batch)[0])
-    return not torch.allclose(*outputs, rtol=1e-4, atol=1e-5)
-
-
-def _draws_random_numbers(network: nn.Module, images: torch.Tensor) -> bool:
-    """Return whether the network draws random numbers during training."""
-    state = torch.get_rng_state()
-    network.train()(images)
-    return not torch.equal(state, torch.get_rng_state())
-
-
-def _unset_buffers(network: nn.Module) -> list[str]:
-    """Return the buffers that `initialise` does not set."""
-    return [
-        f"{path}.{name}"
-        for path, layer in network.named_modules()
-        if not isinstance(layer, nn.BatchNorm2d) and not hasattr(layer, "reset_buffers")
-        for name, _ in layer.named_buffers(recurse=False)
-    ]
-
-
-def _initialised(name: str, shape: tuple[int, ...], num_classes: int) -> Classifier:
-    build = functools.partial(CLASSIFIERS[name], shape, num_classes, 1)
-    return initialise(build, torch.Generator().manual_seed(0))
-
-
 def network_digest(name: str, shape: tuple[int, ...], num_classes: int) -> str:
     """Return a digest of a function's network: its layers, and its output for random pixels.
 
     Cached teachers of different functions with the same name have different digests.
     """
-    network = _initialised(name, shape, num_classes).eval()
+    build = functools.partial(CLASSIFIERS[name], shape, num_classes, 1)
+    network = initialise(build, torch.Generator().manual_seed(0)).eval()
     images = torch.rand(4, *shape, generator=torch.Generator().manual_seed(0))
     with torch.no_grad(), torch_threads(1):
         output = network(images).numpy().tobytes()

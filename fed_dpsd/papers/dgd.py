@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fed_dpsd import losses
-from fed_dpsd.checks import mixing_networks
+from fed_dpsd.checks import dp_sgd_networks
 from fed_dpsd.config import Config, require, require_positive
 from fed_dpsd.methods.method import (
     Federation,
@@ -108,7 +108,7 @@ class DGD(Method):
     ) -> list[str]:
         """Return the problems with the method in an experiment."""
         problems = super().check(config, training, answers)
-        problems += mixing_networks(config, self.baseline)
+        problems += dp_sgd_networks(config, self.baseline)
         if config.teacher.path is not None:
             problems.append(
                 f"teacher.path={config.teacher.path}: method={self.name} trains its baseline "

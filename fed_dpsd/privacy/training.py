@@ -25,6 +25,7 @@ class Plain:
     calibrated_by: ClassVar[None] = None
     reason: ClassVar[str | None] = None
     private: ClassVar[bool] = False  # whether its own noise protects records
+    bounds_gradients: ClassVar[bool] = False  # of each record, so no layer may mix records
 
     def check(self, config: Any, method: Any, partition: Any) -> list[str]:
         """Return the problems with the training in an experiment, each with key, value and remedy.
@@ -86,6 +87,7 @@ class TrainingMechanism(ABC):
     name: ClassVar[str]
     calibrated_by: ClassVar[str]
     private: ClassVar[bool] = True
+    bounds_gradients: ClassVar[bool] = False  # of each record, so no layer may mix records
     from_teachers: ClassVar[bool] = False
     noise_at: ClassVar[NoiseAt] = "client"
     steps: int

@@ -116,6 +116,23 @@ def test_a_network_by_the_name_of_ours_is_an_error(example, tmp_path):
         set_up(compose(["plugins=example"]), tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("layer", "problem"),
+    [
+        ("nn.Softmax(0)", "model.teacher=mlp_deep: its output for an image depends on the other"),
+        ("nn.Dropout()", "model.teacher=mlp_deep: a layer draws random numbers in training"),
+        ("nn.ReLU(inplace=True)", "model.teacher=mlp_deep: Opacus cannot compute the gradient of"),
+    ],
+)
+def test_a_network_that_dp_sgd_cannot_train_is_an_error(example, tmp_path, layer, problem):
+    module = example / "fed_dpsd_example" / "networks.py"
+    module.write_text(module.read_text().replace("nn.ReLU()]\n    return", f"{layer}]\n    return"))
+    typed = ["plugins=example", "model=cnn", "model.teacher=mlp_deep"]
+    with pytest.raises(ConfigError, match=problem):
+        set_up(compose([*typed, "training=dp_sgd"]), tmp_path)
+    set_up(compose([*typed, "training=plain"]), tmp_path)
+
+
 def test_a_package_that_cannot_be_imported_says_why(example, tmp_path):
     (example / "fed_dpsd_example" / "__init__.py").write_text("import nothing_of_this_name")
     with pytest.raises(ConfigError, match="fed_dpsd_example cannot be imported: No module named"):

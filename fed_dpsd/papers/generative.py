@@ -131,7 +131,7 @@ class GenerativeTraining(TrainingMechanism, ABC):
         """Train a generator privately, and the teacher on its images."""
         draws = torch.Generator().manual_seed(int(rng.random(1)[0] * 2**53))
         with torch.no_grad():
-            num_classes = teacher(torch.zeros((1, *inputs.shape[2:]))).shape[1]
+            num_classes = teacher.eval()(torch.zeros((1, *inputs.shape[2:]))).shape[1]
         shape = tuple(inputs.shape[2:])
         generator = initialise(lambda: self.make_generator(shape, num_classes), draws)
         generator.images.draw_levels(draws)

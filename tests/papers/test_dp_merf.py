@@ -45,8 +45,8 @@ def halves(count, seed=0):
     return torch.from_numpy(images), torch.from_numpy(labels)
 
 
-def trained(mechanism, images, labels, rng=None):
-    teacher = initialise(lambda: CLASSIFIERS["cnn"]((1, 8, 8), 2, 4), Streams(0).torch("model"))
+def trained(mechanism, images, labels, rng=None, network="cnn"):
+    teacher = initialise(lambda: CLASSIFIERS[network]((1, 8, 8), 2, 4), Streams(0).torch("model"))
     mechanism.train(teacher, images, labels, rng or Streams(0).numpy("training"))
     return teacher
 
@@ -161,6 +161,7 @@ def test_what_it_does_not_support_is_refused(tmp_path):
         ("training.count_fraction=1", "count_fraction=1.0 must be between 0 and 1"),
     )
     assert not not_refused(given, table, "method=dp_merf")
+    given("method=dp_merf", "model=resnet9")  # may mix images, which are not records
     deployed = "training=dp_merf model=cnn federation=deployment"
     assert not not_refused(given, [(deployed, "baseline for simulations")])
 

@@ -72,6 +72,7 @@ class GenerativeTraining(TrainingMechanism, ABC):
     """
 
     needs_many: ClassVar[bool] = True  # records
+    bounds_gradients: ClassVar[bool] = False  # the teacher's images are not records
     calibrated_by: ClassVar[str] = "noise_multiplier"
     counts_classes: ClassVar[bool] = False  # type: ignore[assignment,misc]
     unit: ClassVar[Literal["record"]] = "record"  # type: ignore[misc]

@@ -70,7 +70,6 @@ class SampledGaussian(TrainingMechanism):
     proven for a client.
     """
 
-    bounds_gradients: ClassVar[bool] = True
     title: ClassVar[str] = "DP-SGD"
     part: ClassVar[str] = "gradient"  # what a record adds to a sum, in words
     calibrated_by: ClassVar[str] = "noise_multiplier"

@@ -87,7 +87,7 @@ class TrainingMechanism(ABC):
     name: ClassVar[str]
     calibrated_by: ClassVar[str]
     private: ClassVar[bool] = True
-    bounds_gradients: ClassVar[bool] = False  # of each record, so no layer may mix records
+    bounds_gradients: ClassVar[bool] = True
     from_teachers: ClassVar[bool] = False
     noise_at: ClassVar[NoiseAt] = "client"
     steps: int

@@ -12,7 +12,7 @@ from fed_dpsd.data.partition import Partition
 from fed_dpsd.errors import UserError, format_value
 from fed_dpsd.methods.method import Method
 from fed_dpsd.models.classifiers import CLASSIFIERS, FIXED, NO_DP_SGD, OURS
-from fed_dpsd.models.own_networks import network_problem
+from fed_dpsd.models.own_networks import is_fixed, network_problem
 from fed_dpsd.models.pretrained import public_of
 from fed_dpsd.models.torchvision_networks import GROUP_FORMS
 from fed_dpsd.privacy.mechanism import Mechanism
@@ -43,7 +43,7 @@ def check(
         unknown_networks(config)
         + own_networks(config)
         + _data(config)
-        + dp_sgd_networks(config, training)
+        + dp_sgd_networks(config, training, "training")
         + augmented_features(config, training)
     )
     if partition:
@@ -130,25 +130,37 @@ def _own_problem(config: Config, name: str, width: int, bounds_gradients: bool =
     return f"{name}: {why}" if why else ""
 
 
-def dp_sgd_networks(config: Config, training: Training | None) -> list[str]:
-    """Return the networks of which a training cannot bound the gradients, as DP-SGD must."""
+def dp_sgd_networks(config: Config, training: Training | None, key: str) -> list[str]:
+    """Return the teachers' networks whose gradients the training that `key` names cannot bound."""
     if training is None or not training.bounds_gradients:
         return []
     fitting = ", ".join(name for name in CLASSIFIERS if name in OURS and name not in NO_DP_SGD)
     forms = {"resnet9": "resnet9_gn", **GROUP_FORMS}
     width, problems = config.model.teacher_width, []
-    for key, name in list(_teachers_keys(config).items())[: config.num_clients]:
+    for where, name in list(_teachers_keys(config).items())[: config.num_clients]:
         if name in NO_DP_SGD:
             problems.append(
-                f"{key}={name}: training={training.name} bounds each record's contribution, but "
-                "the layers of this network mix records; use "
-                f"{forms.get(name, 'cnn')}, or another of: {fitting}"
+                f"{where}={name}: {key}={training.name} bounds each record's contribution, but the "
+                f"layers of this network mix records; use {forms.get(name, 'cnn')}, or another of: "
+                f"{fitting}"
             )
         elif _own_problem(config, name, width):
             continue  # `own_networks` reports it
         elif why := _own_problem(config, name, width, bounds_gradients=True):
-            problems.append(f"{key}={why}")
+            problems.append(f"{where}={why} (or use {key}=plain)")
     return problems
+
+
+def fixed_networks(config: Config) -> dict[str, str]:
+    """Return the teachers' networks that only train a linear classifier, by their keys."""
+    data, width = config.data, config.model.teacher_width
+
+    def fixed(name: str) -> bool:
+        if name in OURS or name not in CLASSIFIERS or _own_problem(config, name, width):
+            return name in FIXED
+        return is_fixed(name, data.shape, data.num_classes, width)
+
+    return {key: name for key, name in _teachers_keys(config).items() if fixed(name)}
 
 
 def augmented_features(config: Config, training: Training | None) -> list[str]:

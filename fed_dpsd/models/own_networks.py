@@ -1,14 +1,17 @@
 """Checks of the networks of plug-ins and Python functions, before any record is read."""
 
 import functools
+import random
+import sys
 
+import numpy as np
 import torch
 from torch import nn
 
 from fed_dpsd.config import is_function
 from fed_dpsd.errors import UserError, one_line
 from fed_dpsd.models import initialise
-from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
+from fed_dpsd.models.classifiers import CLASSIFIERS, Build, Classifier
 from fed_dpsd.models.functions import network_as_made
 from fed_dpsd.privacy import lattice
 from fed_dpsd.privacy.dp_sgd import RANDOM_LAYERS
@@ -26,13 +29,28 @@ def network_problem(
         width: number of channels of the first layer; functions ignore it.
         bounds_gradients: whether the network's training bounds each record's gradient.
     """
-    build = functools.partial(CLASSIFIERS[name], shape, num_classes, width)
+    return _problem(CLASSIFIERS[name], name, shape, num_classes, width, bounds_gradients)
+
+
+@functools.lru_cache(maxsize=64)  # a configuration is bound several times
+def _problem(
+    build: Build,
+    name: str,
+    shape: tuple[int, ...],
+    num_classes: int,
+    width: int,
+    bounds_gradients: bool,
+) -> str:
     try:
-        network = initialise(build, torch.Generator().manual_seed(0))
+        network = initialise(
+            lambda: build(shape, num_classes, width), torch.Generator().manual_seed(0)
+        )
+        if not isinstance(network, Classifier):
+            return "it must be a fed_dpsd.models.classifiers.Classifier"
         if buffers := _unset_buffers(network):
             return f"its buffer {buffers[0]} would not be set; register no buffers"
         images = torch.rand(4, *shape, generator=torch.Generator().manual_seed(0))
-        with torch.random.fork_rng():
+        with torch.random.fork_rng([]):
             return _output_problem(name, network, images, num_classes) or (
                 _gradient_problem(network, images) if bounds_gradients else ""
             )
@@ -40,6 +58,12 @@ def network_problem(
         return str(error)
     except Exception as error:  # whatever the network raises
         return one_line(error)
+
+
+def is_fixed(name: str, shape: tuple[int, ...], num_classes: int, width: int) -> bool:
+    """Return whether only the linear classifier of a network that can be used is trained."""
+    with torch.device("meta"):
+        return CLASSIFIERS[name](shape, num_classes, width).fixed
 
 
 def _unset_buffers(network: nn.Module) -> list[str]:
@@ -69,41 +93,66 @@ def _output_problem(name: str, network: Classifier, images: torch.Tensor, num_cl
 
 def _gradient_problem(network: Classifier, images: torch.Tensor) -> str:
     many = torch.rand(64, *images.shape[1:], generator=torch.Generator().manual_seed(1))
+    if _draws_random_numbers(network, images):
+        return RANDOM_LAYERS
+    if _keeps_state(network, images):
+        return (
+            "its output for the same images changes during training, so a record's gradient "
+            "depends on earlier records; let no layer keep a state"
+        )
     if _mixes_images(network, images) or _mixes_images(network, many):
         return (
             "its output for an image depends on the other images of a batch, as in batch "
-            "normalisation, so DP-SGD cannot bound a record's contribution; use GroupNorm"
+            "normalisation, so no bound holds for a record's contribution; use GroupNorm"
         )
-    if _draws_random_numbers(network, images):
-        return RANDOM_LAYERS
+    if network.fixed:
+        features = network.classifier.in_features
+        return lattice.too_many_inputs(features) if features > lattice.MOST_INPUTS else ""
     if constant := _constant_weights(network, images):
-        return f"its weights {constant[0]} are frozen or unused, so DP-SGD cannot train them"
+        return f"its weights {constant[0]} are frozen or unused, so they have no gradient"
     try:
         _compute_gradients(network, images)
     except Exception as error:  # whatever Opacus raises
-        return (
-            "Opacus cannot compute the gradient of each record; let no layer work in place, as "
-            f"inplace=True does ({one_line(error).partition('. ')[0]})"
-        )
+        why = one_line(error).partition(". ")[0]
+        remedy = "use inplace=False" if "inplace" in why else "use other layers"
+        return f"Opacus cannot compute the gradient of each record ({why}); {remedy}"
     return ""
 
 
 @torch.no_grad()
-def _mixes_images(network: nn.Module, images: torch.Tensor) -> bool:
-    """Return whether, during training, the first image's output depends on the other images."""
-    outputs, state = [], torch.get_rng_state()
-    for batch in (images, torch.cat([images[:1], 1 - images[1:]])):
-        torch.set_rng_state(state)  # dropout draws from torch's own generator
-        outputs.append(network.train()(batch)[0])
-    return not torch.allclose(*outputs, rtol=1e-4, atol=1e-5)
+def _draws_random_numbers(network: nn.Module, images: torch.Tensor) -> bool:
+    """Return whether the network draws from a global random generator during training."""
+
+    def state() -> tuple[object, ...]:
+        with np.printoptions(threshold=sys.maxsize):
+            own = str(np.random.get_state())  # noqa: NPY002 (a layer may use it)
+        return random.getstate(), own, torch.get_rng_state().numpy().tobytes()
+
+    before = state()
+    network.train()(images)
+    return state() != before
 
 
 @torch.no_grad()
-def _draws_random_numbers(network: nn.Module, images: torch.Tensor) -> bool:
-    """Return whether the network draws random numbers during training."""
-    state = torch.get_rng_state()
-    network.train()(images)
-    return not torch.equal(state, torch.get_rng_state())
+def _mixes_images(network: nn.Module, images: torch.Tensor) -> bool:
+    """Return whether, during training, an image's output depends on the others or their order."""
+    network.train()
+    batches = lattice.with_others(images)
+    outputs = [network(batch) for batch in batches]
+    reversed_ = network(batches[0].flip(0)).flip(0)
+    return not (
+        all(torch.equal(outputs[0][0], output[0]) for output in outputs)
+        and torch.allclose(outputs[0], reversed_, rtol=1e-4, atol=1e-5)
+    )
+
+
+@torch.no_grad()
+def _keeps_state(network: nn.Module, images: torch.Tensor) -> bool:
+    """Return whether, during training, the output depends on earlier batches."""
+    network.train()
+    narrow = 0.4 + 0.2 * images
+    outputs = [network(batch) for batch in (narrow, images, narrow, 1 - images, narrow)]
+    return not all(torch.equal(outputs[0], output) for output in outputs[::2])
 
 
 def _constant_weights(network: nn.Module, images: torch.Tensor) -> list[str]:

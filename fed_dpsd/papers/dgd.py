@@ -108,7 +108,8 @@ class DGD(Method):
     ) -> list[str]:
         """Return the problems with the method in an experiment."""
         problems = super().check(config, training, answers)
-        problems += dp_sgd_networks(config, self.baseline)
+        if self.generator_steps:
+            problems += dp_sgd_networks(config, self.baseline, "training@method.baseline")
         if config.teacher.path is not None:
             problems.append(
                 f"teacher.path={config.teacher.path}: method={self.name} trains its baseline "

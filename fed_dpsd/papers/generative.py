@@ -13,9 +13,9 @@ from torch import nn
 from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from fed_dpsd.checks import fixed_networks
 from fed_dpsd.config import require, require_positive
 from fed_dpsd.models import initialise
-from fed_dpsd.models.classifiers import FIXED
 from fed_dpsd.models.divergence import descend
 from fed_dpsd.models.generators import Generator
 from fed_dpsd.privacy.mechanism import Relation, Unit
@@ -84,7 +84,7 @@ class GenerativeTraining(TrainingMechanism, ABC):
     noise_multiplier: float  # noise standard deviation divided by the bound of a record's part, > 0
     generator_steps: int  # number of the generator's steps, >= 1
     classifier_steps: int  # number of the teacher's steps, >= 1
-    batch_size: int  # images in a step, >= 1
+    batch_size: int  # images in a step, >= 2, as batch normalisation needs
     latent_size: int  # length of a latent vector, >= 1
     generator_width: int  # channels before the generator's last convolution, >= 1
     generator_learning_rate: float  # learning rate of Adam, > 0
@@ -92,7 +92,7 @@ class GenerativeTraining(TrainingMechanism, ABC):
 
     def __post_init__(self) -> None:
         require_positive(self, "noise_multiplier", "generator_learning_rate", "learning_rate")
-        require(self, generator_steps=1, classifier_steps=1, batch_size=1)
+        require(self, generator_steps=1, classifier_steps=1, batch_size=2)
         require(self, latent_size=1, generator_width=1)
 
     @property
@@ -148,7 +148,9 @@ class GenerativeTraining(TrainingMechanism, ABC):
                 yield functional.cross_entropy(teacher(images), classes)
 
         rates = {"training.learning_rate": self.learning_rate}
-        descend(optimiser, losses(), f"the teacher of {self.name}'s images", rates)
+        with torch.random.fork_rng([]):  # layers such as dropout draw from torch's own generator
+            torch.set_rng_state(draws.get_state())
+            descend(optimiser, losses(), f"the teacher of {self.name}'s images", rates)
 
     def descend(self, optimiser: torch.optim.Optimizer, losses: Iterable[torch.Tensor]) -> None:
         """Take a step of the generator's optimiser for each loss."""
@@ -201,9 +203,8 @@ def baseline_problems(name: str, action: str, config: Any) -> list[str]:
             f"training={name} is a baseline for simulations; use training=dp_sgd, or "
             "federation=simulation"
         )
-    if config.model.teacher in FIXED:
-        problems.append(
-            f"model.teacher={config.model.teacher}: training={name} {action}, and these features "
-            "are fixed; use model=cnn"
-        )
+    problems += [
+        f"{key}={network}: training={name} {action}, and these features are fixed; use model=cnn"
+        for key, network in fixed_networks(config).items()
+    ]
     return problems

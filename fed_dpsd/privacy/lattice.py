@@ -60,10 +60,7 @@ class Records:
         """Round (N, A, D) inputs of about unit size to integers, with their labels."""
         check_rows(inputs.shape[0] * inputs.shape[1])
         if inputs.shape[2] > MOST_INPUTS:
-            raise ValueError(
-                f"{inputs.shape[2]:,} inputs of a linear layer: products are exact for "
-                f"{MOST_INPUTS:,} at most; use fewer features (model.teacher_width)"
-            )
+            raise ValueError(too_many_inputs(inputs.shape[2]))
         finite = torch.isfinite(inputs).all(2).all(1)
         whole = inputs.div(_INPUT).round_().clamp_(-_LARGEST_INPUT, _LARGEST_INPUT).nan_to_num_(0.0)
         exact = [part.double() for part in whole.split(_ROWS_AT_ONCE)]
@@ -76,6 +73,14 @@ class Records:
         if len(chosen) == len(self.labels):
             return self
         return Records(*(part[chosen] for part in vars(self).values()))
+
+
+def too_many_inputs(count: int) -> str:
+    """Return why a linear layer cannot have more than MOST_INPUTS inputs."""
+    return (
+        f"{count:,} inputs of a linear layer: products are exact for {MOST_INPUTS:,} at most; use "
+        "fewer features (model.teacher_width)"
+    )
 
 
 def check_rows(rows: int) -> None:
@@ -263,8 +268,8 @@ def places_agree(
 
     The order of a kernel's operations depends on shapes and positions, not on values. So this
     compares results for random records, not a client's, before and after shifting them by one
-    position, and the first record's results among different records. An all-zero result is
-    inconclusive and counts as a disagreement.
+    position, and the first record's results among different records (`with_others`). An all-zero
+    result is inconclusive and counts as a disagreement.
 
     Args:
         function: maps records and labels to (B, ...) unrounded results; each should depend only on
@@ -273,12 +278,25 @@ def places_agree(
         size: B.
     """
     rng = torch.Generator().manual_seed(0)
-    records = torch.rand((size, *inputs.shape[1:]), generator=rng)
+    records, *others = with_others(torch.rand((size, *inputs.shape[1:]), generator=rng))
     labels = torch.arange(size) % 2
     results = function(records, labels)
     shifted = function(records.roll(1, 0), labels.roll(1, 0))
-    others = function(torch.cat([records[:1], 1 - records[1:]]), labels)
     return all(
-        bool(a.any()) and torch.equal(a.roll(1, 0), b) and torch.equal(a[0], c[0])
-        for a, b, c in zip(results, shifted, others, strict=True)
+        bool(a.any()) and torch.equal(a.roll(1, 0), b)
+        for a, b in zip(results, shifted, strict=True)
+    ) and all(
+        torch.equal(a[0], b[0])
+        for other in others
+        for a, b in zip(results, function(other, labels), strict=True)
     )
+
+
+def with_others(records: torch.Tensor) -> list[torch.Tensor]:
+    """Return batches of (B, ...) records in [0, 1] with the same first record among others.
+
+    The first has a narrow range, so the others decide the extremes. The second batch mirrors the
+    others, which keeps their absolute values around 0.5; the third narrows them.
+    """
+    first, rest = 0.4 + 0.2 * records[:1], records[1:]
+    return [torch.cat([first, others]) for others in (rest, 1 - rest, 0.4 + 0.2 * rest)]

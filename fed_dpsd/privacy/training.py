@@ -25,7 +25,8 @@ class Plain:
     calibrated_by: ClassVar[None] = None
     reason: ClassVar[str | None] = None
     private: ClassVar[bool] = False  # whether its own noise protects records
-    bounds_gradients: ClassVar[bool] = False  # of each record, so no layer may mix records
+    # Whether it bounds each record's gradient, so that no layer may mix records.
+    bounds_gradients: ClassVar[bool] = False
 
     def check(self, config: Any, method: Any, partition: Any) -> list[str]:
         """Return the problems with the training in an experiment, each with key, value and remedy.

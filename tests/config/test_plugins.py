@@ -133,6 +133,14 @@ def test_a_network_that_dp_sgd_cannot_train_is_an_error(example, tmp_path, layer
     set_up(compose([*typed, "training=plain"]), tmp_path)
 
 
+def test_a_network_of_a_plugin_must_be_a_classifier(example, tmp_path):
+    module = example / "fed_dpsd_example" / "networks.py"
+    text = module.read_text()
+    module.write_text(text.replace("return Classifier(", "return nn.Sequential(*layers)\n    ("))
+    with pytest.raises(ConfigError, match="model.teacher=mlp_deep: it must be a fed_dpsd.models"):
+        set_up(compose(["plugins=example", "model=cnn", "model.teacher=mlp_deep"]), tmp_path)
+
+
 def test_a_package_that_cannot_be_imported_says_why(example, tmp_path):
     (example / "fed_dpsd_example" / "__init__.py").write_text("import nothing_of_this_name")
     with pytest.raises(ConfigError, match="fed_dpsd_example cannot be imported: No module named"):

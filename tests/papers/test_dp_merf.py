@@ -154,6 +154,8 @@ def test_what_it_does_not_support_is_refused(tmp_path):
 
     table = (
         ("model=scattering", "model.teacher=scattering: training=dp_merf generates images"),
+        ("model.teachers=[cnn,patches]", r"model.teachers\[1\]=patches: training=dp_merf gen"),
+        ("model=resnet9 training.batch_size=1", "batch_size=1 must be >= 2"),
         ("training=plain", "method=dp_merf does not support it; use training=dp_merf"),
         ("num_clients=2", "method=dp_merf has one client; use num_clients=1"),
         ("training.features=3", "features=3 must be an even number"),

@@ -5,8 +5,10 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from fed_dpsd.models import to_vector
+from fed_dpsd.models.classifiers import CLASSIFIERS
 from fed_dpsd.papers.dp_gan import DPGAN
 from fed_dpsd.papers.dp_merf import DPMERF
 from fed_dpsd.papers.gep import GEP
@@ -64,6 +66,20 @@ def test_records_reach_the_teacher_only_through_noisy_sums(name, monkeypatch):
         lambda values, *_: np.ones(values.shape[1:] or values.shape),
     )
     assert torch.equal(weights(0), weights(1))
+
+
+def test_a_teacher_with_dropout_is_the_same_again(monkeypatch):
+    def with_dropout(*sizes):
+        classifier = CLASSIFIERS["cnn"](*sizes)
+        classifier.backbone.append(nn.Dropout())
+        return classifier
+
+    monkeypatch.setitem(CLASSIFIERS, "dropping", with_dropout)
+    first, again = (
+        to_vector(trained(short("dp_merf"), *halves(30), network="dropping")) for _ in range(2)
+    )
+    assert torch.equal(first, again)
+    assert not torch.equal(first, to_vector(trained(short("dp_merf"), *halves(30))))
 
 
 @EACH

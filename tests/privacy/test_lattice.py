@@ -298,9 +298,17 @@ def test_kernels_that_know_places_are_found():
     def by_largest(inputs, labels):
         return [inputs + inputs.max()]
 
+    def by_range(inputs, labels):  # which mirroring the other records around 0.5 keeps
+        return [inputs / (inputs - 0.5).abs().max()]
+
+    def by_energy(inputs, labels):
+        return [inputs / (inputs - 0.5).square().mean()]
+
     assert not lattice.places_agree(by_place, torch.zeros(2, 5), 8)
     assert not lattice.places_agree(nothing, torch.zeros(2, 5), 8)
     assert not lattice.places_agree(by_largest, torch.zeros(2, 5), 8)
+    assert not lattice.places_agree(by_range, torch.zeros(2, 5), 8)
+    assert not lattice.places_agree(by_energy, torch.zeros(2, 5), 8)
     assert lattice.places_agree(by_itself, torch.zeros(2, 5), 8)
 
 

@@ -1,5 +1,6 @@
 """R11: Python as people use it: networks from functions, data frames, notebooks, sweeps."""
 
+import functools
 import json
 import random
 import shutil
@@ -14,8 +15,9 @@ from torch import nn
 import fed_dpsd
 from fed_dpsd.config.bind import read_yaml
 from fed_dpsd.errors import ConfigError, UserError
-from fed_dpsd.models import functions
+from fed_dpsd.models import functions, initialise
 from fed_dpsd.models.classifiers import CLASSIFIERS
+from fed_dpsd.models.inference import Images
 from fed_dpsd.models.own_networks import network_problem
 from tests.conftest import SMALL
 
@@ -296,3 +298,20 @@ def test_r11_a_sweep_and_a_report_in_python(tmp_path):
         fed_dpsd.sweep(
             *settings, "teacher.learning_rate=1e30", out=tmp_path / "bad", progress=False
         )
+
+
+def mirrored():
+    return nn.Sequential(Layer(lambda x, _: x.flip(-1)), nn.Flatten(), nn.Linear(64, 10))
+
+
+def test_r11_a_fixed_network_is_not_scored_on_anothers_features(forgotten):
+    images = np.random.default_rng(0).integers(256, size=(4, 1, 8, 8), dtype=np.uint8)
+    scored, together = [], Images(images)
+    for make in (linear, mirrored):
+        name = functions.add_functions({"teacher": make})["teacher"]
+        build = functools.partial(CLASSIFIERS[name], (1, 8, 8), 10, 1)
+        network = initialise(build, torch.Generator().manual_seed(0))
+        assert network.fixed
+        scored.append(together.predict(network))
+        assert np.array_equal(scored[-1], Images(images).predict(network))
+    assert not np.array_equal(*scored)

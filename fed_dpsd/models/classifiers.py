@@ -59,11 +59,13 @@ class Classifier(nn.Module):
     def features_key(self) -> tuple[object, ...]:
         """Return the settings that fixed features depend on (apart from images and device).
 
-        A different number of threads may change the last bits.
+        A different number of threads may change the last bits. The settings of other backbones
+        than ours are unknown, so each has its own key.
         """
+        ours = type(self.backbone) in (Scattering, Patches, Pretrained)
+        backbone = type(self.backbone) if ours else self.backbone
         public = getattr(self.backbone, "public", None)
-        size = self.classifier.in_features
-        return type(self.backbone), public, size, torch.get_num_threads()
+        return backbone, public, self.classifier.in_features, torch.get_num_threads()
 
     def features(self, images: torch.Tensor) -> torch.Tensor:
         """Return the (B, F) output of the backbone, before the classifier."""

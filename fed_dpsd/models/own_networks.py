@@ -10,7 +10,7 @@ from torch import nn
 
 from fed_dpsd.config import is_function
 from fed_dpsd.errors import UserError, one_line
-from fed_dpsd.models import initialise
+from fed_dpsd.models import initialise, torch_threads
 from fed_dpsd.models.classifiers import CLASSIFIERS, Build, Classifier
 from fed_dpsd.models.functions import network_as_made
 from fed_dpsd.privacy import lattice
@@ -50,7 +50,7 @@ def _problem(
         if buffers := _unset_buffers(network):
             return f"its buffer {buffers[0]} would not be set; register no buffers"
         images = torch.rand(4, *shape, generator=torch.Generator().manual_seed(0))
-        with torch.random.fork_rng([]):
+        with torch.random.fork_rng([]), torch_threads(1):  # for equal bits
             return _output_problem(name, network, images, num_classes) or (
                 _gradient_problem(network, images) if bounds_gradients else ""
             )

@@ -11,13 +11,13 @@ from fed_dpsd.config import BUNDLED, Config, is_function
 from fed_dpsd.data.partition import Partition
 from fed_dpsd.errors import UserError, format_value
 from fed_dpsd.methods.method import Method
-from fed_dpsd.models.classifiers import CLASSIFIERS, FIXED, NO_DP_SGD, OURS
+from fed_dpsd.models.classifiers import CLASSIFIERS, FIXED, NO_DP_SGD, OURS, num_parameters
 from fed_dpsd.models.own_networks import is_fixed, network_problem
 from fed_dpsd.models.pretrained import public_of
 from fed_dpsd.models.torchvision_networks import GROUP_FORMS
 from fed_dpsd.privacy.mechanism import Mechanism
 from fed_dpsd.privacy.plan import Plan
-from fed_dpsd.privacy.training import Training
+from fed_dpsd.privacy.training import Training, TrainingMechanism
 
 # Squared signal-to-noise ratios of a whole run up to which students are near chance, or have less
 # than about half of their teachers' accuracy. On MNIST, a student is at chance at 128, and reaches
@@ -148,6 +148,13 @@ def dp_sgd_networks(config: Config, training: Training | None, key: str) -> list
             continue  # `own_networks` reports it
         elif why := _own_problem(config, name, width, bounds_gradients=True):
             problems.append(f"{where}={why} (or use {key}=plain)")
+        elif name in CLASSIFIERS and name not in FIXED and isinstance(training, TrainingMechanism):
+            try:
+                training.check_parameters(
+                    num_parameters(name, config.data.shape, config.data.num_classes, width)
+                )
+            except ValueError as error:
+                problems.append(f"{where}={name} {key}={training.name}: {error}")
     return problems
 
 

@@ -281,6 +281,13 @@ CLASSIFIERS: dict[str, Build] = {
 OURS = frozenset(CLASSIFIERS)  # plug-ins and Python functions add others
 
 
+def num_parameters(name: str, shape: tuple[int, ...], num_classes: int, width: int) -> int:
+    """Return the number of parameters that training changes."""
+    with torch.device("meta"):
+        network = CLASSIFIERS[name](shape, num_classes, width)
+    return sum(parameter.numel() for parameter in network.parameters())
+
+
 def builder(name: str, model: ModelConfig) -> Build:
     """Return the function that builds an architecture, with the experiment's public features."""
     build = CLASSIFIERS[name]

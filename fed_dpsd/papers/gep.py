@@ -76,6 +76,16 @@ class GEP(SampledGaussian):
         problems = super().check(config, method, partition)
         return problems + baseline_problems(self.name, "compares gradients of images", config)
 
+    def check_parameters(self, count: int) -> None:
+        """Raise ValueError if the event or the memory does not cover this many parameters."""
+        self.check_size(count + self.basis_size, math.sqrt(2))
+        if self.basis_size > count or self.anchors * count > GRADIENTS_AT_ONCE:
+            raise ValueError(
+                f"anchors={self.anchors} and basis_size={self.basis_size} do not suit "
+                f"{count:,} parameters: use at most {GRADIENTS_AT_ONCE // count:,} anchors, and a "
+                f"basis of at most {count:,}"
+            )
+
     def train(
         self,
         teacher: nn.Module,
@@ -94,13 +104,7 @@ class GEP(SampledGaussian):
 
         self._check_inputs(inputs, labels)
         size = sum(parameter.numel() for parameter in teacher.parameters())
-        self.check_size(size + self.basis_size, math.sqrt(2))
-        if self.basis_size > size or self.anchors * size > GRADIENTS_AT_ONCE:
-            raise ValueError(
-                f"anchors={self.anchors} and basis_size={self.basis_size} do not suit "
-                f"{size:,} parameters: use at most {GRADIENTS_AT_ONCE // size:,} anchors, and a "
-                f"basis of at most {size:,}"
-            )
+        self.check_parameters(size)
         draws = torch.Generator().manual_seed(int(rng.random(1)[0] * 2**53))
         teacher.to(memory_format=torch.contiguous_format)
         images, classes = self.public_images(teacher, tuple(inputs.shape[2:]), draws)

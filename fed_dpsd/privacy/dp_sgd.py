@@ -263,6 +263,10 @@ class SampledGaussian(TrainingMechanism):
         if labels.shape != shape:
             raise ValueError(f"labels of shape {tuple(labels.shape)} instead of {tuple(shape)}")
 
+    def check_parameters(self, count: int) -> None:
+        """Raise ValueError if the event does not cover this many parameters."""
+        self.check_size(count)
+
     def check_size(self, size: int, scale: float = 1.0) -> None:
         """Raise ValueError if the event does not cover `size` numbers with noise of scale z."""
         if self.steps * (size + 1_600) > MOST_DRAWS:
@@ -349,7 +353,7 @@ class DPSGD(SampledGaussian):
                 single record's gradient is unbounded.
         """
         self._check_inputs(inputs, labels)
-        self.check_size(sum(parameter.numel() for parameter in teacher.parameters()))
+        self.check_parameters(sum(parameter.numel() for parameter in teacher.parameters()))
         if isinstance(teacher, nn.Linear) and teacher.bias is not None:
             self._train_linear(teacher, inputs, labels, rng)
         else:

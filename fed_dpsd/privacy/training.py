@@ -112,6 +112,9 @@ class TrainingMechanism(ABC):
             "training", self.unit, config
         )
 
+    def check_parameters(self, count: int) -> None:  # noqa: B027 (most have no limit)
+        """Raise ValueError if it cannot train a network with this many parameters."""
+
     def warnings(self, config: Any) -> list[str]:
         """Return a sentence for each setting with which nothing is learned, naming its key."""
         return []

@@ -153,6 +153,10 @@ BAD_VALUES = [
         "model.teacher=resnet18 training=dp_sgd",
         "the layers of this network mix records; use cnn, or another of: cnn, cnn_tanh",
     ),
+    (
+        "model.teacher=mlp training=dp_sgd training.steps=30000000",
+        "model.teacher=mlp training=dp_sgd: 30,000,000 steps of 9,610 parameters draw more than",
+    ),
     ("model.teacher=resnet9 training=dp_sgd", "mix records; use resnet9_gn, or another of"),
     (
         "model=scattering teacher.flip=true",

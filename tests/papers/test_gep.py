@@ -209,6 +209,7 @@ def test_what_it_does_not_support_is_refused(tmp_path):
         ("num_clients=2", "method=gep has one client; use num_clients=1"),
         ("training.basis_size=201", "basis_size=201 must be at most anchors=200"),
         ("training.anchors=0", "anchors=0 must be >= 1"),
+        ("training.anchors=50000", "model.teacher=cnn training=gep: anchors=50000 and basis_size"),
         ("training.max_residual_norm=0", "max_residual_norm=0.0 must be between 1e-6"),
         ("training.noise_multiplier=-1", "noise_multiplier=-1.0 must be > 0 and at most"),
     )

@@ -147,8 +147,8 @@ def dp_sgd_networks(config: Config, training: Training | None, key: str) -> list
         elif _own_problem(config, name, width):
             continue  # `own_networks` reports it
         elif why := _own_problem(config, name, width, bounds_gradients=True):
-            problems.append(f"{where}={why} (or use {key}=plain)")
-        elif name in CLASSIFIERS and name not in FIXED and isinstance(training, TrainingMechanism):
+            problems.append(f"{where}={why}; or use {key}=plain, without noise")
+        elif name in CLASSIFIERS and isinstance(training, TrainingMechanism):
             try:
                 training.check_parameters(
                     num_parameters(name, config.data.shape, config.data.num_classes, width)

@@ -46,8 +46,9 @@ def initialise(build: Callable[[], Module], generator: torch.Generator) -> Modul
             elif isinstance(layer, nn.BatchNorm2d | nn.GroupNorm | nn.LayerNorm):
                 if isinstance(layer, nn.BatchNorm2d):
                     layer.reset_running_stats()
-                layer.weight.fill_(1)
-                layer.bias.zero_()
+                for weights, value in ((layer.weight, 1), (layer.bias, 0)):
+                    if weights is not None:  # as with affine=False, or without a bias
+                        weights.fill_(value)
             elif hasattr(layer, "reset_buffers"):
                 layer.reset_buffers()
             else:

@@ -1,6 +1,9 @@
-"""Checks of the networks of plug-ins and Python functions, before any record is read."""
+"""Checks of the networks of plug-ins and Python functions, before any record is read.
 
-import functools
+They try the networks on a few images. They find common mistakes, but prove nothing: a layer may
+depend on other images only for inputs that were not tried.
+"""
+
 import random
 import sys
 
@@ -16,6 +19,9 @@ from fed_dpsd.models.functions import network_as_made
 from fed_dpsd.privacy import lattice
 from fed_dpsd.privacy.dp_sgd import RANDOM_LAYERS
 
+# A configuration is bound several times. The functions are kept, so their ids stay unique.
+_checked: dict[tuple[object, ...], tuple[Build, str]] = {}
+
 
 def network_problem(
     name: str, shape: tuple[int, ...], num_classes: int, width: int, bounds_gradients: bool = False
@@ -29,10 +35,13 @@ def network_problem(
         width: number of channels of the first layer; functions ignore it.
         bounds_gradients: whether the network's training bounds each record's gradient.
     """
-    return _problem(CLASSIFIERS[name], name, shape, num_classes, width, bounds_gradients)
+    build = CLASSIFIERS[name]
+    key = id(build), name, tuple(shape), num_classes, width, bounds_gradients
+    if key not in _checked:
+        _checked[key] = build, _problem(build, name, shape, num_classes, width, bounds_gradients)
+    return _checked[key][1]
 
 
-@functools.lru_cache(maxsize=64)  # a configuration is bound several times
 def _problem(
     build: Build,
     name: str,
@@ -84,9 +93,11 @@ def _output_problem(name: str, network: Classifier, images: torch.Tensor, num_cl
             f"it returns {tuple(logits.shape)} for {len(images)} images, not "
             f"({len(images)}, {num_classes})"
         )
+    if (one := network(images[:1])).shape != (1, num_classes):
+        return f"it returns {tuple(one.shape)} for one image, not (1, {num_classes})"
     if is_function(name):
         made = network_as_made(name, tuple(images.shape[1:]), network)
-        if not torch.allclose(logits, made(2 * images - 1), rtol=1e-4, atol=1e-5):
+        if not torch.allclose(logits, made(2 * images - 1), rtol=1e-4, atol=1e-5, equal_nan=True):
             return "its output must be the output of its last linear layer, without a softmax"
     return ""
 
@@ -111,7 +122,7 @@ def _gradient_problem(network: Classifier, images: torch.Tensor) -> str:
     if constant := _constant_weights(network, images):
         return f"its weights {constant[0]} are frozen or unused, so they have no gradient"
     try:
-        _compute_gradients(network, images)
+        _compute_gradients(network, images, many[:7], images[:1])
     except Exception as error:  # whatever Opacus raises
         why = one_line(error).partition(". ")[0]
         remedy = "use inplace=False" if "inplace" in why else "use other layers"
@@ -129,30 +140,37 @@ def _draws_random_numbers(network: nn.Module, images: torch.Tensor) -> bool:
         return random.getstate(), own, torch.get_rng_state().numpy().tobytes()
 
     before = state()
-    network.train()(images)
+    network.train()(0.4 + 0.2 * images)  # narrow, so that `_keeps_state` can still widen a range
     return state() != before
 
 
-@torch.no_grad()
 def _mixes_images(network: nn.Module, images: torch.Tensor) -> bool:
     """Return whether, during training, an image's output depends on the others or their order."""
     network.train()
     batches = lattice.with_others(images)
-    outputs = [network(batch) for batch in batches]
-    reversed_ = network(batches[0].flip(0)).flip(0)
+    outputs = [network(batch).detach() for batch in batches]
+    reversed_ = network(batches[0].flip(0)).detach().flip(0)
+    last = torch.cat([images[:1].expand_as(images[1:]), images[-1:]])
     return not (
         all(torch.equal(outputs[0][0], output[0]) for output in outputs)
+        and torch.equal(network(images)[-1], network(last)[-1])
         and torch.allclose(outputs[0], reversed_, rtol=1e-4, atol=1e-5)
     )
 
 
-@torch.no_grad()
 def _keeps_state(network: nn.Module, images: torch.Tensor) -> bool:
-    """Return whether, during training, the output depends on earlier batches."""
+    """Return whether, during training, the output depends on earlier batches.
+
+    Gradients are enabled, as in training.
+    """
     network.train()
-    narrow = 0.4 + 0.2 * images
-    outputs = [network(batch) for batch in (narrow, images, narrow, 1 - images, narrow)]
-    return not all(torch.equal(outputs[0], output) for output in outputs[::2])
+    narrow, ones = 0.4 + 0.2 * images, torch.ones_like(images)
+    before = network(narrow).detach()
+    for other in (images, 1 - images, images.round(), ones, 0 * ones):
+        network(other)
+        if not torch.equal(before, network(narrow)):
+            return True
+    return False
 
 
 def _constant_weights(network: nn.Module, images: torch.Tensor) -> list[str]:
@@ -164,10 +182,12 @@ def _constant_weights(network: nn.Module, images: torch.Tensor) -> list[str]:
     return constant
 
 
-def _compute_gradients(network: nn.Module, images: torch.Tensor) -> None:
-    """Compute the gradient of each image as DP-SGD does."""
+def _compute_gradients(network: nn.Module, *batches: torch.Tensor) -> None:
+    """Compute the gradient of each image of batches of several sizes, as DP-SGD does."""
     from opacus import GradSampleModule  # takes seconds to import, and few runs need it
 
     network.to(memory_format=torch.contiguous_format)
     model = GradSampleModule(network.train(), loss_reduction="sum")
-    lattice.single_gradients(model, images[:, None], torch.zeros(len(images), dtype=torch.int64))
+    for images in batches:
+        labels = torch.zeros(len(images), dtype=torch.int64)
+        lattice.single_gradients(model, images[:, None], labels)

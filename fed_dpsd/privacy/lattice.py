@@ -295,8 +295,10 @@ def places_agree(
 def with_others(records: torch.Tensor) -> list[torch.Tensor]:
     """Return batches of (B, ...) records in [0, 1] with the same first record among others.
 
-    The first has a narrow range, so the others decide the extremes. The second batch mirrors the
-    others, which keeps their absolute values around 0.5; the third narrows them.
+    The first has a narrow range, so the others decide the extremes. They are random, mirrored
+    (which keeps their absolute values around 0.5), narrowed, rounded, all one and all zero.
     """
     first, rest = 0.4 + 0.2 * records[:1], records[1:]
-    return [torch.cat([first, others]) for others in (rest, 1 - rest, 0.4 + 0.2 * rest)]
+    ones = torch.ones_like(rest)
+    every = rest, 1 - rest, 0.4 + 0.2 * rest, rest.round(), ones, 0 * ones
+    return [torch.cat([first, others]) for others in every]

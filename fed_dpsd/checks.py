@@ -11,8 +11,8 @@ from fed_dpsd.config import BUNDLED, Config, is_function
 from fed_dpsd.data.partition import Partition
 from fed_dpsd.errors import UserError, format_value
 from fed_dpsd.methods.method import Method
-from fed_dpsd.models.classifiers import CLASSIFIERS, FIXED, NO_DP_SGD, OURS, num_parameters
-from fed_dpsd.models.own_networks import is_fixed, network_problem
+from fed_dpsd.models.classifiers import CLASSIFIERS, FIXED, NO_DP_SGD, OURS, on_meta
+from fed_dpsd.models.own_networks import network_problem
 from fed_dpsd.models.pretrained import public_of
 from fed_dpsd.models.torchvision_networks import GROUP_FORMS
 from fed_dpsd.privacy.mechanism import Mechanism
@@ -132,7 +132,7 @@ def _own_problem(config: Config, name: str, width: int, bounds_gradients: bool =
 
 def dp_sgd_networks(config: Config, training: Training | None, key: str) -> list[str]:
     """Return the teachers' networks whose gradients the training that `key` names cannot bound."""
-    if training is None or not training.bounds_gradients:
+    if not isinstance(training, TrainingMechanism) or not training.bounds_gradients:
         return []
     fitting = ", ".join(name for name in CLASSIFIERS if name in OURS and name not in NO_DP_SGD)
     forms = {"resnet9": "resnet9_gn", **GROUP_FORMS}
@@ -148,11 +148,10 @@ def dp_sgd_networks(config: Config, training: Training | None, key: str) -> list
             continue  # `own_networks` reports it
         elif why := _own_problem(config, name, width, bounds_gradients=True):
             problems.append(f"{where}={why}; or use {key}=plain, without noise")
-        elif name in CLASSIFIERS and isinstance(training, TrainingMechanism):
+        elif name in CLASSIFIERS:
+            network = on_meta(name, config.data.shape, config.data.num_classes, width)
             try:
-                training.check_parameters(
-                    num_parameters(name, config.data.shape, config.data.num_classes, width)
-                )
+                training.check_parameters(sum(each.numel() for each in network.parameters()))
             except ValueError as error:
                 problems.append(f"{where}={name} {key}={training.name}: {error}")
     return problems
@@ -165,7 +164,7 @@ def fixed_networks(config: Config) -> dict[str, str]:
     def fixed(name: str) -> bool:
         if name in OURS or name not in CLASSIFIERS or _own_problem(config, name, width):
             return name in FIXED
-        return is_fixed(name, data.shape, data.num_classes, width)
+        return on_meta(name, data.shape, data.num_classes, width).fixed
 
     return {key: name for key, name in _teachers_keys(config).items() if fixed(name)}
 

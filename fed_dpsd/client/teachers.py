@@ -11,7 +11,7 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ from fed_dpsd.errors import UserError
 from fed_dpsd.methods.method import HeadLoss, Regulariser
 from fed_dpsd.models import (
     initialise,
+    layers_draw_from,
     load_vector,
     precision,
     read_facts,
@@ -450,7 +451,7 @@ class Teachers:
         if not self._noisy:
             batches = streams.torch(purpose, self._client, number)
             layers = streams.torch(f"layers, {purpose}", self._client, number)
-            with _layers_draw_from(layers, self._learns_on):
+            with layers_draw_from(layers, self._learns_on):
                 losses = train(teacher, records, config, batches, self._learns_on)
             self.watch.check_losses(losses, shard)
             return
@@ -517,15 +518,3 @@ def make_teacher(config: Config, client: int, shard: int) -> Classifier:
     drawn_for = (0, 0) if config.teacher.same_start else (client, shard)
     rng = Streams(config.teacher.seed).torch("teacher weights", *drawn_for)
     return initialise(build, rng).keep_features(Path(config.cache))
-
-
-@contextlib.contextmanager
-def _layers_draw_from(draws: torch.Generator, device: torch.device) -> Iterator[None]:
-    """Seed torch's own generators, which layers such as dropout draw from, and restore them."""
-    gpus = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(gpus):
-        torch.set_rng_state(draws.get_state())
-        for gpu in gpus:
-            with torch.cuda.device(gpu):
-                torch.cuda.manual_seed(draws.initial_seed())
-        yield

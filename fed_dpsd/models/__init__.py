@@ -151,6 +151,18 @@ def torch_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@contextlib.contextmanager
+def layers_draw_from(draws: torch.Generator, device: torch.device) -> Iterator[None]:
+    """Seed torch's own generators, which layers such as dropout draw from, and restore them."""
+    gpus = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(gpus):
+        torch.set_rng_state(draws.get_state())
+        for gpu in gpus:
+            with torch.cuda.device(gpu):
+                torch.cuda.manual_seed(draws.initial_seed())
+        yield
+
+
 def keep_freed_memory() -> None:
     """Let this process reuse freed memory, for the rest of its life, on systems with glibc.
 

@@ -281,11 +281,10 @@ CLASSIFIERS: dict[str, Build] = {
 OURS = frozenset(CLASSIFIERS)  # plug-ins and Python functions add others
 
 
-def num_parameters(name: str, shape: tuple[int, ...], num_classes: int, width: int) -> int:
-    """Return the number of parameters that training changes."""
+def on_meta(name: str, shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
+    """Build an architecture on the meta device, without weights."""
     with torch.device("meta"):
-        network = CLASSIFIERS[name](shape, num_classes, width)
-    return sum(parameter.numel() for parameter in network.parameters())
+        return CLASSIFIERS[name](shape, num_classes, width)
 
 
 def builder(name: str, model: ModelConfig) -> Build:

@@ -69,12 +69,6 @@ def _problem(
         return one_line(error)
 
 
-def is_fixed(name: str, shape: tuple[int, ...], num_classes: int, width: int) -> bool:
-    """Return whether only the linear classifier of a network that can be used is trained."""
-    with torch.device("meta"):
-        return CLASSIFIERS[name](shape, num_classes, width).fixed
-
-
 def _unset_buffers(network: nn.Module) -> list[str]:
     """Return the buffers that `initialise` does not set."""
     return [

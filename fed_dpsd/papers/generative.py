@@ -15,7 +15,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from fed_dpsd.checks import fixed_networks
 from fed_dpsd.config import require, require_positive
-from fed_dpsd.models import initialise
+from fed_dpsd.models import initialise, layers_draw_from
 from fed_dpsd.models.divergence import descend
 from fed_dpsd.models.generators import Generator
 from fed_dpsd.privacy.mechanism import Relation, Unit
@@ -148,8 +148,7 @@ class GenerativeTraining(TrainingMechanism, ABC):
                 yield functional.cross_entropy(teacher(images), classes)
 
         rates = {"training.learning_rate": self.learning_rate}
-        with torch.random.fork_rng([]):  # layers such as dropout draw from torch's own generator
-            torch.set_rng_state(draws.get_state())
+        with layers_draw_from(draws, torch.device("cpu")):
             descend(optimiser, losses(), f"the teacher of {self.name}'s images", rates)
 
     def descend(self, optimiser: torch.optim.Optimizer, losses: Iterable[torch.Tensor]) -> None:

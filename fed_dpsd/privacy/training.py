@@ -25,8 +25,6 @@ class Plain:
     calibrated_by: ClassVar[None] = None
     reason: ClassVar[str | None] = None
     private: ClassVar[bool] = False  # whether its own noise protects records
-    # Whether it bounds each record's gradient, so that no layer may mix records.
-    bounds_gradients: ClassVar[bool] = False
 
     def check(self, config: Any, method: Any, partition: Any) -> list[str]:
         """Return the problems with the training in an experiment, each with key, value and remedy.
@@ -88,6 +86,7 @@ class TrainingMechanism(ABC):
     name: ClassVar[str]
     calibrated_by: ClassVar[str]
     private: ClassVar[bool] = True
+    # Whether it bounds each record's gradient, so that no layer may mix records.
     bounds_gradients: ClassVar[bool] = True
     from_teachers: ClassVar[bool] = False
     noise_at: ClassVar[NoiseAt] = "client"

@@ -178,8 +178,7 @@ def augmented_features(config: Config, training: Training | None) -> list[str]:
         f"teacher.{name}={format_value(value)}: {key}={network} computes the features of a "
         "record's image once, so the image cannot move; use "
         f"teacher.{name}={format_value(type(value)())}, or model=resnet9"
-        for key, network in _teachers_keys(config).items()
-        if network in FIXED
+        for key, network in fixed_networks(config).items()
         for name, value in moves.items()
         if value
     ]

@@ -358,6 +358,11 @@ def test_r11_a_sweep_and_a_report_in_python(tmp_path):
         )
 
 
+def test_r11_a_linear_network_cannot_move_images(forgotten):
+    with pytest.raises(ConfigError, match=r"teacher.shift=2: model.teacher=.*linear\(\) computes"):
+        fed_dpsd.run("training=plain", "teacher.shift=2", teacher=linear, progress=False)
+
+
 def mirrored():
     return nn.Sequential(Layer(lambda x, _: x.flip(-1)), nn.Flatten(), nn.Linear(64, 10))
 

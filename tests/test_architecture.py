@@ -24,7 +24,6 @@ LADDER = (
     {"papers"},
     {"rehearsal"},
     {"audits"},
-    {"benchmarks"},
     {"cli"},
 )
 APART = {  # rooms that may import less than their place on the ladder allows
@@ -37,7 +36,7 @@ APART = {  # rooms that may import less than their place on the ladder allows
     "progress": {"progress"},
     "display": {"display", "progress"},
 }
-OUTER = {"papers", "rehearsal", "audits", "benchmarks"}  # the command line alone imports them
+OUTER = {"papers", "rehearsal", "audits"}  # the command line alone imports them
 WALL = {"client": "server", "server": "client"}
 FILES = sorted([*PACKAGE.rglob("*.py"), *ROOT.glob("*_app/*.py")])
 
@@ -125,7 +124,7 @@ def test_rooms_import_only_what_lies_below_them():
 
 
 def test_the_core_leads_to_no_outer_room():
-    """Papers, audits, rehearsals and benchmarks build on the core, as plug-ins do."""
+    """Papers, audits and rehearsals build on the core, as plug-ins do."""
 
     def outer(module, sources=MODULES):
         return {room_of(f"{name}.") for name in reached(module, sources)} & OUTER
@@ -180,7 +179,6 @@ FLOWER = ("client", "codec", "gate", "grid", "job", "server", "simulated", "supe
 LIBRARIES = {
     "flwr": {
         *(f"fed_dpsd/engines/flower/{name}.py" for name in FLOWER),
-        "fed_dpsd/benchmarks/peers/flower_fedavg.py",
         "client_app/__init__.py",
     },
     "flwr_datasets": {"fed_dpsd/data/partition.py"},

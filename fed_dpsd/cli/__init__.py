@@ -14,7 +14,6 @@ from typer.main import get_command
 
 from fed_dpsd import __version__
 from fed_dpsd.cli import (
-    bench,
     catalogue,
     completion,
     data,
@@ -140,7 +139,7 @@ app.add_typer(privacy.app, name="privacy", rich_help_panel=CLAIM)
 _add(privacy.plan, to=privacy.app)
 _add(privacy.audit, privacy.attack, to=privacy.app, codes=AUDIT_CODE)
 _add(privacy.ledger, to=privacy.app)
-_add(sweep.sweep, sweep.report, bench.bench, panel=MEASURE)
+_add(sweep.sweep, sweep.report, panel=MEASURE)
 _add(rehearse.rehearse, panel=DEPLOY)
 app.add_typer(site.app, name="site", rich_help_panel=DEPLOY)
 _add(site.init, site.key, site.check, site.serve, to=site.app)

@@ -121,21 +121,6 @@ def attacked(monkeypatch, few_draws):
 
 
 @pytest.fixture
-def measured(monkeypatch):
-    """A stub for the measured processes, which only composes their configuration."""
-    from fed_dpsd.benchmarks import row as measuring
-    from fed_dpsd.benchmarks import rows
-    from tests.cli.test_bench_cli import content
-
-    def bench(planned, *_):
-        for each in planned:
-            measuring.compose_row(each.overrides)
-        return content([each.name for each in planned])
-
-    monkeypatch.setattr(rows, "bench", bench)
-
-
-@pytest.fixture
 def rehearsed(monkeypatch, tmp_path):
     """A stub for hosts and processes, which only writes the hospitals' files."""
     from fed_dpsd.cli import rehearse
@@ -177,7 +162,6 @@ NEEDS = {
     "fed-dpsd sweep seed": ("", (*QUICK, "training=plain", "rounds=1", "queries_per_round=16")),
     "fed-dpsd sweep experiment": ("", ("method=local", "seed=0", "teacher.min_steps=5")),
     "fed-dpsd report": ("swept", ()),
-    "fed-dpsd bench": ("measured", ()),
     "fed-dpsd rehearse": ("rehearsed", ()),
     "fed-dpsd site init": ("", ()),
     "fed-dpsd site key": ("site", ()),

@@ -40,7 +40,7 @@ def test_a_run_by_flat_keys_is_the_run_of_the_command_line(tmp_path):
 def test_every_flat_key_sets_its_key(tmp_path):
     values = {"method": "fedavg", "data": "mnist", "training": "plain", "answers": "votes"}
     values |= {"partition": "iid", "model": "cnn", "federation": "deployment"}
-    values |= {"experiment": "bench", "device": "cpu", "alpha": 0.25, "delta": 1e-6}
+    values |= {"experiment": "cifar10_small", "device": "cpu", "alpha": 0.25, "delta": 1e-6}
     values |= dict.fromkeys(("data_path", "out", "cache", "ledger"), str(tmp_path))
     default = from_overrides([], None).to_json()
     for key in sorted(NOT_GIVEN.keys() - {"plugins", "overrides", "resume"}):

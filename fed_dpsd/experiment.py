@@ -26,7 +26,6 @@ from fed_dpsd.data.sources import with_classes
 from fed_dpsd.errors import ConfigError, UserError, format_value, warn_once
 from fed_dpsd.methods.method import Method, PublicContext
 from fed_dpsd.models.classifiers import add_networks
-from fed_dpsd.models.pictures import PACKAGES
 from fed_dpsd.privacy.calibration import calibrate
 from fed_dpsd.privacy.mechanism import Mechanism
 from fed_dpsd.privacy.randomized_response import LARGEST_EPSILON
@@ -90,7 +89,7 @@ class Experiment:
     def for_hospitals(self) -> str:
         """Return `to_json` without this machine's paths, which hospitals replace by their own."""
         config = self.config
-        places = dict.fromkeys(("out", "cache", "run_folder", "ledger", "pictures"), "")
+        places = dict.fromkeys(("out", "cache", "run_folder", "ledger"), "")
         data = dataclasses.replace(config.data, path=None)
         model = dataclasses.replace(config.model, weights=None)
         return to_json(dataclasses.replace(config, **places, data=data, model=model))
@@ -396,13 +395,6 @@ def _resolve_paths(binder: Binder, config: Config, base: Path | None, written: b
     if config.data.path is not None and config.data.name != BUNDLED:  # bundled data reads no path
         path = paths.data_path(config.data.path, base, binder.problems)
         changes["data"] = dataclasses.replace(config.data, path=path)
-    if config.pictures and config.pictures not in PACKAGES:
-        changes["pictures"] = absolute("pictures", config.pictures)
-        if not Path(changes["pictures"]).is_dir():
-            binder.problems.append(
-                f"pictures={changes['pictures']} is not a folder; give one with pictures, or one "
-                f"of: {', '.join(PACKAGES)}"
-            )
     if config.teacher.path is not None:
         path = absolute("teacher.path", config.teacher.path)
         changes["teacher"] = dataclasses.replace(config.teacher, path=path)

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 import fed_dpsd
 from fed_dpsd import api
@@ -348,8 +347,6 @@ def test_threads_that_wait_leave_their_core_unless_set_otherwise(given, expected
 
 def test_the_flower_engine_reads_the_experiment_from_its_run_folder(folder):
     """Its process may have another working directory."""
-    (folder / "my pictures").mkdir()
-    Image.new("RGB", (32, 32)).save(folder / "my pictures" / "a.png")
-    typed = ("pictures=my pictures", "out=my runs", "ledger=kept", "model.teachers=[cnn, mlp]")
+    typed = ("out=my runs", "ledger=kept", "model.teachers=[cnn, mlp]")
     job = api.new_job(("training=plain", "model=cnn", *typed), "flower")
     assert open_run_folder(job.folder) == job.experiment

@@ -19,7 +19,6 @@ from fed_dpsd.config.bind import read_yaml
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.methods.method import PublicContext
-from fed_dpsd.models import pictures
 from fed_dpsd.models.pretrained import public_of
 from fed_dpsd.privacy.accounting import Bound, prove
 from fed_dpsd.privacy.epsilon import NOT_REVIEWED_NOTE, Epsilon, add_review_note
@@ -49,7 +48,7 @@ SHARED_NOTE = (
     "the test records of a patient are not protected"
 )
 PARTITION_NOTE = "the partition among simulated clients is taken as given"
-PUBLIC_NOTE = "public pictures that are sent, and the training data of features, are not covered"
+PUBLIC_NOTE = "the training data of public features are not covered"
 MORE_NOTE = "more was charged than planned"
 UNCOVERED = (
     "a client was charged for something that this run's plan does not include or cannot account for"
@@ -324,8 +323,6 @@ def proven_epsilons(
         notes.append(SAME_IMAGE_NOTE)
     if config.teacher.path is not None:
         notes.append(TEACHER_NOTE)
-    if config.pictures:
-        notes.append(str(pictures.load(config.pictures, config.data.shape[1])))
     if "pretrained" in {*map(config.architecture, range(config.num_clients)), config.model.student}:
         notes.append(public_of(config.model).note)
     mechanisms = (stage.mechanism for stage in plan.charged)

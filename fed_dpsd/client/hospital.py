@@ -115,7 +115,6 @@ class Hospital(Terms):
         return {
             **raw,
             **places,
-            "pictures": "",  # only a server draws queries; its folders are not on this machine
             "cache": str(self.folder / "cache"),
             "threads_client": self.threads,
             "client_device": self.device,

@@ -294,14 +294,6 @@ class Config:
     diagnostics: bool = Field(
         True, description="whether simulations score every client's teachers on the test split"
     )
-    pictures: str = Field(
-        "",
-        description="Public pictures; crops of them replace procedural images: "
-        'scikit-learn (two photographs) | a folder. "" uses none, so queries depend on no data.',
-    )
-    pictures_fraction: float = Field(
-        1.0, ge=0.001, le=1, description="fraction of the procedural images that crops replace"
-    )
     plugins: tuple[str, ...] = Field(
         (),
         description="Installed packages that provide further conf/ files, classes and networks "

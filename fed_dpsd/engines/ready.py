@@ -7,7 +7,6 @@ from typing import TypeVar
 from fed_dpsd.config import require_device
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment, partitions, test_split
-from fed_dpsd.models import pictures
 from fed_dpsd.models.devices import number_of_gpus, torch_device
 from fed_dpsd.models.functions import require_functions
 from fed_dpsd.models.precision import require_precision
@@ -51,8 +50,6 @@ def check_run(
             require_writable("ledger", Path(config.ledger))
     if not (resumed or config.run_folder):
         require_writable("out", Path(config.out))
-    if config.pictures:
-        pictures.load(config.pictures, config.data.shape[1])
     placed = place()
     if simulated:
         partitions(experiment)

@@ -72,7 +72,6 @@ class FedDPSD(Queries, Method):
     methods/queries.py defines the fields for the sent images and the generators.
     """
 
-    sends_pictures: ClassVar[bool] = True
     supports_cohorts: ClassVar[bool] = True
     student_steps: int
     final_student_steps: int

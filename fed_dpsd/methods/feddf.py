@@ -5,22 +5,21 @@ NeurIPS 2020, arXiv 2006.07242, Algorithm 1, with one round of communication.
 
 Differences from the paper:
 - It distils on other data sets or on noise; here, on procedural images
-  (fed_dpsd/models/procedural.py) and, with `pictures`, on crops of public pictures.
+  (fed_dpsd/models/procedural.py).
 - Its optimiser is Adam at 0.001 with cosine annealing, for 10,000 steps with early stopping; here,
   SGD with momentum 0.9 and a constant rate, which restarts in each round.
 - It starts from an average weighted by numbers of records; here, all weights are equal.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fed_dpsd.methods.fedavg import average
-from fed_dpsd.methods.method import PublicContext, counts_of, draw_public, require_fractions
+from fed_dpsd.methods.method import PublicContext, counts_of, require_fractions
 from fed_dpsd.methods.white_box import Distilling, Ensemble
-from fed_dpsd.models import load_vector, to_vector
+from fed_dpsd.models import load_vector, procedural, to_vector
 from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.streams import Streams
 
@@ -29,7 +28,6 @@ from fed_dpsd.streams import Streams
 class FedDF(Distilling):
     """FedDF, Algorithm 1; conf/method/feddf.yaml explains the fields."""
 
-    sends_pictures: ClassVar[bool] = True
     noise_fraction: float
     areas_fraction: float
     leaves_fraction: float
@@ -71,8 +69,8 @@ class FedDF(Distilling):
         streams: Streams,
         number: int,
     ) -> NDArray[np.uint8]:
-        """Draw procedural images and crops of public pictures."""
+        """Draw procedural images."""
         queries = context.queries_per_round
         counts = counts_of(self.fractions, queries)
         counts["lines"] = queries - sum(counts.values())
-        return np.concatenate(draw_public(counts, context, streams, number))
+        return np.concatenate(procedural.draw(counts, context.image_shape, streams, number))

@@ -17,7 +17,7 @@ from fed_dpsd.cohort import most_rounds
 from fed_dpsd.config import Config
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.errors import ProtocolError, UserError, format_value
-from fed_dpsd.models import initialise, pictures, procedural
+from fed_dpsd.models import initialise
 from fed_dpsd.models.classifiers import Classifier, builder
 from fed_dpsd.models.devices import torch_device
 from fed_dpsd.models.generators import Generator
@@ -47,8 +47,6 @@ class PublicContext:
             random generator.
         make_teacher: returns a network of a client's architecture, for weights that it sends.
         device: the server's device.
-        pictures: the key `pictures`; "" if there are none.
-        pictures_fraction: the key `pictures_fraction`.
         test: the test split; None if there is none.
     """
 
@@ -63,8 +61,6 @@ class PublicContext:
     make_generator: Callable[..., Generator]
     make_teacher: Callable[[int], Classifier]
     device: torch.device
-    pictures: str = ""
-    pictures_fraction: float = 1.0
     test: Split | None = None
 
     @classmethod
@@ -110,8 +106,6 @@ class PublicContext:
             make_generator=generator,
             make_teacher=teacher,
             device=device,
-            pictures=config.pictures,
-            pictures_fraction=config.pictures_fraction,
             test=test,
         )
 
@@ -139,26 +133,6 @@ def counts_of(fractions: Mapping[str, float], total: int) -> dict[str, int]:
     """Return how many of `total` images are of each kind, rounded down."""
     # A product of floats may lie just below its integer: 0.29 * 100 is 28.999999999999996.
     return {kind: int(round(fraction * total, 9)) for kind, fraction in fractions.items()}
-
-
-def draw_public(
-    counts: Mapping[str, int], context: PublicContext, streams: Streams, number: int
-) -> list[NDArray[np.uint8]]:
-    """Draw a round's procedural images by kind; crops of public pictures, if given, replace some.
-
-    Crops replace `pictures_fraction` of all images (at least one) and of each kind, and come last.
-    """
-    if not context.pictures:
-        return procedural.draw(counts, context.image_shape, streams, number)
-    # Rounding the totals so far, not each kind, gives the right total.
-    totals = np.cumsum([0, *counts.values()])
-    replaced = np.ceil(np.round(context.pictures_fraction * totals, 9)).astype(int)
-    kept = totals - replaced
-    parts = dict(zip(counts, np.diff(kept).tolist(), strict=True))
-    images = procedural.draw(parts, context.image_shape, streams, number)
-    loaded = pictures.load(context.pictures, context.image_shape[1])
-    rng = streams.numpy("crops", query_id=number)
-    return [*images, pictures.crops(loaded, int(replaced[-1]), context.image_shape, rng)]
 
 
 @dataclass(frozen=True)
@@ -318,14 +292,12 @@ class Method(ABC):
         trainings: values of `training` that the method supports; None for any.
         averages: whether the method averages the teachers' weights, which requires a single
             architecture and a common start.
-        sends_pictures: whether the method can send crops of public pictures.
         supports_cohorts: whether the method can send requests to different clients in each round.
         uses_teachers_alone: whether the method uses records only to train the teachers, once.
     """
 
     trainings: ClassVar[tuple[str, ...] | None] = None
     averages: ClassVar[bool] = False
-    sends_pictures: ClassVar[bool] = False
     supports_cohorts: ClassVar[bool] = False
     uses_teachers_alone: ClassVar[bool] = False
     name: str = field(kw_only=True)
@@ -353,15 +325,6 @@ class Method(ABC):
             problems.append(
                 f"clients_per_round={config.clients_per_round}: method={self.name} sends each "
                 "request to all clients; use clients_per_round=null"
-            )
-        if config.pictures and not self.sends_pictures:
-            problems.append(
-                f'pictures={config.pictures}: method={self.name} sends no pictures; use pictures=""'
-            )
-        if config.pictures_fraction != 1 and not config.pictures:
-            problems.append(
-                f"pictures_fraction={config.pictures_fraction:g} needs pictures to crop; use "
-                f"pictures_fraction=1{' or pictures=scikit-learn' * self.sends_pictures}"
             )
         if not self.averages or config.teacher.path is not None:
             return problems

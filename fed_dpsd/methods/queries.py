@@ -1,8 +1,8 @@
 """The images that FedDPSD sends in a round: a public mixture, and images from trained generators.
 
-Procedural images (fed_dpsd/models/procedural.py) and crops of public pictures depend on nothing
-private. Generators are trained against the student, which depends on private data only through
-released answers: Liu et al., arXiv 2601.19090, Eq. 8.
+Procedural images (fed_dpsd/models/procedural.py) depend on nothing private. Generators are trained
+against the student, which depends on private data only through released answers: Liu et al., arXiv
+2601.19090, Eq. 8.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,6 @@ from fed_dpsd.methods.method import (
     PublicContext,
     ReplayBuffer,
     counts_of,
-    draw_public,
     require_fractions,
 )
 from fed_dpsd.models import procedural
@@ -92,12 +91,12 @@ class Queries:
     ) -> NDArray[np.uint8]:
         """Return a round's (Q, C, H, W) uint8 images, before `apply_polarity`.
 
-        Procedural images and crops of public pictures come first, then images recombined from the
+        Procedural images come first, then images recombined from the
         buffer (in the first round, from the preceding images) and the generators' images.
         """
         counts = self.mixture(context.queries_per_round)
         recombined, left = counts.pop("recombined"), counts.pop("generated")
-        parts = draw_public(counts, context, streams, number)
+        parts = procedural.draw(counts, context.image_shape, streams, number)
         if not buffer and not sum(counts.values()):
             recombined, left = 0, left + recombined  # there is nothing to recombine yet
         if recombined:

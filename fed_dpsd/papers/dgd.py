@@ -40,7 +40,6 @@ from fed_dpsd.methods.method import (
     Site,
     State,
     counts_of,
-    draw_public,
     nobody_answers,
     require_fractions,
 )
@@ -68,7 +67,6 @@ class DGD(Method):
     """DGD; conf/method/dgd.yaml explains the fields."""
 
     trainings: ClassVar[tuple[str, ...] | None] = ("plain",)
-    sends_pictures: ClassVar[bool] = True
     baseline: Training
     synthetic_images: int
     areas_fraction: float
@@ -223,7 +221,7 @@ class DGD(Method):
         """Return all (N, C, H, W) uint8 synthetic images in random order; the first are sent."""
         needed = max(self.synthetic_images, context.rounds * context.queries_per_round)
         counts = counts_of(self.fractions, needed)
-        parts = draw_public(counts, context, streams, 1)
+        parts = procedural.draw(counts, context.image_shape, streams, 1)
         rates = rates_of(self, "generator_learning_rate")
         left, rng = needed - sum(counts.values()), streams.torch("synthetic images")
         while left > 0:

@@ -113,8 +113,6 @@ def draw_images(
     if source is None:
         source = "generator" if kept or makes else "queries"
     streams = Streams(seed)
-    crops = config.pictures and method.sends_pictures
-    real = " They may include crops of real pictures, which PRIVACY.md names." if crops else ""
     if source == "generator" and kept:
         parts = _from_kept_generator(context, method.latent_size, kept, streams)
         origin = "The run's generator, as of the last round, drew them from new latent vectors"
@@ -129,9 +127,9 @@ def draw_images(
         )
     elif isinstance(method, FedDPSD):
         parts = _from_next_rounds(method, student, context, run, streams)
-        origin = f"They are the queries that the run's next rounds would have sent.{real}"
+        origin = "They are the queries that the run's next rounds would have sent."
     else:
-        origin = f"They are among the images that the run sent.{real}"
+        origin = "They are among the images that the run sent."
         return _from_buffer(run, number, streams), origin
     return _take(parts, number), origin
 

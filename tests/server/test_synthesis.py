@@ -162,17 +162,6 @@ def test_names_of_classes_travel_from_pictures_to_a_run_on_synthetic_ones(finish
     assert config.classes == CLASSES
 
 
-@every(("source", "crops"), [("queries", True), ("generator", False)])
-def test_crops_of_real_pictures_are_not_called_synthetic_without_a_word(
-    finished, tmp_path, source, crops
-):
-    folder, _, _ = finished("pictures=scikit-learn")
-    path, _ = synthesize(folder, 5, tmp_path / "it" / "train.parquet", source=source)
-    text = (path.parent / "README.md").read_text()
-    assert ("They may include crops of real pictures" in text) == crops
-    assert "china.jpg" in (path.parent / "PRIVACY.md").read_text()
-
-
 def test_a_card_says_how_the_images_were_drawn(finished, tmp_path):
     path, origin = synthesize(finished()[0], 5, tmp_path / "it" / "train.parquet", seed=4)
     card = json.loads((path.parent / "privacy_card.json").read_text())

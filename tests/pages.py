@@ -44,8 +44,9 @@ def text_of(name):
 
 
 def names():
-    """README.md and every page of docs/."""
-    return ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))]
+    """README.md and every page of docs/ and results/."""
+    found = (path for folder in ("docs", "results") for path in (ROOT / folder).rglob("*.md"))
+    return ["README.md", *sorted(path.relative_to(ROOT).as_posix() for path in found)]
 
 
 def steps(text):

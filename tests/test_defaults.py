@@ -1,7 +1,7 @@
 """R15: each pair of method, training and answers learns, is refused, or warns with a remedy.
 
-`python -m tests.test_defaults` measures what docs/results/defaults.csv lacks, and rewrites it and
-docs/results/defaults.md; it takes about a minute for each different run.
+`python -m tests.test_defaults` measures what results/defaults.csv lacks, and rewrites it and
+results/defaults.md; it takes about a minute for each different run.
 """
 
 import csv
@@ -19,7 +19,7 @@ from fed_dpsd.experiment import Experiment, from_overrides
 from fed_dpsd.methods.method import PublicContext
 
 ROOT = Path(__file__).parents[1]
-TABLE, PAGE = ROOT / "docs/results/defaults.csv", ROOT / "docs/results/defaults.md"
+TABLE, PAGE = ROOT / "results/defaults.csv", ROOT / "results/defaults.md"
 AXES = {
     axis: sorted(path.stem for path in (ROOT / "conf" / axis).glob("*.yaml"))
     for axis in ("method", "training", "answers")

@@ -29,7 +29,8 @@ from tests.processes import MARK, end_marked, free_port, wait_until
 
 ROOT = Path(__file__).parents[1]
 SHIPPED = (".py", ".yaml", ".toml", ".md")
-NOT_SHIPPED = ("tests", "docs", "deploy", ".ci")
+NOT_PACKAGED = {"tests", "docs", "results"}
+NOT_SHIPPED = ("tests", "docs", "results", "benchmarks", "deploy", ".ci")
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +153,7 @@ def test_nothing_private_or_large_is_published(built):
         assert max(files.values()) < 1_000_000, kind
         assert [name for name in files if PRIVATE.search(name)] == [], kind
         if kind != "sdist":
-            assert [name for name in files if {"tests", "docs"} & set(name.split("/"))] == [], kind
+            assert [name for name in files if NOT_PACKAGED & set(name.split("/"))] == [], kind
     for name in ("runs/a/summary.json", "data/mnist/train.parquet", "docs/x.html", "state/secret"):
         assert PRIVATE.search(name), name  # the control
 

@@ -42,7 +42,7 @@ SLOW = {
     "fed-dpsd rehearse num_clients=3": "tests/rehearsal/test_rehearsal.py",
 }
 NEITHER = re.compile(r"^No test runs the commands .{40,}", re.MULTILINE)
-RESULTS = [name for name in pages.names() if name.startswith("docs/results/")]
+RESULTS = [name for name in pages.names() if name.startswith("results/")]
 COMPOSED = ("README.md", "docs/commands.md")  # examples of the help texts run each command
 HERE = [
     name
@@ -166,7 +166,7 @@ def test_pages_can_be_followed_in_one_folder():
 def test_the_tables_of_sweeps_can_be_reported():
     """A row that is measured again at equal settings would stop the report of its table."""
     reported = 0
-    for table in pages.ROOT.glob("docs/results/*.csv"):
+    for table in pages.ROOT.glob("results/*.csv"):
         with table.open(newline="") as file:
             if set(NEEDED) <= set(next(csv.reader(file))):
                 reported += len(read_settings([table])) > 0

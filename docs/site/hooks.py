@@ -42,6 +42,8 @@ def page_of(path: str) -> str:
     """
     if path in OUTSIDE:
         return OUTSIDE[path]
+    if path.startswith("results/"):
+        return path
     if path.startswith("docs/"):
         return re.sub(r"\.ipynb$", "_notebook.md", path.removeprefix("docs/"))
     return f"source/{path}.md"
@@ -106,6 +108,11 @@ def notebook_page(path: str) -> str:
     return f"{title}\n\n[Download this notebook]({name})\n{text}\n"
 
 
+def _pages() -> list[Path]:
+    """Return the pages of docs/ and results/."""
+    return [path for folder in ("docs", "results") for path in (ROOT / folder).rglob("*.md")]
+
+
 def made_pages() -> Iterator[tuple[str, str]]:
     """Yield each page that is made, and its text."""
     for path, page in OUTSIDE.items():
@@ -115,7 +122,7 @@ def made_pages() -> Iterator[tuple[str, str]]:
         yield page_of(path), notebook_page(path)
     yield from reference.pages()
     linked = set()
-    for file in [*(ROOT / "docs").rglob("*.md"), *(ROOT / path for path in OUTSIDE)]:
+    for file in [*_pages(), *(ROOT / path for path in OUTSIDE)]:
         origin = file.relative_to(ROOT).as_posix()
         linked |= {path for _, path, _ in targets(file.read_text(), origin)}
     for path in sorted(linked):
@@ -155,6 +162,10 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     """Add the pages that are made, and complete the nav."""
     for page, text in made_pages():
         files.append(File.generated(config, page, content=text))
+    for path in sorted((ROOT / "results").glob("*.*")):
+        if path.suffix != ".html":  # written by `fed-dpsd report`
+            own = path.relative_to(ROOT).as_posix()
+            files.append(File(own, str(ROOT), config.site_dir, use_directory_urls=False))
     config.nav = expanded(config.nav or [], (file.src_uri for file in files.documentation_pages()))
     return files
 
@@ -163,7 +174,8 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
     """Let the links of a page of docs/ lead to pages of the site."""
     if page.file.generated_by:
         return markdown
-    return rewritten(markdown, f"docs/{page.file.src_uri}")
+    origin = page.file.src_uri
+    return rewritten(markdown, origin if origin.startswith("results/") else f"docs/{origin}")
 
 
 def on_post_build(*, config: MkDocsConfig) -> None:

@@ -28,7 +28,7 @@ def sweep(
 
     Or: fed-dpsd sweep experiment=ci
 
-    Read on: docs/results.md
+    Read on: results/README.md
     """
     with importing():
         from fed_dpsd import api
@@ -79,7 +79,7 @@ def report(
 
     Example: fed-dpsd report runs/sweep/results.csv
 
-    Read on: docs/results.md
+    Read on: results/README.md
     """
     from fed_dpsd.sweep.reported import write_report
 

@@ -23,7 +23,7 @@ UNTIMED = {
     *("out", "cache", "run_folder", "ledger", "training.noise_multiplier"),
     *("answers.noise_multiplier", "answers.epsilon_per_answer"),
 }
-ROUND_OF_NODES = 2.25  # mean wait for the slowest of three nodes: docs/results/time.md
+ROUND_OF_NODES = 2.25  # mean wait for the slowest of three nodes: results/time.md
 MOST_FOLDERS = 20  # run folders to read, the newest first
 SPREAD = 1.25  # between runs with the same settings
 # Seconds of the default run on an idle core (2 cores of an AMD EPYC); a busy one takes longer.

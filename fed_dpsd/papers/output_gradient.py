@@ -20,7 +20,7 @@ from fed_dpsd.privacy.training import CustomTraining
 
 SMALLEST_PROBABILITY = 1e-8  # as a divisor, so that quotients are finite
 # Least move of a target by a record's gradient, and most noise, with which teachers are known to
-# learn: 93.7 % on MNIST; at the paper's settings they stay at chance (docs/results/one_place.md).
+# learn: 93.7 % on MNIST; at the paper's settings they stay at chance (results/one_place.md).
 LEAST_MOVE, MOST_NOISE = 0.1, 0.01
 
 

@@ -88,7 +88,7 @@ class PaperFedDPSD(Method):
         if "bound" in config.answers and not changed:  # a key of gradients alone
             found.append(
                 f"method={self.name} as printed learns nothing from gradients, even without noise "
-                "(docs/results/one_teacher.md), so expect a student near chance; use answers=label "
+                "(results/one_teacher.md), so expect a student near chance; use answers=label "
                 f"or method={'dpsd' if config.num_clients == 1 else 'fed_dpsd'} answers=gradient"
             )
         return found

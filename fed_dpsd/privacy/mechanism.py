@@ -24,7 +24,7 @@ Values = NDArray[Any]
 
 SMALLEST, LARGEST = 1e-100, 1e100  # limits of bounds and noise
 # Default noise_multiplier of answers that a private training covers: a student learns through it,
-# and it suits every `noise_at`, unlike 0 (docs/results/two_axes.md).
+# and it suits every `noise_at`, unlike 0 (results/two_axes.md).
 COVERED_NOISE = 0.1
 
 UNITS_AND_RELATIONS: tuple[tuple[Unit, Relation], ...] = (

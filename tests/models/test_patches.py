@@ -57,7 +57,7 @@ def test_brightness_contrast_and_sign_change_as_they_should():
 @pytest.mark.slow
 @pytest.mark.ci
 def test_patterns_are_those_of_the_measured_results():
-    """Other images, constants or numbers of steps would change them, and so docs/results."""
+    """Other images, constants or numbers of steps would change them, and so results."""
     kernels, offsets = patterns((3, 32, 32))
     assert kernels.std() == pytest.approx(0.1266, rel=1e-2)
     assert offsets.std() == pytest.approx(0.0066, rel=2e-2)

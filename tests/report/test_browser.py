@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium"),
 ]
-RESULTS = Path(__file__).parents[2] / "docs" / "results"
+RESULTS = Path(__file__).parents[2] / "results"
 PAGES = ("run", "many classes", "deployment", "officer", "unfinished", "sweep")
 STOPPED = Unfinished(
     *("a-long-name-" * 10, 2, 5, f"{'/folder' * 20} is full", False),

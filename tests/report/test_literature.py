@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fed_dpsd.report.literature import read_papers
+from tests import pages
 from tests.conftest import composed
 from tests.tables import cells_by_name, cells_of, read_files
 
@@ -67,7 +68,7 @@ SETTINGS = {
         **{"method.activation_weight": "DAFL a"},
     },
 }
-PAGES = ["README.md", *(str(p.relative_to(ROOT)) for p in sorted(ROOT.glob("docs/**/*.md")))]
+PAGES = pages.names()
 NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?"
 CELLS = re.compile(r"(?<!\\)\|")
 
@@ -174,5 +175,5 @@ def test_tables_hold_no_other_published_number():
     """The numbers of docs/papers.md are compared by tests/test_papers.py."""
     printed = {number for paper in PAPERS.values() for number in paper.values()}
     found = {page: set(published_in_tables(page)) for page in PAGES if page != "docs/papers.md"}
-    assert found["docs/results/one_teacher.md"]
+    assert found["results/one_teacher.md"]
     assert {page: extra for page in found if (extra := found[page] - printed)} == {}

@@ -123,7 +123,7 @@ def sent_bytes(content):
 
 
 def test_an_answer_takes_few_bytes(small):
-    """In messages of 1,000 queries; `-s` prints what docs/results/time.md says."""
+    """In messages of 1,000 queries; `-s` prints what results/time.md says."""
     for answers, payload in (
         ("answers=label", 10 * 1),
         ("answers=gradient answers.k=5", 10 * 8),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import yaml
 from numpy.typing import NDArray
 
 from fed_dpsd.checks import check, ignored_overrides, missing_public_features, warnings
@@ -85,6 +86,10 @@ class Experiment:
     def to_json(self) -> str:
         """Return the configuration as JSON, for `from_json` on another machine."""
         return to_json(self.config)
+
+    def to_yaml(self) -> str:
+        """Return the same, as `config.yaml` of a run folder holds it."""
+        return yaml.safe_dump(json.loads(self.to_json()))
 
     def for_hospitals(self) -> str:
         """Return `to_json` without this machine's paths, which hospitals replace by their own."""

@@ -1,11 +1,10 @@
-"""The plan of a run: its cost to a client and its duration, as `privacy plan` prints them."""
+"""The plan of a run: its cost to a client, as `privacy plan` prints it."""
 
 from dataclasses import dataclass
 
 from fed_dpsd.accounts.account import budget_text, needed_budget
 from fed_dpsd.accounts.card import PrivacyCard, plan_of, privacy_card
 from fed_dpsd.accounts.verdict import how_answered, how_trained, published_line, verdict
-from fed_dpsd.engines.duration import Duration, duration_text, expected_duration
 from fed_dpsd.experiment import Experiment, calibrated_axis
 
 
@@ -20,14 +19,12 @@ class PlannedRun:
         privacy: the published epsilon and every proven one.
         smallest_budget: the smallest privacy.budget that pays for the whole run; `inf` if none
             does.
-        duration: the expected seconds on this machine; None if unknown.
     """
 
     experiment: Experiment
     queries_per_client: int
     privacy: PrivacyCard
     smallest_budget: float
-    duration: Duration | None
 
     def __str__(self) -> str:
         """Return the text that `fed-dpsd privacy plan` prints."""
@@ -43,7 +40,6 @@ class PlannedRun:
             lines.append(f"calibrated to {target}: {axis}.{mechanism.calibrated_by}={value:.6g}")
         asked = "queries" if self.experiment.answers.from_teachers else "sums"
         lines.append(f"{asked} per client: {self.queries_per_client:,}")
-        lines.append(f"time: {duration_text(self.experiment, self.duration)}")
         if self.privacy.covers_nothing:
             return "\n".join(lines)
         stated = self.privacy.content["epsilon_stated"]
@@ -65,4 +61,4 @@ def planned_run(experiment: Experiment) -> PlannedRun:
     planned = plan_of(experiment)
     card = PrivacyCard(privacy_card(experiment, planned), "planned")
     budget = needed_budget(experiment.config.privacy, planned)
-    return PlannedRun(experiment, planned.queries, card, budget, expected_duration(experiment))
+    return PlannedRun(experiment, planned.queries, card, budget)

@@ -10,20 +10,9 @@ from typing import Annotated, Any
 import click
 import typer
 from typer.core import TyperGroup
-from typer.main import get_command
 
 from fed_dpsd import __version__
-from fed_dpsd.cli import (
-    catalogue,
-    completion,
-    data,
-    privacy,
-    rehearse,
-    run,
-    site,
-    student,
-    sweep,
-)
+from fed_dpsd.cli import catalogue, data, privacy, rehearse, run, site, student, sweep
 from fed_dpsd.cli.console import say_failed
 from fed_dpsd.errors import ConfigError, ProtocolError, UserError, is_disk_full, one_line
 from fed_dpsd.storage import print_any_text
@@ -149,10 +138,8 @@ def main() -> None:
     """Run the command line; errors that users can fix print one line each and exit with code 1."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a simulation is cleaned up
     print_any_text()
-    command = get_command(app)
-    completion.register()  # replaces typer's completion, which get_command registers
     try:
-        command()
+        app()
     except (UserError, ProtocolError) as error:
         whole = (" ".join(str(error).split()),)
         for problem in error.problems if isinstance(error, ConfigError) else whole:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import click
 import typer
 
-from fed_dpsd.cli.completion import complete_override
+from fed_dpsd.cli.console import OVERRIDE
 from fed_dpsd.errors import UserError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def list_(
         typer.Argument(
             help="After keys: overrides of the run to list. Default: the default run. "
             "After any kind: plugins=NAME also lists the plug-in's choices.",
-            autocompletion=complete_override,
+            click_type=OVERRIDE,
         ),
     ] = None,
 ) -> None:

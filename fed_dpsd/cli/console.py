@@ -3,14 +3,16 @@
 import contextlib
 import gc
 import os
+import re
 import sys
 from collections.abc import Iterator
 from typing import Annotated
 
+import click
 import typer
+from click.shell_completion import CompletionItem
 from rich.console import Console
 
-from fed_dpsd.cli.completion import complete_override
 from fed_dpsd.errors import UNREAD
 
 
@@ -24,12 +26,44 @@ class _Stderr(Console):
         raise SystemExit(UNREAD)
 
 
+class _Override(click.ParamType):
+    """A KEY=VALUE, which shells complete: a choice of a group, or a key with its value."""
+
+    name = "text"
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Return the overrides that begin as typed, given the ones before."""
+        from fed_dpsd.config import keys
+
+        # Bash makes three words of KEY=VALUE, and replaces the last.
+        words = [*(ctx.params.get("overrides") or ()), incomplete]
+        *typed, begun = re.sub("\n?=\n?", "=", "\n".join(words)).split("\n")
+        if not begun and typed and "=" not in typed[-1]:  # click removes a last =
+            begun = f"{typed.pop()}="
+        known = {
+            f"{group}={choice}": line
+            for group in keys.groups()
+            for choice, line in keys.choices(group).items()
+        }
+        for key in keys.all_keys(dict(word.split("=", 1) for word in typed if "=" in word)):
+            known |= {f"{key.name}={value}": key.meaning for value in ("", key.value)}
+        cut = len(begun) - len(incomplete)
+        return [
+            CompletionItem(word[cut:], help=line)
+            for word, line in known.items()
+            if word.startswith(begun) and word != begun
+        ]
+
+
 console = _Stderr(stderr=True, highlight=False)
+OVERRIDE = _Override()
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
         help="Settings as KEY=VALUE, such as rounds=10 data=mnist; `fed-dpsd list` shows them all.",
-        autocompletion=complete_override,
+        click_type=OVERRIDE,
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]

@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.table import Table
 
 from fed_dpsd.cli.console import AsJson, Overrides, console, importing, say, say_failed
-from fed_dpsd.cli.show_config import ShowConfig, print_config
 from fed_dpsd.display import show_progress
 from fed_dpsd.errors import UserError
 
@@ -31,9 +30,7 @@ app = typer.Typer(
 UNEXPECTED = 3  # exit code of an audit with an unexpected outcome
 
 
-def plan(
-    overrides: Overrides = None, as_json: AsJson = False, show_config: ShowConfig = False
-) -> None:
+def plan(overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Print the privacy cost of a run without running it; nothing is spent.
 
     Example: fed-dpsd privacy plan
@@ -45,16 +42,12 @@ def plan(
     with importing():
         from fed_dpsd import api
 
-    if show_config:
-        print_config(overrides or [])
-        return
     planned = api.plan(*(overrides or ()))
     if as_json:
         queries, card = planned.queries_per_client, planned.privacy.content
         budget = planned.smallest_budget
         facts = {"queries_per_client": queries, "privacy": card}
-        facts |= {"smallest_budget": "inf" if math.isinf(budget) else budget}
-        print(json.dumps(facts | {"seconds": planned.duration and vars(planned.duration)}))
+        print(json.dumps(facts | {"smallest_budget": "inf" if math.isinf(budget) else budget}))
         return
     print(planned)
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fed_dpsd.cli.completion import complete_override
-from fed_dpsd.cli.console import console, say
+from fed_dpsd.cli.console import OVERRIDE, console, say
 from fed_dpsd.display import show_progress
 from fed_dpsd.errors import UserError
 from fed_dpsd.progress import reporting
@@ -25,9 +24,7 @@ RETRY = "federation.retry_seconds=20"  # links on one machine are fast
 def rehearse(
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(
-            help="Settings as KEY=VALUE, such as num_clients=3.", autocompletion=complete_override
-        ),
+        typer.Argument(help="Settings as KEY=VALUE, such as num_clients=3.", click_type=OVERRIDE),
     ] = None,
     out: Annotated[Path, typer.Option(help="Empty folder for all files of the rehearsal.")] = Path(
         "runs/rehearsal"

@@ -8,7 +8,6 @@ from rich.console import Console
 from rich.table import Table
 
 from fed_dpsd.cli.console import Overrides, console, importing, say
-from fed_dpsd.cli.show_config import ShowConfig, print_config
 from fed_dpsd.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,7 +26,10 @@ def run(
             min=1, help="Number of nodes with --engine flower. Default: one for each client."
         ),
     ] = None,
-    show_config: ShowConfig = False,
+    show_config: Annotated[
+        bool,
+        typer.Option("--show-config", help="Print the whole configuration as YAML; nothing runs."),
+    ] = False,
 ) -> None:
     """Run one experiment. The last line of stdout is its folder.
 
@@ -44,7 +46,7 @@ def run(
         from fed_dpsd import api
 
     if show_config:
-        print_config(overrides or [])
+        print(api.experiment_of(overrides or ()).to_yaml(), end="")
         return
     if nodes is not None and engine == "local":
         raise UserError(f"--nodes {nodes} needs --engine flower; add that option, or omit --nodes")

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from fed_dpsd.cli.completion import complete_override
+from fed_dpsd.cli.console import OVERRIDE
 from fed_dpsd.errors import UserError
 
 app = typer.Typer(
@@ -70,7 +70,7 @@ def check(
         list[str] | None,
         typer.Argument(
             help="The coordinator's settings (KEY=VALUE). Default: the first choices in the file.",
-            autocompletion=complete_override,
+            click_type=OVERRIDE,
         ),
     ] = None,
 ) -> None:

@@ -6,7 +6,6 @@ classes, and the purpose of the file's values.
 """
 
 import re
-import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,6 @@ import yaml
 from fed_dpsd.config.plugins import conf_folders, files_of
 from fed_dpsd.config.schema import field_of
 
-_ALTERNATIVE = re.compile(r"([\w-]+)(?=$|: | \(|, |\. )")
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 MAIN = "config"
 
@@ -88,22 +86,6 @@ def all_keys(typed: Mapping[str, str] | None = None) -> list[Key]:
             meaning = key.meaning or (known.meaning if known else "")
             found[key.name] = Key(key.name, key.value, meaning, key.file)
     return list(found.values())
-
-
-def alternatives(key: Key) -> list[str]:
-    """Return the values named by a key's type or description, as in "client | server"."""
-    field = field_of(key.name)
-    if field and typing.get_origin(field.annotation) is typing.Literal:
-        return list(typing.get_args(field.annotation))
-    if key.value in ("true", "false"):
-        return ["true", "false"]
-    first, *others = key.meaning.split(" | ")
-    if not others:
-        return []
-    begun = re.search(r"(?:^|[:.] )([a-z][\w-]*)(?:$| \(|: [^|]*$)", first)
-    words = [key.value, *([begun.group(1)] if begun else [])]
-    words += [match.group(1) for part in others if (match := _ALTERNATIVE.match(part))]
-    return [word for word in dict.fromkeys(words) if word not in ("null", '""')]
 
 
 def choices_with_key(key: str) -> str:

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -71,7 +70,7 @@ def new_run_folder(experiment: Experiment) -> Path:
             folder / "versions.json": to_json_bytes(versions()),
             folder / RUN_NAME: os.fsencode(folder.name),
             # This file comes last, since it makes the folder a run folder.
-            folder / "config.yaml": yaml.safe_dump(json.loads(experiment.to_json())).encode(),
+            folder / "config.yaml": experiment.to_yaml().encode(),
         }
         try:
             write_together(files)

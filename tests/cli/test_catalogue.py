@@ -1,14 +1,17 @@
 """`fed-dpsd list` and `--version`, and what they must not import."""
 
+import json
 import os
 import subprocess
 import sys
 
 import pytest
+import yaml
 
 import fed_dpsd as package
 from fed_dpsd.cli.catalogue import GROUPS
 from fed_dpsd.config import keys
+from fed_dpsd.experiment import from_overrides
 from fed_dpsd.storage import conf_folder
 from tests.config.test_config import values
 from tests.conftest import composed
@@ -120,18 +123,9 @@ def test_a_plan_and_a_run_import_no_more_than_they_need(tmp_path):
     assert {"flwr", "ray", "opacus"}.isdisjoint(run)
 
 
-def test_what_a_chosen_file_sets_is_not_typed(fed_dpsd):
+def test_the_configuration_is_shown_as_the_run_would_store_it(fed_dpsd, tmp_path):
     code, out, _ = fed_dpsd("run", "data=mnist", "rounds=3", "--show-config")
     assert code == 0
-    assert "# data=mnist: typed" in out
-    assert "  name: mnist # data=mnist" in out
-    assert "rounds: 3 # typed" in out
-    assert not [line for line in out if line.startswith("# rounds=")]
-
-
-def test_noise_that_a_target_sets_is_calibrated_even_if_null_is_typed(fed_dpsd):
-    typed = ("training=plain", "answers=gradient", "answers.noise_multiplier=null")
-    code, out, _ = fed_dpsd("run", *typed, "privacy.target_epsilon=1", "--show-config")
-    assert code == 0
-    (line,) = [each for each in out if "noise_multiplier: " in each]
-    assert line.endswith(" # calibrated to privacy.target_epsilon=1")
+    experiment = from_overrides(["data=mnist", "rounds=3"], tmp_path)
+    assert yaml.safe_load("\n".join(out)) == json.loads(experiment.to_json())
+    assert not list(tmp_path.iterdir())

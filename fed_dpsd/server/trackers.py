@@ -1,18 +1,18 @@
 """Trackers, which copy a run's numbers to TensorBoard, Weights & Biases or MLflow.
 
-They receive the content of rounds.jsonl and summary.json, and the settings without paths.
-TensorBoard, which keeps its files in the run folder, also receives pictures of synthetic images. An
+They receive the content of rounds.jsonl and summary.json, and the settings without paths. An
 epsilon's name includes its unit, relation and trust, whether its noise is seeded and, if plug-ins
 took part, that they have not been reviewed.
 """
 
-import importlib.util
 import json
 import logging
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fed_dpsd.accounts.card import SEEDED_NOTE
 from fed_dpsd.config.keys import leaves
@@ -22,126 +22,97 @@ from fed_dpsd.privacy.epsilon import NOT_REVIEWED
 from fed_dpsd.server.run_folder import sample_path
 
 PROJECT = "fed-dpsd"
-MOST_AT_ONCE = 100  # settings that an MLflow server accepts in one request
 logger = logging.getLogger("fed_dpsd")
-
 Numbers = Mapping[str, float]
 Settings = Mapping[str, str | int | float | bool]
 
 
-class TensorBoard:
-    """Event files in RUN/tensorboard; `tensorboard --logdir runs` shows all runs."""
+class Tracker(NamedTuple):
+    """An open tracker: it logs numbers of a round, and closes given whether the run completed."""
 
-    def __init__(self, folder: Path, settings: Settings) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+    log: Callable[[Numbers, int], object]
+    close: Callable[[bool], object]
 
-        self._writer = SummaryWriter(str(folder / "tensorboard"))
-        rows = "".join(f"| {key} | {value} |\n" for key, value in settings.items())
-        self._writer.add_text("settings", f"| key | value |\n| --- | --- |\n{rows}", 0)
 
-    def log(self, numbers: Numbers, step: int) -> None:
-        """Write a scalar for each number."""
+def tensorboard(folder: Path, settings: Settings) -> Tracker:
+    """Write numbers and synthetic images to RUN/tensorboard."""
+    import numpy as np
+    from PIL import Image
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer = SummaryWriter(str(folder / "tensorboard"))
+    writer.add_text("settings", f"```\n{json.dumps(settings, indent=2)}\n```")
+
+    def log(numbers: Numbers, step: int) -> None:
         for name, value in numbers.items():
-            self._writer.add_scalar(name, value, step)
-        self._writer.flush()
+            writer.add_scalar(name, value, step)
+        picture = sample_path(folder, step)
+        if "rounds/seconds" in numbers and picture.exists():
+            pixels = np.asarray(Image.open(picture).convert("RGB"))
+            writer.add_image("synthetic images", pixels, step, dataformats="HWC")
+        writer.flush()
 
-    def show(self, picture: Path, step: int) -> None:
-        """Write a PNG of a round's synthetic images."""
-        from torchvision.io import ImageReadMode, read_image  # takes seconds to import
-
-        self._writer.add_image(
-            "synthetic images", read_image(str(picture), ImageReadMode.RGB), step
-        )
-        self._writer.flush()
-
-    def close(self, completed: bool) -> None:
-        """Close the file."""
-        self._writer.close()
+    return Tracker(log, lambda completed: writer.close())
 
 
-class WeightsAndBiases:
-    """A run of the project fed-dpsd, which is kept in RUN/wandb with WANDB_MODE=offline.
+def wandb(folder: Path, settings: Settings) -> Tracker:
+    """Log to W&B's project fed-dpsd, or to RUN/wandb with WANDB_MODE=offline.
 
-    Nothing else about this machine is sent: no command line, paths, code, console or hardware.
+    W&B adds its own version, Python's and the platform. Nothing else about this machine is sent: no
+    command line, paths, code, console or hardware.
     """
+    import wandb
 
-    def __init__(self, folder: Path, settings: Settings) -> None:
-        import wandb
-
-        self._run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", PROJECT),
-            name=folder.name,
-            id=folder.name,
-            resume="allow",
-            dir=str(folder),
-            config=dict(settings),
-            settings=wandb.Settings(
-                console="off",
-                silent=True,
-                disable_git=True,
-                disable_code=True,
-                x_disable_meta=True,
-                x_disable_stats=True,
-                x_disable_machine_info=True,
-                x_save_requirements=False,
-            ),
-        )
-
-    def log(self, numbers: Numbers, step: int) -> None:
-        """Log the numbers of a step."""
-        self._run.log(dict(numbers), step=step)
-
-    def close(self, completed: bool) -> None:
-        """Finish the run."""
-        self._run.finish(exit_code=0 if completed else 1)
+    off = ("disable_git", "disable_code", "x_disable_meta", "x_disable_stats")
+    private = dict.fromkeys((*off, "x_disable_machine_info"), True) | {"x_save_requirements": False}
+    run = wandb.init(
+        project=os.environ.get("WANDB_PROJECT", PROJECT),
+        name=folder.name,
+        id=folder.name,
+        resume="allow",
+        dir=str(folder),
+        config=dict(settings),
+        settings=wandb.Settings(console="off", silent=True, **private),
+    )
+    return Tracker(
+        lambda numbers, step: run.log(dict(numbers), step=step),
+        lambda completed: run.finish(exit_code=0 if completed else 1),
+    )
 
 
-class MLflow:
-    """A run of the experiment fed-dpsd at MLFLOW_TRACKING_URI, by default mlflow.db next to RUN.
+def mlflow(folder: Path, settings: Settings) -> Tracker:
+    """Log to MLflow's experiment fed-dpsd at MLFLOW_TRACKING_URI, by default mlflow.db next to RUN.
 
-    A resumed run continues the MLflow run with the same name. MLflow stores infinity as 1.8e308.
+    A resumed run continues the MLflow run with its name. MLflow stores infinity as 1.8e308.
     """
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    from mlflow import MlflowClient
+    from mlflow.entities import Metric, Param
 
-    def __init__(self, folder: Path, settings: Settings) -> None:
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-        from mlflow import MlflowClient
-        from mlflow.entities import Param
+    server = os.environ.get("MLFLOW_TRACKING_URI")
+    client = MlflowClient(server or f"sqlite:///{folder.parent}/mlflow.db")
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+    known = client.get_experiment_by_name(name)
+    number = known.experiment_id if known else client.create_experiment(name)
+    runs = client.search_runs([number], f"attributes.run_name = '{folder.name}'")
+    run = (runs[0] if runs else client.create_run(number, run_name=folder.name)).info.run_id
+    client.log_batch(run, params=[Param(key, str(value)) for key, value in settings.items()])
 
-        server, parent = os.environ.get("MLFLOW_TRACKING_URI"), folder.parent
-        self._client = MlflowClient(tracking_uri=server or f"sqlite:///{parent}/mlflow.db")
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
-        if experiment := self._client.get_experiment_by_name(name):
-            number = experiment.experiment_id
-        else:  # a server chooses its own folder for files; none are sent
-            number = self._client.create_experiment(name, None if server else f"{parent}/mlruns")
-        known = self._client.search_runs([number], f"attributes.run_name = '{folder.name}'")
-        run = known[0] if known else self._client.create_run(number, run_name=folder.name)
-        self._run = run.info.run_id
-        parameters = [Param(key, str(value)) for key, value in settings.items()]
-        for first in range(0, len(parameters), MOST_AT_ONCE):
-            self._client.log_batch(self._run, params=parameters[first : first + MOST_AT_ONCE])
+    def log(numbers: Numbers, step: int) -> None:
+        now = round(1000 * time.time())
+        client.log_batch(run, [Metric(name, value, now, step) for name, value in numbers.items()])
 
-    def log(self, numbers: Numbers, step: int) -> None:
-        """Log each number as a metric."""
-        for name, value in numbers.items():
-            self._client.log_metric(self._run, name, value, step=step)
-
-    def close(self, completed: bool) -> None:
-        """Set the run's final status."""
-        self._client.set_terminated(self._run, "FINISHED" if completed else "FAILED")
+    return Tracker(
+        log, lambda completed: client.set_terminated(run, "FINISHED" if completed else "FAILED")
+    )
 
 
-Tracker = TensorBoard | WeightsAndBiases | MLflow
-TRACKERS: dict[str, tuple[str, type[Tracker]]] = {
-    "tensorboard": ("tensorboard", TensorBoard),
-    "wandb": ("wandb", WeightsAndBiases),
-    "mlflow": ("mlflow", MLflow),
-}
+TRACKERS = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow}  # by package
 
 
 def require_tracker(name: str) -> None:
     """Check that a tracker's package is installed, without importing it."""
-    if name in TRACKERS and importlib.util.find_spec(TRACKERS[name][0]) is None:
+    if name in TRACKERS and find_spec(name) is None:
         raise UserError(
             f"tracker={name} needs a package that is not installed: pip install 'fed-dpsd[{name}]'"
         )
@@ -155,54 +126,48 @@ class Tracking:
     """
 
     def __init__(self, experiment: Experiment, folder: Path) -> None:
-        self._experiment, self._folder = experiment, folder
+        self._experiment, self._folder, self._round = experiment, folder, 0
+        self._name = experiment.config.tracker
         self._tracker: Tracker | None = None
-        self._round = 0
 
     def open(self) -> None:
         """Open the tracker."""
-        name = self._experiment.config.tracker
-        require_tracker(name)
-        if name not in TRACKERS:
-            return
+        require_tracker(self._name)
         try:
-            self._tracker = TRACKERS[name][1](self._folder, dict(settings_of(self._experiment)))
+            if self._name in TRACKERS:
+                self._tracker = TRACKERS[self._name](self._folder, settings_of(self._experiment))
         except Exception as error:
             raise UserError(
-                f"tracker={name} cannot be opened ({one_line(error)}); check its settings, or "
-                "use tracker=none"
+                f"tracker={self._name} cannot be opened ({one_line(error)}); check its settings, "
+                "or use tracker=none"
             ) from error
 
     def log(self, line: Mapping[str, Any]) -> None:
         """Send the numbers of a line of rounds.jsonl."""
         self._round = line["round"]
         self._send(lambda tracker: tracker.log(dict(numbers_of_round(line)), self._round))
-        picture = sample_path(self._folder, self._round)
-        if picture.exists() and isinstance(self._tracker, TensorBoard):
-            self._send(lambda tracker: tracker.show(picture, self._round))
 
     def close(self, summary: Mapping[str, Any]) -> None:
         """Send the numbers of a summary, and close the tracker."""
         self._send(lambda tracker: tracker.log(dict(numbers_of_run(summary)), self._round))
         self._send(lambda tracker: tracker.close(summary["status"] == "completed"))
 
-    def _send(self, work: Callable[[Any], None]) -> None:
-        if self._tracker is None:
-            return
+    def _send(self, work: Callable[[Tracker], object]) -> None:
         try:
-            work(self._tracker)
+            if self._tracker is not None:
+                work(self._tracker)
         except Exception as error:
             self._tracker = None
-            name = self._experiment.config.tracker
-            logger.warning("tracker=%s failed and is no longer used: %s", name, one_line(error))
+            said = "tracker=%s failed and is no longer used: %s"
+            logger.warning(said, self._name, one_line(error))
 
 
-def settings_of(experiment: Experiment) -> Iterator[tuple[str, str | int | float | bool]]:
-    """Yield the keys and values of a configuration that are set and are not paths."""
-    for key, value in leaves(json.loads(experiment.to_json())):
-        text = value if isinstance(value, str) else json.dumps(value)
-        if value not in (None, "", []) and os.sep not in text:
-            yield key, text if isinstance(value, list) else value
+def settings_of(experiment: Experiment) -> Settings:
+    """Return the keys and values of a configuration that are set and are not paths."""
+    values = dict(leaves(json.loads(experiment.to_json())))
+    texts = {key: json.dumps(each) for key, each in values.items() if isinstance(each, list)}
+    known = {key: each for key, each in (values | texts).items() if each not in (None, "", "[]")}
+    return {key: value for key, value in known.items() if os.sep not in str(value)}
 
 
 def numbers_of_round(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

@@ -485,7 +485,7 @@ def resumed_job(folder: Path) -> Job:
         require_checkpoint(folder, summary)
         return dataclasses.replace(job, completed=True)
     check_simulated(experiment, f'resume="{folder}"')
-    check_run(experiment, lambda: prepare_clients(experiment, 1), resumed=True)
+    check_run(experiment, lambda: prepare_clients(experiment, 1), resumed=folder)
     return job
 
 

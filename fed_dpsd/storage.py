@@ -43,7 +43,8 @@ class Unwritable(UserError):
 def home() -> Path:
     """Return FED_DPSD_HOME, by default ~/.fed-dpsd.
 
-    It holds caches and, by default, the runs of `flwr run`.
+    It holds caches, the secrets and ledgers of runs with `noise=secure`, and, by default, the runs
+    of `flwr run`.
     """
     return Path(os.environ.get("FED_DPSD_HOME") or Path.home() / ".fed-dpsd").absolute()
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from fed_dpsd.accounts.database import is_database, ledgers_in
 from fed_dpsd.accounts.entry import MARK, Entry, charges_of_entries
+from fed_dpsd.accounts.secret import own_ledger_folder
 from fed_dpsd.claims import Proof, charges_of_plan, claims, covers, proof_on, proofs
 from fed_dpsd.config.bind import read_yaml
 from fed_dpsd.errors import UserError
@@ -359,7 +360,7 @@ def ledger_files(path: Path) -> list[Path]:
         if not is_database(path):
             raise UserError(f"{path} is not a ledger; give {_LEDGERS}")
         return [path]
-    for folder in (path, path / "ledger"):
+    for folder in (path, own_ledger_folder(path)):
         if found := ledgers_in(folder):
             return [file for _, file in sorted(found.items())]
     if not path.exists():

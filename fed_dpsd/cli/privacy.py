@@ -197,7 +197,7 @@ def ledger(
     with importing():
         from fed_dpsd.accounts.card import NO_SECRET_NOTE, ledger_epsilons, ledger_files, row_of
         from fed_dpsd.accounts.database import read_ledger
-        from fed_dpsd.accounts.secret import has_secret
+        from fed_dpsd.accounts.secret import has_secret, own_ledger_folder
         from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
         from fed_dpsd.server.charge_log import ChargeLog
 
@@ -206,8 +206,8 @@ def ledger(
     accounts = {file: read_ledger(file) for file in ledger_files(path)}
     if not accounts and ChargeLog(path, {}).charged.total():
         raise UserError(
-            f"{path / 'ledger'} is missing, but charges.json records charges of this run; restore "
-            "the folder from a backup (summary.json still states the run's own cost)"
+            f"{own_ledger_folder(path)} is missing, but charges.json records charges of this run; "
+            "restore the folder from a backup (summary.json still states the run's own cost)"
         )
     notes = {file: () if has_secret(file) else (NO_SECRET_NOTE,) for file in accounts}
     totals = {

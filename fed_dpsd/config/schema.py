@@ -261,12 +261,10 @@ class Config:
     out: str = Field(description='parent of the run folder; "" is ./runs (flwr: in FED_DPSD_HOME)')
     cache: str = Field(description='folder of the cache; "" is FED_DPSD_HOME/cache')
     run_folder: str = Field(description='run folder; "" makes a new one below out')
-    ledger: str = Field(
-        description='folder of ledgers shared by runs; "" keeps them in the run folder'
-    )
+    ledger: str = Field(description='folder of ledgers shared by runs; "" gives each run its own')
     noise: Literal["seeded", "secure"] = Field(
         description="Source of the noise in answers and private training: seeded (reproducible, "
-        "for experiments) | secure (from a secret next to each client's ledger)."
+        "for experiments) | secure (from a secret outside the run folder)."
     )
     data: DataConfig
     model: ModelConfig

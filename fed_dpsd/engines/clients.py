@@ -8,7 +8,7 @@ from fed_dpsd.accounts.account import Account
 from fed_dpsd.accounts.card import plan_of
 from fed_dpsd.accounts.database import ledgers_in
 from fed_dpsd.accounts.ledger import FileLedger
-from fed_dpsd.accounts.secret import exchange_key, ledger_folder, load_or_create_secret, noise_of
+from fed_dpsd.accounts.secret import ledger_folder, noise_of, simulated_key
 from fed_dpsd.client.secure_sum import SecureSums
 from fed_dpsd.client.site import Site
 from fed_dpsd.client.teacher_file import read_teacher
@@ -74,6 +74,7 @@ def open_site(experiment: Experiment, client: int, run_folder: Path) -> Site:
     config, indices = experiment.config, partitions(experiment)[client]
     data = load_data(config.data, config.cache)
     records = with_patients(data.train.take(indices), config.data.records_per_patient)
+    secret = noise_of(experiment, run_folder, client_name(client))
     ledger = ledger_of(experiment, client, run_folder)
     party = simulated_party(experiment, client, run_folder)
     return Site(
@@ -88,7 +89,7 @@ def open_site(experiment: Experiment, client: int, run_folder: Path) -> Site:
             *(ledger, config.privacy, plan_of(experiment), run_name(run_folder)),
             plugins=bool(config.not_reviewed),
         ),
-        secret=noise_of(experiment, run_folder, client_name(client)),
+        secret=secret,
         secure_sums=party and SecureSums(party, experiment.answers, ledger, run_name(run_folder)),
     )
 
@@ -100,16 +101,12 @@ def _test_images(config: DataConfig, cache: str) -> Images:
 
 
 def simulated_party(experiment: Experiment, client: int, run_folder: Path) -> Party | None:
-    """Return a simulated client's part in secure sums; None without secure sums.
-
-    The clients' keys are derived from the secrets next to the ledgers.
-    """
+    """Return a simulated client's part in secure sums; None without secure sums."""
     quorum = quorum_of(experiment.answers)
     if quorum is None:
         return None
-    folder = ledger_folder(experiment, run_folder)
     keys = {
-        number: exchange_key(load_or_create_secret(folder / f"{client_name(number)}.secret"))
+        number: simulated_key(experiment, run_folder, client_name(number))
         for number in range(experiment.config.num_clients)
     }
     public = {number: public_key(key) for number, key in keys.items()}

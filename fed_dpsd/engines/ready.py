@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from fed_dpsd.accounts.secret import require_secret
 from fed_dpsd.config import require_device
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment, partitions, test_split
@@ -18,7 +19,7 @@ Placed = TypeVar("Placed")
 
 
 def check_run(
-    experiment: Experiment, place: Callable[[], Placed], resumed: bool = False
+    experiment: Experiment, place: Callable[[], Placed], resumed: Path | None = None
 ) -> tuple[Placed, list[str]]:
     """Check that a run has what it needs on any engine; the data is read last.
 
@@ -27,17 +28,20 @@ def check_run(
     Args:
         experiment: the run's experiment.
         place: checks and places clients on this machine, such as `clients.prepare_clients`.
-        resumed: whether the run has a folder.
+        resumed: the folder of a run to resume; None for a new run.
 
     Returns:
         What `place` returns, and the warnings of `run_warnings` and `weak_delta`.
 
     Raises:
-        UserError: a Python function or a tracker is missing, a device does not exist or lacks the
-            precision, the budget is too small, a folder cannot be written, pictures or the data
-            cannot be read, the data does not allow so many clients, or `place` raises it.
+        UserError: the secret of a resumed run, a Python function or a tracker is missing, a device
+            does not exist or lacks the precision, the budget is too small, a folder cannot be
+            written, pictures or the data cannot be read, the data does not allow so many clients,
+            or `place` raises it.
     """
     config, simulated = experiment.config, experiment.config.federation.simulation
+    if resumed:
+        require_secret(experiment, resumed)
     require_functions(config)
     require_tracker(config.tracker)
     key = "device" if config.client_device == config.server_device else "server_device"

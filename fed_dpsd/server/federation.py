@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fed_dpsd.accounts.card import plan_of
-from fed_dpsd.accounts.secret import noise_of
+from fed_dpsd.accounts.secret import noise_of, require_secret
 from fed_dpsd.cohort import cohort
 from fed_dpsd.errors import ProtocolError, UserError
 from fed_dpsd.experiment import Experiment
@@ -132,6 +132,7 @@ class HostedFederation(ABC):
     def __init__(self, experiment: Experiment, run_folder: Path) -> None:
         self.experiment = experiment
         own_noise = experiment.answers.noise_at == "server"
+        require_secret(experiment, run_folder)
         secret = noise_of(experiment, run_folder, "server") if own_noise else None
         self._context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
         self._sizes: dict[str, int] = {}

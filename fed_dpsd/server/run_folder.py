@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fed_dpsd import __version__
+from fed_dpsd.accounts.secret import draw_secret
 from fed_dpsd.config.bind import read_run
 from fed_dpsd.data.intake import Split
 from fed_dpsd.errors import UserError
@@ -56,7 +57,10 @@ def name_run_folder(experiment: Experiment) -> Path:
 
 
 def new_run_folder(experiment: Experiment) -> Path:
-    """Create the run folder with its configuration; never overwrite an existing folder."""
+    """Create the run folder with its configuration; never overwrite an existing folder.
+
+    The secret of its noise, if any, is drawn and stored outside it.
+    """
     folder = name_run_folder(experiment)
     if folder.is_dir():
         remedy = "choose another"
@@ -66,15 +70,16 @@ def new_run_folder(experiment: Experiment) -> Path:
     try:
         with writing(folder):
             folder.mkdir(parents=True)
-        files = {
-            folder / "versions.json": to_json_bytes(versions()),
-            folder / RUN_NAME: os.fsencode(folder.name),
-            # This file comes last, since it makes the folder a run folder.
-            folder / "config.yaml": experiment.to_yaml().encode(),
-        }
         try:
+            files = {
+                **draw_secret(experiment, folder),
+                folder / "versions.json": to_json_bytes(versions()),
+                folder / RUN_NAME: os.fsencode(folder.name),
+                # This file comes last, since it makes the folder a run folder.
+                folder / "config.yaml": experiment.to_yaml().encode(),
+            }
             write_together(files)
-        except Unwritable:
+        except UserError:
             folder.rmdir()
             raise
     except Unwritable as error:

@@ -14,8 +14,8 @@ from fed_dpsd.server.summary import privacy_text, read_summary
 from fed_dpsd.storage import shown_path
 
 NO_GUARANTEE = (
-    "seeded noise: anyone who knows the seed can remove it, so this run's own files carry no "
-    "guarantee; noise=secure draws it from a secret"
+    "seeded noise: anyone who knows the seed, which is in the run folder, can remove it, so the "
+    "folder's files carry no guarantee; noise=secure draws it from a secret outside the folder"
 )
 
 

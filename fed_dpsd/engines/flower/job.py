@@ -43,9 +43,7 @@ def prepare(
             return experiment, folder
     else:
         experiment = from_run_config(run_config)
-    _, warnings = check_run(
-        experiment, lambda: _place(grid, experiment), resumed=folder is not None
-    )
+    _, warnings = check_run(experiment, lambda: _place(grid, experiment), resumed=folder)
     for warning in filter(None, (*warnings, unused_records(experiment))):
         print(f"warning: {with_typed_keys(warning, run_config)}", flush=True)
     return experiment, folder or new_run_folder(experiment)

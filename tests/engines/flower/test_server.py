@@ -362,8 +362,8 @@ def test_secret_noise_on_every_engine(small, tmp_path):
     assert "seeded noise" not in first["privacy"]["proven"][0]["notes"]
     kept = small("training=plain", "answers=gradient", "noise=secure", f"ledger={tmp_path}/ledger")
     on_grid, _ = grid_run(kept, 2)
-    for path in (tmp_path / "ledger").iterdir():  # its secrets stay, its answers go
-        if path.suffix != ".secret":
+    for path in (tmp_path / "ledger").iterdir():  # its secret stays, its answers go
+        if path.name != "secret":
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     folder = new_run_folder(kept)
     local = runs.run(kept, LocalFederation(kept, folder), folder, lambda line: None)
@@ -392,7 +392,7 @@ def test_sums_of_gradients_are_the_same_on_every_engine(small, tmp_path, noise_a
         assert summary["privacy"]["proven"][0]["trust"] == (
             "threshold" if noise_at == "distributed" else "nobody"
         )
-        for path in (tmp_path / "ledger").iterdir():  # its secrets stay, its answers go
-            if path.suffix != ".secret":
+        for path in (tmp_path / "ledger").iterdir():  # its keys stay, its answers go
+            if path.name != "keys":
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
     assert len(digests) == 1

@@ -14,13 +14,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hydra import version
-from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
-from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
-from hydra._internal.defaults_list import create_defaults_list
+import hydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
-from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -28,6 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from fed_dpsd.config.errors import (
     first_line,
     quote_letters,
+    quoted,
     quoting_remedy,
     split_tokens,
     uncomposable_choice,
@@ -184,45 +181,14 @@ def split_overrides(text: str) -> list[str]:
 # --- Hydra ---
 
 
-@functools.lru_cache(maxsize=8)
-def _files(folders: tuple[Path, ...]) -> CachingConfigRepository:
-    """Return the files in folders laid out like conf/; each file is read once."""
-    Plugins.instance()  # registers the readers of file:// and structured://
-    version.setbase("1.3")
-    path = ConfigSearchPathImpl()
-    for folder in folders:
-        path.append("main", f"file://{folder}")
-    path.append("schema", "structured://")
-    return CachingConfigRepository(ConfigRepository(path))
-
-
 @functools.lru_cache(maxsize=256)
 def _composed(choices: tuple[str, ...], folders: tuple[Path, ...]) -> DictConfig:
-    """Return the keys of chosen files in folders laid out like conf/; do not modify the result.
-
-    Hydra's own `compose` would also merge its settings and read every file again, which takes
-    five times as long.
-    """
-    files, overrides = _files(folders), OverridesParser.create().parse_overrides(list(choices))
-    tree: dict[str, Any] = {}
-    for file in create_defaults_list(files, "config", overrides, False, False).defaults:
-        place = tree
-        for part in filter(None, str(file.package or "").split(".")):
-            place = place.setdefault(part, {})
-        loaded = files.load_config(str(file.config_path))
-        assert loaded is not None
-        _merge(place, OmegaConf.to_container(loaded.config))
-    whole = OmegaConf.create(tree)
-    OmegaConf.set_struct(whole, True)
-    return whole
-
-
-def _merge(tree: dict[str, Any], more: Any) -> None:
-    for key, value in more.items():
-        if isinstance(value, dict) and isinstance(tree.get(key), dict):
-            _merge(tree[key], value)
-        elif value != "???" or key not in tree:
-            tree[key] = value
+    """Return the keys of chosen files in folders laid out like conf/; do not modify the result."""
+    ours, *others = (str(folder) for folder in folders)
+    searched = ",".join(quoted(f"file://{folder}") for folder in others)
+    overrides = [*choices, *([f"hydra.searchpath=[{searched}]"] if searched else [])]
+    with hydra.initialize_config_dir(ours, version_base="1.3"):
+        return hydra.compose("config", overrides)
 
 
 def _resolved(tree: DictConfig) -> dict[str, Any]:

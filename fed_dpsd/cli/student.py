@@ -162,13 +162,13 @@ def _predict_rows(
     from fed_dpsd.data.images import crop_and_scale, open_image
     from fed_dpsd.progress import reporting
 
-    shape = student.network.shape
+    shape, bits = student.network.shape, student.facts["pixel_bits"]
     with reporting("images", len(files)) as task:
         for start in range(0, len(files), AT_ONCE):
             images = {}
             for path in files[start : start + AT_ONCE]:
                 try:
-                    images[path] = crop_and_scale(open_image(path, shape[0]), shape)
+                    images[path] = crop_and_scale(open_image(path, shape[0], bits), shape)
                 except (OSError, ValueError) as error:
                     bad.append(path)
                     say_failed(f"{path} is skipped: {reason_of(error)}")

@@ -2,14 +2,19 @@
 
 import io
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-PHOTOMETRIC = 262  # the TIFF tag that is 0 if white is stored as 0
+# TIFF tags
+BITS, PHOTOMETRIC, SAMPLES, SAMPLE_FORMAT = 258, 262, 277, 339
+WHITE_IS_ZERO, SIGNED = 0, 2
 FORMATS = ("PNG", "JPEG", "TIFF", "BMP", "WEBP")
+UNSIGNED = "its pixels are floats, signed or 32-bit; convert it to unsigned 8 or 16 bits"
 
 
 def open_image(
@@ -25,22 +30,24 @@ def open_image(
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: the file is not an image or has several pages, or the range of its pixels is
-            unknown or exceeded.
+        ValueError: the file is not an image, has several pages or frames, is transparent, or has
+            pixels that would lose bits or channels.
     """
     if isinstance(image, np.ndarray):
         return _convert(Image.fromarray(image), channels, bits)
     if isinstance(image, Path) and image.exists() and not image.is_file():
         raise ValueError("it is a folder")
     content = image.read_bytes() if isinstance(image, Path) else image
+    if not content:
+        raise ValueError("it is empty")
     try:
         with (
             warnings.catch_warnings(action="ignore", category=Image.DecompressionBombWarning),
             Image.open(io.BytesIO(content), formats=FORMATS) as opened,
         ):
-            if opened.format == "TIFF" and (pages := getattr(opened, "n_frames", 1)) > 1:
-                raise ValueError(f"it has {pages} pages; save each as a separate file")
-            inverted = getattr(opened, "tag_v2", {}).get(PHOTOMETRIC) == 0
+            tags = getattr(opened, "tag_v2", {})
+            _require_all_read(opened, content[24] if opened.format == "PNG" else 8, tags)
+            inverted = tags.get(PHOTOMETRIC) == WHITE_IS_ZERO
             ImageOps.exif_transpose(opened, in_place=True)
             return _convert(opened, channels, bits, inverted)
     except UnidentifiedImageError:
@@ -51,15 +58,35 @@ def open_image(
         raise ValueError(str(error) or type(error).__name__) from None
 
 
+def _require_all_read(image: Image.Image, bits: int, tags: Mapping[int, Any]) -> None:
+    """Raise ValueError if Pillow would silently drop frames, channels, bits or signs of an image.
+
+    `bits` is the depth of formats without TIFF tags.
+    """
+    frames = getattr(image, "n_frames", 1)
+    if frames > 1 and image.format != "MPO":  # a photograph with previews or other views
+        unit = "pages" if image.format == "TIFF" else "frames"
+        raise ValueError(f"it has {frames} {unit}; save each as a separate file")
+    if SIGNED in tags.get(SAMPLE_FORMAT, ()):
+        raise ValueError(UNSIGNED)
+    if max(tags.get(BITS, (bits,))) > 8 and image.mode[0] not in "IF":
+        raise ValueError(
+            "its colour or transparent pixels have more than 8 bits per channel; save it with 8 "
+            "bits per channel, or as grey with 16 bits"
+        )
+    if (samples := tags.get(SAMPLES, 1)) > max(len(image.getbands()), 1):
+        raise ValueError(f"it has {samples} channels; save it as grey or RGB")
+
+
 def _convert(image: Image.Image, channels: int, bits: int, inverted: bool = False) -> Image.Image:
     """Return an image as grey or RGB, with the upper 8 of the used bits.
 
     `inverted` (white is 0) matters for 16 bits only: Pillow inverts 8-bit images itself.
     """
     if image.mode in ("I", "F"):  # conversion to "L" would cut them off at 255
-        raise ValueError(
-            "its pixels are floats, signed or 32-bit; convert it to unsigned 8 or 16 bits"
-        )
+        raise ValueError(UNSIGNED)
+    if _is_transparent(image):
+        raise ValueError("parts of it are transparent; save it without transparency")
     if image.mode.startswith("I;16"):  # radiographs often have 16 bits
         values = np.asarray(image).astype(np.uint16)
         used = int(values.max()).bit_length()
@@ -72,6 +99,15 @@ def _convert(image: Image.Image, channels: int, bits: int, inverted: bool = Fals
     converted = image if image.mode == mode else image.convert(mode)
     converted.info["bits"] = image.info.get("bits", 0)
     return converted
+
+
+def _is_transparent(image: Image.Image) -> bool:
+    """Return whether an image has a pixel that is not opaque."""
+    if not image.has_transparency_data:
+        return False
+    if image.mode.startswith("I;16"):  # conversion would ignore the transparent shade
+        return bool((np.asarray(image) == image.info["transparency"]).any())
+    return bool(image.convert("RGBA").getextrema()[3][0] < 255)
 
 
 def crop_and_scale(image: Image.Image, shape: tuple[int, ...]) -> NDArray[np.uint8]:

@@ -218,6 +218,8 @@ def take_records(
             f"{where}: its 16-bit images use at most {widest} bits, so they are nearly black; "
             f"pixel_bits={max(widest, 8)} uses the upper 8 of these",
         )
+    if not widest and bits < 16:
+        notes = (f"{where}: pixel_bits={bits} has no effect: none of its images has 16 bits",)
     known = np.array(ids, np.int64) if patients else None
     return Taken(
         Split(np.stack(images), np.array(labels, np.int64), known), count, notes, cacheable

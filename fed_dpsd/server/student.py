@@ -28,7 +28,7 @@ from fed_dpsd.storage import shown_path
 from fed_dpsd.streams import Streams
 
 FACTS = "fed_dpsd"  # key in the metadata of a file
-FACT_KEYS = {"result", "classes", "check", "student_sha256", "privacy", "card"}
+FACT_KEYS = {"result", "classes", "pixel_bits", "check", "student_sha256", "privacy", "card"}
 ALL_TEACHERS = "its result is the ensemble of all teachers; export a run of another method"
 ROUNDING = 1e-3  # largest difference of a probability between processors
 
@@ -139,6 +139,7 @@ def student_of(run: CompletedRun) -> Student:
         "network": vars(network),
         "result": result_line(run.experiment, summary),
         "classes": config.data.class_names,
+        "pixel_bits": config.data.pixel_bits,
         "check": check.tolist(),
         **{key: summary[key] for key in ("method", "data")},
         "student_sha256": digest,

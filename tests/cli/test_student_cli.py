@@ -90,6 +90,20 @@ def test_bad_images_are_named_and_the_good_ones_predicted(fed_dpsd, tmp_path, mo
     assert "new/notes.txt is skipped: it is not a PNG, " in err
 
 
+def test_deep_images_are_predicted_with_the_runs_bits(fed_dpsd, tmp_path):
+    write_shapes(tmp_path / "pictures", 30)
+    settings = *SMALL, "rounds=1", "data=imagefolder", "data.path=pictures", "data.pixel_bits=12"
+    _, printed, _ = fed_dpsd("run", *settings, "num_clients=1")
+    _, (student, *_), _ = fed_dpsd("export", printed[-1])
+    for name, value, kind in (("12.png", 4_000, np.uint16), ("8.png", 250, np.uint8)):
+        Image.fromarray(np.full((8, 8), value, kind)).save(tmp_path / name)
+    Image.fromarray(np.full((8, 8), 5_000, np.uint16)).save(tmp_path / "13.png")
+    code, printed, err = fed_dpsd("predict", student, "12.png", "8.png", "13.png")
+    assert (code, len(printed)) == (1, 3)
+    assert printed[1].replace("12.png", "8.png") == printed[2]
+    assert "13.png is skipped: its pixels have 13 bits, more than pixel_bits=12" in err
+
+
 def test_a_folder_without_files_is_an_error(fed_dpsd, tmp_path, model):
     (tmp_path / "new").mkdir()
     code, printed, err = fed_dpsd("predict", model, "new")

@@ -319,14 +319,25 @@ def test_twelve_bits_in_sixteen_are_reported_and_scaled(tmp_path, said):
     assert hospital(path).notes
     assert not hospital(path, pixel_bits=12).notes
     assert hospital(path, pixel_bits=12).records.images.max() == 250
+    Image.new("L", (8, 8), 9).save(path / "ill" / "grey.png")
+    assert not hospital(path, pixel_bits=12).notes
     loaded(tmp_path, path, "data.pixel_bits=11")
     wide = "12 unreadable (ill/0.png: its pixels have 12 bits, more than"
     assert any(wide in line for line in said())
 
 
+def test_bits_that_no_picture_has_are_reported(tmp_path, said):
+    path = shades(tmp_path / "D", ill=[1, 2], well=[3, 4])
+    none = "pixel_bits=12 has no effect: none of its images has 16 bits"
+    loaded(tmp_path, path, "data.pixel_bits=12")
+    assert any(none in line for line in said())
+    assert none in hospital(path, pixel_bits=12).notes[0]
+    assert not hospital(path).notes
+
+
 @pytest.mark.filterwarnings("ignore:Palette images with Transparency")
 def test_pictures_of_all_kinds(tmp_path):
-    """EXIF rotation, CMYK, palettes with alpha, large, truncated, empty and of several pages."""
+    """EXIF rotation, CMYK, opaque palettes, large, truncated, empty and of several pages."""
     place = tmp_path / "D" / "ill"
     shades(tmp_path / "D", ill=[], well=[1])
     halves = np.zeros((8, 8), np.uint8)
@@ -335,7 +346,7 @@ def test_pictures_of_all_kinds(tmp_path):
     exif[0x0112] = 3  # turned by 180 degrees
     Image.fromarray(halves).save(place / "exif.png", exif=exif)
     Image.new("CMYK", (8, 8), (0, 0, 0, 128)).save(place / "cmyk.jpg")
-    Image.new("RGBA", (8, 8), (9, 9, 9, 9)).convert("P").save(place / "palette.png")
+    Image.new("RGBA", (8, 8), (9, 9, 9, 255)).convert("P").save(place / "palette.png")
     Image.new("L", (6_000, 6_000), 77).save(place / "large.png")
     Image.new("L", (80, 80), 5).save(place / "cut.jpg")
     (place / "cut.jpg").write_bytes((place / "cut.jpg").read_bytes()[:-60])

@@ -1,12 +1,24 @@
 """Classes and their order. Only this module turns the text of a label into a number."""
 
+import functools
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")
 TRUTH = ("false", "true")
+# Spellings of a missing label or patient, in lower case.
+MISSING = {
+    *("", "?", ".", "-nan", "na", "n/a", "n.a.", "#n/a", "#na", "nan", "nat", "nil", "none"),
+    *("null", "(null)", "<na>", "<null>", r"\n"),
+}
+LISTING = "|;,"  # characters between several findings in a cell
+OFTEN_LISTING = LISTING + "/+&"  # the last three are also common within a name
+# Replacements by category: shapeless characters, dashes and quotes. Some others have no shape, too.
+LOOKS = {"Cc": "", "Cf": "", "Pd": "-", "Pi": "'", "Pf": "'"}
+SHAPELESS = "\u034f\u115f\u1160\u2800" + "".join(map(chr, range(0xFE00, 0xFE10)))
+MINUS = "\u2212"
 
 
 def text_of(value: Any) -> str:
@@ -27,6 +39,51 @@ def text_of(value: Any) -> str:
     if re.fullmatch(r"[+-]?[0-9]+\.0+", text):
         text = text.partition(".")[0]
     return text.lower() if text.lower() in TRUTH else text
+
+
+def is_missing(text: str) -> bool:
+    """Return whether the text of a cell, from `text_of`, spells a missing value."""
+    return text.casefold() in MISSING
+
+
+def look_of(text: str) -> str:
+    """Return a text that is the same for all texts that look the same.
+
+    Shapeless characters are dropped; compatible characters (NFKC), dashes, quotes and spaces have
+    one spelling. Letters of different alphabets stay different.
+    """
+    letters = unicodedata.normalize("NFKC", " ".join(text.split())).replace(MINUS, "-")
+    looks = (LOOKS.get(unicodedata.category(c), c) for c in letters if c not in SHAPELESS)
+    return " ".join("".join(looks).split())
+
+
+def look_alikes(texts: Iterable[str]) -> str:
+    """Name two texts that look the same, with their code points; "" if there are none."""
+    looks: dict[str, str] = {}
+    for text in texts:
+        if (first := looks.setdefault(look_of(text), text)) != text:
+            return f"{first!a} and {text!a} look the same"
+    return ""
+
+
+def holds_several(label: str, names: Collection[str]) -> bool:
+    """Return whether a label lists several of the names, as in "Effusion|Mass"."""
+    if not any(each in label for each in OFTEN_LISTING):
+        return False
+    known = {_bare(name) for name in names}
+    lists = ([_bare(part) for part in label.split(each)] for each in OFTEN_LISTING)
+    return any(len(parts) > 1 and known.issuperset(parts) for parts in lists)
+
+
+@functools.lru_cache(maxsize=100_000)
+def _bare(text: str) -> str:
+    """Return a label without case and without the spaces, quotes and brackets around it."""
+    return text_of(text.strip(" \t'\"()[]{}")).casefold()
+
+
+def seems_several(label: str) -> bool:
+    """Return whether a label may list several findings, whether or not these are labels."""
+    return any(each in label for each in LISTING)
 
 
 def sort_class_names(names: Iterable[str]) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from fed_dpsd.classes import text_of
+from fed_dpsd.classes import look_of, text_of
 from fed_dpsd.errors import ProtocolError
 
 Array = NDArray[np.generic]
@@ -45,14 +45,14 @@ LONGEST_LISTS, LONGEST_SHOWN, MOST_SHOWN = 160, 30, 5
 def is_class_list(names: Any) -> bool:
     """Return whether a value is a list of two or more different, printable class names.
 
-    Names that `text_of` maps to the same text are not different.
+    Names that look the same are not different.
     """
     return (
         isinstance(names, list | tuple)
         and 2 <= len(names) <= MOST_CLASSES
         and all(isinstance(name, str) and name.isprintable() for name in names)
         and all(0 < len(name) <= LONGEST_CLASS and name == name.strip() for name in names)
-        and len(set(map(text_of, names))) == len(names)
+        and len({look_of(text_of(name)) for name in names}) == len(names)
     )
 
 

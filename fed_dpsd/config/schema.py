@@ -16,7 +16,7 @@ from pydantic import AfterValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 
-from fed_dpsd.classes import default_class_names, text_of
+from fed_dpsd.classes import default_class_names, look_alikes, text_of
 from fed_dpsd.errors import UserError, format_value
 
 BUNDLED = "digits"  # the name of the data set that comes with scikit-learn
@@ -103,6 +103,8 @@ class DataConfig:
                 f"classes=[{', '.join(named)}] must be num_classes={self.num_classes} "
                 "different names"
             )
+        if twins := look_alikes(named):
+            raise ValueError(f"classes: {twins}; use one of them, or rename the other class")
 
     @property
     def names_patients(self) -> bool:

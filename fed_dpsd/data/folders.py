@@ -27,7 +27,7 @@ class Folder:
         texts = list(self._labels.values())
         if twice := next((f for f, text in self._labels.items() if texts.count(text) > 1), None):
             raise UserError(
-                f"{path}: folder {twice!r} has the same name as another, ignoring spaces, the "
+                f"{path}: folder {twice!a} has the same name as another, ignoring spaces, the "
                 "encoding of accents and number formats; merge the two"
             )
 

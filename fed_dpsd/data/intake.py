@@ -13,12 +13,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fed_dpsd.classes import holds_several, is_missing, look_alikes, seems_several
 from fed_dpsd.data.images import crop_and_scale, open_image, to_pixels
 from fed_dpsd.errors import UserError, reason_of
 
 NAMED_AT_MOST, LONGEST_NAME = 5, 120
 NO_LABEL, SEVERAL_LABELS = "without a label", "with several labels"
 UNREADABLE, NO_CLASS = "unreadable", "in no class's folder"
+SEVERAL_REMEDY = (
+    "a record has one class: for several findings, list a column for each class in label_columns; "
+    "if one is a class, list it with the classes"
+)
 DARK = 14  # bits: 16-bit images that use no more are nearly black
 
 
@@ -183,11 +188,16 @@ def take_records(
     unknown: dict[str, str] = {}
     for item in _reject_repeats(items, where):
         count.found += 1
-        if item.skipped or not item.label:
-            count.skip(item.skipped or NO_LABEL, item.name)
+        if item.skipped:
+            count.skip(item.skipped, item.name)
             continue
-        if item.label not in numbers:
-            unknown.setdefault(item.label, item.name)
+        if item.label not in numbers:  # a class may have any name
+            if is_missing(item.label):
+                count.skip(NO_LABEL, f"{item.name}: {item.label}" if item.label else item.name)
+            elif holds_several(item.label, numbers):
+                count.skip(SEVERAL_LABELS, f"{item.name}: {item.label}")
+            else:
+                unknown.setdefault(item.label, item.name)
             continue
         try:
             opened = open_image(item.image, shape[0], bits)
@@ -207,8 +217,7 @@ def take_records(
         labels.append(numbers[item.label])
         ids.append(hash64(item.patient) if patients else 0)
     if unknown:
-        lines = [f"{label} ({name})" for label, name in sorted(unknown.items())]
-        raise UserError(f"{where}: labels that name no class: {first_few(lines)}; {remedy}")
+        raise UserError(_unknown_labels(unknown, where, numbers, remedy))
     if not images:
         found = f"no record can be read: {count}" if count.found else "there is no image"
         raise UserError(f"{where}: {found}; give images with labels")
@@ -224,6 +233,18 @@ def take_records(
     return Taken(
         Split(np.stack(images), np.array(labels, np.int64), known), count, notes, cacheable
     )
+
+
+def _unknown_labels(
+    unknown: Mapping[str, str], where: str, numbers: Mapping[str, int], remedy: str
+) -> str:
+    """Describe labels without a class, with the names of items that have them, and the remedy."""
+    if several := sorted(label for label in unknown if seems_several(label)):
+        unknown, remedy = {label: unknown[label] for label in several}, SEVERAL_REMEDY
+    lines = [f"{label} ({name})" for label, name in sorted(unknown.items())]
+    twins = (look_alikes([*numbers, label]) for label in unknown)
+    looks = next((f"; {each}" for each in twins if each), "")
+    return f"{where}: labels that name no class: {first_few(lines)}{looks}; {remedy}"
 
 
 def _reject_repeats(items: Iterable[Item], where: str) -> Iterator[Item]:

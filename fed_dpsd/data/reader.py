@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from fed_dpsd.classes import text_of
+from fed_dpsd.classes import is_missing, look_of, text_of
 from fed_dpsd.data.intake import Item
 from fed_dpsd.errors import UserError, reason_of
 
@@ -20,7 +20,6 @@ SPLIT_NAMES = {
     "test": ("test", "testing"),
     "validation": ("val", "valid", "validation", "dev"),
 }
-NOBODY = ("", "none", "nan", "nat", "null", "<na>")  # spellings of an unknown patient
 
 
 class Columns(NamedTuple):
@@ -86,14 +85,15 @@ def classes_setting(names: Iterable[str]) -> str:
 def id_of(value: Any, columns: Columns, where: str) -> str:
     """Return the text of a patient's id; "" if no column has ids.
 
-    Leading zeros of numbers are dropped: 019 in a CSV file is 19, as in a column of integers.
+    Leading zeros of numbers are dropped: 019 in a CSV file is 19, as in a column of integers. Ids
+    that look the same are equal.
 
     Raises:
         UserError: the cell is empty; otherwise, all such records would belong to one patient.
     """
     if columns.patient is None:
         return ""
-    if (text := text_of(value)).lower() in NOBODY:
+    if is_missing(text := look_of(text_of(value))):
         raise UserError(
             f"{where} has no {columns.patient}; name its patient, delete it, or set "
             f"{columns.keys}patient_column to null"

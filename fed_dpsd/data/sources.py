@@ -8,7 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from fed_dpsd.classes import default_class_names, sort_class_names
+from fed_dpsd.classes import (
+    default_class_names,
+    holds_several,
+    is_missing,
+    look_alikes,
+    seems_several,
+    sort_class_names,
+)
 from fed_dpsd.config import DataConfig
 from fed_dpsd.data.arrays import ARRAYS, Arrays, splits_of
 from fed_dpsd.data.folders import Folder, class_folders, walk_classes
@@ -232,6 +239,11 @@ def _class_names(path: Path, columns: Columns, number: int | None) -> tuple[str,
         place = _place_of(path, columns, split, splits)
         readers[split] = reader_of(place, columns, split if splits else "")
     labels = {split: reader.labels() for split, reader in readers.items()}
+    if not any(reader.declared for reader in readers.values()):
+        tables = any(reader.unit != "files" for reader in readers.values())
+        labels = _of_one_class(labels, path, tables)
+    if twins := look_alikes(text for found in labels.values() for text in found):
+        raise UserError(f"data.path={path}: {twins}; give both one spelling")
     first, *others = labels
     for other in others:
         for one, two in ((first, other), (other, first)):
@@ -255,6 +267,31 @@ def _class_names(path: Path, columns: Columns, number: int | None) -> tuple[str,
             f"name or, if they are two classes, set {classes_setting(names)}"
         )
     return names
+
+
+def _of_one_class(
+    labels: Mapping[str, Mapping[str, str]], path: Path, tables: bool
+) -> dict[str, dict[str, str]]:
+    """Return each split's labels without those that are missing or list several others.
+
+    Raises:
+        UserError: a label in a table may list findings that are not labels on their own.
+    """
+    every = {text: where for found in labels.values() for text, where in found.items()}
+    present = [text for text in every if not is_missing(text)]
+    names = [text for text in present if not holds_several(text, present)]
+    if tables and (unclear := next(filter(seems_several, names), "")):
+        known = [text for text in names if not seems_several(text)]
+        raise UserError(
+            f"data.path={path}: {unclear} ({every[unclear]}) is one class or several findings; "
+            f"list all classes, with this one or with each finding, as in "
+            f"{classes_setting(sort_class_names(known))}, or set data.label_columns to a column "
+            "for each class"
+        )
+    return {
+        split: {text: where for text, where in found.items() if text in names}
+        for split, found in labels.items()
+    }
 
 
 def _check_folders(path: Path) -> None:

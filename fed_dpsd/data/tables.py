@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
-from fed_dpsd.classes import TRUTH, text_of
+from fed_dpsd.classes import TRUTH, is_missing, seems_several, text_of
 from fed_dpsd.data.intake import NO_LABEL, SEVERAL_LABELS, Item
 from fed_dpsd.data.reader import Columns, id_of
 from fed_dpsd.errors import UserError, reason_of
@@ -127,9 +127,10 @@ class Table:
             name = f"{self._path.name}, row {number}"
             if label := self._label(row, name)[0]:
                 found.setdefault(label, name)
-        if number >= FEW_ROWS and len(found) > number / 2:
+        single = [text for text in found if not seems_several(text)]
+        if number >= FEW_ROWS and len(single) > number / 2:
             raise UserError(
-                f"{self._path}: {columns.label} has {len(found):,} different texts in {number:,} "
+                f"{self._path}: {columns.label} has {len(single):,} different texts in {number:,} "
                 f"rows, like an id or a measurement; name the column of classes in "
                 f"{columns.keys}label_column, or list them in data.classes=[...]"
             )
@@ -147,7 +148,7 @@ class Table:
 def _is_true(value: Any, column: str, where: str) -> bool:
     """Return whether a cell of a Boolean column is true."""
     text = text_of(value)
-    if text not in ("", "0", "1", "-1", *TRUTH):
+    if not is_missing(text) and text not in ("0", "1", "-1", *TRUTH):
         raise UserError(f"{where}: {column} is {text}; it must be 0 or 1, or false or true")
     return text in ("1", "true")
 

@@ -13,7 +13,13 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
-from fed_dpsd.classes import label_numbers, sort_class_names, text_of
+from fed_dpsd.classes import (
+    holds_several,
+    label_numbers,
+    look_alikes,
+    sort_class_names,
+    text_of,
+)
 from fed_dpsd.client import records as hospitals
 from fed_dpsd.client.records import HospitalFiles
 from fed_dpsd.data import datasets
@@ -46,6 +52,51 @@ def test_places_are_labels_only_where_no_name_is_a_number():
     assert "true" not in label_numbers(("cat", "dog", "cow"))
     assert label_numbers(("female", "male"))["true"] == 1
     assert label_numbers(("cat", "dog"), {"Katze": "cat"}) == {"Katze": 0}
+
+
+@pytest.mark.parametrize(
+    ("label", "several"),
+    [
+        ("Effusion|Mass", True),
+        ("Effusion;Mass", True),
+        ("Effusion, Mass", True),
+        ("['Effusion', 'Mass']", True),
+        ("effusion + MASS", True),
+        ("Mass/Effusion", True),
+        ("Effusion|Hernia", False),
+        ("Effusion|", False),
+        ("Mass+", False),
+        ("No Mass", False),
+        ("Mass", False),
+    ],
+)
+def test_a_label_lists_several_names_or_is_one(label, several):
+    assert holds_several(label, ("Effusion", "Mass", "No")) == several
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "same"),
+    [
+        ("Mass", "Mass\u200b", True),
+        ("Mass", "\ufeffMass", True),
+        ("Mass", "Ma\u00adss", True),
+        ("Mass", "Mass\ufe0f", True),
+        ("Mass", "\u202eMass", True),
+        ("no mass", "no\u00a0mass", True),
+        ("no mass", "no  mass", True),
+        ("é", "e\u0301", True),
+        ("COVID-19", "COVID\u201119", True),
+        ("COVID-19", "COVID\u201319", True),
+        ("Crohn's", "Crohn\u2019s", True),
+        ("Mass", "\uff2dass", True),
+        ("Mass", "Mass 2", False),
+        ("Mass+", "Mass-", False),
+        ("Mass", "mass", False),  # capitals have a message of their own
+        ("ä", "a", False),
+    ],
+)
+def test_names_that_look_the_same_are_shown_by_code_points(one, two, same):
+    assert look_alikes([one, "other", two]) == (f"{one!a} and {two!a} look the same" * same)
 
 
 # --- every reader, and both sides of a deployment ---
@@ -120,7 +171,7 @@ LAYOUTS = (folders, table, metadata, parquet, declared, npz)
 POOLS = (
     ("0", "1", "2", "9", "10", "11"),
     ("no finding", "pneumonie à virus", "COVID-19", "Röntgen", "1e5"),
-    ("007", "7a", "no", "None", "ünder"),
+    ("007", "7a", "no", "Nonesuch", "ünder"),
 )
 
 
@@ -166,6 +217,92 @@ def test_every_reader_and_both_sides_agree_on_every_class(tmp_path, seed):
         assert all(config.class_names[number] == known[i] for i, number in console.items())
         found[write] = console
     assert all(each == found[folders] for each in found.values())
+
+
+# --- labels that name no class ---
+
+
+@pytest.mark.parametrize(
+    ("label", "counted"),
+    [
+        *((each, "with several labels") for each in ("ill|well", "ill;well", "ill, well")),
+        *((each, "without a label") for each in ("NULL", "nan", "N/A", "None", " na ", "?", r"\N")),
+    ],
+)
+@pytest.mark.parametrize("write", [table, metadata, parquet, npz, folders])
+def test_cells_of_several_labels_and_missing_labels_are_skipped(tmp_path, write, label, counted):
+    """Alike in a simulation and at a hospital; a class may have such a name if it is listed."""
+    if write is folders and "/" in label:
+        return
+    records = [(np.full((8, 8), n, np.uint8), ("ill", "well", label)[n % 3]) for n in range(12)]
+    for split in ("train", "test"):
+        write(tmp_path / "D", records, split)
+    path = tmp_path / "D" / ("all.npz" if write is npz else "")
+    config = bound(tmp_path, path)
+    assert config.class_names == ("ill", "well")
+    assert len(datasets.load(config, tmp_path / "cache").train) == 8
+    side = tmp_path / "D" / "train"
+    if not side.is_dir() or write is table:
+        side = next(place for place in (tmp_path / "D").iterdir() if place.is_file())
+    prefix = "train_" if write is npz else ""
+    files = HospitalFiles(str(side), f"{prefix}image", f"{prefix}label", None, False)
+    skipped = hospitals.read(files, SHAPE, ("ill", "well")).count.skipped
+    assert {why: len(lines) for why, lines in skipped.items()} == {counted: 4}
+    assert skipped[counted][0].endswith(f": {text_of(label)}")
+    listed = bound(tmp_path, path, f"data.classes=[ill,well,'{label}']")
+    assert len(datasets.load(listed, tmp_path / "cache").train) == 12
+    mapped = replace(files, labels={"ill": "ill", "well": "well", label: "ill"})
+    assert len(hospitals.read(mapped, SHAPE, ("ill", "well")).records) == 12
+
+
+def test_a_list_of_unknown_findings_is_refused_with_the_column_of_each(tmp_path):
+    """No remedy says to map it to a class."""
+    rows = [(np.full((8, 8), n, np.uint8), ("ill", "well", "ill|worse")[n % 3]) for n in range(9)]
+    for split in ("train", "test"):
+        table(tmp_path, rows, split)
+    clear = r"ill\|worse \(.*, row 3\) is one class or several .*=\[ill,well\], or set data.label_c"
+    with pytest.raises(ConfigError, match=clear):
+        bound(tmp_path, tmp_path)
+    for read in (
+        lambda: datasets.load(bound(tmp_path, tmp_path, "data.classes=[ill,well]"), tmp_path),
+        lambda: hospitals.read(
+            HospitalFiles(str(tmp_path / "train.CSV"), "image", "label", None, False),
+            SHAPE,
+            ("ill", "well"),
+        ),
+    ):
+        with pytest.raises(UserError, match=r"class: ill\|worse .*each class in label_c") as raised:
+            read()
+        assert "add each" not in str(raised.value)
+    third = bound(tmp_path, tmp_path, "data.classes=[ill,well,worse]")
+    assert len(datasets.load(third, tmp_path / "cache").train) == 6
+
+
+@pytest.mark.parametrize("write", [folders, table, npz])
+@pytest.mark.parametrize("twin", ["ill\u200b", "i\u00adll", "\ufeffill", "ill\ufe0f"])
+def test_classes_that_look_the_same_are_refused_with_their_code_points(tmp_path, write, twin):
+    rows = [(np.full((8, 8), n, np.uint8), ("ill", "well", twin)[n % 3]) for n in range(9)]
+    for split in ("train", "test"):
+        write(tmp_path / "D", rows, split)
+    path = tmp_path / "D" / ("all.npz" if write is npz else "")
+    both = f"{min('ill', twin)!a} and {max('ill', twin)!a} look the same"
+    with pytest.raises(ConfigError) as raised:
+        bound(tmp_path, path)
+    assert both in str(raised.value) or f"{twin!a} and 'ill' look the same" in str(raised.value)
+    listed = bound(tmp_path, path, "data.classes=[ill,well]")
+    with pytest.raises(UserError) as unknown:
+        datasets.load(listed, tmp_path / "cache")
+    assert f"'ill' and {twin!a} look the same" in str(unknown.value)
+    with pytest.raises(ConfigError, match="look the same; use one of them, or rename"):
+        bound(tmp_path, path, f"data.classes=[ill,well,'{twin}']")
+
+
+def test_class_folders_that_differ_in_blanks_or_accents_are_refused(tmp_path):
+    for number, (one, two) in enumerate([("é", "e\u0301"), ("ill", "ill "), ("ill", "ill\u00a0")]):
+        shades(tmp_path / f"{number}", **{one: [1], two: [2], "well": [3]})
+        with pytest.raises(ConfigError) as raised:
+            bound(tmp_path, tmp_path / f"{number}")
+        assert f"folder {min(one, two)!a} has the same name as another" in str(raised.value)
 
 
 # --- lists that differ ---

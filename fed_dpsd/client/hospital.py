@@ -25,7 +25,7 @@ from fed_dpsd.config.bind import bind_dataclass, read_yaml
 from fed_dpsd.errors import UserError, format_value
 from fed_dpsd.experiment import Experiment, calibrated_axis, set_up
 from fed_dpsd.models.devices import number_of_gpus, torch_device
-from fed_dpsd.models.precision import require_precision
+from fed_dpsd.models.precision import uses_bfloat16
 from fed_dpsd.privacy.mechanism import quorum_of, trust_of
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.privacy.secure_sum import Party
@@ -142,7 +142,7 @@ class Hospital(Terms):
                 does not exist.
         """
         require_device("device", self.device, number_of_gpus())
-        require_precision(self.precision, torch_device(self.device))
+        uses_bfloat16(self.precision, torch_device(self.device))  # raises if it lacks it
         content = self.read()
         if content.count.skipped:
             logger.warning("%s", content.count)

@@ -35,7 +35,7 @@ from fed_dpsd.client.learning import (
     train_privately,
 )
 from fed_dpsd.client.teacher_file import read_teacher
-from fed_dpsd.config import Config, Precision, is_function
+from fed_dpsd.config import Config, is_function
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.errors import UserError
 from fed_dpsd.methods.method import HeadLoss, Regulariser
@@ -145,11 +145,10 @@ class Teachers:
         if self._training or self._custom:
             return False
         asked, device = self._config.precision, self._learns_on
-        precision.require_precision(asked, device)
-        if not precision.has_bfloat16(device):
+        if not precision.uses_bfloat16(asked, device):
             return False
-        name, *sizes = _architecture(self._config, self._client)
-        return _bfloat16(builder(name, self._config.model), asked, device, *sizes)
+        teacher = make_teacher(self._config, self._client, 0)
+        return precision.choose_precision(teacher, asked, device).bfloat16
 
     def _untrained(self, shard: int) -> Classifier:
         teacher = make_teacher(self._config, self._client, shard)
@@ -497,18 +496,6 @@ def _architecture(config: Config, client: int) -> tuple[str, tuple[int, ...], in
 @functools.lru_cache(maxsize=16)
 def _size(build: Callable[..., Classifier], *sizes: Any) -> int:
     return len(to_vector(initialise(lambda: build(*sizes), torch.Generator())))
-
-
-@functools.lru_cache(maxsize=16)
-def _bfloat16(
-    build: Callable[..., Classifier],
-    asked: Precision,
-    device: torch.device,
-    shape: tuple[int, ...],
-    *sizes: Any,
-) -> bool:
-    teacher = initialise(lambda: build(shape, *sizes), torch.Generator())
-    return precision.choose_precision(teacher, shape, asked, device).bfloat16
 
 
 def make_teacher(config: Config, client: int, shard: int) -> Classifier:

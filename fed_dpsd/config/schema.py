@@ -289,7 +289,7 @@ class Config:
     precision: Precision = Field(
         "auto",
         description="Precision of networks without private training: float32 | bfloat16 | auto, "
-        "which is bfloat16 for larger convolutional networks where the device has it.",
+        "which is bfloat16 on a GPU that has it, and float32 otherwise.",
     )
     diagnostics: bool = Field(
         True, description="whether simulations score every client's teachers on the test split"

@@ -10,7 +10,7 @@ from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment, partitions, test_split
 from fed_dpsd.models.devices import number_of_gpus, torch_device
 from fed_dpsd.models.functions import require_functions
-from fed_dpsd.models.precision import require_precision
+from fed_dpsd.models.precision import uses_bfloat16
 from fed_dpsd.server.checks import require_writable, run_warnings, weak_delta
 from fed_dpsd.server.trackers import require_tracker
 from fed_dpsd.storage import app_folder
@@ -46,7 +46,7 @@ def check_run(
     require_tracker(config.tracker)
     key = "device" if config.client_device == config.server_device else "server_device"
     require_device(key, config.server_device, number_of_gpus())
-    require_precision(config.precision, torch_device(config.server_device))
+    uses_bfloat16(config.precision, torch_device(config.server_device))  # raises if it lacks it
     warnings = run_warnings(experiment) if simulated else []
     if simulated:
         require_writable("cache", Path(config.cache))

@@ -77,14 +77,14 @@ class PublicContext:
 
         def placed(build: Callable[[], Classifier], rng: torch.Generator) -> Classifier:
             module = initialise(build, rng)
-            return choose_precision(module, shape, config.precision, device).to(device)
+            return choose_precision(module, config.precision, device).to(device)
 
         def generator(latent_size: int, rng: torch.Generator, normalised: bool = True) -> Generator:
             sizes = latent_size, model.generator_width, normalised
             module = initialise(lambda: Generator(shape, *sizes), rng)
             if normalised:
                 module.draw_levels(rng)
-            return choose_precision(module, (latent_size,), config.precision, device).to(device)
+            return choose_precision(module, config.precision, device).to(device)
 
         def teacher(client: int) -> Classifier:
             build = builder(config.architecture(client), model)

@@ -30,12 +30,11 @@ class Classifier(nn.Module):
     """A backbone from (B, C, S, S) to (B, F), with a linear classifier on top.
 
     Attributes:
-        least_work: `precision=auto` uses bfloat16 from this many multiply-adds of its convolutions
-            for an image; infinity never uses it.
+        own: whether a user's function made the network.
         bfloat16: whether the backbone computes in bfloat16 (fed_dpsd/models/precision.py).
     """
 
-    least_work: float = 2**20
+    own = False
     bfloat16 = False
 
     def __init__(self, backbone: nn.Module, num_features: int, num_classes: int) -> None:

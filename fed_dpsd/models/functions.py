@@ -7,7 +7,6 @@ Whenever the network is needed again, the function must be given again.
 import functools
 import hashlib
 import inspect
-import math
 from collections.abc import Callable, Mapping
 
 import torch
@@ -102,7 +101,7 @@ def _build(make: MakeNetwork, shape: tuple[int, ...], num_classes: int, width: i
     network.set_submodule(path, nn.Identity())
     classifier = Classifier(network, last.in_features, num_classes)
     classifier.classifier = last
-    classifier.least_work = math.inf  # its layers may not accept bfloat16
+    classifier.own = True
     return classifier
 
 

@@ -40,11 +40,9 @@ class Generator(nn.Module):
         normalised: whether pixels are normalised before the sigmoid.
 
     Attributes:
-        least_work: as in `Classifier`, for a latent vector.
         bfloat16: whether the convolutions compute in bfloat16.
     """
 
-    least_work: float = 2**22
     bfloat16 = False
 
     def __init__(

@@ -87,7 +87,7 @@ def precision_of_teachers(experiment: Experiment, context: PublicContext) -> str
     for client in clients.values():
         asked = "float32" if trains_in_float32(experiment.training) else config.precision
         device, teacher = torch_device(named_device(config, client)), context.make_teacher(client)
-        names.add(precision_of(choose_precision(teacher, context.image_shape, asked, device)))
+        names.add(precision_of(choose_precision(teacher, asked, device)))
     return " and ".join(sorted(names))
 
 

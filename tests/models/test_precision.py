@@ -4,16 +4,18 @@ import functools
 
 import pytest
 import torch
+from torch import nn
 
 from fed_dpsd.errors import UserError
 from fed_dpsd.models import initialise, precision
 from fed_dpsd.models.classifiers import CLASSIFIERS
+from fed_dpsd.models.functions import add_functions
 from fed_dpsd.models.generators import Generator
 from fed_dpsd.models.precision import choose_precision, precision_of
 from fed_dpsd.streams import Streams
 
-CPU = torch.device("cpu")
-DIGITS, MNIST, CIFAR10 = (1, 8, 8), (1, 28, 28), (3, 32, 32)
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+DIGITS, CIFAR10 = (1, 8, 8), (3, 32, 32)
 
 
 def build(name, shape, width=16):
@@ -25,53 +27,41 @@ def build_generator(shape, width=32):
     return initialise(lambda: Generator(shape, 64, width), Streams(0).torch("generator"))
 
 
-@pytest.fixture(params=[True, False], ids=["with bfloat16", "without"])
-def supported(request, monkeypatch):
-    """Both kinds of device."""
-    monkeypatch.setattr(precision, "has_bfloat16", lambda _: request.param)
-    return request.param
+def chosen(network, asked, device):
+    assert choose_precision(network, asked, device) is network
+    return precision_of(network)
 
 
-@pytest.mark.parametrize(
-    ("name", "shape", "faster"),
-    [
-        ("cnn", CIFAR10, True),
-        ("cnn_bn", MNIST, True),
-        ("cnn3", CIFAR10, True),
-        ("resnet9", CIFAR10, True),
-        ("cnn", DIGITS, False),
-        ("cnn", MNIST, False),
-        ("mlp", CIFAR10, False),
-        ("scattering", CIFAR10, False),
-        ("resnet9_gn", CIFAR10, False),
-        ("mobilenet", CIFAR10, False),
-    ],
-)
-def test_auto_is_bfloat16_for_larger_convolutions_outside_groups(supported, name, shape, faster):
-    network = choose_precision(build(name, shape), shape, "auto", CPU)
-    assert precision_of(network) == ("bfloat16" if supported and faster else "float32")
-    assert network.training
+@pytest.mark.parametrize("name", ["cnn", "resnet9_gn", "scattering"])
+@pytest.mark.parametrize("supported", [True, False])
+def test_auto_is_bfloat16_on_a_gpu_that_has_it(monkeypatch, name, supported):
+    monkeypatch.setattr(precision, "has_bfloat16", lambda _: supported)
+    network = build(name, DIGITS)
+    expected = "bfloat16" if supported and name != "scattering" else "float32"
+    assert chosen(network, "auto", GPU) == expected
+    assert chosen(network, "auto", CPU) == "float32"
+    assert chosen(network, "float32", GPU) == "float32"
 
 
-def test_auto_is_bfloat16_for_larger_generators(supported):
-    def chosen(shape):
-        return precision_of(choose_precision(build_generator(shape), (64,), "auto", CPU))
-
-    assert chosen(DIGITS) == "float32"
-    assert chosen(MNIST) == ("bfloat16" if supported else "float32")
-
-
-def test_a_precision_overrides_the_rule_but_for_fixed_features(monkeypatch):
+def test_auto_leaves_own_networks_in_float32(monkeypatch):
+    """Their layers may not accept bfloat16."""
     monkeypatch.setattr(precision, "has_bfloat16", lambda _: True)
-    for name, shape, asked, expected in (
-        ("resnet9", CIFAR10, "float32", "float32"),
-        ("cnn", DIGITS, "bfloat16", "bfloat16"),
-        ("resnet9_gn", CIFAR10, "bfloat16", "bfloat16"),
-        ("scattering", DIGITS, "bfloat16", "float32"),
-    ):
-        assert precision_of(choose_precision(build(name, shape), shape, asked, CPU)) == expected, (
-            name
-        )
+
+    def mine():
+        return nn.Sequential(nn.Conv2d(1, 2, 8), nn.Flatten(), nn.Linear(2, 10))
+
+    name = add_functions({"student": mine})["student"]
+    network = build(name, DIGITS)
+    assert chosen(network, "auto", GPU) == "float32"
+    assert chosen(network, "bfloat16", GPU) == "bfloat16"
+    del CLASSIFIERS[name]
+
+
+def test_bfloat16_is_for_all_networks_but_fixed_features(monkeypatch):
+    monkeypatch.setattr(precision, "has_bfloat16", lambda _: True)
+    assert chosen(build("cnn", DIGITS), "bfloat16", CPU) == "bfloat16"
+    assert chosen(build_generator(DIGITS), "bfloat16", CPU) == "bfloat16"
+    assert chosen(build("scattering", DIGITS), "bfloat16", CPU) == "float32"
 
 
 def test_a_device_without_the_precision_is_an_error(monkeypatch):
@@ -79,7 +69,7 @@ def test_a_device_without_the_precision_is_an_error(monkeypatch):
     with pytest.raises(
         UserError, match=r"^precision=bfloat16: this machine's processor .*=auto or float32"
     ):
-        choose_precision(build("cnn", DIGITS), DIGITS, "bfloat16", CPU)
+        choose_precision(build("cnn", DIGITS), "bfloat16", CPU)
 
 
 @pytest.mark.parametrize("bfloat16", [True, False])
@@ -88,7 +78,7 @@ def test_only_convolutions_and_what_lies_between_them_are_bfloat16(make, bfloat1
     network, seen = make(), set()
     network.bfloat16 = bfloat16
     for layer in network.modules():
-        if isinstance(layer, torch.nn.Conv2d):
+        if isinstance(layer, nn.Conv2d):
             layer.register_forward_hook(lambda *hooked: seen.add(hooked[-1].dtype))
     size = (2, 64) if isinstance(network, Generator) else (2, *DIGITS)
     outputs = network(torch.rand(size, generator=Streams(0).torch("inputs")))

@@ -24,11 +24,18 @@ from fed_dpsd.models.pretrained import public_of
 from fed_dpsd.privacy.accounting import Bound, prove
 from fed_dpsd.privacy.epsilon import NOT_REVIEWED_NOTE, Epsilon, add_review_note
 from fed_dpsd.privacy.label_dp import IMAGES_NOTE, LabelPrivate, prove_label
-from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Basis, Relation, Unit, quorum_of
+from fed_dpsd.privacy.mechanism import (
+    UNITS_AND_RELATIONS,
+    Basis,
+    Relation,
+    Unit,
+    quorum_of,
+    with_shares,
+)
 from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.published import published_epsilon, published_training_epsilon
 from fed_dpsd.protocol import Releases
-from fed_dpsd.report.guarantee import BY
+from fed_dpsd.report.guarantee import BY, observers
 
 NO_SECRET_NOTE = "no secret is stored there: a simulation's seeded noise carries no guarantee"
 SEEDED_NOTE, RUN_NOTE = "seeded noise", "per run"
@@ -36,7 +43,6 @@ SAME_IMAGE_NOTE = "replaced by one of the same image or patient, so in the same 
 SAME_PATIENT_NOTE = "replaced by a record of the same patient"
 PATIENT_NOTE = "a patient known at one client only"
 MADE_UP_NOTE = "patients are made up, {} records of one class each, and taken as given"
-QUORUM_NOTE = "against the coordinator and {} of the other clients together"
 TEACHER_NOTE = "teachers from a file: proven only if each saw only its own client's records"
 TUNING_NOTE = "tuning not covered"
 NOTHING_NOTE = "nothing is released"
@@ -252,9 +258,49 @@ def privacy_card(
         "epsilon_stated": settings.epsilon_stated,
         "epsilon_published": _number(published),
         "proven": rows,
+        "colluding": quorum.colluding if (quorum := quorum_of(answers)) else None,
+        "observers": _observers(experiment, plan, charged, rows),
         "label": _label(experiment, plan),
         "reason": reason,
     }
+
+
+def _observers(
+    experiment: Experiment, plan: Plan, charged: Releases, rows: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return what is proven against each observer of secure sums; the first row is the card's own.
+
+    Only the numbers that depend on the observer are listed.
+    """
+    answers, quorum = experiment.answers, quorum_of(experiment.answers)
+    summed = [
+        (row["unit"], row["relation"])
+        for row in rows
+        if row["trust"] == "threshold" and row["epsilon"] != "inf"
+    ]
+    if quorum is None or not summed:
+        return []
+    releases, found = plan.releases | Counter(charged), []
+    for observer, shares in observers(quorum.threshold, quorum.colluding).items():
+        seen = with_shares(answers, shares)
+        stages = (
+            dataclasses.replace(stage, mechanism=seen) if stage.mechanism == answers else stage
+            for stage in plan.stages
+        )
+        known = dataclasses.replace(plan, stages=tuple(stages))
+        smallest = [
+            proofs(charges_of_plan(known, releases, *pair), experiment.config.privacy.delta)[0]
+            for pair in summed
+        ]
+        proven = [
+            {
+                **{"unit": unit, "relation": relation, "delta": proof.bound.delta},
+                **{"epsilon": _number(proof.value), "accountant": proof.bound.accountant},
+            }
+            for (unit, relation), proof in zip(summed, smallest, strict=True)
+        ]
+        found.append({"observer": observer, "shares": shares, "proven": proven})
+    return found
 
 
 def _label(experiment: Experiment, plan: Plan) -> dict[str, Any] | None:
@@ -331,12 +377,7 @@ def proven_epsilons(
     found = claims(
         charges_of_plan(plan, plan.releases, unit, relation), delta, unit, relation, plan.queries
     )
-    quorum = quorum_of(experiment.answers)
-    summed = (*caveats, QUORUM_NOTE.format(quorum.colluding)) if quorum else caveats
-    return {
-        basis: dataclasses.replace(claim, notes=caveats if basis == "training" else summed)
-        for basis, claim in found.items()
-    }
+    return {basis: dataclasses.replace(claim, notes=caveats) for basis, claim in found.items()}
 
 
 def requested_unit(experiment: Experiment) -> Unit:

@@ -8,8 +8,8 @@ from fed_dpsd.experiment import Experiment
 from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.privacy.epsilon import Epsilon
 from fed_dpsd.privacy.label_dp import IMAGES_NOTE
-from fed_dpsd.privacy.mechanism import Unit, combined_trust, quorum_of
-from fed_dpsd.report.guarantee import MEANINGFUL, MEANINGFUL_DELTA
+from fed_dpsd.privacy.mechanism import Unit, combined_trust
+from fed_dpsd.report.guarantee import MEANINGFUL, MEANINGFUL_DELTA, against, other_observers
 
 SEEDED_VERDICT = (
     "this simulation's noise is seeded, so its releases carry no guarantee; the numbers apply to "
@@ -36,53 +36,44 @@ def verdict(experiment: Experiment, card: PrivacyCard) -> Iterator[str]:
         yield card.review
     first = dict.fromkeys((card.unit, "record"))
     for unit in first:
-        yield _describe_unit(experiment, card, unit)
+        yield _describe_unit(card, unit)
+    yield from other_observers(card.content)
     if card.label:
-        label = card.label
-        yield (
-            f"epsilon {label.number(3)} for a replaced label alone, "
-            f"{_describe_observers(experiment, label)}, delta {label.delta:g}: {IMAGES_NOTE}"
-        )
+        number, terms = card.label.number(3), _terms(card, card.label)
+        yield f"epsilon {number} for a replaced label alone, {terms}: {IMAGES_NOTE}"
     for unit in (each for each in CHANGES if each not in first):
-        yield _describe_unit(experiment, card, unit)
+        yield _describe_unit(card, unit)
     if experiment.seeded:
         yield SEEDED_VERDICT
 
 
-def _describe_unit(experiment: Experiment, card: PrivacyCard, unit: Unit) -> str:
+def _describe_unit(card: PrivacyCard, unit: Unit) -> str:
     """Describe what is proven for a unit; the numbers of patients and clients are rarely small."""
     added, replaced = card.epsilon(unit, "add_remove"), card.epsilon(unit, "replace_one")
     whole, one, other = CHANGES[unit]
     if math.isinf(added.value) and math.isinf(replaced.value):
         reason = f": {card.content['reason']}" if unit == "record" else ""
         return f"nothing is proven for {whole}{reason}"
-    deltas = dict.fromkeys(f"{e.delta:g}" for e in (added, replaced) if math.isfinite(e.value))
-    facts = f"{_describe_observers(experiment, added, replaced)}, delta {' and '.join(deltas)}"
+    terms = _terms(card, added, replaced)
     if not is_meaningful(added):
         of = "at" if unit == "record" else f"for {whole}:"
         return (
             f"no meaningful protection {of} epsilon {added.number(3)} ({unit}, add_remove) and "
-            f"{replaced.number(3)} ({unit}, replace_one), {facts}"
+            f"{replaced.number(3)} ({unit}, replace_one), {terms}"
         )
     of = "" if unit == "record" else f"for {whole}: "
     second = "nothing proven" if math.isinf(replaced.value) else replaced.number(3)
     numbers = f"{of}epsilon {added.number(3)} for {one}, {second} for {other}"
     if not is_meaningful(replaced):
         numbers += ", which is not meaningful"
-    return f"{numbers}, {facts}"
+    return f"{numbers}, {terms}"
 
 
-def _describe_observers(experiment: Experiment, *epsilons: Epsilon) -> str:
-    """Describe the observers that the numbers protect against, given the largest trust needed."""
-    colluding = getattr(quorum_of(experiment.answers), "colluding", 0)
+def _terms(card: PrivacyCard, *epsilons: Epsilon) -> str:
+    """Return the deltas of numbers, and whom they hold against, given the largest trust needed."""
+    deltas = dict.fromkeys(f"{e.delta:g}" for e in epsilons if math.isfinite(e.value))
     trust = combined_trust(epsilon.trust for epsilon in epsilons)
-    if trust == "server":
-        return "against any observer except the coordinator, which sees answers without noise"
-    if trust == "threshold":
-        if not colluding:  # a client knows its own share of the noise
-            return "against any observer except the clients, if all of them are honest"
-        return f"against any observer if all but {colluding} of the clients are honest"
-    return "against any observer"
+    return f"delta {' and '.join(deltas)}, against {against(trust, card.content['colluding'])}"
 
 
 def how_trained(experiment: Experiment) -> str:

@@ -289,6 +289,8 @@ def _spent_table(
 
 
 def _meanings(totals: Mapping[Path, Mapping["Pair", "Proofs"]], delta: float) -> Iterator[str]:
+    from fed_dpsd.report.guarantee import against
+
     records = [of_file["record", "add_remove"] for of_file in totals.values()]
     claims = [next(iter(proofs.values())) for proofs in records]
     notes = dict.fromkeys(note for claim in claims for note in claim.notes)
@@ -296,6 +298,9 @@ def _meanings(totals: Mapping[Path, Mapping["Pair", "Proofs"]], delta: float) ->
         f"Epsilons at delta {delta:g}, rounded up; {', '.join(notes)}. --charges lists every "
         "charge, unit and relation."
     )
+    every = [proofs for of_file in totals.values() for proofs in of_file.values()]
+    if any(proof.trust == "threshold" for proofs in every for proof in proofs.values()):
+        yield f"Trust threshold: against {against('threshold', None)}."
     bases = {next(iter(proofs)) for proofs in records if len(proofs) > 1}
     if "training" in bases:
         yield (

@@ -34,6 +34,7 @@ from fed_dpsd.models.public_networks import digest_of, shapes_in
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.protocol import Refusal, Request
+from fed_dpsd.report.guarantee import against, other_observers
 
 REHEARSED = 16  # images in the rehearsed request
 HELD_OUT = 5  # every fifth image or patient is held out from training
@@ -70,7 +71,9 @@ def check(hospital: Hospital, overrides: list[str]) -> Iterator[str | Table]:
     yield f"answers: {how_answered(experiment)}"
     planned = cards.plan_of(experiment)
     card = cards.PrivacyCard(cards.privacy_card(experiment, planned), "planned")
-    yield f"a run: {card.epsilon(card.unit, 'add_remove')}"
+    claim = card.epsilon(card.unit, "add_remove")
+    yield f"a run: {claim}, against {against(claim.trust, card.content['colluding'])}"
+    yield from (f"a run: {sentence}" for sentence in other_observers(card.content))
     if card.unit != "record":
         yield f"the budget counts records: {card.epsilon('record', hospital.budget_relation)}"
     ledger = hospital.ledger

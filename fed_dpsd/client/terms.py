@@ -99,8 +99,9 @@ class Terms:
             sums; or "server", which then sees answers without noise.
         keys: public keys of all hospitals for secure sums, in the hospitals' order, each printed by
             the hospital's own `fed-dpsd site key`.
-        colluding: number of hospitals that may collude with the coordinator in secure sums, or see
-            their results. Secure sums that withstand fewer are refused.
+        colluding: number of other hospitals that secure sums must withstand together with the
+            coordinator; a hospital that sees the result counts as one. Secure sums that withstand
+            fewer are refused.
         weights: safetensors file of public features, for experiments with a `model.backbone` and
             this file's digest; None refuses them.
         limits: limits on a message, which override LIMITS.

@@ -5,8 +5,8 @@ One frozen object defines both the noise and the event derived from it, so they 
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol, get_args, runtime_checkable
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, Protocol, cast, get_args, runtime_checkable
 
 import numpy as np
 from dp_accounting import DpEvent, NonPrivateDpEvent
@@ -79,8 +79,8 @@ class Quorum:
     Args:
         threshold: the minimum number of clients in a sum; the secret shares of this many
             reconstruct a key.
-        colluding: the maximum number of clients that may work for the server, or that know their
-            own part and see results; the noise of the other clients suffices.
+        colluding: the maximum number of clients that may work with the server. A client that sees
+            the result knows its own part, so it counts as one. The noise of the others suffices.
     """
 
     threshold: int
@@ -279,6 +279,29 @@ def quorum_of(mechanism: Mechanism) -> Quorum | None:
     """Return the quorum of a mechanism's secure sums; None if it has none."""
     distributed = mechanism.noise_at == "distributed"  # first, since isinstance is slow here
     return mechanism.quorum if distributed and isinstance(mechanism, SupportsSecureSum) else None
+
+
+def with_shares(mechanism: Mechanism, shares: int) -> Mechanism:
+    """Return secure sums in which the noise, or the responses, of `shares` clients remain.
+
+    These are the sums as an observer sees them who knows the parts of all other clients. Each
+    client's own noise is unchanged.
+
+    Args:
+        mechanism: the answers, which have a quorum.
+        shares: from 1 to the quorum's threshold.
+    """
+    quorum, of_dataclass = quorum_of(mechanism), cast(Any, mechanism)
+    assert quorum is not None
+    if shares == quorum.honest:
+        return mechanism
+    changes: dict[str, Any] = {"quorum": Quorum(quorum.threshold, quorum.threshold - shares)}
+    if isinstance(mechanism, Additive):
+        # Slightly larger, so that rounding never makes the lattice of a share finer.
+        factor = math.sqrt(shares / quorum.honest) * (1 + 2.0**-50)
+        changes["noise_multiplier"] = mechanism.noise_multiplier * factor
+    seen: Mechanism = replace(of_dataclass, **changes)
+    return seen
 
 
 @dataclass(frozen=True)

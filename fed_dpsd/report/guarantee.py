@@ -2,12 +2,12 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from fed_dpsd.report.numbers import rounded_up
+from fed_dpsd.report.numbers import counted, rounded_up
 from fed_dpsd.report.settings import NOT_REVIEWED
 
 MEANINGFUL = 10.0  # above it, an attacker may be sure of a record: docs/privacy.md
@@ -26,11 +26,7 @@ UNPROVEN = {  # the same for the relations without a bound
     "patient": ("a patient", "an added or removed patient", "a patient whose records are replaced"),
     "client": ("a whole client", "an added or removed client", "a client that is replaced"),
 }
-TRUSTED = {
-    "nobody": "nobody has to be trusted",
-    "threshold": "enough of the clients have to be trusted",
-    "server": "the coordinator has to be trusted",
-}
+SECRET = "add their noise and keep it to themselves"  # what clients must do in secure sums
 RELATIONS = {"add_remove": "a {} added or removed", "replace_one": "a replaced {}"}
 BY = {  # the basis of a proof
     "training": "the training",
@@ -53,21 +49,93 @@ NOTES = {
 FALSE_ALARMS = 0.01
 
 
-def epsilon_clause(row: Mapping[str, Any]) -> str:
-    """Return an epsilon with its unit, relation, trust and delta, as a clause."""
+# --- whom a number bounds ---
+
+
+def against(trust: str, colluding: int | None) -> str:
+    """Return the observers that a number holds against, as in "any observer".
+
+    Args:
+        trust: "nobody", "threshold" or "server".
+        colluding: `colluding` of the quorum of secure sums; None for any quorum.
+    """
+    if trust == "server":
+        return "any observer except the coordinator, which sees answers without noise"
+    if trust == "nobody":
+        return "any observer"
+    if colluding == 0:
+        return f"the coordinator alone (not a client that sees the result), if all clients {SECRET}"
+    some = "`colluding` clients" if colluding is None else counted(colluding, "client")
     return (
-        f"epsilon {rounded_up(float(row['epsilon']))} ({row['unit']}, {row['relation']}, "
-        f"trust {row['trust']}, delta {row['delta']:g}{review(row)})"
+        f"the coordinator and any {some} together (a client that sees the result counts as one), "
+        f"if all other clients {SECRET}"
     )
 
 
-def plain_clause(row: Mapping[str, Any]) -> str:
+def trusted(trust: str, colluding: int | None) -> str:
+    """Return the parties that must be trusted, as in "all clients but 1"."""
+    if trust == "threshold":
+        return f"all clients but {colluding:,}" if colluding else "all clients"
+    return {"nobody": "nobody", "server": "the coordinator"}[trust]
+
+
+def short_trust(trust: str, colluding: int | None) -> str:
+    """Return a trust in the code's words, as in "trust threshold, colluding 1"."""
+    return f"trust {trust}, colluding {colluding:,}" if trust == "threshold" else f"trust {trust}"
+
+
+def observers(threshold: int, colluding: int) -> dict[str, int]:
+    """Return the observers of a secure sum, each with the number of clients that protect a record.
+
+    The observer does not know their parts of the noise, or their responses. One of them has the
+    record. The first observer is the one that a card's numbers hold against.
+
+    Args:
+        threshold: smallest number of clients in a sum.
+        colluding: number of clients that the sum withstands, below `threshold`.
+    """
+    honest, reader = threshold - colluding, "a client that sees the result"
+    found = {against("threshold", colluding): honest}
+    if colluding:
+        found[f"the coordinator or an outsider alone, if all clients {SECRET}"] = threshold
+        besides = f"{reader}, besides {counted(colluding, 'colluding client')}"
+        found[f"{besides}, if all other clients {SECRET}"] = honest - 1
+    if colluding != 1:
+        found[f"{reader}, if all other clients {SECRET}"] = threshold - 1
+    return {observer: shares for observer, shares in found.items() if shares}
+
+
+def other_observers(card: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is proven against each observer of secure sums other than the card's own."""
+    for seen in card["observers"][1:]:
+        rows = [row for row in seen["proven"] if row["unit"] == card["unit"]] or seen["proven"]
+        numbers = " and ".join(
+            f"{rounded_up(float(row['epsilon']), 4)} ({row['unit']}, {row['relation']})"
+            for row in rows
+        )
+        deltas = " and ".join(dict.fromkeys(f"{row['delta']:g}" for row in rows))
+        yield f"epsilon {numbers}, delta {deltas}, against {seen['observer']}"
+
+
+# --- numbers in words ---
+
+
+def epsilon_clause(row: Mapping[str, Any], colluding: int | None) -> str:
+    """Return an epsilon with its unit, relation, trust and delta, as a clause."""
+    return (
+        f"epsilon {rounded_up(float(row['epsilon']))} ({row['unit']}, {row['relation']}, "
+        f"{short_trust(row['trust'], colluding)}, delta {row['delta']:g}{review(row)})"
+    )
+
+
+def plain_clause(row: Mapping[str, Any], colluding: int | None) -> str:
     """Return the clause of `epsilon_clause` in plain words."""
     delta = np.format_float_positional(float(row["delta"]), trim="-")
+    have = "have" if row["trust"] == "threshold" else "has"
     return (
         f"epsilon {rounded_up(float(row['epsilon']))} (for "
-        f"{RELATIONS[row['relation']].format(row['unit'])}; {TRUSTED[row['trust']]}; "
-        f"delta {delta}{review(row)})"
+        f"{RELATIONS[row['relation']].format(row['unit'])}; {trusted(row['trust'], colluding)} "
+        f"{have} to be trusted; delta {delta}{review(row)})"
     )
 
 
@@ -86,16 +154,6 @@ def trusts_needed(
 
 def sentence_of(note: str) -> str:
     """Return a card's note as a sentence on what is not covered."""
-    if found := re.fullmatch(r"against the coordinator and (\d+) of the other clients.*", note):
-        if found[1] == "0":
-            return (
-                "Secure sums: nothing is proven against another client, which may see the student "
-                "or work with the coordinator."
-            )
-        return (
-            f"Secure sums: nothing is proven against the coordinator together with more than "
-            f"{found[1]} of the other clients."
-        )
     return NOTES.get(note, f"{note[:1].upper()}{note[1:]}.")
 
 

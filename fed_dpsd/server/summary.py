@@ -20,6 +20,7 @@ from fed_dpsd.models.precision import choose_precision, precision_of, trains_in_
 from fed_dpsd.privacy.epsilon import NOT_REVIEWED, Epsilon
 from fed_dpsd.privacy.label_dp import IMAGES_NOTE
 from fed_dpsd.privacy.mechanism import combined_trust
+from fed_dpsd.report.guarantee import short_trust
 from fed_dpsd.server.charge_log import ChargeLog
 from fed_dpsd.server.metrics import METRICS
 from fed_dpsd.storage import client_name, run_name, shown_path, write_json
@@ -193,7 +194,7 @@ def privacy_text(card: Mapping[str, Any], word: str = "proven") -> str:
         published = "nothing published"
     seeded = f", {SEEDED_NOTE}" if SEEDED_NOTE in added.notes else ""
     weak = "" if is_meaningful(replaced) else ": no meaningful protection"
-    trust = combined_trust((added.trust, replaced.trust))
+    trust = short_trust(combined_trust((added.trust, replaced.trust)), card["colluding"])
     review = f", {added.review}" if added.review else ""
     labels = []
     if card["label"]:
@@ -206,7 +207,7 @@ def privacy_text(card: Mapping[str, Any], word: str = "proven") -> str:
         [
             f"{published} ({card['answers']})",
             f"{word} {added.number(3)} ({unit}, add_remove), {replaced.number(3)} (replace_one), "
-            f"trust {trust}, delta {max(added.delta, replaced.delta):g}{seeded}{weak}{review}",
+            f"{trust}, delta {max(added.delta, replaced.delta):g}{seeded}{weak}{review}",
             *labels,
         ]
     )

@@ -139,7 +139,9 @@ def check(experiment):
         assert (before["basis"], before["trust"]) == (row["basis"], row["trust"])
         assert ledger.trust == row["trust"] or math.isinf(value)
         assert claim.number(5) in cards._cells(row)
-        assert guarantee.epsilon_clause(row).startswith(f"epsilon {rounded_up(value)} ({unit}, ")
+        assert guarantee.epsilon_clause(row, card["colluding"]).startswith(
+            f"epsilon {rounded_up(value)} ({unit}, "
+        )
         assert PrivacyCard(card).epsilon(unit, relation).value == value
         bases.add(row["basis"])
     said = privacy_text(card)

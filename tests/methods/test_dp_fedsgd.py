@@ -22,7 +22,7 @@ from fed_dpsd.methods import dp_fedsgd
 from fed_dpsd.planned import planned_run
 from fed_dpsd.privacy import lattice
 from fed_dpsd.privacy.clipped_gradients import MOST_NUMBERS, MOST_STEPS, ClippedGradients
-from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Quorum
+from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Quorum, with_shares
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.protocol import Refusal, Request, Response
 from fed_dpsd.streams import Streams
@@ -56,8 +56,8 @@ def has_stddev(values, stddev):
 # --- the noise ---
 
 
-def seen_by_a_coalition(experiment, folder):
-    """The noise in sums over `threshold` clients, less all that a colluding one knows."""
+def unknown_noise(experiment, folder, known=1):
+    """The noise in sums over `threshold` clients, less all that the first `known` of them know."""
     federation = LocalFederation(experiment, folder)
     there = range(experiment.answers.quorum.threshold)
     federation._recipients = lambda request: there
@@ -65,28 +65,43 @@ def seen_by_a_coalition(experiment, folder):
     for number in range(1, 5):
         total = federation.total(asked(number))
         assert total.count == len(there)
-        colluding, *honest = (federation._sites[client] for client in there)
-        with colluding.ledger.transaction():
-            known = colluding.ledger.stored_answer(colluding.ledger.entries()[-1].digest)
-        exact = sum(site.sensitive_gradients(asked(number))[0] for site in honest)
-        noises.append(total.sum - known - exact)
+        members = [federation._sites[client] for client in there]
+        rest = total.sum - sum(
+            site.sensitive_gradients(asked(number))[0] for site in members[known:]
+        )
+        for site in members[:known]:
+            with site.ledger.transaction():
+                rest = rest - site.ledger.stored_answer(site.ledger.entries()[-1].digest)
+        noises.append(rest)
     return np.stack(noises)
 
 
 def test_a_coalition_sees_the_proven_noise_and_no_less(small, tmp_path):
     """FAILURE is the probability. The controls: other noise by a share is rejected."""
     experiment = small(*FOUR_OF_FIVE, "rounds=4")
-    noise = seen_by_a_coalition(experiment, tmp_path / "run")
+    noise = unknown_noise(experiment, tmp_path / "run")
     assert has_stddev(noise, 4.0)
     assert not has_stddev(noise, 4.0 * math.sqrt(3 / 4))
     assert not has_stddev(noise, 4.0 * math.sqrt(4 / 3))
+
+
+@every("known", [0, 2])
+def test_an_outsider_and_a_client_that_reads_the_result_see_the_noise_that_is_planned_for_them(
+    small, tmp_path, known
+):
+    """A client that reads knows its own part, besides the colluding client's. FAILURE each."""
+    experiment = small(*FOUR_OF_FIVE, "rounds=4")
+    noise = unknown_noise(experiment, tmp_path / f"{known}", known)
+    for shares in (2, 3, 4):
+        planned = with_shares(experiment.answers, shares).noise_multiplier
+        assert has_stddev(noise, planned) == (shares == 4 - known)
 
 
 def test_a_share_that_is_too_small_is_noticed(small, tmp_path, monkeypatch):
     """For the whole quorum: as if the colluding client's share helped."""
     scale = property(lambda self: self.noise_multiplier / math.sqrt(self.quorum.threshold))
     monkeypatch.setattr(ClippedGradients, "scale", scale)
-    noise = seen_by_a_coalition(small(*FOUR_OF_FIVE, "rounds=4"), tmp_path / "run")
+    noise = unknown_noise(small(*FOUR_OF_FIVE, "rounds=4"), tmp_path / "run")
     assert not has_stddev(noise, 4.0)
 
 
@@ -327,15 +342,6 @@ def test_a_hospital_limits_the_copies_that_a_message_requests(deployed, tmp_path
     text = deployed(*SUMS, "num_clients=2", "answers.copies=6").to_json()
     assert "answers.copies is at most 5" in answer(hospital, text, asked(1)).reason
     assert not charges(hospital)
-
-
-@every("colluding", [0, 1])
-def test_another_client_is_an_observer_that_no_colluding_client_covers(small, colluding):
-    """Each client sees the model in every round, and knows its own share of the noise."""
-    quorum = f"answers.quorum={{threshold: 4, colluding: {colluding}}}"
-    said = str(planned_run(small(*SUMS, *FIVE, quorum)))
-    assert ("except the clients" in said) == (colluding == 0)
-    assert ("all but 1 of the clients are honest" in said) == (colluding == 1)
 
 
 def test_a_plan_counts_sums_and_not_queries(small):

@@ -14,7 +14,8 @@ ROW = {"trust": "nobody", "delta": 1e-5, "accountant": "gdp_exact", "notes": ["s
 ROW |= {"basis": "training", "beside": [], "queries": 640}
 CARD = {
     **{"training": "dp_sgd", "answers": "label", "epsilon_stated": None, "unit": "record"},
-    **{"epsilon_published": 10.0, "label": None, "reason": "DP-SGD bounds one record"},
+    **{"epsilon_published": 10.0, "label": None, "colluding": None, "observers": []},
+    **{"reason": "DP-SGD bounds one record"},
     "proven": [
         ROW | {"unit": unit, "relation": relation, "epsilon": epsilon, "spent": epsilon}
         for unit, relation, epsilon in (

@@ -17,6 +17,8 @@ from fed_dpsd.report.facts import Unfinished
 from fed_dpsd.report.scores import Predictions
 from tests.report.runs import CARD, SUMMARY, check_structure, deployment, run
 
+THRESHOLD = guarantee.against("threshold", 1)
+
 
 def page(facts):
     return check_structure(pages.run_page(facts))
@@ -86,12 +88,29 @@ def test_the_plain_words_are_what_the_definition_gives(shown):
 def test_the_plain_words_bound_no_attacker_whom_the_proof_does_not_bound(tmp_path):
     cases = {
         "nobody": "An attacker who sees everything that left the clients can tell",
-        "threshold": "An attacker who sees everything that the coordinator sees, while enough of",
+        "threshold": f"{THRESHOLD[0].upper()}{THRESHOLD[1:]}, can tell",
         "server": "An attacker who sees everything that the coordinator publishes can tell",
     }
     for trust, who in cases.items():
-        shown = page(with_card(run(tmp_path), proven=epsilon_of_all(2.0, trust=trust)))
+        changes = {"proven": epsilon_of_all(2.0, trust=trust), "colluding": 1}
+        shown = page(with_card(run(tmp_path), **changes))
         assert shown.text_of("main").count(who) == 2, trust  # first, and in plain words
+
+
+def test_the_officer_reads_what_is_proven_against_each_observer_of_secure_sums(tmp_path):
+    number = {"unit": "record", "relation": "add_remove", "delta": 1e-5, "epsilon": 3.7518}
+    observers = [
+        {"observer": observer, "proven": [number | {"epsilon": epsilon}]}
+        for observer, epsilon in ((THRESHOLD, 2.0), ("a client that sees the result", 3.7518))
+    ]
+    changes = {"proven": epsilon_of_all(2.0, trust="threshold"), "observers": observers}
+    shown = officer(with_card(deployment(tmp_path), **changes, colluding=1))
+    trusted = shown.text_of("section", id="trusted")
+    hospitals = THRESHOLD.replace("client", "hospital")
+    assert f"All hospitals but 1: the bound holds against {hospitals}." in trusted
+    assert "Epsilon 3.752 (record, add_remove), delta 1e-05, against a hospital that" in trusted
+    assert "who sees everything that the coordinator sees" not in shown.text_of("main")
+    assert "all hospitals but 1 have to be trusted" in shown.text_of("p", class_="lead")
 
 
 def test_what_protects_nothing_says_so(tmp_path):
@@ -322,14 +341,15 @@ def test_h4_the_officers_page_is_in_plain_words(tmp_path):
 
 def test_h4_plain_words_hold_for_each_unit_relation_and_trust():
     row = {"unit": "client", "relation": "replace_one", "trust": "server", "delta": 0}
-    said = guarantee.plain_clause(row | {"epsilon": 2.98795, "notes": ["not reviewed: a"]})
+    said = guarantee.plain_clause(row | {"epsilon": 2.98795, "notes": ["not reviewed: a"]}, None)
     assert said == (
         "epsilon 2.99 (for a replaced client; the coordinator has to be trusted; delta 0, "
         "not reviewed)"
     )
     label = row | {"unit": "label", "trust": "threshold", "delta": 1e-9, "epsilon": 1, "notes": []}
-    assert "a replaced label; enough of the clients have to" in guarantee.plain_clause(label)
-    assert guarantee.plain_clause(label).endswith("delta 0.000000001)")
+    said = guarantee.plain_clause(label, 2)
+    assert "a replaced label; all clients but 2 have to be trusted" in said
+    assert said.endswith("delta 0.000000001)")
     assert guarantee.as_noun_phrase("none: weights leave the clients") == "weights"
 
 
@@ -352,7 +372,7 @@ def test_h4_what_is_unproven_is_said_once_with_its_reason():
     assert "for a replaced record or a whole" in said(record=["replace_one"], client=both)
 
 
-def test_h4_each_number_names_whom_to_trust_and_sums_what_they_do_not_cover():
+def test_each_number_names_whom_to_trust():
     record = {"trust": "nobody", "unit": "record", "relation": "add_remove"}
     patient = {"trust": "server", "unit": "patient", "relation": "replace_one"}
     rows = [(record, "", ""), (patient, "", "")]
@@ -363,12 +383,6 @@ def test_h4_each_number_names_whom_to_trust_and_sums_what_they_do_not_cover():
     assert guarantee.trusts_needed(rows[:1], None) == [("nobody", "")]
     alone = {"trust": "server", "epsilon": 1.0}
     assert guarantee.trusts_needed([], alone) == [("server", "")]
-    note = "against the coordinator and 0 of the other clients together"
-    assert "nothing is proven against another client" in guarantee.sentence_of(note)
-    note = "against the coordinator and 1 of the other clients together"
-    assert "nothing is proven against the coordinator together with more than 1" in (
-        guarantee.sentence_of(note)
-    )
 
 
 def test_h4_the_officers_page_claims_no_more_than_the_card(tmp_path):

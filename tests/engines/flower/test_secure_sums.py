@@ -7,7 +7,7 @@ import pytest
 import yaml
 from scipy import stats
 
-from fed_dpsd.accounts.card import plan_of, proven_epsilons
+from fed_dpsd.accounts.card import plan_of, privacy_card
 from fed_dpsd.client import hospital as hospitals
 from fed_dpsd.client import site as sites
 from fed_dpsd.engines.flower.grid import GridFederation
@@ -15,6 +15,7 @@ from fed_dpsd.errors import ProtocolError, UserError
 from fed_dpsd.losses import decoupled_kd_gradient
 from fed_dpsd.privacy.events import ShuffledResponseDpEvent
 from fed_dpsd.protocol import Refusal, Response, SumStep
+from fed_dpsd.report.guarantee import against
 from fed_dpsd.server.run_folder import new_run_folder
 from tests.hospitals import (
     DISTRIBUTED,
@@ -156,13 +157,11 @@ def test_the_card_says_against_whom_a_sum_holds(deployed):
     for threshold, colluding in ((2, 0), (3, 1)):
         quorum = f"answers.quorum={{threshold: {threshold}, colluding: {colluding}}}"
         experiment = deployed(*DISTRIBUTED, quorum)
-        notes = proven_epsilons(experiment, plan_of(experiment), "record", "add_remove")[
-            "answers"
-        ].notes
-        assert f"against the coordinator and {colluding} of the other clients together" in notes
+        card = privacy_card(experiment, plan_of(experiment))
+        assert card["colluding"] == colluding
+        assert card["observers"][0]["observer"] == against("threshold", colluding)
     alone = deployed("num_clients=3", *PLAIN)
-    claims = proven_epsilons(alone, plan_of(alone), "record", "add_remove")
-    assert not any("against" in note for note in claims["answers"].notes)
+    assert privacy_card(alone, plan_of(alone))["observers"] == []
 
 
 def test_a_bad_key_is_an_error_before_anything_is_charged(deployed, tmp_path):

@@ -34,10 +34,16 @@ from fed_dpsd.server.summary import result_line
 from fed_dpsd.storage import jinja_environment, to_json_bytes, to_utf8
 
 POST_PROCESSING = (
-    "This artefact is computed only from the clients' releases and from public information "
-    "(settings, queries, test images). Making or copying it, or computing anything from it, is "
+    "This artefact is computed only from the clients' releases{} and from public information, such "
+    "as settings and queries. Making or copying it, or computing anything from it, is "
     "post-processing and has no further privacy cost."
 )
+STUDENTS_SCORES = "The student's scores are computed from the student and the test images alone."
+EXACT_SCORES = (
+    "The ensemble's score is not: simulated clients computed it exactly from their teachers, and "
+    "only the epsilons of their private training cover it."
+)
+NO_EXACT_SCORES = "No hospital sends a score of its teachers."
 UNITS = {"record": "a record", "patient": "a patient", "client": "a whole client"}
 NOTHING_PROVEN = "nothing is proven"
 CHANGES = {"add_remove": "added or removed", "replace_one": "replaced"}
@@ -70,12 +76,24 @@ def privacy_card_of(run: CompletedRun) -> dict[str, Any]:
         "not_covered": list(_not_covered(experiment, summary, card)),
         "notes": [note for note in notes if note not in (RUN_NOTE, TUNING_NOTE)],
         "not_reviewed": list(experiment.config.not_reviewed),
-        "post_processing": POST_PROCESSING,
+        "post_processing": " ".join(_computed_from(experiment, summary)),
         "versions": {
             "run": json.loads(versions.read_text()) if versions.exists() else None,
             "artefact": __version__,
         },
     }
+
+
+def _computed_from(experiment: Experiment, summary: Mapping[str, Any]) -> Iterator[str]:
+    """Yield sentences on what an artefact and the scores on its card are computed from."""
+    noisy = experiment.answers.noise_at == "server"
+    yield POST_PROCESSING.format(", with the coordinator's noise," if noisy else "")
+    if summary["accuracy"]["student"] is not None:
+        yield STUDENTS_SCORES
+    if summary["accuracy"]["ensemble"] is not None:
+        yield EXACT_SCORES
+    if not experiment.config.federation.simulation:
+        yield NO_EXACT_SCORES
 
 
 def _describe_requests(run: CompletedRun) -> str:

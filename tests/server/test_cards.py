@@ -64,7 +64,7 @@ def test_a_card_has_the_runs_own_numbers_each_with_its_meaning(
     assert "epsilon published" not in before
     assert card["published"] in published.split("##")[0]
     for part in (
-        cards.POST_PROCESSING,
+        card["post_processing"],
         *card["verdict"],
         *card["source"],
         *card["notes"],
@@ -207,6 +207,24 @@ def test_a_deployments_card_names_statements_instead_of_ledgers(finished):
     assert "the coordinator has only their statements" in " ".join(card["source"])
     assert "the hospitals' own ledgers record how many" in card["asked"]
     assert not any("accuracies of teachers" in line for line in card["not_covered"])
+
+
+def test_a_card_says_what_its_scores_are_computed_from(finished):
+    """The ensemble's score is exact: next to answers that prove a number, it is not on the card."""
+
+    def said(run):
+        return cards.privacy_card_of(run)["post_processing"]
+
+    private, noisy = (open_completed(finished(*each)[0]) for each in (DP, PLAIN))
+    assert cards.EXACT_SCORES in said(private)
+    assert cards.EXACT_SCORES not in said(noisy)
+    scores = {**private.summary["accuracy"], "ensemble": None}
+    hospitals = as_deployed(private)
+    hospitals.summary["accuracy"] = scores
+    assert cards.STUDENTS_SCORES in said(hospitals)
+    assert cards.EXACT_SCORES not in said(hospitals)
+    for run in (private, noisy, hospitals):
+        assert (cards.NO_EXACT_SCORES in said(run)) == (run is hospitals)
 
 
 def test_a_card_of_sums_of_gradients_names_no_images(finished):

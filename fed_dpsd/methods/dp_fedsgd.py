@@ -48,6 +48,7 @@ class DPFedSGD(Method):
     """
 
     trainings: ClassVar[tuple[str, ...] | None] = ("plain",)
+    takes_gradients: ClassVar[bool] = True
     averages: ClassVar[bool] = True  # one architecture, and a common start in each round
     sums_gradients: ClassVar[bool] = True  # `ClippedGradients.check` requires it
     learning_rate: float

@@ -14,8 +14,9 @@ fed_dpsd/papers/paper_fed_dpsd.py is the paper's own loop, with one generator an
 round.
 """
 
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal, cast
 
@@ -51,18 +52,13 @@ from fed_dpsd.models.divergence import descend, rates_of
 from fed_dpsd.models.inference import predict, trainable_part
 from fed_dpsd.models.least_squares import fit_log_probabilities
 from fed_dpsd.privacy.accounting import Stage
-from fed_dpsd.privacy.gaussian import NormalizedGradient
-from fed_dpsd.privacy.mechanism import Additive, Mechanism, Probabilities
+from fed_dpsd.privacy.mechanism import Mechanism, StudentLoss
 from fed_dpsd.privacy.optimisers import Adam
 from fed_dpsd.privacy.plan import Plan
-from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.training import Training, TrainingMechanism
 from fed_dpsd.progress import track
 from fed_dpsd.protocol import Aggregate, Refusal, Request, Response
 from fed_dpsd.streams import Streams
-
-# Maps (B, K) logits, (B, K) labels and the images' (B,) positions in the buffer to a loss.
-StudentLoss = Callable[[torch.Tensor, torch.Tensor, NDArray[np.int64]], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -72,6 +68,7 @@ class FedDPSD(Queries, Method):
     methods/queries.py defines the fields for the sent images and the generators.
     """
 
+    takes_gradients: ClassVar[bool] = True
     supports_cohorts: ClassVar[bool] = True
     student_steps: int
     final_student_steps: int
@@ -105,19 +102,28 @@ class FedDPSD(Queries, Method):
         """Also check that pooling, temperature, final_fit and augmentation suit the answers."""
         problems = super().check(config, training, answers)
         counted = not isinstance(training, TrainingMechanism) or training.counts_classes
-        known = counted and self.class_counts and isinstance(answers, Probabilities)
+        exact = bool(answers and answers.exact)
+        known = counted and self.class_counts and exact
         if self.pooling == "odds" and not known:
             problems.append(
                 "method.pooling=odds needs answers=probabilities, method.class_counts=true "
                 "and, with training=dp_sgd, training.count_fraction; use method.pooling=mean"
             )
-        if self.temperature != 1 and not isinstance(answers, Probabilities):
+        uniform = np.full((1, config.data.num_classes), 1 / config.data.num_classes)
+        norm = answers.row_norm(uniform) if answers and answers.input == "gradient" else 1.0
+        if answers and not 0 < norm < math.inf:
+            problems.append(
+                f"answers={answers.name}: the gradient of a sure teacher becomes {norm:g} long, "
+                f"so labels cannot be scaled; define {type(answers).__name__}.row_norm, or use "
+                "answers=gradient"
+            )
+        if self.temperature != 1 and not exact:
             problems.append(
                 f"method.temperature={self.temperature:g} softens probabilities, and "
                 f"answers={answers.name if answers else None} has none; use method.temperature=1"
             )
-        linear = config.model.student in FIXED and isinstance(answers, Probabilities)
-        if self.final_fit == "least_squares" and not linear:
+        linear = config.model.student in FIXED
+        if self.final_fit == "least_squares" and not (exact and linear):
             problems.append(
                 "method.final_fit=least_squares needs answers=probabilities and a student that is "
                 f"linear on fixed features; use model.student={' or '.join(FIXED)} instead of "
@@ -139,15 +145,14 @@ class FedDPSD(Queries, Method):
     def counts(self, context: PublicContext) -> tuple[Stage, ...]:
         """Return the stage of class counts, which need a server that sees each client's answers."""
         seen = context.answers.noise_at == "client"
-        clear = isinstance(context.answers, Probabilities)
-        return counts_stage(context, clear) if self.class_counts and seen else ()
+        return counts_stage(context, context.answers.exact) if self.class_counts and seen else ()
 
     # --- client ------------------------------------------------------------------------------
 
     def client(self, request: Request, site: Site) -> Response | Refusal:
         """Release each teacher's answer to every query with the site's mechanism (Fed-FlexPer)."""
         if request.kind == "counts" and self.class_counts:
-            return release_class_counts(request, site, isinstance(site.answers, Probabilities))
+            return release_class_counts(request, site, site.answers.exact)
         return super().client(request, site)
 
     def gradients(
@@ -218,8 +223,7 @@ class FedDPSD(Queries, Method):
         if self.pooling == "odds":
             mean = pool_odds(means, class_weights)
         else:
-            additive = isinstance(context.answers, Additive)
-            mean = average_by_class(means, class_weights, additive)
+            mean = average_by_class(means, class_weights, signed=not context.answers.shares)
         return Aggregate(request, count * mean, count, replies.refused)
 
     def fetch_discriminator(
@@ -237,7 +241,7 @@ class FedDPSD(Queries, Method):
         Near the uniform prediction, the gradient points to the teacher's class.
         """
         predictions = predict(student, images, context.device)
-        if not isinstance(context.answers, NormalizedGradient):
+        if context.answers.input != "gradient":
             return predictions
         uniform = np.float32(1 / context.num_classes)
         return uniform + np.float32(self.prediction_weight) * (predictions - uniform)
@@ -246,15 +250,10 @@ class FedDPSD(Queries, Method):
         """Return the (B, K) labels of Eq. 6 from the sum of the answers (free post-processing).
 
         A gradient whose norm is its bound moves a label by `label_step`. (The paper moves it by
-        step * bound, which is 0.1 * 0.001 for an epsilon up to 1.) A label may leave the simplex: a
-        projection would bias it, and noise would no longer average out over the buffer.
+        step * bound, which is 0.1 * 0.001 for an epsilon up to 1.)
         """
         predictions = total.request.predictions
-        mean = total.sum / total.count
-        if isinstance(context.answers, NormalizedGradient):  # Eq. 3
-            bound = context.answers.row_norm(len(predictions))
-            return predictions - self.label_step * mean / bound
-        return mean  # Eq. 5: fractions of the votes, or mean probabilities
+        return context.answers.labels(total.sum, total.count, predictions, self.label_step)
 
     def train_student(
         self,
@@ -301,22 +300,14 @@ class FedDPSD(Queries, Method):
         return _metrics(descend(optimiser, batch_losses(), "the student", rates), started)
 
     def student_loss(self, context: PublicContext, predictions: NDArray[np.float32]) -> StudentLoss:
-        """Return L_s: likelihood for responses, least squares under noise, or cross-entropy.
+        """Return L_s: the mechanism's loss, or the cross-entropy at a temperature.
 
         Args:
             context: the public facts.
             predictions: (N, K) predictions that were sent with the buffer's images.
         """
-        mechanism = context.answers
-        if isinstance(mechanism, TopKRandomizedResponse) and mechanism.lies == "candidates":
-            members = mechanism.members(predictions)
-            lies = mechanism.lie_probability(members.sum(1, keepdims=True))
-            public = [torch.from_numpy(a).float().to(context.device) for a in (members, lies)]
-            return lambda logits, labels, chosen: losses.response_loss(
-                logits, labels, *(array[chosen] for array in public)
-            )
-        if isinstance(mechanism, Additive):
-            return lambda logits, labels, _: losses.squared_loss(logits, labels)
+        if self.temperature == 1:
+            return context.answers.student_loss(predictions)
         return lambda logits, labels, _: losses.student_loss(logits, labels, self.temperature)
 
 

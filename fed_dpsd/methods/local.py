@@ -6,6 +6,7 @@ guarantee of teachers trained with DP holds against anyone with access to them.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fed_dpsd.errors import ProtocolError
 from fed_dpsd.methods.method import Federation, Method, PublicContext, Round, Site, State
@@ -20,6 +21,8 @@ from fed_dpsd.streams import Streams
 @dataclass(frozen=True)
 class Local(Method):
     """Local training, a method without rounds."""
+
+    takes_gradients: ClassVar[bool] = True  # asks for no answers
 
     def plan(self, context: PublicContext) -> Plan:
         """Plan the teachers' private training, if any; nothing else is released."""

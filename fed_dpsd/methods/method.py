@@ -290,6 +290,7 @@ class Method(ABC):
 
     Attributes:
         trainings: values of `training` that the method supports; None for any.
+        takes_gradients: whether answers may be gradients, or the method asks for no answers.
         averages: whether the method averages the teachers' weights, which requires a single
             architecture and a common start.
         supports_cohorts: whether the method can send requests to different clients in each round.
@@ -297,6 +298,7 @@ class Method(ABC):
     """
 
     trainings: ClassVar[tuple[str, ...] | None] = None
+    takes_gradients: ClassVar[bool] = False
     averages: ClassVar[bool] = False
     supports_cohorts: ClassVar[bool] = False
     uses_teachers_alone: ClassVar[bool] = False
@@ -320,6 +322,11 @@ class Method(ABC):
             problems.append(
                 f"training={training.name}: method={self.name} does not support it; use "
                 f"training={' or '.join(self.trainings or ())}"
+            )
+        if answers and answers.input == "gradient" and not self.takes_gradients:
+            problems.append(
+                f"answers={answers.name}: method={self.name} does not learn from gradients; "
+                "use answers=label"
             )
         if config.clients_per_round is not None and not self.supports_cohorts:
             problems.append(
@@ -383,8 +390,11 @@ class Method(ABC):
     def gradients(
         self, sensitive: NDArray[np.float64], predictions: NDArray[np.float32]
     ) -> NDArray[np.float64]:
-        """Return the gradients to release instead of the teachers' (n, B, K) probabilities."""
-        return sensitive
+        """Return the gradients to release instead of the teachers' (n, B, K) probabilities.
+
+        Methods that take gradients define it.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def server(

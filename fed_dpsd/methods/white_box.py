@@ -182,6 +182,7 @@ class WhiteBox(Method):
             teachers.
     """
 
+    takes_gradients: ClassVar[bool] = True  # asks for no answers
     follows_gradients: ClassVar[bool] = False
 
     def warnings(self, config: Config, training: Training) -> list[str]:

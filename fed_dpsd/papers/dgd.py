@@ -54,7 +54,7 @@ from fed_dpsd.privacy.mechanism import Mechanism
 from fed_dpsd.privacy.optimisers import Adam
 from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.training import BaselineWeights, Training, TrainingMechanism
-from fed_dpsd.protocol import Aggregate, Refusal, Request, Response
+from fed_dpsd.protocol import Refusal, Request, Response
 from fed_dpsd.streams import Streams
 
 VAE_WIDTH = 16  # channels of the autoencoder's first convolution
@@ -171,7 +171,8 @@ class DGD(Method):
                 if not buffer:
                     raise nobody_answers(total.refused)
                 return
-            buffer.append(ReplayBuffer.of(total, hard_labels(total)))
+            labels = context.answers.labels(total.sum, total.count, total.request.predictions)
+            buffer.append(ReplayBuffer.of(total, hard_labels(labels)))
             loss = self.train_student(student, vae, buffer, images, context, streams, number)
             trained = len(baselines) * self.generator_steps * self.batch_size if number == 1 else 0
             yield Round(
@@ -340,7 +341,7 @@ def fetch_baselines(federation: Federation, context: PublicContext) -> list[Clas
     return [read_teachers(own, context, client)[0] for client, own in one_each.items()]
 
 
-def hard_labels(total: Aggregate) -> NDArray[np.float32]:
-    """Return the (B, K) one-hot classes of the largest sums (Eq. 3); zeros if all sums are zero."""
-    classes = np.eye(total.sum.shape[1], dtype=np.float32)[total.sum.argmax(1)]
-    return classes * total.sum.any(axis=1, keepdims=True)
+def hard_labels(labels: NDArray[np.floating]) -> NDArray[np.float32]:
+    """Return the (B, K) one-hot classes of the largest labels (Eq. 3); zeros if all are zero."""
+    classes = np.eye(labels.shape[1], dtype=np.float32)[labels.argmax(1)]
+    return classes * labels.any(axis=1, keepdims=True)

@@ -97,7 +97,8 @@ class DPDataFreeDistillation(Discriminating):
                 if not buffer:
                     raise nobody_answers(total.refused)
                 return
-            labels = (total.sum / total.count).astype(np.float32)
+            labels = context.answers.labels(total.sum, total.count, request.predictions)
+            labels = labels.astype(np.float32)
             buffer.append(ReplayBuffer.of(total, labels))
             # 4: data-label pairs
             loss = self.train_student(student, buffer, context, streams, number)

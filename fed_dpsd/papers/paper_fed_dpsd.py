@@ -14,7 +14,7 @@ reading (conf/method/paper_fed_dpsd.yaml, docs/paper_map.md).
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -37,7 +37,6 @@ from fed_dpsd.methods.method import (
 )
 from fed_dpsd.models.divergence import descend, rates_of
 from fed_dpsd.models.inference import predict, to_bytes, to_unit
-from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.optimisers import SGD, Adam
 from fed_dpsd.privacy.training import Training
 from fed_dpsd.protocol import Aggregate, Request
@@ -50,6 +49,7 @@ OPTIMISERS = {"adam": Adam, "sgd": SGD}
 class PaperFedDPSD(Method):
     """FedDPSD, Algorithm 2, as printed; conf/method/paper_fed_dpsd.yaml explains the fields."""
 
+    takes_gradients: ClassVar[bool] = True
     latent_size: int
     latents: Literal["drawn", "kept"]
     contrast: float
@@ -176,11 +176,11 @@ class PaperFedDPSD(Method):
     def noisy_labels(self, context: PublicContext, total: Aggregate) -> NDArray[np.float64]:
         """Return the (B, K) labels of Eq. 6, or of Alg. 2 line 14, from the clients' sum.
 
-        For responses and probabilities, the labels are the clients' mean.
+        Except for gradients, the mechanism gives the labels.
         """
+        if context.answers.input != "gradient":
+            return context.answers.labels(total.sum, total.count, total.request.predictions)
         mean = total.sum / total.count
-        if not isinstance(context.answers, NormalizedGradient):
-            return np.asarray(mean)
         if self.mean_over == "batch":  # Eq. 3 has one gradient for all labels of a batch
             mean = np.broadcast_to(mean.mean(axis=0), mean.shape)
         if self.label == "gradient":  # line 14 has neither the prediction nor a step

@@ -1,1 +1,1 @@
-"""Mechanisms, their events and their accounting; this room imports no other room."""
+"""Mechanisms, their events and their accounting; this room imports losses.py alone."""

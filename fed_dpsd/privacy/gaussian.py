@@ -123,9 +123,9 @@ class NormalizedGradient(Mechanism):
         """Return the largest number of noisy values in a release."""
         return self.num_classes if self.normalise == "sample" else MOST_NUMBERS
 
-    def row_norm(self, queries: int) -> float:
-        """Estimate the norm of one of `queries` encoded rows of a request."""
-        return self.bound / (math.sqrt(queries) if self.normalise == "batch" else 1)
+    def row_norm(self, predictions: Values) -> float:
+        """Estimate the norm of one of the encoded rows of a request."""
+        return self.bound / (math.sqrt(len(predictions)) if self.normalise == "batch" else 1)
 
     def constrain_sensitivity(
         self, sensitive_value: Values, predictions: Values

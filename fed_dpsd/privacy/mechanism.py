@@ -4,14 +4,16 @@ One frozen object defines both the noise and the event derived from it, so they 
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Protocol, cast, get_args, runtime_checkable
 
 import numpy as np
+import torch
 from dp_accounting import DpEvent, NonPrivateDpEvent
 from numpy.typing import NDArray
 
+from fed_dpsd import losses
 from fed_dpsd.privacy.noise import Rng
 
 Unit = Literal["record", "patient", "client"]
@@ -21,6 +23,8 @@ Trust = Literal["nobody", "threshold", "server"]  # from the least trust to the 
 # What a proof rests on; docs/privacy.md, "Two axes"
 Basis = Literal["training", "answers", "contraction"]
 Values = NDArray[Any]
+# Maps (B, K) logits, (B, K) labels and the (B,) positions of their rows in a buffer to a loss.
+StudentLoss = Callable[[torch.Tensor, torch.Tensor, NDArray[np.int64]], torch.Tensor]
 
 SMALLEST, LARGEST = 1e-100, 1e100  # limits of bounds and noise
 # Default noise_multiplier of answers that a private training covers: a student learns through it,
@@ -158,9 +162,18 @@ class Mechanism(Charged, Protocol):
     (`noise_at="server"`). With `noise_at="distributed"`, it runs at each client and adds a noise
     share, or less noise than an answer seen on its own would need. A secure sum then hides which
     answer came from which client.
+
+    A mechanism also decodes its answers: `labels` and `student_loss` are post-processing, by the
+    server. Their defaults suit any unbiased noise.
     """
 
+    # What a teacher gives to `constrain_sensitivity`: the gradient of a distillation loss in the
+    # student's probabilities, or its own probabilities.
     input: ClassVar[Literal["gradient", "probabilities"]]
+    exact: ClassVar[bool] = False  # whether answers are the teachers' probabilities, without noise
+    # Whether answers are counts or probabilities: numbers >= 0, with the number of teachers as
+    # their sum. A student learns from them by cross-entropy, and from others by least squares.
+    shares: ClassVar[bool] = False
     calibrated_by: ClassVar[str | None]  # the field that sets the noise
     # Noise where the configuration has null and no private training covers the answers.
     uncovered_noise: ClassVar[float | None] = None
@@ -188,6 +201,37 @@ class Mechanism(Charged, Protocol):
 
         The rows may exceed the bound by as much as honest noise adds.
         """
+
+    def row_norm(self, predictions: Values) -> float:
+        """Return the norm of a sure teacher's gradient in an answer, for (B, K) predictions.
+
+        By default, it is measured: near uniform predictions, such a gradient is -K at one class.
+        """
+        sure = np.eye(predictions.shape[1])[predictions.argmax(1)]
+        bounded = self.constrain_sensitivity(-predictions.shape[1] * sure, predictions)
+        return float(np.linalg.norm(bounded, axis=1).max())
+
+    def labels(self, total: Values, count: int, predictions: Values, step: float = 1.0) -> Values:
+        """Return the (B, K) labels that answers imply: their mean, or a step along gradients.
+
+        A label may leave the simplex. A projection would bias it, and noise would no longer average
+        out over many labels.
+
+        Args:
+            total: (B, K), the sum of the answers.
+            count: the number of teachers that answered, >= 1.
+            predictions: (B, K), the predictions that were sent.
+            step: how far a gradient of norm `row_norm` moves a label.
+        """
+        mean = total / count
+        if self.input == "probabilities":
+            return np.asarray(mean)
+        return np.asarray(predictions - step * mean / self.row_norm(predictions))
+
+    def student_loss(self, predictions: Values) -> StudentLoss:
+        """Return the student's loss on `labels`, given a buffer's (N, K) predictions as sent."""
+        loss = losses.student_loss if self.shares else losses.squared_loss
+        return lambda logits, labels, chosen: loss(logits, labels)
 
     def releases(self, requests: int, queries: int) -> int:
         """Return one release per query."""
@@ -236,8 +280,7 @@ class Mechanism(Charged, Protocol):
 class Additive(Mechanism, Protocol):
     """A mechanism that adds independent, identically distributed noise to each of K coordinates.
 
-    Its answers are unbiased, so a student learns from them by least squares. An audit samples the
-    two worlds of `worst_case`.
+    An audit samples the two worlds of `worst_case`.
     """
 
     additive: ClassVar[Literal[True]]
@@ -341,6 +384,8 @@ class Noiseless(Mechanism):
 class Probabilities(Noiseless):
     """The teachers' probabilities, without noise."""
 
+    exact: ClassVar[bool] = True
+    shares: ClassVar[bool] = True
     name: ClassVar[str] = "probabilities"
     reason: ClassVar[str] = "probabilities leave the clients without noise"
 

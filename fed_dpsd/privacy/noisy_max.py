@@ -47,6 +47,7 @@ class NoisyMax(Mechanism):
 
     name: ClassVar[str] = "noisy_max"
     input: ClassVar[Literal["probabilities"]] = "probabilities"
+    shares: ClassVar[bool] = True
     calibrated_by: ClassVar[str] = "noise_multiplier"
     uncovered_noise: ClassVar[float] = 4.0
     noise_at: ClassVar[NoiseAt] = "client"

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, fields
 from typing import ClassVar, Literal
 
 import numpy as np
+import torch
 from dp_accounting import (
     ComposedDpEvent,
     DpEvent,
@@ -14,6 +15,7 @@ from dp_accounting import (
 )
 from numpy.typing import NDArray
 
+from fed_dpsd import losses
 from fed_dpsd.privacy.events import FinitePrecisionDpEvent, ShuffledResponseDpEvent
 from fed_dpsd.privacy.mechanism import (
     ONE_TEACHER,
@@ -21,6 +23,7 @@ from fed_dpsd.privacy.mechanism import (
     Quorum,
     Relation,
     Shards,
+    StudentLoss,
     Unit,
     Values,
     check_k,
@@ -62,6 +65,7 @@ class TopKRandomizedResponse(Mechanism):
 
     name: ClassVar[str] = "label"
     input: ClassVar[Literal["probabilities"]] = "probabilities"
+    shares: ClassVar[bool] = True
     calibrated_by: ClassVar[str] = "epsilon_per_answer"
     lattice: ClassVar[float] = 1.0
     num_classes: int  # K, >= 2
@@ -175,6 +179,17 @@ class TopKRandomizedResponse(Mechanism):
         inside = ((values == 0) | possible).all(axis=1)
         answered = values.sum(axis=1, dtype=np.float64) == teachers
         return np.asarray(counts.all(axis=1) & inside & answered)
+
+    def student_loss(self, predictions: Values) -> StudentLoss:
+        """Return the likelihood of the responses, whose law is public, or the cross-entropy."""
+        if self.lies != "candidates":
+            return super().student_loss(predictions)
+        members = self.members(predictions)
+        lies = self.lie_probability(members.sum(1, keepdims=True))
+        public = [torch.from_numpy(array).float() for array in (members, lies)]
+        return lambda logits, labels, chosen: losses.response_loss(
+            logits, labels, *(array[chosen].to(logits.device) for array in public)
+        )
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
         """Return a response's event, on its own or, if one teacher changes, in a secure sum.

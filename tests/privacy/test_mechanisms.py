@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from dp_accounting import GaussianDpEvent, LaplaceDpEvent, NonPrivateDpEvent
 from scipy import stats
 
@@ -15,6 +16,7 @@ from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.mechanism import (
     UNITS_AND_RELATIONS,
     ExactCounts,
+    Mechanism,
     Probabilities,
     Quorum,
     Shards,
@@ -22,6 +24,7 @@ from fed_dpsd.privacy.mechanism import (
     top_k,
 )
 from fed_dpsd.privacy.noise import SecureGenerator
+from fed_dpsd.privacy.noisy_max import NoisyMax
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.votes import NoisyVotes
 from tests.every import every
@@ -151,7 +154,7 @@ def test_a_batch_is_bounded_as_a_whole():
         np.linalg.norm(by_row.constrain_sensitivity(values, predictions)) > 0.5
     )  # the control: up to 0.8
     assert (gradient.releases(3, 64), by_row.releases(3, 64)) == (3, 192)
-    assert gradient.row_norm(64) == pytest.approx(0.1 / 8)
+    assert gradient.row_norm(np.full((64, 10), 0.1)) == pytest.approx(0.1 / 8)
     with pytest.raises(ValueError, match="1,310,720 gradient entries in a request"):
         gradient.add_noise(np.zeros((1, 2**17, 10)), predictions, rng())
     empty = np.zeros((0, 10))
@@ -434,3 +437,50 @@ def test_an_infinite_epsilon_is_the_string_inf():
     epsilon = Epsilon(math.inf, 1e-5, "client", "add_remove", "server", "none", 1)
     assert str(epsilon).startswith("inf (client, add_remove, trust server")
     assert epsilon.to_json()["epsilon"] == "inf"
+
+
+# --- decoding ---
+
+
+def test_a_measured_norm_of_gradients_is_the_bound():
+    """What a plug-in's mechanism has without a word about its bound."""
+    for rows, settings in itertools.product(
+        (1, 64),
+        ({}, {"normalise": "batch"}, {"scaling": "clip"}, {"k": 2}, {"k": 2, "mask": "private"}),
+    ):
+        mechanism = NormalizedGradient(4, 1.0, bound=0.5, **settings)
+        predictions = np.repeat(UNIFORM, rows, axis=0)
+        known = mechanism.row_norm(predictions)
+        assert Mechanism.row_norm(mechanism, predictions) == pytest.approx(known, rel=1e-3)
+
+
+def test_a_loss_is_least_for_the_truth_given_the_mean_of_the_answers():
+    """Teachers choose class c with probability truth[c]. The control: another mechanism's loss."""
+    truth, predictions = np.array([[0.1, 0.5, 0.3, 0.1]]), np.array([[0.2, 0.4, 0.3, 0.1]])
+    others = np.random.default_rng(0).dirichlet(np.ones(4), 100)
+    others = np.concatenate([others, 0.9 * truth + 0.1 * others])
+    teachers = np.eye(4)[:, None]
+
+    def is_least(mechanism, decoded_by):
+        answers = [mechanism.constrain_sensitivity(own, predictions) for own in teachers]
+        mean = np.tensordot(truth[0], answers, 1)
+        labels = torch.from_numpy(mechanism.labels(3 * mean, 3, predictions))
+        loss = decoded_by.student_loss(predictions)
+
+        def of(p):
+            return loss(torch.from_numpy(p).log(), labels, np.array([0])).item()
+
+        return of(truth) < min(of(other[None]) for other in others)
+
+    responses = TopKRandomizedResponse(4, 1.0, k=3)
+    for mechanism in (
+        responses,
+        TopKRandomizedResponse(4, 1.0),
+        TopKRandomizedResponse(4, 1.0, threshold=0.25),
+        NoisyVotes(4, 1.0),
+        NoisyMax(4, 0.0),
+        Probabilities(),
+    ):
+        assert is_least(mechanism, mechanism), mechanism
+    assert not is_least(responses, NoisyVotes(4, 1.0))
+    assert not is_least(responses, Probabilities())

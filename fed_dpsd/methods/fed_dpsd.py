@@ -14,6 +14,7 @@ fed_dpsd/papers/paper_fed_dpsd.py is the paper's own loop, with one generator an
 round.
 """
 
+import logging
 import math
 import time
 from collections.abc import Iterator
@@ -49,7 +50,7 @@ from fed_dpsd.models import procedural
 from fed_dpsd.models.augmentation import augment
 from fed_dpsd.models.classifiers import FIXED, Classifier
 from fed_dpsd.models.divergence import descend, rates_of
-from fed_dpsd.models.inference import predict, trainable_part
+from fed_dpsd.models.inference import Images, predict, trainable_part
 from fed_dpsd.models.least_squares import fit_log_probabilities
 from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.mechanism import Mechanism, StudentLoss
@@ -59,6 +60,8 @@ from fed_dpsd.privacy.training import Training, TrainingMechanism
 from fed_dpsd.progress import track
 from fed_dpsd.protocol import Aggregate, Refusal, Request, Response
 from fed_dpsd.streams import Streams
+
+logger = logging.getLogger("fed_dpsd")
 
 
 @dataclass(frozen=True)
@@ -137,6 +140,18 @@ class FedDPSD(Queries, Method):
             )
         return problems
 
+    def warnings(self, config: Config, training: Training) -> list[str]:
+        """Also warn about a last student with fewer steps than the student before it."""
+        found = super().warnings(config, training)
+        before = (config.rounds - 1) * self.student_steps
+        if self.final_fit == "steps" and self.final_student_steps < before:
+            found.append(
+                f"method.final_student_steps={self.final_student_steps}: the last student starts "
+                f"from new weights, and the one before it takes {before:,} steps, so the last may "
+                f"be worse; use method.final_student_steps={4 * before}"
+            )
+        return found
+
     def plan(self, context: PublicContext) -> Plan:
         """Return a stage with one answer per synthetic query, after any class counts."""
         answers = Stage(context.answers, context.rounds_per_client, context.queries_per_round)
@@ -187,9 +202,13 @@ class FedDPSD(Queries, Method):
             if not exhausted:
                 buffer.append(ReplayBuffer.of(total, self.noisy_labels(context, total)))
             last = exhausted or number == context.rounds
+            previous = student
             if last:  # a student first trained on few answers never catches up: restart it
                 student = context.make_student(streams.torch("last student"))
             metrics = self.train_student(student, buffer, context, streams, number, last)
+            if last and number > 1:
+                student = self.better_student(student, previous, buffer, context)
+                metrics["last_student_kept"] = float(student is not previous)
             generated = self.mixture(len(request.images))["generated"]
             discriminated = generated * self.generator_steps if discriminator else 0
             yield Round(
@@ -298,6 +317,39 @@ class FedDPSD(Queries, Method):
 
         rates = rates_of(self, "student_learning_rate")
         return _metrics(descend(optimiser, batch_losses(), "the student", rates), started)
+
+    def better_student(
+        self,
+        last: Classifier,
+        previous: Classifier,
+        buffer: list[ReplayBuffer],
+        context: PublicContext,
+    ) -> Classifier:
+        """Return the student that agrees better with all answers, which are public.
+
+        Noise in labels raises both students' losses on them by about the same.
+        """
+        whole = ReplayBuffer.joined(buffer)
+        labels, loss_of = (
+            torch.from_numpy(whole.labels),
+            self.student_loss(context, whole.predictions),
+        )
+        predicted = Images(whole.images).predict_all([last, previous])
+        logits = torch.from_numpy(predicted).clamp_min(losses.SMALLEST_PROBABILITY).log()
+        everything = np.arange(len(labels))
+        new, old = (loss_of(own, labels, everything).item() for own in logits)
+        if new <= old:
+            return last
+        steps = self.final_fit == "steps"
+        logger.warning(
+            "method.%s: the last student agrees less with the answers (loss %.4g) than the student "
+            "before it (%.4g), which is kept; use %s",
+            f"final_student_steps={self.final_student_steps}"
+            if steps
+            else "final_fit=least_squares",
+            *(new, old, "more steps" if steps else "method.final_fit=steps"),
+        )
+        return previous
 
     def student_loss(self, context: PublicContext, predictions: NDArray[np.float32]) -> StudentLoss:
         """Return L_s: the mechanism's loss, or the cross-entropy at a temperature.

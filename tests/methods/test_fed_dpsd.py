@@ -1,5 +1,7 @@
 """FedDPSD's own steps, and that it learns."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ from fed_dpsd.methods.method import ReplayBuffer
 from fed_dpsd.models.inference import predict
 from fed_dpsd.protocol import Aggregate, Request
 from fed_dpsd.streams import Streams
-from tests.running import context_of, finish, not_refused
+from tests.running import context_of, finish, not_refused, rounds
 
 
 def test_gradient_labels_follow_eq_3(small):
@@ -178,6 +180,34 @@ def test_the_student_learns_from_answers_alone(small, tmp_path):
     *_, last = experiment.method.server(federation, context, Streams(0), None)
     accuracy = (predict(last.student, test.images, context.device).argmax(1) == test.labels).mean()
     assert accuracy > 0.5
+
+
+@pytest.mark.parametrize("steps", [1, 200])
+def test_the_last_student_is_kept_if_it_agrees_better_with_the_answers(
+    small, tmp_path, caplog, steps
+):
+    """After one step it does not, so the student before it stays; also in a resumed run."""
+    settings = "answers=probabilities", "method.student_steps=50", "method.class_counts=false"
+    experiment = small(*settings, f"method.final_student_steps={steps}")
+    _, (*_, before, last) = finish(experiment, tmp_path / "straight")
+    same = all(last.state.tensors[name].equal(own) for name, own in before.state.tensors.items())
+    assert last.metrics["last_student_kept"] == (steps > 1) != same
+    assert (f"final_student_steps={steps}: the last student agrees less" in caplog.text) == same
+    state = replace(before.state, buffer=before.state.buffer[:-1])  # a run appends to its list
+    (resumed,) = rounds(experiment, tmp_path / "resumed", state)
+    assert all(resumed.state.tensors[name].equal(own) for name, own in last.state.tensors.items())
+    assert "last_student_kept" not in before.metrics
+
+
+def test_a_last_student_with_fewer_steps_than_the_student_before_it_is_warned_about(small):
+    for overrides, warned in (
+        ("method.student_steps=25 method.final_student_steps=49", True),
+        ("method.student_steps=25 method.final_student_steps=50", False),
+        ("method.student_steps=25 method.final_student_steps=1 rounds=1", False),
+    ):
+        found = "".join(small("answers=label", *overrides.split()).warnings)
+        assert ("final_student_steps=49: the last student" in found) == warned, overrides
+        assert ("use method.final_student_steps=200" in found) == warned
 
 
 def test_the_temperature_and_moved_images_change_what_the_student_learns(small):

@@ -104,9 +104,13 @@ def test_what_a_trusted_server_sums_is_cut_off_teacher_by_teacher(small, records
 
 
 def test_the_same_request_returns_the_stored_answer_and_charges_once(small, records):
+    """It is not drawn again: a processor that rounds differently would draw another one."""
     site, answer = make(small("training=plain", "answers=gradient"), records)
     first, again = answer(request()), answer(request())
     assert (first.values == again.values).all()
+    (entry,) = site.ledger.entries()
+    site.ledger.store_answer(entry.digest, first.values + 1)
+    assert (answer(request()).values == first.values + 1).all()
     assert len(site.ledger.entries()) == 1
 
 

@@ -1,5 +1,7 @@
 """Every method and every way to answer: finite, planned, resumable bit by bit, and leak-free."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -157,6 +159,24 @@ def test_a_run_is_resumable_bit_by_bit_charged_as_planned_and_leaks_nothing(expe
         assert equal(resumed[-1], straight[-1])
     charged_as_planned(experiment, federation)
     nothing_else_left(experiment, federation)
+
+
+@pytest.mark.parametrize(
+    "experiment",
+    [(method, ANSWERED[method][0]) for method in ("fed_dpsd", "dpsd", "dgd", "dp_dfd", "feddf")],
+    indirect=True,
+    ids=lambda param: param[0],
+)
+def test_a_student_learns_from_the_answers_of_all_rounds(experiment, tmp_path):
+    """If the first round's answers were different, so would be the last student."""
+    straight = rounds(experiment, tmp_path / "straight")
+    next(straight)
+    state = next(straight).state
+    first, second = state.buffer
+    other = replace(first, labels=np.roll(first.labels, 1, axis=1))
+    (last,) = straight
+    (changed,) = rounds(experiment, tmp_path / "changed", replace(state, buffer=[other, second]))
+    assert not equal(weights(changed), weights(last))
 
 
 def charged_as_planned(experiment, federation):

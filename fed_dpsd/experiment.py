@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -425,8 +426,14 @@ def _resolve_paths(binder: Binder, config: Config, base: Path | None, written: b
 
 @functools.lru_cache(maxsize=2)
 def load_data(config: DataConfig, cache: str) -> Dataset:
-    """Return a data set, loaded once per process."""
+    """Return a data set, loaded once per process or since `forget_data`."""
     return datasets.load(config, Path(cache))
+
+
+def forget_data() -> None:
+    """Read data again when it is next needed: its files may have changed."""
+    load_data.cache_clear()
+    _partitions.cache_clear()
 
 
 @functools.lru_cache(maxsize=2)
@@ -444,6 +451,21 @@ def partitions(experiment: Experiment) -> list[NDArray[np.int64]]:
     """
     config = experiment.config
     return _partitions(config.data, config.cache, experiment.partition, config.num_clients)
+
+
+def partition_digest(experiment: Experiment) -> str:
+    """Return 16 hexadecimal digits that depend on the training records and on how they are dealt.
+
+    They depend on pixels, labels and patients, not on the names or the place of files.
+    """
+    config = experiment.config
+    known = load_data(config.data, config.cache).digests
+    records = {name: own for name, own in known.items() if name.startswith("training ")}
+    facts = json.dumps([records, config.data.records_per_patient])
+    digest = hashlib.sha256(facts.encode())
+    for part in partitions(experiment):
+        digest.update(hashlib.sha256(part.tobytes()).digest())
+    return digest.hexdigest()[:16]
 
 
 def unused_records(experiment: Experiment) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import PIL
 from numpy.typing import NDArray
 
 from fed_dpsd.classes import default_class_names, label_numbers
@@ -37,11 +38,15 @@ class Dataset:
 
     `counts` gives the number of files or rows found, used and skipped in each split, with reasons.
     The numbers are exact, so they go only to the console and to a simulation's diagnostics.
+
+    `digests` names the content: digests of the images as decoded, the labels and the patients of
+    each split, in the order of records. File names, times and places do not matter.
     """
 
     train: Split
     test: Split
-    counts: tuple[str, ...] = ()
+    counts: tuple[str, ...]
+    digests: Mapping[str, str]
 
 
 class Loaded(NamedTuple):
@@ -67,7 +72,8 @@ def load(config: DataConfig, cache: Path) -> Dataset:
         return _digits()
     loaded = {split: _load_split(config, split, cache) for split in sources.SPLITS}
     counts = dict.fromkeys(each.count for each in loaded.values())
-    data = Dataset(loaded["train"].records, loaded["test"].records, tuple(counts))
+    train, test = (loaded[split].records for split in sources.SPLITS)
+    data = Dataset(train, test, tuple(counts), _digests(*loaded.values()))
     _check_shared_patients(config, data)
     if copies := int(np.isin(loaded["test"].digests, loaded["train"].digests).sum()):
         warn_once(
@@ -117,7 +123,23 @@ def _digits() -> Dataset:
     records = Split(images, table[:, -1].astype(np.int64))
     order = np.random.Generator(np.random.PCG64(0)).permutation(len(records))
     train, test = records.take(order[DIGITS_TEST_SIZE:]), records.take(order[:DIGITS_TEST_SIZE])
-    return Dataset(train, test, (f"{len(records):,} images found, {len(records):,} used",))
+    count = f"{len(records):,} images found, {len(records):,} used"
+    digests = _digests(*(Loaded(split, count, split.digests) for split in (train, test)))
+    return Dataset(train, test, (count,), digests)
+
+
+def _digests(train: Loaded, test: Loaded) -> dict[str, str]:
+    """Return `Dataset.digests`, the first 16 hexadecimal digits of the SHA-256 of each part."""
+    return {
+        f"{split} {part}": hashlib.sha256(values.tobytes()).hexdigest()[:16]
+        for split, loaded in (("training", train), ("test", test))
+        for part, values in (
+            ("images", loaded.digests),
+            ("labels", loaded.records.labels),
+            ("patients", loaded.records.patients),
+        )
+        if values is not None
+    }
 
 
 def _load_split(config: DataConfig, split: str, cache: Path) -> Loaded:
@@ -203,11 +225,20 @@ def _cached(config: DataConfig, files: str, split: str, cache: Path) -> Callable
     """Return a function that maps the names of a split's files to their paths in the cache.
 
     `files` is the fingerprint taken before reading, so that files changed since then are read
-    again.
+    again. Other code may decode the same files differently.
     """
-    text = f"{files} {split} {config} {SPLIT_KEY!r}"
+    text = f"{files} {split} {config} {SPLIT_KEY!r} {_code_digest()}"
     key = hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:24]
     return lambda name: cache / "data" / f"{key}.{name}"
+
+
+@functools.cache  # a process keeps the code that it imported
+def _code_digest() -> str:
+    """Return a digest of the code that turns files into records, and Pillow's version."""
+    digest = hashlib.sha256(PIL.__version__.encode())
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def _missing_classes(config: DataConfig, records: Split) -> str:

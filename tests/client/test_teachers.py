@@ -3,6 +3,7 @@
 import functools
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -185,15 +186,19 @@ def test_teachers_are_cached_by_everything_they_depend_on(small, records, monkey
     assert (first == again).all()
     assert len(trained) == 1
     fewer = records.take(np.arange(1, 60))
+    relabelled = replace(records, labels=np.roll(records.labels, 1))
+    repainted = replace(records, images=255 - records.images)
     for other, client, data in (
         (small("seed=12"), 0, records),
         (small("seed=11", "teacher.learning_rate=0.1"), 0, records),
         (small("seed=11", "model.teacher_width=5"), 0, records),
         (experiment, 1, records),
         (experiment, 0, fewer),
+        (experiment, 0, relabelled),
+        (experiment, 0, repainted),
     ):
         assert make(other, data, client=client).models
-    assert len(trained) == 6
+    assert len(trained) == 8
     secret = SecretStreams(bytes(32))
     own = Teachers(experiment.config, experiment.training, 0, records, np.arange(60), secret)
     assert own.keys != make(experiment, records).keys

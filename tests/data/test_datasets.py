@@ -178,6 +178,20 @@ def test_a_folder_is_decoded_again_only_when_its_files_change(tmp_path, monkeypa
     assert len(decoded) > number
 
 
+def test_other_code_decodes_a_folder_again(tmp_path, monkeypatch):
+    """Images that an earlier version decoded otherwise would be used for ever."""
+    picture(tmp_path / "D" / "ill" / "0.bmp", 1)
+    picture(tmp_path / "D" / "well" / "0.bmp", 2)
+    loaded(tmp_path, tmp_path / "D")
+    with monkeypatch.context() as patch:
+        patch.setattr(datasets, "_read", None)
+        loaded(tmp_path, tmp_path / "D")  # the control
+    monkeypatch.setattr(datasets, "_code_digest", lambda: "another version")
+    monkeypatch.setattr(datasets, "_read", lambda *_: pytest.fail("decoded"))
+    with pytest.raises(pytest.fail.Exception, match="decoded"):
+        loaded(tmp_path, tmp_path / "D")
+
+
 def test_a_failure_that_may_pass_is_not_cached(tmp_path, monkeypatch):
     """Otherwise the failure would stay cached after permissions are fixed."""
     path = table(tmp_path / "t.csv", [f"{i}.png,{('ill', 'well')[i % 2]}" for i in range(20)])

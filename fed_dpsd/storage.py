@@ -33,6 +33,7 @@ from fed_dpsd.errors import UserError, is_disk_full, reason_of
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+CLIENT = "client_"  # how the names of a client's files begin
 RUN_NAME = "name"  # the file of a run folder that keeps the run's name
 
 
@@ -102,7 +103,7 @@ def jinja_environment(module: str, **options: Any) -> "Environment":
 
 def client_name(client: int) -> str:
     """Return the prefix of the names of a client's files."""
-    return f"client_{client:03d}"
+    return f"{CLIENT}{client:03d}"
 
 
 def shown_path(path: Path) -> str:

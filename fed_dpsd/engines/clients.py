@@ -17,11 +17,11 @@ from fed_dpsd.config import DataConfig
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.data.partition import made_up_patients
 from fed_dpsd.engines.placement import Placement, place_on_this_machine
-from fed_dpsd.experiment import Experiment, load_data, partitions
+from fed_dpsd.experiment import Experiment, load_data, partition_digest, partitions
 from fed_dpsd.models.inference import Images
 from fed_dpsd.privacy.mechanism import quorum_of
 from fed_dpsd.privacy.secure_sum import Party, public_key
-from fed_dpsd.storage import client_name, run_name
+from fed_dpsd.storage import CLIENT, client_name, run_name
 
 
 def prepare_clients(experiment: Experiment, nodes: int) -> Placement:
@@ -34,10 +34,10 @@ def prepare_clients(experiment: Experiment, nodes: int) -> Placement:
     placement, config = place_on_this_machine(experiment, nodes), experiment.config
     if config.ledger:
         folder = Path(config.ledger)
-        used = ledgers_in(folder)
-        for client in range(config.num_clients):
-            if client_name(client) in used:
-                with ledger_of(experiment, client, folder).transaction():
+        for name in ledgers_in(folder):  # of all clients, even if this run has fewer
+            number = name.removeprefix(CLIENT)
+            if number.isdecimal():
+                with ledger_of(experiment, int(number), folder).transaction():
                     pass  # reads the ledger, and repairs it if a write was cut short
     if config.teacher.path is not None:
         files = config.num_clients if "{client}" in config.teacher.path else 1
@@ -56,10 +56,14 @@ def ledger_of(experiment: Experiment, client: int, run_folder: Path) -> FileLedg
 
 
 def data_set_name(experiment: Experiment, client: int) -> str:
-    """Return the name by which a ledger knows a simulated client's records."""
+    """Return the name by which a ledger knows a simulated client's records.
+
+    It depends on all training records, since one more would deal all of them differently.
+    """
     config = experiment.config
     rule = f"{experiment.partition}" + (" of patients" if config.data.patient_column else "")
-    return f"{config.data.name}, client {client} of {config.num_clients} by {rule}"
+    name = f"{config.data.name} (records {partition_digest(experiment)})"
+    return f"{name}, client {client} of {config.num_clients} by {rule}"
 
 
 def with_patients(records: Split, size: int | None) -> Split:
@@ -84,7 +88,7 @@ def open_site(experiment: Experiment, client: int, run_folder: Path) -> Site:
         client=client,
         records=records,
         shard_ids=records.ids,
-        test=_test_images(config.data, config.cache),
+        test=_test_images(config.data, config.cache, data.digests["test images"]),
         account=Account(
             *(ledger, config.privacy, plan_of(experiment), run_name(run_folder)),
             plugins=bool(config.not_reviewed),
@@ -95,7 +99,7 @@ def open_site(experiment: Experiment, client: int, run_folder: Path) -> Site:
 
 
 @functools.lru_cache(maxsize=2)
-def _test_images(config: DataConfig, cache: str) -> Images:
+def _test_images(config: DataConfig, cache: str, _digest: str) -> Images:
     """Return the test images, which all clients of a process share, including their features."""
     return Images(load_data(config, cache).test.images)
 

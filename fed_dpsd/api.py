@@ -23,7 +23,7 @@ from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.engines.placement import Placement
 from fed_dpsd.engines.ready import check_run, check_simulated
 from fed_dpsd.errors import ProtocolError, UserError, one_line
-from fed_dpsd.experiment import Experiment, one_run, unused_records
+from fed_dpsd.experiment import Experiment, forget_data, one_run, unused_records
 from fed_dpsd.models.functions import MakeNetwork, add_functions
 from fed_dpsd.planned import PlannedRun, planned_run
 from fed_dpsd.progress import reporting
@@ -329,8 +329,8 @@ def resume(
         progress: as for `run`.
 
     Raises:
-        UserError: `folder` is not a run folder, its clients are hospitals, a function or the
-            checkpoint of a completed run is missing, or the run failed.
+        UserError: `folder` is not a run folder, its clients are hospitals, its data has changed, a
+            function or the checkpoint of a completed run is missing, or the run failed.
     """
     if isinstance(teacher, str):
         raise UserError(
@@ -446,6 +446,7 @@ def plan(*overrides: str) -> PlannedRun:
 
 def new_job(overrides: tuple[str, ...], engine: Engine = "local", nodes: int | None = None) -> Job:
     """Prepare a run: check its configuration, then read its data, then make its folder."""
+    forget_data()
     experiment = experiment_of(overrides)
     if engine not in get_args(Engine):
         raise UserError(f"engine={engine} must be {' or '.join(get_args(Engine))}")
@@ -478,6 +479,7 @@ def _checked(
 
 def resumed_job(folder: Path) -> Job:
     """Prepare the run of a folder to continue in this process."""
+    forget_data()
     folder = folder.absolute()
     experiment = open_run_folder(folder)
     job = local_job(experiment, folder)

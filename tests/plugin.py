@@ -35,6 +35,7 @@ def write_installed(folder, version="1.0", name="example", package=PACKAGE):
 def installed(folder):
     """Let this process import from a folder; undo it in the end."""
     from fed_dpsd.client import terms
+    from fed_dpsd.config import plugins
     from fed_dpsd.models.classifiers import CLASSIFIERS
 
     known = set(CLASSIFIERS)
@@ -47,5 +48,6 @@ def installed(folder):
             del sys.modules[module]
         for network in set(CLASSIFIERS) - known:
             del CLASSIFIERS[network]
+        plugins._code_digest.cache_clear()
         terms.choices.cache_clear()
         terms._method_values.cache_clear()

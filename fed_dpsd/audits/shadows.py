@@ -29,6 +29,7 @@ from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.privacy.accounting import Stage, prove
 from fed_dpsd.privacy.epsilon import Epsilon
 from fed_dpsd.report.settings import setting_names
+from fed_dpsd.server.inputs import require_same_inputs
 from fed_dpsd.server.run_folder import is_run_folder, open_completed, open_run_folder
 from fed_dpsd.server.student import student_of
 from fed_dpsd.server.summary import read_summary, scores_of
@@ -224,4 +225,5 @@ def _open_shadow_run(folder: Path) -> ShadowRun:
             f"{folder}: data.records_per_patient={size} makes up patients from existing records, "
             "so a coin moves other records too; leave it out, or use a data set with known patients"
         )
+    require_same_inputs(experiment, folder)
     return ShadowRun(folder, experiment)

@@ -5,6 +5,8 @@ imported and searched for files only if a configuration names it.
 """
 
 import contextlib
+import functools
+import hashlib
 import importlib
 import importlib.util
 import tempfile
@@ -47,10 +49,13 @@ class Plugin:
 
         This does not import the package.
         """
-        spec = importlib.util.find_spec(self.package)
-        places = spec.submodule_search_locations if spec else None
-        folders = [Path(place).absolute() / "conf" for place in places or ()]
+        folders = [place / "conf" for place in _places(self.package)]
         return next(filter(Path.is_dir, folders), None)
+
+    @property
+    def digest(self) -> str:
+        """Return 16 hexadecimal digits that depend on the package's code, as first asked for."""
+        return _code_digest(self.package)
 
     def load(self) -> ModuleType:
         """Import the plug-in's package.
@@ -64,6 +69,25 @@ class Plugin:
             reason = " ".join(str(error).split())
             problem = f"plugins={self.name}: {self.package} cannot be imported: {reason}"
             raise ConfigError([problem]) from error
+
+
+def _places(package: str) -> list[Path]:
+    """Return the folders of a package, or the file of a module, without importing it."""
+    spec = importlib.util.find_spec(package)
+    if spec is None:
+        return []
+    places = spec.submodule_search_locations or filter(None, [spec.origin])
+    return [Path(place).absolute() for place in places]
+
+
+@functools.cache  # a process keeps the code that it imported
+def _code_digest(package: str) -> str:
+    digest = hashlib.sha256()
+    for place in _places(package):
+        for file in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
+            content = file.read_bytes()
+            digest.update(f"{file.relative_to(place)} {len(content)}\n".encode() + content)
+    return digest.hexdigest()[:16]
 
 
 def installed_plugins() -> dict[str, Plugin]:

@@ -127,7 +127,7 @@ def digest_of(key: str, file: str) -> str:
     """
     try:
         facts = Path(file).stat()
-        return _digest_of(file, facts.st_size, facts.st_mtime_ns)
+        return _digest_of(file, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino)
     except OSError as error:
         raise UserError(f"{key}={file}: {error.strerror}; give a safetensors file") from None
 
@@ -150,8 +150,8 @@ def shapes_in(key: str, file: str) -> dict[str, list[int]]:
 
 
 @functools.lru_cache(maxsize=16)
-def _digest_of(file: str, size: int, changed: int) -> str:
-    """Return a file's digest, which is computed again if its size or time changes."""
+def _digest_of(file: str, *_: int) -> str:
+    """Return a file's digest, which is computed again if the other arguments change."""
     with open(file, "rb") as content:
         return f"sha256:{hashlib.file_digest(content, 'sha256').hexdigest()}"
 

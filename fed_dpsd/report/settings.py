@@ -18,13 +18,15 @@ REASON = "reason"  # the reason for an infinite epsilon
 # The epsilon of a label, not of a record, for runs in which only labels are private.
 LABEL, LABEL_LEGEND = "label_replace_one", ("label_delta", "label_trust")
 LEGEND = ("delta", "trust", "commit", "machine")
+DIGESTS = ("data_sha256", "files_sha256")  # of what a run read: its data, and other files
+CONTENTS = ("data contents", "file contents")  # columns that tell these apart in a report
 CAVEATS = "caveats"  # notes on the epsilons
 NOT_REVIEWED = "not reviewed"  # how the note on plug-ins begins
 # Results of a run; every other column is part of its setting.
 RESULTS = {
     *("key", "seed", "vote", *SCORES, *CLAIMS, *LEGEND, REASON, CAVEATS),
     *("epsilon_published", "patient_replace_one", "client_replace_one", LABEL, *LABEL_LEGEND),
-    *("queries_per_client", *COSTS, "seconds", "student_sha256"),
+    *("queries_per_client", *COSTS, "seconds", "student_sha256", *DIGESTS),
 }
 ALPHA = "partition.alpha"
 GRID = "grid"
@@ -144,6 +146,47 @@ def group_by_data(settings: Sequence[Setting], alphas: bool = False) -> dict[str
 def setting_of(row: Row) -> tuple[tuple[str, str], ...]:
     """Return the columns of a row that are set, with their values, in alphabetical order."""
     return tuple((key, row[key]) for key in sorted(row) if row[key] and key not in RESULTS)
+
+
+def number_contents(rows: Sequence[Row]) -> list[Row]:
+    """Number what runs read, in columns of CONTENTS, where it differs under the same names.
+
+    Runs of a data set are compared with each other, whatever else they set; other files are
+    compared within a setting. Rows whose digests are unknown are unchanged.
+    """
+
+    def names_of(row: Row) -> tuple[tuple[str, str], ...]:
+        named = ("data", "num_classes")
+        return tuple(pair for pair in setting_of(row) if pair[0] in named or pair[0][:5] == "data.")
+
+    rows = list(rows)
+    for digest, column, same in zip(DIGESTS, CONTENTS, (names_of, setting_of), strict=True):
+        found: dict[object, dict[str, int]] = {}
+        for row in rows:
+            if row.get(digest):
+                numbers = found.setdefault(same(row), {})
+                numbers.setdefault(row[digest], len(numbers) + 1)
+        rows = [
+            row | {column: str(numbers[row[digest]])}
+            if row.get(digest) and len(numbers := found[same(row)]) > 1
+            else row
+            for row in rows
+        ]
+    return rows
+
+
+def contents_notes(settings: Sequence[Setting]) -> list[str]:
+    """Return a line for each of the contents that runs read under the same name."""
+    keys: dict[tuple[str, str, str], list[str]] = {}
+    for setting in settings:
+        for column in CONTENTS:
+            if number := setting.values.get(column):
+                runs = keys.setdefault((setting.values["data"], column, number), [])
+                runs += [run["key"] for run in setting.runs]
+    return [
+        f"data={data}, {column}={number}: {', '.join(runs)}"
+        for (data, column, number), runs in sorted(keys.items())
+    ]
 
 
 def read_settings(

@@ -20,13 +20,14 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fed_dpsd import __version__
-from fed_dpsd.accounts.secret import draw_secret
+from fed_dpsd.accounts.secret import LEDGER, draw_secret
 from fed_dpsd.config.bind import read_run
 from fed_dpsd.data.intake import Split
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment, set_up
 from fed_dpsd.methods.method import ReplayBuffer, State
 from fed_dpsd.server import checkpoint
+from fed_dpsd.server.inputs import inputs_of, inputs_path
 from fed_dpsd.server.summary import read_summary
 from fed_dpsd.storage import (
     RUN_NAME,
@@ -59,7 +60,8 @@ def name_run_folder(experiment: Experiment) -> Path:
 def new_run_folder(experiment: Experiment) -> Path:
     """Create the run folder with its configuration; never overwrite an existing folder.
 
-    The secret of its noise, if any, is drawn and stored outside it.
+    The secret of its noise, if any, is drawn and stored outside it. The data of a simulation is
+    read, unless this process has read it.
     """
     folder = name_run_folder(experiment)
     if folder.is_dir():
@@ -67,12 +69,14 @@ def new_run_folder(experiment: Experiment) -> Path:
         if is_run_folder(folder):
             remedy += f", or resume the run in it: fed-dpsd resume {shown_path(folder)}"
         raise UserError(f"run_folder={folder} already exists; {remedy}")
+    inputs = inputs_of(experiment)
     try:
         with writing(folder):
             folder.mkdir(parents=True)
         try:
+            write_together(draw_secret(experiment, folder))
             files = {
-                **draw_secret(experiment, folder),
+                **({inputs_path(experiment, folder): to_json_bytes(inputs)} if inputs else {}),
                 folder / "versions.json": to_json_bytes(versions()),
                 folder / RUN_NAME: os.fsencode(folder.name),
                 # This file comes last, since it makes the folder a run folder.
@@ -80,6 +84,7 @@ def new_run_folder(experiment: Experiment) -> Path:
             }
             write_together(files)
         except UserError:
+            (folder / LEDGER).unlink(missing_ok=True)
             folder.rmdir()
             raise
     except Unwritable as error:

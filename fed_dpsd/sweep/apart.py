@@ -10,12 +10,14 @@ from fed_dpsd.config import compose
 from fed_dpsd.config.keys import leaves
 from fed_dpsd.errors import UserError, format_value
 from fed_dpsd.experiment import Experiment
-from fed_dpsd.report.settings import GRID, RESULTS, Row, setting_of
+from fed_dpsd.report.settings import DIGESTS, GRID, RESULTS, Row, setting_of
 from fed_dpsd.server.run_folder import open_run_folder
 
 # Keys that do not distinguish runs: paths and the names of classes.
 PLACES = ("out", "cache", "run_folder", "ledger", "tracker")
 PLACES += ("data.path", "data.classes", "teacher.path")
+# Rows of one setting that are equal in these columns are of copies of a run.
+RESULTS_OF_COPIES = ("seed", "student", "ensemble", "student_sha256", *DIGESTS)
 
 
 def configuration(experiment: Experiment) -> dict[str, Any]:
@@ -93,7 +95,7 @@ def distinguish_rows(rows: Iterable[Row], runs: Mapping[str, Experiment | None])
     kept: dict[Any, Row] = {}
     for row in _fill_cells(rows, known, apart):
         own = known.get(row["key"], row)
-        results = (row.get(column) for column in ("seed", "student", "ensemble", "student_sha256"))
+        results = (row.get(column) for column in RESULTS_OF_COPIES)
         kept.setdefault((setting_of(row), *results, frozenset(own.items())), row)
     return list(kept.values())
 

@@ -28,11 +28,18 @@ from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.training import default_unit
 from fed_dpsd.report.facts import Facts, Unfinished
 from fed_dpsd.report.scores import Predictions
-from fed_dpsd.report.settings import Row, Setting, read_settings
+from fed_dpsd.report.settings import (
+    Row,
+    Setting,
+    contents_notes,
+    number_contents,
+    read_settings,
+)
 from fed_dpsd.server import checkpoint
 from fed_dpsd.server.attendance import incomplete_attendance, requests_of
 from fed_dpsd.server.charge_log import clients_in
 from fed_dpsd.server.federation import in_use
+from fed_dpsd.server.inputs import digests_of_inputs
 from fed_dpsd.server.run_folder import is_run_folder, open_run_folder, read_log, read_predictions
 from fed_dpsd.server.summary import (
     TRAVELLED,
@@ -77,6 +84,8 @@ def write_report(
     for each in unfinished:
         say(f"{each.name} is not finished: {each.status}")
     settings, folder = settings_in(tables), out or tables[0].parent
+    for note in contents_notes(settings):
+        say(f"the same names, but other contents: {note}")
     yield from pages.write(settings, tables, folder, against, run, unfinished, title)
 
 
@@ -84,13 +93,15 @@ def settings_in(tables: Sequence[Path]) -> list[Setting]:
     """Read the settings in tables; runs with folders next to their table are distinguished."""
 
     def change(rows: list[Row]) -> list[Row]:
-        keys = [row["key"] for row in rows]
         # A run's own table is in its folder.
-        own = {table.parent.name: try_open_experiment(table.parent) for table in tables}
-        near = {
-            key: run for t in tables for key in keys if (run := try_open_experiment(t.parent / key))
-        }
-        return distinguish_rows(rows, own | near)
+        places = [(table.parent.name, table.parent) for table in tables]
+        places += [(row["key"], table.parent / row["key"]) for table in tables for row in rows]
+        runs = {key: (run, path) for key, path in places if (run := try_open_experiment(path))}
+        for row in rows:
+            if row["key"] in runs:
+                known = digests_of_inputs(*runs[row["key"]])
+                row |= {column: digest for column, digest in known.items() if digest}
+        return number_contents(distinguish_rows(rows, {key: run for key, (run, _) in runs.items()}))
 
     return read_settings(tables, change)
 

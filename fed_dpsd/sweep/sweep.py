@@ -1,7 +1,7 @@
 """Sweeps: a grid of overrides, a run folder for each cell, and tables of the results.
 
-Repeat a sweep to resume it: finished cells are skipped and unfinished cells are resumed. Any number
-of processes may sweep the same folder; they share its cells.
+Repeat a sweep to resume it: finished cells are skipped and unfinished cells are resumed, unless
+their data has changed. Any number of processes may sweep the same folder; they share its cells.
 """
 
 import contextlib
@@ -26,15 +26,22 @@ import torch
 from fed_dpsd.accounts.card import mechanism_of
 from fed_dpsd.config.grid import expand, name_points, own_grid
 from fed_dpsd.errors import ConfigError, UserError, one_line
-from fed_dpsd.experiment import Experiment, calibrated, from_overrides
+from fed_dpsd.experiment import Experiment, calibrated, forget_data, from_overrides
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, combined_trust
 from fed_dpsd.progress import reporting
-from fed_dpsd.server.run_folder import new_run_folder, read_log
+from fed_dpsd.server.inputs import (
+    Inputs,
+    difference,
+    digests_of_inputs,
+    inputs_of,
+    recorded_inputs,
+)
+from fed_dpsd.server.run_folder import new_run_folder, read_log, versions
 from fed_dpsd.server.summary import ANSWERS, TRAVELLED, read_summary
 from fed_dpsd.storage import to_utf8, write_together, writing
 from fed_dpsd.sweep.apart import PLACES, configuration, distinguish_rows, try_open_experiment
 
-TABLE = "results.csv"
+TABLE, VERSIONS = "results.csv", "versions.json"
 ROUNDS = ("key", "round", "seconds", *ANSWERS, "student_accuracy")
 
 Row = dict[str, str]
@@ -90,11 +97,17 @@ def folder_name(experiment: Experiment, grid: str, key: str) -> str:
 
 
 def plan(
-    overrides: Sequence[str], folder: Path, base: Path, say: Say, only: Sequence[str] = ()
+    overrides: Sequence[str],
+    folder: Path,
+    base: Path,
+    say: Say,
+    only: Sequence[str] = (),
+    read: Callable[[Experiment], Inputs] = inputs_of,
 ) -> list[Cell]:
-    """Return every distinct cell of a sweep, without reading any data.
+    """Return every distinct cell of a sweep.
 
-    All cells are checked before any noise is calibrated, because calibrating is slow.
+    All cells are checked before any noise is calibrated, because calibrating is slow. Then the data
+    is read: a cell is finished only for the same data.
 
     Args:
         overrides: as for `config.grid.own_grid` and `config.grid.expand`.
@@ -102,10 +115,12 @@ def plan(
         base: the folder that relative paths start from.
         say: called with each line of progress.
         only: names of the grids to keep; () for all.
+        read: returns what a cell's run reads.
 
     Raises:
         ConfigError: the problems of all cells.
     """
+    forget_data()
     with own_grid(overrides, base) as known:
         points = expand(known, only)
         described = list(zip(name_points(points), points, strict=True))
@@ -117,48 +132,63 @@ def plan(
                 bound.append((name, point, from_overrides(typed, base, calibrate=False)))
         problems.finish()
         cells: dict[str, Cell] = {}
-        folders: dict[str, str] = {}
+        taken: dict[str, str] = {}
         for number, (name, point, experiment) in enumerate(bound, start=1):
             if experiment.config.privacy.target_epsilon is not None:
                 say(f"calibrating noise {number}/{len(points)}: {name}")
             with problems.of(name):
                 experiment = calibrated(experiment)
-                key = cell_key(experiment)
-                if key in cells:
-                    same = f"has the same configuration as {cells[key].name}"
-                    twice = "is given twice" if name == cells[key].name else same
+                key, inputs = cell_key(experiment), read(experiment)
+                whole = json.dumps([key, inputs])
+                if whole in cells:
+                    same = f"has the same configuration as {cells[whole].name}"
+                    twice = "is given twice" if name == cells[whole].name else same
                     say(f"{name} {twice}: one run for both")
                     continue
-                own = _folder_of(experiment, point.grid, key, folder, folders)
-                folders[own] = key
+                own, changed = _folder_of(experiment, point.grid, key, inputs, folder, taken)
+                if changed:
+                    say(f"{name} is a new run: {changed}, and keeps its results")
+                taken[own] = key
                 places = {"out": str(folder), "run_folder": str(folder / own)}
                 config = dataclasses.replace(experiment.config, **places)
                 experiment = dataclasses.replace(experiment, config=config)
-                cells[key] = Cell(own, name, point.grid, point.overrides, experiment)
+                cells[whole] = Cell(own, name, point.grid, point.overrides, experiment)
         problems.finish()
     return list(cells.values())
 
 
 def _folder_of(
-    experiment: Experiment, grid: str, key: str, parent: Path, taken: Mapping[str, str]
-) -> str:
+    experiment: Experiment,
+    grid: str,
+    key: str,
+    inputs: Inputs,
+    parent: Path,
+    taken: Mapping[str, str],
+) -> tuple[str, str]:
     """Return the name of a cell's folder, from an earlier sweep or new.
 
-    Four digits of the key suffice, unless two cells share them and the rest of the name.
+    Four digits of the key suffice, unless two cells share them and the rest of the name. Runs of
+    the same key on other data have numbers after it.
+
+    Returns:
+        The name, and how an earlier run of the cell differs in what it read; "" without one.
     """
-    short = key[:4]
-    there = {path.name: _key_in(path) for path in sorted(parent.glob(f"*-{short}*/"))}
-    if found := [name for name, own in there.items() if own == key]:
-        return found[0]
+    short, changed = key[:4], ""
+    there: dict[str, str] = {}
+    for path in sorted(parent.glob(f"*-{short}*/")):
+        if run := try_open_experiment(path):
+            there[path.name] = cell_key(run)
+            if there[path.name] == key:
+                found = difference(recorded_inputs(run, path), inputs)
+                if not found:
+                    return path.name, ""
+                changed = f"{path.name} {found}"
+    used = there | taken
     name = folder_name(experiment, grid, short)
-    free = taken.get(name, key) == key and there.get(name) is None
-    return name if free else folder_name(experiment, grid, key)
-
-
-def _key_in(folder: Path) -> str | None:
-    """Return the key of the run in a folder; None if it has none or cannot be read."""
-    experiment = try_open_experiment(folder)
-    return experiment and cell_key(experiment)
+    if used.get(name, key) != key:
+        name = folder_name(experiment, grid, key)
+    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    return next(name for name in names if name not in used), changed
 
 
 def check(
@@ -229,7 +259,7 @@ def run(cells: Sequence[Cell], work: Work, table: Path, say: Say) -> dict[str, s
                         say(f"running in another process, checked again later: {cell.name}")
                         continue
                     if cell.finished:
-                        say(f"already finished: {cell.name}")
+                        say(f"already finished: {cell.name}{_other_versions(cell.folder)}")
                     else:
                         say(f"{cell.name}: {cell.folder}")
                         try:
@@ -246,6 +276,17 @@ def run(cells: Sequence[Cell], work: Work, table: Path, say: Say) -> dict[str, s
             waiting = held
     write_tables(table, cells)  # adds the cells that other processes finished
     return failed
+
+
+def _other_versions(folder: Path) -> str:
+    """Return the versions of a finished run that differ from those here; "" if none do."""
+    then, now = _versions(folder / VERSIONS), versions()
+    differing = [
+        f"{name} {then[name] or 'unknown'} (now {now[name] or 'unknown'})"
+        for name in now.keys() & then.keys()
+        if then[name] != now[name]
+    ]
+    return f", with {', '.join(sorted(differing))}" if differing else ""
 
 
 def _make_folder(cell: Cell) -> None:
@@ -347,7 +388,7 @@ def _row(cell: Cell, swept: Iterable[str]) -> Row:
     records.
     """
     config, summary = cell.experiment.config, read_summary(cell.folder)
-    versions = _versions(cell.folder / "versions.json")
+    origin = _versions(cell.folder / VERSIONS)
     scores, areas = summary["accuracy"], summary["auroc"]
     proven = {(row["unit"], row["relation"]): row for row in summary["privacy"]["proven"]}
     label = summary["privacy"]["label"] or {}
@@ -382,10 +423,17 @@ def _row(cell: Cell, swept: Iterable[str]) -> Row:
         "seconds": round(summary["seconds"]["total"], 1),
         "seconds_rounds": round(summary["seconds"]["rounds"], 1),
         "student_sha256": (summary["student_sha256"] or "")[:16],  # method=local has no student
-        "commit": versions.get("commit"),
-        "machine": versions.get("machine"),
+        "commit": origin.get("commit"),
+        "machine": origin.get("machine"),
+        **_public_digests(cell),
     }
     return _as_texts(row)
+
+
+def _public_digests(cell: Cell) -> dict[str, str]:
+    """Return the digests of a run's inputs; "" with secret noise, since tables are shared."""
+    digests = digests_of_inputs(cell.experiment, cell.folder)
+    return digests if cell.experiment.seeded else dict.fromkeys(digests, "")
 
 
 def _versions(path: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.client.terms import NotAllowed
 from fed_dpsd.config import to_json
 from fed_dpsd.config.compose import compose
-from fed_dpsd.config.plugins import find_plugins, split_plugins
+from fed_dpsd.config.plugins import _code_digest, find_plugins, split_plugins
 from fed_dpsd.engines.flower.grid import GridFederation
 from fed_dpsd.engines.flower.run_config import from_run_config
 from fed_dpsd.errors import ConfigError
@@ -21,6 +21,7 @@ from fed_dpsd.experiment import from_json, load_data, one_run, set_up
 from fed_dpsd.planned import planned_run
 from fed_dpsd.protocol import Refusal
 from fed_dpsd.server import run as runs
+from fed_dpsd.server.inputs import inputs_of
 from fed_dpsd.server.run_folder import new_run_folder, open_run_folder
 from tests.client.conftest import records  # noqa: F401
 from tests.client.test_site import make, request
@@ -62,6 +63,19 @@ def test_a_plugin_is_found_by_its_entry_point(example):
     assert (str(plugin), plugin.package) == ("example==1.0", "fed_dpsd_example")
     assert plugin.conf == example / "fed_dpsd_example" / "conf"
     assert find_plugins(["example==1.0"]) == (plugin,)
+
+
+def test_a_run_records_a_plugins_code_which_may_change_without_its_version(example, small):
+    def found():
+        _code_digest.cache_clear()  # as in a new process
+        return inputs_of(small(*MECHANISM))["plugins=example"]
+
+    before = found()
+    (example / "fed_dpsd_example" / "notes.txt").write_text("no code")
+    assert found() == before
+    with (example / "fed_dpsd_example" / "networks.py").open("a") as file:
+        file.write("# changed\n")
+    assert found() != before
 
 
 NOT_THERE = [

@@ -141,6 +141,7 @@ def test_without_a_tracker_nothing_is_left_next_to_the_run(small):
     tracking.log({"round": 1, "refused": {}})
     assert sorted(path.name for path in folder.iterdir()) == [
         "config.yaml",
+        "inputs.json",
         "name",
         "versions.json",
     ]

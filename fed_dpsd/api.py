@@ -5,7 +5,6 @@ import contextlib
 import dataclasses
 import functools
 import html
-import statistics
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,6 @@ from rich.console import Console
 
 from fed_dpsd.accounts.card import PrivacyCard
 from fed_dpsd.config.bind import read_run
-from fed_dpsd.display import show_progress
 from fed_dpsd.engines.clients import prepare_clients
 from fed_dpsd.engines.flower.simulation import simulate
 from fed_dpsd.engines.local import LocalFederation
@@ -26,7 +24,7 @@ from fed_dpsd.errors import ProtocolError, UserError, one_line
 from fed_dpsd.experiment import Experiment, forget_data, one_run, unused_records
 from fed_dpsd.models.functions import MakeNetwork, add_functions
 from fed_dpsd.planned import PlannedRun, planned_run
-from fed_dpsd.progress import reporting
+from fed_dpsd.progress import reporting, show_progress
 from fed_dpsd.server.export import Format, export
 from fed_dpsd.server.federation import InUse
 from fed_dpsd.server.run import Progress
@@ -510,19 +508,10 @@ def local_job(experiment: Experiment, folder: Path) -> Job:
 @contextlib.contextmanager
 def show_rounds(experiment: Experiment, console: Console) -> Iterator[Progress]:
     """Show finished rounds, and the work within a round: bars on a terminal, lines elsewhere."""
-    steps = getattr(experiment.method, "student_steps", 0)
-    more = getattr(experiment.method, "final_student_steps", steps) - steps  # in the last round
-    trained = list[float]()
-
-    with (
-        show_progress(console),
-        reporting("rounds", experiment.config.rounds, text="preparing") as rounds,
-    ):
+    with show_progress(console), reporting("rounds", experiment.config.rounds) as rounds:
 
         def show(line: Mapping[str, Any]) -> None:
-            trained.append(line.get("student_seconds", 0.0))
-            after = more / steps * statistics.median(trained) if steps else 0.0
-            rounds.reach(line["round"], line["seconds"], round_text(line), after)
+            rounds.advance(line["round"] - rounds.done, round_text(line))
 
         yield show
 

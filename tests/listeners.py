@@ -1,27 +1,24 @@
-"""A listener for tests, which keeps the reports of long work."""
+"""A display for tests, which keeps the reports of long work."""
 
-from fed_dpsd.progress import Listener
+from io import StringIO
+
+from rich.console import Console
+
+from fed_dpsd.progress import Display
 
 
-class Hearing(Listener):
-    """A listener whose clock the test sets: parts that are apart by 0.1 s and more are heard."""
+class Hearing(Display):
+    """A display that keeps (name, done, total) of each report."""
 
-    def __init__(self):
-        super().__init__(clock=lambda: self.now)
-        self.now = 0.0
+    def __init__(self, clock=None):
+        super().__init__(Console(file=StringIO(), get_time=clock))
         self.heard = []
 
-    def changed(self, task):
-        self.heard.append((task.name, task.done, task.total))
+    def say(self, text=""):
+        """Called once for each report, of the task whose count changed."""
 
-
-class Counting(Hearing):
-    """A listener that hears every part, since each look at the clock takes a second."""
-
-    def __init__(self):
-        super().__init__()
-        self.clock = self._tick
-
-    def _tick(self):
-        self.now += 1.0
-        return self.now
+    def update(self, number, *, completed=None, **changes):
+        super().update(number, completed=completed, **changes)
+        if completed is not None:
+            task = self._tasks[number]
+            self.heard.append((task.description, task.completed, task.total))

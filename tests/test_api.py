@@ -22,7 +22,7 @@ from fed_dpsd.server.run_folder import open_run_folder
 from tests.conftest import SMALL, contents
 from tests.every import every
 from tests.forks import finished, fork
-from tests.listeners import Counting
+from tests.listeners import Hearing
 
 HEAVY = ("torch", "numpy", "flwr", "hydra", "dp_accounting", "fed_dpsd.api")
 
@@ -169,7 +169,7 @@ def test_progress_is_lines_where_there_is_no_terminal_or_nothing(folder, capsys,
 
 
 def test_a_run_reports_its_teachers_and_its_students_steps(folder):
-    hearing = Counting()
+    hearing = Hearing()
     with listening(hearing):
         fed_dpsd.run(*SMALL, "rounds=2", "teacher.min_steps=21", progress=False)
     assert [part for part in hearing.heard if part[0] == "teachers"] == [

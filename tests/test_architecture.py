@@ -18,7 +18,6 @@ LADDER = (
     {"client", "server"},
     {"sweep"},
     {"engines"},
-    {"display"},
     {"planned"},
     {"api"},
     {"papers"},
@@ -35,7 +34,6 @@ APART = {  # rooms that may import less than their place on the ladder allows
     "protocol": {"classes", "errors", "protocol"},
     "streams": {"streams"},
     "progress": {"progress"},
-    "display": {"display", "progress"},
 }
 OUTER = {"papers", "rehearsal", "audits"}  # the command line alone imports them
 WALL = {"client": "server", "server": "client"}

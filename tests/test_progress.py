@@ -1,154 +1,174 @@
-"""Progress reporting: the estimate of the time left, and reports to listeners."""
+"""Progress: bars on a terminal, lines in a pipe or a notebook, and nothing by default."""
 
 import threading
+from io import StringIO
 
 import pytest
+from rich.console import Console
 
-from fed_dpsd.progress import has_listener, listening, reporting, seconds_left, track
+from fed_dpsd.progress import Display, listening, reporting, show_progress, track
 from tests.listeners import Hearing
 
 
-def samples(costs):
-    """The samples after parts that took these seconds."""
-    known = [(0.0, 0)]
-    for cost in costs:
-        known.append((known[-1][0] + cost, len(known)))
-    return known
+class Clock:
+    """Seconds, which a test advances."""
+
+    now = 0.0
+
+    def __call__(self):
+        return self.now
 
 
-# --- the estimate ---
-
-COSTS = {
-    "linear": lambda n: [3.0] * n,
-    "slow start": lambda n: [100.0] + [1.0] * (n - 1),
-    "slow first tenth": lambda n: [30.0] * (n // 10) + [1.0] * (n - n // 10),
-    "growing": lambda n: [1.0 + 0.1 * part for part in range(n)],
-    "growing from nothing": lambda n: [float(part + 1) for part in range(n)],
-    "every fifth is slow": lambda n: [1.0 + 2.0 * (part % 5 == 4) for part in range(n)],
-}
+@pytest.fixture
+def clock():
+    return Clock()
 
 
-def test_half_way_the_estimate_is_right_within_a_factor_of_two():
-    for total in (10, 20, 200, 1_000):
-        half = total // 2
-        for name, costs in COSTS.items():
-            left = sum(costs(total)[half:])
-            found = seconds_left(samples(costs(total)[:half]), total)
-            assert left / 2 <= found <= left * 2, (name, total)
-    for total in (2, 3, 4, 5):
-        found = seconds_left(samples([2.0] * (total // 2)), total)
-        assert found == pytest.approx(2.0 * (total - total // 2)), total
-    # The control: with the mean of all parts, a slow start would count for ever.
-    costs = COSTS["slow start"](20)
-    left, known = sum(costs[10:]), samples(costs[:10])
-    assert seconds_left(known, 20, recent=1) > 2 * left
-    assert seconds_left(known, 20) == pytest.approx(left)
+def console(clock, **kind):
+    return Console(file=StringIO(), width=120, highlight=False, get_time=clock, **kind)
 
 
-def test_finished_cells_count_by_their_mean():
-    assert seconds_left(samples([10.0, 2.0, 60.0]), 7, recent=1) == pytest.approx(4 * 24.0)
-    assert seconds_left(samples([10.0]), 7, recent=1) == pytest.approx(60.0)
-
-
-def test_nothing_is_known_at_first_and_nothing_is_left_at_last():
-    assert seconds_left([(0.0, 0)], 5) is None
-    assert seconds_left(samples([60.0]), 20) is None  # the first part may be slow
-    assert seconds_left(samples([60.0, 1.0]), 20) == pytest.approx(18.0)
-    assert seconds_left(samples([1.0] * 5), 5, waited=9.0) == 0
-    assert seconds_left([(0.0, 40), (5.0, 41), (10.0, 42)], 50) == pytest.approx(40.0)
-
-
-def test_the_current_part_counts_down_and_a_longer_last_part_is_added():
-    known = samples([10.0] * 4)
-    assert [seconds_left(known, 6, waited) for waited in (0, 4, 10, 99)] == [20, 16, 10, 10]
-    assert seconds_left(known, 6, waited=99, inside=7) == 17
-    assert seconds_left(samples([2.0] * 10), 20, after=120) == 140
-    last = samples([2.0] * 19)
-    assert [seconds_left(last, 20, waited, after=120) for waited in (0, 50, 130)] == [122, 72, 0]
+def lines(out):
+    return out.file.getvalue().splitlines()
 
 
 # --- reports ---
 
 
-def test_a_loop_reports_each_part_and_its_end():
-    assert not has_listener()
-    assert list(track("things", "abc")) == ["a", "b", "c"]  # by default there is no listener
+def test_a_loop_reports_each_part_and_nothing_outside_a_display():
+    assert list(track("things", "abc")) == ["a", "b", "c"]
     hearing = Hearing()
     with listening(hearing):
-        for _ in track("things", range(3)):
-            (task,) = hearing.under_way
-            hearing.now += 1
+        assert list(track("things", "abc")) == ["a", "b", "c"]
+        with listening(None):
+            list(track("others", "abc"))
+    list(track("things", "abc"))
     assert hearing.heard == [("things", 1, 3), ("things", 2, 3), ("things", 3, 3)]
-    assert not hearing.under_way
-    assert str(task) == "3 of 3 things"
-    assert not has_listener()
+    assert not hearing.tasks
 
 
-def test_fast_work_is_reported_a_few_times_a_second_and_keeps_few_samples():
+def test_another_thread_reports_nothing():
     hearing = Hearing()
-    with listening(hearing), reporting("steps", 10_000) as task:
-        for _ in range(10_000):
-            hearing.now += 0.001
-            task.advance()
-    assert task.done == 10_000
-    assert len(hearing.heard) < 250
-    assert len(task._samples) < 250
+    with listening(hearing):
+        thread = threading.Thread(target=lambda: list(track("things", "abc")))
+        thread.start()
+        thread.join()
+    assert not hearing.heard
 
 
 def test_an_error_ends_the_task():
-    def fail():
-        for part in track("things", range(3)):
-            part / part
-
     hearing = Hearing()
-    with listening(hearing), pytest.raises(ZeroDivisionError):
-        fail()
-    with pytest.raises(ZeroDivisionError), listening(hearing), reporting("others", 3):
+    with pytest.raises(ZeroDivisionError), listening(hearing), reporting("things", 3):
         1 / 0  # noqa: B018
-    assert not hearing.under_way
-    assert not has_listener()
+    assert not any(task.visible for task in hearing.tasks)
+    with listening(hearing):
+        list(track("things", "abc"))
+    assert not hearing.tasks
 
 
-def test_a_loop_continues_one_of_its_name_and_length():
+def test_a_loop_continues_one_of_its_name_and_length(clock):
     """As clients train their teachers in turn: a single teacher each still has a pace."""
-    hearing = Hearing()
-    left = []
+    hearing, left = Hearing(clock), []
     with listening(hearing):
         for client in range(4):
             for _ in track("teachers", ["teacher"], done=client, total=4):
-                left.append(hearing.under_way[0].left)
-                hearing.now += 10
-            hearing.now += 1  # the client answers
-        assert left[0] is None
-        assert left[2] == pytest.approx(2 * 11 - 1)
-        assert [done for _, done, _ in hearing.heard] == [1, 2, 3, 4]
-        next(iter(track("steps", range(5))))
-        for _ in track("steps", range(2)):  # another length
-            hearing.now += 1
-    assert hearing.heard[4:] == [("steps", 1, 2), ("steps", 2, 2)]
+                left += [task.time_remaining for task in hearing.tasks]
+                clock.now += 10
+    assert left == [None, None, 20, 10]
+    assert [done for _, done, _ in hearing.heard] == [1, 2, 3, 4]
 
 
-def test_work_inside_a_part_says_how_long_the_part_still_takes():
-    hearing = Hearing()
-    with listening(hearing), reporting("teachers", 3) as teachers:
+# --- in a pipe or a notebook ---
+
+
+def test_a_pipe_gets_a_line_now_and_then_with_the_time_left(clock):
+    out = console(clock, force_terminal=False)
+    with show_progress(out):
+        for _ in track("cells", range(60)):
+            clock.now += 2
+    assert lines(out)[:2] == [
+        "5 of 60 cells, about 0:01:50 left",
+        "10 of 60 cells, about 0:01:40 left",
+    ]
+    assert len(lines(out)) == 11  # one in ten seconds, and later one in a tenth of the time
+
+
+def test_a_pipe_gets_each_text_unchanged(clock):
+    out = console(clock, force_terminal=False)
+    with show_progress(out), reporting("rounds", 3) as rounds:
+        for number in range(1, 4):
+            clock.now += 1
+            rounds.advance(text=f"round {number} [b]")
+    assert out.file.getvalue() == "round 1 [b]\nround 2 [b]\nround 3 [b]\n"
+
+
+def test_a_line_names_all_work_under_way(clock):
+    """So a long last part is not silent, such as a run's last round."""
+    out = console(clock, force_terminal=False)
+    with show_progress(out), reporting("rounds", 3) as rounds:
         for _ in range(2):
-            hearing.now += 10
-            teachers.advance()
-        with reporting("steps", 100) as steps:
-            for _ in range(50):
-                hearing.now += 1
-                steps.advance()
-            assert steps.left == pytest.approx(50, rel=0.1)
-            assert teachers.left == steps.left
+            clock.now += 5
+            rounds.advance(text="a round")
+        for _ in track("steps of the student", range(20)):
+            clock.now += 1
+    assert lines(out)[2:] == [
+        "2 of 3 rounds, 10 of 20 steps of the student, about 0:00:05 left",
+        "2 of 3 rounds, 20 of 20 steps of the student, about 0:00:05 left",
+    ]
 
 
-def test_another_thread_has_no_listener():
-    heard = []
-    with listening(Hearing()):
-        thread = threading.Thread(target=lambda: heard.append(has_listener()))
-        thread.start()
-        thread.join()
-        with listening(None):
-            assert not has_listener()
-        assert has_listener()
-    assert heard == [False]
+def test_a_notebook_gets_lines_and_needs_no_widgets(clock, monkeypatch):
+    out, printed = console(clock, force_jupyter=True, force_terminal=True), []
+    monkeypatch.setattr(out, "print", lambda line, **_: printed.append(line))
+    with show_progress(out):
+        for _ in track("cells", range(3)):
+            clock.now += 20
+    assert printed == ["1 of 3 cells", "2 of 3 cells, about 0:00:20 left", "3 of 3 cells"]
+
+
+# --- on a terminal ---
+
+
+def test_a_terminal_has_a_bar_for_each_task_and_only_texts_stay(clock):
+    out = console(clock, force_terminal=True)
+
+    def bars():
+        seen = console(clock, force_terminal=False)
+        (table,) = display.get_renderables()
+        seen.print(table)
+        return [" ".join(line.replace("━", "").replace("╸", "").split()) for line in lines(seen)]
+
+    with Display(out) as display, listening(display), reporting("rounds", 20) as rounds:
+        clock.now += 0.5
+        assert not "".join(bars())  # quick work has no bar
+        for number in (1, 2):
+            clock.now += 30
+            rounds.advance(text=f"round {number} [b]")
+        with reporting("teachers", 5) as teachers:
+            clock.now += 60
+            teachers.advance(2)
+            assert bars() == [
+                "2 of 20 rounds 0:02:00 0:09:00",
+                "2 of 5 teachers 0:01:00 -:--:--",
+            ]
+    text = out.file.getvalue()
+    assert text.count("round 1 [b]\n") == text.count("round 2 [b]\n") == 1
+    assert "\x1b[2K" in text.rpartition("━")[2]  # the last bar is cleared
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_display_inside_another_opens_none(clock, terminal):
+    out, inner = (console(clock, force_terminal=terminal) for _ in range(2))
+    with show_progress(out), show_progress(inner), reporting("rounds", 2) as rounds:
+        rounds.advance(text="round 1")
+    assert "round 1" in out.file.getvalue()
+    assert not inner.file.getvalue()
+
+
+def test_data_stay_on_stdout_below_a_bar(clock, capsys):
+    """Otherwise a table that is piped into a file would be lost on the screen."""
+    out = console(clock, force_terminal=True)
+    with show_progress(out), reporting("faults", 2):
+        print("number,seed")
+    assert capsys.readouterr().out == "number,seed\n"
+    assert "number,seed" not in out.file.getvalue()

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from fed_dpsd.cli.console import AsJson, Overrides, console, importing, say, say_failed
-from fed_dpsd.display import show_progress
 from fed_dpsd.errors import UserError
+from fed_dpsd.progress import show_progress
 
 if TYPE_CHECKING:
     from fed_dpsd.accounts.entry import Entry

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fed_dpsd.cli.console import OVERRIDE, console, say
-from fed_dpsd.display import show_progress
 from fed_dpsd.errors import UserError
-from fed_dpsd.progress import reporting
+from fed_dpsd.progress import reporting, show_progress
 
 if TYPE_CHECKING:
     from fed_dpsd.api import Run
@@ -108,7 +107,7 @@ def _run_with_faults(rehearsal: "Rehearsal", kills: int, seed: int) -> None:
     writer.writerow([field.name for field in dataclasses.fields(Fault)])
 
     wrong = []
-    with reporting("faults", kills, recent=1) as task:
+    with reporting("faults", kills) as task:
 
         def say(fault: Fault) -> None:
             writer.writerow(dataclasses.astuple(fault))

@@ -121,7 +121,7 @@ def predict(
     """
     with importing():
         from fed_dpsd.api import load_student
-        from fed_dpsd.display import show_progress
+        from fed_dpsd.progress import show_progress
         from fed_dpsd.server.cards import as_markdown
         from fed_dpsd.storage import ANY_TEXT, replacing
 

@@ -249,7 +249,7 @@ def run(cells: Sequence[Cell], work: Work, table: Path, say: Say) -> dict[str, s
     write_tables(table, cells)
     failed: dict[str, str] = {}
     waiting, begun = list(cells), [cell for cell in cells if not cell.finished]
-    with reporting("cells", len(begun), recent=1) as task:
+    with reporting("cells", len(begun)) as task:
         for wait in (False, True):
             held = []
             for cell in waiting:

@@ -136,13 +136,13 @@ def test_sweep_runs_the_grid_and_prints_its_table_last(fed_dpsd, tmp_path):
     assert all(Path(path).stat().st_size for path in out)
 
 
-def test_a_sweep_says_how_long_its_other_cells_take(fed_dpsd, monkeypatch):
-    monkeypatch.setattr("fed_dpsd.display.LINE_SECONDS", 0)
+def test_a_sweep_counts_its_cells(fed_dpsd, monkeypatch):
+    monkeypatch.setattr("fed_dpsd.progress.LINE_SECONDS", 0)
     tiny = (*SMALL, "rounds=1", "method.final_student_steps=1", "training=plain")
     code, _, err = fed_dpsd("sweep", *tiny, "seed=0,1,2")
     assert code == 0
-    lines = [line for line in err.splitlines() if "cells" in line]
-    assert [line.partition(",")[0] for line in lines] == ["1 of 3 cells", "2 of 3 cells"]
+    begun = {line.partition(",")[0] for line in err.splitlines()}
+    assert {"1 of 3 cells", "2 of 3 cells"} <= begun
     _, _, err = fed_dpsd("sweep", *tiny, "seed=0,1,2")
     assert "cells" not in err
 

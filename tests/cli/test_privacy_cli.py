@@ -14,7 +14,7 @@ from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.progress import listening
 from fed_dpsd.server.run_folder import new_run_folder
 from tests.conftest import SMALL
-from tests.listeners import Counting
+from tests.listeners import Hearing
 
 # --- privacy plan ---
 
@@ -283,7 +283,7 @@ def test_a_training_is_audited_by_canaries(fed_dpsd, few_draws, monkeypatch):
         "training.noise_multiplier=1",
         "training.steps=20",
     )
-    hearing = Counting()
+    hearing = Hearing()
     with listening(hearing):
         code, out, _ = fed_dpsd("privacy", "audit", "--json", *settings)
     assert code == 0

@@ -30,7 +30,7 @@ from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.progress import listening
 from fed_dpsd.streams import Streams
 from tests.every import every
-from tests.listeners import Counting
+from tests.listeners import Hearing
 
 
 def make(experiment, records, record_ids=None, client=0):
@@ -241,7 +241,7 @@ def test_teachers_and_their_steps_are_reported_over_all_clients(small, training)
     experiment = small(f"training={training}", *steps, "teachers_per_client=2", "model=scattering")
     federation, hearing = (
         LocalFederation(experiment, Path(experiment.config.out)),
-        Counting(),
+        Hearing(),
     )
     with listening(hearing):
         list(federation.diagnose())

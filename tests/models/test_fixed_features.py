@@ -16,7 +16,7 @@ from fed_dpsd.models.scattering import Scattering
 from fed_dpsd.progress import listening
 from fed_dpsd.streams import Streams
 from tests.every import every
-from tests.listeners import Counting
+from tests.listeners import Hearing
 
 pytestmark = pytest.mark.usefixtures("few_examples")
 SMALL = (1, 8, 8)
@@ -208,7 +208,7 @@ def test_the_layout_of_an_image_does_not_change_its_features(empty_memory):
 
 
 def test_the_features_of_many_images_are_reported_as_they_are_computed():
-    hearing = Counting()
+    hearing = Hearing()
     with listening(hearing):
         trainable_part(classifier(), drawn(200), torch.device("cpu"))
     assert hearing.heard == [("images", 128, 256), ("images", 256, 256)]  # filled up with zeros

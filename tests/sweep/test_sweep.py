@@ -21,7 +21,7 @@ from fed_dpsd.server.summary import write_failure
 from fed_dpsd.storage import write_atomically
 from fed_dpsd.sweep import sweep as sweeps
 from tests.conftest import SMALL
-from tests.listeners import Counting
+from tests.listeners import Hearing
 
 TINY = (*SMALL, "rounds=1", "queries_per_round=32", "teacher.min_steps=1", "method.student_steps=1")
 TINY += ("method.final_student_steps=1",)
@@ -300,7 +300,7 @@ def test_cells_are_reported_except_those_that_were_finished(tmp_path):
             raise ValueError("no such seed")
         at_once(experiment, folder)
 
-    hearing = Counting()
+    hearing = Hearing()
     with listening(hearing):
         failed, _ = go(plan(tmp_path, *TINY, "seed=0,1,2,3,4"), table, work)
     assert list(failed) == ["seed=3"]

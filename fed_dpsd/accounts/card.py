@@ -35,7 +35,7 @@ from fed_dpsd.privacy.mechanism import (
 from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.published import published_epsilon, published_training_epsilon
 from fed_dpsd.protocol import Releases
-from fed_dpsd.report.guarantee import BY, observers
+from fed_dpsd.report.guarantee import BY, observers, other_observers
 
 NO_SECRET_NOTE = "no secret is stored there: a simulation's seeded noise carries no guarantee"
 SEEDED_NOTE, RUN_NOTE = "seeded noise", "per run"
@@ -136,6 +136,9 @@ class PrivacyCard:
         value = "" if math.isinf(self.published) else f" (no guarantee): {self.published:.4g}"
         lines = [f"{published}{value} ({name})"]
         lines += [f"epsilon {self.word}: {text}" for text in self.claims]
+        if self.content["observers"]:
+            lines.append(f"trust threshold: against {self.content['observers'][0]['observer']}")
+        lines += other_observers(self.content)
         return "\n".join(lines + ([f"reason: {reason}"] if reason else []))
 
     __repr__ = __str__

@@ -303,7 +303,11 @@ class Additive(Mechanism, Protocol):
 
 @runtime_checkable
 class SupportsSecureSum(Mechanism, Protocol):
-    """A mechanism with answers that secure sums can add, each with a share of the noise."""
+    """A mechanism with answers that secure sums can add, each with a share of the noise.
+
+    Its event counts what `quorum.honest` clients add: if it is `Additive`, each adds a
+    `noise_share` of `noise_multiplier`; otherwise, the event reads `quorum.honest` itself.
+    """
 
     @property
     def shards(self) -> Shards:

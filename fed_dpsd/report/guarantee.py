@@ -105,6 +105,13 @@ def observers(threshold: int, colluding: int) -> dict[str, int]:
     return {observer: shares for observer, shares in found.items() if shares}
 
 
+def too_many(card: Mapping[str, Any]) -> str:
+    """Return the coalition that a card's numbers of secure sums do not hold against; "" if none."""
+    if not card["observers"]:
+        return ""
+    return f"the coordinator together with more than {counted(card['colluding'], 'client')}"
+
+
 def other_observers(card: Mapping[str, Any]) -> Iterator[str]:
     """Yield what is proven against each observer of secure sums other than the card's own."""
     for seen in card["observers"][1:]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fed_dpsd.errors import UserError
+from fed_dpsd.report import guarantee
 from fed_dpsd.report.numbers import rounded_up, spread
 from fed_dpsd.report.settings import (
     ACCURACIES,
@@ -79,6 +80,8 @@ def preface(settings: Sequence[Setting]) -> str:
     caveat = f" Caveats of one row or more (record, add_remove): {notes}." if notes else ""
     if _labels(settings):
         caveat += " An epsilon of labels alone protects no image."
+    if any("threshold" in setting.all_of("trust") for setting in settings):
+        caveat += f" Trust threshold: against {guarantee.against('threshold', None)}."
     return (
         "Mean ± sample standard deviation over seeds, in percent, on the held-out test split after "
         f"the last round. {costs * bool(_costs(settings))}Epsilons are proven, for one run, under "

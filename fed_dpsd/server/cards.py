@@ -25,7 +25,7 @@ from fed_dpsd.accounts.verdict import (
 )
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.privacy.epsilon import Epsilon
-from fed_dpsd.report.guarantee import BY
+from fed_dpsd.report.guarantee import BY, too_many
 from fed_dpsd.report.numbers import counted
 from fed_dpsd.server.attendance import incomplete_attendance, requests_of
 from fed_dpsd.server.charge_log import ChargeLog
@@ -143,7 +143,9 @@ def _not_covered(
         if math.isinf(claim.value):
             unit, change = UNITS[claim.unit], CHANGES[claim.relation]
             yield f"{unit} that is {change}: {NOTHING_PROVEN} ({claim.unit}, {claim.relation})"
-    if not card.covers_nothing:
+    if coalition := too_many(card.content):
+        yield f"{coalition}: the numbers with trust threshold do not hold against them"
+    if experiment.answers.from_teachers and not card.covers_nothing:
         yield from _not_covered_of_teachers(experiment, card)
     if summary["accuracy"]["student"] is not None:
         yield "the test images, treated as public: accuracies are computed from them without noise"

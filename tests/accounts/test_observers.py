@@ -9,7 +9,7 @@ from dp_accounting.pld.privacy_loss_distribution import from_two_probability_mas
 from fed_dpsd.accounts.card import PrivacyCard, plan_of, privacy_card
 from fed_dpsd.accounts.verdict import verdict
 from fed_dpsd.privacy.events import ShuffledResponseDpEvent
-from fed_dpsd.report.guarantee import against, observers
+from fed_dpsd.report.guarantee import against, observers, too_many
 from fed_dpsd.report.numbers import rounded_up
 from tests.every import every
 from tests.privacy.test_accounting import uniform_and_changed
@@ -48,7 +48,7 @@ def of_labels(threshold, colluding, known):
         {key: math.log(chance) for key, chance in uniform_and_changed(event, own).items()}
         for own in (0, 1)
     ]
-    losses = from_two_probability_mass_functions(*laws, value_discretization_interval=1e-4)
+    losses = from_two_probability_mass_functions(*laws, value_discretization_interval=4e-4)
     return [losses.self_compose(100).get_epsilon_for_delta(DELTA)] * 2
 
 
@@ -105,6 +105,8 @@ def test_a_plan_says_whom_each_number_holds_against(small, number):
     card = card_of(experiment)
     first, *others = verdict(experiment, PrivacyCard(card, "planned"))
     assert first.endswith(f"against {against('threshold', 1)}")
+    assert f"trust threshold: against {against('threshold', 1)}" in str(PrivacyCard(card))
+    assert too_many(card) == "the coordinator together with more than 1 client"
     for seen in card["observers"][1:]:
         (said,) = (each for each in others if each.endswith(f"against {seen['observer']}"))
         (added, replaced) = (row for row in seen["proven"] if row["unit"] == "record")

@@ -25,7 +25,8 @@ from fed_dpsd.client.hospital import open_hospital
 from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.engines.flower import supernode
 from fed_dpsd.errors import UserError
-from tests.hospitals import certificate, private_key, site_file
+from fed_dpsd.report.guarantee import against
+from tests.hospitals import certificate, private_key, site_file, summing
 from tests.processes import lives, wait_until
 
 SMALL = ("training.steps=3", "model.teacher_width=4")
@@ -81,6 +82,17 @@ def test_a_check_of_sums_of_gradients_rehearses_a_sum_and_trains_nothing(fed_dps
     ledger = open_hospital(file).ledger
     with ledger.transaction():
         assert not ledger.entries()
+
+
+def test_a_check_of_secure_sums_says_whom_each_number_holds_against(tmp_path):
+    allowed = {"methods": ["dp_fedsgd"], "answers": ["clipped_gradients"]}
+    file, *_ = summing(tmp_path, models=["scattering"], colluding=1, **allowed)
+    quorum = "answers.noise_at=distributed", "answers.quorum={threshold: 3, colluding: 1}"
+    said = [f"{line}" for line in check.check(open_hospital(file), [*quorum])]
+    first, *others = (line for line in said if line.startswith("a run: "))
+    assert first.endswith(f"against {against('threshold', 1)}")
+    (reader,) = (line for line in others if "besides 1 colluding client" in line)
+    assert "against a client that sees the result" in reader
 
 
 def test_a_check_counts_by_name_and_compares_classes_with_a_coordinators(fed_dpsd, tmp_path):

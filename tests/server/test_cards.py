@@ -227,9 +227,17 @@ def test_a_card_says_what_its_scores_are_computed_from(finished):
         assert (cards.NO_EXACT_SCORES in said(run)) == (run is hospitals)
 
 
-def test_a_card_of_sums_of_gradients_names_no_images(finished):
-    run = open_completed(finished(*SUMS)[0])
-    assert cards.privacy_card_of(run)["asked"].endswith("no answers to images")
+def test_a_card_of_secure_sums_names_each_observer_and_no_images(finished):
+    quorum = "answers.noise_at=distributed", "answers.quorum={threshold: 3, colluding: 1}"
+    run = open_completed(finished(*SUMS, "num_clients=3", *quorum)[0])
+    card = cards.privacy_card_of(run)
+    text = cards.as_markdown(card)
+    for seen in run.summary["privacy"]["observers"]:
+        assert f"against {seen['observer']}\n" in text
+    assert "- the coordinator together with more than 1 client: the numbers with trust" in text
+    assert "any observer" not in text
+    assert "the teachers themselves" not in text  # there are none
+    assert card["asked"].endswith("no answers to images")
     answers = open_completed(finished(*DP)[0])
     assert "of 64 images" in cards.privacy_card_of(answers)["asked"]  # the control
 

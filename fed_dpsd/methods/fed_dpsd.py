@@ -327,7 +327,8 @@ class FedDPSD(Queries, Method):
     ) -> Classifier:
         """Return the student that agrees better with all answers, which are public.
 
-        Noise in labels raises both students' losses on them by about the same.
+        Noise in the labels raises both losses by about the same. But a student that learnt the
+        noise itself has a lower loss, and no public answers are held out to notice it.
         """
         whole = ReplayBuffer.joined(buffer)
         labels, loss_of = (

@@ -130,6 +130,15 @@ def test_every_client_that_sees_the_result_is_among_the_observers(threshold, col
     assert bool(readers) == (threshold - colluding > 1 or colluding > 1)
 
 
+def test_an_observer_of_the_smallest_noise_has_a_number(small):
+    """Less noise would be refused as a setting, but this is what the observer does not know."""
+    votes = "training=plain", "answers=votes", "answers.noise_multiplier=1.6e-5", "rounds=1"
+    observed = card_of(small(*votes, *FOUR, "queries_per_round=1"))["observers"]
+    assert len(observed) == 3
+    for seen in observed:
+        assert all(math.isfinite(float(row["epsilon"])) for row in seen["proven"])
+
+
 def test_numbers_that_hold_against_anyone_name_no_observer(small):
     for settings in ((), ("training=dp_sgd", *FOUR), (*SUMS, "answers.noise_at=client")):
         card = card_of(small(*settings))

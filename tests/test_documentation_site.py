@@ -10,6 +10,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "docs" / "site"))
 import hooks  # noqa: E402
 import reference  # noqa: E402
+from typer.main import get_command  # noqa: E402
 
 from fed_dpsd import cli  # noqa: E402
 from fed_dpsd.storage import conf_folder  # noqa: E402
@@ -60,7 +61,7 @@ def test_the_reference_has_every_command_every_choice_and_every_key():
     commands = made["reference/commands.md"]
     for command in ("run", "resume", "list keys", "privacy plan", "site serve"):
         assert f"fed-dpsd {command}" in commands
-    assert commands.count("\n## fed-dpsd ") == len(list(leaves(cli.get_command(cli.app))))
+    assert commands.count("\n## fed-dpsd ") == len(list(leaves(get_command(cli.app))))
     configuration = made["reference/configuration.md"]
     for file in conf_folder().glob("*/*.yaml"):
         assert f"`{file.stem}`" in configuration

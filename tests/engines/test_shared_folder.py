@@ -17,7 +17,7 @@ from fed_dpsd.accounts.secret import draw_secret, ledger_folder, noise_of, simul
 from fed_dpsd.engines import clients
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import UserError
-from fed_dpsd.experiment import partitions
+from fed_dpsd.experiment import load_data, partition_digest, partitions
 from fed_dpsd.protocol import Request
 from fed_dpsd.server import checkpoint
 from fed_dpsd.server.run import run
@@ -119,6 +119,13 @@ def keys_of(experiment, folder):
     return found
 
 
+def digests_of(experiment):
+    """Digests of the records, which would confirm a guess at the data."""
+    config = experiment.config
+    digests = load_data(config.data, config.cache).digests
+    return [digest.encode() for digest in (*digests.values(), partition_digest(experiment))]
+
+
 def stored_answers(ledger):
     """The answers in a ledger."""
     with closing(sqlite3.connect(ledger)) as database:
@@ -127,7 +134,7 @@ def stored_answers(ledger):
 
 
 @PLACES
-def test_a_shared_folder_has_no_key_and_no_answer_before_its_noise(finished, more):
+def test_a_shared_folder_has_no_key_no_digest_and_no_answer_before_its_noise(finished, more):
     experiment, folder = finished("noise=secure", *more)
     private = ledger_folder(experiment, folder)
     assert not private.is_relative_to(folder)
@@ -136,6 +143,7 @@ def test_a_shared_folder_has_no_key_and_no_answer_before_its_noise(finished, mor
     assert len(keys) >= 7
     assert not any(holds(folder, key) for key in keys)
     assert holds(private, (private / "secret").read_bytes())  # the control
+    assert not any(holds(folder, digest) for digest in digests_of(experiment))
     answers = [[*stored_answers(path)] for path in ledger_files(folder)]
     assert [len(own) for own in answers] == [3, 3]
     for own in (*answers[0], *answers[1], *(sum(both) for both in zip(*answers, strict=True))):
@@ -146,8 +154,9 @@ def test_a_shared_folder_has_no_key_and_no_answer_before_its_noise(finished, mor
 
 
 def test_a_seeded_run_keeps_its_ledgers_in_its_folder(finished):
-    """Which shows every answer, but guarantees nothing."""
-    _, folder = finished("answers.noise_at=server")
+    """It shows every answer and which records there were, and guarantees nothing."""
+    experiment, folder = finished("answers.noise_at=server")
+    assert all(holds(folder, digest) for digest in digests_of(experiment))
     assert ledgers_in(folder / "ledger").keys() == {"client_000", "client_001"}
     (first, *_), *_ = map(stored_answers, ledger_files(folder))
     assert holds(folder, first[0].astype(np.float64).tobytes())

@@ -36,6 +36,7 @@ from fed_dpsd.client.learning import (
 )
 from fed_dpsd.client.teacher_file import read_teacher
 from fed_dpsd.config import Config, is_function
+from fed_dpsd.config.plugins import find_plugins
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.errors import UserError
 from fed_dpsd.methods.method import HeadLoss, Regulariser
@@ -173,9 +174,15 @@ class Teachers:
         settings += ["bfloat16"] if self._bfloat16 else []
         settings += features_version(name, config.model)
         settings += [config.plugins] if config.plugins else []
+        settings += self._code if self._secret else []  # seeded noise does not depend on code
         if is_function(name):
             settings += [network_digest(name, config.data.shape, config.data.num_classes)]
         return json.dumps(settings, sort_keys=True)
+
+    @property
+    def _code(self) -> list[str]:
+        """Return digests of the code of plug-ins, which may change without their version."""
+        return [plugin.digest for plugin in find_plugins(self._config.plugins)]
 
     @functools.cached_property
     def keys(self) -> list[str]:
@@ -431,7 +438,8 @@ class Teachers:
         return bool(self._training or self._custom or self._labels)
 
     def _cached(self, shard: int) -> Path:
-        return Path(self._config.cache) / "teachers" / f"{self.keys[shard]}.safetensors"
+        name = "-".join([self.keys[shard], *self._code])
+        return Path(self._config.cache) / "teachers" / f"{name}.safetensors"
 
     def _recorded(self, shard: int) -> str:
         """Return the digest of the input that a cached teacher was trained on; "" if unknown."""

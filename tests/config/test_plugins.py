@@ -19,6 +19,7 @@ from fed_dpsd.engines.flower.run_config import from_run_config
 from fed_dpsd.errors import ConfigError
 from fed_dpsd.experiment import from_json, load_data, one_run, set_up
 from fed_dpsd.planned import planned_run
+from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.protocol import Refusal
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.inputs import inputs_of
@@ -65,17 +66,24 @@ def test_a_plugin_is_found_by_its_entry_point(example):
     assert find_plugins(["example==1.0"]) == (plugin,)
 
 
-def test_a_run_records_a_plugins_code_which_may_change_without_its_version(example, small):
+def test_runs_and_teachers_depend_on_code_that_changes_without_its_version(
+    example,
+    small,
+    records,  # noqa: F811
+):
     def found():
         _code_digest.cache_clear()  # as in a new process
-        return inputs_of(small(*MECHANISM))["plugins=example"]
+        experiment = small(*MECHANISM)
+        own = [experiment.config, experiment.training, 0, records, np.arange(len(records))]
+        charged = Teachers(*own, SecretStreams(bytes(32))).identity
+        return inputs_of(experiment)["plugins=example"], Teachers(*own)._cached(0), charged
 
     before = found()
     (example / "fed_dpsd_example" / "notes.txt").write_text("no code")
     assert found() == before
     with (example / "fed_dpsd_example" / "networks.py").open("a") as file:
         file.write("# changed\n")
-    assert found() != before
+    assert not {*found()} & {*before}
 
 
 NOT_THERE = [

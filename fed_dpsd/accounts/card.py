@@ -150,7 +150,9 @@ def line_of(row: Mapping[str, Any]) -> str:
     line += f" by {BY[row['basis']]}" if row["beside"] else ""
     for other in row["beside"]:
         number = dataclasses.replace(claim, value=float(other["epsilon"])).number(5)
-        line += f"; by {BY[other['basis']]} {number} (trust {other['trust']})"
+        threshold = other["trust"] == "threshold"
+        more = ", larger against other observers" if threshold else ""
+        line += f"; by {BY[other['basis']]} {number} (trust {other['trust']}{more})"
     return line
 
 

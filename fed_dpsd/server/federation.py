@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fed_dpsd.accounts.card import plan_of
-from fed_dpsd.accounts.secret import noise_of, require_secret
+from fed_dpsd.accounts.secret import ledger_folder, noise_of, require_secret
 from fed_dpsd.cohort import cohort
 from fed_dpsd.errors import ProtocolError, UserError
 from fed_dpsd.experiment import Experiment
@@ -37,7 +37,7 @@ from fed_dpsd.protocol import (
 from fed_dpsd.server.charge_log import ChargeLog
 from fed_dpsd.server.checkpoint import KEPT
 from fed_dpsd.server.secure_sum import secure_sum
-from fed_dpsd.storage import to_npz, try_lock, write_atomically, writing
+from fed_dpsd.storage import run_name, to_npz, try_lock, write_atomically, writing
 from fed_dpsd.streams import Streams
 
 OF_ROUNDS = (*SUMMED, "train")  # kinds of requests that go to the cohort of a round
@@ -136,8 +136,13 @@ class HostedFederation(ABC):
         secret = noise_of(experiment, run_folder, "server") if own_noise else None
         self._context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
         self._sizes: dict[str, int] = {}
+        # Copies of a run folder share the sums with the server's noise: a copy that drew noise for
+        # other clients' answers would release them again.
+        shared = ledger_folder(experiment, run_folder) / f"{run_name(run_folder)}.sums"
+        self._sums = shared if secret else run_folder / "sums"
         self._lock = _lock_run(run_folder)
-        self._sums, self._requests_sent = run_folder / "sums", SentRequests(run_folder / "asks")
+        self._lock_of_copies = _lock_run(shared) if secret else None
+        self._requests_sent = SentRequests(run_folder / "asks")
         self._charge_log = ChargeLog(run_folder, plan_of(experiment).releases)
         self._noise: Noise = secret or Streams(experiment.config.seed)
         self.last_counted = -1

@@ -74,23 +74,33 @@ def new_run_folder(experiment: Experiment) -> Path:
         with writing(folder):
             folder.mkdir(parents=True)
         try:
+            write_atomically(folder / RUN_NAME, os.fsencode(_new_run_name(experiment, folder)))
             write_together(draw_secret(experiment, folder))
             files = {
                 **({inputs_path(experiment, folder): to_json_bytes(inputs)} if inputs else {}),
                 folder / "versions.json": to_json_bytes(versions()),
-                folder / RUN_NAME: os.fsencode(folder.name),
                 # This file comes last, since it makes the folder a run folder.
                 folder / "config.yaml": experiment.to_yaml().encode(),
             }
             write_together(files)
         except UserError:
-            (folder / LEDGER).unlink(missing_ok=True)
+            for name in (LEDGER, RUN_NAME):
+                (folder / name).unlink(missing_ok=True)
             folder.rmdir()
             raise
     except Unwritable as error:
         typed = f"run_folder={folder}" if experiment.config.run_folder else f"out={folder.parent}"
         raise UserError(f"{typed}: {error}") from None
     return folder
+
+
+def _new_run_name(experiment: Experiment, folder: Path) -> str:
+    """Return the name of a new run; with secret noise, no other run has it.
+
+    Clients repeat the stored answers of a run. If another run of the same name drew its own noise
+    for them, they would be released twice for one charge.
+    """
+    return folder.name + ("" if experiment.seeded else f"-{secrets.token_hex(8)}")
 
 
 def versions() -> dict[str, str | None]:

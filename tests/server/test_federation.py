@@ -2,13 +2,17 @@
 
 import itertools
 import re
+import shutil
 from dataclasses import replace
 
 import numpy as np
 
+from fed_dpsd.engines.clients import ledger_of
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.protocol import Request, Response
+from fed_dpsd.server.run_folder import new_run_folder
 from tests.every import every
+from tests.ledgers import entries_of
 
 
 def request(count=16):
@@ -178,3 +182,32 @@ def test_the_servers_noise_is_another_one_for_other_answers(small, tmp_path):
     exact = LocalFederation(experiment, tmp_path / "c").each(request())[1].values
     gap = honest.sum - silent.total(request()).sum
     assert np.abs(gap).mean() > 10 * np.abs(exact).mean()
+
+
+SERVER_NOISE = ("training=plain", "answers=gradient", "answers.noise_at=server", "noise=secure")
+
+
+def silent(response):
+    return replace(response, values=0 * response.values)
+
+
+def test_copies_of_a_run_folder_release_one_sum_with_the_servers_noise(small, tmp_path):
+    """Otherwise, other clients' answers to a request would be a second release for one charge."""
+    experiment = small(*SERVER_NOISE, f"run_folder={tmp_path}/run")
+    folder = new_run_folder(experiment)
+    shutil.copytree(folder, tmp_path / "copy")
+    released = LocalFederation(experiment, folder).total(request()).sum
+    again = Lying(experiment, tmp_path / "copy", silent).total(request()).sum
+    assert again.tolist() == released.tolist()
+
+
+def test_two_runs_of_one_name_are_charged_apart(small, tmp_path):
+    """Sums over other answers have other noise, so each run releases its clients' answers."""
+    ledger, released = tmp_path / "ledger", []
+    for parent, lie in (("a", lambda response: response), ("b", silent)):
+        experiment = small(*SERVER_NOISE, f"ledger={ledger}", f"run_folder={tmp_path}/{parent}/r")
+        folder = new_run_folder(experiment)
+        released.append(Lying(experiment, folder, lie).total(request()).sum)
+    assert (released[0] != released[1]).any()
+    entries = entries_of(ledger_of(experiment, 0, folder))
+    assert len({entry.run for entry in entries}) == len(entries) == 2

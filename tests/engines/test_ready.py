@@ -60,7 +60,8 @@ def test_a_budget_below_the_first_charge_is_an_error_with_the_number_that_is_nee
 
 
 def test_a_budget_that_ends_the_run_early_is_a_caution(small):
-    some = small("answers.epsilon_per_answer=4", "rounds=6", "privacy.budget=400")
+    steps = "method.final_student_steps=100"
+    some = small("answers.epsilon_per_answer=4", "rounds=6", "privacy.budget=400", steps)
     (caution,) = run_warnings(some)
     assert "privacy.budget=400 is less than this run needs, " in caution
     assert "the run ends when the budget is spent" in caution

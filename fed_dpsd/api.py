@@ -24,7 +24,7 @@ from fed_dpsd.errors import ProtocolError, UserError, one_line
 from fed_dpsd.experiment import Experiment, forget_data, one_run, unused_records
 from fed_dpsd.models.functions import MakeNetwork, add_functions
 from fed_dpsd.planned import PlannedRun, planned_run
-from fed_dpsd.progress import reporting, show_progress
+from fed_dpsd.progress import PlainConsole, reporting, show_progress
 from fed_dpsd.server.export import Format, export
 from fed_dpsd.server.federation import InUse
 from fed_dpsd.server.run import Progress
@@ -351,10 +351,10 @@ def sweep(*overrides: str, out: Path | str = "runs/sweep", progress: bool = True
         UserError: an override is wrong, or a run failed; the message names each run that failed.
     """
     folder = _path("out", out)
-    console = Console(stderr=True, highlight=False, quiet=not progress)
+    console = PlainConsole(stderr=True, quiet=not progress)
 
     def say(line: str) -> None:
-        console.print(line, markup=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
 
     table = folder / sweeps.TABLE
     _check_strings(overrides, "sweep")
@@ -537,14 +537,14 @@ def run_and_show(job: Job, console: Console) -> Run:
     """Run a job under a progress display, and print its result on `console`."""
     with show_rounds(job.experiment, console) as progress:
         finished = job.run(progress)
-    console.print(str(finished), markup=False, soft_wrap=True)
+    console.print(str(finished), soft_wrap=True)
     return finished
 
 
 def announce(job: Job, console: Console) -> None:
     """Print what a job is about to do: the run folder at once, then the rest."""
     for line in describe_start(job.experiment, job.folder):
-        console.print(line, markup=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
 
 
 def _run_job(job: Job, progress: bool | Progress) -> Run:
@@ -552,8 +552,8 @@ def _run_job(job: Job, progress: bool | Progress) -> Run:
         return job.run(progress)
     if not progress or job.completed:
         return job.run(lambda line: None)
-    console = Console(stderr=True, highlight=False)
+    console = PlainConsole(stderr=True)
     announce(job, console)
     for line in job.warnings:
-        console.print(f"warning: {line}", markup=False, soft_wrap=True)
+        console.print(f"warning: {line}", soft_wrap=True)
     return run_and_show(job, console)

@@ -9,19 +9,26 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 UNREAD = 141  # exit code of a command whose output is no longer read: 128 + SIGPIPE
+BYTES = "".join(map(chr, range(0xDCA0, 0xDD00)))  # of file names: each stream encodes them
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
 class UserError(Exception):
-    """An error that the user can fix: the message names the field, its value and the remedy."""
+    """An error that the user can fix: the message names the field, its value and the remedy.
+
+    It is one line, in which names have escapes for what does not print.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(printable(message, BYTES))
 
 
 class ConfigError(UserError):
     """All problems of a configuration, one per line."""
 
     def __init__(self, problems: Sequence[str]) -> None:
-        self.problems = tuple(problems)
-        super().__init__("\n".join(problems))
+        self.problems = tuple(printable(problem, BYTES) for problem in problems)
+        Exception.__init__(self, "\n".join(self.problems))
 
 
 class Diverged(UserError):
@@ -69,9 +76,37 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def printable(text: str) -> str:
-    """Return text in which bytes that UTF-8 cannot encode, as in file names, are escaped."""
+def printable(text: str, kept: str = "") -> str:
+    """Return text with escapes for all characters that do not print, except those in `kept`.
+
+    These are control characters such as ESC and line breaks, invisible characters, spaces that only
+    look like one, and bytes of file names that UTF-8 cannot encode.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() or each in kept else each.encode("unicode_escape").decode()
+        for each in text
+    )
+
+
+def encodable(text: str) -> str:
+    """Return text with escapes for bytes that UTF-8 cannot encode, as in file names."""
     return text.encode(errors="backslashreplace").decode()
+
+
+def shown(text: str) -> str:
+    """Return text as streams show it: with escapes, but with its own line breaks."""
+    return printable(text, BYTES + "\n")
+
+
+def _escape_record(record: logging.LogRecord) -> bool:
+    """Escape what does not print in a log message, which may contain names."""
+    record.msg, record.args = printable(record.getMessage(), BYTES), ()
+    return True
+
+
+logging.getLogger("fed_dpsd").addFilter(_escape_record)
 
 
 def is_disk_full(error: BaseException) -> bool:

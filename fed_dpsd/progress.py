@@ -9,15 +9,29 @@ import datetime
 import sys
 from collections.abc import Collection, Iterable, Iterator
 from contextvars import ContextVar
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rich import progress
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+
+from fed_dpsd.errors import shown
 
 QUICK_SECONDS = 1.0  # shorter work has no bar
 LINE_SECONDS = 10.0  # between two lines; in long work, a tenth of its time
 Item = TypeVar("Item")
+
+
+class PlainConsole(Console):
+    """A console that prints text as it is: without markup, and with escapes (see `shown`)."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, emoji=False, highlight=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Return text that is printed or in the cell of a table."""
+        return super().render_str(shown(text), **options)
 
 
 class Display(progress.Progress):
@@ -68,7 +82,7 @@ class Display(progress.Progress):
             text = ", ".join(parts)
         if text:
             self._printed = now
-            self.console.print(text, markup=False, soft_wrap=True)
+            self.console.print(text, soft_wrap=True)
 
 
 _display: ContextVar[Display | None] = ContextVar("display", default=None)

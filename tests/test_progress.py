@@ -4,9 +4,8 @@ import threading
 from io import StringIO
 
 import pytest
-from rich.console import Console
 
-from fed_dpsd.progress import Display, listening, reporting, show_progress, track
+from fed_dpsd.progress import Display, PlainConsole, listening, reporting, show_progress, track
 from tests.listeners import Hearing
 
 
@@ -25,7 +24,7 @@ def clock():
 
 
 def console(clock, **kind):
-    return Console(file=StringIO(), width=120, highlight=False, get_time=clock, **kind)
+    return PlainConsole(file=StringIO(), width=120, get_time=clock, **kind)
 
 
 def lines(out):

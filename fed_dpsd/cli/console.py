@@ -11,12 +11,12 @@ from typing import Annotated
 import click
 import typer
 from click.shell_completion import CompletionItem
-from rich.console import Console
 
 from fed_dpsd.errors import UNREAD
+from fed_dpsd.progress import PlainConsole
 
 
-class _Stderr(Console):
+class _Stderr(PlainConsole):
     """stderr that ends the process quietly once nothing reads it, as with `2>&1 | head`."""
 
     def on_broken_pipe(self) -> None:
@@ -57,7 +57,7 @@ class _Override(click.ParamType):
         ]
 
 
-console = _Stderr(stderr=True, highlight=False)
+console = _Stderr(stderr=True)
 OVERRIDE = _Override()
 Overrides = Annotated[
     list[str] | None,
@@ -87,10 +87,10 @@ def importing() -> Iterator[None]:
 
 
 def say(line: str) -> None:
-    """Print a line for users, unchanged."""
-    console.print(line, markup=False, soft_wrap=True)
+    """Print a line for users."""
+    console.print(line, soft_wrap=True)
 
 
 def say_failed(line: str) -> None:
-    """Print an error for users, unchanged."""
-    console.print(line, style="red", markup=False, soft_wrap=True)
+    """Print an error for users."""
+    console.print(line, style="red", soft_wrap=True)

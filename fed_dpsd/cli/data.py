@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from fed_dpsd.cli.console import Overrides, importing
-from fed_dpsd.errors import UserError
+from fed_dpsd.errors import UserError, printable
+from fed_dpsd.progress import PlainConsole
 
 if TYPE_CHECKING:
     from fed_dpsd.data.intake import Split
@@ -39,7 +38,7 @@ def data(
     experiment = experiment_of(overrides or ())
     config = experiment.config
     loaded = load_data(config.data, config.cache)
-    labels, names = loaded.train.labels, config.data.class_names
+    labels, names = loaded.train.labels, tuple(map(printable, config.data.class_names))
     counts = np.stack(
         [np.bincount(labels[part], minlength=len(names)) for part in partitions(experiment)]
     )
@@ -51,11 +50,11 @@ def data(
     )
     table = Table("client", "records", box=None, padding=(0, 1, 0, 0))
     for name in names:
-        table.add_column(Text(name), justify="right")
+        table.add_column(name, justify="right")
     for client, row in enumerate(counts):
         table.add_row(str(client), f"{row.sum():,}", *map(str, row))
     # In a pipe, lines may have any length.
-    Console(highlight=False, width=None if sys.stdout.isatty() else 100_000).print(table)
+    PlainConsole(width=None if sys.stdout.isatty() else 100_000).print(table)
     if left_out := unused_records(experiment):
         print(left_out)
     if out is not None:

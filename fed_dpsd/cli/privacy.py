@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from fed_dpsd.cli.console import AsJson, Overrides, console, importing, say, say_failed
-from fed_dpsd.errors import UserError
-from fed_dpsd.progress import show_progress
+from fed_dpsd.errors import UserError, shown
+from fed_dpsd.progress import PlainConsole, show_progress
 
 if TYPE_CHECKING:
     from fed_dpsd.accounts.entry import Entry
@@ -228,12 +227,12 @@ def ledger(
         print(json.dumps(listed))
         return
     if not accounts:
-        print(f"nothing was charged in this run: {path}")
+        print(shown(f"nothing was charged in this run: {path}"))
         return
     if charges:
         for file, entries in accounts.items():
             _print_charges(file, entries, totals[file].values(), delta)
-    Console(highlight=False).print(_spent_table(accounts, totals))
+    PlainConsole().print(_spent_table(accounts, totals))
     for sentence in _meanings(totals, delta):
         print(sentence)
 
@@ -243,7 +242,7 @@ def _print_charges(
 ) -> None:
     from fed_dpsd.accounts.card import ledger_epsilons, line_of, row_of
 
-    print(str(file))
+    print(shown(str(file)))
     for number, entry in enumerate(entries, start=1):
         request = f" to request {entry.query_id}" if entry.request else ""
         so_far = line_of(row_of(ledger_epsilons(entries[:number], delta, "record", "add_remove")))

@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from fed_dpsd.cli.console import Overrides, console, importing, say
 from fed_dpsd.errors import UserError
+from fed_dpsd.progress import PlainConsole
 
 if TYPE_CHECKING:
     from fed_dpsd.api import Job
@@ -120,6 +120,6 @@ def doctor(overrides: Overrides = None) -> None:
     checks = [*examine(), *examine_run(experiment)]
     for check in checks:
         table.add_row(check.name, ("ok: " if check.good else "BAD: ") + check.state, check.remedy)
-    Console(highlight=False).print(table)
+    PlainConsole().print(table)
     if not all(check.good for check in checks):
         raise typer.Exit(1)

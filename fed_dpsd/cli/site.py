@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from fed_dpsd.cli.console import OVERRIDE
 from fed_dpsd.errors import UserError
+from fed_dpsd.progress import PlainConsole
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -85,9 +85,9 @@ def check(
     from fed_dpsd.client.check import check
     from fed_dpsd.client.hospital import open_hospital
 
-    out = Console(highlight=False)
+    out = PlainConsole()
     for line in check(open_hospital(file), overrides or []):
-        out.print(line, markup=False, soft_wrap=isinstance(line, str))
+        out.print(line, soft_wrap=isinstance(line, str))
 
 
 def serve(

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 
 import typer
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from fed_dpsd.cli.console import console, importing, say, say_failed
-from fed_dpsd.errors import UserError, reason_of
+from fed_dpsd.errors import UserError, printable, reason_of
+from fed_dpsd.progress import PlainConsole
 
 if TYPE_CHECKING:
     from fed_dpsd.server.student import Student
@@ -191,8 +190,8 @@ def _print_table(file: TextIO, header: Sequence[str], rows: Sequence[Sequence[st
     for name in header:
         table.add_column(name, justify="right" if name == "probability" else "left")
     for row in rows[:SHOWN]:
-        table.add_row(*map(Text, row))
-    out = Console(file=file, highlight=False)
+        table.add_row(*map(printable, row))
+    out = PlainConsole(file=file)
     if not rows:
         out.print("no image can be read")
         return
@@ -201,7 +200,7 @@ def _print_table(file: TextIO, header: Sequence[str], rows: Sequence[Sequence[st
         out.print(f"and {len(rows) - SHOWN:,} more; --out FILE.csv writes all", soft_wrap=True)
     counts = Counter(row[1] for row in rows).most_common(SHOWN)
     text = ", ".join(f"{name} ({number:,})" for name, number in counts)
-    out.print(f"{len(rows):,} images: {text}", markup=False, soft_wrap=True)
+    out.print(f"{len(rows):,} images: {text}", soft_wrap=True)
 
 
 def _files(paths: Sequence[Path]) -> list[Path]:

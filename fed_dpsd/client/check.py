@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 from rich.table import Table
-from rich.text import Text
 
 from fed_dpsd.accounts import card as cards
 from fed_dpsd.accounts.account import needed_budget, rounded_up
@@ -25,7 +24,7 @@ from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.client.terms import NotAllowed
 from fed_dpsd.config import PrivacyConfig
 from fed_dpsd.config.errors import quoted
-from fed_dpsd.errors import UserError
+from fed_dpsd.errors import UserError, printable
 from fed_dpsd.experiment import Experiment, from_overrides
 from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.models import to_vector, torch_threads
@@ -107,7 +106,7 @@ def _counts(hospital: Hospital, content: HospitalRecords) -> Table:
     named = hospital.files.labels or {name: name for name in hospital.classes}
     for name, count in zip(hospital.classes, counts, strict=True):
         labels = [label for label, known in named.items() if known == name]
-        table.add_row(Text(name), Text(", ".join(labels)), f"{count:,}")
+        table.add_row(*map(printable, (name, ", ".join(labels))), f"{count:,}")
     return table
 
 

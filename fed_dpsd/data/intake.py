@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fed_dpsd.classes import holds_several, is_missing, look_alikes, seems_several
 from fed_dpsd.data.images import crop_and_scale, open_image, to_pixels
-from fed_dpsd.errors import UserError, reason_of
+from fed_dpsd.errors import BYTES, UserError, printable, reason_of
 
 NAMED_AT_MOST, LONGEST_NAME = 5, 120
 NO_LABEL, SEVERAL_LABELS = "without a label", "with several labels"
@@ -44,7 +44,7 @@ class Item(NamedTuple):
 def first_few(lines: Sequence[str]) -> str:
     """Return the first few lines, shortened if they are long, with dots for the rest."""
     more = ", ..." if len(lines) > NAMED_AT_MOST else ""
-    return ", ".join(line[:LONGEST_NAME] for line in lines[:NAMED_AT_MOST]) + more
+    return ", ".join(printable(line[:LONGEST_NAME], BYTES) for line in lines[:NAMED_AT_MOST]) + more
 
 
 @dataclass

@@ -17,6 +17,7 @@ from markupsafe import Markup, escape
 from PIL import Image
 
 from fed_dpsd.config.plugins import files_of
+from fed_dpsd.errors import printable
 from fed_dpsd.report import charts, figures, guarantee, numbers, scores, sweep_charts, tables
 from fed_dpsd.report.charts import Chart, Dots
 from fed_dpsd.report.facts import NEVER, Facts, Unfinished
@@ -110,12 +111,19 @@ def write(
 
 # --- templates ---
 
+SPACES = "\n\t\u00a0\u202f"  # that HTML or its author means
+
+
+def _escaped(value: object) -> Markup:
+    """Escape text for HTML, and what does not print."""
+    return value if isinstance(value, Markup) else escape(printable(str(value), SPACES))
+
 
 def _to_html(value: object) -> object:
     """Convert plain text to HTML: backticks mark code, and numbers do not wrap."""
     if isinstance(value, Markup) or not isinstance(value, str):
         return value
-    text = re.sub(r"\b(\de-\d+)\b", r'<span class="whole">\1</span>', str(escape(value)))
+    text = re.sub(r"\b(\de-\d+)\b", r'<span class="whole">\1</span>', str(_escaped(value)))
     text = re.sub(r"(\d) %", "\\1\u00a0%", text)
     text = re.sub(r"\((\d[\d.]*) to (\d[\d.]*)\)", "(\\1\u00a0to\u00a0\\2)", text)
     return Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", text))
@@ -137,6 +145,7 @@ def _environment() -> Environment:
     environment.filters |= {
         "capitalised": lambda text: f"{text[:1].upper()}{text[1:]}",
         "commas": "{:,}".format,
+        "e": _escaped,
         "interval": lambda counts: "{:.1f} to {:.1f}".format(*100 * np.array(wilson(*counts))),
         "json": json.dumps,
         "legend": lambda setting: (setting.all_of("trust"), setting.all_of("delta")),

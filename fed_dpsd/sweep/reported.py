@@ -21,7 +21,7 @@ from fed_dpsd.accounts.verdict import (
 from fed_dpsd.claims import smallest_claim
 from fed_dpsd.config import compose
 from fed_dpsd.config.keys import choices, leaves
-from fed_dpsd.errors import UserError, format_value
+from fed_dpsd.errors import UserError, format_value, printable
 from fed_dpsd.experiment import Experiment, calibrated_axis, from_overrides
 from fed_dpsd.privacy.mechanism import Unit
 from fed_dpsd.privacy.plan import Plan
@@ -260,7 +260,7 @@ def facts_of(
         rounds=rounds,
         versions=versions,
         settings=_settings(experiment),
-        classes=experiment.config.data.class_names,
+        classes=tuple(map(printable, experiment.config.data.class_names)),
         simulated=experiment.config.federation.simulation,
         meaningful=is_meaningful(card.epsilon(card.unit, "add_remove")),
         verdict=tuple(verdict(experiment, card)),

@@ -60,3 +60,19 @@ def test_records_of_no_client_are_counted_once_with_their_reason(fed_dpsd):
         "10 classes have no client with partition.classes_per_client=1 and num_clients=3; raise "
         "the first to 8, or the second to 10"
     )
+
+
+def test_names_of_files_and_classes_are_printed_with_escapes(fed_dpsd, tmp_path, caplog):
+    for number in range(40):
+        folder = tmp_path / "pictures" / ("i\x1b[31mll", "[red]no\nrm")[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((8, 8), number, np.uint8)).save(folder / f"{number}.png")
+    (folder / "\x1b]0;title\x07.png").write_bytes(b"broken")
+    overrides = "data=imagefolder", "data.path=pictures", "data.shape=[1,8,8]", "num_clients=2"
+    code, out, _ = fed_dpsd("data", *overrides)
+    assert code == 0
+    assert out[2].split() == ["client", "records", r"[red]no\nrm", r"i\x1b[31mll"]
+    assert r"1 unreadable ([red]no\nrm/\x1b]0;title\x07.png: it is not a PNG" in caplog.text
+    code, _, err = fed_dpsd("data", *overrides[:1], 'data.path="no\x1b[31m"')
+    assert (code, r"no\x1b[31m does not exist" in err) == (1, True)
+    assert "\x1b" not in "".join(out) + err + caplog.text

@@ -444,14 +444,15 @@ def test_a_class_has_its_sensitivity_precision_and_worst_confusion(shown, tmp_pa
 
 def test_hostile_names_are_text(tmp_path):
     hostile = '<script>alert(1)</script>" onload="x'
+    hostile, terminal = f"{hostile}\x1b[31m\u202e", f"{hostile}\\x1b[31m\\u202e"
     facts = run(tmp_path, classes=(hostile, "`b` 1e-05 & 5 %"), name=hostile, command=hostile)
     shown = page(facts)
-    assert shown.rows("Each class")[0]["class"] == hostile
-    assert shown.text_of("pre") == hostile
+    assert shown.rows("Each class")[0]["class"] == terminal
+    assert shown.text_of("pre") == terminal
     assert not [each for each in shown.elements if "onload" in each]
     assert {"b"} == {each["text"] for each in shown.all("code") if each["text"] in ("b", "`b`")}
     titles = [each["title"] for each in shown.all("td") if each.get("title")]
-    assert f"{hostile} taken for `b` 1e-05 & 5 %: 2" in titles
+    assert f"{terminal} taken for `b` 1e-05 & 5 %: 2" in titles
 
 
 def test_calibration_is_in_words_and_numbers(shown, tmp_path):

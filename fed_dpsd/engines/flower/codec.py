@@ -15,7 +15,7 @@ from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from numpy.typing import NDArray
 
-from fed_dpsd.errors import ProtocolError
+from fed_dpsd.errors import ProtocolError, printable
 from fed_dpsd.protocol import NOTHING, Refusal, Request, Statement, SumStep
 
 ANSWER, DIAGNOSE, HELLO, STEP = "query.answer", "query.diagnose", "query.hello", "query.step"
@@ -24,8 +24,7 @@ LONGEST_REASON, NO_REASON = 200, "no reason given"
 
 def public_line(text: str) -> str:
     """Return text as one printable line of limited length, for logs and replies."""
-    printable = "".join(letter if letter.isprintable() else " " for letter in text)
-    return " ".join(printable.split())[:LONGEST_REASON] or NO_REASON
+    return printable(" ".join(text.split()))[:LONGEST_REASON] or NO_REASON
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from fed_dpsd.engines.flower import gate
 from fed_dpsd.engines.flower.grid import GridFederation
 from fed_dpsd.engines.flower.run_config import from_run_config, with_typed_keys
 from fed_dpsd.engines.ready import check_run
-from fed_dpsd.errors import ProtocolError, UserError
+from fed_dpsd.errors import ProtocolError, UserError, shown
 from fed_dpsd.experiment import Experiment, unused_records
 from fed_dpsd.models.devices import torch_device
 from fed_dpsd.server.attendance import incomplete_attendance, requests_of
@@ -45,7 +45,7 @@ def prepare(
         experiment = from_run_config(run_config)
     _, warnings = check_run(experiment, lambda: _place(grid, experiment), resumed=folder)
     for warning in filter(None, (*warnings, unused_records(experiment))):
-        print(f"warning: {with_typed_keys(warning, run_config)}", flush=True)
+        _print_line(f"warning: {with_typed_keys(warning, run_config)}")
     return experiment, folder or new_run_folder(experiment)
 
 
@@ -69,7 +69,7 @@ def finish(experiment: Experiment, grid: Grid, folder: Path) -> None:
         return
     try:
         for line in describe_start(experiment, folder):
-            print(line, flush=True)
+            _print_line(line)
         federation = GridFederation(experiment, grid, folder, _print_line)
         summary = run(experiment, federation, folder, lambda line: _print_line(round_text(line)))
     except Exception as error:
@@ -93,4 +93,4 @@ def _print_result(experiment: Experiment, summary: Mapping[str, Any], folder: Pa
 
 
 def _print_line(line: str) -> None:
-    print(line, flush=True)
+    print(shown(line), flush=True)

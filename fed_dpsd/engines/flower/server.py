@@ -19,7 +19,7 @@ from fed_dpsd.config.bind import read_run
 from fed_dpsd.engines.flower import gate
 from fed_dpsd.engines.flower.gate import RunFailed
 from fed_dpsd.engines.flower.run_config import check_early, given_keys, with_typed_keys
-from fed_dpsd.errors import UserError, one_line, printable
+from fed_dpsd.errors import UserError, encodable, one_line
 from fed_dpsd.storage import print_any_text
 
 app = ServerApp()
@@ -42,7 +42,7 @@ def _printing_utf8() -> Iterator[None]:
     streams = (sys.stdout, sys.stderr)
     former = [stream.write for stream in streams]
     for stream, write in zip(streams, former, strict=True):
-        stream.write = lambda text, write=write: write(printable(text))  # type: ignore[method-assign]
+        stream.write = lambda text, write=write: write(encodable(text))  # type: ignore[method-assign]
     try:
         yield
     finally:

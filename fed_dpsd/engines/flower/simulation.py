@@ -17,7 +17,7 @@ import psutil
 
 from fed_dpsd.engines.flower import QUIET
 from fed_dpsd.engines.placement import Placement
-from fed_dpsd.errors import UserError, printable
+from fed_dpsd.errors import UserError, encodable
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.server.run import Progress
 from fed_dpsd.server.run_folder import read_log
@@ -48,7 +48,7 @@ def simulate(
         SimulationFailed: the run did not complete. No process is left, and Flower's log is
             flower.log in the run folder.
     """
-    if str(folder) != printable(str(folder)):
+    if str(folder) != encodable(str(folder)):
         raise UserError(f"run_folder={folder} is not valid UTF-8, which Flower requires; rename it")
     log = folder / "flower.log"
     with writing(log), log.open("wb") as output:

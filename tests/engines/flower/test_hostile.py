@@ -132,7 +132,8 @@ def test_a_reason_is_one_printable_line(deployed, tmp_path, caplog):
         replies = federation._exchange(codec.ANSWER, 1, asked, {100: [0]})
     (line,) = (record.getMessage() for record in caplog.records)
     reason = replies[0].reason
-    assert reason.startswith("the experiment is malformed: a site: budget check passed [31mxxx")
+    escaped = r"a\nsite: budget check passed\x1b[31mxxx"
+    assert reason.startswith(f"the experiment is malformed: {escaped}")
     assert reason.isprintable()
     assert len(reason) == codec.LONGEST_REASON
     assert line.endswith(f": round 1, answers to 16 images: refused: {reason}; nothing was charged")

@@ -30,7 +30,7 @@ from tests.processes import MARK, end_marked, free_port, wait_until
 ROOT = Path(__file__).parents[1]
 SHIPPED = (".py", ".yaml", ".toml", ".md")
 NOT_PACKAGED = {"tests", "docs", "results"}
-NOT_SHIPPED = ("tests", "docs", "results", "benchmarks", "deploy", ".ci")
+NOT_SHIPPED = ("tests", "docs", "results", "benchmarks", "deploy", ".ci", ".pre-commit-config.yaml")
 
 
 @pytest.fixture(scope="module")

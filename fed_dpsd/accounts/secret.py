@@ -16,7 +16,7 @@ from pathlib import Path
 from fed_dpsd.errors import UserError, is_disk_full, one_line
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.privacy.noise import KEY_BYTES, SecretStreams
-from fed_dpsd.storage import home, run_name
+from fed_dpsd.storage import home
 
 LEDGER = "ledger"  # in a run folder: the folder of its ledgers, or a file with that folder's path
 SECRET = "secret"
@@ -47,7 +47,8 @@ def draw_secret(experiment: Experiment, run_folder: Path) -> dict[Path, bytes]:
     """
     if not _needs_secret(experiment):
         return {}
-    folder = Path(experiment.config.ledger or home() / "ledgers" / run_name(run_folder))
+    name = f"{run_folder.name}-{secrets.token_hex(4)}"
+    folder = Path(experiment.config.ledger or home() / "ledgers" / name)
     if folder.is_relative_to(run_folder):
         raise UserError(
             f"ledger={folder} is in run_folder={run_folder}, which should hold no secret; choose a "

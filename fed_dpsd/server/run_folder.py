@@ -95,12 +95,13 @@ def new_run_folder(experiment: Experiment) -> Path:
 
 
 def _new_run_name(experiment: Experiment, folder: Path) -> str:
-    """Return the name of a new run; with secret noise, no other run has it.
+    """Return the name of a new run; if its server draws secret noise, no other run has it.
 
-    Clients repeat the stored answers of a run. If another run of the same name drew its own noise
-    for them, they would be released twice for one charge.
+    Clients repeat the stored answers of a run. If the server of another run of the same name drew
+    its own noise for them, they would be released twice for one charge.
     """
-    return folder.name + ("" if experiment.seeded else f"-{secrets.token_hex(8)}")
+    drawn = experiment.answers.noise_at == "server" and not experiment.seeded
+    return folder.name + (f"-{secrets.token_hex(8)}" if drawn else "")
 
 
 def versions() -> dict[str, str | None]:

@@ -196,8 +196,8 @@ def test_a_resumed_run_keeps_a_sum_and_another_run_is_another_charge(deployed, t
     assert not np.isclose(first.sum, another.sum).any()
     assert charges(files[0]) == ["answers"] * 3
     shutil.rmtree(folder)  # and the coordinator's secret with it
-    folder.mkdir()
-    same_name = GridFederation(experiment, grid, folder).total(request())
+    renewed = deployed(*PLAIN, "answers.noise_at=server", f"run_folder={folder}")
+    same_name = GridFederation(renewed, grid, new_run_folder(renewed)).total(request())
     assert not np.isclose(first.sum, same_name.sum).any()
     assert charges(files[0]) == ["answers"] * 4
 

@@ -115,8 +115,8 @@ def shown_path(path: Path) -> str:
 def run_name(folder: Path) -> str:
     """Return the name under which a run charges clients: its folder's original name.
 
-    If its server draws secret noise, random digits follow. A renamed or copied folder is the same run and is not
-    charged again.
+    If its server draws secret noise, random digits follow. A renamed or copied folder is the same
+    run and is not charged again.
     """
     name = folder / RUN_NAME  # an engine may use a folder without it
     return os.fsdecode(name.read_bytes()) if name.exists() else folder.name

@@ -76,6 +76,7 @@ def rehearse(
 
 def _run(rehearsal: "Rehearsal") -> "Run":
     from fed_dpsd.api import Run, show_rounds
+    from fed_dpsd.config.errors import quoted
     from fed_dpsd.rehearsal.faults import COMPLETED
     from fed_dpsd.server.run_folder import read_log
     from fed_dpsd.server.summary import read_summary
@@ -92,7 +93,9 @@ def _run(rehearsal: "Rehearsal") -> "Run":
                 show(line)
 
         # The run has its own deadlines for hospitals; a slow machine may need hours.
-        status = rehearsal.wait(rehearsal.submit(f"run_folder={folder}"), math.inf, look)
+        status = rehearsal.wait(
+            rehearsal.submit(f"run_folder={quoted(str(folder))}"), math.inf, look
+        )
     if status != COMPLETED:
         cause = read_summary(folder).get("error") or f"Flower reports {status}"
         raise UserError(f"the run failed: {cause}; see {rehearsal.folder}/coordinator/log")

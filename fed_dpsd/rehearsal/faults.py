@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fed_dpsd.config.errors import quoted
 from fed_dpsd.errors import UserError
 from fed_dpsd.rehearsal.rehearsal import COORDINATOR, SERVER, Rehearsal
 from fed_dpsd.server.summary import read_summary
@@ -70,7 +71,7 @@ def run_with_faults(
     rng, started = np.random.default_rng(seed), time.monotonic()
     rehearsal.delete_answers()
     folder = rehearsal.folder / "runs" / ("faults" if most else "peace") / f"seed{seed}"
-    settings = f"seed={seed}", f"run_folder={folder}"
+    settings = f"seed={seed}", f"run_folder={quoted(str(folder))}"
     run_id, faults = rehearsal.submit(*settings), list[Fault]()
     while not (status := rehearsal.status(run_id)).startswith("finished"):
         if time.monotonic() > started + PATIENCE + len(faults) * GAP_SECONDS * 5:

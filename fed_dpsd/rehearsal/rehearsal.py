@@ -20,6 +20,7 @@ import psutil
 from fed_dpsd.accounts.secret import exchange_key, load_or_create_secret
 from fed_dpsd.client.hospital import Hospital, open_hospital
 from fed_dpsd.config.compose import compose_valid
+from fed_dpsd.config.errors import quoted
 from fed_dpsd.config.grid import require_one_run
 from fed_dpsd.engines.clients import with_patients
 from fed_dpsd.engines.flower import QUIET
@@ -76,13 +77,13 @@ class Rehearsal:
         # The hospitals' files have the made-up patients; a deployment knows only real ones.
         self._made_up = composition.values["data"]["records_per_patient"]
         self._overrides = [
-            *("federation=deployment", f"out={folder / 'runs'}"),
+            *("federation=deployment", f"out={quoted(str(folder / 'runs'))}"),
             *(*overrides, "data.records_per_patient=null"),
         ]
         self.experiment = from_overrides(self._with_unit(), Path.cwd())
         config = self.experiment.config
         if config.data.path is not None:
-            self._overrides.append(f"data.path={config.data.path}")
+            self._overrides.append(f"data.path={quoted(config.data.path)}")
         self.folder, self.hosts, self._late = folder, hosts, late
         self.hospitals = range(config.num_clients)
         self._prefix = f"fd{os.getpid() % 10_000}"

@@ -29,7 +29,7 @@ def rehearse(fed_dpsd, run_of, monkeypatch, tmp_path):
             pass
 
         def submit(self, run_folder):
-            assert run_folder == f"run_folder={self.folder}/run"
+            assert run_folder == f'run_folder="{self.folder}/run"'
             return "1"
 
         def wait(self, run_id, timeout, look):

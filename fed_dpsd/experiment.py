@@ -391,9 +391,8 @@ def _resolve_paths(binder: Binder, config: Config, base: Path | None, written: b
     def absolute(key: str, value: str) -> str:
         return paths.absolute_path(key, value, base, binder.problems)
 
-    root = home() if base is None else base
     changes: dict[str, Any] = {
-        "out": absolute("out", config.out) if config.out else str(root / "runs"),
+        "out": absolute("out", config.out) if config.out else str((base or home()) / "runs"),
         "cache": absolute("cache", config.cache) if config.cache else str(home() / "cache"),
         "run_folder": config.run_folder and absolute("run_folder", config.run_folder),
         "ledger": config.ledger and absolute("ledger", config.ledger),

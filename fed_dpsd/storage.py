@@ -47,7 +47,22 @@ def home() -> Path:
     It holds caches, the secrets and ledgers of runs with `noise=secure`, and, by default, the runs
     of `flwr run`.
     """
-    return Path(os.environ.get("FED_DPSD_HOME") or Path.home() / ".fed-dpsd").absolute()
+    return Path(os.environ.get("FED_DPSD_HOME") or expanded("~/.fed-dpsd")).absolute()
+
+
+def expanded(path: str) -> Path:
+    """Return a path in which ~ or ~USER is that user's home folder.
+
+    Raises:
+        UserError: the home folder is not known, as in a container without such a user.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise UserError(
+            f"{path}: its home folder is not known; write the whole path (for ~/.fed-dpsd, set "
+            "FED_DPSD_HOME)"
+        ) from None
 
 
 def app_folder() -> Path:
@@ -143,7 +158,9 @@ def writing(path: Path, size: int = 0) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        ours = path.is_relative_to(home())
+        ours = False
+        with suppress(UserError):  # there is no home
+            ours = path.is_relative_to(home())
         choose = "set FED_DPSD_HOME to" if ours else "choose"
         if not is_disk_full(error):
             reason = reason_of(error)

@@ -7,6 +7,7 @@ import collections
 import functools
 import gc
 import os
+import pwd
 import shutil
 import subprocess
 from types import SimpleNamespace
@@ -175,6 +176,19 @@ def home(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def _own_home(home, monkeypatch):
     monkeypatch.setenv("FED_DPSD_HOME", str(home))
+
+
+@pytest.fixture
+def homeless(_own_home, monkeypatch):
+    """A user without a home folder, as in a container with an unknown uid."""
+
+    def unknown(_):
+        raise KeyError
+
+    for name in ("FED_DPSD_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    monkeypatch.setattr(pwd, "getpwnam", unknown)
 
 
 @pytest.fixture

@@ -195,6 +195,18 @@ def test_what_an_error_or_ctrl_c_cuts_short_leaves_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_user_without_a_home_folder_is_asked_for_one(monkeypatch, tmp_path, homeless):
+    """As in a container with an unknown uid."""
+    with pytest.raises(UserError, match=r"^~/.fed-dpsd: its home .* not known; .*set FED_DPSD_H"):
+        storage.home()
+    with pytest.raises(UserError, match=r"^~nobody.here/x: its home folder is not known; write"):
+        storage.expanded("~nobody.here/x")
+    with pytest.raises(Unwritable, match="^/proc/x cannot be written .*; choose another folder"):
+        storage.write_atomically(Path("/proc/x"), b"")
+    monkeypatch.setenv("FED_DPSD_HOME", str(tmp_path))
+    assert storage.home() == tmp_path
+
+
 def test_the_home_is_what_the_environment_says(monkeypatch, tmp_path):
     monkeypatch.setenv("FED_DPSD_HOME", str(tmp_path))
     assert storage.home() == tmp_path

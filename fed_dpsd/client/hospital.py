@@ -29,7 +29,7 @@ from fed_dpsd.models.precision import uses_bfloat16
 from fed_dpsd.privacy.mechanism import quorum_of, trust_of
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.privacy.secure_sum import Party
-from fed_dpsd.storage import client_name
+from fed_dpsd.storage import client_name, expanded
 
 logger = logging.getLogger("fed_dpsd")
 
@@ -209,9 +209,13 @@ def open_hospital(path: Path) -> Hospital:
 def _with_absolute_paths(hospital: Hospital, folder: Path) -> Hospital:
     """Return the hospital with absolute paths; relative ones start from `folder`."""
 
-    def absolute(path: str) -> str:
-        return str(folder / Path(path).expanduser())
+    def absolute(key: str, path: str) -> str:
+        try:
+            return str(folder / expanded(path))
+        except UserError as error:
+            raise UserError(f"site.{key}={error}") from None
 
-    files = replace(hospital.files, path=absolute(hospital.files.path))
-    weights = hospital.weights and absolute(hospital.weights)
-    return replace(hospital, state=absolute(hospital.state), files=files, weights=weights)
+    files = replace(hospital.files, path=absolute("files.path", hospital.files.path))
+    weights = hospital.weights and absolute("weights", hospital.weights)
+    state = absolute("state", hospital.state)
+    return replace(hospital, state=state, files=files, weights=weights)

@@ -23,6 +23,7 @@ from fed_dpsd.data.intake import first_few
 from fed_dpsd.data.reader import Columns, Reader, classes_setting, reading, split_of
 from fed_dpsd.data.tables import METADATA, TABLES, Table
 from fed_dpsd.errors import UserError
+from fed_dpsd.storage import expanded
 
 SPLITS = ("train", "test")
 LIKE_SPLITS = re.compile(r"(?<![a-z])(train|test|val)")  # in names such as test_set
@@ -327,10 +328,11 @@ def with_classes(data: Mapping[str, Any], base: Path | None, problems: list[str]
     names, of_labels = given, list(data.get("label_columns") or [])
     path = data.get("path")
     if isinstance(path, str) and path and not given:
-        place = Path(path).expanduser() if base is None else base / Path(path).expanduser()
+        place = Path(path)
         label, patient = data.get("label_column"), data.get("patient_column")
         columns = Columns(str(data.get("image_column")), label, of_labels, patient)
         try:
+            place = (base or Path()) / expanded(path)
             names = list(_class_names(place, columns, number)) if place.is_absolute() else []
         except UserError as error:
             # Otherwise it is reported with the other paths, or when the data is read.

@@ -81,6 +81,12 @@ def test_h8_doctor_checks_the_ports_that_flwr_run_will_use(monkeypatch):
         assert f'"{name}", "{usual}"' in " ".join(inspect.getsource(constant).split())
 
 
+def test_doctor_says_that_the_home_folder_is_not_known(homeless):
+    check, temporary = doctor._folders()
+    assert (check.name, check.good, temporary.good) == ("FED_DPSD_HOME folder", False, True)
+    assert "set FED_DPSD_HOME" in check.remedy
+
+
 def test_doctor_examines_what_a_command_needs(fed_dpsd, tmp_path):
     code, out, _ = fed_dpsd("doctor", *SMALL)
     text = "\n".join(out)

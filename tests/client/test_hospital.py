@@ -68,6 +68,18 @@ def test_a_key_that_is_there_twice_is_refused(tmp_path):
         hospitals.open_hospital(file)
 
 
+def test_a_path_in_an_unknown_home_folder_is_named(tmp_path, deployed, request):
+    text = deployed("training=plain").to_json()  # from a coordinator, who has one
+    request.getfixturevalue("homeless")
+    files = {"image_column": "image", "label_column": "label", "patient_column": None}
+    files |= {"skip_unreadable": False, "path": "~bob/images"}
+    for key, change in {"files.path": {"files": files}, "state": {"state": "~/state"}}.items():
+        with pytest.raises(UserError, match=rf"^site.{key}=~.*: its home folder is not known"):
+            hospitals.open_hospital(site_file(tmp_path / key, **change))
+    site = hospitals.open_hospital(site_file(tmp_path, methods=["fed_dpsd"]))
+    assert site.experiment(text, 0)  # no path of a hospital starts there by default
+
+
 def test_a_method_of_the_same_class_is_allowed_by_its_own_name_and_needs_only(deployed, tmp_path):
     """Methods that are settings of others share a class, and a message has its name and needs."""
     site = hospitals.open_hospital(site_file(tmp_path, methods=["central", "dgd"]))

@@ -299,6 +299,13 @@ def test_paths_start_from_the_users_directory(tmp_path, home):
     assert set_up(compose([]), None).config.out == f"{home}/runs"
 
 
+def test_each_path_in_an_unknown_home_folder_is_named(tmp_path, homeless, monkeypatch):
+    monkeypatch.setenv("FED_DPSD_HOME", str(tmp_path))
+    text = problems(tmp_path, "data=imagefolder", "data.path='~bob/x'", "out='~bob/x'")
+    unknown = "~bob/x: its home folder is not known; write the whole path (for ~/.fed-dpsd, set"
+    assert text.count(f"data.path={unknown}") == text.count(f"out={unknown}") == 1
+
+
 def test_overrides_are_split_as_hydra_reads_them():
     for text, tokens in (
         ("", []),

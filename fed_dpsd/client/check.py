@@ -7,10 +7,11 @@ import dataclasses
 import math
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.table import Table
 
 from fed_dpsd.accounts import card as cards
@@ -24,6 +25,7 @@ from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.client.terms import NotAllowed
 from fed_dpsd.config import PrivacyConfig
 from fed_dpsd.config.errors import quoted
+from fed_dpsd.data.intake import first_few
 from fed_dpsd.errors import UserError, printable
 from fed_dpsd.experiment import Experiment, from_overrides
 from fed_dpsd.methods.method import PublicContext
@@ -37,6 +39,7 @@ from fed_dpsd.report.guarantee import against, other_observers
 
 REHEARSED = 16  # images in the rehearsed request
 HELD_OUT = 5  # every fifth image or patient is held out from training
+ENOUGH = 25  # held-out images or patients, to state an accuracy
 
 
 def check(hospital: Hospital, overrides: list[str]) -> Iterator[str | Table]:
@@ -185,8 +188,36 @@ def _train(
     if teachers.watch.diverged:
         raise teachers.watch.diverged[0]
     probabilities = np.nanmean(predicted, axis=0)
-    right = (probabilities.argmax(1) == tested.labels).mean()
-    return f"{100 * right:.1f} % on {len(unseen):,} held-out records"
+    right = probabilities.argmax(1) == tested.labels
+    return _accuracy(right, len(set(place[unseen])), content.records.labels, hospital.classes)
+
+
+def _accuracy(
+    right: NDArray[np.bool_], units: int, labels: NDArray[np.int64], names: Sequence[str]
+) -> str:
+    """Describe an accuracy on held-out records, or why it cannot be judged.
+
+    An accuracy p on n independent images has a standard error of sqrt(p (1 - p) / n), at most 10
+    points if n is ENOUGH. With fewer, the text has the counts alone. Records of one patient are not
+    independent, so they count once.
+
+    Args:
+        right: (N,), whether each held-out record is predicted correctly.
+        units: the number of held-out images or patients.
+        labels: the labels of all records.
+        names: the names of the classes.
+    """
+    there = set(labels.tolist())
+    if len(there) == 1:
+        return f"all records are of class {printable(names[there.pop()])}: nothing to tell apart"
+    text = f"{100 * right.mean():.1f} % on {len(right):,} held-out records"
+    if units < ENOUGH:
+        text = (
+            f"right on {right.sum():,} of {len(right):,} held-out records, too few to judge it: "
+            f"that takes {ENOUGH} held-out images or patients, about {ENOUGH * HELD_OUT} in all"
+        )
+    lacking = first_few([name for number, name in enumerate(names) if number not in there])
+    return text + (f"; no record is of class {lacking}" if lacking else "")
 
 
 def _rehearse(hospital: Hospital, experiment: Experiment, folder: Path) -> str:

@@ -58,7 +58,7 @@ def test_h7_a_check_counts_trains_and_rehearses_and_charges_nothing(fed_dpsd, tm
     assert not re.search(r"\w\(\w+=", text)  # no Python
     assert "spent so far: 0 (record, add_remove" in text
     assert "the budget is 100" in text
-    assert re.search(r"a teacher: [0-9.]+ % on \d+ held-out records", text)
+    assert re.search(r"a teacher: right on \d of \d+ held-out records, too few to judge", text)
     assert "an answer, rehearsed: 16 images, 160 bytes, which would cost" in text
     ledger = open_hospital(file).ledger
     with ledger.transaction():
@@ -276,9 +276,26 @@ def test_what_is_held_out_is_of_patients_of_whom_nothing_was_seen(tmp_path, monk
     found = hospital.read()
     experiment = check._experiment(hospital, [*SMALL, "training.unit=patient"])
     text = check._train(hospital, found, experiment, tmp_path)
-    assert text.endswith("% on 8 held-out records")
+    assert "of 8 held-out records, too few to judge" in text
     assert len(seen[0]) == 32
     assert len(set(found.records.patients) - set(seen[0])) == 1
+
+
+@pytest.mark.parametrize(
+    ("right", "units", "labels", "text"),
+    [
+        (25, 25, [0, 1], "100.0 % on 25 held-out records"),
+        (24, 24, [0, 1], "right on 24 of 24 held-out records, too few to judge it: that takes 25"),
+        (25, 24, [0, 1], "right on 25 of 25"),  # two are of one patient
+        (25, 25, [1, 1], "all records are of class b: nothing to tell apart"),
+        (1, 1, [0, 1], "right on 1 of 1 held-out records, too few to judge"),
+    ],
+)
+def test_an_accuracy_on_few_records_or_one_class_is_not_stated(right, units, labels, text):
+    right, labels = np.ones(right, bool), np.array(labels)
+    assert check._accuracy(right, units, labels, ("a", "b")).startswith(text)
+    found = check._accuracy(right, units, labels, ("a", "b", "c"))
+    assert found.endswith("; no record is of class c") == (len(set(labels)) > 1)
 
 
 def test_records_that_are_too_few_to_test_a_teacher_are_reported(fed_dpsd, tmp_path):

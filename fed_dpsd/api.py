@@ -372,14 +372,14 @@ def run_cells(
     Returns:
         The error of each cell that failed.
     """
-    checked = sweeps.check(cells, _checked)
-    for line in dict.fromkeys(line for _, warnings in checked for line in warnings):
-        say(f"warning: {line}")
 
     def work(experiment: Experiment, folder: Path) -> None:
         run_and_show(local_job(experiment, folder), console)
 
     with show_progress(console):
+        checked = sweeps.check(cells, _checked)
+        for line in dict.fromkeys(line for _, warnings in checked for line in warnings):
+            say(f"warning: {line}")
         return sweeps.run(cells, work, table, say)
 
 

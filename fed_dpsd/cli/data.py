@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from fed_dpsd.cli.console import Overrides, importing
+from fed_dpsd.cli.console import Overrides, console, importing
 from fed_dpsd.errors import UserError, printable
-from fed_dpsd.progress import PlainConsole
+from fed_dpsd.progress import PlainConsole, show_progress
 
 if TYPE_CHECKING:
     from fed_dpsd.data.intake import Split
@@ -35,9 +35,10 @@ def data(
         from fed_dpsd.api import experiment_of
         from fed_dpsd.experiment import load_data, partitions, unused_records
 
-    experiment = experiment_of(overrides or ())
-    config = experiment.config
-    loaded = load_data(config.data, config.cache)
+    with show_progress(console):
+        experiment = experiment_of(overrides or ())
+        config = experiment.config
+        loaded = load_data(config.data, config.cache)
     labels, names = loaded.train.labels, tuple(map(printable, config.data.class_names))
     counts = np.stack(
         [np.bincount(labels[part], minlength=len(names)) for part in partitions(experiment)]

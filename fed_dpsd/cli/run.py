@@ -8,7 +8,7 @@ from rich.table import Table
 
 from fed_dpsd.cli.console import Overrides, console, importing, say
 from fed_dpsd.errors import UserError
-from fed_dpsd.progress import PlainConsole
+from fed_dpsd.progress import PlainConsole, show_progress
 
 if TYPE_CHECKING:
     from fed_dpsd.api import Job
@@ -50,7 +50,8 @@ def run(
         return
     if nodes is not None and engine == "local":
         raise UserError(f"--nodes {nodes} needs --engine flower; add that option, or omit --nodes")
-    job = api.new_job(tuple(overrides or ()), engine, nodes)
+    with show_progress(console):  # it reads the data
+        job = api.new_job(tuple(overrides or ()), engine, nodes)
     for line in job.warnings:
         say(f"warning: {line}")
     _finish(job)
@@ -115,9 +116,9 @@ def doctor(overrides: Overrides = None) -> None:
         from fed_dpsd import api
         from fed_dpsd.engines.doctor import examine, examine_run
 
-    experiment = api.experiment_of(overrides or ())
     table = Table("check", "state", "remedy")
-    checks = [*examine(), *examine_run(experiment)]
+    with show_progress(console):  # it reads the data
+        checks = [*examine(), *examine_run(api.experiment_of(overrides or ()))]
     for check in checks:
         table.add_row(check.name, ("ok: " if check.good else "BAD: ") + check.state, check.remedy)
     PlainConsole().print(table)

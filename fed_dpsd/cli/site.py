@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.table import Table
 
-from fed_dpsd.cli.console import OVERRIDE
+from fed_dpsd.cli.console import OVERRIDE, console
 from fed_dpsd.errors import UserError
-from fed_dpsd.progress import PlainConsole
+from fed_dpsd.progress import PlainConsole, show_progress
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -85,8 +86,13 @@ def check(
     from fed_dpsd.client.check import check
     from fed_dpsd.client.hospital import open_hospital
 
-    out = PlainConsole()
-    for line in check(open_hospital(file), overrides or []):
+    out, lines = PlainConsole(), check(open_hospital(file), overrides or [])
+
+    def next_line() -> str | Table | None:
+        with show_progress(console):  # bars end before a line is printed
+            return next(lines, None)
+
+    for line in iter(next_line, None):
         out.print(line, soft_wrap=isinstance(line, str))
 
 

@@ -8,6 +8,7 @@ from fed_dpsd.classes import text_of
 from fed_dpsd.data.intake import NO_CLASS, Item
 from fed_dpsd.data.reader import Columns, reading, split_of
 from fed_dpsd.errors import UserError
+from fed_dpsd.progress import track
 
 
 class Folder:
@@ -42,7 +43,8 @@ class Folder:
     def items(self) -> Iterator[Item]:
         """Yield every file, ordered by path."""
         with reading(self._path):
-            for file, folder in sorted(walk_classes(self._path), key=lambda found: found[0]):
+            files = sorted(walk_classes(self._path), key=lambda found: found[0])
+            for file, folder in track("files read", files):
                 label, skipped = ("", NO_CLASS) if folder is None else (self._labels[folder], "")
                 yield Item(str(file.relative_to(self._path)), file, label, skipped=skipped)
 

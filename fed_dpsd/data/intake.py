@@ -24,6 +24,7 @@ SEVERAL_REMEDY = (
     "a record has one class: for several findings, list a column for each class in label_columns; "
     "if one is a class, list it with the classes"
 )
+LOST_AT_MOST = 1_000  # images that cannot be opened, if these are most of the images so far
 DARK = 14  # bits: 16-bit images that use no more are nearly black
 
 
@@ -180,10 +181,11 @@ def take_records(
         remedy: the error's remedy for labels that are not in `numbers`.
 
     Raises:
-        UserError: a label is unknown, a file is named twice, a size is wrong, or no item becomes a
-            record.
+        UserError: a label is unknown, a file is named twice, a size is wrong, LOST_AT_MOST images
+            and most of those so far cannot be opened, or no item becomes a record.
     """
     count, widest, cacheable = Count(unit), 0, True
+    lost, first_lost = 0, ""
     images, labels, ids = [], [], []
     unknown: dict[str, str] = {}
     for item in _reject_repeats(items, where):
@@ -205,6 +207,14 @@ def take_records(
             count.skip(UNREADABLE, f"{item.name}: {reason_of(error)}")
             # A missing file changes the fingerprint if it appears later.
             cacheable &= not isinstance(error, OSError) or isinstance(error, FileNotFoundError)
+            if isinstance(error, OSError) and isinstance(item.image, Path):
+                first_lost = first_lost or _not_opened(item.name, item.image, error)
+                lost += 1
+                if lost >= LOST_AT_MOST and lost > count.found / 2:
+                    raise UserError(
+                        f"{where}: {lost:,} of the first {count.found:,} images cannot be opened; "
+                        f"{first_lost}"
+                    ) from None
             continue
         widest = max(widest, opened.info.get("bits", 0))
         pixels = crop_and_scale(opened, shape) if resize else to_pixels(opened)
@@ -220,7 +230,7 @@ def take_records(
         raise UserError(_unknown_labels(unknown, where, numbers, remedy))
     if not images:
         found = f"no record can be read: {count}" if count.found else "there is no image"
-        raise UserError(f"{where}: {found}; give images with labels")
+        raise UserError(f"{where}: {found}; {first_lost or 'give images with labels'}")
     notes = ()
     if 0 < widest <= DARK and bits == 16:
         notes = (
@@ -232,6 +242,14 @@ def take_records(
     known = np.array(ids, np.int64) if patients else None
     return Taken(
         Split(np.stack(images), np.array(labels, np.int64), known), count, notes, cacheable
+    )
+
+
+def _not_opened(name: str, image: Path, error: OSError) -> str:
+    """Describe the first image that cannot be opened, with the remedy."""
+    return (
+        f"the first is {name[:LONGEST_NAME]} ({reason_of(error)}), looked for in {image.parent}; "
+        "check the paths or links and your permissions; paths in a table start from its folder"
     )
 
 

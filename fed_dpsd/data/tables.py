@@ -15,6 +15,7 @@ from fed_dpsd.classes import TRUTH, is_missing, seems_several, text_of
 from fed_dpsd.data.intake import NO_LABEL, SEVERAL_LABELS, Item
 from fed_dpsd.data.reader import Columns, id_of
 from fed_dpsd.errors import UserError, reason_of
+from fed_dpsd.progress import reporting
 
 TABLES = (".parquet", ".csv")  # the first existing one is read
 METADATA = "metadata.csv"  # a table in a folder of images, as on the Hugging Face hub
@@ -27,8 +28,9 @@ AT_ONCE = 256  # rows of a parquet file
 class Table:
     """A CSV or parquet file, or a table from the Hugging Face hub.
 
-    An image is a path relative to the table's folder or, in parquet, an encoded image. If the table
-    declares class names, its numbers are indices into them.
+    An image is a path relative to the table's folder or, in parquet, an encoded image, or both as a
+    struct of `bytes` and `path`; the path is read where there are no bytes. If the table declares
+    class names, its numbers are indices into them.
     """
 
     unit = "rows"
@@ -63,30 +65,32 @@ class Table:
             f"{' '.join(f'{key}=COLUMN' for key in missing)}"
         )
 
-    def _rows(self, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+    def _rows(self, columns: Sequence[str], work: str) -> Iterator[dict[str, Any]]:
+        """Yield these columns of every row, and report the progress of this work."""
         if self._table is not None:
-            for batch in self._table.select(columns).to_batches(AT_ONCE):
-                yield from batch.to_pylist()
+            batches = iter(self._table.select(columns).to_batches(AT_ONCE))
+            yield from _each(batches, work, self._table.num_rows)
             return
         with _parquet(self._path):
             file = pyarrow.parquet.ParquetFile(self._path)
-            for batch in file.iter_batches(AT_ONCE, columns=columns):
-                yield from batch.to_pylist()
+            batches = file.iter_batches(AT_ONCE, columns=columns)
+            yield from _each(batches, work, file.metadata.num_rows)
 
     def items(self) -> Iterator[Item]:
         """Yield every row."""
         columns = self._columns
-        for number, row in enumerate(self._rows(list(columns.named.values())), 1):
+        for number, row in enumerate(self._rows(list(columns.named.values()), "rows read"), 1):
             cell = row[columns.image]
+            if isinstance(cell, Mapping):
+                cell = cell.get("bytes") or cell.get("path")
             name = cell if isinstance(cell, str) and cell else f"row {number}"
             where = f"{self._path}: {name}"
             patient = id_of(row.get(columns.patient or ""), columns, where)
             label, skipped = self._label(row, where)
             yield Item(name, self._image(cell, where), label, patient, skipped)
 
-    def _image(self, cell: Any, where: str) -> Path | bytes:
+    def _image(self, image: Any, where: str) -> Path | bytes:
         """Return the image in a cell without reading it; no bytes if the cell is empty."""
-        image = cell.get("bytes") if isinstance(cell, Mapping) else cell
         if isinstance(image, str) and image:
             return _file(image, self._path.parent)
         if image and not isinstance(image, bytes):
@@ -123,7 +127,7 @@ class Table:
             return {text_of(name): self._path.name for name in self.declared}
         found: dict[str, str] = {}
         number = 0
-        for number, row in enumerate(self._rows([columns.label]), 1):
+        for number, row in enumerate(self._rows([columns.label], "labels read"), 1):
             name = f"{self._path.name}, row {number}"
             if label := self._label(row, name)[0]:
                 found.setdefault(label, name)
@@ -139,10 +143,25 @@ class Table:
     def files(self) -> Iterable[Path]:
         """Return the table and the images that it names."""
         yield self._path
-        if not _encoded(self._schema.field(self._columns.image).type):
-            for row in self._rows([self._columns.image]):
-                if isinstance(name := row[self._columns.image], str) and name:
-                    yield _file(name, self._path.parent)
+        image = self._columns.image
+        if _encoded(kind := self._schema.field(image).type):
+            return
+        paths = [f"{image}.path"] if _has_paths(kind) else [image]
+        for row in self._rows(paths, "files looked up"):
+            cell = row[image]
+            name = cell.get("path") if isinstance(cell, Mapping) else cell
+            if isinstance(name, str) and name:
+                yield _file(name, self._path.parent)
+
+
+def _each(
+    batches: Iterator[pyarrow.RecordBatch], work: str, total: int
+) -> Iterator[dict[str, Any]]:
+    """Yield each row of the batches, and report the progress."""
+    with reporting(work, total) as progress:
+        for batch in batches:
+            yield from batch.to_pylist()
+            progress.advance(batch.num_rows)
 
 
 def _is_true(value: Any, column: str, where: str) -> bool:
@@ -214,9 +233,15 @@ def _file(name: str, folder: Path) -> Path:
     return file
 
 
+def _has_paths(kind: pyarrow.DataType) -> bool:
+    """Return whether a column of this type holds paths next to, or in place of, images."""
+    return pyarrow.types.is_struct(kind) and kind.get_field_index("path") >= 0
+
+
 def _encoded(kind: pyarrow.DataType) -> bool:
-    """Return whether a column of this type holds encoded images."""
-    return pyarrow.types.is_struct(kind) or pyarrow.types.is_binary(kind)
+    """Return whether a column of this type holds nothing but encoded images."""
+    struct = pyarrow.types.is_struct(kind) and not _has_paths(kind)
+    return struct or pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind)
 
 
 def _declared(schema: pyarrow.Schema, column: str | None) -> list[str]:

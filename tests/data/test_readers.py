@@ -1,6 +1,8 @@
 """Common tables and arrays, and the bits of their pictures."""
 
+import io
 import json
+from pathlib import Path
 
 import numpy as np
 import pyarrow
@@ -10,10 +12,11 @@ from PIL import Image
 
 from fed_dpsd.config import DataConfig
 from fed_dpsd.config.compose import compose
-from fed_dpsd.data import datasets, sources
+from fed_dpsd.data import datasets, intake, sources
 from fed_dpsd.data.images import open_image
 from fed_dpsd.errors import ConfigError, UserError
 from fed_dpsd.experiment import load_data, set_up
+from fed_dpsd.progress import Display, PlainConsole, listening
 from tests.data.files import (
     CLASSES,
     bound,
@@ -50,6 +53,68 @@ def test_a_csv_of_paths_and_names_and_a_parquet_file_of_them(tmp_path):
     config = set_up(numbers, tmp_path).config
     with pytest.raises(UserError, match="no class: cat .*, dog .*; the classes are 0, 1, 2; corr"):
         load_data(config.data, config.cache)
+
+
+@pytest.mark.parametrize("form", ["no bytes", "empty bytes", "no column of bytes", "absolute"])
+def test_paths_in_a_parquet_file_of_the_hub_are_read_where_there_are_no_bytes(tmp_path, form):
+    table(tmp_path / "own.csv", ROWS, PATIENTS[0])
+    images, labels, _ = zip(*ROWS, strict=True)
+    given = [{"bytes": None, "path": name} for name in images]
+    if form == "empty bytes":
+        given = [{"bytes": b"", "path": name} for name in images]
+    if form == "no column of bytes":
+        given = [{"path": name} for name in images]
+    if form == "absolute":
+        given = [{"bytes": None, "path": str(tmp_path / name)} for name in images]
+    expected = {i + 1: (i + 1) % 2 for i in range(40)}
+    if form != "no column of bytes":
+        given[0] = {"bytes": png(50), "path": "nowhere.png"}
+        expected[50] = expected.pop(1)
+    path = tmp_path / "own.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"image": given, "label": labels}), path)
+    assert everything(loaded(tmp_path, path)) == expected
+    before = sources.Source(bound(tmp_path, path), "train").fingerprint()
+    Image.new("L", (9, 9)).save(tmp_path / "39.png")
+    assert sources.Source(bound(tmp_path, path), "train").fingerprint() != before
+
+
+@pytest.mark.parametrize("kind", ["missing", "folder", "links"])
+def test_many_images_that_cannot_be_opened_are_an_early_error(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(intake, "LOST_AT_MOST", 5)
+    folder = shades(tmp_path / "D", ill=[1, 2, 3, 4], well=[])
+    names = [f"ill/{shade}.png" for shade in (1, 2, 3, 4)] + [f"lost/{i}.png" for i in range(9)]
+    path = folder / "t.csv"
+    if kind == "folder":  # a file in the place of a folder
+        (folder / "lost").touch()
+    if kind == "links":
+        path = folder
+        for name in names[4:]:
+            (folder / f"well/{Path(name).name}").symlink_to(tmp_path / "away" / name)
+    else:
+        rows = [f"{name},{('ill', 'well')[i % 2]}" for i, name in enumerate(names)]
+        path.write_text("\n".join(["image,label", *rows]))
+    with pytest.raises(UserError) as raised:
+        loaded(tmp_path, path)
+    assert "5 of the first 9 images cannot be opened; the first is " in str(raised.value)
+    place = folder / ("well" if kind == "links" else "lost")
+    assert f"looked for in {place}; check the paths" in str(raised.value)
+    monkeypatch.setattr(intake, "LOST_AT_MOST", 10)  # the control
+    assert sorted(everything(loaded(tmp_path, path))) == [1, 2, 3, 4]
+
+
+def test_a_long_table_shows_its_progress(tmp_path):
+    path, console = (
+        table(tmp_path / "own.csv", [row[:2] for row in ROWS]),
+        PlainConsole(file=io.StringIO()),
+    )
+    display = Display(console)
+    display.say = lambda text="": console.print(
+        [(t.description, t.completed) for t in display.tasks]
+    )
+    with listening(display):
+        loaded(tmp_path, path)
+    for work in ("labels read", "files looked up", "rows read"):
+        assert f"('{work}', 40)" in console.file.getvalue()
 
 
 def test_numbers_are_classes_and_may_be_given_names(tmp_path):

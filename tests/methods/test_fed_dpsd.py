@@ -1,5 +1,6 @@
 """FedDPSD's own steps, and that it learns."""
 
+import copy
 from dataclasses import replace
 
 import numpy as np
@@ -110,9 +111,41 @@ def test_recombined_images_are_made_from_the_buffer(small):
     buffer = [ReplayBuffer(one_white, predictions.astype(np.float32), labels)]
     drawn = experiment.method.draw(student, context, Streams(0), 2, buffer)
     assert drawn[place].mean() > 40  # by its label it is rare; by predictions it would be a 64th
+    buffer = [ReplayBuffer(np.full((4, 1, 8, 8), p, np.uint8), even, even) for p in (255, 0)]
+    drawn = experiment.method.draw(student, context, Streams(0), 3, buffer)
+    assert drawn[place].any()  # although the last round's images are black
     first = experiment.method.draw(student, context, Streams(0), 1)  # nothing is answered yet
     assert len(first) == 64
     assert len({image.tobytes() for image in first[place]}) == 16
+
+
+def test_the_polarity_follows_the_answers_of_all_rounds(small):
+    """The first round's dark images have varied answers; the second round had no light images."""
+    method = small("method.polarity=answers").method
+    labels = np.eye(10, dtype=np.float32)
+    images = np.repeat(np.uint8([0] * 4 + [255] * 4), 64).reshape(8, 1, 8, 8)
+    first = ReplayBuffer(images, labels[[0] * 8], labels[[0, 1, 2, 3, 0, 0, 0, 0]])
+    second = ReplayBuffer(images[:4], labels[[0] * 4], labels[[0] * 4])
+    assert method.infer_polarity([first, second]) == "dark"
+    assert method.infer_polarity([second]) == "both"  # the control
+
+
+def test_the_predictions_that_are_sent_are_the_students_after_the_last_round(small, tmp_path):
+    straight = rounds(small("answers=probabilities", "rounds=2"), tmp_path)
+    student = copy.deepcopy(next(straight).student)
+    sent = next(straight).state.buffer[1]
+    assert np.array_equal(sent.predictions, predict(student, sent.images, torch.device("cpu")))
+
+
+def test_a_student_learns_in_training_mode_and_predicts_in_evaluation_mode(small, tmp_path):
+    """So its BatchNorm layers see each step's batch once, and nothing else."""
+    settings = "answers=probabilities", "model.student=cnn_bn"
+    first, second, _ = rounds(small(*settings, "rounds=3"), tmp_path / "three")
+    (last,) = rounds(small(*settings, "rounds=1"), tmp_path / "one")
+    for finished, steps in ((first, 5), (second, 10), (last, 10)):  # the last one's are others
+        tensors = finished.state.tensors.items()
+        counts = {int(own) for name, own in tensors if name.endswith("batches_tracked")}
+        assert counts == {steps}
 
 
 def test_gradients_are_requested_near_the_uniform_prediction(small):

@@ -322,6 +322,31 @@ def test_generators_of_hard_samples_start_grey_in_every_round(small, tmp_path):
         assert 90 < batch.mean() < 165
 
 
+def test_the_batch_with_the_smallest_loss_is_kept(small):
+    """Not the last one: the generator's loss does not only fall."""
+    experiment = small(*CLEAR, "method=dense", "method.generator_steps=4")
+    context, rng, seen = context_of(experiment), torch.Generator().manual_seed(0), []
+    student = context.make_student(Streams(0).torch("student"))
+
+    def loss_of(batch):
+        seen.append(to_bytes(batch))
+        return batch.mean() + (0, -9, 9, 0)[len(seen) - 1]
+
+    best = experiment.method.best_batch(student, context, rng, loss_of)
+    assert [np.array_equal(best, each) for each in seen] == [False, True, False, False]
+
+
+def test_a_student_is_fitted_to_the_ensemble_and_not_the_other_way_round(small):
+    """The loss is T^2 KL(ensemble || student), which weighs a class by the ensemble's belief."""
+    experiment = small(*CLEAR, "method=feddf", "method.temperature=2")
+    student = context_of(experiment).make_student(Streams(0).torch("student"))
+    seen, answers = images(8), 9 * torch.eye(10)[:8]
+    with torch.no_grad():
+        believed, logs = (answers / 2).softmax(1), (student(seen) / 2).log_softmax(1)
+    expected = 4 * (believed * (believed.log() - logs)).sum(1).mean().item()
+    assert experiment.method.distil(student, [(seen, answers)]) == pytest.approx(expected)
+
+
 def test_feddf_starts_at_the_average_where_it_can(small, tmp_path):
     widths = ("model.teacher_width=4", "model.student_width=4")
     for settings, same in ((widths, True), (("model.student=mlp",), False)):

@@ -45,6 +45,20 @@ def test_each_fit_starts_again_and_only_its_records_and_targets_count(small, rec
     assert all(torch.equal(state[key], tensor) for key, tensor in twice.state_dict().items())
 
 
+def test_a_fit_takes_its_epochs_and_each_has_every_record_once(small, records):
+    settings = "teacher.epochs=3", "teacher.min_steps=1", "teacher.batch_size=20"
+    seen, known = [], fixed_targets(records.labels)
+
+    def targets(chosen, logits):
+        seen.append(chosen)
+        return known(chosen, logits)
+
+    network(small(*CENTRAL, *settings).config, records)[1].fit(np.arange(60), targets)
+    epochs = torch.cat(seen).reshape(3, 60)
+    assert (epochs.sort(1).values == torch.arange(60)).all()
+    assert not torch.equal(epochs[0], epochs[1])
+
+
 def test_a_one_cycle_schedule_ends_at_a_rate_of_zero(small, records, monkeypatch):
     """Control: without it, the last step changes as much as others."""
     seen = []
@@ -121,7 +135,8 @@ def test_every_fit_has_batches_of_its_own(small, records):
 
 
 def test_probabilities_are_those_of_the_last_fit(small, records):
-    config = small(*CENTRAL).config
+    """An image's neighbours do not count, as they would in training mode."""
+    config = small(*CENTRAL, "model.teacher=cnn_bn").config
     teacher, learner = network(config, records)
     learner.fit(np.arange(60), fixed_targets(records.labels))
     chosen = np.array([7, 3, 59])

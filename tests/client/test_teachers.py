@@ -116,11 +116,10 @@ def test_one_record_less_changes_one_teacher_although_layers_draw(
 
 def test_an_empty_shard_still_answers(small, records):
     """One record, eight teachers: seven have no vote, and the answer's shape does not reveal it."""
-    few = records.take(np.arange(1))
-    sensitive = make(small("teachers_per_client=8"), few).sensitive_probabilities(
-        Images(records.images)
-    )
+    own = make(small("teachers_per_client=8"), records.take(np.arange(1)))
+    sensitive = own.sensitive_probabilities(Images(records.images))
     empty = np.isnan(sensitive).all((1, 2))
+    assert empty.tolist() == [teacher is None for teacher in own.models]
     assert empty.sum() == 7
     assert np.isfinite(sensitive[~empty]).all()
     for answers in ("label", "gradient", "probabilities"):
@@ -295,6 +294,11 @@ def test_class_counts_are_each_shards_own_and_the_same_at_every_call(small, reco
     assert (first[shard] != after[shard]).all()
     other = make(experiment, records, client=1).class_counts - exact
     assert not np.isclose(first - exact, other, atol=1e-4).any()
+
+
+def test_exact_class_counts_are_those_of_all_shards(small, records):
+    counts = make(small("teachers_per_client=3"), records).sensitive_class_counts()
+    assert counts.tolist() == [[np.bincount(records.labels, minlength=10).tolist()]]
 
 
 SCATTERING = ("model=scattering", "model.teacher_width=4")

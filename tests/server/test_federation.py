@@ -9,7 +9,7 @@ import numpy as np
 
 from fed_dpsd.engines.clients import ledger_of
 from fed_dpsd.engines.local import LocalFederation
-from fed_dpsd.protocol import Request, Response
+from fed_dpsd.protocol import Refusal, Request, Response
 from fed_dpsd.server.run_folder import new_run_folder
 from tests.every import every
 from tests.ledgers import entries_of
@@ -37,6 +37,14 @@ def test_a_total_is_the_sum_of_each(small, tmp_path):
     assert list(answers) == [0, 1, 2]
     assert (total.sum == sum(response.values for response in answers.values())).all()
     assert (total.count, total.refused) == (3, {})
+
+
+def test_a_client_that_refuses_counts_no_teacher(small, tmp_path):
+    experiment = small("training=plain", "answers=label", "teachers_per_client=3")
+    refusing = Lying(experiment, tmp_path, lambda answer: Refusal(answer.query_id, "no"))
+    total = refusing.total(request())
+    assert (total.count, total.refused) == (3, {1: "no"})
+    assert (total.sum.sum(1) == 3).all()
 
 
 # --- bad answers ---

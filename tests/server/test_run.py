@@ -92,6 +92,8 @@ def test_what_a_run_leaves_behind(straight):
     names = {path.name for path in (folder / "checkpoint").glob("round_*")}
     assert names == {f"round_0000{n}.{kind}" for n in (2, 3) for kind in ("json", "safetensors")}
     assert len(list((folder / "checkpoint" / "bank").iterdir())) == 3
+    sent = sorted(path.name for path in (folder / "asks").iterdir())
+    assert sent == ["00002_answers.npz", "00003_answers.npz"]  # the first is in both checkpoints
     assert Image.open(folder / "samples" / "round_00003.png").size == (82, 82)
     assert json.loads((folder / "versions.json").read_text())["torch"]
     assert not list(folder.rglob("*.tmp"))

@@ -85,6 +85,20 @@ def test_a_generator_that_the_run_keeps_draws_from_new_latent_vectors(finished):
     assert len(np.unique(images, axis=0)) == 100
     asked = {image.tobytes() for part in run.state.buffer for image in part.images}
     assert not asked & {image.tobytes() for image in images}
+    for name, tensor in run.state.tensors.items():  # it normalises over a batch, as in the run
+        if name.startswith("generator.") and "running" in name:
+            tensor.fill_(9)
+    again, _ = draw_images(run, student_of(run), 100, None, 0)
+    assert np.array_equal(images, again)
+
+
+@every("source", ["generator", "queries"])
+def test_images_have_the_polarity_of_the_runs_own(finished, source):
+    """The control has both."""
+    small = "method.images_per_generator=8", "method.generator_steps=3"
+    for settings, dark in (((*small, "method.polarity=dark"), {True}), (small, {True, False})):
+        images, _, _ = images_of(finished(*settings)[0], 32, source)
+        assert {*(images.mean((1, 2, 3)) < 127.5)} == dark
 
 
 def test_queries_are_those_of_rounds_to_come(finished):

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from fed_dpsd.client.device import PROCESSOR_BYTES
+from fed_dpsd.engines.flower import LOOPBACK, direct, proxies
 from fed_dpsd.engines.placement import on_meta, place, place_on_this_machine
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment, from_overrides, partitions
@@ -45,7 +46,7 @@ class Check:
 def examine() -> list[Check]:
     """Return all checks of the machine, passed or failed."""
     return [
-        *(_flower(), _app(), _torchvision(), *_folders(), *_superlinks(), _ports()),
+        *(_flower(), _app(), _torchvision(), *_folders(), *_superlinks(), _ports(), _proxies()),
         *(_processors(), *_gpus(gpus(), os.cpu_count() or 1)),
     ]
 
@@ -181,6 +182,17 @@ def _ports() -> Check:
         return Check("local ports", True, free)
     remedy = f"unless your own SuperLink runs there, stop it, or set {' and '.join(LOCAL_PORTS)}"
     return Check("local ports", True, f"{', '.join(taken)} in use", remedy)
+
+
+def _proxies() -> Check:
+    """Check that loopback addresses are reached without a proxy."""
+    if not (named := ", ".join(proxies(os.environ))):
+        return Check("proxy", True, "none is set")
+    if not (changed := direct(os.environ)):
+        return Check("proxy", True, f"{named}, not for {' and '.join(LOOPBACK)}")
+    state = f"{named}, also for this machine, so `flwr run` cannot reach its own SuperLink"
+    remedy = f"add {', '.join(LOOPBACK)} to {' and '.join(changed)}; fed-dpsd does so for its own"
+    return Check("proxy", False, state, f"{remedy} processes")
 
 
 def _processors() -> Check:

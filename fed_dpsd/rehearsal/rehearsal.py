@@ -23,7 +23,7 @@ from fed_dpsd.config.compose import compose_valid
 from fed_dpsd.config.errors import quoted
 from fed_dpsd.config.grid import require_one_run
 from fed_dpsd.engines.clients import with_patients
-from fed_dpsd.engines.flower import QUIET
+from fed_dpsd.engines.flower import QUIET, direct
 from fed_dpsd.engines.flower.supernode import check_state
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import from_overrides, load_data, partitions
@@ -191,9 +191,17 @@ class Rehearsal:
         for number in track("hospitals started", self.hospitals):
             key = self.node_key(number)
             _run("ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", str(key))
-            self.flwr("supernode", "register", f"{key}.pub", "here", "--name", f"h{number}")
+            self._register(number)
             if number not in self._late:
                 self.start_hospital(number)
+
+    def _register(self, number: int) -> None:
+        """Register a hospital's node with the coordinator."""
+        key = f"{self.node_key(number)}.pub"
+        response = self.flwr("supernode", "register", key, "here", "--name", f"h{number}")
+        if not response.get("success"):
+            text = " ".join(str(response.get("error-message") or response).split())
+            raise UserError(f"hospital {number} was not registered: {text}; see {self.folder}")
 
     def node_key(self, number: int) -> Path:
         """Return the path of a node's private key."""
@@ -230,10 +238,12 @@ class Rehearsal:
 
     def _environment(self, host: str) -> dict[str, str]:
         home = self.folder / host
+        addresses = map(self.address, self.hospitals)
+        shared = {**os.environ, **QUIET, **direct(os.environ, addresses)}
         if host != COORDINATOR:
-            return {**os.environ, **QUIET, "FLWR_HOME": str(home / "flower")}
+            return {**shared, "FLWR_HOME": str(home / "flower")}
         own = {"FLWR_HOME": str(home), "FED_DPSD_HOME": str(home / "fed-dpsd"), REHEARSAL: "1"}
-        return {**os.environ, **QUIET, **own}
+        return {**shared, **own}
 
     def _spawn(self, host: str, *command: str) -> None:
         home = self.folder / host

@@ -1,6 +1,7 @@
 """The command line: data on stdout, messages on stderr, exit code 1 with one clear line."""
 
 import inspect
+import os
 import socket
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from typer.main import get_command
 from fed_dpsd import api, cli
 from fed_dpsd.config.compose import compose
 from fed_dpsd.engines import doctor
+from fed_dpsd.engines.flower import direct, proxies
 from fed_dpsd.experiment import set_up
 from fed_dpsd.models.devices import Device
 from fed_dpsd.server.run_folder import new_run_folder
@@ -79,6 +81,19 @@ def test_h8_doctor_checks_the_ports_that_flwr_run_will_use(monkeypatch):
     assert not doctor._ports().good
     for name, usual in doctor.LOCAL_PORTS.items():  # they are Flower's own
         assert f'"{name}", "{usual}"' in " ".join(inspect.getsource(constant).split())
+
+
+def test_doctor_finds_a_proxy_for_loopback_addresses(monkeypatch):
+    for name in (*proxies(os.environ), "no_proxy", "NO_PROXY", "no_grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    assert doctor._proxies().good
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
+    check = doctor._proxies()
+    assert not check.good
+    assert check.remedy.startswith("add 127.0.0.1, localhost, ::1 to no_proxy and NO_PROXY")
+    for name, value in direct(os.environ).items():
+        monkeypatch.setenv(name, value)
+    assert doctor._proxies().good
 
 
 def test_doctor_says_that_the_home_folder_is_not_known(homeless):

@@ -1,10 +1,12 @@
 """`fed-dpsd rehearse`, with stubs for hosts and processes: what it shows and prints."""
 
 import shutil
+from types import SimpleNamespace
 
 import pytest
 
 from fed_dpsd.config.compose import compose
+from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import set_up
 from fed_dpsd.rehearsal import faults, rehearsal
 from tests.conftest import SMALL
@@ -94,3 +96,14 @@ def test_faults_are_rows_on_stdout(rehearse, monkeypatch):
         "2,6,client,hospital0,1,0.0,went on",
     ]
     assert "seed 6: 1 faults, 1 s; without them the same student, 1 s; 0 differences" in err
+
+
+def test_a_hospital_that_is_not_registered_ends_the_rehearsal(tmp_path):
+    answer = {"success": False, "error-message": "Connection to the\n SuperLink is unavailable."}
+    stub = SimpleNamespace(
+        folder=tmp_path, node_key=lambda number: tmp_path / "key", flwr=lambda *_: answer
+    )
+    with pytest.raises(UserError, match="^hospital 1 was not registered: Connection to the Super"):
+        rehearsal.Rehearsal._register(stub, 1)
+    answer["success"] = True
+    rehearsal.Rehearsal._register(stub, 1)

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from fed_dpsd.engines.flower import QUIET
+from fed_dpsd.engines.flower import QUIET, direct
 from fed_dpsd.engines.placement import Placement
 from fed_dpsd.errors import UserError, encodable
 from fed_dpsd.experiment import Experiment
@@ -60,6 +60,7 @@ def simulate(
             env={
                 **os.environ,
                 **QUIET,
+                **direct(os.environ),
                 **placement.environment,
                 "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
             },

@@ -70,7 +70,7 @@ def serve(
     check_key(key)
     check_state(folder)
     from fed_dpsd.accounts.secret import load_or_create_secret
-    from fed_dpsd.engines.flower import QUIET
+    from fed_dpsd.engines.flower import QUIET, direct
 
     load_or_create_secret(folder / "secret")  # draws the secret if there is none yet
     command = [
@@ -80,7 +80,7 @@ def serve(
         *("--node-config", f"site={json.dumps(str(site.absolute()))}"),
     ]
     with _lock_folder(folder):
-        settings = environment(folder / COMMANDS, {**QUIET, **os.environ})
+        settings = environment(folder / COMMANDS, {**QUIET, **os.environ, **direct(os.environ)})
         settings.setdefault("FLWR_HOME", str(folder / "flower"))
         kept = f"{import_line()}; keep_ready({str(site.absolute())!r})"
         subprocess.Popen([sys.executable, "-c", kept], env=settings)

@@ -11,10 +11,7 @@ from fed_dpsd.privacy.label_dp import IMAGES_NOTE
 from fed_dpsd.privacy.mechanism import Unit, combined_trust
 from fed_dpsd.report.guarantee import MEANINGFUL, MEANINGFUL_DELTA, against, other_observers
 
-SEEDED_VERDICT = (
-    "this simulation's noise is seeded, so its releases carry no guarantee; the numbers apply to "
-    "the same run with noise=secure"
-)
+SEEDED_VERDICT = "this simulation's noise is seeded, so its releases carry no guarantee"
 CHANGES: dict[Unit, tuple[str, str, str]] = {
     "record": ("a record", "a record added or removed", "one replaced"),
     "patient": ("all records of a patient at a client", "one added or removed", "one replaced"),
@@ -44,7 +41,10 @@ def verdict(experiment: Experiment, card: PrivacyCard) -> Iterator[str]:
     for unit in (each for each in CHANGES if each not in first):
         yield _describe_unit(card, unit)
     if experiment.seeded:
-        yield SEEDED_VERDICT
+        epsilons = (*card.proven, *([card.label] if card.label else []))
+        finite = any(math.isfinite(epsilon.value) for epsilon in epsilons)
+        more = "; the numbers apply to the same run with noise=secure"
+        yield SEEDED_VERDICT + (more if finite else "")
 
 
 def _describe_unit(card: PrivacyCard, unit: Unit) -> str:

@@ -60,14 +60,14 @@ def privacy_card_of(run: CompletedRun) -> dict[str, Any]:
     experiment, summary = run.experiment, run.summary
     card = PrivacyCard(summary["privacy"])
     notes = dict.fromkeys(note for epsilon in card.proven for note in epsilon.notes)
-    versions = run.folder / "versions.json"
+    versions, said = run.folder / "versions.json", verdict(experiment, card)
     return {
         "run": {
             **{key: summary[key] for key in ("method", "data", "num_clients", "seed", "engine")},
             "student_sha256": summary["student_sha256"],
             "result": result_line(experiment, summary),
         },
-        "verdict": sorted(verdict(experiment, card), key=lambda said: said != SEEDED_VERDICT),
+        "verdict": sorted(said, key=lambda text: not text.startswith(SEEDED_VERDICT)),
         "asked": _describe_requests(run),
         "answered": {"training": how_trained(experiment), "answers": how_answered(experiment)},
         "privacy": dict(summary["privacy"]),

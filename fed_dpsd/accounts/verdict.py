@@ -9,7 +9,13 @@ from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.privacy.epsilon import Epsilon
 from fed_dpsd.privacy.label_dp import IMAGES_NOTE
 from fed_dpsd.privacy.mechanism import Unit, combined_trust
-from fed_dpsd.report.guarantee import MEANINGFUL, MEANINGFUL_DELTA, against, other_observers
+from fed_dpsd.report.guarantee import (
+    MEANINGFUL,
+    MEANINGFUL_DELTA,
+    NO_TEACHERS,
+    against,
+    other_observers,
+)
 
 SEEDED_VERDICT = "this simulation's noise is seeded, so its releases carry no guarantee"
 CHANGES: dict[Unit, tuple[str, str, str]] = {
@@ -81,7 +87,7 @@ def how_trained(experiment: Experiment) -> str:
     if experiment.config.teacher.path is not None:
         return "none here: teachers are read from files"
     if not experiment.answers.from_teachers:
-        return "none here: clients have no teachers"
+        return NO_TEACHERS
     return experiment.training.describe(plan_of(experiment).trainings)
 
 

@@ -26,6 +26,7 @@ UNPROVEN = {  # the same for the relations without a bound
     "patient": ("a patient", "an added or removed patient", "a patient whose records are replaced"),
     "client": ("a whole client", "an added or removed client", "a client that is replaced"),
 }
+NO_TEACHERS = "none here: clients have no teachers"  # in place of a training
 SECRET = "add their noise and keep it to themselves"  # what clients must do in secure sums
 RELATIONS = {"add_remove": "a {} added or removed", "replace_one": "a replaced {}"}
 BY = {  # the basis of a proof

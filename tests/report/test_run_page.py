@@ -335,8 +335,11 @@ def test_h4_the_officers_page_is_in_plain_words(tmp_path):
     assert "=" not in left
     assert not [word for word in shown.text_of("main").split() if word.startswith("client")]
     assert "client" in officer(run(tmp_path)).text_of("section", id="left")  # a simulation's
-    sums = officer(with_card(facts, answers="clipped_gradients"))
-    assert "synthetic image" not in sums.text_of("section", id="left")
+    assert "Teachers are the models that each hospital trains" in left
+    facts = deployment(tmp_path, trained=guarantee.NO_TEACHERS)
+    sums = officer(with_card(facts, answers="clipped_gradients")).text_of("section", id="left")
+    assert "synthetic image" not in sums
+    assert "eacher" not in sums
 
 
 def test_h4_plain_words_hold_for_each_unit_relation_and_trust():

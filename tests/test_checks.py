@@ -18,6 +18,8 @@ WARNED = {  # overrides, and a part of the one warning
     "method=paper_fed_dpsd answers=gradient": "use answers=label or method=fed_dpsd",
     "method=dpdfd training=dp_sgd": "use answers=label or method=dpsd",
     "method=paper_fed_dpsd": NO_WARNING,
+    # It measures sums of so much noise, and has no other warning.
+    "experiment=secure_sums": "the noise hides what 5 teachers can say in 3,000 queries",
     # The noise is the smallest that is recommended: only more queries help.
     "num_clients=2 rounds=1 queries_per_round=8": "near chance; send more queries, by rounds or",
     "": NO_WARNING,

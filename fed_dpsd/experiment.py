@@ -82,7 +82,7 @@ class Experiment:
         plan = self.method.plan(PublicContext.of(self.config, self.training, self.answers))
         found = warnings(self.config, self.method, self.training, self.answers, plan)
         found = [*self.training.warnings(self.config), *found]
-        return [*self.method.warnings(self.config, self.training), *found]
+        return [*self.method.warnings(self.config, self.training, self.answers), *found]
 
     def to_json(self) -> str:
         """Return the configuration as JSON, for `from_json` on another machine."""

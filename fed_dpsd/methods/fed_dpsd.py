@@ -140,9 +140,9 @@ class FedDPSD(Queries, Method):
             )
         return problems
 
-    def warnings(self, config: Config, training: Training) -> list[str]:
+    def warnings(self, config: Config, training: Training, answers: Mechanism) -> list[str]:
         """Also warn about a last student with fewer steps than the student before it."""
-        found = super().warnings(config, training)
+        found = super().warnings(config, training, answers)
         before = (config.rounds - 1) * self.student_steps
         if self.final_fit == "steps" and self.final_student_steps < before:
             found.append(

@@ -23,7 +23,7 @@ from fed_dpsd.methods.class_counts import KnownCounts, counts_stage, release_cla
 from fed_dpsd.methods.method import Federation, PublicContext, Round, Site, State, nobody_answers
 from fed_dpsd.methods.white_box import WEIGHTS, WhiteBox
 from fed_dpsd.models import load_vector, to_vector
-from fed_dpsd.privacy.mechanism import Weights
+from fed_dpsd.privacy.mechanism import Mechanism, Weights
 from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.training import Training
 from fed_dpsd.protocol import Refusal, Replies, Request, Response
@@ -49,9 +49,9 @@ class FedAVG(WhiteBox):
     def __post_init__(self) -> None:
         require(self, local_epochs=1)
 
-    def warnings(self, config: Config, training: Training) -> list[str]:
+    def warnings(self, config: Config, training: Training, answers: Mechanism) -> list[str]:
         """Also warn about an epsilon that grows with the rounds."""
-        found = super().warnings(config, training)
+        found = super().warnings(config, training, answers)
         if training.private and config.rounds > 1 and config.privacy.target_epsilon is None:
             found.append(
                 f"method={self.name} with rounds={config.rounds} and training={training.name}: "

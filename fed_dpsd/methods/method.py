@@ -348,7 +348,7 @@ class Method(ABC):
             )
         return problems
 
-    def warnings(self, config: Config, training: Training) -> list[str]:
+    def warnings(self, config: Config, training: Training, answers: Mechanism) -> list[str]:
         """Return a sentence for each setting with which the method cannot give useful results.
 
         Each sentence names the method and the key to change.

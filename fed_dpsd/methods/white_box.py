@@ -33,7 +33,7 @@ from fed_dpsd.models.classifiers import FIXED, Classifier
 from fed_dpsd.models.divergence import descend, rates_of
 from fed_dpsd.models.inference import batches, to_bytes, to_unit
 from fed_dpsd.privacy.accounting import Stage
-from fed_dpsd.privacy.mechanism import Weights
+from fed_dpsd.privacy.mechanism import Mechanism, Weights
 from fed_dpsd.privacy.optimisers import SGD, Adam
 from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.training import Training
@@ -185,9 +185,9 @@ class WhiteBox(Method):
     takes_gradients: ClassVar[bool] = True  # asks for no answers
     follows_gradients: ClassVar[bool] = False
 
-    def warnings(self, config: Config, training: Training) -> list[str]:
+    def warnings(self, config: Config, training: Training, answers: Mechanism) -> list[str]:
         """Also warn about teachers with useless gradients: linear models on fixed features."""
-        found = super().warnings(config, training)
+        found = super().warnings(config, training, answers)
         names = {config.architecture(client) for client in range(config.num_clients)}
         if self.follows_gradients and (fixed := sorted(names & set(FIXED))):
             found.append(

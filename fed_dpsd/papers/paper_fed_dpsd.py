@@ -37,6 +37,7 @@ from fed_dpsd.methods.method import (
 )
 from fed_dpsd.models.divergence import descend, rates_of
 from fed_dpsd.models.inference import predict, to_bytes, to_unit
+from fed_dpsd.privacy.mechanism import Mechanism
 from fed_dpsd.privacy.optimisers import SGD, Adam
 from fed_dpsd.privacy.training import Training
 from fed_dpsd.protocol import Aggregate, Request
@@ -78,14 +79,14 @@ class PaperFedDPSD(Method):
 
     # --- the server: Alg. 2, lines 1 to 20 ---------------------------------------------------
 
-    def warnings(self, config: Config, training: Training) -> list[str]:
+    def warnings(self, config: Config, training: Training, answers: Mechanism) -> list[str]:
         """Also warn about gradients, from which the printed loop learns nothing.
 
         With the settings of conf/experiment/low_noise_controls.yaml, it learns from them.
         """
-        found = super().warnings(config, training)
+        found = super().warnings(config, training, answers)
         changed = self.mean_over == "clients" and self.balance == self.generator_learning_rate == 0
-        if "bound" in config.answers and not changed:  # a key of gradients alone
+        if answers.input == "gradient" and not changed:
             found.append(
                 f"method={self.name} as printed learns nothing from gradients, even without noise "
                 "(results/one_teacher.md), so expect a student near chance; use answers=label "

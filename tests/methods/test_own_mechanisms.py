@@ -137,3 +137,10 @@ def test_a_mechanism_that_a_method_cannot_decode_is_refused(own, answers, overri
     with pytest.raises(ConfigError, match=problem):
         own(f"answers={answers}", *overrides)
     own("answers=LaplaceGradients")  # the control
+
+
+def test_the_papers_loop_warns_of_every_mechanism_of_gradients(own):
+    """Whatever its keys are; the control takes probabilities."""
+    for answers, warned in (("LaplaceGradients", True), ("Moved", False)):
+        found = own("method=paper_fed_dpsd", f"answers={answers}").warnings
+        assert any("learns nothing from gradients" in warning for warning in found) == warned

@@ -35,7 +35,7 @@ from fed_dpsd.privacy.mechanism import (
 from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.published import published_epsilon, published_training_epsilon
 from fed_dpsd.protocol import Releases
-from fed_dpsd.report.guarantee import BY, observers, other_observers
+from fed_dpsd.report.guarantee import BY, further_trust, observers, other_observers
 
 NO_SECRET_NOTE = "no secret is stored there: a simulation's seeded noise carries no guarantee"
 SEEDED_NOTE, RUN_NOTE = "seeded noise", "per run"
@@ -150,9 +150,7 @@ def line_of(row: Mapping[str, Any]) -> str:
     line += f" by {BY[row['basis']]}" if row["beside"] else ""
     for other in row["beside"]:
         number = dataclasses.replace(claim, value=float(other["epsilon"])).number(5)
-        threshold = other["trust"] == "threshold"
-        more = ", larger against other observers" if threshold else ""
-        line += f"; by {BY[other['basis']]} {number} (trust {other['trust']}{more})"
+        line += f"; by {BY[other['basis']]} {number} ({further_trust(other['trust'])})"
     return line
 
 

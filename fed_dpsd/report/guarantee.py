@@ -85,6 +85,11 @@ def short_trust(trust: str, colluding: int | None) -> str:
     return f"trust {trust}, colluding {colluding:,}" if trust == "threshold" else f"trust {trust}"
 
 
+def further_trust(trust: str) -> str:
+    """Return the trust of a proof next to the smallest, which has no number for each observer."""
+    return f"trust {trust}" + (", may be larger against others" * (trust == "threshold"))
+
+
 def observers(threshold: int, colluding: int) -> dict[str, int]:
     """Return the observers of a secure sum, each with the number of clients that protect a record.
 
@@ -243,7 +248,7 @@ def split_by_proof(
         for other in row["beside"]:
             if math.isfinite(float(other["epsilon"])):
                 number = rounded_up(float(other["epsilon"]), 5)
-                proof += f"; by {BY[other['basis']]} {number}, trust {other['trust']}"
+                proof += f"; by {BY[other['basis']]} {number}, {further_trust(other['trust'])}"
         finite.append((row, change, proof))
     return finite, infinite
 

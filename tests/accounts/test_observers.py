@@ -9,7 +9,7 @@ from dp_accounting.pld.privacy_loss_distribution import from_two_probability_mas
 from fed_dpsd.accounts.card import PrivacyCard, plan_of, privacy_card
 from fed_dpsd.accounts.verdict import verdict
 from fed_dpsd.privacy.events import ShuffledResponseDpEvent
-from fed_dpsd.report.guarantee import against, observers, too_many
+from fed_dpsd.report.guarantee import against, observers, split_by_proof, too_many
 from fed_dpsd.report.numbers import rounded_up
 from tests.every import every
 from tests.privacy.test_accounting import uniform_and_changed
@@ -146,3 +146,13 @@ def test_numbers_that_hold_against_anyone_name_no_observer(small):
         assert ("threshold" in trusts) == bool(card["observers"])
     summed = [{row["unit"] for row in seen["proven"]} for seen in card["observers"]]
     assert all("record" not in units for units in summed)
+
+
+def test_a_number_next_to_the_smallest_does_not_seem_to_hold_against_every_observer(small):
+    """The smallest is the training's, which does."""
+    card = card_of(small("training=dp_sgd", *FOUR))
+    (row,) = (r for r in card["proven"] if (r["unit"], r["relation"]) == ("record", PAIR[0]))
+    assert row["trust"] == "nobody"
+    texts = str(PrivacyCard(card)), split_by_proof(card)[0][0][2]
+    assert all("trust threshold, may be larger against others" in text for text in texts)
+    assert not any("trust nobody, may be" in text for text in texts)

@@ -73,7 +73,8 @@ def load(config: DataConfig, cache: Path) -> Dataset:
     loaded = {split: _load_split(config, split, cache) for split in sources.SPLITS}
     counts = dict.fromkeys(each.count for each in loaded.values())
     train, test = (loaded[split].records for split in sources.SPLITS)
-    data = Dataset(train, test, tuple(counts), _digests(*loaded.values()))
+    digests = digests_of(training=loaded["train"], test=loaded["test"])
+    data = Dataset(train, test, tuple(counts), digests)
     _check_shared_patients(config, data)
     if copies := int(np.isin(loaded["test"].digests, loaded["train"].digests).sum()):
         warn_once(
@@ -124,15 +125,16 @@ def _digits() -> Dataset:
     order = np.random.Generator(np.random.PCG64(0)).permutation(len(records))
     train, test = records.take(order[DIGITS_TEST_SIZE:]), records.take(order[:DIGITS_TEST_SIZE])
     count = f"{len(records):,} images found, {len(records):,} used"
-    digests = _digests(*(Loaded(split, count, split.digests) for split in (train, test)))
+    loaded = [Loaded(split, count, split.digests) for split in (train, test)]
+    digests = digests_of(training=loaded[0], test=loaded[1])
     return Dataset(train, test, (count,), digests)
 
 
-def _digests(train: Loaded, test: Loaded) -> dict[str, str]:
+def digests_of(**splits: Loaded) -> dict[str, str]:
     """Return `Dataset.digests`, the first 16 hexadecimal digits of the SHA-256 of each part."""
     return {
         f"{split} {part}": hashlib.sha256(values.tobytes()).hexdigest()[:16]
-        for split, loaded in (("training", train), ("test", test))
+        for split, loaded in splits.items()
         for part, values in (
             ("images", loaded.digests),
             ("labels", loaded.records.labels),

@@ -55,7 +55,7 @@ def check_run(
             require_writable("ledger", Path(config.ledger))
     if not (resumed or config.run_folder):
         require_writable("out", Path(config.out))
-    if resumed and simulated:
+    if resumed:
         require_same_inputs(experiment, resumed)
     placed = place()
     if simulated:

@@ -1,7 +1,7 @@
-"""What a simulation read: digests of its data and files, kept with the run.
+"""What a run read: digests of its data and files, kept with the run.
 
-They show whether data has changed since a run, although its path is the same. A deployment keeps
-none: no digest of records leaves a hospital.
+They show whether data has changed since a run, although its path is the same. A deployment's are
+those of the coordinator's test images: no digest of records leaves a hospital.
 """
 
 import hashlib
@@ -12,8 +12,9 @@ from pathlib import Path
 from fed_dpsd.accounts.secret import ledger_folder
 from fed_dpsd.config import is_function
 from fed_dpsd.config.plugins import find_plugins
+from fed_dpsd.data.datasets import Loaded, digests_of
 from fed_dpsd.errors import UserError
-from fed_dpsd.experiment import Experiment, load_data
+from fed_dpsd.experiment import Experiment, load_data, test_split
 from fed_dpsd.models.functions import network_digest
 from fed_dpsd.models.public_networks import digest_of
 from fed_dpsd.report.settings import DIGESTS
@@ -26,14 +27,15 @@ Inputs = Mapping[str, str]
 
 
 def inputs_of(experiment: Experiment) -> dict[str, str]:
-    """Return a digest of each input of a simulation, by its name; {} for a deployment.
+    """Return a digest of each input by its name; in a deployment, those of any test images.
 
     Raises:
         UserError: the data or a file cannot be read.
     """
     config = experiment.config
     if not config.federation.simulation:
-        return {}
+        test = test_split(experiment)
+        return {} if test is None else digests_of(test=Loaded(test, "", test.digests))
     found = dict(load_data(config.data, config.cache).digests)
     clients = range(config.num_clients)
     if path := config.teacher.path:
@@ -48,10 +50,10 @@ def inputs_of(experiment: Experiment) -> dict[str, str]:
 def inputs_path(experiment: Experiment, folder: Path) -> Path:
     """Return the file with a run's inputs.
 
-    With secret noise, it is next to the ledgers, which are confidential: in the run folder, it
-    could show whether a record was in the data.
+    In a simulation with secret noise, it is next to the ledgers, which are confidential: in the
+    run folder, it could show whether a record was in the data.
     """
-    if experiment.seeded:
+    if experiment.seeded or not experiment.config.federation.simulation:
         return folder / INPUTS
     return ledger_folder(experiment, folder) / f"{run_name(folder)}.{INPUTS}"
 

@@ -61,7 +61,7 @@ def new_run_folder(experiment: Experiment) -> Path:
     """Create the run folder with its configuration; never overwrite an existing folder.
 
     The secret of its noise, if any, is drawn and stored outside it. The data of a simulation is
-    read, unless this process has read it.
+    read, unless this process has read it, and a coordinator's test images are.
     """
     folder = name_run_folder(experiment)
     if folder.is_dir():
@@ -77,7 +77,7 @@ def new_run_folder(experiment: Experiment) -> Path:
             write_atomically(folder / RUN_NAME, os.fsencode(_new_run_name(experiment, folder)))
             write_together(draw_secret(experiment, folder))
             files = {
-                **({inputs_path(experiment, folder): to_json_bytes(inputs)} if inputs else {}),
+                inputs_path(experiment, folder): to_json_bytes(inputs),
                 folder / "versions.json": to_json_bytes(versions()),
                 # This file comes last, since it makes the folder a run folder.
                 folder / "config.yaml": experiment.to_yaml().encode(),

@@ -12,6 +12,7 @@ from fed_dpsd.client.teachers import make_teacher
 from fed_dpsd.engines import clients
 from fed_dpsd.engines.clients import prepare_clients
 from fed_dpsd.engines.flower import job
+from fed_dpsd.engines.ready import check_run
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import forget_data, from_overrides
 from fed_dpsd.models import functions, write_weights
@@ -169,9 +170,11 @@ def test_files_that_a_run_reads_count_by_their_content(tmp_path):
     assert changed(before, found()) == {"teacher.path"}
 
 
-def test_a_deployment_reads_nothing_here(deployed):
-    assert inputs_of(deployed()) == {}
-    assert not (new_run_folder(deployed()) / "inputs.json").exists()
+def test_a_coordinator_reads_its_test_images_alone(deployed, small):
+    whole = inputs_of(small())
+    assert inputs_of(deployed()) == {name: whole[name] for name in ("test images", "test labels")}
+    without = deployed("data=folder", "data.num_classes=2", "data.shape=[1,8,8]")
+    assert recorded_inputs(without, new_run_folder(without)) == inputs_of(without) == {}
 
 
 def test_with_secret_noise_the_run_folder_holds_no_digest_of_records(small):
@@ -211,6 +214,17 @@ def test_a_run_whose_data_has_changed_is_not_resumed(started):
     (folder / "inputs.json").unlink()
     with pytest.raises(UserError, match="this run has no inputs.json, which says what it read"):
         api.resumed_job(folder)
+
+
+def test_a_coordinator_with_other_test_images_does_not_resume(deployed, tmp_path):
+    place = folders(tmp_path / "D")
+    experiment = deployed(*DATA[:2], f'data.path="{place}"', "data.num_classes=2")
+    folder = new_run_folder(experiment)
+    add(place)  # of its training images, which a coordinator does not read: the control
+    check_run(experiment, lambda: None, folder)
+    add_to_test(place)
+    with pytest.raises(UserError, match=f"^{folder}: this run read other test images, test labels"):
+        check_run(experiment, lambda: None, folder)
 
 
 def test_a_run_with_another_function_of_the_same_name_is_not_resumed(tmp_path, monkeypatch):

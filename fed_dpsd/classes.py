@@ -8,13 +8,15 @@ from typing import Any
 
 NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")
 TRUTH = ("false", "true")
-# Spellings of a missing label or patient, in lower case.
+# Spellings of a missing label or patient, in lower case. A lone - may be a negative result.
 MISSING = {
     *("", "?", ".", "-nan", "na", "n/a", "n.a.", "#n/a", "#na", "nan", "nat", "nil", "none"),
-    *("null", "(null)", "<na>", "<null>", r"\n"),
+    *("null", "(null)", "<na>", "<null>", r"\n", "--", "---", "\u2013", "\u2014"),
+    *("#n/a n/a", "#value!", "#ref!", "#name?", "#num!", "#div/0!", "#null!"),  # Excel's errors
 }
-LISTING = "|;,"  # characters between several findings in a cell
-OFTEN_LISTING = LISTING + "/+&"  # the last three are also common within a name
+LISTING = "|;,\u3001\uff1b\uff0c\uff5c"  # characters between several findings in a cell
+# These are also common within a name.
+OFTEN_LISTING = (*LISTING, "/", "+", "&", "\uff0f", " and ", " und ", " et ", " y ")
 # Replacements by category: shapeless characters, dashes and quotes. Some others have no shape, too.
 LOOKS = {"Cc": "", "Cf": "", "Pd": "-", "Pi": "'", "Pf": "'"}
 SHAPELESS = "\u034f\u115f\u1160\u2800" + "".join(map(chr, range(0xFE00, 0xFE10)))
@@ -43,7 +45,7 @@ def text_of(value: Any) -> str:
 
 def is_missing(text: str) -> bool:
     """Return whether the text of a cell, from `text_of`, spells a missing value."""
-    return text.casefold() in MISSING
+    return text.casefold() in MISSING or look_of(text).casefold() in MISSING
 
 
 def look_of(text: str) -> str:

@@ -47,7 +47,7 @@ def home() -> Path:
     It holds caches, the secrets and ledgers of runs with `noise=secure`, and, by default, the runs
     of `flwr run`.
     """
-    return Path(os.environ.get("FED_DPSD_HOME") or expanded("~/.fed-dpsd")).absolute()
+    return expanded(os.environ.get("FED_DPSD_HOME") or "~/.fed-dpsd").absolute()
 
 
 def expanded(path: str) -> Path:

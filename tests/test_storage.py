@@ -207,6 +207,14 @@ def test_a_user_without_a_home_folder_is_asked_for_one(monkeypatch, tmp_path, ho
     assert storage.home() == tmp_path
 
 
+@pytest.mark.parametrize(("own", "name"), [("~/here", "here"), ("", ".fed-dpsd")])
+def test_a_home_that_starts_with_a_tilde_is_in_the_users_folder(monkeypatch, tmp_path, own, name):
+    """As set in a unit or an image, where no shell expands it."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("FED_DPSD_HOME", own)
+    assert storage.home() == tmp_path / name
+
+
 def test_the_home_is_what_the_environment_says(monkeypatch, tmp_path):
     monkeypatch.setenv("FED_DPSD_HOME", str(tmp_path))
     assert storage.home() == tmp_path

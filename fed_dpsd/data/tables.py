@@ -167,7 +167,7 @@ def _each(
 def _is_true(value: Any, column: str, where: str) -> bool:
     """Return whether a cell of a Boolean column is true."""
     text = text_of(value)
-    if not is_missing(text) and text not in ("0", "1", "-1", *TRUTH):
+    if text not in ("0", "1", "-1", *TRUTH) and not is_missing(text):
         raise UserError(f"{where}: {column} is {text}; it must be 0 or 1, or false or true")
     return text in ("1", "true")
 

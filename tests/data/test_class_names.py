@@ -63,6 +63,9 @@ def test_places_are_labels_only_where_no_name_is_a_number():
         ("['Effusion', 'Mass']", True),
         ("effusion + MASS", True),
         ("Mass/Effusion", True),
+        ("Mass\u3001Effusion", True),
+        ("Effusion and Mass", True),
+        ("Effusion and Hernia", False),
         ("Effusion|Hernia", False),
         ("Effusion|", False),
         ("Mass+", False),
@@ -227,6 +230,7 @@ def test_every_reader_and_both_sides_agree_on_every_class(tmp_path, seed):
     [
         *((each, "with several labels") for each in ("ill|well", "ill;well", "ill, well")),
         *((each, "without a label") for each in ("NULL", "nan", "N/A", "None", " na ", "?", r"\N")),
+        *((each, "without a label") for each in ("NULL\u200b", "#VALUE!", "\u2014")),
     ],
 )
 @pytest.mark.parametrize("write", [table, metadata, parquet, npz, folders])

@@ -209,6 +209,14 @@ def test_copies_of_a_run_folder_release_one_sum_with_the_servers_noise(small, tm
     assert again.tolist() == released.tolist()
 
 
+def test_requests_do_not_share_the_servers_noise(small, tmp_path):
+    """Not even for equal answers: with silent clients, a sum is the noise itself."""
+    experiment = small(*SERVER_NOISE, f"run_folder={tmp_path}/run")
+    federation = Lying(experiment, new_run_folder(experiment), silent)
+    one, two = (federation.total(replace(request(), query_id=number)).sum for number in (1, 2))
+    assert not np.isin(one, two).any()
+
+
 def test_two_runs_of_one_name_are_charged_apart(small, tmp_path):
     """Sums over other answers have other noise, so each run releases its clients' answers."""
     ledger, released = tmp_path / "ledger", []

@@ -1,1 +1,1 @@
-"""Audits of client code: lower bounds on epsilon, tests of samplers and of the protocol."""
+"""Audits of client code: lower bounds on epsilon, and checks of draws and charges."""

@@ -14,8 +14,14 @@ from scipy.stats import binom
 
 from fed_dpsd.accounts.card import PrivacyCard, plan_of, privacy_card
 from fed_dpsd.audits import canaries, victims
-from fed_dpsd.audits.black_box import Proof, audit, audit_by_enumeration
-from fed_dpsd.audits.checks import Check, Count, check_counts
+from fed_dpsd.audits.black_box import (
+    Proof,
+    audit,
+    audit_by_enumeration,
+    cost_in_answers,
+    rows_are_separate,
+)
+from fed_dpsd.audits.checks import Check, Count, check_counts, check_lags
 from fed_dpsd.audits.claims import (
     ATTACK_FAILURE,
     CLOSE_DELTA,
@@ -31,8 +37,8 @@ from fed_dpsd.experiment import Experiment
 from fed_dpsd.privacy.accounting import Stage, prove
 from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.gdp import gaussian_mu
-from fed_dpsd.privacy.mechanism import Mechanism
 from fed_dpsd.privacy.noise import SecretStreams
+from fed_dpsd.privacy.noisy_max import NoisyMax
 from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.published import published_epsilon
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
@@ -65,29 +71,33 @@ def answer_attacks(
 ) -> Iterator[Attack]:
     """Attack answers at settings where audit and proof are close, then at the run's own."""
     mechanism, config = experiment.answers, experiment.config
-    alone = mechanism.releases(1, 2) != 2
+    separate = rows_are_separate(mechanism)
     plan = plan_of(experiment)
     stages = [stage for stage in plan.stages if stage.mechanism == mechanism]
     queried = sum(stage.requests * stage.queries for stage in stages)
-    queries = sum(stage.requests for stage in stages) if alone else queried
+    queries = queried if separate else sum(stage.requests for stage in stages)
     secrets, delta = audit_secrets(config, "answers"), config.privacy.delta
 
     close = with_close_epsilon(
         mechanism, lambda trial: prove_epsilon(trial, CLOSE_QUERIES, CLOSE_DELTA, "replace_one")
     )
-    runs = ALONE_RUNS if alone else CLOSE_RUNS
+    runs = CLOSE_RUNS if separate else ALONE_RUNS
     say(f"the implementation: {runs:,} runs of {CLOSE_QUERIES} answers in each of two worlds")
     client = victims.make_client(config, victims.break_noise(close, broken), secrets, seeded=False)
-    proof = _answers_proof(close, CLOSE_QUERIES, CLOSE_DELTA)
+    proof = _answers_proof([Stage(close, CLOSE_QUERIES, 1)], CLOSE_DELTA)
     settings = CLOSE_QUERIES, runs, CLOSE_DELTA, ATTACK_FAILURE
-    result = audit(close, client, *settings, report_mu=_answers_mu(close, 1) is not None)
+    result = audit(close, client, *settings, report_mu=proof.mu is not None)
     key = "answers_check" if isinstance(experiment.training, TrainingMechanism) else "check"
-    yield Attack(key, "the implementation", close, result, proof)
+    # What a label, or one of several responses, reveals is less than is proven (`label_checks`).
+    tight = not isinstance(close, NoisyMax) and (
+        not isinstance(close, TopKRandomizedResponse)
+        or (close.quorum is None and close.shards.teachers == 1)
+    )
+    yield Attack(key, "the implementation", close, result, proof, tests_code=tight)
 
     # Only a single image's gradient is attacked; a sum of many gradients costs more.
-    larger = mechanism.releases(1, 2) > 2
     title = "the run's settings"
-    if larger:
+    if not separate and cost_in_answers(mechanism, 2) > 1.5:
         title = "the run's noise on requests of one image, which cost less than the run's requests"
     say(f"{title}: {CLAIM_RUNS:,} runs of {queries:,} answers in each of two worlds")
     attacked = victims.break_noise(mechanism, broken)
@@ -102,7 +112,8 @@ def answer_attacks(
         title,
         mechanism,
         result,
-        _answers_proof(mechanism, queries, delta),
+        # Of the plan's own stages, as the plan prints it.
+        _answers_proof(stages if separate else [Stage(mechanism, queries, 1)], delta),
         published_epsilon(mechanism, queried, delta),
         tests_code=False,
         also=_also_released(experiment, plan),
@@ -121,14 +132,12 @@ def _also_released(experiment: Experiment, plan: Plan) -> str:
     )
 
 
-def _answers_mu(mechanism: Mechanism, queries: int) -> float | None:
-    mu = gaussian_mu(mechanism.event("record", "replace_one"))
-    return None if mu is None else mu * math.sqrt(queries)
-
-
-def _answers_proof(mechanism: Mechanism, queries: int, delta: float) -> Proof:
+def _answers_proof(stages: Sequence[Stage], delta: float) -> Proof:
+    """Return the proof of the answers of stages, which all have one mechanism."""
+    mu = gaussian_mu(stages[0].mechanism.event("record", "replace_one"))
+    queries = sum(stage.requests * stage.queries for stage in stages)
     return Proof(
-        prove_epsilon(mechanism, queries, delta, "replace_one"), _answers_mu(mechanism, queries)
+        prove(stages, delta, "record", "replace_one"), None if mu is None else mu * queries**0.5
     )
 
 
@@ -241,13 +250,14 @@ def _attack_counts(
     )
 
 
-def check_sampling(experiment: Experiment, say: Say) -> Check:
+def check_sampling(experiment: Experiment, say: Say) -> Iterator[Check]:
     """Check which canaries take part in each step, using sums with hardly any noise.
 
     Each of many canaries should take part in each step at the run's rate q, independently of other
     canaries and steps. The check counts the steps with the expected number of canaries and with
     many more, the canaries that take part exactly once in about 1 / q steps, the canaries in two
-    consecutive steps, and the pairs of consecutive canaries in one step.
+    consecutive steps, and the pairs of consecutive canaries in one step. No sample is used twice,
+    at any distance.
     """
     mechanism = experiment.training
     assert isinstance(mechanism, DPSGD)
@@ -273,7 +283,8 @@ def check_sampling(experiment: Experiment, say: Say) -> Check:
         *((f"steps of canary {number}", of_one, rate) for number, of_one in enumerate(taken.T)),
     ]
     counts = [Count(what, int(hits.sum()), hits.size, chance) for what, hits, chance in events]
-    return check_counts("attacks", f"sample counts at rate {rate:g}", counts)
+    yield check_counts(f"sample counts at rate {rate:g}", counts)
+    yield check_lags("samples: no sample is used twice", taken.T.ravel(), rate)
 
 
 def _attack_answers(

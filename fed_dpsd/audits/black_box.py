@@ -204,6 +204,32 @@ def enumerate_response(mechanism: TopKRandomizedResponse) -> float:
     return worst
 
 
+def rows_are_separate(mechanism: Audited) -> bool:
+    """Return whether rows of a request are bounded one by one, so that runs may share a request."""
+    world, _ = mechanism.worst_case()
+    two, one = (_bound_rows(mechanism, world, count) for count in (2, 1))
+    return np.array_equal(two, np.tile(one, (2, 1)))
+
+
+def cost_in_answers(mechanism: Audited, queries: int) -> float:
+    """Return how many single answers cost as much as an answer to `queries` images.
+
+    This is how much the squared distance between both worlds grows. It is computed from bounded
+    values, not taken from the mechanism's own count.
+    """
+    whole, one = (
+        np.square(np.subtract(*(_bound_rows(mechanism, w, count) for w in mechanism.worst_case())))
+        for count in (queries, 1)
+    )
+    return float(whole.sum() / one.sum())
+
+
+def _bound_rows(mechanism: Audited, world: Values, count: int) -> Values:
+    """Bound `count` equal rows of the teacher that differs between both worlds."""
+    row = public_rows(mechanism.num_classes)[-1:]
+    return mechanism.constrain_sensitivity(np.tile(world[0], (count, 1)), np.tile(row, (count, 1)))
+
+
 def verdict(audit: Audit, proof: Proof, published: float, published_delta: float) -> list[str]:
     """Describe in sentences what the audit refutes and what it does not."""
     odds = f"(failure probability {audit.failure_probability:g})"
@@ -284,8 +310,8 @@ def _ratios(mechanism: Audited, client: Client, queries: int, runs: int) -> NDAr
     """
     num_classes, worlds = mechanism.num_classes, _worlds(mechanism)
     public, statistic = _all_public_rows(num_classes), _statistic(mechanism)
-    alone = mechanism.releases(1, 2) != 2  # the rows of a request are not separate releases
-    most = 1 if alone else max(1, VALUES_AT_ONCE // num_classes)  # rows of a request
+    separate = rows_are_separate(mechanism)
+    most = max(1, VALUES_AT_ONCE // num_classes) if separate else 1  # rows of a request
     half = math.ceil(queries / 2)
     piece = min(half + half % 2 if queries > 2 else half, most)  # rows of a run in a request
     sizes = [min(piece, queries - done) for done in range(0, queries, piece)]

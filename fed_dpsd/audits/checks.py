@@ -1,26 +1,26 @@
-"""Checks of properties of correct code, with the observations.
+"""Checks of drawn numbers and labels: their laws, and draws that are used twice.
 
-A counting check compares hits with an exactly known probability. Its failure probability bounds how
-often correct code fails, by the binomial law and a union bound over all counts. Correct code never
-fails a check that only compares, or fails it with a stated probability.
+They are functions of arrays: released rows, minus the values that noise was added to. A counting
+check compares hits with an exactly known probability. Its failure probability bounds how often
+correct code fails, by the binomial law and a union bound over all counts.
 """
 
-import itertools
+import math
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from scipy.stats import binom, laplace, norm
 
-from fed_dpsd.privacy.noise import Law
+from fed_dpsd.privacy.noisy_max import NoisyMax
+from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 
-Part = Literal["attacks", "sampler", "protocol"]
 CHECK_FAILURE = 1e-5  # of each counting check
-LOW_BITS = 12  # examined; noise has at least 25
-LAWS: dict[Law, Any] = {"gaussian": norm, "laplace": laplace}
+FLOAT_BITS = 24  # two float32 draws are equal with a probability below 2^-24
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,11 @@ class Count:
 class Check:
     """A check of a property of a client's code."""
 
-    part: Part  # the part of the audit that the check belongs to
     title: str  # the property, in words
     contradiction: str  # what was observed instead; "" if the property is satisfied
     evidence: str  # what was examined, in words
     failure_probability: float = 0.0  # an upper bound on how often correct code fails it
+    tests_noise: bool = False  # whether it must detect noise that is too small
 
     @property
     def contradicts(self) -> bool:
@@ -67,11 +67,19 @@ class Check:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object of `fed-dpsd privacy audit --json`."""
-        shown = {key: value for key, value in vars(self).items() if key != "part"}
-        return shown | {"contradicts": self.contradicts}
+        return vars(self) | {"contradicts": self.contradicts}
 
 
-def check_counts(part: Part, title: str, counts: Iterable[Count]) -> Check:
+def run_checks(title: str, checks: Callable[[], Iterable[Check]]) -> Iterator[Check]:
+    """Yield checks; if the code under test raises an error, end with a failed check."""
+    try:
+        yield from checks()
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        yield Check(title, f"{type(error).__name__} in {where.name}: {error}", "")
+
+
+def check_counts(title: str, counts: Iterable[Count]) -> Check:
     """Check that no count is too improbable; all counts' tails share CHECK_FAILURE equally."""
     every = list(counts)
     rarest = min(every, key=lambda count: count.chance)
@@ -79,98 +87,93 @@ def check_counts(part: Part, title: str, counts: Iterable[Count]) -> Check:
     trials = max(count.trials for count in every)
     evidence = f"{len(every):,} counts of up to {trials:,}, failure probability {CHECK_FAILURE:g}"
     wrong = "" if likely else f"{rarest} (probability {rarest.chance:.3g})"
-    return Check(part, title, wrong, evidence, CHECK_FAILURE)
+    return Check(title, wrong, evidence, CHECK_FAILURE)
 
 
-def run_checks(part: Part, title: str, checks: Callable[[], Iterable[Check]]) -> Iterator[Check]:
-    """Yield checks; if the code under test raises an error, end with a failed check."""
-    try:
-        yield from checks()
-    except Exception as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        wrong = f"{type(error).__name__} in {where.name}: {error}"
-        yield Check(part, title, wrong, "")
+def check_repeats(title: str, noise: NDArray[Any], width: int = 3) -> Check:
+    """Check that no draw is used twice: each is compared with all others.
 
+    A repeat is a run of `width` neighbours that occurs again, with any signs. Draws of one law are
+    then equal with a probability below 2^-24 each, so n of them fail with probability at most n^2 /
+    2^(24 width + 1).
 
-# --- counts over drawn numbers ---
-
-
-def count_true(values: NDArray[np.generic]) -> int:
-    """Count the true values, or the odd integers."""
-    return int(np.count_nonzero(np.asarray(values, np.int64) & 1))
-
-
-def count_tails(drawn: NDArray[np.float64], law: Law, beyond: tuple[float, ...]) -> list[Count]:
-    """Count draws of unit scale beyond each distance, on both sides."""
-    counts = []
-    for distance in beyond:
-        chance = LAWS[law].sf(distance)
-        for side, hits in (("above", drawn > distance), ("below", drawn < -distance)):
-            text = f"draws {side} {'-' * (side == 'below')}{distance:g} scales"
-            counts.append(Count(text, int(hits.sum()), drawn.size, float(chance)))
-    return counts
-
-
-def check_low_bits(what: str, released: NDArray[np.float64], spacing: float) -> Check:
-    """Check that low bits of (R, C) numbers are fair and independent.
-
-    A column holds one value with noise. If a low bit, or the difference of two low bits, were a
-    function of the value, it would be constant in the column.
+    Args:
+        title: the property, in words.
+        noise: draws of any shape in units of their scale. Zeros are left out: they are numbers
+            without noise, as outside a mask.
+        width: numbers in a run, at least 2 and at most the noisy numbers in a row.
     """
-    steps = np.rint(released / spacing)
-    away = int((np.abs(released / spacing - steps) > 1e-3).sum())
-    counts = [Count("numbers off the lattice", away, released.size, 0.0)]
-    bits = (steps.astype(np.int64)[..., None] >> np.arange(LOW_BITS)) & 1  # (R, C, bits)
-    for column, bit in itertools.product(range(released.shape[1]), range(LOW_BITS)):
-        hits = count_true(bits[:, column, bit])
-        counts.append(Count(f"bit {bit} set in column {column}", hits, len(bits), 0.5))
-    for one, other in itertools.combinations(range(LOW_BITS // 2), 2):
-        for column, hits in enumerate((bits[..., one] == bits[..., other]).sum(axis=0)):
-            text = f"bits {one} and {other} alike in column {column}"
-            counts.append(Count(text, int(hits), len(bits), 0.5))
-    return check_counts("sampler", f"{what}: on the lattice, with fair low bits", counts)
+    drawn = np.abs(noise[noise != 0]).astype(np.float32)
+    failure = drawn.size**2 / 2.0 ** (FLOAT_BITS * width + 1)
+    evidence = f"{drawn.size:,} draws, each compared with all others"
+    if drawn.size < width:
+        return Check(title, f"{drawn.size} noisy numbers", evidence, failure)
+    first: dict[bytes, int] = {}
+    for place, run in enumerate(sliding_window_view(drawn, width)):
+        before = first.setdefault(run.tobytes(), place)
+        if before != place:
+            wrong = f"draws {place:,} to {place + width - 1:,} are those from {before:,} on"
+            return Check(title, wrong, evidence, failure)
+    return Check(title, "", evidence, failure)
 
 
-def check_residues(
-    what: str, released: NDArray[np.float64], sensitive: NDArray[np.float64], spacing: float
-) -> Check:
-    """Check that low bits of (R, C) numbers, in lattice steps, do not depend on the values."""
-    moved = sensitive != 0
-    steps, values = (np.rint(x[moved] / spacing).astype(np.int64) for x in (released, sensitive))
-    positive, counts = values > 0, []
-    for bit in range(LOW_BITS):
-        set_ = (steps >> bit) & 1
-        own = count_true(set_ == (values >> bit) & 1)
-        sign = count_true(set_ == positive)
-        counts.append(Count(f"bit {bit} as in the value", own, steps.size, 0.5))
-        counts.append(Count(f"bit {bit} as the value's sign", sign, steps.size, 0.5))
-    return check_counts("sampler", f"{what}: low bits do not depend on the value", counts)
+def check_lags(title: str, hits: NDArray[np.bool_], probability: float) -> Check:
+    """Check that (N,) draws of an event do not repeat at any distance up to N / 2.
 
-
-def check_independence(what: str, drawn: NDArray[np.float64], law: Law) -> Check:
-    """Check that (R, C) draws of unit scale are independent, by agreement of signs and sizes.
-
-    This compares each row with the next, the first half of all rows with the second, and each
-    column with the next.
+    Two draws agree with probability p^2 + (1 - p)^2. The pairs at a distance form paths, in which
+    only neighbours depend on each other, so agreements are concentrated nearly as if they were
+    independent (Janson, Random Structures and Algorithms 24, 2004, Theorems 2.1 and 2.3). All
+    distances share CHECK_FAILURE.
     """
-    half, median = len(drawn) // 2, LAWS[law].ppf(0.75)  # of the sizes
-    pairs = {
-        "a row and the next": (drawn[: 2 * half : 2], drawn[1 : 2 * half : 2]),
-        "the two halves": (drawn[:half], drawn[half : 2 * half]),
-        "a column and the next": (drawn[:, 0:-1:2], drawn[:, 1::2]),
-    }
-    counts = []
-    for text, (one, other) in pairs.items():
-        signs = count_true((one > 0) == (other > 0))
-        sizes = count_true((np.abs(one) > median) == (np.abs(other) > median))
-        counts.append(Count(f"signs that agree in {text}", signs, one.size, 0.5))
-        counts.append(Count(f"sizes that agree in {text}", sizes, one.size, 0.5))
-    return check_counts("sampler", f"{what}: draws are independent", counts)
+    size = len(hits)
+    signs = np.fft.rfft(2.0 * hits - 1, 2 * size)
+    pairs = size - np.arange(1, size // 2 + 1)
+    products = np.rint(np.fft.irfft(np.abs(signs) ** 2)[1 : len(pairs) + 1])
+    agreeing, chance = (pairs + products) / 2, probability**2 + (1 - probability) ** 2
+    rare = math.log(2 * len(pairs) / CHECK_FAILURE)
+    share = 25 / 4 * rare
+    most = np.minimum(
+        np.sqrt(rare * pairs),
+        share / 6 + np.sqrt((share / 6) ** 2 + share * chance * (1 - chance) * pairs),
+    )
+    away = np.abs(agreeing - chance * pairs) / most
+    worst = int(away.argmax())
+    wrong = ""
+    if away[worst] > 1:
+        wrong = (
+            f"draws {worst + 1:,} apart agree {int(agreeing[worst]):,} times of "
+            f"{pairs[worst]:,}, expected {chance * pairs[worst]:,.4g}"
+        )
+    evidence = f"{size:,} draws at {len(pairs):,} distances, failure probability {CHECK_FAILURE:g}"
+    return Check(title, wrong, evidence, CHECK_FAILURE)
 
 
-def check_different_secrets(
-    what: str, one: NDArray[np.float64], other: NDArray[np.float64]
-) -> Check:
-    """Check that noise from two secrets, in arrays of the same shape, is independent."""
-    agreeing = Count("signs that agree", count_true((one > 0) == (other > 0)), one.size, 0.5)
-    return check_counts("sampler", f"{what}: another secret gives different noise", [agreeing])
+# --- the laws of labels -----------------------------------------------------------------------
+
+
+def law_of_response(claimed: TopKRandomizedResponse) -> NDArray[np.float64]:
+    """Return the (K,) law of a response when the class is the first of k candidates."""
+    size = 2 if claimed.threshold is not None else (claimed.k or claimed.num_classes)
+    law = np.zeros(claimed.num_classes)
+    law[:size] = 1 / (math.exp(claimed.epsilon_per_answer) + size - 1)
+    law[0] *= math.exp(claimed.epsilon_per_answer)
+    return law
+
+
+def law_of_most_votes(claimed: NoisyMax) -> NDArray[np.float64]:
+    """Return the (K,) law of the class with the most noisy votes, in the worst case."""
+    votes = claimed.worst_case()[0][:, 0].sum(axis=0) / claimed.noise_multiplier
+    if claimed.noise_law == "gumbel":
+        weights = np.exp(votes - votes.max())
+        return np.asarray(weights / weights.sum())
+    noise: Any = {"gaussian": norm, "laplace": laplace}[claimed.noise_law]
+    points = np.linspace(-45, 45 + votes.max(), 400_001)
+    sizes, places, numbers = np.unique(votes, return_inverse=True, return_counts=True)
+    below = [noise.logcdf(points - size) for size in sizes]
+    largest = sum(number * each for number, each in zip(numbers, below, strict=True))
+    chances = [
+        np.trapezoid(noise.pdf(points - size) * np.exp(largest - own), points)
+        for size, own in zip(sizes, below, strict=True)
+    ]
+    law = np.array(chances)[places]
+    return np.asarray(law / law.sum())

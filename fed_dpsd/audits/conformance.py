@@ -1,10 +1,9 @@
-"""The audit of a client: statistical attacks, sampler tests and protocol tests.
+"""The audit of a client: statistical attacks, and checks of its draws and charges.
 
 Correct code is contradicted at most once in 1,000 audits. There are at most eight attacks on
 private training and its answers, each with failure probability 1e-4; the three on clipping share
-it, and the attack on answers at the run's settings has 1e-6. There are at most 19 counting checks,
-each with 1e-5. Protocol tests contradict correct code only if 64 noisy rows are equal by chance
-(below 1e-9).
+it, and the attack on answers at the run's settings has 1e-6. There are at most eight checks, each
+with 1e-5 or less.
 """
 
 from collections.abc import Iterator
@@ -15,22 +14,15 @@ from dp_accounting import NonPrivateDpEvent
 from fed_dpsd.accounts.card import plan_of
 from fed_dpsd.audits.attacks import answer_attacks, check_sampling, training_attacks
 from fed_dpsd.audits.black_box import Audited
-from fed_dpsd.audits.checks import Check, Part, run_checks
+from fed_dpsd.audits.checks import Check, run_checks
 from fed_dpsd.audits.claims import Attack, Say
-from fed_dpsd.audits.protocol import protocol_tests
-from fed_dpsd.audits.sampling import sampler_tests
+from fed_dpsd.audits.draws import check_answers, check_steps
 from fed_dpsd.audits.victims import Broken
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.models import torch_threads
 from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.training import TrainingMechanism
-
-TITLES: dict[Part, str] = {
-    "attacks": "Statistical attacks",
-    "sampler": "Sampler tests",
-    "protocol": "Protocol tests",
-}
 
 
 @dataclass(frozen=True)
@@ -39,29 +31,26 @@ class Conformance:
 
     # bounds on the leak of releases, compared with proofs; the run's own settings come last
     attacks: tuple[Attack, ...]
-    checks: tuple[Check, ...]  # properties of correct code, for all parts
+    checks: tuple[Check, ...]  # properties of correct code
     broken: Broken | None  # how the attacked hospital's noise was weakened
     untested: str = ""  # the setting with noise that no attack knows; "" if there is none
 
-    def contradicts(self, part: Part) -> bool:
-        """Return whether anything in a part of the audit is contradicted."""
-        attacked = part == "attacks" and any(attack.contradicts for attack in self.attacks)
-        return attacked or any(check.contradicts for check in self.of(part))
-
-    def of(self, part: Part) -> list[Check]:
-        """Return the checks of a part."""
-        return [check for check in self.checks if check.part == part]
+    @property
+    def contradicts(self) -> bool:
+        """Return whether a proof or a property is contradicted."""
+        return any(found.contradicts for found in (*self.attacks, *self.checks))
 
     @property
     def refuted(self) -> bool:
-        """Return whether all attacks that test the code succeed."""
-        attacks = [attack.contradicts for attack in self.attacks if attack.tests_code]
-        return bool(attacks) and all(attacks)
+        """Return whether all attacks and checks that test the noise succeed."""
+        testing = [attack.contradicts for attack in self.attacks if attack.tests_code]
+        testing += [check.contradicts for check in self.checks if check.tests_noise]
+        return bool(testing) and all(testing)
 
     @property
     def as_expected(self) -> bool:
-        """Return whether nothing is contradicted; for a broken hospital, whether something is."""
-        return self.refuted if self.broken else not any(map(self.contradicts, TITLES))
+        """Return whether nothing is contradicted; for a broken hospital, whether its noise is."""
+        return self.refuted if self.broken else not self.contradicts
 
     @property
     def failure_probability(self) -> float:
@@ -71,32 +60,25 @@ class Conformance:
 
 
 def audit_client(experiment: Experiment, broken: Broken | None, say: Say) -> Conformance:
-    """Audit the code that hospitals run.
-
-    The protocol does not depend on noise, so it is not tested for a broken hospital.
-    """
+    """Audit the code that hospitals run."""
     private, answered = audited_parts(experiment)
     attacks: list[Attack] = []
-    checks: list[Check] = []
 
     def attacked() -> Iterator[Check]:
-        """Collect attacks; yield the checks among them."""
+        """Collect attacks; yield the checks."""
         if private:
-            yield check_sampling(experiment, say)
+            yield from check_sampling(experiment, say)
+            yield check_steps(experiment, say)
             attacks.extend(training_attacks(experiment, broken, say))
         if answered:
+            yield from check_answers(experiment, broken, say)
             attacks.extend(answer_attacks(experiment, broken, say))
 
     with torch_threads(experiment.config.threads_client):
-        checks += run_checks("attacks", "the attacked code runs", attacked)
-        checks += run_checks(
-            "sampler", "the tested code runs", lambda: sampler_tests(experiment, broken, say)
-        )
-        if not broken:
-            checks += protocol_tests(experiment, say)
+        checks = tuple(run_checks("the audited code runs", attacked))
     unknown = isinstance(experiment.training, TrainingMechanism) and not private
     untested = f"training={experiment.training.name}" if unknown else ""
-    return Conformance(tuple(attacks), tuple(checks), broken, untested)
+    return Conformance(tuple(attacks), checks, broken, untested)
 
 
 def audited_parts(experiment: Experiment) -> tuple[bool, bool]:
@@ -113,7 +95,7 @@ def audited_parts(experiment: Experiment) -> tuple[bool, bool]:
         raise UserError(
             f"privacy audit: training={experiment.training.name} and "
             f"answers={experiment.answers.name} have nothing to audit: "
-            f"{unused if randomised else 'no noise is drawn in answers'}, and {trained}; audit "
+            f"{unused if randomised else 'nothing is proven of the answers'}, and {trained}; audit "
             "training=dp_sgd, or method=fed_dpsd with answers=gradient, votes, noisy_max or label"
         )
     if randomised and answered and not isinstance(experiment.answers, Audited):

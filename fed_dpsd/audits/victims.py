@@ -4,6 +4,7 @@ They use a deployment's sites, sampler, ledgers and messages. A victim may add l
 claims.
 """
 
+import contextlib
 import dataclasses
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -29,7 +30,7 @@ from fed_dpsd.privacy.mechanism import Mechanism, Probabilities, Values, quorum_
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.randomized_response import LARGEST_EPSILON
-from fed_dpsd.privacy.training import Plain, Training
+from fed_dpsd.privacy.training import ClassCounts, Plain, Training
 from fed_dpsd.progress import listening
 from fed_dpsd.protocol import Request
 
@@ -43,7 +44,8 @@ PILOT = 40  # training runs that set thresholds
 def break_noise(mechanism: Any, broken: Broken | None) -> Any:
     """Weaken a mechanism's noise to a half or a thousandth; None leaves it unchanged.
 
-    A randomised response gets twice its epsilon, or an epsilon at which about two responses in a
+    If a thousandth is less than the mechanism allows, it is doubled until it is allowed. A
+    randomised response gets twice its epsilon, or an epsilon at which about two responses in a
     billion are lies.
     """
     if broken is None:
@@ -54,13 +56,21 @@ def break_noise(mechanism: Any, broken: Broken | None) -> Any:
         changed = min(2 * value, LARGEST_EPSILON) if broken == "half" else LARGEST_EPSILON
     else:
         changed = value * (0.5 if broken == "half" else ALMOST_NONE)
+    while changed < value / 4:
+        with contextlib.suppress(ValueError):
+            return dataclasses.replace(mechanism, **{field: changed})
+        changed *= 2
     return dataclasses.replace(mechanism, **{field: changed})
 
 
 def make_client(
-    config: Config, mechanism: Mechanism, secrets: Iterator[SecretStreams], seeded: bool
+    config: Config,
+    mechanism: Mechanism,
+    secrets: Iterator[SecretStreams],
+    seeded: bool,
+    first: int = 0,
 ) -> Client:
-    """Return a client for `audit`, made of sites that use a mechanism.
+    """Return a client for `audit`, made of sites that use a mechanism; `first` is its number.
 
     Answers pass through `Site.release` and the bytes of Flower's messages. Every call uses new
     sites with new ledgers and noise; with `seeded`, they draw from seeds, as in a simulation. With
@@ -75,7 +85,7 @@ def make_client(
         secret = next(secrets)
         own = dataclasses.replace(config, seed=int(secret.identity[:15], 16))
         sites = [
-            _site(own, Plain(), mechanism, None if seeded else secret, number)
+            _site(own, Plain(), mechanism, None if seeded else secret, first + number)
             for number in range(quorum.honest if quorum else 1)
         ]
         for number, values in enumerate(requests, start=1):
@@ -84,7 +94,7 @@ def make_client(
             request = Request(number, np.zeros((queries, *tiny.shape), np.uint8), predictions)
             nothing = np.broadcast_to(np.nan, values.shape)
             answers = [
-                site.release(mechanism, nothing if site.client else values, request)
+                site.release(mechanism, values if site is sites[0] else nothing, request)
                 for site in sites
             ]
             arrived = np.stack(_through_flower([response.values for response in answers]))
@@ -154,10 +164,38 @@ def _query_canaries(
     return included, (scores - logs.mean(axis=1)) * num_classes / (num_classes - 1)
 
 
-def training_site(config: Config, training: DPSGD, cache: str, secret: SecretStreams) -> Site:
-    """Return a site without records; its one teacher is stored in the folder `cache`."""
-    own = dataclasses.replace(config, cache=cache, teachers_per_client=1)
-    return _site(own, training, Probabilities(), secret)
+def train_without_records(
+    config: Config, training: DPSGD, secret: SecretStreams, client: int, teachers: int
+) -> list[NDArray[np.float64]]:
+    """Train a client's teachers without records, as its site does.
+
+    Returns:
+        The noise of each teacher's (K,) class counts in units of its scale, if they are released.
+    """
+    with tempfile.TemporaryDirectory() as cache, listening(None):  # the audit reports
+        own = dataclasses.replace(config, cache=cache, teachers_per_client=teachers)
+        site = _site(own, training, Probabilities(), secret, client)
+        site.pay_for_training()
+        site.sensitive_probabilities(np.zeros((1, *config.data.shape), np.uint8))
+        if not training.counts_classes:
+            return []
+        request = Request.without_images("counts", config.data.shape, config.data.num_classes)
+        return list(site.class_counts(request)[:, 0] / training.count_noise)
+
+
+def release_twice(
+    config: Config, mechanism: Mechanism, values: Values, public: Values
+) -> tuple[int, bool]:
+    """Release the teachers' (n, B, K) values at a site for one request, twice.
+
+    Returns:
+        The releases that the ledger charges, and whether both answers are equal.
+    """
+    tiny = dataclasses.replace(config, data=dataclasses.replace(config.data, shape=(1, 8, 8)))
+    site = _site(tiny, Plain(), mechanism, SecretStreams(bytes(32)))
+    request = Request(1, np.zeros((len(public), *tiny.data.shape), np.uint8), public)
+    one, two = (site.release(mechanism, values, request).values for _ in range(2))
+    return sum(entry.releases for entry in site.ledger.entries()), np.array_equal(one, two)
 
 
 def _site(
@@ -176,7 +214,10 @@ def _site(
         nobody = np.zeros(0, np.int64)
         records = Split(np.zeros((0, *config.data.shape), np.uint8), nobody, nobody)
     privacy = dataclasses.replace(config.privacy, budget=None)
-    plan = Plan(training, (Stage(answers, requests=10**12, queries=1),))
+    stages = [Stage(answers, requests=10**12, queries=1)]
+    if isinstance(training, DPSGD) and training.counts_classes:
+        stages.append(Stage(ClassCounts(training), requests=1, queries=0))
+    plan = Plan(training, tuple(stages))
     account = Account(MemoryLedger(), privacy, plan, run="audit")
     teacher = dataclasses.replace(config.teacher, path=None, arch=None)
     config = dataclasses.replace(config, privacy=privacy, teacher=teacher)

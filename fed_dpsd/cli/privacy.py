@@ -59,12 +59,11 @@ def audit(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Test a client's code: attack its releases, and test its sampler and its protocol.
+    """Test a client's code: attack its releases, and check its draws and charges.
 
     To test the code, attacks run at settings where they come close to the proof; they also run at
-    the run's own settings. Sampler tests count draws. Protocol tests send requests to a site with a
-    ledger. With --broken, the attacks must succeed: an audit that misses a broken hospital is
-    blind.
+    the run's own settings. Checks find noise that is used twice and requests that cost too little.
+    With --broken, the attacks must succeed: an audit that misses a broken hospital is blind.
 
     Example: fed-dpsd privacy audit training=plain
 
@@ -73,7 +72,7 @@ def audit(
     Read on: docs/audits.md
     """
     from fed_dpsd.api import experiment_of
-    from fed_dpsd.audits.conformance import TITLES, audit_client
+    from fed_dpsd.audits.conformance import audit_client
 
     experiment = experiment_of(overrides or ())
     with show_progress(console):
@@ -81,24 +80,21 @@ def audit(
     if as_json:
         *code, claim = [attack.to_json() | {"key": attack.key} for attack in found.attacks] or [{}]
         named = {named.pop("key"): named for named in code}
-        more = {part: [check.to_json() for check in found.of(part)] for part in TITLES}
-        more |= {"parts": {part: {"contradicts": found.contradicts(part)} for part in TITLES}}
+        more = {"checks": [check.to_json() for check in found.checks]}
         more |= {"failure_probability_in_all": found.failure_probability}
         more |= {"broken": broken, "as_expected": found.as_expected, "untested": found.untested}
         claim.pop("key", None)
         print(json.dumps(claim | named | more))
     else:
-        for part, title in TITLES.items():
-            print(title)
-            for attack in found.attacks if part == "attacks" else ():
-                print(f"  {attack.title}: {attack.mechanism}")
-                for sentence in attack.verdict():
-                    print(f"    {sentence}")
-            for check in found.of(part):
-                print(f"  {check}")
-            wrong = "contradicted" if found.contradicts(part) else "nothing is contradicted"
-            if found.of(part) or part == "attacks":
-                print(f"  {title.lower()}: {wrong}")
+        print("Statistical attacks")
+        for attack in found.attacks:
+            print(f"  {attack.title}: {attack.mechanism}")
+            for sentence in attack.verdict():
+                print(f"    {sentence}")
+        print("Checks of draws and charges")
+        for check in found.checks:
+            print(f"  {check}")
+        print("contradicted" if found.contradicts else "nothing is contradicted")
         if found.untested:
             print(f"not tested: the noise of {found.untested}, which no attack knows")
         if broken:

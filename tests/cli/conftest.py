@@ -13,10 +13,10 @@ from tests.conftest import SMALL
 
 @pytest.fixture
 def few_draws(monkeypatch):
-    """Sampler tests with fewer draws than privacy/test_mutations.py."""
-    monkeypatch.setattr("fed_dpsd.audits.sampling.DRAWS", 2**15)
-    monkeypatch.setattr("fed_dpsd.audits.sampling.OWN_DRAWS", 2**15)
-    monkeypatch.setattr("fed_dpsd.audits.sampling.MOST_STEPS", 20)
+    """Checks of draws with fewer draws than in an audit."""
+    monkeypatch.setattr("fed_dpsd.audits.draws.NUMBERS", 2**12)
+    monkeypatch.setattr("fed_dpsd.audits.draws.LABELS", 2**12)
+    monkeypatch.setattr("fed_dpsd.audits.draws.STEPPED", 2**12)
     monkeypatch.setattr("fed_dpsd.audits.attacks.SAMPLED_STEPS", 100)
 
 

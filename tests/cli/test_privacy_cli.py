@@ -15,6 +15,7 @@ from fed_dpsd.progress import listening
 from fed_dpsd.server.run_folder import new_run_folder
 from tests.conftest import SMALL
 from tests.listeners import Hearing
+from tests.privacy import planted
 
 # --- privacy plan ---
 
@@ -269,6 +270,39 @@ def test_a_contradicted_proof_has_an_exit_code_of_its_own(fed_dpsd, few_draws, m
     assert any("contradicts the proven epsilon 2.1 (record" in line for line in out)
 
 
+@pytest.mark.parametrize(
+    ("fault", "settings", "words"),
+    [
+        (
+            planted.noise_of_a_query_used_again,
+            ("training=plain", "answers=gradient"),
+            "answers: no draw is used twice: contradicted: draws 30 to 32 are those from 0 on",
+        ),
+        (
+            planted.noise_of_a_step_used_again(3),
+            ("training=dp_sgd", "answers=probabilities", "model=scattering"),
+            "training: no draw is used twice: contradicted: draws 1,566 to 1,568 are those from 0",
+        ),
+        (
+            planted.requests_are_counted_instead_of_queries,
+            ("training=plain", "answers=gradient"),
+            "sent twice, costs 256 answers: contradicted: it is charged as 1",
+        ),
+    ],
+)
+def test_an_audit_finds_draws_that_are_used_twice_and_releases_that_are_not_charged(
+    fed_dpsd, few_draws, monkeypatch, fault, settings, words
+):
+    """The controls: these settings without a fault are in tests/audits/test_conformance.py."""
+    monkeypatch.setattr("fed_dpsd.audits.attacks.CLOSE_RUNS", 200)
+    monkeypatch.setattr("fed_dpsd.audits.attacks.CLAIM_RUNS", 2)
+    monkeypatch.setattr("fed_dpsd.audits.conformance.training_attacks", lambda *_: ())
+    fault(monkeypatch)
+    code, out, _ = fed_dpsd("privacy", "audit", "rounds=1", "num_clients=2", *settings)
+    assert code == 3
+    assert any(words in line for line in out)
+
+
 @pytest.mark.slow(seconds=100)
 def test_a_training_is_audited_by_canaries(fed_dpsd, few_draws, monkeypatch):
     """A correct training contradicts a proof with probability at most 0.001."""
@@ -313,8 +347,8 @@ def test_a_training_is_audited_by_canaries(fed_dpsd, few_draws, monkeypatch):
     assert claim["lower_bound"] < claim["epsilon_proven"]
     for part in ("weights", "bias", "network"):
         assert not claim[f"clipping_{part}"]["contradicts"]
-    assert not any(part["contradicts"] for part in claim["parts"].values())
-    assert all(claim[part] for part in ("attacks", "sampler", "protocol"))
+    assert not any(check["contradicts"] for check in claim["checks"])
+    assert len(claim["checks"]) == 2
     monkeypatch.setattr("fed_dpsd.audits.attacks.RUNS", (60, 60))
     monkeypatch.setattr("fed_dpsd.audits.attacks.ANSWER_RUNS", (60, 60))
     code, out, _ = fed_dpsd("privacy", "audit", *settings, "--broken", "none")
@@ -326,7 +360,7 @@ def test_audit_of_what_adds_no_noise_says_why(fed_dpsd):
     code, _, err = fed_dpsd("privacy", "audit", "training=plain", "answers=probabilities")
     assert code == 1
     assert (
-        "training=plain and answers=probabilities have nothing to audit: no noise is drawn" in err
+        "training=plain and answers=probabilities have nothing to audit: nothing is proven" in err
     )
 
 

@@ -6,6 +6,8 @@ those of the coordinator's test images: no digest of records leaves a hospital.
 
 import hashlib
 import json
+import os
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from fed_dpsd.report.settings import DIGESTS
 from fed_dpsd.storage import run_name
 
 INPUTS = "inputs.json"
+ELSEWHERE = "inputs"  # the file of a run folder that names its inputs next to the ledgers
 OF_DATA = ("training ", "test ")  # how the names of a data set's parts begin
 
 Inputs = Mapping[str, str]
@@ -51,11 +54,24 @@ def inputs_path(experiment: Experiment, folder: Path) -> Path:
     """Return the file with a run's inputs.
 
     In a simulation with secret noise, it is next to the ledgers, which are confidential: in the
-    run folder, it could show whether a record was in the data.
+    run folder, it could show whether a record was in the data. Runs of one name may share these
+    ledgers, so RUN/inputs has the file's name.
     """
-    if experiment.seeded or not experiment.config.federation.simulation:
+    if _in_run_folder(experiment):
         return folder / INPUTS
-    return ledger_folder(experiment, folder) / f"{run_name(folder)}.{INPUTS}"
+    return ledger_folder(experiment, folder) / os.fsdecode((folder / ELSEWHERE).read_bytes())
+
+
+def new_inputs_name(experiment: Experiment, folder: Path) -> dict[Path, bytes]:
+    """Return the file RUN/inputs of a new run; {} if its inputs are in the run folder."""
+    if _in_run_folder(experiment):
+        return {}
+    name = f"{run_name(folder)}-{secrets.token_hex(4)}.{INPUTS}"
+    return {folder / ELSEWHERE: os.fsencode(name)}
+
+
+def _in_run_folder(experiment: Experiment) -> bool:
+    return experiment.seeded or not experiment.config.federation.simulation
 
 
 def recorded_inputs(experiment: Experiment, folder: Path) -> Inputs | None:

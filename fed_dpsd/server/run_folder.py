@@ -27,7 +27,7 @@ from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment, set_up
 from fed_dpsd.methods.method import ReplayBuffer, State
 from fed_dpsd.server import checkpoint
-from fed_dpsd.server.inputs import inputs_of, inputs_path
+from fed_dpsd.server.inputs import ELSEWHERE, inputs_of, inputs_path, new_inputs_name
 from fed_dpsd.server.summary import read_summary
 from fed_dpsd.storage import (
     RUN_NAME,
@@ -75,7 +75,7 @@ def new_run_folder(experiment: Experiment) -> Path:
             folder.mkdir(parents=True)
         try:
             write_atomically(folder / RUN_NAME, os.fsencode(_new_run_name(experiment, folder)))
-            write_together(draw_secret(experiment, folder))
+            write_together(draw_secret(experiment, folder) | new_inputs_name(experiment, folder))
             files = {
                 inputs_path(experiment, folder): to_json_bytes(inputs),
                 folder / "versions.json": to_json_bytes(versions()),
@@ -84,7 +84,7 @@ def new_run_folder(experiment: Experiment) -> Path:
             }
             write_together(files)
         except UserError:
-            for name in (LEDGER, RUN_NAME):
+            for name in (LEDGER, RUN_NAME, ELSEWHERE):
                 (folder / name).unlink(missing_ok=True)
             folder.rmdir()
             raise

@@ -188,6 +188,22 @@ def test_with_secret_noise_the_run_folder_holds_no_digest_of_records(small):
         assert any(digests["training labels"] in text for text in texts) == inside
 
 
+def test_runs_of_one_name_that_share_a_ledger_keep_their_own_inputs(tmp_path):
+    """Also in a copy of a run folder, and in a renamed one."""
+    place, kept = folders(tmp_path / "D"), []
+    for parent in ("a", "b"):
+        shared = "noise=secure", f"ledger={tmp_path}/ledger", f"run_folder={tmp_path}/{parent}/r"
+        experiment = experiment_on(place, tmp_path, *shared)
+        kept.append((new_run_folder(experiment), inputs_of(experiment)))
+        add(place)
+    (first, before), (second, after) = kept
+    assert before != after
+    shutil.copytree(first, tmp_path / "copy")
+    second = second.rename(tmp_path / "b" / "renamed")
+    for folder, own in ((first, before), (second, after), (tmp_path / "copy", before)):
+        assert recorded_inputs(experiment, folder) == own
+
+
 # --- what is refused, and reused ---
 
 

@@ -139,12 +139,7 @@ def _torchvision() -> Check:
 
 def _folders() -> list[Check]:
     checks = []
-    for name, find in (("FED_DPSD_HOME", home), ("temporary", lambda: Path(tempfile.gettempdir()))):
-        try:
-            folder = find()
-        except UserError as error:
-            checks.append(Check(f"{name} folder", False, "not known", str(error)))
-            continue
+    for name, folder in (("FED_DPSD_HOME", home()), ("temporary", Path(tempfile.gettempdir()))):
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder):

@@ -96,10 +96,11 @@ def test_doctor_finds_a_proxy_for_loopback_addresses(monkeypatch):
     assert doctor._proxies().good
 
 
-def test_doctor_says_that_the_home_folder_is_not_known(homeless):
-    check, temporary = doctor._folders()
-    assert (check.name, check.good, temporary.good) == ("FED_DPSD_HOME folder", False, True)
-    assert "set FED_DPSD_HOME" in check.remedy
+def test_doctor_says_that_the_home_folder_is_not_known(fed_dpsd, homeless):
+    code, out, err = fed_dpsd("doctor")
+    assert (code, out) == (1, [])
+    assert "~/.fed-dpsd: its home folder is not known" in err
+    assert "set FED_DPSD_HOME" in err
 
 
 def test_doctor_examines_what_a_command_needs(fed_dpsd, tmp_path):

@@ -348,7 +348,7 @@ def test_a_training_is_audited_by_canaries(fed_dpsd, few_draws, monkeypatch):
     for part in ("weights", "bias", "network"):
         assert not claim[f"clipping_{part}"]["contradicts"]
     assert not any(check["contradicts"] for check in claim["checks"])
-    assert len(claim["checks"]) == 2
+    assert len(claim["checks"]) == 3
     monkeypatch.setattr("fed_dpsd.audits.attacks.RUNS", (60, 60))
     monkeypatch.setattr("fed_dpsd.audits.attacks.ANSWER_RUNS", (60, 60))
     code, out, _ = fed_dpsd("privacy", "audit", *settings, "--broken", "none")

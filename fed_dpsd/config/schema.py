@@ -399,17 +399,5 @@ def require_device(key: str, name: str, count: int) -> None:
 
 
 def to_json(config: Config) -> str:
-    """Return the configuration as JSON in the layout of conf/, which can be bound again.
-
-    A sweep identifies its cells by this text, so keys added later are left out at their defaults:
-    `plugins`, `diagnostics`, and the keys of a public network.
-    """
-    values = dataclasses.asdict(config)
-    if config.model.backbone is None:
-        for key in ("backbone", "weights", "digest", "pixels"):
-            del values["model"][key]
-    if config.diagnostics:
-        del values["diagnostics"]
-    if not config.plugins:
-        del values["plugins"]
-    return json.dumps(values, sort_keys=True)
+    """Return the configuration as JSON in the layout of conf/, which can be bound again."""
+    return json.dumps(dataclasses.asdict(config), sort_keys=True)

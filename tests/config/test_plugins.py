@@ -11,7 +11,6 @@ from fed_dpsd.accounts.verdict import how_answered, how_trained
 from fed_dpsd.client import hospital as hospitals
 from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.client.terms import NotAllowed
-from fed_dpsd.config import to_json
 from fed_dpsd.config.compose import compose
 from fed_dpsd.config.plugins import _code_digest, find_plugins, split_plugins
 from fed_dpsd.engines.flower.grid import GridFederation
@@ -174,11 +173,6 @@ def test_a_class_whose_imports_fail_says_why(example, tmp_path):
     module.write_text(f"import nothing_of_this_name\n{module.read_text()}")
     with pytest.raises(ConfigError, match="LaplaceProbabilities cannot be imported: No module na"):
         set_up(compose([*MECHANISM]), tmp_path)
-
-
-def test_without_plugins_the_configuration_has_no_key_for_them(tmp_path):
-    """A sweep identifies its cells by this text, and a hospital its answers."""
-    assert "plugins" not in json.loads(to_json(set_up(compose([]), tmp_path).config))
 
 
 @pytest.mark.parametrize("typed", ["example", "example==1.0", "example,"])

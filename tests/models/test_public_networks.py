@@ -1,6 +1,5 @@
 """Public features from any network: identified by the digest of its weights, wherever they are."""
 
-import json
 import re
 import sys
 from pathlib import Path
@@ -74,14 +73,6 @@ def test_features_are_the_inputs_of_the_networks_last_layer(files, channels):
     pixels = (2 * images - 1).requires_grad_()
     source(files[0]).features(pixels).sum().backward()
     assert pixels.grad.abs().sum() > 0
-
-
-def test_an_experiment_without_such_a_network_is_written_as_before(small, files):
-    """Its JSON names the cells of sweeps; the control has the keys."""
-    assert "backbone" not in small("model=pretrained").to_json()
-    model = json.loads(small(*chosen(files[0])).to_json())["model"]
-    assert model["digest"] == digest_of("file", files[0])
-    assert model["weights"] == files[0]
 
 
 def problems(small, *overrides):

@@ -52,6 +52,7 @@ from fed_dpsd.models.classifiers import FIXED, Classifier
 from fed_dpsd.models.divergence import descend, rates_of
 from fed_dpsd.models.inference import Images, predict, trainable_part
 from fed_dpsd.models.least_squares import fit_log_probabilities
+from fed_dpsd.models.precision import in_float64
 from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.mechanism import Mechanism, StudentLoss
 from fed_dpsd.privacy.optimisers import Adam
@@ -205,7 +206,8 @@ class FedDPSD(Queries, Method):
             previous = student
             if last:  # a student first trained on few answers never catches up: restart it
                 student = context.make_student(streams.torch("last student"))
-            metrics = self.train_student(student, buffer, context, streams, number, last)
+            with in_float64(student):
+                metrics = self.train_student(student, buffer, context, streams, number, last)
             if last and number > 1:
                 student = self.better_student(student, previous, buffer, context)
                 metrics["last_student_kept"] = float(student is not previous)
@@ -303,7 +305,7 @@ class FedDPSD(Queries, Method):
         schedule = torch.optim.lr_scheduler.OneCycleLR(
             optimiser, self.student_learning_rate, total_steps=max(steps, 20), pct_start=0.1
         )
-        labels = torch.from_numpy(whole.labels)
+        labels = torch.from_numpy(whole.labels).to(student.classifier.weight.dtype)
         loss_of = self.student_loss(context, whole.predictions)
         rng = streams.torch("replay", query_id=number)
         student.train()

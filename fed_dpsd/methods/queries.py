@@ -25,6 +25,7 @@ from fed_dpsd.methods.method import (
 from fed_dpsd.models import procedural
 from fed_dpsd.models.divergence import descend, rates_of
 from fed_dpsd.models.inference import to_bytes
+from fed_dpsd.models.precision import in_float64
 from fed_dpsd.models.recombination import recombine
 from fed_dpsd.privacy.optimisers import Adam
 from fed_dpsd.streams import Streams
@@ -107,10 +108,11 @@ class Queries:
             rng = streams.numpy("recombined images", query_id=number)
             parts.append(recombine(images, labels, recombined, rng))
         rng = streams.torch("generators", query_id=number)
-        while left > 0:
-            count = min(self.images_per_generator, left)
-            parts.append(to_bytes(self.generate(discriminator, context, count, rng)))
-            left -= count
+        with in_float64(discriminator):
+            while left > 0:
+                count = min(self.images_per_generator, left)
+                parts.append(to_bytes(self.generate(discriminator, context, count, rng)))
+                left -= count
         return np.concatenate(parts)
 
     def infer_polarity(self, buffer: list[ReplayBuffer]) -> procedural.Polarity:
@@ -126,8 +128,10 @@ class Queries:
         self, discriminator: nn.Module, context: PublicContext, count: int, rng: torch.Generator
     ) -> torch.Tensor:
         """Train a new generator against the discriminator by Eq. 8; return `count` images."""
-        generator = context.make_generator(self.latent_size, rng)
-        latents = torch.randn((count, self.latent_size), generator=rng).to(context.device)
+        dtype = next(discriminator.parameters()).dtype
+        generator = context.make_generator(self.latent_size, rng).to(dtype)
+        latents = torch.randn((count, self.latent_size), generator=rng, dtype=torch.float64)
+        latents = latents.to(context.device, dtype)
         latents.requires_grad_(True)
         groups = [
             {"params": generator.parameters(), "lr": self.generator_learning_rate},

@@ -4,7 +4,7 @@ import contextlib
 import ctypes
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import safetensors.torch
 import torch
@@ -37,11 +37,11 @@ def initialise(build: Callable[[], Module], generator: torch.Generator) -> Modul
     with torch.no_grad():
         for layer in module.modules():
             if isinstance(layer, nn.Conv2d | nn.Linear):
-                nn.init.xavier_uniform_(layer.weight, generator=generator)
+                _draw(nn.init.xavier_uniform_, layer.weight, generator=generator)
                 if layer.bias is not None:
                     layer.bias.zero_()
             elif isinstance(layer, nn.MultiheadAttention):
-                nn.init.xavier_uniform_(layer.in_proj_weight, generator=generator)
+                _draw(nn.init.xavier_uniform_, layer.in_proj_weight, generator=generator)
                 layer.in_proj_bias.zero_()
             elif isinstance(layer, nn.BatchNorm2d | nn.GroupNorm | nn.LayerNorm):
                 if isinstance(layer, nn.BatchNorm2d):
@@ -57,8 +57,15 @@ def initialise(build: Callable[[], Module], generator: torch.Generator) -> Modul
                         raise TypeError(
                             f"there is no rule for the weights of {type(layer).__name__}"
                         )
-                    nn.init.normal_(weights, std=0.02, generator=generator)
+                    _draw(nn.init.normal_, weights, std=0.02, generator=generator)
     return module.to(memory_format=torch.channels_last)
+
+
+def _draw(rule: Callable[..., object], weights: torch.Tensor, **settings: Any) -> None:
+    """Draw weights in float64, so that processors that round differently draw the same float32."""
+    drawn = torch.empty(weights.shape, dtype=torch.float64)
+    rule(drawn, **settings)
+    weights.copy_(drawn)
 
 
 def _state(module: nn.Module) -> list[torch.Tensor]:

@@ -68,7 +68,7 @@ class Classifier(nn.Module):
 
     def features(self, images: torch.Tensor) -> torch.Tensor:
         """Return the (B, F) output of the backbone, before the classifier."""
-        inputs = 2 * images - 1
+        inputs = 2 * images.to(self.classifier.weight.dtype) - 1
         if not self.bfloat16:
             return self.backbone(inputs)
         with torch.autocast(images.device.type, torch.bfloat16):
@@ -293,12 +293,11 @@ def builder(name: str, model: ModelConfig) -> Build:
 
 
 def features_version(name: str, model: ModelConfig) -> list[str]:
-    """Return the code and weights of an architecture's features, which name its teachers.
-
-    Scattering is left out, because noise follows the names.
-    """
+    """Return the code and weights of an architecture's features, which name its teachers."""
+    if name not in FIXED:
+        return []
     public = [public_of(model).version] if name == "pretrained" else []
-    return [*public, Patches.version()] if name in ("patches", "pretrained") else []
+    return [*public, Scattering.version() if name == "scattering" else Patches.version()]
 
 
 @functools.lru_cache(maxsize=16)

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from fed_dpsd.models import fixed_features, procedural, torch_threads
-from fed_dpsd.models.fixed_features import FixedFeatures, to_pixels, version_of
+from fed_dpsd.models import procedural, torch_threads
+from fed_dpsd.models.fixed_features import FixedFeatures, to_pixels
 from fed_dpsd.streams import Streams
 
 EXAMPLES = 2_000  # procedural images
@@ -35,11 +35,6 @@ class Patches(FixedFeatures):
     on brightness and contrast. Photographs are as likely as their mirror images, so a colour image
     has the mean responses of both; an X-ray's sides differ.
     """
-
-    @classmethod
-    def version(cls) -> str:
-        """Return the name of these features in caches; the patterns are of procedural images."""
-        return version_of(fixed_features.__file__, __file__, procedural.__file__)
 
     @staticmethod
     def num_coefficients(shape: tuple[int, ...]) -> int:
@@ -96,7 +91,7 @@ def patterns(shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
     """
     with torch_threads(1), torch.inference_mode(False), torch.no_grad():
         rng = Streams(0).numpy("patches")
-        drawn = to_pixels(torch.from_numpy(_patches(Patches.examples(shape), rng))).double()
+        drawn = to_pixels(torch.from_numpy(_patches(Patches.examples(shape), rng)))
         drawn -= drawn.mean(1, keepdim=True)
         drawn /= (drawn.square().mean(1, keepdim=True) + FLOOR).sqrt()
         mean = drawn.mean(0)

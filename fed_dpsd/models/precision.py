@@ -1,9 +1,12 @@
 """The precision of a network's layers: float32 or bfloat16.
 
 Weights, gradients, the last layer and losses are float32 in both, except losses on BatchNorm
-statistics, which take up to twice as long in float32. Private training uses float32.
+statistics, which take up to twice as long in float32. Private training uses float32. A student on
+fixed features learns in float64 on a CPU (`in_float64`).
 """
 
+import contextlib
+from collections.abc import Iterator
 from typing import TypeVar
 
 import torch
@@ -12,6 +15,7 @@ from torch import nn
 from fed_dpsd.config import Precision
 from fed_dpsd.errors import UserError
 from fed_dpsd.models.classifiers import Classifier
+from fed_dpsd.models.fixed_features import FixedFeatures
 from fed_dpsd.models.generators import Generator
 from fed_dpsd.privacy.training import CustomTraining, Training, TrainingMechanism
 
@@ -62,6 +66,26 @@ def has_bfloat16(device: torch.device) -> bool:
         return torch.cuda.is_bf16_supported(including_emulation=False)
     supported = getattr(torch.cpu, "_is_avx512_bf16_supported", None)  # no public function exists
     return device.type == "cpu" and supported is not None and supported()
+
+
+@contextlib.contextmanager
+def in_float64(network: nn.Module) -> Iterator[None]:
+    """Compute in float64 in this block if the network is linear on fixed features and on the CPU.
+
+    Processors round differently. In float32, the steps of a generator amplify this until they make
+    other images, and so another student. In float64, the images are the same to the byte. Other
+    networks stay in float32, which is several times faster for them. Afterwards, the weights are
+    rounded to float32.
+    """
+    fixed = isinstance(network, Classifier) and isinstance(network.backbone, FixedFeatures)
+    if not fixed or next(network.parameters()).device.type != "cpu":
+        yield
+        return
+    network.double()
+    try:
+        yield
+    finally:
+        network.float()
 
 
 def trains_in_float32(training: Training) -> bool:

@@ -1,7 +1,8 @@
 """Procedural images, which are public, free, and more varied than a trained generator's images.
 
-Each function draws (count, C, S, S) uint8 images from one random stream. The procedures use no
-data, only two facts: pictures consist of areas and lines, and objects occlude one another. Such
+Each function draws (count, C, S, S) uint8 images from one random stream. They compute in float64:
+processors round differently, but then almost never to another byte. The procedures use no data,
+only two facts: pictures consist of areas and lines, and objects occlude one another. Such
 images train a network almost as well as photographs (Baradad et al.: Learning to See by Looking at
 Noise, arXiv 2106.05963).
 """
@@ -46,9 +47,8 @@ def areas(count: int, shape: tuple[int, ...], rng: np.random.Generator) -> NDArr
 def lines(count: int, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.uint8]:
     """Draw level lines of smooth random fields, with random thickness, in a soft random disc."""
     size = shape[1]
-    rows, columns = torch.meshgrid(
-        torch.linspace(-1, 1, size), torch.linspace(-1, 1, size), indexing="ij"
-    )
+    line = torch.linspace(-1, 1, size, dtype=torch.float64)
+    rows, columns = torch.meshgrid(line, line, indexing="ij")
 
     def draw(count: int) -> torch.Tensor:
         fields = _fields(count, int(rng.integers(2, 7)), size, "bicubic", rng)
@@ -86,7 +86,6 @@ def objects(count: int, shape: tuple[int, ...], rng: np.random.Generator) -> NDA
 
 
 PROCEDURES = {"noise": noise, "areas": areas, "lines": lines, "leaves": leaves, "objects": objects}
-STREAMS = {"noise": "noise images", "areas": "area images", "lines": "line images"}
 
 
 def draw(
@@ -94,7 +93,7 @@ def draw(
 ) -> list[NDArray[np.uint8]]:
     """Draw `counts` images by each of some `PROCEDURES`, for round `number`."""
     return [
-        PROCEDURES[name](count, shape, streams.numpy(STREAMS.get(name, name), query_id=number))
+        PROCEDURES[name](count, shape, streams.numpy(f"{name} images", query_id=number))
         for name, count in counts.items()
     ]
 
@@ -136,7 +135,7 @@ def _fields(
     count: int, coarse: int, size: int, mode: str, rng: np.random.Generator
 ) -> torch.Tensor:
     """Draw (count, 1, size, size) fields: mean 0, variance 1, smooth over size / coarse pixels."""
-    knots = torch.from_numpy(rng.standard_normal((count, 1, coarse, coarse), np.float32))
+    knots = torch.from_numpy(rng.standard_normal((count, 1, coarse, coarse)))
     fields = functional.interpolate(knots, (size, size), mode=mode, align_corners=True)
     fields = fields - fields.mean((1, 2, 3), keepdim=True)
     return fields / fields.std((1, 2, 3), keepdim=True)
@@ -144,7 +143,7 @@ def _fields(
 
 def _uniform(count: int, low: float, high: float, rng: np.random.Generator) -> torch.Tensor:
     """Draw (count, 1, 1, 1) uniform numbers."""
-    return torch.from_numpy(rng.uniform(low, high, (count, 1, 1, 1)).astype(np.float32))
+    return torch.from_numpy(rng.uniform(low, high, (count, 1, 1, 1)))
 
 
 def _coloured(
@@ -161,10 +160,10 @@ def _coloured(
     def pixels(count: int, shape: tuple[int, ...], rng: np.random.Generator) -> torch.Tensor:
         mask = draw(count)
         if shape[0] == 1:
-            above = torch.from_numpy(rng.integers(0, 2, (count, 1, 1, 1)).astype(np.float32))
+            above = torch.from_numpy(rng.integers(0, 2, (count, 1, 1, 1)).astype(np.float64))
             below = 1 - above
         else:
-            above, below = torch.from_numpy(rng.random((2, count, 3, 1, 1), np.float32))
+            above, below = torch.from_numpy(rng.random((2, count, 3, 1, 1)))
         return mask * above + (1 - mask) * below
 
     return _drawn(pixels, count, shape, rng)
@@ -187,7 +186,7 @@ def _drawn(
 
 def _palettes(count: int, channels: int, rng: np.random.Generator) -> torch.Tensor:
     """Draw (count, COLOURS, C) colours, less saturated than uniformly random ones."""
-    palettes = torch.from_numpy(rng.random((count, COLOURS, channels), np.float32))
+    palettes = torch.from_numpy(rng.random((count, COLOURS, channels)))
     greys = palettes.mean(2, keepdim=True)
     return greys + _uniform(count, 0, 1, rng)[:, 0] * (palettes - greys)
 
@@ -203,7 +202,7 @@ def _objects(count: int, shape: tuple[int, ...], rng: np.random.Generator) -> to
     """Draw (count, C, S, S) floats, roughly between 0 and 1."""
     channels, size, _ = shape
     ground, sky, *paints = _palettes(count, channels, rng)[..., None, None].unbind(1)
-    line = torch.linspace(-1, 1, size)
+    line = torch.linspace(-1, 1, size, dtype=torch.float64)
     rows, columns = torch.meshgrid(line, line, indexing="ij")
 
     slope, level = _uniform(count, -0.3, 0.3, rng), _uniform(count, -1, 1, rng)
@@ -232,7 +231,7 @@ def _body(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw (count, 1, S, S) heights, positive inside a body, and a mask of the second colour."""
     parts = torch.from_numpy(rng.integers(2, 7, (count, 1, 1, 1)))
-    height = torch.full((count, 1, *rows.shape), -9.0)
+    height = torch.full((count, 1, *rows.shape), -9.0, dtype=torch.float64)
     second = torch.zeros(height.shape, dtype=torch.bool)
     centre = _uniform(count, -0.3, 0.3, rng), _uniform(count, -0.3, 0.3, rng)
     for part in range(6):
@@ -257,13 +256,13 @@ def _dead_leaves(count: int, shape: tuple[int, ...], rng: np.random.Generator) -
     channels, size, _ = shape
     palettes = _palettes(count, channels, rng)
     images = torch.arange(count)
-    line = torch.linspace(-0.5, 0.5, size)
+    line = torch.linspace(-0.5, 0.5, size, dtype=torch.float64)
     rows, columns = torch.meshgrid(line, line, indexing="ij")
 
     def leaf() -> tuple[torch.Tensor, torch.Tensor]:
         """Draw (count, C + 2, 1, 1) colours and texture choices, and (count, 1, S, S) shades."""
         colours = palettes[images, torch.from_numpy(rng.integers(0, COLOURS, count))]
-        colours += torch.from_numpy(rng.normal(0, 0.05, colours.shape).astype(np.float32))
+        colours += torch.from_numpy(rng.normal(0, 0.05, colours.shape))
         textured = torch.eye(2)[torch.from_numpy(rng.integers(0, 2, count))]
         slope, angle = _uniform(count, 0, 0.6, rng), _uniform(count, 0, 2 * math.pi, rng)
         shades = slope * (angle.cos() * columns + angle.sin() * rows)
@@ -313,7 +312,7 @@ def _textures(count: int, size: int, rng: np.random.Generator) -> torch.Tensor:
     down = (angle.cos() * columns - angle.sin() * rows) / stretch
     frequency = (across**2 + down**2).sqrt().clamp_min(1 / size)
     amplitude = frequency ** -_uniform(count, 0.5, 2.5, rng)[:, 0]
-    white = torch.from_numpy(rng.standard_normal((count, size, size), np.float32))
+    white = torch.from_numpy(rng.standard_normal((count, size, size)))
     fields = torch.fft.irfft2(torch.fft.rfft2(white) * amplitude, s=(size, size))
     fields = fields - fields.mean((1, 2), keepdim=True)
     return fields / fields.std((1, 2), keepdim=True)

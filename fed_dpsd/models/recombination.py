@@ -39,14 +39,14 @@ def recombine(
     weights = 1 / (np.bincount(classes, minlength=labels.shape[1]) + 1.0)[classes]
     first, second = rng.choice(len(answered), (2, count), p=weights / weights.sum())
     images = _moved(answered[first], rng)
-    areas = procedural.areas(count, (1, *answered.shape[2:]), rng) / np.float32(255)
+    areas = procedural.areas(count, (1, *answered.shape[2:]), rng) / 255
     areas[rng.random(count) >= PASTED] = 1
     mixed = areas * images + (1 - areas) * answered[second]
     recombined: NDArray[np.uint8] = mixed.round().astype(np.uint8)
     return recombined
 
 
-def _moved(images: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.float32]:
+def _moved(images: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.float64]:
     """Rotate, scale and shift each image; new pixels repeat its edge."""
     count = len(images)
     angles = rng.uniform(-TURN, TURN, count)
@@ -56,8 +56,8 @@ def _moved(images: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.fl
         [across * np.cos(angles), -down * np.sin(angles), right],
         [across * np.sin(angles), down * np.cos(angles), below],
     ]
-    maps = torch.from_numpy(np.array(rows, np.float32)).permute(2, 0, 1)
+    maps = torch.from_numpy(np.array(rows)).permute(2, 0, 1)
     grid = functional.affine_grid(maps, list(images.shape), align_corners=False)
-    pixels = torch.from_numpy(images).float()
+    pixels = torch.from_numpy(images).double()
     moved = functional.grid_sample(pixels, grid, padding_mode="border", align_corners=False)
     return moved.clamp(0, 255).numpy()

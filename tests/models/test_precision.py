@@ -11,8 +11,9 @@ from fed_dpsd.models import initialise, precision
 from fed_dpsd.models.classifiers import CLASSIFIERS
 from fed_dpsd.models.functions import add_functions
 from fed_dpsd.models.generators import Generator
-from fed_dpsd.models.precision import choose_precision, precision_of
+from fed_dpsd.models.precision import choose_precision, in_float64, precision_of
 from fed_dpsd.streams import Streams
+from tests.every import every
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 DIGITS, CIFAR10 = (1, 8, 8), (3, 32, 32)
@@ -41,6 +42,19 @@ def test_auto_is_bfloat16_on_a_gpu_that_has_it(monkeypatch, name, supported):
     assert chosen(network, "auto", GPU) == expected
     assert chosen(network, "auto", CPU) == "float32"
     assert chosen(network, "float32", GPU) == "float32"
+
+
+@every("name", ["scattering", "patches", "cnn", "pretrained"])
+def test_students_on_our_fixed_features_compute_in_float64_for_a_while(name):
+    exact = name in ("scattering", "patches")
+    network, images = build(name, DIGITS), torch.rand(2, *DIGITS)
+    before = network(images)
+    with in_float64(network):
+        after = network(images)
+    assert after.dtype == (torch.float64 if exact else torch.float32)
+    assert torch.allclose(before.to(after), after, atol=1e-5)
+    assert torch.equal(before.to(after), after) != exact
+    assert torch.equal(network(images), before)
 
 
 def test_auto_leaves_own_networks_in_float32(monkeypatch):

@@ -46,7 +46,7 @@ def halves(count, seed=0):
 
 
 def trained(mechanism, images, labels, rng=None, network="cnn"):
-    teacher = initialise(lambda: CLASSIFIERS[network]((1, 8, 8), 2, 4), Streams(0).torch("model"))
+    teacher = initialise(lambda: CLASSIFIERS[network]((1, 8, 8), 2, 4), Streams(2).torch("model"))
     mechanism.train(teacher, images, labels, rng or Streams(0).numpy("training"))
     return teacher
 

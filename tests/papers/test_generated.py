@@ -13,6 +13,7 @@ from fed_dpsd.papers.dp_gan import DPGAN
 from fed_dpsd.papers.dp_merf import DPMERF
 from fed_dpsd.papers.gep import GEP
 from fed_dpsd.papers.gs_wgan import GSWGAN
+from fed_dpsd.streams import Streams
 from tests.papers import test_dp_gan, test_dp_merf, test_gep, test_gs_wgan
 from tests.papers.test_dp_merf import halves, trained
 from tests.papers.test_taught_generative import KINDS, made
@@ -95,5 +96,6 @@ def test_a_teacher_learns_the_records_labels(name):
     images, labels = halves(count)
     test, truth = halves(200, seed=1)
     for given, expected in ((labels, truth), (1 - labels, 1 - truth)):
-        teacher = trained(make(**{"noise_multiplier": 1.0} | long), images, given).eval()
+        draws = Streams(2).numpy("training")
+        teacher = trained(make(**{"noise_multiplier": 1.0} | long), images, given, draws).eval()
         assert (teacher(test[:, 0]).argmax(1) == expected).float().mean() > 0.95

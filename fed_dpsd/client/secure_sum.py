@@ -13,7 +13,7 @@ import numpy as np
 
 from fed_dpsd.accounts.ledger import Ledger
 from fed_dpsd.errors import ProtocolError
-from fed_dpsd.privacy.mechanism import SupportsSecureSum
+from fed_dpsd.privacy.mechanism import Shards, SupportsSecureSum
 from fed_dpsd.privacy.secure_sum import Masked, Party
 from fed_dpsd.protocol import Request, Response, SumStep
 
@@ -76,10 +76,10 @@ class SecureSums:
     def tag(self, request: str) -> str:
         """Return the tag of the sum of all answers to a request, which is the same at every client.
 
-        It does not depend on whether shards are by record or by patient, so answers of clients of
-        both kinds may be summed.
+        It does not depend on facts of a single client (whether its shards are by record or by
+        patient, and whether its teachers come from files), so any clients' answers may be summed.
         """
-        shards = replace(self._mechanism.shards, by="record")
+        shards = Shards(self._mechanism.shards.teachers)
         mechanism = replace(self._mechanism, shards=shards)  # type: ignore[type-var]
         keys = [key.hex() for _, key in sorted(self._party.public_keys.items())]
         content = [self._run, request, str(mechanism), keys]

@@ -1,6 +1,8 @@
 """A site: a client's data, teachers and ledger. Only a site releases private data."""
 
+import functools
 import hashlib
+import json
 import logging
 from contextlib import nullcontext
 from dataclasses import replace
@@ -11,7 +13,6 @@ from numpy.typing import NDArray
 
 from fed_dpsd.accounts.account import Account, BudgetSpent, RecordsChanged, Unplanned
 from fed_dpsd.accounts.ledger import LedgerError
-from fed_dpsd.client.method_text import method_text
 from fed_dpsd.client.secure_sum import SecureSums
 from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.config import Config
@@ -266,7 +267,7 @@ class Site:
             with self.ledger.transaction():
                 self.account.pay(self.training, digest, "training", request)
         return self._teachers.sensitive_retrained(
-            request.weights, digest, epochs, self._pull, regulariser
+            request.weights, request.query_id, digest, epochs, self._pull, regulariser
         )
 
     def release(
@@ -278,10 +279,10 @@ class Site:
         changed. Otherwise, the two answers would reveal whether they changed. Nothing is drawn over
         budget.
 
-        The noise depends on the whole request and every setting, so the same id with different
-        content gets different noise and a separate charge. If answers are summed, the noise also
-        depends on the sum's tag. Otherwise, two sums of the same answers over different sets of
-        clients would reveal their difference.
+        The charge depends on the whole request and every setting, so the same id with different
+        content is a separate charge. If answers are summed, it also depends on the sum's tag.
+        Secret noise depends on the same. Otherwise, two sums of the same answers over different
+        sets of clients would reveal their difference.
 
         Raises:
             BudgetSpent: the charge would exceed the budget or the plan; nothing was drawn.
@@ -312,9 +313,9 @@ class Site:
         """Return the (B, K) sum of (n, B, K) bounded values with the noise that is drawn here."""
         if mechanism.noise_at == "server" and isinstance(mechanism, SupportsSecureSum):
             return truncate(bounded, mechanism.lattice).sum(0)
-        # The noise depends on the values too: it must never be added to different values.
-        noised = hashlib.sha256(digest.encode() + bounded.tobytes()).hexdigest()
-        rng = self._noise.numpy("answer", self.client, int(noised, 16))
+        hides = hashlib.sha256(digest.encode() + bounded.tobytes()).hexdigest()
+        purpose = f"{request.kind}: {mechanism.name}"
+        rng = self._noise.noise(purpose, self.client, request.query_id, hides)
         return mechanism.add_noise(bounded, request.predictions, rng)
 
     def _pay(self, mechanism: Mechanism, request: Request) -> None:
@@ -366,13 +367,12 @@ class Site:
         return hashlib.sha256(f"class counts {self._teachers.identity}".encode()).hexdigest()
 
     def _digest(self, mechanism: Mechanism, request: Request) -> str:
-        """Return the key that an answer is stored and charged under; it also seeds the noise."""
+        """Return the key that an answer is stored and charged under."""
         if isinstance(mechanism, ClassCounts):
             return self._counts
-        method = method_text(self.config.method)
-        content = f"{request.digest} {mechanism} {self._teachers.settings} {method}"
+        content = f"{request.digest} {mechanism} {self._teachers.settings} {self._method}"
         content += f" {covering}" if (covering := self._covering(mechanism, request)) else ""
-        # Devices round differently, and the same noise must not be added to different values.
+        # Devices round differently, so their answers are different releases.
         content += f" {device}" if (device := self._teachers.answers_on) else ""
         if self.secure_sums:
             content += f" {self.secure_sums.tag(request.digest)}"
@@ -381,6 +381,11 @@ class Site:
         # A run's name may not be valid UTF-8; different names stay different.
         return hashlib.sha256(content.encode(errors="surrogatepass")).hexdigest()
 
+    @functools.cached_property
+    def _method(self) -> str:
+        """Return the method's settings as JSON."""
+        return json.dumps(dict(self.config.method), sort_keys=True)
+
     @property
     def _pull(self) -> float:
         """Return the weight of the pull towards a request's weights, from the method's own keys."""
@@ -388,11 +393,7 @@ class Site:
 
     def _retraining(self, request: Request) -> str:
         """Return the key under which training from the request's weights is charged."""
-        content = f"{self._teachers.input_digest} {request.digest}"
-        # Noise depends on the pull, and on how the numbers after the weights are used.
-        content += f" {self._pull}" if self._pull else ""
-        if len(request.weights) > self._teachers.size:
-            content += f" {method_text(self.config.method)}"
+        content = f"{self._teachers.input_digest} {request.digest} {self._method}"
         return hashlib.sha256(content.encode()).hexdigest()
 
 

@@ -63,7 +63,6 @@ from fed_dpsd.privacy.training import CustomTraining, Training, TrainingMechanis
 from fed_dpsd.progress import track
 from fed_dpsd.streams import Streams
 
-OFF_BY_DEFAULT = "weight_decay", "one_cycle", "shift", "flip"  # settings of training
 INPUT = "input"  # in the metadata of a cached teacher: the digest of what it was trained on
 
 
@@ -113,6 +112,7 @@ class Teachers:
         self.watch = Watch(config, training, client, role)
         self._config = config
         self._client = client
+        self._role = role
         self._secret = secret
         self._noise: Noise = secret or Streams(config.teacher.seed)
         self._custom = training if isinstance(training, CustomTraining) else None
@@ -160,10 +160,8 @@ class Teachers:
     def settings(self) -> str:
         """Return every public setting that the teachers depend on, as JSON."""
         config, name = self._config, self._config.architecture(self._client)
-        settings = [name, config.model.teacher_width]
-        # Noise depends on this text, so settings that are off are left out.
-        on = {key: v for key, v in vars(config.teacher).items() if v or key not in OFF_BY_DEFAULT}
-        settings += [config.data.num_classes, on, config.threads_client]
+        settings = [self._role, name, config.model.teacher_width]
+        settings += [config.data.num_classes, vars(config.teacher), config.threads_client]
         settings += [str(self._training or self._custom or self._labels), self._client]
         settings += [__version__, torch.__version__]
         # Different instruction sets round differently.
@@ -198,9 +196,9 @@ class Teachers:
     def digests(self) -> list[str]:
         """Return a digest of each teacher's training input. The digests stay at the client.
 
-        Noise and charges depend on the digests. Private training is identified by its actual input,
-        to the last bit, because processors and libraries may compute different features of the same
-        records. A cached teacher was charged under the digest stored with its weights.
+        Charges and secret noise depend on the digests. Private training is identified by its actual
+        input, to the last bit, because processors and libraries may compute different features of
+        the same records. A cached teacher was charged under the digest stored with its weights.
         """
         if not self._noisy:
             return self.keys
@@ -268,10 +266,7 @@ class Teachers:
 
     @property
     def class_counts(self) -> NDArray[np.float64]:
-        """Return (n, 1, K) noisy class counts of the shards; every call returns the same counts.
-
-        Like the noise of training, their noise depends on the records and every setting.
-        """
+        """Return (n, 1, K) noisy class counts of the shards; every call returns the same counts."""
         assert self._training
         num_classes = self._config.data.num_classes
         counts = []
@@ -279,8 +274,8 @@ class Teachers:
             labels = records.labels
             if self._by_patient:
                 labels = labels[places_of_patients(records, self._training)]
-            key = hashlib.sha256(f"{self.digests[shard]}".encode() + labels.tobytes()).hexdigest()
-            rng = self._noise.numpy("class counts", self._client, int(key, 16))
+            hides = hashlib.sha256(self.digests[shard].encode() + labels.tobytes()).hexdigest()
+            rng = self._noise.noise("class counts", self._client, shard, hides)
             counts.append(self._training.count(labels, num_classes, rng))
         return np.stack(counts)[:, None]
 
@@ -340,7 +335,7 @@ class Teachers:
             ValueError: the weights belong to another architecture, or do not fit the regulariser.
         """
         if regulariser:
-            self._load_start(self._untrained(0), weights, regulariser)
+            self._load_start(self._untrained(0), weights, regulariser, torch.Generator())
         elif len(weights) != self.size:
             raise ValueError(f"{len(weights)} weights instead of {self.size}")
 
@@ -349,17 +344,19 @@ class Teachers:
         teacher: Classifier,
         weights: NDArray[np.float32],
         regulariser: Regulariser | None,
+        rng: torch.Generator,
     ) -> HeadLoss | None:
         """Load the weights; return the regulariser's loss, set by the numbers after the weights."""
         if not regulariser:
             load_vector(teacher, torch.from_numpy(weights))
             return None
         load_vector(teacher, torch.from_numpy(weights[: self.size]))
-        return regulariser(teacher.classifier, weights[self.size :])
+        return regulariser(teacher.classifier, weights[self.size :], rng)
 
     def sensitive_retrained(
         self,
         weights: NDArray[np.float32],
+        number: int,
         digest: str,
         epochs: int,
         proximal_weight: float,
@@ -370,8 +367,8 @@ class Teachers:
         Args:
             weights: (P,) weights that each teacher starts from (see `to_vector` and
                 `check_weights`), followed by the regulariser's numbers.
-            digest: hexadecimal digest of the teachers and the whole request; all randomness
-                derives from it.
+            number: number of the round.
+            digest: hexadecimal digest of the teachers, the whole request and the method's settings.
             epochs: passes over a shard; a training mechanism uses its own number of steps instead.
             proximal_weight: the weight of the pull back to `weights`, >= 0 (see `pulled_back`).
             regulariser: adds a loss that depends on no record (see `regularised`); None adds no
@@ -382,11 +379,13 @@ class Teachers:
         vectors = []
         for shard, records in enumerate(self._shards):
             teacher = self._untrained(shard)
-            loss = self._load_start(teacher, weights, regulariser)
+            purpose = f"retraining {shard}"
+            draws = Streams(settings.seed).torch(f"regulariser, {purpose}", self._client, number)
+            loss = self._load_start(teacher, weights, regulariser, draws)
             if len(records) or self._training:
                 pulled = pulled_back(teacher, proximal_weight)
                 with pulled, regularised(teacher.classifier, loss):
-                    self._train(teacher, shard, config, f"retraining {shard}", int(digest, 16))
+                    self._train(teacher, shard, config, purpose, number, digest)
                 self.watch.check(teacher, shard)
             vectors.append(to_vector(teacher))
         return torch.cat(vectors).numpy()[None, :, None]
@@ -414,16 +413,14 @@ class Teachers:
                     return teacher
             except (ValueError, RuntimeError):
                 path.unlink(missing_ok=True)  # a damaged teacher is trained again
-        # The noise of training is keyed by its input: it must never be drawn for a different input.
         digest = self.digests[shard]
         if self._noisy and self._input(shard) != digest:
             raise UserError(
                 f"{path} is missing, and this machine would not train the teacher that was paid "
                 "for; restart to train and charge a new one"
             )
-        noisy = "private training", int(digest, 16)
-        purpose = noisy if self._noisy else ("teacher batches", shard)
-        self._train(teacher, shard, config, *purpose)
+        purpose = f"private training of a {self._role}" if self._noisy else f"{self._role} batches"
+        self._train(teacher, shard, config, purpose, shard, digest)
         self.watch.check(teacher, shard)
         write_weights(teacher, path, {INPUT: digest} if self._noisy else None)
         return teacher.to(CPU)
@@ -450,9 +447,18 @@ class Teachers:
             return ""
 
     def _train(
-        self, teacher: Classifier, shard: int, config: Config, purpose: str, number: int
+        self,
+        teacher: Classifier,
+        shard: int,
+        config: Config,
+        purpose: str,
+        number: int,
+        digest: str,
     ) -> None:
-        """Train on one shard, with the training mechanism's own steps if it has any."""
+        """Train on one shard, with the training mechanism's own steps if it has any.
+
+        `purpose` and `number` name the draws; `digest` identifies the input of noisy training.
+        """
         records = self._shards[shard]
         streams = Streams(config.teacher.seed)
         if not self._noisy:
@@ -462,7 +468,7 @@ class Teachers:
                 losses = train(teacher, records, config, batches, self._learns_on)
             self.watch.check_losses(losses, shard)
             return
-        rng = self._noise.numpy(purpose, self._client, number)
+        rng = self._noise.noise(purpose, self._client, number, hides=digest)
         if self._labels:
             # Batches depend on public numbers only, so they cannot reveal labels.
             draw = functools.partial(streams.torch, client=self._client, query_id=shard)

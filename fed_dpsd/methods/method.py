@@ -222,9 +222,9 @@ class Federation(Protocol):
 
 # A loss of the (K, F) weight and (K,) bias of a teacher's last layer; it must depend on no record.
 HeadLoss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-# Makes this loss from the untrained last layer and the numbers that follow a request's weights;
-# raises ValueError if their count is wrong.
-Regulariser = Callable[[nn.Linear, NDArray[np.float32]], HeadLoss]
+# Makes this loss from the untrained last layer, the numbers that follow a request's weights and a
+# public random stream; raises ValueError if the count of the numbers is wrong.
+Regulariser = Callable[[nn.Linear, NDArray[np.float32], torch.Generator], HeadLoss]
 
 
 class Site(Protocol):

@@ -10,7 +10,6 @@ clients' logits. The generator's Adam restarts in each round; the code base keep
 MNIST, with weight decay and a rate that falls by 2 % per round.
 """
 
-import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -100,19 +99,19 @@ class FedGen(FedAVG):
     def client(self, request: Request, site: Site) -> Response | Refusal:
         """Release the weights after local training with the generator, or what FedAVG releases."""
         if request.kind == "train" and self.generator_weight:
-            loss = functools.partial(self.generated_loss, request)
-            return site.release(Weights(), site.retrain(request, self.local_epochs, loss), request)
+            weights = site.retrain(request, self.local_epochs, self.generated_loss)
+            return site.release(Weights(), weights, request)
         return super().client(request, site)
 
     def generated_loss(
-        self, request: Request, head: nn.Linear, numbers: NDArray[np.float32]
+        self, head: nn.Linear, numbers: NDArray[np.float32], rng: torch.Generator
     ) -> HeadLoss:
         """Return the second term of Equation 5: cross-entropy on generated features.
 
         Args:
-            request: the request to train; the draws follow its digest.
             head: the teacher's last layer.
             numbers: the generator's weights, then the (K,) frequencies of the classes.
+            rng: random stream of classes and latent vectors.
 
         Raises:
             ValueError: the numbers do not fit the generator and the classes.
@@ -122,7 +121,6 @@ class FedGen(FedAVG):
         load_vector(generator, torch.from_numpy(weights))
         if not (frequencies >= 0).all() or not 0 < frequencies.sum() < np.inf:
             raise ValueError(f"frequencies of classes {frequencies.tolist()}")
-        rng = Streams(0).torch("generated features", query_id=int(request.digest, 16))
 
         def loss(weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
             classes = self.draw_classes(frequencies, rng)

@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 KINDS = "areas", "lines", "leaves", "objects"  # of procedural images, in equal parts
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class GEP(SampledGaussian):
     """Gradients in two parts with their own bounds and noise: embedding and residual.
 

@@ -20,7 +20,7 @@ REASONS = {
 }
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class GradientReading(NormalizedGradient):
     """Normalised gradients with noise that does not hide them: a reading of Eq. 3.
 

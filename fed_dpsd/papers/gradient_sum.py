@@ -13,7 +13,7 @@ from fed_dpsd.privacy.noise import Rng
 MOST_IMAGES = 1_024  # in a request; the sum of more might not be exact
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class GradientSum(NormalizedGradient):
     """The sum of a request's normalised gradients plus one Gaussian draw, in its first row.
 

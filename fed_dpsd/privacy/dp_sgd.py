@@ -6,7 +6,7 @@ Abadi et al.: "Deep Learning with Differential Privacy", arXiv 1607.00133, Algor
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -121,20 +121,6 @@ class SampledGaussian(TrainingMechanism):
                 f"records_per_patient={self.records_per_patient} times copies={self.copies} must "
                 f"be at most {MOST_PLACES}"
             )
-
-    def __repr__(self) -> str:
-        """Return the text for ledgers and for digests that key the noise; changing it changes runs.
-
-        It includes `unit` and `records_per_patient` only if patients are the unit.
-        """
-        left_out = ("unit", "records_per_patient") if self.unit == "record" else ()
-        names = {"count_fraction": "count_share"}
-        values = [
-            f"{names.get(f.name, f.name)}={getattr(self, f.name)!r}"
-            for f in fields(self)
-            if f.name not in left_out
-        ]
-        return f"{type(self).__qualname__}({', '.join(values)})"
 
     def describe(self, trainings: int = 1) -> str:
         """Describe how teachers are trained, `trainings` times."""
@@ -325,7 +311,7 @@ class SampledGaussian(TrainingMechanism):
         return totals
 
 
-@dataclass(frozen=True, repr=False)  # the text of `SampledGaussian` keys the noise
+@dataclass(frozen=True)
 class DPSGD(SampledGaussian):
     """DP-SGD with Poisson sampling: clipped gradients of a random part of the records, plus noise.
 

@@ -1,7 +1,7 @@
 """Data-sensitive answers: normalised gradients plus Gaussian noise (arXiv 2601.19090, Alg. 2)."""
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -86,7 +86,7 @@ class NormalizedGradient(Mechanism):
     shards: Shards = ONE_TEACHER  # the client's teachers
     # "normalise" (each gradient is scaled to norm `bound`, except for `stability`) or "clip" (only
     # longer gradients are shortened to `bound`, as in DP-SGD)
-    scaling: Literal["normalise", "clip"] = field(default="normalise", repr=False)
+    scaling: Literal["normalise", "clip"] = "normalise"
 
     def __post_init__(self) -> None:
         check_noise_at(self.noise_at, self.quorum)
@@ -101,12 +101,6 @@ class NormalizedGradient(Mechanism):
             raise ValueError(f"normalise={self.normalise!r} must be 'sample' or 'batch'")
         if self.scaling not in ("normalise", "clip"):
             raise ValueError(f"scaling={self.scaling!r} must be 'normalise' or 'clip'")
-
-    def __repr__(self) -> str:
-        """Return the text for ledgers; it includes `scaling` only if that is not the default."""
-        shown = [f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.repr]
-        more = [] if self.scaling == "normalise" else [f"scaling={self.scaling!r}"]
-        return f"{type(self).__name__}({', '.join([*shown, *more])})"
 
     @property
     def scale(self) -> float:

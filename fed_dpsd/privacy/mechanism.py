@@ -6,7 +6,7 @@ One frozen object defines both the noise and the event derived from it, so they 
 import copy
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
@@ -56,7 +56,7 @@ class Shards:
 
     teachers: int = 1
     by: Literal["record", "patient"] = "record"
-    silent: bool = field(default=True, repr=False)  # not part of digests
+    silent: bool = True
 
     def __post_init__(self) -> None:
         if self.teachers < 1:

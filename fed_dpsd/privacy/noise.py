@@ -152,8 +152,7 @@ class SecureGenerator:
 class SecretStreams:
     """Streams like `streams.Streams`, but derived from a secret instead of a public seed.
 
-    Like seeded draws, every draw depends on its purpose, client and query. So a draw repeated after
-    a crash is the same and reveals nothing new.
+    A draw repeated after a crash is the same and reveals nothing new.
 
     Args:
         secret: at least 32 bytes that only the client knows.
@@ -175,6 +174,14 @@ class SecretStreams:
         name = f"{purpose} {client} {query_id}".encode()
         return SecureGenerator(hmac.digest(self.secret, name, hashlib.sha256))
 
+    def noise(self, purpose: str, client: int, query_id: int, hides: str) -> SecureGenerator:
+        """Return the generator of the noise for one input, whose digest is `hides`.
+
+        Inputs that differ in a bit get unrelated noise. If they shared it, the difference of two
+        releases would be exact.
+        """
+        return self.numpy(f"{purpose} {hides}", client, query_id)
+
 
 Rng = np.random.Generator | SecureGenerator
 
@@ -184,6 +191,17 @@ class Noise(Protocol):
 
     def numpy(self, purpose: str, client: int = 0, query_id: int = 0) -> Rng:
         """Return a fresh generator; equal arguments give equal draws."""
+
+    def noise(self, purpose: str, client: int, query_id: int, hides: str) -> Rng:
+        """Return a fresh generator of noise; only secret noise depends on what it hides.
+
+        Args:
+            purpose: what the noise is for; each kind of draw has its own.
+            client: the client's number.
+            query_id: the number of the request, or of the teacher.
+            hides: a digest of the values that the noise is added to, with everything that they and
+                the noise depend on.
+        """
 
 
 def noisy_sum(values: NDArray[Any], scale: float, law: Law, rng: Rng) -> NDArray[np.float64]:

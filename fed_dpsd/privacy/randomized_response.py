@@ -1,7 +1,7 @@
 """Label-sensitive answers: top-k randomised response (arXiv 2601.19090, Eq. 5 and Alg. 2)."""
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -80,7 +80,7 @@ class TopKRandomizedResponse(Mechanism):
     quorum: Quorum | None = None  # the quorum of the secure sum; only with noise_at="distributed"
     shards: Shards = ONE_TEACHER  # the client's teachers
     # "candidates" (a lie is a member of I) or "classes" (Eq. 5 as printed).
-    lies: Literal["candidates", "classes"] = field(default="candidates", repr=False)
+    lies: Literal["candidates", "classes"] = "candidates"
 
     def __post_init__(self) -> None:
         if not (0 <= self.epsilon_per_answer <= LARGEST_EPSILON or self.truthful):
@@ -102,12 +102,6 @@ class TopKRandomizedResponse(Mechanism):
         if self.noise_at not in ("client", "distributed"):
             raise ValueError(f"noise_at={self.noise_at!r} must be 'client' or 'distributed'")
         check_noise_at(self.noise_at, self.quorum)
-
-    def __repr__(self) -> str:
-        """Return the text for ledgers; it includes `lies` only if that is not the default."""
-        shown = (f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.repr)
-        more = [] if self.lies == "candidates" else [f"lies={self.lies!r}"]
-        return f"{type(self).__name__}({', '.join([*shown, *more])})"
 
     @property
     def reason(self) -> str | None:

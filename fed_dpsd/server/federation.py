@@ -322,10 +322,10 @@ class HostedFederation(ABC):
                 return Aggregate(request, kept["sum"], int(kept["count"]), refused)
         if not answers:
             return Aggregate(request, np.zeros(request.summed_shape), 0, refused)
-        # Different answers get different noise; otherwise two sums would show their difference.
         digest = hashlib.sha256(request.digest.encode())
         digest.update(b"".join(response.values.tobytes() for response in answers))
-        rng = self._noise.numpy("server noise", query_id=int(digest.hexdigest(), 16))
+        purpose = f"server noise, {request.kind}"
+        rng = self._noise.noise(purpose, 0, request.query_id, hides=digest.hexdigest())
         values = np.stack([response.values for response in answers])
         noisy = self.experiment.answers.add_noise(values, request.predictions, rng)
         count = sum(response.teachers for response in answers)

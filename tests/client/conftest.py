@@ -4,6 +4,9 @@ import numpy as np
 import pytest
 
 from fed_dpsd.experiment import load_data
+from fed_dpsd.privacy.noise import SecretStreams
+
+SECRET = SecretStreams(bytes(range(32)))
 
 
 @pytest.fixture

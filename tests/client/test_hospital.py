@@ -268,13 +268,13 @@ def test_noise_is_the_hospitals_own_and_the_same_for_the_same_request(deployed, 
 
 def test_all_noise_of_a_hospital_comes_from_its_secret(deployed, tmp_path, monkeypatch):
     """The coordinator sets the seeds."""
-    drawn, draw = set(), SecretStreams.numpy
+    drawn, noise = set(), SecretStreams.noise
 
-    def watched(streams, purpose, *rest):
+    def watched(streams, purpose, *rest, **named):
         drawn.add(purpose)
-        return draw(streams, purpose, *rest)
+        return noise(streams, purpose, *rest, **named)
 
-    monkeypatch.setattr(SecretStreams, "numpy", watched)
+    monkeypatch.setattr(SecretStreams, "noise", watched)
     private = "training=dp_sgd", "training.steps=1", "answers=probabilities", "model=scattering"
     imageless = partial(Request.without_images, image_shape=(1, 8, 8), num_classes=10)
     start = to_vector(make_teacher(deployed(*private).config, 0, 0)).detach().numpy()
@@ -287,8 +287,12 @@ def test_all_noise_of_a_hospital_comes_from_its_secret(deployed, tmp_path, monke
         text = deployed(f"method={name}", *private, settings).to_json()
         given = answer(hospital, text, asked)
         assert isinstance(given, Response), given
-    noise = {"answer", "private training", "retraining 0", "class counts"}
-    assert drawn == noise | {"records of a run"}
+    training = {"private training of a teacher", "retraining 0", "class counts"}
+    assert drawn == training | {
+        "answers: probabilities",
+        "counts: class_counts",
+        "train: weights",
+    }
 
 
 def test_a_hospital_keeps_its_number(deployed, tmp_path):

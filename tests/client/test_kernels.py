@@ -18,12 +18,12 @@ from fed_dpsd.experiment import load_data
 from fed_dpsd.models import classifiers, fixed_features
 from fed_dpsd.models.fixed_features import FixedFeatures
 from fed_dpsd.privacy.gaussian import NormalizedGradient
-from fed_dpsd.privacy.noise import SecretStreams, SecureGenerator
+from fed_dpsd.privacy.noise import SecureGenerator
 from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.protocol import Request
+from tests.client.conftest import SECRET
 from tests.ledgers import entries_of
 
-SECRET = SecretStreams(bytes(range(32)))
 FIXED = ("training=dp_sgd", "training.steps=2", "model=scattering", "answers=probabilities")
 NETWORK = (*FIXED[:2], "model=cnn", FIXED[3])
 
@@ -73,7 +73,7 @@ def drawn(monkeypatch):
     return noise
 
 
-def site_of(experiment, cache, ledger):
+def site_of(experiment, cache, ledger, secret=SECRET):
     config = dataclasses.replace(experiment.config, cache=str(cache))
     records = load_data(config.data, experiment.config.cache).train.take(np.arange(40))
     plan = plan_of(experiment)
@@ -82,7 +82,7 @@ def site_of(experiment, cache, ledger):
     ids = np.arange(len(records))
     return Site(
         *(config, experiment.training, experiment.answers, 0, records, ids, None, account),
-        secret=SECRET,
+        secret=secret,
     )
 
 
@@ -111,6 +111,27 @@ def test_another_kernel_draws_other_noise_and_is_charged(
     assert len(other) == len(noise)
     assert (np.abs(other - noise) > 1e-6).mean() > 0.99
     assert [entry.kind for entry in entries_of(ledger)] == ["training"] * 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "kernel"), [(FIXED, other_features), (NETWORK, other_convolutions)]
+)
+def test_seeded_training_draws_the_same_noise_whatever_the_kernel(
+    small, tmp_path, monkeypatch, settings, kernel
+):
+    """Adam's two steps move a weight by up to 0.04; secret noise moves it elsewhere."""
+    experiment, apart = small(*settings), {}
+    for secret in (None, SECRET):
+        sites = [site_of(experiment, tmp_path / "a", MemoryLedger(), secret)]
+        weights = [sites[0]._paid_teachers().sensitive_weights()]
+        with monkeypatch.context() as patch:
+            kernel(patch)
+            other = site_of(experiment, tmp_path / "b", MemoryLedger(), secret)
+            weights.append(other._paid_teachers().sensitive_weights())
+        fixed_features._remembered.cache_clear()
+        apart[secret] = np.abs(weights[0] - weights[1]).mean()
+    assert apart[None] < 1e-5
+    assert apart[SECRET] > 1e-2
 
 
 def test_a_kept_teacher_is_free_whatever_the_kernel(small, tmp_path, drawn, monkeypatch):

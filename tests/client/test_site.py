@@ -1,6 +1,7 @@
 """A client: its teacher, its cache, and its one door."""
 
 import contextlib
+import itertools
 import math
 from dataclasses import replace
 
@@ -24,6 +25,8 @@ from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.training import ClassCounts
 from fed_dpsd.protocol import Refusal, Request, Response, Statement
+from fed_dpsd.streams import Streams
+from tests.client.conftest import SECRET
 from tests.every import every
 from tests.proofs import spent
 
@@ -36,7 +39,7 @@ def request(query_id=1, seed=0, shape=(1, 8, 8)):
     return Request(query_id, images, rng.dirichlet(np.ones(10), 32).astype(np.float32))
 
 
-def make(experiment, records, ledger=None):
+def make(experiment, records, ledger=None, secret=None):
     plan = plan_of(experiment)  # for what is charged more than once
     plan = Plan(plan.training, plan.stages * 4, plan.trainings * 4)
     account = Account(
@@ -45,7 +48,7 @@ def make(experiment, records, ledger=None):
     )
     site = Site(
         *(experiment.config, experiment.training, experiment.answers, 0, records),
-        *(np.arange(len(records)), Images(records.images), account),
+        *(np.arange(len(records)), Images(records.images), account, secret),
     )
     return site, lambda query: sites.answer(experiment.method, query, site)
 
@@ -127,15 +130,27 @@ def test_whatever_changes_an_answer_is_a_new_charge_with_other_noise(
     small, records, settings, seed
 ):
     """Otherwise the difference of two answers would reveal what one noise hides."""
-    ledger = MemoryLedger()
-    first = make(small("training=plain", "answers=gradient"), records, ledger)[1](request())
-    again = make(small("training=plain", "answers=gradient", *settings), records, ledger)[1](
-        request(seed=seed)
-    )
-    assert len(ledger.entries()) == 2
-    # The noise is 100 times its signal, so answers are as similar as their noise.
-    correlation = np.corrcoef(first.values.ravel(), again.values.ravel())[0, 1]
-    assert np.abs(correlation) < 0.3
+    gradients = "training=plain", "answers=gradient"
+    for secret in (SECRET, None):
+        ledger = MemoryLedger()
+        first = make(small(*gradients), records, ledger, secret)[1](request())
+        changed = make(small(*gradients, *settings), records, ledger, secret)
+        again = changed[1](request(seed=seed))
+        assert len(ledger.entries()) == 2
+        # The noise is 100 times its signal, so answers are as similar as their noise.
+        correlation = np.corrcoef(first.values.ravel(), again.values.ravel())[0, 1]
+        # Seeded noise guarantees nothing, so that it is the same on every processor.
+        assert np.abs(correlation) < 0.3 if secret else correlation > 0.99
+
+
+def test_seeded_noise_follows_the_seed_the_client_and_the_request(small, records):
+    experiment, answers = small("training=plain", "answers=gradient"), []
+    for seed, client, number in itertools.product((0, 1), (0, 1), (1, 2)):
+        site, _ = make(experiment, records)
+        site.client, site._noise = client, Streams(seed)
+        answers.append(site.release(site.answers, np.zeros((1, 32, 10)), request(number)).values)
+    correlations = np.corrcoef([each.ravel() for each in answers])
+    assert np.abs(np.triu(correlations, 1)).max() < 0.3  # 320 numbers: 5 deviations
 
 
 @every("training", ["plain", "dp_sgd"])
@@ -146,10 +161,10 @@ def test_another_device_rounds_otherwise_so_it_has_other_noise(
     noisy = "answers=gradient", "answers.noise_multiplier=100"
     experiment = small(f"training={training}", *noisy)
     ledger = MemoryLedger()
-    first = make(experiment, records, ledger)[1](request())
+    first = make(experiment, records, ledger, SECRET)[1](request())
     entries = len(ledger.entries())
     monkeypatch.setattr(Teachers, "answers_on", "a GPU")
-    again = make(experiment, records, ledger)[1](request())
+    again = make(experiment, records, ledger, SECRET)[1](request())
     assert len(ledger.entries()) == entries + 1
     correlation = np.corrcoef(first.values.ravel(), again.values.ravel())[0, 1]
     assert np.abs(correlation) < 0.3
@@ -329,13 +344,13 @@ def test_counts_of_another_training_have_noise_of_their_own_and_are_paid_for(
 ):
     """Noise of 1,000 records hides what they differ by, so that counts are as alike as noise."""
     ledger, noise = MemoryLedger(), ("training.count_fraction=2.5e-4",)
-    site, answer = make(small(*PRIVATE, *noise), records, ledger)
+    site, answer = make(small(*PRIVATE, *noise), records, ledger, SECRET)
     first = answer(COUNTS).values[0]
     assert site.training.count_noise > 1000
     data, changed = (
         (records.take(np.arange(59)), ()) if settings == "fewer" else (records, settings)
     )
-    other, answer = make(small(*PRIVATE, *noise, *changed), data, ledger)
+    other, answer = make(small(*PRIVATE, *noise, *changed), data, ledger, SECRET)
     again = answer(COUNTS).values[0]
     exact = np.bincount(records.labels, minlength=10)
     scales = site.training.count_noise, other.training.count_noise

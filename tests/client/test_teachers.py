@@ -1,18 +1,15 @@
 """A client's teachers: disjoint shards, architectures, files and the cache."""
 
 import functools
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from fed_dpsd import __version__
 from fed_dpsd.client import inputs, teachers
 from fed_dpsd.client.device import TeacherCache
 from fed_dpsd.client.inputs import safe_batch, shifted
@@ -23,19 +20,21 @@ from fed_dpsd.errors import UserError
 from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.models import initialise, precision, write_weights
 from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
+from fed_dpsd.models.fixed_features import FixedFeatures
 from fed_dpsd.models.footprint import weight_bytes
 from fed_dpsd.models.inference import IMAGES_AT_ONCE, Images, predict
 from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.progress import listening
 from fed_dpsd.streams import Streams
+from tests.client.conftest import SECRET
 from tests.every import every
 from tests.listeners import Hearing
 
 
-def make(experiment, records, record_ids=None, client=0):
+def make(experiment, records, record_ids=None, client=0, secret=None):
     ids = np.arange(len(records)) if record_ids is None else record_ids
-    return Teachers(experiment.config, experiment.training, client, records, ids)
+    return Teachers(experiment.config, experiment.training, client, records, ids, secret)
 
 
 def same(one, other):
@@ -227,7 +226,7 @@ def test_each_retraining_of_each_teacher_has_noise_of_its_own(small, records):
     own = make(small(*settings), records.take(np.arange(0)))
     start = np.zeros(own.size, np.float32)
     first, again, another = (
-        own.sensitive_retrained(start, digest, 1, 0.0)[0, :, 0] for digest in ("ab", "ab", "cd")
+        own.sensitive_retrained(start, number, "ab", 1, 0.0)[0, :, 0] for number in (2, 2, 3)
     )
     assert np.array_equal(first, again)
     for one, other in ((first, another), np.split(first, 2)):
@@ -276,24 +275,31 @@ def test_class_counts_are_each_shards_own_and_the_same_at_every_call(small, reco
         ),
         "teachers_per_client=3",
     )
-    known = make(experiment, records)
+    known = make(experiment, records, secret=SECRET)
     first = known.class_counts
     assert first.shape == (3, 1, 10)
     assert (known.class_counts == first).all()
-    assert (make(experiment, records).class_counts == first).all()
+    assert (make(experiment, records, secret=SECRET).class_counts == first).all()
     exact = np.stack([np.bincount(s.labels, minlength=10) for s in known._shards])[:, None]
     assert np.abs(first - exact).max() < 6  # 30 draws: 6e-8
     assert not np.isclose(first, exact, atol=1e-4).any()  # 30 draws: 2e-3, by the fixed seed
     images = records.images.copy()
     images[17] = 255 - images[17]  # its label stays
-    after = make(experiment, Split(images, records.labels)).class_counts
+    changed = Split(images, records.labels)
+    after = make(experiment, changed, secret=SECRET).class_counts
     shard = assign_shards(np.array([17]), 3, experiment.config.teacher.seed)[0]
     assert [bool((a != b).any()) for a, b in zip(first, after, strict=True)] == [
         i == shard for i in range(3)
     ]
     assert (first[shard] != after[shard]).all()
-    other = make(experiment, records, client=1).class_counts - exact
+    other = make(experiment, records, client=1, secret=SECRET).class_counts - exact
     assert not np.isclose(first - exact, other, atol=1e-4).any()
+    seeded = make(experiment, records).class_counts
+    assert (make(experiment, changed).class_counts == seeded).all()  # it has the same labels
+    noise = np.concatenate(
+        [seeded - exact, make(experiment, records, client=1).class_counts - exact]
+    )
+    assert len(np.unique(noise.round(6))) == noise.size
 
 
 def test_exact_class_counts_are_those_of_all_shards(small, records):
@@ -326,24 +332,31 @@ def test_a_damaged_cache_entry_is_trained_again(small, records, tmp_path):
     assert path.stat().st_size > 100
 
 
+class Recording:
+    """Noise from a secret; it records what was drawn."""
+
+    def __init__(self):
+        self.drawn = []
+
+    def noise(self, *names, hides):
+        self.drawn.append((*names, hides))
+        return SECRET.noise(*names, hides)
+
+
 def test_a_training_with_steps_of_its_own_draws_other_noise_for_other_records(small, records):
-    """Like private training; the digests of plain teachers do not depend on it."""
+    """Like private training; plain training draws none."""
     custom = small("training=output_gradient", "training.steps=2")
     changed = Split(255 - records.images, records.labels)
     seen = []
     for experiment, each in ((custom, records), (custom, changed), (small(), records)):
         teachers_ = make(experiment, each)
-        drawn, numpy = [], teachers_._noise.numpy
-        noise = SimpleNamespace(numpy=lambda *a, n=numpy, d=drawn: d.append(a) or n(*a))
-        teachers_._noise = noise
+        teachers_._noise = Recording()
         assert teachers_.models[0] is not None
-        seen.append((drawn, json.loads(teachers_.settings)))
-    (one, settings), (other, _), (plain, former) = seen
-    assert one[0][:2] == other[0][:2] == ("private training", 0)
-    assert one[0][2] != other[0][2]
+        seen.append(teachers_._noise.drawn)
+    (one,), (other,), plain = seen
+    assert one[:3] == other[:3] == ("private training of a teacher", 0, 0)
+    assert one[3] != other[3]
     assert plain == []
-    assert str(custom.training) in settings
-    assert former == ["None" if part == str(custom.training) else part for part in settings]
 
 
 # --- devices ---
@@ -358,19 +371,15 @@ def elsewhere(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: torch.zeros(tensor.shape))
 
 
-def test_the_digest_on_a_processor_is_of_the_settings_that_it_always_was(small, records):
-    """Training settings that are off do not affect it; settings that are on do."""
-    config = small().config
-    off = "weight_decay", "one_cycle", "shift", "flip"
-    settings = {key: value for key, value in vars(config.teacher).items() if key not in off}
-    expected = ["cnn", 4, 10, settings, 1, "None", 0, __version__, torch.__version__]
-    expected += [torch.backends.cpu.get_cpu_capability(), 1]
-    known = make(small(), records)
-    assert known.settings == json.dumps(expected, sort_keys=True)
-    assert known.answers_on == ""
-    ons = "weight_decay=0.1", "one_cycle=true", "shift=1", "flip=true"
-    others = {make(small(f"teacher.{on}"), records).settings for on in ons}
-    assert len(others - {known.settings}) == len(ons)
+def test_a_teachers_name_depends_on_its_training_and_its_features(small, records, monkeypatch):
+    ons = "weight_decay=0.1", "one_cycle=true", "shift=1", "flip=true", "seed=5"
+    names = {make(small(f"teacher.{on}"), records).keys[0] for on in (*ons, "path=null")}
+    assert len(names) == len(ons) + 1
+    for model in ("scattering", "patches"):
+        before = make(small(f"model={model}"), records).keys
+        monkeypatch.setattr(FixedFeatures, "version", lambda: "other code")
+        assert make(small(f"model={model}"), records).keys != before
+        monkeypatch.undo()
 
 
 def test_a_gpu_is_part_of_the_digest_of_teachers_that_learn_on_it(small, records, monkeypatch):
@@ -411,7 +420,7 @@ def test_plain_networks_alone_compute_in_bfloat16(small, records, monkeypatch, s
     for asked in ("float32", "auto", "bfloat16"):
         own = make(small(*settings, f"precision={asked}"), records)
         own.sensitive_probabilities(Images(records.images))
-        own.sensitive_retrained(own.sensitive_weights()[0, :, 0], "ab", 1, 0.0)
+        own.sensitive_retrained(own.sensitive_weights()[0, :, 0], 2, "ab", 1, 0.0)
         keys[asked] = own.keys
         assert bool(seen) == (used and asked == "bfloat16")
         assert set(seen) <= {("cpu", torch.bfloat16)}

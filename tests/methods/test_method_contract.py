@@ -1,5 +1,7 @@
 """Every method and every way to answer: finite, planned, resumable bit by bit, and leak-free."""
 
+import zlib
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -68,7 +70,8 @@ LABEL_PRIVATE = [
     ("training=label_pate", "answers=probabilities", "training.teachers=5"),
 ]
 SUMS = ("answers=clipped_gradients", "model=scattering", "diagnostics=false")
-ANSWERED |= {"dp_fedsgd": [SUMS]}  # noise shares follow a run's name: test_dp_fedsgd.py
+SHARES = "answers.noise_at=distributed", "answers.quorum={threshold: 2, colluding: 1}"
+ANSWERED |= {"dp_fedsgd": [SUMS, (*SUMS, *SHARES)]}
 ANSWERED |= {"central": WHITE_BOX + LABEL_PRIVATE}
 ANSWERED |= {"dpsd": [ANSWERS[0], ANSWERS[2], PRIVATE, ON_BOTH_AXES[0]], "local": []}
 UNPROVEN = ("training=output_gradient", "training.steps=3", "answers=probabilities")
@@ -140,8 +143,57 @@ def recorded(federation):
     return federation
 
 
-def test_a_run_is_resumable_bit_by_bit_charged_as_planned_and_leaks_nothing(experiment, tmp_path):
+class Drawn:
+    """The keys of all draws from seeds: of noise and of others, each with its purpose."""
+
+    def __init__(self, monkeypatch):
+        self.noise, self.others = [], []
+        numpy = Streams.numpy
+
+        def draw(streams, purpose, client=0, query_id=0):
+            self.others.append((key(streams, purpose, client, query_id), purpose))
+            return numpy(streams, purpose, client, query_id)
+
+        def noise(streams, purpose, client, query_id, hides):
+            self.noise.append((key(streams, purpose, client, query_id), purpose))
+            return numpy(streams, purpose, client, query_id)
+
+        def key(streams, purpose, *numbers):
+            return streams.seed, zlib.crc32(purpose.encode()), *numbers
+
+        monkeypatch.setattr(Streams, "numpy", draw)
+        monkeypatch.setattr(Streams, "noise", noise)
+
+    def require_own_keys(self):
+        """Each draw of noise has a key of its own, and so has each other draw, but for repeats."""
+        noise, others = dict(self.noise), dict(self.others)
+        assert len(noise) == len(self.noise)
+        assert not noise.keys() & others.keys()
+        assert set(self.others) == set(others.items())  # a key has one purpose
+        repeated = {purpose for (_, purpose), count in Counter(self.others).items() if count > 1}
+        assert repeated <= REPEATED
+
+
+# Draws that are made again where they are needed again.
+REPEATED = {"teacher weights", "records of a run"}
+
+
+def test_control_noise_without_the_number_of_its_round_is_found(small, tmp_path, monkeypatch):
+    drawn, experiment = Drawn(monkeypatch), small("training=plain", "answers=gradient")
+    finish(experiment, tmp_path / "right")
+    drawn.require_own_keys()
+    noise = Streams.noise
+    monkeypatch.setattr(Streams, "noise", lambda self, *key: noise(self, *key[:2], 0, key[3]))
+    finish(experiment, tmp_path / "wrong")
+    with pytest.raises(AssertionError):
+        drawn.require_own_keys()
+
+
+def test_a_run_is_resumable_bit_by_bit_charged_as_planned_and_leaks_nothing(
+    experiment, tmp_path, monkeypatch
+):
     torch.set_num_threads(1)
+    drawn = Drawn(monkeypatch)
     federation = recorded(LocalFederation(experiment, tmp_path / "straight"))
     straight, states = [], []
     context = context_of(experiment)
@@ -150,6 +202,7 @@ def test_a_run_is_resumable_bit_by_bit_charged_as_planned_and_leaks_nothing(expe
         checkpoint.save(tmp_path / "checkpoint", finished.state)
         states.append(checkpoint.load(tmp_path / "checkpoint"))
         assert all(np.isfinite(value) for value in finished.metrics.values())
+    drawn.require_own_keys()
     one = experiment.method_name in ONE_ROUND
     assert len(straight) == (1 if one else experiment.config.rounds)
     assert one or not equal(straight[0], straight[-1])

@@ -94,7 +94,8 @@ def test_a_clients_loss_is_equation_5s_by_autograd(small):
             for parameter, first in zip(layer.parameters(), start, strict=True):
                 parameter.copy_(first)
         optimiser = torch.optim.SGD(layer.parameters(), 0.1, 0.9)
-        loss = method.generated_loss(request, head, request.weights[size:])
+        draws = Streams(0).torch("generated")
+        loss = method.generated_loss(head, request.weights[size:], draws)
         with regularised(layer, loss if in_block else None):
             for _ in range(5):
                 whole = functional.cross_entropy(layer(inputs), labels)
@@ -117,13 +118,9 @@ def test_with_dp_sgd_the_loss_reads_no_record(small, records, monkeypatch, teach
     def weights(records, seed=0):
         site, _ = make(experiment, records)
         request = message(experiment, seed=seed)
-        size = site._teachers.size
-
-        def loss(head, numbers):
-            return experiment.method.generated_loss(request, head, numbers)
-
-        values = site._teachers.sensitive_retrained(request.weights, "1", 1, 0.0, loss)
-        assert values.shape == (1, size, 1)
+        loss = experiment.method.generated_loss
+        values = site._teachers.sensitive_retrained(request.weights, 2, "1", 1, 0.0, loss)
+        assert values.shape == (1, site._teachers.size, 1)
         return values
 
     other = dataclasses.replace(records, labels=(records.labels + 1) % 10)

@@ -41,8 +41,7 @@ def test_lies_among_all_classes_follow_eq_5_and_prove_nothing():
     whole = TopKRandomizedResponse(10, 1.0, None, lies="classes")
     assert whole.event("record", "add_remove") != NonPrivateDpEvent()
     assert whole.reason is None
-    assert repr(mechanism).endswith(", lies='classes')")
-    assert "lies" not in repr(TopKRandomizedResponse(10, 1.0, 3))
+    assert str(mechanism) != str(TopKRandomizedResponse(10, 1.0, 3))  # it keys charges
     votes = np.eye(10)[[9]]
     assert mechanism.admissible(votes, predictions[:1], 1).all()
     assert not TopKRandomizedResponse(10, 1.0, 3).admissible(votes, predictions[:1], 1).any()

@@ -241,6 +241,11 @@ def test_a_run_folder_records_the_precision(small, monkeypatch):
     assert len(hashes) == 3
 
 
+def test_precision_bfloat16_goes_with_a_student_that_computes_in_float64(small):
+    _, summary, _ = complete(small("precision=bfloat16", "model=scattering"))
+    assert summary["status"] == "completed"
+
+
 def test_a_budget_that_ends_early_is_a_completed_run_that_spent_less(small):
     _, summary, lines = complete(
         small("answers.epsilon_per_answer=1", "answers.k=3", "privacy.budget=100")

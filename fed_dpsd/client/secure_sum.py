@@ -76,8 +76,8 @@ class SecureSums:
     def tag(self, request: str) -> str:
         """Return the tag of the sum of all answers to a request, which is the same at every client.
 
-        It does not depend on facts of a single client (whether its shards are by record or by
-        patient, and whether its teachers come from files), so any clients' answers may be summed.
+        It does not depend on a client's shards, which are by record or by patient, nor on whether
+        its teachers come from files.
         """
         shards = Shards(self._mechanism.shards.teachers)
         mechanism = replace(self._mechanism, shards=shards)  # type: ignore[type-var]

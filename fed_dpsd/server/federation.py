@@ -322,12 +322,13 @@ class HostedFederation(ABC):
                 return Aggregate(request, kept["sum"], int(kept["count"]), refused)
         if not answers:
             return Aggregate(request, np.zeros(request.summed_shape), 0, refused)
-        digest = hashlib.sha256(request.digest.encode())
+        mechanism = self.experiment.answers
+        digest = hashlib.sha256(f"{request.digest} {mechanism}".encode())
         digest.update(b"".join(response.values.tobytes() for response in answers))
         purpose = f"server noise, {request.kind}"
         rng = self._noise.noise(purpose, 0, request.query_id, hides=digest.hexdigest())
         values = np.stack([response.values for response in answers])
-        noisy = self.experiment.answers.add_noise(values, request.predictions, rng)
+        noisy = mechanism.add_noise(values, request.predictions, rng)
         count = sum(response.teachers for response in answers)
         write_atomically(path, to_npz({"sum": noisy, "count": count}))
         return Aggregate(request, noisy, count, refused)

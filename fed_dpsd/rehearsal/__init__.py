@@ -1,1 +1,1 @@
-"""Rehearsals of deployments: a coordinator and hospitals on one machine, and faults."""
+"""Rehearsals of deployments: a coordinator and hospitals on one machine."""

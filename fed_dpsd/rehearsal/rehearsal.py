@@ -1,17 +1,15 @@
-"""A deployment on one machine: a coordinator and hospitals, each on its own host.
+"""A deployment on one machine: a coordinator and hospitals, each with its own processes.
 
-A host is a network namespace with a link to the coordinator's namespace (Linux, root, iproute2). If
-this is not permitted, all hosts share this machine's loopback interface. Everything else is as in
-docs/deployment.md: certificates, node keys, a SuperLink with a database, and SuperNodes.
+All of them use this machine's loopback interface. Everything else is as in docs/deployment.md:
+certificates, node keys, a SuperLink with a database, and SuperNodes.
 """
 
 import contextlib
 import json
 import os
-import shutil
 import subprocess
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +34,7 @@ from fed_dpsd.storage import app_folder, writing
 PORT = 9192
 START_SECONDS = 90.0
 COORDINATOR = "coordinator"
-SERVER = "flwr-serverapp"
-
-
-def can_make_hosts() -> bool:
-    """Return whether network namespaces can be created here."""
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        return False
-    name = f"fed-dpsd-{os.getpid()}"
-    made = _run("ip", "netns", "add", name, check=False)
-    _run("ip", "netns", "del", name, check=False)
-    return made.returncode == 0
+COMPLETED = "finished:completed"
 
 
 class Rehearsal:
@@ -58,21 +46,15 @@ class Rehearsal:
     Args:
         folder: an empty folder; hospital J uses folder/hospitalJ, and runs are in folder/runs.
         overrides: overrides of the experiment, on top of conf/federation/deployment.yaml.
-        hosts: whether each host is a network namespace.
-        late: the hospitals that `start_hospital` starts later; all others start at once.
 
     Raises:
         UserError: the overrides do not describe one experiment, the folder's path is too long, or a
-            host or process cannot be created.
+            process cannot be started.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        overrides: Sequence[str],
-        hosts: bool,
-        late: Collection[int] = (),
-    ) -> None:
+    listens_on = "127.0.0.1"  # the SuperLink's address
+
+    def __init__(self, folder: Path, overrides: Sequence[str]) -> None:
         require_one_run(overrides, composition := compose_valid(overrides))
         # The hospitals' files have the made-up patients; a deployment knows only real ones.
         self._made_up = composition.values["data"]["records_per_patient"]
@@ -84,9 +66,8 @@ class Rehearsal:
         config = self.experiment.config
         if config.data.path is not None:
             self._overrides.append(f"data.path={quoted(config.data.path)}")
-        self.folder, self.hosts, self._late = folder, hosts, late
+        self.folder = folder
         self.hospitals = range(config.num_clients)
-        self._prefix = f"fd{os.getpid() % 10_000}"
         self._processes: dict[str, psutil.Popen] = {}
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -122,47 +103,13 @@ class Rehearsal:
         """Return a hospital as described by its file."""
         return open_hospital(self.site(number))
 
-    def delete_answers(self) -> None:
-        """Delete the answers and teachers of every hospital, but keep its secret.
-
-        A repeated request then gets a new answer with the same values.
-        """
-        for number in self.hospitals:
-            for name in ("ledger", "cache"):
-                shutil.rmtree(self.hospital(number).folder / name, ignore_errors=True)
-
-    # --- hosts ---
-
-    def _namespace(self, host: str) -> str:
-        return f"{self._prefix}-{host}"
-
     def address(self, number: int) -> str:
         """Return the coordinator's address for hospital `number`."""
-        return f"10.77.{number}.1" if self.hosts else "127.0.0.1"
-
-    def _make_hosts(self) -> None:
-        center = self._namespace(COORDINATOR)
-        _ip("netns", "add", center)
-        _ip("-n", center, "link", "set", "lo", "up")
-        for number in self.hospitals:
-            host = self._namespace(f"hospital{number}")
-            near, far = f"{self._prefix}h{number}", f"{self._prefix}c{number}"
-            _ip("netns", "add", host)
-            _ip("link", "add", near, "netns", host, "type", "veth", "peer", far, "netns", center)
-            for place, link, last in ((host, near, 2), (center, far, 1)):
-                _ip("-n", place, "addr", "add", f"10.77.{number}.{last}/30", "dev", link)
-                _ip("-n", place, "link", "set", link, "up")
-            _ip("-n", host, "link", "set", "lo", "up")
-
-    def set_link(self, number: int, state: str) -> None:
-        """Take a hospital's link "down" or "up"."""
-        link = f"{self._prefix}c{number}"
-        _ip("-n", self._namespace(COORDINATOR), "link", "set", link, state)
+        return "127.0.0.1"
 
     def command_on(self, host: str, *command: str) -> list[str]:
-        """Return a command with a prefix that runs it on a host."""
-        inside = ["ip", "netns", "exec", self._namespace(host)] if self.hosts else []
-        return [*inside, *command]
+        """Return the command that runs `command` on a host, such as "hospital0"."""
+        return [*command]
 
     # --- processes ---
 
@@ -178,8 +125,6 @@ class Rehearsal:
         self.stop()
 
     def _start(self) -> None:
-        if self.hosts:
-            self._make_hosts()
         names = sorted({"127.0.0.1", *map(self.address, self.hospitals)})
         script = app_folder() / "deploy" / "certificates.sh"
         _run(str(script), str(self.folder / "certificates"), *names)
@@ -192,8 +137,7 @@ class Rehearsal:
             key = self.node_key(number)
             _run("ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", str(key))
             self._register(number)
-            if number not in self._late:
-                self.start_hospital(number)
+            self.start_hospital(number)
 
     def _register(self, number: int) -> None:
         """Register a hospital's node with the coordinator."""
@@ -212,7 +156,7 @@ class Rehearsal:
         home, certificates = self.folder / COORDINATOR, self.folder / "certificates"
         self._spawn(
             COORDINATOR,
-            *("flower-superlink", "--host", "0.0.0.0", "--port", str(PORT)),
+            *("flower-superlink", "--host", self.listens_on, "--port", str(PORT)),
             *("--ssl-ca-certfile", str(certificates / "ca.crt")),
             *("--ssl-certfile", str(certificates / "server.pem")),
             *("--ssl-keyfile", str(certificates / "server.key")),
@@ -259,32 +203,24 @@ class Rehearsal:
                 start_new_session=True,
             )
 
+    def processes(self, host: str) -> list[psutil.Process]:
+        """Return the processes of a host."""
+        root = self._processes[host]
+        with contextlib.suppress(psutil.Error):
+            return [root, *root.children(recursive=True)]
+        return [root]
+
     def kill(self, host: str) -> None:
         """Kill all processes of a host at once, as a power cut would."""
-        self.kill_matching(host, "")
+        for process in self.processes(host):
+            with contextlib.suppress(psutil.Error):
+                process.kill()
         self._processes.pop(host).wait()
 
-    def kill_matching(self, host: str, command: str) -> None:
-        """Kill the processes of a host that have `command` in their command line."""
-        root = self._processes[host]
-        found: list[Any] = [root]
-        with contextlib.suppress(psutil.Error):
-            found += root.children(recursive=True)
-        for process in found:
-            with contextlib.suppress(psutil.Error):
-                if command in " ".join(process.cmdline()):
-                    process.kill()
-
     def stop(self) -> None:
-        """End every process, and delete every host."""
+        """End every process."""
         for host in list(self._processes):
             self.kill(host)
-        if self.hosts:
-            for host in (COORDINATOR, *(f"hospital{n}" for n in self.hospitals)):
-                name = self._namespace(host)
-                left = _run("ip", "netns", "pids", name, check=False).stdout.split()
-                _run("kill", "-KILL", *left, check=False)
-                _run("ip", "netns", "del", name, check=False)
 
     # --- runs ---
 
@@ -307,15 +243,12 @@ class Rehearsal:
 
     def submit(self, *overrides: str) -> str:
         """Submit a run of the experiment, with further overrides; return its id."""
-        return self._submit("overrides", " ".join(self._with_unit(*overrides)))
+        return self.submit_app(overrides=" ".join(self._with_unit(*overrides)))
 
-    def resume(self, run_folder: Path) -> str:
-        """Submit a run that resumes an earlier run; return its id."""
-        return self._submit("resume", str(run_folder))
-
-    def _submit(self, key: str, value: str) -> str:
+    def submit_app(self, **config: str) -> str:
+        """Submit a run of the app with this run configuration; return its id."""
         path = self.folder / "run.toml"
-        path.write_text(f"{key} = {json.dumps(value)}\n")
+        path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in config.items()))
         response = self.flwr("run", str(app_folder()), "here", "--run-config", str(path))
         if "run-id" not in response:
             raise UserError(f"Flower refused the run: {response}")
@@ -342,10 +275,6 @@ class Rehearsal:
             time.sleep(2)
         look()
         return status
-
-
-def _ip(*arguments: str) -> None:
-    _run("ip", *arguments)
 
 
 def _run(*command: str, check: bool = True) -> subprocess.CompletedProcess[str]:

@@ -8,7 +8,7 @@ import pytest
 from fed_dpsd.config.compose import compose
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import set_up
-from fed_dpsd.rehearsal import faults, rehearsal
+from fed_dpsd.rehearsal import rehearsal
 from tests.conftest import SMALL
 
 
@@ -18,9 +18,9 @@ def rehearse(fed_dpsd, run_of, monkeypatch, tmp_path):
     finished = run_of(out="elsewhere")
 
     class Stub:
-        status = faults.COMPLETED
+        status = rehearsal.COMPLETED
 
-        def __init__(self, folder, overrides, hosts):
+        def __init__(self, folder, overrides):
             self.folder, self.hospitals = folder, range(2)
             self.experiment = set_up(compose(SMALL), tmp_path)
 
@@ -49,8 +49,8 @@ def rehearse(fed_dpsd, run_of, monkeypatch, tmp_path):
 
     monkeypatch.setattr(rehearsal, "Rehearsal", Stub)
 
-    def call(*arguments):
-        return Stub, fed_dpsd("rehearse", "--loopback", "--out", "mine", *arguments)
+    def call():
+        return Stub, fed_dpsd("rehearse", "--out", "mine")
 
     return call
 
@@ -60,14 +60,13 @@ def test_rounds_are_shown_as_they_end_and_the_result_last(rehearse, tmp_path):
     assert (code, out) == (0, [f"{tmp_path}/mine/run"])
     lines = err.splitlines()
     assert lines[:2] == [
-        "hosts: this one, over loopback",
         f"started: 2 hospitals; all files are in {tmp_path}/mine",
+        f"run folder: {tmp_path}/mine/run",
     ]
-    assert lines[2] == f"run folder: {tmp_path}/mine/run"
-    assert lines[5].startswith("privacy: ")
-    assert [line.split(" · ")[0] for line in lines[6:9]] == [f"round {n}/3" for n in (1, 2, 3)]
-    assert lines[9].startswith("student ")
-    assert "proven 1,921 (record, add_remove)" in lines[9]
+    assert lines[4].startswith("privacy: ")
+    assert [line.split(" · ")[0] for line in lines[5:8]] == [f"round {n}/3" for n in (1, 2, 3)]
+    assert lines[8].startswith("student ")
+    assert "proven 1,921 (record, add_remove)" in lines[8]
     assert "fed-dpsd export mine/run" in err
     assert lines[-1].endswith("fed-dpsd privacy ledger mine/hospital0/state/ledger")
 
@@ -78,24 +77,6 @@ def test_a_run_that_failed_is_an_error_and_no_result(rehearse, monkeypatch, tmp_
     assert (code, out) == (1, [])
     assert "error: the run failed: Flower reports finished:failed; see" in err.splitlines()[-1]
     assert "student " not in err.splitlines()[-1]
-
-
-def test_faults_are_rows_on_stdout(rehearse, monkeypatch):
-    def run_with_faults(stub, seed, first, most, say):
-        fault = faults.Fault(first, seed, "client", "hospital0", 1, 0.0, "went on")
-        if most:
-            say(fault)
-        return faults.FaultyRun((fault,) * bool(most), "student", (), 1.0)
-
-    monkeypatch.setattr(faults, "run_with_faults", run_with_faults)
-    _, (code, out, err) = rehearse("--kills", "2", "--seed", "5")
-    assert code == 0
-    assert out == [
-        "number,seed,kind,host,rounds,seconds,outcome",
-        "1,5,client,hospital0,1,0.0,went on",
-        "2,6,client,hospital0,1,0.0,went on",
-    ]
-    assert "seed 6: 1 faults, 1 s; without them the same student, 1 s; 0 differences" in err
 
 
 def test_a_hospital_that_is_not_registered_ends_the_rehearsal(tmp_path):

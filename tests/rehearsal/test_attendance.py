@@ -10,10 +10,10 @@ import time
 import psutil
 import pytest
 
-from fed_dpsd.rehearsal.faults import COMPLETED, reconcile
-from fed_dpsd.rehearsal.rehearsal import Rehearsal
+from fed_dpsd.rehearsal.rehearsal import COMPLETED, Rehearsal
 from fed_dpsd.report.pages import run_page
 from fed_dpsd.sweep.reported import facts_of
+from tests.rehearsal.faults import reconcile
 from tests.report.runs import check_structure
 
 pytestmark = pytest.mark.slow(seconds=60)  # every round starts processes at every hospital
@@ -25,11 +25,21 @@ SMALL = (
 PATIENCE = 900
 
 
+class Late(Rehearsal):
+    """A rehearsal whose hospital 1 joins when the test says so."""
+
+    late = True
+
+    def start_hospital(self, number):
+        if not (self.late and number == 1):
+            super().start_hospital(number)
+
+
 @pytest.fixture(scope="module")
 def rehearsal(tmp_path_factory):
     """A coordinator and hospital 0; hospital 1 is not there yet."""
     folder = tmp_path_factory.mktemp("rehearsal")
-    with Rehearsal(folder, SMALL, hosts=False, late=(1,)) as found:
+    with Late(folder, SMALL) as found:
         yield found
 
 
@@ -76,6 +86,7 @@ def test_a_run_waits_for_a_late_hospital_and_fails_with_its_number_if_it_never_j
     def start_late(rounds):
         if not started and time.monotonic() > began + 20:
             assert rounds == 0
+            rehearsal.late = False
             rehearsal.start_hospital(1)
             started.append(True)
 

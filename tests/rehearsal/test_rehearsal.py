@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 from fed_dpsd.privacy.accounting import best_bound
-from fed_dpsd.rehearsal.faults import COMPLETED, reconcile, run_with_faults
-from fed_dpsd.rehearsal.rehearsal import PORT, Rehearsal, can_make_hosts
+from fed_dpsd.rehearsal.rehearsal import COMPLETED, PORT
 from fed_dpsd.storage import app_folder
 from tests.proofs import spent
+from tests.rehearsal.faults import Hosts, reconcile, run_with_faults
 
 pytestmark = pytest.mark.slow(seconds=30)
 
@@ -33,7 +33,7 @@ CONNECTED = "SuperNode ID"  # what an admitted node logs
 @pytest.fixture(scope="module")
 def rehearsal(tmp_path_factory):
     folder = tmp_path_factory.mktemp("rehearsal")
-    with Rehearsal(folder, SMALL, can_make_hosts()) as found:
+    with Hosts(folder, SMALL) as found:
         yield found
 
 

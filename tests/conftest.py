@@ -59,7 +59,7 @@ LONGEST += ("test_accounting.py", "test_charges.py", "test_run.py", "test_member
 
 # Elsewhere, shorter tests run the same lines and count them; here they take the longest to count.
 UNCOUNTED = ("test_mutations.py", "test_charges.py", "test_accounting.py")
-UNCOUNTED += ("test_first_hour.py", "test_faults.py", "test_two_axes.py")
+UNCOUNTED += ("test_typed.py", "test_faults.py", "test_two_axes.py")
 
 
 def pytest_addoption(parser):

@@ -86,7 +86,7 @@ if TABLE.exists():
             LEARNING.setdefault((_row["student"], _row["ensemble"]), _row["typed"])
 
 
-def test_r15_noise_of_answers_suits_the_training():
+def test_noise_of_answers_suits_the_training():
     gradients = {
         "answers=gradient": 0.1,
         "training=plain answers=gradient": 100,
@@ -109,7 +109,7 @@ def test_r15_noise_of_answers_suits_the_training():
     assert again.to_json() == judged("answers=gradient")[0].to_json()
 
 
-def test_r15_a_problem_with_the_noise_does_not_hide_others():
+def test_a_problem_with_the_noise_does_not_hide_others():
     with pytest.raises(ConfigError) as error:
         from_overrides(["answers=gradient", "answers.noise_multiplier=-1", "answers.k=1"], None)
     assert [problem.partition("=")[0] for problem in error.value.problems[:2]] == [
@@ -118,12 +118,12 @@ def test_r15_a_problem_with_the_noise_does_not_hide_others():
     ]
 
 
-def test_r15_a_key_that_another_choice_sets_is_refused_with_a_remedy():
+def test_a_key_that_another_choice_sets_is_refused_with_a_remedy():
     problem, _ = judged("method=dp_dfd answers=gradient")
     assert problem.endswith("has no answers.threshold, which method=dp_dfd sets; use answers=label")
 
 
-def test_r15_the_table_has_no_run_that_learns_nothing_without_a_warning():
+def test_the_table_has_no_run_that_learns_nothing_without_a_warning():
     found = rows()
     assert sorted(row["typed"] for row in found) == sorted(typed())
     for row in found:
@@ -136,7 +136,7 @@ def test_r15_the_table_has_no_run_that_learns_nothing_without_a_warning():
 
 
 @pytest.mark.slow(seconds=20)
-def test_r15_what_the_table_calls_warned_or_refused_is():
+def test_what_the_table_calls_warned_or_refused_is():
     """Sets up 392 runs."""
     wrong = {}
     for row in rows():
@@ -152,7 +152,7 @@ def test_r15_what_the_table_calls_warned_or_refused_is():
 
 @pytest.mark.slow(seconds=20)
 @pytest.mark.parametrize("text", [*LEARNING.values()][::8], ids=lambda text: text or "default")
-def test_r15_a_run_learns(text, tmp_path):
+def test_a_run_learns(text, tmp_path):
     """A whole run of a sample of the matrix: up to a minute."""
     assert learns(*measured(text, tmp_path))
 

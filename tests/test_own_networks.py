@@ -214,7 +214,7 @@ def own(tmp_path_factory):
     )
 
 
-def test_r11_a_runs_networks_come_from_functions_which_it_records_by_name(own):
+def test_a_runs_networks_come_from_functions_which_it_records_by_name(own):
     model = yaml.safe_load((own.folder / "config.yaml").read_text())["model"]
     assert (model["teacher"], model["student"]) == (TEACHER, STUDENT)
     assert isinstance(own.student.model.backbone, Net)
@@ -225,7 +225,7 @@ def test_r11_a_runs_networks_come_from_functions_which_it_records_by_name(own):
     assert STUDENT not in own.privacy.review
 
 
-def test_r11_a_resumed_run_needs_its_functions(own, tmp_path, forgotten):
+def test_a_resumed_run_needs_its_functions(own, tmp_path, forgotten):
     half = tmp_path / "half"
     shutil.copytree(own.folder, half)
     facts = json.loads((half / "summary.json").read_text()) | {"status": "failed"}
@@ -238,7 +238,7 @@ def test_r11_a_resumed_run_needs_its_functions(own, tmp_path, forgotten):
     assert again.summary["student_sha256"] == own.summary["student_sha256"]
 
 
-def test_r11_an_exported_student_needs_its_function(own, tmp_path, forgotten):
+def test_an_exported_student_needs_its_function(own, tmp_path, forgotten):
     functions.add_functions({"teacher": make_net, "student": Net})
     file = own.export(tmp_path / "model")
     del CLASSIFIERS[STUDENT]
@@ -247,7 +247,7 @@ def test_r11_an_exported_student_needs_its_function(own, tmp_path, forgotten):
     assert fed_dpsd.load_student(file, student=Net).network.architecture == STUDENT
 
 
-def test_r11_networks_that_cannot_be_used_are_refused_with_the_reason(forgotten):
+def test_networks_that_cannot_be_used_are_refused_with_the_reason(forgotten):
     expected = {
         softmax: "without a softmax",
         five_classes: r"last layer is torch.nn.Linear\(..., 10\)",
@@ -284,7 +284,7 @@ def test_r11_networks_that_cannot_be_used_are_refused_with_the_reason(forgotten)
 
 
 @pytest.mark.parametrize("training", ["dp_merf", "gep"])
-def test_r11_a_linear_network_learns_no_generated_images(training, forgotten):
+def test_a_linear_network_learns_no_generated_images(training, forgotten):
     settings = ["method=dp_merf"] if training == "dp_merf" else ["training=gep", "method=central"]
     with pytest.raises(ConfigError, match=r"model.teacher=.*linear\(\): training=.* are fixed"):
         fed_dpsd.run(*settings, teacher=linear, progress=False)
@@ -299,12 +299,12 @@ def test_r11_a_linear_network_learns_no_generated_images(training, forgotten):
         ({"teacher": make_net, "engine": "flower"}, "needs engine=local"),
     ],
 )
-def test_r11_what_is_no_function_of_a_network_is_an_error(settings, problem, forgotten):
+def test_what_is_no_function_of_a_network_is_an_error(settings, problem, forgotten):
     with pytest.raises(UserError, match=problem):
         fed_dpsd.run(*SMALL, progress=False, **settings)
 
 
-def test_r11_a_cached_teacher_of_another_function_of_the_same_name_is_not_used(forgotten):
+def test_a_cached_teacher_of_another_function_of_the_same_name_is_not_used(forgotten):
     name = functions.add_functions({"teacher": make_net})["teacher"]
     before = functions.network_digest(name, (1, 8, 8), 10)
     assert functions.network_digest(name, (1, 8, 8), 10) == before
@@ -319,7 +319,7 @@ def test_r11_a_cached_teacher_of_another_function_of_the_same_name_is_not_used(f
     assert functions.network_digest(name, (1, 8, 8), 10) != before
 
 
-def test_r11_history_is_a_data_frame(own, monkeypatch):
+def test_history_is_a_data_frame(own, monkeypatch):
     pytest.importorskip("pandas")
     history = own.history()
     assert list(history.index) == [1, 2]
@@ -332,7 +332,7 @@ def test_r11_history_is_a_data_frame(own, monkeypatch):
         own.history()
 
 
-def test_r11_a_notebook_shows_the_result_its_privacy_and_its_images(own):
+def test_a_notebook_shows_the_result_its_privacy_and_its_images(own):
     html = own._repr_html_()
     assert str(own) in html  # the result line has no character that HTML escapes
     assert "epsilon proven: " in html
@@ -340,7 +340,7 @@ def test_r11_a_notebook_shows_the_result_its_privacy_and_its_images(own):
 
 
 @pytest.mark.slow
-def test_r11_a_sweep_and_a_report_in_python(tmp_path):
+def test_a_sweep_and_a_report_in_python(tmp_path):
     """Two runs, and all figures of a report: ten seconds."""
     pandas = pytest.importorskip("pandas")
     settings = (*SMALL, "rounds=1", "seed=0,1")
@@ -358,7 +358,7 @@ def test_r11_a_sweep_and_a_report_in_python(tmp_path):
         )
 
 
-def test_r11_a_linear_network_cannot_move_images(forgotten):
+def test_a_linear_network_cannot_move_images(forgotten):
     with pytest.raises(ConfigError, match=r"teacher.shift=2: model.teacher=.*linear\(\) computes"):
         fed_dpsd.run("training=plain", "teacher.shift=2", teacher=linear, progress=False)
 
@@ -367,7 +367,7 @@ def mirrored():
     return nn.Sequential(Layer(lambda x, _: x.flip(-1)), nn.Flatten(), nn.Linear(64, 10))
 
 
-def test_r11_a_fixed_network_is_not_scored_on_anothers_features(forgotten):
+def test_a_fixed_network_is_not_scored_on_anothers_features(forgotten):
     images = np.random.default_rng(0).integers(256, size=(4, 1, 8, 8), dtype=np.uint8)
     scored, together = [], Images(images)
     for make in (linear, mirrored):

@@ -67,7 +67,7 @@ def test_doctor_finds_nothing_wrong_here_and_a_wrong_version(fed_dpsd, monkeypat
 GIB = 2**30
 
 
-def test_h8_doctor_checks_the_ports_that_flwr_run_will_use(monkeypatch):
+def test_doctor_checks_the_ports_that_flwr_run_will_use(monkeypatch):
     """Flower's variables move them."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
@@ -213,7 +213,7 @@ def test_a_command_is_suggested_once(fed_dpsd):
         assert err.count(f"Did you mean '{meant}'?") == 1
 
 
-def test_r14_paragraphs_of_help_wrap_at_the_width_of_the_terminal():
+def test_paragraphs_of_help_wrap_at_the_width_of_the_terminal():
     """No line of a paragraph is short if the next word would have fitted."""
     group = get_command(cli.app)
     for name in ("run", "report", "rehearse"):

@@ -46,7 +46,7 @@ def test_a_file_is_written_once_and_says_what_is_missing(fed_dpsd, tmp_path):
     assert f"path={tmp_path}/images does not exist; give a folder" in err
 
 
-def test_h7_a_check_counts_trains_and_rehearses_and_charges_nothing(fed_dpsd, tmp_path):
+def test_a_check_counts_trains_and_rehearses_and_charges_nothing(fed_dpsd, tmp_path):
     file = site_file(
         tmp_path / "hospital", training=["dp_sgd"], models=["scattering"], queries=10_000
     )
@@ -186,7 +186,7 @@ def test_a_check_names_a_budget_that_pays_for_the_training(tmp_path):
     ("column", "unit", "relation"),
     [("patient", "patient", "replace_one"), ("patient", "record", "add_remove"), (None,) * 3],
 )
-def test_h6_a_check_counts_patients_and_puts_the_unit_asked_for_first(
+def test_a_check_counts_patients_and_puts_the_unit_asked_for_first(
     tmp_path, column, unit, relation
 ):
     file = site_file(

@@ -101,7 +101,7 @@ def test_a_run_waits_for_a_late_hospital_and_fails_with_its_number_if_it_never_j
         )
 
 
-def test_h1_two_hospitals_on_one_machine_share_no_port_and_no_folder(rehearsal):
+def test_two_hospitals_on_one_machine_share_no_port_and_no_folder(rehearsal):
     """Both are connected at once, and neither node was ever started again."""
     ports = []
     for number in (0, 1):

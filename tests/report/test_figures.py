@@ -119,7 +119,7 @@ def test_svg_is_small_deterministic_and_follows_the_page():
     assert not set(re.findall(r'id="([^"]+)"', svg)) & set(re.findall(r'id="([^"]+)"', other))
 
 
-def test_r4_a_figure_has_a_papers_width_in_every_form(tmp_path):
+def test_a_figure_has_a_papers_width_in_every_form(tmp_path):
     lines = [chart(Series("s", [(1, 50), (2, 60)]))]
     for width in (figures.COLUMN, figures.TEXT):
         figure = figures.draw(lines, width)
@@ -309,7 +309,7 @@ def test_a_dot_shows_mean_and_deviation_and_what_a_table_prints_for_its_grid(tab
     assert figures.draw([]) is figures.draw_dots([]) is None
 
 
-def test_r3_a_method_has_one_colour_and_marker_in_every_chart_and_sweep(table):
+def test_a_method_has_one_colour_and_marker_in_every_chart_and_sweep(table):
     """Its lines differ in dash or fill, and every varied key is in their names."""
     rows = [
         {"method": method, "partition.alpha": alpha, "rounds": number, "grid": grid, "seed": 0}
@@ -346,7 +346,7 @@ def test_r3_a_method_has_one_colour_and_marker_in_every_chart_and_sweep(table):
 
 
 @pytest.mark.parametrize("kind", ["epsilon", "alpha", "settings"])
-def test_r4_axes_show_the_differences_and_no_label_is_printed_over_another(table, kind):
+def test_axes_show_the_differences_and_no_label_is_printed_over_another(table, kind):
     """Accuracies of 94.7 to 95.4 fill most of the axis, unless one is at chance."""
     rows = [
         {"student": 0.947 + 0.001 * n, "seed": 0, "partition.alpha": (1, 3)[n % 2]}
@@ -380,7 +380,7 @@ def overlapping(axes):
     return found
 
 
-def test_r4_overlapping_labels_are_found():
+def test_overlapping_labels_are_found():
     axes = Figure((3.3, 2)).add_subplot()
     axes.set_xticks([1, 1.01], ["3x10^3", "4x10^3"])
     axes.set_xlim(0, 2)

@@ -31,7 +31,7 @@ def reference(given):
     return areas[1] if len(areas) == 2 else np.mean(areas)
 
 
-def test_h4_the_interval_of_an_area_is_delongs(subtests):
+def test_the_interval_of_an_area_is_delongs(subtests):
     for decimals in (7, 1):  # without and with ties
         with subtests.test(decimals=decimals):
             given = predictions(0, decimals=decimals)
@@ -46,7 +46,7 @@ def test_h4_the_interval_of_an_area_is_delongs(subtests):
             assert (low, high) == pytest.approx(tuple(expected))
 
 
-def test_h4_the_interval_of_a_mean_area_is_that_of_a_bootstrap():
+def test_the_interval_of_a_mean_area_is_that_of_a_bootstrap():
     given, rng = predictions(1, 600, 4), np.random.default_rng(0)
     value, low, high = scores.auroc_with_interval(given)
     areas = []
@@ -64,7 +64,7 @@ def test_h4_the_interval_of_a_mean_area_is_that_of_a_bootstrap():
 @every("num_classes", [2, 3, 10])
 @every("decimals", [7, 2, 1])
 @every("dtype", [np.float32, np.float64])
-def test_h4_the_area_is_scikit_learns_with_and_without_ties(num_classes, decimals, dtype):
+def test_the_area_is_scikit_learns_with_and_without_ties(num_classes, decimals, dtype):
     given = predictions(num_classes, num_classes=num_classes, decimals=decimals)
     probabilities = given.probabilities.astype(dtype)
     found = scores.auroc(probabilities, given.labels)
@@ -75,7 +75,7 @@ def test_h4_the_area_is_scikit_learns_with_and_without_ties(num_classes, decimal
 
 
 @every("num_classes", [2, 3])
-def test_h4_an_area_without_a_meaning_is_none_and_a_perfect_one_has_no_interval(num_classes):
+def test_an_area_without_a_meaning_is_none_and_a_perfect_one_has_no_interval(num_classes):
     given = predictions(2, num_classes=num_classes)
     probabilities, labels = given.probabilities, given.labels
     cases = []
@@ -98,7 +98,7 @@ def test_h4_an_area_without_a_meaning_is_none_and_a_perfect_one_has_no_interval(
     )
 
 
-def test_h4_few_images_of_a_class_give_no_interval():
+def test_few_images_of_a_class_give_no_interval():
     given = predictions(2)
     for number, known in ((9, False), (10, True)):
         kept = np.concatenate(
@@ -108,14 +108,14 @@ def test_h4_few_images_of_a_class_give_no_interval():
         assert (scores.auroc_with_interval(Predictions(*few))[1:] != (0.0, 1.0)) == known
 
 
-def test_h4_the_roc_curve_is_scikit_learns():
+def test_the_roc_curve_is_scikit_learns():
     for decimals in (7, 1):
         given = predictions(3, decimals=decimals)
         x, y, _ = roc_curve(given.labels, given.probabilities[:, 1], drop_intermediate=False)
         assert np.allclose(scores.roc(given), np.stack([x, y], 1))
 
 
-def test_h4_no_threshold_is_tested_on_images_that_chose_it():
+def test_no_threshold_is_tested_on_images_that_chose_it():
     """Without a signal, the tested half shows none; the choosing half would show one."""
     honest, leaking = [], []
     for seed in range(60):
@@ -132,7 +132,7 @@ def test_h4_no_threshold_is_tested_on_images_that_chose_it():
     assert np.mean(leaking) > 0.15
 
 
-def test_h4_labels_of_tested_images_do_not_move_the_threshold():
+def test_labels_of_tested_images_do_not_move_the_threshold():
     given = predictions(4)
     first = scores.operating_points(given, None)[0]
     for half, same in ((~given.choosing, True), (given.choosing, False)):
@@ -141,7 +141,7 @@ def test_h4_labels_of_tested_images_do_not_move_the_threshold():
         assert (scores.operating_points(again, None)[0].threshold == first.threshold) == same
 
 
-def test_h4_a_given_threshold_is_tested_on_all_images_and_named_first():
+def test_a_given_threshold_is_tested_on_all_images_and_named_first():
     given = predictions(5)
     point, fixed = scores.operating_points(given, 0.3)
     assert (point.threshold, point.images, point.marked) == (0.3, "all test images", True)
@@ -155,7 +155,7 @@ def test_h4_a_given_threshold_is_tested_on_all_images_and_named_first():
     assert [point.threshold for point in scores.operating_points(alone, None)] == [0.5]
 
 
-def test_h4_a_mean_of_fractions_has_an_interval_that_stays_wide():
+def test_a_mean_of_fractions_has_an_interval_that_stays_wide():
     assert scores.mean_rate([(36, 40)])[1:] == pytest.approx(wilson(36, 40))
     value, low, high = scores.mean_rate([(20, 20), (10, 10)])
     assert (value, high) == (1.0, 1.0)

@@ -197,7 +197,7 @@ def test_scores_that_no_epsilon_covers_are_not_on_the_page(tmp_path):
     assert all(score in shown for score in hidden[:3])  # a page never shows the vote
 
 
-def test_h6_the_unit_that_was_asked_for_comes_first(tmp_path):
+def test_the_unit_that_was_asked_for_comes_first(tmp_path):
     """The patient's 2.99 stands first, and every attacker is one on patients."""
     rows = {(row["unit"], row["relation"]): row for row in CARD["proven"]}
     for pair, epsilon in (
@@ -241,7 +241,7 @@ def scored(facts, **changes):
     return dataclasses.replace(facts, predictions=kept, **changes)
 
 
-def test_h4_the_reference_is_the_most_common_class(tmp_path):
+def test_the_reference_is_the_most_common_class(tmp_path):
     """A student that finds no healthy image is right on 74.6 %, which is no merit."""
     counts = [[0, 254], [0, 746]]
     accuracy = SUMMARY["accuracy"] | {"student": 0.746}
@@ -257,7 +257,7 @@ def test_h4_the_reference_is_the_most_common_class(tmp_path):
     assert "no better" not in better
 
 
-def test_h4_two_classes_have_an_area_and_a_threshold_with_its_data(tmp_path):
+def test_two_classes_have_an_area_and_a_threshold_with_its_data(tmp_path):
     shown = page(scored(run(tmp_path)))
     lead = shown.text_of("p", class_="lead")
     assert "Its AUROC for ill <1> is 0." in lead
@@ -281,7 +281,7 @@ def test_h4_two_classes_have_an_area_and_a_threshold_with_its_data(tmp_path):
     assert not any("Operating" in text for text in without.texts("caption"))
 
 
-def test_h4_more_classes_have_means_over_classes(tmp_path):
+def test_more_classes_have_means_over_classes(tmp_path):
     names = ("a", "b", "c")
     counts = [[10, 0, 0], [5, 5, 0], [0, 0, 20]]
     accuracy = SUMMARY["accuracy"] | {"student": 0.875}
@@ -302,7 +302,7 @@ def officer(facts):
     return check_structure(pages.officer_page(facts))
 
 
-def test_h4_the_officers_numbers_are_the_cards_proven_ones(tmp_path):
+def test_the_officers_numbers_are_the_cards_proven_ones(tmp_path):
     facts = deployment(tmp_path)
     shown = officer(facts)
     rows = shown.rows("Suppose that a fair coin decides")
@@ -323,7 +323,7 @@ def test_h4_the_officers_numbers_are_the_cards_proven_ones(tmp_path):
     assert "Nobody else" in shown.text_of("section", id="trusted")
 
 
-def test_h4_the_officers_page_is_in_plain_words(tmp_path):
+def test_the_officers_page_is_in_plain_words(tmp_path):
     answered = "a label (randomised response, answers.epsilon_per_answer=10); besides, counts leave"
     facts = deployment(tmp_path, answered=answered, trained="as a client can (training.epsilon=3)")
     shown = officer(facts)
@@ -342,7 +342,7 @@ def test_h4_the_officers_page_is_in_plain_words(tmp_path):
     assert "eacher" not in sums
 
 
-def test_h4_plain_words_hold_for_each_unit_relation_and_trust():
+def test_plain_words_hold_for_each_unit_relation_and_trust():
     row = {"unit": "client", "relation": "replace_one", "trust": "server", "delta": 0}
     said = guarantee.plain_clause(row | {"epsilon": 2.98795, "notes": ["not reviewed: a"]}, None)
     assert said == (
@@ -356,7 +356,7 @@ def test_h4_plain_words_hold_for_each_unit_relation_and_trust():
     assert guarantee.as_noun_phrase("none: weights leave the clients") == "weights"
 
 
-def test_h4_what_is_unproven_is_said_once_with_its_reason():
+def test_what_is_unproven_is_said_once_with_its_reason():
     def said(**infinite):
         rows = [
             {"unit": unit, "relation": relation}
@@ -388,7 +388,7 @@ def test_each_number_names_whom_to_trust():
     assert guarantee.trusts_needed([], alone) == [("server", "")]
 
 
-def test_h4_the_officers_page_claims_no_more_than_the_card(tmp_path):
+def test_the_officers_page_claims_no_more_than_the_card(tmp_path):
     shown = officer(with_card(run(tmp_path), proven=epsilon_of_all(2.0, trust="server")))
     assert "Nothing is proven against it." in shown.text_of("section", id="trusted")
     assert "Nobody else" not in shown.text_of("main")
@@ -412,7 +412,7 @@ def test_h4_the_officers_page_claims_no_more_than_the_card(tmp_path):
 # --- classes, rounds, images ---
 
 
-def test_r9_static_images_and_a_flat_epsilon_are_explained(shown, tmp_path):
+def test_static_images_and_a_flat_epsilon_are_explained(shown, tmp_path):
     assert "look like static are expected" in shown.text_of("section", id="images")
     flat = "was charged once, by the end of the first round"
     assert flat not in shown.text_of("section", id="rounds")
@@ -546,7 +546,7 @@ def test_the_command_and_every_setting_are_there(shown, tmp_path):
     assert "Its noise is secret, so each run gives a different student." in secret
 
 
-def test_h9_a_title_is_the_readers_or_tells_what_the_images_are(tmp_path):
+def test_a_title_is_the_readers_or_tells_what_the_images_are(tmp_path):
     generic = SUMMARY | {"data": "imagefolder"}
     shown = page(run(tmp_path, summary=generic))
     title = "fed_dpsd on images of healthy, ill <1>: a simulation with 3 clients"
@@ -557,7 +557,7 @@ def test_h9_a_title_is_the_readers_or_tells_what_the_images_are(tmp_path):
     assert many.subject == "images of 7 classes"
 
 
-def test_h9_what_is_unknown_is_left_out_and_delta_is_explained_once(shown, tmp_path):
+def test_what_is_unknown_is_left_out_and_delta_is_explained_once(shown, tmp_path):
     assert "commit abc, FedDPSD 0.1.0, machine: m." in shown.text_of("footer")
     versions = {"commit": None, "machine": "m", "torch": "2"}
     footer = page(run(tmp_path, versions=versions)).text_of("footer")
@@ -573,7 +573,7 @@ def test_h9_what_is_unknown_is_left_out_and_delta_is_explained_once(shown, tmp_p
 # --- deployments ---
 
 
-def test_h5_a_rehearsal_is_called_one_first(tmp_path):
+def test_a_rehearsal_is_called_one_first(tmp_path):
     shown = page(deployment(tmp_path, rehearsed=True))
     assert shown.text_of("h1") == "fed_dpsd on digits: a rehearsal on one machine with 3 hospitals"
     assert shown.text_of("p", class_="lead").startswith("This is a rehearsal on one machine")
@@ -616,7 +616,7 @@ def test_each_fault_is_reported_once_with_when_it_was_seen(tmp_path):
     assert "None: all hospitals answered 3 requests." in text
 
 
-def test_h2_absent_hospitals_are_counted_and_named_as_absent(tmp_path):
+def test_absent_hospitals_are_counted_and_named_as_absent(tmp_path):
     """Hospital 1 of three never connected: it is in no total, and no wait is invented."""
     away = {"1": "had not connected"}
     sent = {"kind": "answers", "at": "2026-11-25T08:52:23Z", "seconds": 1.5, "answered": [0, 2]}

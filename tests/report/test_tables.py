@@ -256,7 +256,7 @@ def test_only_seeds_that_both_have_are_compared(table):
         differences(read_settings([table({}, {"seed": 1})]), "x")
 
 
-def test_r5_runs_are_paired_by_seed_and_by_every_varied_key(table):
+def test_runs_are_paired_by_seed_and_by_every_varied_key(table):
     """Alphas that differ far more than methods do not widen the interval."""
     rows = [
         {"grid": grid, "method": grid, "partition.alpha": alpha, "seed": seed}
@@ -283,7 +283,7 @@ def test_r5_runs_are_paired_by_seed_and_by_every_varied_key(table):
 # --- lines by alpha ---
 
 
-def test_r4_a_table_has_a_line_for_each_method_and_a_column_for_each_alpha(table):
+def test_a_table_has_a_line_for_each_method_and_a_column_for_each_alpha(table):
     rows = [
         {"method": method, "partition.alpha": alpha, "seed": seed, "student": student}
         | {"record_add_remove": epsilon, "caveats": "seeded noise"}

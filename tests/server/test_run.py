@@ -151,7 +151,7 @@ def test_an_infinite_published_epsilon_is_not_shown_next_to_a_finite_proof(strai
     assert " · published inf (probabilities) · proven inf (" in result_line(small(), summary)
 
 
-def test_h6_the_unit_that_was_asked_for_comes_first(small):
+def test_the_unit_that_was_asked_for_comes_first(small):
     """The patient's epsilon is the one in every line, and the card's first row."""
     own = ("data.records_per_patient=2", "training.unit=patient", "training.records_per_patient=2")
     experiment = small(*PRIVATE, *own, "privacy.target_epsilon=3", "rounds=1")

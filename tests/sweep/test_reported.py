@@ -93,7 +93,7 @@ def test_runs_that_differ_in_seeds_that_follow_the_runs_are_one_setting(folders,
         assert len(setting.runs) == 1
 
 
-def test_r12_a_report_does_not_join_the_report_of_another_run(folders, tmp_path):
+def test_a_report_does_not_join_the_report_of_another_run(folders, tmp_path):
     run, other, _ = folders
     (path,) = tables_of([run], tmp_path / "report")
     before = path.read_bytes()
@@ -111,7 +111,7 @@ def test_r12_a_report_does_not_join_the_report_of_another_run(folders, tmp_path)
     assert [row["key"] for row in csv.DictReader(own.open(newline=""))] == ["renamed"]
 
 
-def test_h4_predictions_are_those_of_the_last_round_or_none(run):
+def test_predictions_are_those_of_the_last_round_or_none(run):
     facts = facts_of([run])
     kept = facts.predictions
     right = (kept.probabilities.argmax(1) == kept.labels).mean()
@@ -126,7 +126,7 @@ def test_h4_predictions_are_those_of_the_last_round_or_none(run):
         facts_of([run])
 
 
-def test_h4_a_threshold_needs_one_run_of_two_classes(run, folders):
+def test_a_threshold_needs_one_run_of_two_classes(run, folders):
     for threshold in (0.0, 1.0, -1.0, float("nan")):
         with pytest.raises(UserError, match="must be above 0 and below 1"):
             facts_of([run], threshold=threshold)
@@ -140,7 +140,7 @@ def test_h4_a_threshold_needs_one_run_of_two_classes(run, folders):
     assert facts_of([run], threshold=0.5).threshold == 0.5
 
 
-def test_h5_a_rehearsal_is_known_from_its_own_run_folder(run, tmp_path, monkeypatch):
+def test_a_rehearsal_is_known_from_its_own_run_folder(run, tmp_path, monkeypatch):
     assert not facts_of([run]).rehearsed
     monkeypatch.setenv("FED_DPSD_REHEARSAL", "1")
     folder = new_run_folder(from_overrides([*SMALL, f"run_folder={tmp_path}/new"], None))

@@ -91,7 +91,7 @@ def test_a_cell_that_is_typed_twice_runs_once(tmp_path):
         assert said[0] == f"{name} is given twice: one run for both"
 
 
-def test_r6_every_key_and_value_is_checked_before_any_noise_is_calibrated(tmp_path, monkeypatch):
+def test_every_key_and_value_is_checked_before_any_noise_is_calibrated(tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr(sweeps, "calibrated", lambda each: calls.append(each) or each)
     grid = ("training=plain", "privacy.target_epsilon=1,2", "seed=0,1")
@@ -140,7 +140,7 @@ def test_a_key_depends_on_every_setting_and_on_no_place(tmp_path):
     assert key_of("privacy.target_epsilon=1") != key_of("privacy.target_epsilon=2")
 
 
-def test_r7_folders_say_what_is_in_them_and_are_found_again(tmp_path):
+def test_folders_say_what_is_in_them_and_are_found_again(tmp_path):
     (tmp_path / "my_grid.yaml").write_text(
         "sweep: {'Ours, small': {rounds: [1, 2]}, partition.alpha: 0.1, seed: 7}"
     )

@@ -220,7 +220,7 @@ def mine(tmp_path, *overrides, text=MINE, only=()):
     return sweeps.plan(["my_grid.yaml", *overrides], tmp_path, tmp_path, lambda line: None, only)
 
 
-def test_r2_a_grid_may_be_a_file_beside_the_data(tmp_path):
+def test_a_grid_may_be_a_file_beside_the_data(tmp_path):
     cells = mine(tmp_path)
     assert [cell.name for cell in cells[:3]] == [
         *("DENSE: seed=0", "DENSE: seed=1", "FedDPSD, labels: rounds=1 seed=0"),
@@ -231,7 +231,7 @@ def test_r2_a_grid_may_be_a_file_beside_the_data(tmp_path):
     assert len(mine(tmp_path, "seed=4", "num_clients=2")) == 4
 
 
-def test_r2_only_runs_entries_by_name_even_with_commas_in_it(tmp_path):
+def test_only_runs_entries_by_name_even_with_commas_in_it(tmp_path):
     for only, expected in (
         (["DENSE,FedDPSD"], {"DENSE", "FedDPSD"}),
         (["FedDPSD, labels"], {"FedDPSD, labels"}),
@@ -257,12 +257,12 @@ def test_r2_only_runs_entries_by_name_even_with_commas_in_it(tmp_path):
         ("sweep: {A: {", "my_grid.yaml is not YAML: .*line 1"),
     ],
 )
-def test_r2_a_wrong_file_is_rejected_with_file_key_and_remedy(tmp_path, text, problem):
+def test_a_wrong_file_is_rejected_with_file_key_and_remedy(tmp_path, text, problem):
     with pytest.raises(ConfigError, match=problem):
         mine(tmp_path, text=text)
 
 
-def test_r2_a_file_must_exist_be_alone_and_have_its_own_name(tmp_path):
+def test_a_file_must_exist_be_alone_and_have_its_own_name(tmp_path):
     for overrides, problem in (
         (["lost.yaml"], "lost.yaml cannot be read .No such file.*check its path"),
         (["mnist.yaml"], "mnist.yaml: experiment=mnist comes with FedDPSD; rename the file"),
@@ -276,7 +276,7 @@ def test_r2_a_file_must_exist_be_alone_and_have_its_own_name(tmp_path):
 # --- methods that are set up to fail ---
 
 
-def test_r1_the_comparison_gives_no_warning_and_a_plain_grid_names_the_method_and_the_key(tmp_path):
+def test_the_comparison_gives_no_warning_and_a_plain_grid_names_the_method_and_the_key(tmp_path):
     said = [
         cell.experiment.warnings
         for cell in plan(tmp_path, "experiment=compare", "seed=0", "partition.alpha=0.5")

@@ -25,7 +25,7 @@ def logged(caplog):
 PRIVATE = ("training=dp_sgd", "answers=label", "training.steps=3")
 
 
-def test_h3_each_request_is_a_line_with_its_charge_and_the_budget_left(deployed, tmp_path, logged):
+def test_each_request_is_a_line_with_its_charge_and_the_budget_left(deployed, tmp_path, logged):
     files = site_files(tmp_path, 1, num_clients=1, budget=50.0)
     federation = federate(deployed(*PRIVATE, "num_clients=1"), Hospitals(files))
     run = federation._run_folder.name
@@ -41,7 +41,7 @@ def test_h3_each_request_is_a_line_with_its_charge_and_the_budget_left(deployed,
     assert again.endswith("; 983 of 1,000 images left")
 
 
-def test_h3_a_refusal_says_why_and_that_nothing_was_charged(deployed, tmp_path, logged):
+def test_a_refusal_says_why_and_that_nothing_was_charged(deployed, tmp_path, logged):
     files = site_files(tmp_path, 1, num_clients=1, budget=0.001)
     answers = federate(deployed(*PRIVATE, "num_clients=1"), Hospitals(files)).each(request())
     assert answers.refused == {0: "the client's privacy budget is spent"}

@@ -57,7 +57,7 @@ def test_a_round_continues_without_a_hospital_that_is_away(deployed, tmp_path, c
     assert waited == [(1, 60), (1, 10), (1, 10), (2, 0)]
 
 
-def test_h1_a_run_waits_for_all_hospitals_and_names_those_that_did_not_connect(
+def test_a_run_waits_for_all_hospitals_and_names_those_that_did_not_connect(
     deployed, tmp_path, clock
 ):
     """By default; a smaller number must be given. What it waits for is shown all the time."""

@@ -84,7 +84,7 @@ def early(run_config, program=EARLY):
 
 @pytest.mark.slow
 @pytest.mark.ci  # a process that imports Flower, for each
-def test_r8_the_first_error_waits_for_nothing():
+def test_the_first_error_waits_for_nothing():
     for run_config, problem in (
         ({"method": "dnse"}, "method=dnse is unknown; choose one of: "),
         ({"resume": "/nowhere"}, "/nowhere is not a run folder (it does not exist); give "),

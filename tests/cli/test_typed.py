@@ -1,6 +1,6 @@
-"""What newcomers typed in their first hour: exit codes, required and forbidden output.
+"""What users type: exit codes, required and forbidden output.
 
-A row of first_hour/*.yaml has `command`, `code`, `says` (regular expressions, each found in what is
+A row of typed/*.yaml has `command`, `code`, `says` (regular expressions, each found in what is
 printed on both streams), and, where needed: `never` (more of them, found nowhere), `given` (the
 fixture functions below, whose paths stand for {NAME} in the command) and `leaves` (true where the
 command may leave a run folder in runs/).
@@ -24,7 +24,7 @@ from fed_dpsd.server.summary import write_failure
 from tests.conftest import SMALL
 from tests.shapes import write_shapes
 
-TABLES = sorted((Path(__file__).parent / "first_hour").glob("*.yaml"))
+TABLES = sorted((Path(__file__).parent / "typed").glob("*.yaml"))
 NEVER = (
     "Traceback",
     r"\[?[Ee]rrno",
@@ -110,7 +110,7 @@ def given(run_of, model_of, tmp_path):
     return lambda name, folder: runs[name]() if name in runs else GIVEN[name](folder)
 
 
-LONG = ("artefacts", "messages", "second_round")  # which take seconds each
+LONG = ("artefacts", "messages", "trades")  # which take seconds each
 WALKS = [
     pytest.param(table, id=table.stem, marks=[pytest.mark.slow] * (table.stem in LONG))
     for table in TABLES

@@ -25,6 +25,7 @@ from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.client.terms import NotAllowed
 from fed_dpsd.config import PrivacyConfig
 from fed_dpsd.config.errors import quoted
+from fed_dpsd.data.datasets import ENOUGH
 from fed_dpsd.data.intake import first_few
 from fed_dpsd.errors import UserError, printable
 from fed_dpsd.experiment import Experiment, from_overrides
@@ -39,7 +40,6 @@ from fed_dpsd.report.guarantee import against, other_observers
 
 REHEARSED = 16  # images in the rehearsed request
 HELD_OUT = 5  # every fifth image or patient is held out from training
-ENOUGH = 25  # held-out images or patients, to state an accuracy
 
 
 def check(hospital: Hospital, overrides: list[str]) -> Iterator[str | Table]:

@@ -26,6 +26,7 @@ from fed_dpsd.errors import UserError, warn_once
 from fed_dpsd.storage import write_together
 
 DIGITS_TEST_SIZE = 360
+ENOUGH = 25  # images or patients to state an accuracy; its standard error is then <= 10 points
 TEST_PART = 5  # one in so many records, or patients, is for testing if data is not divided
 # Key of the hash that divides data. It is not a setting: users could choose a favourable split.
 SPLIT_KEY = b"fed_dpsd: test split"
@@ -76,6 +77,11 @@ def load(config: DataConfig, cache: Path) -> Dataset:
     digests = digests_of(training=loaded["train"], test=loaded["test"])
     data = Dataset(train, test, tuple(counts), digests)
     _check_shared_patients(config, data)
+    if len(test) < ENOUGH:
+        warn_once(
+            f"data={config.name} ({config.path or config.hub}): {len(test):,} test images are too "
+            f"few to judge a student; {ENOUGH} would be enough"
+        )
     if copies := int(np.isin(loaded["test"].digests, loaded["train"].digests).sum()):
         warn_once(
             f"data={config.name} ({config.path or config.hub}): {copies:,} of {len(data.test):,} "

@@ -1,7 +1,7 @@
 """Claims: the epsilons that charges prove together. Every printed epsilon comes from this module.
 
 Plans and ledgers are first converted to `Charge`s. `proofs` then finds the admissible proofs and
-what each one proves (docs/privacy.md, "Two axes").
+what each one proves (docs/mechanisms.md, "Two axes").
 """
 
 import dataclasses

@@ -192,7 +192,7 @@ def privacy_card(
     The proven epsilons cover the whole plan, even if only part of it was used, and everything
     charged in addition. If the teachers were trained privately, each epsilon has several valid
     proofs: by the training, by the released answers, and sometimes by both together. The smallest
-    number is the claim; the others are listed with it (docs/privacy.md, "Two axes"). No number
+    number is the claim; the others are listed with it (docs/mechanisms.md, "Two axes"). No number
     depends on records, because cards are public.
 
     Args:

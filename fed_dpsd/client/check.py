@@ -129,7 +129,7 @@ def _units(hospital: Hospital) -> str:
 def _more_for_budget(settings: PrivacyConfig, plan: Plan, charged: bool) -> str:
     """Describe what a site refuses if its budget does not cover a plan, with remedies.
 
-    Raising the budget is a remedy only before the first charge (docs/privacy.md, Theorem 7).
+    Raising the budget is a remedy only before the first charge (docs/proofs.md, Theorem 7).
     """
     what, fewer = "before the last answer", " or fewer rounds or images"
     if plan.trained:  # then answers cost nothing

@@ -218,7 +218,7 @@ class Watch:
     """A check for divergence in the training of a client's teachers or its "baseline".
 
     At a hospital, divergence is reported only in its own log and in `diverged`: an error would
-    reveal a fact about records that no noise covers (docs/privacy.md, "Sharp edges").
+    reveal a fact about records that no noise covers (docs/mechanisms.md, "Sharp edges").
     """
 
     def __init__(self, config: Config, training: Training, client: int, role: Role) -> None:

@@ -1,7 +1,7 @@
 """A loader for scikit-learn's digits, class folders, tables and Hugging Face data sets.
 
-Decoded images are cached. The handling of a record depends on that record alone (docs/privacy.md,
-"From files to records").
+Decoded images are cached. The handling of a record depends on that record alone
+(docs/mechanisms.md, "From files to records").
 """
 
 import functools

@@ -1,6 +1,6 @@
 """Conversion of files and rows to records: decode images, number labels, count skipped items.
 
-The handling of a record depends on that record alone (docs/privacy.md, "From files to records").
+The handling of a record depends on that record alone (docs/mechanisms.md, "From files to records").
 """
 
 import functools

@@ -24,7 +24,7 @@ class ALIBI(LabelPrivate):
 
     Guarantee: Laplace noise of scale 2 / epsilon is added once to a label's one-hot vector. A
     different label changes two entries by 1 each, an L1 distance of 2. The rest of the training is
-    post-processing of the noisy vector. So a label is epsilon-private at delta 0 (docs/privacy.md,
+    post-processing of the noisy vector. So a label is epsilon-private at delta 0 (docs/proofs.md,
     Theorem 19).
 
     Args:

@@ -21,7 +21,7 @@ class GradientSum(NormalizedGradient):
     by 2 * bound * B, or by 2 * bound * sqrt(B) if the whole batch has norm below `bound`. This is
     one Gaussian mechanism with noise multiplier noise_multiplier / (2 B), or noise_multiplier / (2
     sqrt(B)). It costs as much as B^2, or B, mechanisms with noise multiplier noise_multiplier / 2
-    (docs/privacy.md, Theorem 17). A request is charged as that many releases. DPDFD's Theorem 3
+    (docs/proofs.md, Theorem 17). A request is charged as that many releases. DPDFD's Theorem 3
     counts B.
 
     The mean over the B rows is the noisy mean gradient of Eq. 4; the other rows are zero.

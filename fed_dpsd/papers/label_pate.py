@@ -27,7 +27,7 @@ class LabelPATE(LabelPrivate):
     Guarantee: only one teacher sees a label, so a different label changes at most that teacher's
     vote on each of the `queries` images. Gaussian noise is added once to each image's counts, and
     the student learns only from the images and these counts. So the training is `queries` Gaussian
-    mechanisms of sensitivity sqrt(2) for a label (docs/privacy.md, Theorem 20). Teachers see true
+    mechanisms of sensitivity sqrt(2) for a label (docs/proofs.md, Theorem 20). Teachers see true
     labels, so the party that trains them must be trusted.
     """
 

@@ -25,7 +25,7 @@ class LPMST(LabelPrivate):
 
     Guarantee: each label is randomised once, in the stage of its record, by a response that is
     epsilon-private for any prior. Priors and the network are functions of images and responses. So
-    a label is epsilon-private at delta 0 (docs/privacy.md, Theorem 18).
+    a label is epsilon-private at delta 0 (docs/proofs.md, Theorem 18).
     """
 
     name: ClassVar[str] = "lp_mst"

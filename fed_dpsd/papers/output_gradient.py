@@ -31,7 +31,7 @@ class OutputGradient(CustomTraining):
     The noise is added to the loss's gradient with respect to the probabilities of a batch. In
     backpropagation, it is multiplied by derivatives at private images. The contribution of one
     record's derivatives is unbounded. If the derivatives of all other records are zero, only this
-    record's contribution remains. So nothing is proven for any noise (docs/privacy.md), and this
+    record's contribution remains. So nothing is proven for any noise (docs/mechanisms.md), and this
     training runs only in simulations.
     """
 

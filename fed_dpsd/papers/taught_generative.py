@@ -39,7 +39,7 @@ class Discriminators(nn.Module):
 
     They are computed as one batched network. A discriminator's outputs, gradients and steps of an
     element-wise optimiser depend only on its own weights and inputs, to the last bit (like Theorem
-    14 of docs/privacy.md, this assumes that a kernel's order depends only on shapes).
+    14 of docs/proofs.md, this assumes that a kernel's order depends only on shapes).
 
     Args:
         count: T, number of discriminators.

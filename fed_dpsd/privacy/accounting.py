@@ -48,7 +48,7 @@ _KNOWN = (
 )
 LARGEST_MU = 1e6  # larger values exceed double precision and carry no meaning
 # Finite precision: larger losses and smaller deltas get no bound, since the proof does not cover
-# them (docs/privacy.md, Theorem 8).
+# them (docs/proofs.md, Theorem 8).
 LARGEST_LOSS, SMALLEST_DELTA = 100.0, 1e-100
 # The part of a budget reserved for the noise's finite precision: a fraction, and a maximum.
 PRECISION_FRACTION, PRECISION_MOST = 2.0**-9, 2.0**-5
@@ -224,7 +224,7 @@ def within_budget(
     setting (one event, or Gaussians with any multipliers), the composition is exact: the budget
     fixes the number of releases, or the sum of 1 / z^2, in advance. Once settings differ, Renyi
     divergences of one order, fixed by the budget, add up. Only one of the two cases occurs in a
-    data set's lifetime, and their deltas add up to `delta` (docs/privacy.md, Theorem 7). A part of
+    data set's lifetime, and their deltas add up to `delta` (docs/proofs.md, Theorem 7). A part of
     the budget, also fixed in advance, is reserved for the noise's finite precision.
 
     Args:

@@ -4,7 +4,7 @@ A mechanism has range r if, for any two neighbours, the log-likelihood ratios of
 an interval of length r (Durfee, Rogers, arXiv 1905.04273). The position of the interval may depend
 on the neighbours and on earlier answers. The optimal composition of Dong, Durfee and Rogers (arXiv
 1909.13830) fixes the intervals in advance. Here they are chosen adaptively, and the composition is
-still optimal, up to the grid: docs/privacy.md, Theorem 5b.
+still optimal, up to the grid: docs/proofs.md, Theorem 5b.
 """
 
 import functools

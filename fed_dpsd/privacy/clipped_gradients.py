@@ -39,7 +39,7 @@ class ClippedGradients(Mechanism):
     moves two sums at most g sqrt(d) further apart, and limiting their size moves none apart. With
     `noise_at="distributed"`, the shares of threshold - colluding honest clients have the whole
     variance. So a release is a Gaussian mechanism of noise multiplier noise_multiplier / (1 + g
-    sqrt(d)), or half of it for a replaced record (docs/privacy.md, Theorem 23). With
+    sqrt(d)), or half of it for a replaced record (docs/proofs.md, Theorem 23). With
     `unit="patient"`, patients replace records, as in `SampledGaussian`. Nothing is proven for a
     client, whose records may be any number.
     """

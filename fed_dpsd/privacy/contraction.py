@@ -1,7 +1,7 @@
 """Records -> teachers -> answers: the noise in both steps proves more than either alone.
 
 A changed record moves the law of its teacher by the training's privacy profile, and the answers
-shrink this distance further (docs/privacy.md, Theorem 22). A profile is delta as a function of
+shrink this distance further (docs/proofs.md, Theorem 22). A profile is delta as a function of
 epsilon >= 0, and an upper bound in both directions.
 """
 

@@ -62,7 +62,7 @@ class ReservingDpEvent(DpEvent):
     """A release and a second release that may follow once; a budget pays for both at once.
 
     A lifetime budget can be spent in full if all charges have one setting, but not if settings
-    differ (docs/privacy.md, Theorem 7). The two releases together count as one setting.
+    differ (docs/proofs.md, Theorem 7). The two releases together count as one setting.
     """
 
     event: DpEvent  # the event of the release itself; a claim counts only this one

@@ -150,7 +150,7 @@ def renyi_divergence(event: DpEvent, order: float) -> float:
 
     It is `inf` if no formula is known. Gaussian: order / (2 z^2). Laplace: Mironov, arXiv
     1702.07476v3, Proposition 6. Randomised response: from its three likelihood ratios.
-    Poisson-sampled Gaussian: dp_accounting. Bounded range: docs/privacy.md, Theorem 5b.
+    Poisson-sampled Gaussian: dp_accounting. Bounded range: docs/proofs.md, Theorem 5b.
     """
     if isinstance(event, GaussianDpEvent):
         return order / (2 * float(event.noise_multiplier) ** 2)

@@ -21,7 +21,7 @@ Unit = Literal["record", "patient", "client"]
 Relation = Literal["add_remove", "replace_one"]
 NoiseAt = Literal["client", "server", "distributed"]
 Trust = Literal["nobody", "threshold", "server"]  # from the least trust to the most
-# What a proof rests on; docs/privacy.md, "Two axes"
+# What a proof rests on; docs/mechanisms.md, "Two axes"
 Basis = Literal["training", "answers", "contraction"]
 Values = NDArray[Any]
 # Maps (B, K) logits, (B, K) labels and the (B,) positions of their rows in a buffer to a loss.

@@ -19,7 +19,7 @@ Words = NDArray[np.uint64]
 
 KEY_BYTES = 32
 STREAM_BYTES = 2**36  # drawn from one key before the next; ChaCha20's counter ends at 2^38
-# The precision loss of one number with Gaussian noise: docs/privacy.md, Theorem 8.
+# The precision loss of one number with Gaussian noise: docs/proofs.md, Theorem 8.
 GAUSSIAN_LOSS = 2.0**-42
 LAPLACE_LOSS = 2.0**-52  # with Laplace noise, growth of one number's shift over the scale
 UNIFORM_STEP = 2.0**-53
@@ -51,7 +51,7 @@ class SecureGenerator:
 
         The lattice spacing is a power of two, at most 2^-25 of the scale. Each value is truncated
         towards zero to the lattice, so no norm grows. Integers are unchanged if the scale is below
-        2^26. The noise's scale is rounded up to a multiple of the spacing. docs/privacy.md, Theorem
+        2^26. The noise's scale is rounded up to a multiple of the spacing. docs/proofs.md, Theorem
         8, proves the cost of the lattice. The draw depends on both the sum and the key, so equal
         keys never add equal noise to different sums.
         """

@@ -37,7 +37,7 @@ class NoisyMax(Mechanism):
     With Gumbel noise of scale b, class c has probability exp(votes of c / b) divided by the sum of
     these terms: an exponential mechanism. If n votes move between classes, the log-likelihood
     ratios lie in an interval of length 2 n / b; if n votes are removed, in an interval of length n
-    / b (docs/privacy.md, Theorem 5b).
+    / b (docs/proofs.md, Theorem 5b).
 
     | input row           | encoded row |
     | ------------------- | ----------- |

@@ -1,7 +1,7 @@
 """Privacy losses of a randomised response that is counted together with others.
 
 The argument follows Feldman, McMillan, Talwar (arXiv 2012.12803), with tighter numbers. See
-docs/privacy.md, Theorem 10.
+docs/proofs.md, Theorem 10.
 """
 
 import math

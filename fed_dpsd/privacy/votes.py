@@ -54,7 +54,7 @@ class NoisyVotes(Mechanism):
     rises by 1. With Gaussian noise, this is one Gaussian mechanism of L2 sensitivity sqrt(2); with
     Laplace noise, it is two Laplace mechanisms of sensitivity 1, one per count. A client's n votes
     together move two counts by n (replaced), or one count by n (removed). This dominates a change
-    that spreads over more counts (docs/privacy.md). Sums of votes are exact: they are integers on
+    that spreads over more counts (docs/proofs.md). Sums of votes are exact: they are integers on
     the noise's lattice, or all zero if the lattice is coarser than a vote.
 
     | input row           | encoded row |

@@ -1,4 +1,4 @@
-"""From files to records (docs/privacy.md): what one record changes, from the disk to the teachers.
+"""From files to records (docs/mechanisms.md): what one record changes, from disk to teachers.
 
 Each test writes two data sets that differ in one record, or patient, and compares what is trained
 on. The old rule, which took a part of each class by position, is the control.

@@ -200,7 +200,7 @@ def test_patients_are_dealt_by_their_most_frequent_class_the_smaller_of_two():
 
 
 def test_who_holds_a_patient_follows_no_order_of_records_and_no_label_but_the_most_frequent():
-    """Docs/privacy.md: a record that is relabelled moves a patient only by their majority."""
+    """Docs/mechanisms.md: a record that is relabelled moves a patient only by their majority."""
     labels, patients = families(0, number=60)
     labels = np.where(np.arange(len(labels)) % 3 == 0, labels, patients % 4)
 

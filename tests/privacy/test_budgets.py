@@ -122,7 +122,7 @@ def test_changed_settings_are_dearer_than_unchanged_ones_and_never_too_cheap():
     ],
 )
 def test_what_a_change_of_settings_costs(life, fixed, budget):
-    """The numbers of docs/privacy.md, "Lifetime budgets", and two more lifetimes."""
+    """The numbers of docs/mechanisms.md, "Lifetime budgets", and two more lifetimes."""
     charges = [times(event, count) for event, count in life]
     assert best_bound(ComposedDpEvent(charges), DELTA).epsilon == pytest.approx(fixed, abs=1e-3)
     assert within_budget(charges, budget + 1e-3, DELTA)

@@ -1,6 +1,6 @@
 """The laws of every sampler, and what noise must not reveal; planted faults are the controls.
 
-Draws of a site, with a secret, are compared with the laws in docs/privacy.md, which are computed
+Draws of a site, with a secret, are compared with the laws in docs/proofs.md, which are computed
 here. Each check fails for correct code with probability at most 1e-5; seeds are fixed. A Gaussian
 truncated at up to 4.05 standard deviations is found.
 """

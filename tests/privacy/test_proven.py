@@ -1,11 +1,11 @@
-"""docs/privacy.md and audits.md: every theorem has tests, and every named test exists."""
+"""docs/proofs.md and audits.md: every theorem has tests, and every named test exists."""
 
 import ast
 import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "privacy.md").read_text()
+PAGE = (ROOT / "docs" / "proofs.md").read_text()
 AUDITS = (ROOT / "docs" / "audits.md").read_text()
 SECTION = PAGE.split("## What is proven, and the tests that check it")[1].split("\n## ")[0]
 ROWS = [line for line in SECTION.splitlines() if line.startswith("| ")][2:]

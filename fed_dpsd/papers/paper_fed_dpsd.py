@@ -9,7 +9,7 @@ takes one step against the student. Answers are not stored and reused; fed_dpsd/
 adds this and all other improvements.
 
 Where the printed algorithm contradicts itself, the text or its references, a key chooses the
-reading (conf/method/paper_fed_dpsd.yaml, docs/paper_map.md).
+reading (conf/method/paper_fed_dpsd.yaml, docs/papers.md).
 """
 
 from collections.abc import Iterator

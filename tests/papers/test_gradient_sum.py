@@ -70,7 +70,7 @@ def test_noise_is_drawn_once_and_has_its_size():
     assert usual[1:].all()
 
 
-def test_the_published_settings_prove_what_privacy_md_states():
+def test_the_published_settings_prove_what_the_results_state():
     """Theorem 3 of DPDFD counts B queries, as if the sum's terms had noise of their own."""
     proven = {
         normalise: prove(

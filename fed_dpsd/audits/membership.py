@@ -172,12 +172,12 @@ def _check_row(row: Row, path: Path) -> None:
     if len({partition.coins for partition in partitions}) < number:
         raise UserError(
             f"{path}: {row.name} has runs with the same partition.coins, so its shadow runs reveal "
-            "the targets' coins; leave out partition.coins, which then follows the seed"
+            "which records the targets used; leave out partition.coins, which then follows the seed"
         )
     if len({partition.seed for partition in partitions}) > 1:
         raise UserError(
-            f"{path}: {row.name} has runs with several values of partition.seed, so coins alone do "
-            "not decide who holds a record; use one value"
+            f"{path}: {row.name} has runs with several values of partition.seed, so "
+            "partition.coins alone does not decide who holds a record; use one value"
         )
 
 

@@ -223,7 +223,7 @@ def _open_shadow_run(folder: Path) -> ShadowRun:
     if size is not None:
         raise UserError(
             f"{folder}: data.records_per_patient={size} makes up patients from existing records, "
-            "so a coin moves other records too; leave it out, or use a data set with known patients"
+            "so leaving out a record moves others; use null, or a data set with known patients"
         )
     require_same_inputs(experiment, folder)
     return ShadowRun(folder, experiment)

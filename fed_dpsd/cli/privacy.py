@@ -164,7 +164,7 @@ def attack(
     for row in contradicted:
         wrong = f"the proof of epsilon {row['epsilon_proven']} (record, add_remove), or its code,"
         if row["victim"] == "untrained teachers":
-            wrong = "no model has seen these coins, so the attack itself"
+            wrong = "no model was trained on these records, so the attack itself"
         say_failed(
             f"more than the proof allows: {row['setting']}, {row['victim']}, {row['attack']}: "
             f"{wrong} is wrong, unless other seeds contradict this"

@@ -62,7 +62,7 @@ class DataConfig:
         "refuse", description="refuse makes it an error if two given splits share a patient"
     )
     records_per_patient: int | None = Field(
-        None, ge=1, description="in simulations: N records of one class form a made-up patient"
+        None, ge=1, description="in simulations: N records of one class form a simulated patient"
     )
     resize: bool = Field(False, description="true scales the central square of each image to shape")
     label_columns: tuple[str, ...] = Field((), description="a column of booleans per class")

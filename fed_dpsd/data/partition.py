@@ -318,7 +318,7 @@ def unused_records(
 
 
 def made_up_patients(labels: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    """Return a made-up patient for each record: `size` consecutive records of a class share one.
+    """Return a simulated patient for each record: `size` consecutive records of a class share one.
 
     The last patient of a class may have fewer records.
     """

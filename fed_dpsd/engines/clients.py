@@ -67,7 +67,7 @@ def data_set_name(experiment: Experiment, client: int) -> str:
 
 
 def with_patients(records: Split, size: int | None) -> Split:
-    """Return a client's records with made-up patients of `size` records each; None adds none."""
+    """Return a client's records with simulated patients of `size` records each; None adds none."""
     if size is None:
         return records
     return replace(records, patients=made_up_patients(records.labels, size))

@@ -520,6 +520,9 @@ def check_noise_at(noise_at: str, quorum: Quorum | None) -> None:
     if noise_at not in ("client", "server", "distributed"):
         raise ValueError(f"noise_at={noise_at} must be client, server or distributed")
     if noise_at == "distributed" and quorum is None:
-        raise ValueError("noise_at=distributed needs a quorum, as in {threshold: 3, colluding: 1}")
+        raise ValueError(
+            "noise_at=distributed needs a quorum: how many must help, and how many may collude, "
+            "as in {threshold: 3, colluding: 1}"
+        )
     if noise_at != "distributed" and quorum is not None:
         raise ValueError(f"quorum requires noise_at=distributed, not {noise_at}; use quorum=null")

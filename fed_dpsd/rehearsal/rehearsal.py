@@ -56,7 +56,7 @@ class Rehearsal:
 
     def __init__(self, folder: Path, overrides: Sequence[str]) -> None:
         require_one_run(overrides, composition := compose_valid(overrides))
-        # The hospitals' files have the made-up patients; a deployment knows only real ones.
+        # The hospitals' files have the simulated patients; a deployment knows only real ones.
         self._made_up = composition.values["data"]["records_per_patient"]
         self._overrides = [
             *("federation=deployment", f"out={quoted(str(folder / 'runs'))}"),
@@ -86,7 +86,7 @@ class Rehearsal:
             check_state(self.hospital(number).folder)
 
     def _with_unit(self, *overrides: str) -> list[str]:
-        """Return the run's overrides and further ones; the unit is the made-up patient, if any."""
+        """Return the run's overrides and further ones; the unit is a simulated patient, if any."""
         whole = [*self._overrides, *overrides]
         values = compose_valid(whole).values
         chosen = ("training", "answers") if self._made_up else ()

@@ -109,7 +109,7 @@ class ChargeLog:
             known.forgotten |= forgotten
             logger.warning(
                 "client %d: its ledger lacks charges of this run, so an older state was restored "
-                "there; the card keeps them",
+                "there; the privacy card keeps them",
                 client,
             )
         known.charged |= self._by_planned(statement.charged)
@@ -131,7 +131,7 @@ class ChargeLog:
         """Add charges beyond the plan to the card; return False if they cannot be accounted for."""
         if any(count > self._most(name) for name, count in wanted.items()):
             return False
-        logger.warning("client %d: more was charged than planned; see the card", client)
+        logger.warning("client %d: more was charged than planned; see the privacy card", client)
         self.acknowledged |= Counter(wanted)
         return True
 

@@ -107,7 +107,7 @@ class SentRequests:
         except (OSError, ValueError, TypeError, zipfile.BadZipFile, ProtocolError) as error:
             raise UserError(
                 f"the request {path} cannot be read ({error}); restore it, or delete it: clients "
-                "then charge the request that replaces it, as the run's card will state"
+                "then charge the request that replaces it, as the run's privacy card will state"
             ) from None
 
     def prune(self, rounds: int) -> None:

@@ -218,7 +218,11 @@ def test_runs_whose_coins_or_holders_are_not_as_theorems_have_them_are_refused(
     ("known", "other", "says"),
     [
         ("fraction: 0.5", "fraction: 1.0", "partition.fraction=1 leaves no record out"),
-        ("records_per_patient: null", "records_per_patient: 3", "a coin moves other records too"),
+        (
+            "records_per_patient: null",
+            "records_per_patient: 3",
+            "leaving out a record moves others",
+        ),
     ],
 )
 def test_settings_in_which_a_coin_is_not_one_record_are_refused(

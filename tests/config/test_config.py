@@ -138,7 +138,7 @@ BAD_VALUES = [
     ("noise=loud", "noise=loud must be"),
     (
         "answers.noise_at=distributed",
-        "answers.noise_at=distributed needs a quorum, as in {threshold: 3,",
+        "answers.noise_at=distributed needs a quorum: how many must help,",
     ),
     (
         "answers.noise_at=distributed answers.quorum={threshold:2,colluding:0}",

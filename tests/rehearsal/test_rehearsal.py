@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow(seconds=30)
 SMALL = (
     *("data=digits", "num_clients=3", "rounds=2", "queries_per_round=128"),
     *("method.final_student_steps=50", "federation.min_clients=3", "federation.retry_seconds=20"),
-    "data.records_per_patient=2",  # made-up patients, whom the hospitals' files name
+    "data.records_per_patient=2",  # simulated patients, whom the hospitals' files name
 )
 SUMS = (
     *("training=plain", "answers=gradient", "answers.noise_at=distributed"),

@@ -27,7 +27,6 @@ NEEDS = {
 AT = {"distributed": ("answers.quorum={threshold: 3, colluding: 1}", "num_clients=4")}
 REFUSED = [  # by the mechanism itself
     ("clipped_gradients", "noise_at=server"),
-    ("gradient_reading", "noise_at=distributed"),
     ("gradient_sum", "noise_at=distributed"),  # with its method's one client
     ("votes", "noise_law=laplace", "noise_at=distributed"),
 ]

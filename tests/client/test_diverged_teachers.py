@@ -125,7 +125,6 @@ ANSWERS = [
     ("answers=gradient", "answers.k=3", "answers.mask=signed", "method.balance=8"),
     ("answers=gradient", "answers.noise_at=server"),
     ("answers=gradient", "method.distillation=classic"),
-    ("answers=gradient_reading",),
     ("answers=gradient_sum", "method=dpdfd"),
     ("answers=votes",),
     ("answers=votes", "answers.noise_law=laplace"),

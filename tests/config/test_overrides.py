@@ -107,7 +107,7 @@ def test_a_path_with_commas_is_a_grid_or_one_value_in_quotes():
 
 def test_a_key_of_another_choice_says_whose_it_is():
     (problem,) = said("answers=votes", "answers.k=2")
-    assert problem.startswith("answers.k belongs to answers=gradient, answers=gradient_reading,")
+    assert problem.startswith("answers.k belongs to answers=gradient, answers=gradient_sum ")
     assert problem.endswith("here: noise_multiplier, noise_law, noise_at, quorum")
 
 

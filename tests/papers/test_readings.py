@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from dp_accounting import NonPrivateDpEvent
 
-from fed_dpsd.papers.gradient_reading import GradientReading
 from fed_dpsd.privacy.accounting import Stage, prove
 from fed_dpsd.privacy.gaussian import NormalizedGradient
-from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Quorum
+from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
 from fed_dpsd.privacy.published import published_epsilon
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from tests.every import every
@@ -65,66 +64,6 @@ def test_a_signed_mask_keeps_a_teachers_largest_entries():
     assert (noisy != 0).all()  # its support reveals something about the teacher
 
 
-# --- noise of Eq. 3 that does not cover the answers ---
-
-
-@every("draws", ["one_draw", "inside_mask"])
-def test_readings_of_the_noise_leak_and_prove_nothing(draws):
-    """What leaks is seen exactly; the usual noise, the control, hides it."""
-    predictions = np.full((4, 10), 0.1, np.float32)
-    gradients = np.random.default_rng(0).normal(size=(4, 10))
-    usual = NormalizedGradient(10, 100.0, k=3, mask="signed")
-    reading = GradientReading(10, 100.0, k=3, mask="signed", draws=draws)
-    encoded = usual.constrain_sensitivity(gradients, predictions)
-    assert (reading.constrain_sensitivity(gradients, predictions) == encoded).all()
-
-    def leaks(mechanism, rng):
-        noisy = mechanism.add_noise(encoded[None], predictions, rng)
-        if draws == "inside_mask":
-            return ((noisy != 0) == (encoded != 0)).all()
-        return np.allclose(noisy - noisy[0], encoded - encoded[0], atol=1e-5)
-
-    assert leaks(reading, np.random.default_rng(1))
-    assert not leaks(usual, np.random.default_rng(1))
-    noise = reading.add_noise(encoded[None], predictions, np.random.default_rng(1)) - encoded
-    assert ((noise != 0) == (encoded != 0)).all() or draws == "one_draw"
-    for pair in UNITS_AND_RELATIONS:
-        assert reading.event(*pair) == NonPrivateDpEvent()
-        assert usual.event(*pair) != NonPrivateDpEvent()
-    assert reading.reason
-    assert published_epsilon(reading, 51_200, 1e-5) == published_epsilon(usual, 51_200, 1e-5)
-
-
-@every("draws", ["one_draw", "inside_mask"])
-@every("multiplier", [0.39, 100.0])
-def test_a_readings_noise_has_its_size(draws, multiplier):
-    """The mean square of 20,000 draws is within 5 % of its law's: one of the four cases would fail
-    for fewer than one in 10^5 seeds."""
-    reading = GradientReading(10, multiplier, k=3, mask="private", draws=draws)
-    rng = np.random.default_rng(0)
-    if draws == "one_draw":
-        requests = [np.zeros((1, 2, 10))] * 2_000
-    else:
-        encoded = reading.constrain_sensitivity(
-            rng.normal(size=(6_667, 10)), np.full((6_667, 10), 0.1)
-        )
-        requests = [encoded[None]]
-    noises = [reading.add_noise(request, request[0], rng) - request[0] for request in requests]
-    drawn = np.concatenate([
-        noise[0] if draws == "one_draw" else noise[request[0] != 0]
-        for noise, request in zip(noises, requests, strict=True)
-    ])  # fmt: skip
-    assert drawn.size >= 20_000
-    assert np.square(drawn).mean() == pytest.approx(reading.scale**2, rel=0.05)
-
-
-def test_a_reading_has_no_secure_sum():
-    with pytest.raises(ValueError, match="is not supported"):
-        GradientReading(10, 100.0, noise_at="distributed", quorum=Quorum(3, 1))
-    with pytest.raises(ValueError, match="must be 'one_draw' or 'inside_mask'"):
-        GradientReading(10, 100.0, draws="none")
-
-
 # --- what noise on one teacher's answers proves: conf/experiment/data_sensitive_readings.yaml ---
 
 
@@ -151,10 +90,3 @@ def test_lies_among_all_classes_are_not_saved_by_a_threshold():
     for pair in UNITS_AND_RELATIONS:
         assert mechanism.event(*pair) == NonPrivateDpEvent()
     assert mechanism.reason
-
-
-def test_readings_that_would_be_no_reading_are_refused():
-    with pytest.raises(ValueError, match="k=3 with mask='public' is not supported"):
-        GradientReading(10, 100.0, k=3)
-    with pytest.raises(ValueError, match="noise_multiplier=0"):
-        GradientReading(10, 0.0)

@@ -13,7 +13,6 @@ from dp_accounting import DpEvent
 from numpy.typing import NDArray
 
 from fed_dpsd.privacy.label_dp import LabelPrivate, Learner
-from fed_dpsd.privacy.mechanism import Trust
 from fed_dpsd.privacy.noise import Rng
 from fed_dpsd.privacy.votes import NoisyVotes
 
@@ -33,7 +32,6 @@ class ALIBI(LabelPrivate):
     """
 
     name: ClassVar[str] = "alibi"
-    trust: ClassVar[Trust] = "nobody"
     num_classes: int
     epsilon: float
 

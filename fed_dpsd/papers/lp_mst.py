@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fed_dpsd.privacy.accounting import pure_bound
 from fed_dpsd.privacy.label_dp import LabelPrivate, Learner, fixed_targets
-from fed_dpsd.privacy.mechanism import Trust, top_k
+from fed_dpsd.privacy.mechanism import top_k
 from fed_dpsd.privacy.noise import Rng
 from fed_dpsd.privacy.randomized_response import LARGEST_EPSILON, TopKRandomizedResponse
 
@@ -29,7 +29,6 @@ class LPMST(LabelPrivate):
     """
 
     name: ClassVar[str] = "lp_mst"
-    trust: ClassVar[Trust] = "nobody"
     num_classes: int  # K, >= 2
     epsilon: float  # epsilon of one response and of all training, in 1e-6..20
     stages: int  # T >= 1, the number of equal parts of the records, in random order

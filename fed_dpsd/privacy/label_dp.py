@@ -13,9 +13,8 @@ import torch
 from dp_accounting import DpEvent
 from numpy.typing import NDArray
 
-from fed_dpsd.privacy.accounting import best_bound, pure_bound
+from fed_dpsd.privacy.accounting import pure_bound
 from fed_dpsd.privacy.epsilon import Epsilon, add_review_note
-from fed_dpsd.privacy.mechanism import Trust
 from fed_dpsd.privacy.noise import Rng
 from fed_dpsd.privacy.training import Plain, teacher_file_problems
 
@@ -47,16 +46,11 @@ class LabelPrivate(Plain, ABC):
     Guarantee: `event`, for one replaced label, with the images and all other labels unchanged. A
     record's number may depend on its label, for example if each class has a folder, so training
     draws its own random order of records. Nothing is proven beyond a label, and no ledger records
-    this training, which is for simulations with one teacher.
-
-    Attributes:
-        trust: the parties that must be honest in addition to the owners of the labels: "nobody" if
-            each label could be randomised at its source, "server" if the party that trains sees the
-            labels.
+    this training, which is for simulations with one teacher. Each label could be randomised at its
+    source, so nobody else must be trusted.
     """
 
     reason: ClassVar[str] = "the training protects labels alone"
-    trust: ClassVar[Trust]
     epsilon: float
 
     def check(self, config: Any, method: Any, partition: Any) -> list[str]:
@@ -99,14 +93,9 @@ class LabelPrivate(Plain, ABC):
         """Describe how teachers are trained and what this protects by itself."""
         return f"only labels are private ({self.name}, training.epsilon={self.epsilon:g})"
 
-    @property
-    def failure(self) -> float:
-        """Return delta, the failure probability of the guarantee; 0 for a pure guarantee."""
-        return 0.0
-
     @abstractmethod
     def event(self) -> DpEvent:
-        """Return the event of all training, for one replaced label."""
+        """Return the event of all training, for one replaced label; its bound must be pure."""
 
     @abstractmethod
     def train(self, learner: Learner, labels: NDArray[np.int64], rng: Rng) -> None:
@@ -115,9 +104,8 @@ class LabelPrivate(Plain, ABC):
 
 def prove_label(training: LabelPrivate, notes: tuple[str, ...], queries: int) -> Epsilon:
     """Prove the epsilon of a label, for any number and kind of the teachers' releases."""
-    event, delta = training.event(), training.failure
-    bound = best_bound(event, delta) if delta else pure_bound(event)
+    bound = pure_bound(training.event())
     return Epsilon(
-        *(bound.epsilon, bound.delta, "label", "replace_one", training.trust, bound.accountant),
+        *(bound.epsilon, bound.delta, "label", "replace_one", "nobody", bound.accountant),
         *(queries, add_review_note((IMAGES_NOTE, *notes), training)),
     )

@@ -31,7 +31,6 @@ TRAININGS = [
     ("output_gradient", (*CENTRAL, "training.steps=3"), "training.learning_rate", False),
     ("lp_2st", CENTRAL, "teacher.learning_rate", False),
     ("alibi", CENTRAL, "teacher.learning_rate", False),
-    ("label_pate", (*CENTRAL, "training.teachers=3"), "teacher.learning_rate", False),
 ]
 
 

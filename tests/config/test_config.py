@@ -51,7 +51,7 @@ def test_every_yaml_composes_and_binds(tmp_path):
             overrides.append("method=dpdfd")
         if path.stem == "clipped_gradients":
             overrides.append("method=dp_fedsgd")
-        if path.stem in ("lp_2st", "lp_mst", "alibi", "label_pate"):
+        if path.stem in ("lp_2st", "lp_mst", "alibi"):
             overrides.append("method=central")
         baselines = ("datalens", "dp_gan", "dp_merf", "g_pate", "gep", "gs_wgan", "pate_gan")
         if path.parent.name == "training" and path.stem in baselines:

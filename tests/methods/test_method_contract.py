@@ -67,7 +67,6 @@ LABEL_PRIVATE = [
     ("training=lp_2st", "answers=probabilities"),
     ("training=lp_mst", "answers=probabilities"),
     ("training=alibi", "answers=probabilities"),
-    ("training=label_pate", "answers=probabilities", "training.teachers=5"),
 ]
 SUMS = ("answers=clipped_gradients", "model=scattering", "diagnostics=false")
 SHARES = "answers.noise_at=distributed", "answers.quorum={threshold: 2, colluding: 1}"

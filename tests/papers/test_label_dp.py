@@ -7,11 +7,9 @@ import numpy as np
 import pytest
 import torch
 from dp_accounting import ComposedDpEvent, GaussianDpEvent, SelfComposedDpEvent
-from dp_accounting.pld import PLDAccountant
 from scipy import stats
 
 from fed_dpsd.papers.alibi import ALIBI
-from fed_dpsd.papers.label_pate import LabelPATE
 from fed_dpsd.papers.lp_mst import LPMST
 from fed_dpsd.privacy.accounting import pure_bound
 from fed_dpsd.privacy.label_dp import IMAGES_NOTE, fixed_targets, prove_label
@@ -21,10 +19,8 @@ from fed_dpsd.privacy.training import Plain, TrainingMechanism
 from fed_dpsd.privacy.votes import NoisyVotes
 from tests.every import every
 from tests.privacy.ideals import rng
-from tests.proofs import gaussian_delta
 
-PATE = LabelPATE(num_classes=4, epsilon=1.0, delta=1e-5, teachers=5, queries=20)
-TRAININGS = [LPMST(4, 1.0, 2), LPMST(4, 10.0, 3), ALIBI(4, 1.0), PATE]
+TRAININGS = [LPMST(4, 1.0, 2), LPMST(4, 10.0, 3), ALIBI(4, 1.0)]
 
 
 class Majority:
@@ -217,91 +213,6 @@ def test_targets_are_the_posterior_of_the_label_under_the_networks_own_prior():
     assert torch.allclose(mechanism.posterior(noisy, logits), expected)
 
 
-# --- PATE ---
-
-
-@every(("epsilon", "queries"), [(1.0, 100), (1.0, 1_000), (10.0, 400)])
-def test_the_votes_noise_proves_epsilon_and_half_the_votes_sensitivity_is_rejected(
-    epsilon, queries
-):
-    """Two formulas: Gaussian DP in closed form, and dp-accounting's composed distribution."""
-    pate = LabelPATE(10, epsilon, 1e-5, teachers=50, queries=queries)
-    sigma = pate.votes.noise_multiplier
-    mu = math.sqrt(2 * queries) / sigma  # a vote that moves changes two counts by 1
-    assert 0.99e-5 <= gaussian_delta(mu, epsilon) <= 1e-5
-    assert gaussian_delta(2 * mu, epsilon) > 1e-4
-    claim = prove_label(pate, (), 1)
-    assert 0.999 * epsilon <= claim.value <= epsilon
-    accountant = PLDAccountant(value_discretization_interval=1e-4)
-    accountant.compose(GaussianDpEvent(sigma / math.sqrt(2)), queries)
-    assert accountant.get_epsilon(1e-5) == pytest.approx(claim.value, rel=1e-2)
-
-
-@every("teachers", [1, 5_000])
-@every("queries", [1, 1_000_000])
-@every("delta", [1e-90, 0.99])
-@every("epsilon", [0.01, 20.0])
-def test_there_is_noise_for_all_that_may_be_set(epsilon, delta, queries, teachers):
-    claim = prove_label(LabelPATE(1_000, epsilon, delta, teachers, queries), (), 1)
-    assert 0.95 * epsilon <= claim.value <= epsilon
-
-
-class Overlapping(LabelPATE):
-    """PATE whose teachers all see all labels."""
-
-    def train(self, learner, labels, rng):
-        order = np.arange(len(labels))
-        for _ in range(self.teachers):
-            learner.fit(order, fixed_targets(labels))
-            answers = learner.probabilities(order[: self.queries])
-            self.votes.add_noise(
-                self.teachers * self.votes.constrain_sensitivity(answers, answers)[None], None, rng
-            )
-
-
-def counted(pate, labels, monkeypatch):
-    """The exact counts of votes that get noise in training."""
-    counts, noise = [], NoisyVotes.add_noise
-
-    def remembering(self, value, predictions, rng):
-        counts.append(value.sum(0))
-        return noise(self, value, predictions, rng)
-
-    monkeypatch.setattr(NoisyVotes, "add_noise", remembering)
-    pate.train(Majority(), labels, rng())
-    monkeypatch.setattr(NoisyVotes, "add_noise", noise)
-    return np.concatenate(counts)
-
-
-def test_another_label_moves_one_vote_an_image_and_noise_is_drawn_once(monkeypatch):
-    """A label of three in a shard decides its teacher's class, so the bound is attained."""
-    labels = np.tile([0, 0, 1, 1], 4)[:15]
-    changes = []
-    for pate in (PATE, Overlapping(4, 1.0, 1e-5, 5, 20)):
-        before = counted(pate, labels, monkeypatch)
-        moved = []
-        for record in range(15):
-            other = labels.copy()
-            other[record] = 1 - other[record]
-            moved.append(np.abs(counted(pate, other, monkeypatch) - before).sum(1).max())
-        changes.append(max(moved))
-    assert before.sum(1).max() == 5
-    right, overlapping = changes
-    assert right == 2  # L1 norm: one count falls by 1 and another rises by 1
-    assert overlapping == 10
-
-
-def test_the_student_learns_only_from_the_noisy_votes_on_sent_images(monkeypatch):
-    chosen = np.eye(4)[rng(5).integers(0, 4, 6)]
-    monkeypatch.setattr(NoisyVotes, "add_noise", lambda *given: chosen)
-    learner = Majority()
-    LabelPATE(4, 1.0, 1e-5, teachers=3, queries=6).train(learner, np.zeros(30, int), rng())
-    *teachers, student = learner.fits
-    assert [len(teacher) for teacher in teachers] == [10, 10, 10]
-    assert len({record for teacher in teachers for record in teacher}) == 30
-    assert list(student.values()) == chosen.argmax(1).tolist()
-
-
 # --- all of them ---
 
 
@@ -310,16 +221,15 @@ def test_the_epsilon_is_a_labels_and_is_named_so(training):
     assert isinstance(training, Plain)  # it covers no answer
     assert not isinstance(training, TrainingMechanism)
     claim = prove_label(training, ("per run",), 1)
-    pate = training is PATE
     assert (claim.unit, claim.relation) == ("label", "replace_one")
-    assert (claim.trust, claim.delta) == (("server", 1e-5) if pate else ("nobody", 0.0))
-    assert claim.accountant == ("gdp_exact" if pate else "pure")
-    assert claim.value == pytest.approx(training.epsilon, rel=1e-3 if pate else 1e-9)
+    assert (claim.trust, claim.delta) == ("nobody", 0.0)
+    assert claim.accountant == "pure"
+    assert claim.value == pytest.approx(training.epsilon, rel=1e-9)
     assert claim.value <= training.epsilon * (1 + 1e-14)  # with the loss by finite precision
     assert claim.notes == (IMAGES_NOTE, "per run")
 
 
-@every("training", TRAININGS[:3])
+@every("training", TRAININGS)
 def test_what_the_network_sees_of_labels_went_through_the_mechanism(training, monkeypatch):
     """With the mechanism's output held fixed, other labels change nothing."""
     monkeypatch.setattr(LPMST, "respond", lambda self, labels, prior, rng: labels * 0 + 1)
@@ -430,10 +340,6 @@ def test_gaussian_noise_has_no_pure_bound():
         (lambda: LPMST(4, 1.0, 2, 0.0), "temperature=0.0 must be between"),
         (lambda: ALIBI(4, 0.0), "epsilon=0.0 must be between"),
         (lambda: ALIBI(4, math.inf), "epsilon=inf"),
-        (lambda: LabelPATE(4, 0.0, 1e-5, 5, 5), "epsilon=0.0 must be between"),
-        (lambda: LabelPATE(4, 1.0, 0.0, 5, 5), "delta=0.0 must be at least 1e-90"),
-        (lambda: LabelPATE(4, 1.0, 1e-5, 0, 5), "teachers=0 must be between 1 and 5,000"),
-        (lambda: LabelPATE(4, 1.0, 1e-5, 5, 0), "queries=0 must be between 1 and 1,000,000"),
     ],
 )
 def test_a_parameter_out_of_range_is_named(make, wrong):

@@ -17,7 +17,7 @@ from torch.optim.optimizer import (
 from fed_dpsd.config import Config, TeacherConfig
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.errors import Diverged
-from fed_dpsd.methods.method import HeadLoss
+from fed_dpsd.methods.method import TrainingLoss
 from fed_dpsd.models.augmentation import augment
 from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.models.divergence import check_losses, is_finite
@@ -71,47 +71,25 @@ def train_privately(
 
 
 @contextlib.contextmanager
-def pulled_back(teacher: nn.Module, weight: float) -> Iterator[None]:
-    """Pull a teacher towards its current parameters w_0 during all training in the block.
+def added_loss(teacher: nn.Module, loss: TrainingLoss | None) -> Iterator[None]:
+    """Add a loss of a teacher's parameters to all training in the block.
 
-    The gradient of weight / 2 ||w - w_0||^2, which depends on no record, is added to each optimiser
-    step's gradient, after any noise of private training.
-    """
-    if not weight:
-        yield
-        return
-    starts = {parameter: parameter.detach().clone() for parameter in teacher.parameters()}
-
-    def pull(optimiser: torch.optim.Optimizer, *_: object) -> None:
-        for group in optimiser.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None and parameter in starts:
-                    away = parameter.detach() - starts[parameter].to(parameter.device)
-                    parameter.grad.add_(away, alpha=weight)
-
-    with register_optimizer_step_pre_hook(pull):
-        yield
-
-
-@contextlib.contextmanager
-def regularised(head: nn.Linear, loss: HeadLoss | None) -> Iterator[None]:
-    """Add a loss of the last layer that depends on no record, during all training in the block.
-
-    Its gradient is added to each optimiser step's gradient, after any noise of private training. It
-    is computed on copies, because Opacus has hooks on the layer itself.
+    The parameters start from their current values. The loss's gradient, which depends on no record,
+    is added to each optimiser step's gradient, after any noise of private training.
     """
     if loss is None:
         yield
         return
+    starts = {parameter: parameter.detach().clone() for parameter in teacher.parameters()}
 
     def add(optimiser: torch.optim.Optimizer, *_: object) -> None:
-        learning = [parameter for group in optimiser.param_groups for parameter in group["params"]]
-        if not any(parameter is head.weight for parameter in learning):
+        every = [parameter for group in optimiser.param_groups for parameter in group["params"]]
+        learning = [each for each in every if each.grad is not None and each in starts]
+        if not learning:
             return
-        layer = head.weight, head.bias
-        copies = [parameter.detach().clone().requires_grad_() for parameter in layer]
-        gradients = torch.autograd.grad(loss(*copies), copies)
-        for parameter, gradient in zip(layer, gradients, strict=True):
+        weights = [each.detach().requires_grad_() for each in learning]  # without hooks of Opacus
+        value = loss(weights, [starts[each].to(each.device) for each in learning])
+        for parameter, gradient in zip(learning, torch.autograd.grad(value, weights), strict=True):
             parameter.grad.add_(gradient)
 
     with register_optimizer_step_pre_hook(add):
@@ -229,8 +207,6 @@ class Watch:
             group = "training" if role == "teacher" else "method.baseline"
             rate = getattr(training, "learning_rate", None)  # a plug-in's training may have none
         self._rates = {} if rate is None else {f"{group}.learning_rate": rate}
-        if pull := config.method.get("proximal_weight"):
-            self._rates["method.proximal_weight"] = pull
 
     def check_losses(self, losses: Sequence[torch.Tensor], shard: int) -> None:
         """Check the losses of plain training, in simulations only: they are exact and private.

@@ -18,7 +18,7 @@ from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.config import Config
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.errors import ProtocolError
-from fed_dpsd.methods.method import Method, Regulariser
+from fed_dpsd.methods.method import Method, TrainingLoss
 from fed_dpsd.models.inference import Images
 from fed_dpsd.privacy.clipped_gradients import ClippedGradients
 from fed_dpsd.privacy.mechanism import (
@@ -243,13 +243,12 @@ class Site:
         return self._teachers.sensitive_class_counts()
 
     def retrain(
-        self, request: Request, epochs: int, regulariser: Regulariser | None = None
+        self, request: Request, epochs: int, loss: TrainingLoss | None = None
     ) -> NDArray[np.float32]:
         """Train the teachers from the request's weights, after charging private training again.
 
-        A method with a `proximal_weight` (FedProx) pulls the teachers towards the request's
-        weights. A `regulariser` (FedGen) adds a loss that depends on the request and the weights
-        alone, so private training covers it as post-processing.
+        `loss` is added to the records' loss (see `added_loss`). It depends on the weights and the
+        method's keys alone, so private training covers it as post-processing.
 
         Returns:
             The teachers' (1, n * P, 1) weights, private until released.
@@ -259,7 +258,7 @@ class Site:
             ProtocolError: the weights belong to another architecture; nothing was charged.
         """
         try:
-            self._teachers.check_weights(request.weights, regulariser)
+            self._teachers.check_weights(request.weights)
         except ValueError as error:
             raise ProtocolError(f"this client was sent {error}") from None
         digest = self._retraining(request)
@@ -267,7 +266,7 @@ class Site:
             with self.ledger.transaction():
                 self.account.pay(self.training, digest, "training", request)
         return self._teachers.sensitive_retrained(
-            request.weights, request.query_id, digest, epochs, self._pull, regulariser
+            request.weights, request.query_id, digest, epochs, loss
         )
 
     def release(
@@ -385,11 +384,6 @@ class Site:
     def _method(self) -> str:
         """Return the method's settings as JSON."""
         return json.dumps(dict(self.config.method), sort_keys=True)
-
-    @property
-    def _pull(self) -> float:
-        """Return the weight of the pull towards a request's weights, from the method's own keys."""
-        return float(self.config.method.get("proximal_weight", 0.0))
 
     def _retraining(self, request: Request) -> str:
         """Return the key under which training from the request's weights is charged."""

@@ -29,8 +29,7 @@ from fed_dpsd.client.learning import (
     ImageLearner,
     Role,
     Watch,
-    pulled_back,
-    regularised,
+    added_loss,
     train,
     train_privately,
 )
@@ -39,7 +38,7 @@ from fed_dpsd.config import Config, is_function
 from fed_dpsd.config.plugins import find_plugins
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.errors import UserError
-from fed_dpsd.methods.method import HeadLoss, Regulariser
+from fed_dpsd.methods.method import TrainingLoss
 from fed_dpsd.models import (
     initialise,
     layers_draw_from,
@@ -326,32 +325,14 @@ class Teachers:
         name, *sizes = _architecture(self._config, self._client)
         return _size(builder(name, self._config.model), *sizes)
 
-    def check_weights(
-        self, weights: NDArray[np.float32], regulariser: Regulariser | None = None
-    ) -> None:
+    def check_weights(self, weights: NDArray[np.float32]) -> None:
         """Reject weights from which training cannot start.
 
         Raises:
-            ValueError: the weights belong to another architecture, or do not fit the regulariser.
+            ValueError: the weights belong to another architecture.
         """
-        if regulariser:
-            self._load_start(self._untrained(0), weights, regulariser, torch.Generator())
-        elif len(weights) != self.size:
+        if len(weights) != self.size:
             raise ValueError(f"{len(weights)} weights instead of {self.size}")
-
-    def _load_start(
-        self,
-        teacher: Classifier,
-        weights: NDArray[np.float32],
-        regulariser: Regulariser | None,
-        rng: torch.Generator,
-    ) -> HeadLoss | None:
-        """Load the weights; return the regulariser's loss, set by the numbers after the weights."""
-        if not regulariser:
-            load_vector(teacher, torch.from_numpy(weights))
-            return None
-        load_vector(teacher, torch.from_numpy(weights[: self.size]))
-        return regulariser(teacher.classifier, weights[self.size :], rng)
 
     def sensitive_retrained(
         self,
@@ -359,20 +340,17 @@ class Teachers:
         number: int,
         digest: str,
         epochs: int,
-        proximal_weight: float,
-        regulariser: Regulariser | None = None,
+        loss: TrainingLoss | None = None,
     ) -> NDArray[np.float32]:
         """Train each teacher on its shard, all from `weights`; return their (1, n * P, 1) weights.
 
         Args:
             weights: (P,) weights that each teacher starts from (see `to_vector` and
-                `check_weights`), followed by the regulariser's numbers.
+                `check_weights`).
             number: number of the round.
             digest: hexadecimal digest of the teachers, the whole request and the method's settings.
             epochs: passes over a shard; a training mechanism uses its own number of steps instead.
-            proximal_weight: the weight of the pull back to `weights`, >= 0 (see `pulled_back`).
-            regulariser: adds a loss that depends on no record (see `regularised`); None adds no
-                loss.
+            loss: is added to the records' loss (see `added_loss`); None adds nothing.
         """
         settings = dataclasses.replace(self._config.teacher, epochs=epochs, min_steps=1)
         config = dataclasses.replace(self._config, teacher=settings)
@@ -380,11 +358,9 @@ class Teachers:
         for shard, records in enumerate(self._shards):
             teacher = self._untrained(shard)
             purpose = f"retraining {shard}"
-            draws = Streams(settings.seed).torch(f"regulariser, {purpose}", self._client, number)
-            loss = self._load_start(teacher, weights, regulariser, draws)
+            load_vector(teacher, torch.from_numpy(weights))
             if len(records) or self._training:
-                pulled = pulled_back(teacher, proximal_weight)
-                with pulled, regularised(teacher.classifier, loss):
+                with added_loss(teacher, loss):
                     self._train(teacher, shard, config, purpose, number, digest)
                 self.watch.check(teacher, shard)
             vectors.append(to_vector(teacher))

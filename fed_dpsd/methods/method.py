@@ -220,11 +220,9 @@ class Federation(Protocol):
         """Return the sum of the answers, with the server's noise share already added."""
 
 
-# A loss of the (K, F) weight and (K,) bias of a teacher's last layer; it must depend on no record.
-HeadLoss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-# Makes this loss from the untrained last layer, the numbers that follow a request's weights and a
-# public random stream; raises ValueError if the count of the numbers is wrong.
-Regulariser = Callable[[nn.Linear, NDArray[np.float32], torch.Generator], HeadLoss]
+# A loss of the parameters that a teacher learns and of the values that they started from. It must
+# depend on no record, and follow from these and the method's keys alone, under which it is charged.
+TrainingLoss = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], torch.Tensor]
 
 
 class Site(Protocol):
@@ -253,13 +251,11 @@ class Site(Protocol):
         """Charge and train one classifier on all records; return its (1, P, 1) weights."""
 
     def retrain(
-        self, request: Request, epochs: int, regulariser: Regulariser | None = None
+        self, request: Request, epochs: int, loss: TrainingLoss | None = None
     ) -> NDArray[np.float32]:
         """Train from the request's weights; return the weights, private until released.
 
-        With the method's key `proximal_weight`, they are pulled towards the request's weights. A
-        `regulariser`, which reads the numbers after these weights, adds its loss to the records'
-        loss.
+        `loss` is added to the records' loss.
         """
 
     def class_counts(self, request: Request) -> NDArray[np.float64]:

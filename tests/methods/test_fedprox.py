@@ -1,6 +1,7 @@
 """FedProx: FedAVG at weight 0, nearer to the start above 0, and as private as FedAVG."""
 
 import copy
+import dataclasses
 import math
 
 import numpy as np
@@ -9,8 +10,10 @@ import torch
 from torch import nn
 
 from fed_dpsd.accounts.card import plan_of
-from fed_dpsd.client.learning import pulled_back
+from fed_dpsd.client.learning import added_loss
+from fed_dpsd.errors import ProtocolError
 from fed_dpsd.models import to_vector
+from fed_dpsd.privacy.dp_sgd import DPSGD
 from tests.client.conftest import records  # noqa: F401
 from tests.client.test_site import make
 from tests.ledgers import entries_of
@@ -36,7 +39,7 @@ def test_at_weight_0_every_bit_is_fedavgs(small, tmp_path, training):
     assert one == other
 
 
-def test_the_pull_is_the_gradient_of_the_proximal_term():
+def test_a_step_with_the_proximal_term_is_a_step_on_the_sum_of_both_losses(small):
     """Equation 2 of arXiv 1812.06127, by autograd; another network is left alone."""
     rng = torch.Generator().manual_seed(0)
     inputs, targets = torch.randn(32, 5, generator=rng), torch.randn(32, 3, generator=rng)
@@ -56,7 +59,8 @@ def test_the_pull_is_the_gradient_of_the_proximal_term():
     by_autograd, free = steps(copy.deepcopy(first), 0.7), steps(copy.deepcopy(first))
     alone = steps(copy.deepcopy(other))
     pulled = copy.deepcopy(first)
-    with pulled_back(pulled, 0.7):
+    method = small(*CLEAR, "method=fedprox", "method.proximal_weight=0.7").method
+    with added_loss(pulled, method.proximal_term):
         assert torch.allclose(steps(pulled), by_autograd, atol=1e-6)
         assert torch.equal(steps(other), alone)
     assert not torch.allclose(by_autograd, free, atol=1e-3)
@@ -80,7 +84,8 @@ def test_clients_stay_nearer_to_the_model_they_are_sent(small, records):  # noqa
         experiment = small(*CLEAR, *settings, "teacher.momentum=0", "teacher.learning_rate=0.05")
         site, _ = make(experiment, records)
         request = retraining(experiment)
-        away.append(np.linalg.norm(site.retrain(request, 40)[0, :, 0] - request.weights))
+        weights = site.retrain(request, 40, experiment.method.proximal_term)
+        away.append(np.linalg.norm(weights[0, :, 0] - request.weights))
     assert away[0] > 1.1 * away[1] > 1.1 * 1.1 * away[2] > 0
 
 
@@ -99,6 +104,33 @@ def test_another_pull_is_another_private_training_with_noise_of_its_own(small, r
     trainings = {e.digest for e in entries_of(ledger) if e.kind == "training"}
     assert len(trainings) == 3
     assert {e.training for e in entries_of(ledger) if e.kind == "train"} == trainings
+
+
+@pytest.mark.parametrize("teacher", ["cnn", "scattering"])
+def test_with_dp_sgd_the_term_reads_no_record(small, records, monkeypatch, teacher):  # noqa: F811
+    """With the same noisy sums, other records give the same weights; the term's weight counts."""
+
+    def weights(records, weight=1):
+        settings = "method=fedprox", f"method.proximal_weight={weight}", f"model.teacher={teacher}"
+        experiment = small(*PRIVATE, *settings)
+        site, _ = make(experiment, records)
+        return site.retrain(retraining(experiment), 1, experiment.method.proximal_term)
+
+    other = dataclasses.replace(records, labels=(records.labels + 1) % 10)
+    assert not np.array_equal(weights(records), weights(other))
+
+    monkeypatch.setattr(DPSGD, "_noisy", lambda self, total, *_: torch.ones(total.shape))
+    assert np.array_equal(weights(records), weights(other))
+    assert not np.array_equal(weights(records), weights(records, weight=2))
+
+
+def test_a_message_that_does_not_fit_is_refused_and_costs_nothing(small, records):  # noqa: F811
+    experiment = small(*PRIVATE, "method=fedprox")
+    site, request = make(experiment, records)
+    right = retraining(experiment)
+    with pytest.raises(ProtocolError, match=f"weights instead of {len(right.weights)}"):
+        request(dataclasses.replace(right, weights=right.weights[:-1]))
+    assert not entries_of(site.ledger)
 
 
 def test_an_impossible_weight_is_named(small):

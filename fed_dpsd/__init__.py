@@ -37,10 +37,8 @@ __all__ = [
 
 if TYPE_CHECKING:
     from fed_dpsd.api import (
-        PlannedRun,
         Run,
         Sweep,
-        UserError,
         load_student,
         plan,
         report,
@@ -48,6 +46,8 @@ if TYPE_CHECKING:
         run,
         sweep,
     )
+    from fed_dpsd.errors import UserError
+    from fed_dpsd.planned import PlannedRun
 
 
 class _Package(ModuleType):

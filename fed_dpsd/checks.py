@@ -220,8 +220,10 @@ def ignored_overrides(training: Training, overrides: Sequence[str]) -> list[str]
     """Return overrides of plain training's keys that the chosen training ignores."""
     if not hasattr(training, "learning_rate"):
         return []
-    names = ("epochs", "min_steps", "batch_size", "learning_rate", "momentum", "weight_decay")
-    names += ("one_cycle", "shift", "flip")
+    names = (
+        *("epochs", "min_steps", "batch_size", "learning_rate", "momentum", "weight_decay"),
+        *("one_cycle", "shift", "flip"),
+    )
     return [o for o in overrides if o.startswith(tuple(f"teacher.{name}=" for name in names))]
 
 

@@ -266,8 +266,8 @@ def uninterrupted() -> Iterator[None]:
     finally:
         for number, handler in former.items():
             signal.signal(number, handler)
-        for number in waiting:
-            signal.raise_signal(number)
+        for received in waiting:
+            signal.raise_signal(received)
 
 
 def write_atomically(path: Path, content: bytes) -> None:

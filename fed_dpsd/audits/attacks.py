@@ -15,6 +15,7 @@ from scipy.stats import binom
 from fed_dpsd.accounts.card import PrivacyCard, plan_of, privacy_card
 from fed_dpsd.audits import canaries, victims
 from fed_dpsd.audits.black_box import (
+    Audited,
     Proof,
     audit,
     audit_by_enumeration,
@@ -71,6 +72,7 @@ def answer_attacks(
 ) -> Iterator[Attack]:
     """Attack answers at settings where audit and proof are close, then at the run's own."""
     mechanism, config = experiment.answers, experiment.config
+    assert isinstance(mechanism, Audited)
     separate = rows_are_separate(mechanism)
     plan = plan_of(experiment)
     stages = [stage for stage in plan.stages if stage.mechanism == mechanism]

@@ -38,7 +38,8 @@ class Conformance:
     @property
     def contradicts(self) -> bool:
         """Return whether a proof or a property is contradicted."""
-        return any(found.contradicts for found in (*self.attacks, *self.checks))
+        found: tuple[Attack | Check, ...] = (*self.attacks, *self.checks)
+        return any(each.contradicts for each in found)
 
     @property
     def refuted(self) -> bool:

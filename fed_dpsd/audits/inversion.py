@@ -22,7 +22,7 @@ from fed_dpsd.audits.claims import Say
 from fed_dpsd.audits.shadows import Row, ShadowRun, Victim, facts, rows_of
 from fed_dpsd.client.learning import train
 from fed_dpsd.config import DataConfig
-from fed_dpsd.data.datasets import Split
+from fed_dpsd.data.intake import Split
 from fed_dpsd.models import initialise, to_vector, torch_threads
 from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
 from fed_dpsd.models.generators import Generator
@@ -41,7 +41,7 @@ GENERATOR_STEPS, GENERATOR_RATE, BATCH = 150, 0.005, 50
 LATENT_SIZE = 64
 DIVERSITY = 0.1  # weight of the term that prevents identical pictures of a class
 RECOGNISER, RECOGNISER_WIDTH = "cnn", 16
-LEARNING = {"epochs": 3, "min_steps": 600, "batch_size": 64, "learning_rate": 0.002}
+LEARNING: dict[str, Any] = {"epochs": 3, "min_steps": 600, "batch_size": 64, "learning_rate": 0.002}
 COMPARED_OF_A_CLASS = 300  # the most members (and as many others) to compare a picture with
 CPU = torch.device("cpu")
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,7 +85,7 @@ class ShadowRun:
 
     def student(self) -> Classifier:
         """Return the trained student."""
-        return cast(Classifier, student_of(open_completed(self.folder)).model)
+        return student_of(open_completed(self.folder)).model
 
     def teachers(self, client: int) -> Teachers:
         """Return a client's teachers: from the cache, or retrained to the same bits."""

@@ -21,7 +21,7 @@ from fed_dpsd.audits.one_run import Guesses
 from fed_dpsd.client.site import Site
 from fed_dpsd.client.teachers import make_teacher
 from fed_dpsd.config import Config
-from fed_dpsd.data.datasets import Split
+from fed_dpsd.data.intake import Split
 from fed_dpsd.models import procedural
 from fed_dpsd.models.inference import to_unit
 from fed_dpsd.privacy.accounting import Stage

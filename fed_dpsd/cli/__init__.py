@@ -4,7 +4,7 @@ import inspect
 import itertools
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import click
@@ -45,7 +45,8 @@ class _Commands(TyperGroup):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands, panel by panel."""
-        panel = {name: command.rich_help_panel for name, command in self.commands.items()}
+        commands: Mapping[str, Any] = self.commands
+        panel = {name: command.rich_help_panel for name, command in commands.items()}
         return sorted(self.commands, key=lambda name: PANELS.index(panel[name]))
 
     def invoke(self, ctx: click.Context) -> Any:

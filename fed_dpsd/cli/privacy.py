@@ -80,7 +80,7 @@ def audit(
     if as_json:
         *code, claim = [attack.to_json() | {"key": attack.key} for attack in found.attacks] or [{}]
         named = {named.pop("key"): named for named in code}
-        more = {"checks": [check.to_json() for check in found.checks]}
+        more: dict[str, Any] = {"checks": [check.to_json() for check in found.checks]}
         more |= {"failure_probability_in_all": found.failure_probability}
         more |= {"broken": broken, "as_expected": found.as_expected, "untested": found.untested}
         claim.pop("key", None)

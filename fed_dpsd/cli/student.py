@@ -5,7 +5,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
 import typer
 from rich.table import Table
@@ -153,7 +153,7 @@ def predict(
 
 
 def _predict_rows(
-    student: "Student", files: Sequence[Path], every_class: bool, bad: list[Path]
+    student: "Student[Any]", files: Sequence[Path], every_class: bool, bad: list[Path]
 ) -> Iterator[list[str]]:
     """Yield the cells of each readable image; report unreadable images and add them to `bad`."""
     import numpy as np

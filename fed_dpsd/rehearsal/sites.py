@@ -9,7 +9,7 @@ import yaml
 
 from fed_dpsd.config.keys import resolve_choices
 from fed_dpsd.config.plugins import find_plugins, search_plugins
-from fed_dpsd.data.datasets import Split
+from fed_dpsd.data.intake import Split
 from fed_dpsd.experiment import Experiment
 
 # What every file allows, by key, in addition to the run's needs.
@@ -67,7 +67,7 @@ def write_site(path: Path, records: Split, names: Sequence[str], facts: Mapping[
     path.parent.mkdir(parents=True, exist_ok=True)
     grey = records.images.shape[1] == 1
     images = records.images[:, 0] if grey else records.images.transpose(0, 2, 3, 1)
-    arrays = {"image": images, "label": np.array(names)[records.labels]}
+    arrays: dict[str, Any] = {"image": images, "label": np.array(names)[records.labels]}
     if records.patients is not None:
         arrays["patient"] = records.patients
     np.savez(path.parent / "records.npz", **arrays)

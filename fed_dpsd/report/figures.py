@@ -36,8 +36,10 @@ INK, SOFT, LINE, PAPER = (PALETTE[name] for name in ("ink", "soft", "line", "pap
 DASHES = ((), (7, 4), (2, 3), (10, 3, 2, 3))
 MARKERS = "os^Dv"
 # The methods' numbers in `look`, so that figures of different sweeps agree.
-METHODS = ("fed_dpsd", "fedavg", "dense", "fedprox", "ensemble", "feddf", "fedadi", "feddafl")
-METHODS += ("co_boosting", "dpsd", "dp_fedavg", "central", "local", "dgd", "dp_dfd", "dpdfd")
+METHODS = (
+    *("fed_dpsd", "fedavg", "dense", "fedprox", "ensemble", "feddf", "fedadi", "feddafl"),
+    *("co_boosting", "dpsd", "dp_fedavg", "central", "local", "dgd", "dp_dfd", "dpdfd"),
+)
 STYLE: Any = {
     **{"font.size": 11, "axes.titlesize": 11, "legend.fontsize": 10.5},
     **{"text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": SOFT, "grid.color": LINE},
@@ -140,7 +142,7 @@ def _plot(
                 x, y, color=SOFT, dashes=(4, 3), linewidth=1.5 * scale()
             )
         elif series.kind == "points":
-            hollow = {"facecolors": "none", "edgecolors": SOFT}
+            hollow: Any = {"facecolors": "none", "edgecolors": SOFT}
             legend[series.name] = axes.scatter(x, y, s=28 * scale() ** 2, zorder=3, **hollow)
             labels = series.labels if width == TEXT else ()
             _name_points(axes, list(zip(x, y, strict=True)), labels)
@@ -150,14 +152,14 @@ def _plot(
 
 
 def _line(
-    axes: Axes, axis: Axis, series: Series, x: Sequence[float], style: Mapping[str, Any]
+    axes: Axes, axis: Axis, series: Series, x: Sequence[float], style: dict[str, Any]
 ) -> Artist:
     """Draw a series as a line with deviations; points beyond the axis are not connected."""
     y, reach = np.array([y for _, y in series.points]), np.array(series.deviations())
     if series.kind == "band":
         axes.fill_between(x, y - reach, y + reach, color=style["color"], alpha=0.12, linewidth=0)
     elif reach.any():
-        bars = {"capsize": 3 * scale(), "elinewidth": 1.2 * scale(), "capthick": 1.2 * scale()}
+        bars: Any = {"capsize": 3 * scale(), "elinewidth": 1.2 * scale(), "capthick": 1.2 * scale()}
         axes.errorbar(x, y, reach, fmt="none", ecolor=style["color"], **bars)
     inside = sum(not axis.beyond(value) for value, _ in series.points)
     every = math.ceil(len(x) / (MOST_MARKERS * scale() ** 3))
@@ -234,11 +236,16 @@ def _name_points(axes: Axes, points: Sequence[tuple[float, float]], labels: Sequ
     above: dict[float, float] = {}  # the height of the last name at this x
     for (x, y), label in sorted(zip(points, labels, strict=False), key=lambda p: -p[0][1]):
         height = above[x] = min(y, above.get(x, math.inf) - 0.055 * (top - bottom))
-        line = {"arrowstyle": "-", "color": SOFT, "linewidth": 0.4, "relpos": (0, 0.5)}
+        line: Any = {"arrowstyle": "-", "color": SOFT, "linewidth": 0.4, "relpos": (0, 0.5)}
         line |= {"shrinkA": 0, "shrinkB": 2}
         axes.annotate(
-            *(label, (x, y), (1.05 * x, height)),
-            **{"fontsize": 6.5, "color": SOFT, "va": "center", "arrowprops": line},
+            label,
+            (x, y),
+            (1.05 * x, height),
+            fontsize=6.5,
+            color=SOFT,
+            va="center",
+            arrowprops=line,
             bbox={"facecolor": PAPER, "alpha": 0.8, "linewidth": 0, "pad": 0.3},
         )
 
@@ -274,13 +281,19 @@ def arrange(
         if n % across == 0:
             bottom -= below + top + heights[n]
         x, inside = n % across * width + left, width - left - right
-        axes.set_position([x / whole, bottom / total, inside / whole, heights[n] / total])
+        axes.set_position((x / whole, bottom / total, inside / whole, heights[n] / total))
         axes.set_title(wrapped[n], loc="left", x=(size * MARGIN - left) / inside)
     if labels:
         figure.legend(
-            *(list(entries.values()), labels),
-            **{"loc": "lower left", "bbox_to_anchor": (0, 0), "ncols": columns, "borderpad": 0},
-            **{"labelspacing": 0.4, "handlelength": 3.2, "columnspacing": 1.5},
+            list(entries.values()),
+            labels,
+            loc="lower left",
+            bbox_to_anchor=(0, 0),
+            ncols=columns,
+            borderpad=0,
+            labelspacing=0.4,
+            handlelength=3.2,
+            columnspacing=1.5,
         )
 
 
@@ -311,14 +324,17 @@ def draw_dots(groups: Sequence[Dots], width: float = PAGE) -> Figure | None:
                 axes.errorbar(mean, at, xerr=reach or None, **mark, **bars)
                 ends += [mean - reach, mean + reach]
                 if printed is not None:
-                    hollow = {"marker": "D", "color": SOFT, "markerfacecolor": PAPER}
+                    hollow: Any = {"marker": "D", "color": SOFT, "markerfacecolor": PAPER}
                     hollow |= {"markersize": 5 * size, "linestyle": ""}
                     (legend["published by a paper, not proven"],) = axes.plot(printed, at, **hollow)
                     ends.append(printed)
                 axes.annotate(
-                    *(spread(mean, deviation), (1, at)),
-                    **{"xycoords": axes.get_yaxis_transform(), "va": "center_baseline"},
-                    **{"xytext": (7, 0), "textcoords": "offset points"},
+                    spread(mean, deviation),
+                    (1, at),
+                    (7, 0),
+                    xycoords=axes.get_yaxis_transform(),
+                    textcoords="offset points",
+                    va="center_baseline",
                 )
             axes.set_ylim(lines.sum(), 0)
             axes.set_yticks(places, labels)

@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -139,10 +139,12 @@ def _svg(chart: Chart | Dots) -> tuple[str, Markup]:
 @functools.cache
 def _environment() -> Environment:
     environment = jinja_environment(__file__, autoescape=True, finalize=_to_html)
-    shared = ("percent", "percent_at_most", "percents", "rounded_up", "score")
-    shared += ("size", "duration", "counted")
+    shared = (
+        *("percent", "percent_at_most", "percents", "rounded_up", "score"),
+        *("size", "duration", "counted"),
+    )
     environment.filters |= {name: getattr(numbers, name) for name in shared}
-    environment.filters |= {
+    more: dict[str, Callable[..., Any]] = {
         "capitalised": lambda text: f"{text[:1].upper()}{text[1:]}",
         "commas": "{:,}".format,
         "e": _escaped,
@@ -152,6 +154,7 @@ def _environment() -> Environment:
         "svg": _svg,
         "with_interval": lambda counts: with_interval(*counts),
     }
+    environment.filters |= more
     environment.tests["finite"] = math.isfinite
     environment.globals |= {
         "first_line": Markup(FIRST_LINE),

@@ -20,12 +20,15 @@ def draw_partition(counts: NDArray[np.int64], classes: Sequence[str]) -> Figure:
     with matplotlib.rc_context(PRINT):
         figure = Figure((TEXT, 1))
         axes = figure.add_subplot()
-        ends, legend = counts.cumsum(1), {}
+        ends = counts.cumsum(1)
+        legend: dict[str, Artist] = {}
         for number, name in enumerate(classes):
             hatch = ("", "//", "..", "xx")[number // len(COLOURS) % 4]  # for equal colours
-            legend[name] = axes.barh(
-                *(clients, counts[:, number]),
-                **{"left": ends[:, number] - counts[:, number], "hatch": hatch},
+            legend[name], *_ = axes.barh(
+                clients,
+                counts[:, number],
+                left=ends[:, number] - counts[:, number],
+                hatch=hatch,
                 color=look(number)["color"],
             )
         axes.set_xlabel("records")

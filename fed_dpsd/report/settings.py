@@ -12,8 +12,10 @@ from fed_dpsd.errors import UserError, reason_of
 ACCURACIES = ("student", "weighted_ensemble", "ensemble", "client_best", "client_mean")
 SCORES = (*ACCURACIES, *(f"auroc_{model}" for model in ACCURACIES))
 CLAIMS = ("record_add_remove", "record_replace_one", "patient_add_remove", "client_add_remove")
-COSTS = ("forward_answers", "backward_answers", "bytes_to_clients", "bytes_to_server")
-COSTS += ("seconds_rounds",)
+COSTS = (
+    *("forward_answers", "backward_answers", "bytes_to_clients", "bytes_to_server"),
+    "seconds_rounds",
+)
 REASON = "reason"  # the reason for an infinite epsilon
 # The epsilon of a label, not of a record, for runs in which only labels are private.
 LABEL, LABEL_LEGEND = "label_replace_one", ("label_delta", "label_trust")
@@ -31,8 +33,10 @@ RESULTS = {
 ALPHA = "partition.alpha"
 GRID = "grid"
 PANEL = ("data", "num_classes", ALPHA)  # columns that a title or an axis shows, so names omit them
-NEEDED = ("key", "seed", "data", "num_classes", "mechanism", "teachers_per_client")
-NEEDED += ("student", "ensemble", *CLAIMS, *LEGEND)
+NEEDED = (
+    *("key", "seed", "data", "num_classes", "mechanism", "teachers_per_client"),
+    *("student", "ensemble", *CLAIMS, *LEGEND),
+)
 
 NUMBERS = (*SCORES, *CLAIMS, LABEL, *COSTS, ALPHA)
 OPTIONAL = {*SCORES, LABEL, *COSTS, ALPHA, "student_accuracy"}  # numbers that may be unknown

@@ -1,8 +1,8 @@
 """The charts that compare the settings of a sweep."""
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
+from statistics import fmean, stdev
 
 from fed_dpsd.report.charts import Axis, Chart, Dots, Series, accuracy_axis
 from fed_dpsd.report.figures import method_number
@@ -95,7 +95,9 @@ def over_epsilon(settings: Sequence[Setting], most: int | None = None) -> list[C
         )
         x = Axis(
             "proven epsilon of a run (record, add_remove)",
-            **{"logarithmic": True, "most": LARGEST_EPSILON, "bound": True},
+            logarithmic=True,
+            most=LARGEST_EPSILON,
+            bound=True,
         )
         heading = f"Accuracy of students against the proven epsilon: {title}"
         every = [*students, *series]
@@ -169,8 +171,8 @@ def mean_over_seeds(
         answers = [float(r["forward_answers"]) + float(r["backward_answers"]) for r in rows]
         scores = [100 * float(row["student_accuracy"]) for row in rows]
         seconds = [float(row["seconds"]) for row in rows]
-        deviation = statistics.stdev(scores) if len(scores) > 1 else math.nan
-        points.append((*map(statistics.fmean, (answers, seconds, scores)), deviation))
+        deviation = stdev(scores) if len(scores) > 1 else math.nan
+        points.append((fmean(answers), fmean(seconds), fmean(scores), deviation))
     return points
 
 

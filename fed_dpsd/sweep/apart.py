@@ -14,8 +14,10 @@ from fed_dpsd.report.settings import DIGESTS, GRID, RESULTS, Row, setting_of
 from fed_dpsd.server.run_folder import open_run_folder
 
 # Keys that do not distinguish runs: paths and the names of classes.
-PLACES = ("out", "cache", "run_folder", "ledger", "tracker")
-PLACES += ("data.path", "data.classes", "teacher.path")
+PLACES = (
+    *("out", "cache", "run_folder", "ledger", "tracker"),
+    *("data.path", "data.classes", "teacher.path"),
+)
 # Rows of one setting that are equal in these columns are of copies of a run.
 RESULTS_OF_COPIES = ("seed", "student", "ensemble", "student_sha256", *DIGESTS)
 

@@ -149,8 +149,9 @@ def plan(
                 if changed:
                     say(f"{name} is a new run: {changed}, and keeps its results")
                 taken[own] = key
-                places = {"out": str(folder), "run_folder": str(folder / own)}
-                config = dataclasses.replace(experiment.config, **places)
+                config = dataclasses.replace(
+                    experiment.config, out=str(folder), run_folder=str(folder / own)
+                )
                 experiment = dataclasses.replace(experiment, config=config)
                 cells[whole] = Cell(own, name, point.grid, point.overrides, experiment)
         problems.finish()
@@ -183,7 +184,7 @@ def _folder_of(
                 if not found:
                     return path.name, ""
                 changed = f"{path.name} {found}"
-    used = there | taken
+    used = {**there, **taken}
     name = folder_name(experiment, grid, short)
     if used.get(name, key) != key:
         name = folder_name(experiment, grid, key)
@@ -355,7 +356,7 @@ def _merge_table(
     """Return a table in which our rows replace the rows of their keys, or follow the others."""
     before, old = read_table(path)
     ahead = itertools.takewhile(lambda key: key not in ours, old)
-    known = old | ours
+    known = {**old, **ours}
     rows = change([row for key in dict.fromkeys([*ahead, *ours, *old]) for row in known[key]])
     text = io.StringIO()
     header = list(dict.fromkeys(itertools.chain(before, columns, *rows)))
@@ -392,7 +393,7 @@ def _row(cell: Cell, swept: Iterable[str]) -> Row:
     scores, areas = summary["accuracy"], summary["auroc"]
     proven = {(row["unit"], row["relation"]): row for row in summary["privacy"]["proven"]}
     label = summary["privacy"]["label"] or {}
-    row = {"key": cell.key, "grid": cell.grid}
+    row: dict[str, Any] = {"key": cell.key, "grid": cell.grid}
     row |= {key: cell.overrides.get(key) for key in swept}
     row |= {
         "method": summary["method"],

@@ -22,7 +22,8 @@ from fed_dpsd.config.grid import require_one_run
 from fed_dpsd.config.keys import choices_with_key, method_sets
 from fed_dpsd.config.plugins import find_plugins
 from fed_dpsd.data import datasets, partition, paths
-from fed_dpsd.data.datasets import Dataset, Split
+from fed_dpsd.data.datasets import Dataset
+from fed_dpsd.data.intake import Split
 from fed_dpsd.data.partition import PARTITIONS, Partition
 from fed_dpsd.data.sources import with_classes
 from fed_dpsd.errors import ConfigError, UserError, format_value, warn_once
@@ -95,10 +96,10 @@ class Experiment:
     def for_hospitals(self) -> str:
         """Return `to_json` without this machine's paths, which hospitals replace by their own."""
         config = self.config
-        places = dict.fromkeys(("out", "cache", "run_folder", "ledger"), "")
         data = dataclasses.replace(config.data, path=None)
         model = dataclasses.replace(config.model, weights=None)
-        return to_json(dataclasses.replace(config, **places, data=data, model=model))
+        changed = dataclasses.replace(config, out="", cache="", run_folder="", ledger="")
+        return to_json(dataclasses.replace(changed, data=data, model=model))
 
 
 def from_overrides(
@@ -257,7 +258,7 @@ def _with_noise(
     binder: Binder, answers: Mapping[str, Any], training: Training | None
 ) -> Mapping[str, Any]:
     """Return the values of `answers`; replace null noise with noise that suits the training."""
-    cls = binder.locate("fed_dpsd.privacy", answers.get("_target_"), "answers._target_")
+    cls: Any = binder.locate("fed_dpsd.privacy", answers.get("_target_"), "answers._target_")
     field = getattr(cls, "calibrated_by", None)
     if cls is None or field is None or Mechanism not in cls.__mro__:  # `check` reports the last
         return answers
@@ -313,10 +314,8 @@ def calibrated(experiment: Experiment) -> Experiment:
             value = calibrate(spend_combined, target, least, most)
     except ValueError as error:
         raise ConfigError([f"privacy.{error}"]) from None
-    values = {**getattr(config, axis), field: value}
-    return dataclasses.replace(
-        with_value(value), config=dataclasses.replace(config, **{axis: values})
-    )
+    own: dict[str, Any] = {axis: {**getattr(config, axis), field: value}}
+    return dataclasses.replace(with_value(value), config=dataclasses.replace(config, **own))
 
 
 def _names_images(data: DataConfig) -> bool:

@@ -11,8 +11,9 @@ from typing import Literal
 
 from dp_accounting import ComposedDpEvent, DpEvent
 
+from fed_dpsd.accounts.database import LedgerError
 from fed_dpsd.accounts.entry import Entry, EntryKind, describe_mechanism
-from fed_dpsd.accounts.ledger import Ledger, LedgerError
+from fed_dpsd.accounts.ledger import Ledger
 from fed_dpsd.claims import OTHER
 from fed_dpsd.config import PrivacyConfig
 from fed_dpsd.errors import UserError

@@ -296,4 +296,4 @@ def _check_header(path: Path, found: Mapping[str, Any], expected: Mapping[str, A
 
 
 def _words(header: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key} {value}" for key, value in reversed(header.items()))
+    return ", ".join(f"{key} {value}" for key, value in reversed([*header.items()]))

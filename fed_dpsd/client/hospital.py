@@ -164,7 +164,7 @@ class Hospital(Terms):
             test=None,
             account=account,
             secret=SecretStreams(secret),
-            secure_sums=party and SecureSums(party, experiment.answers, ledger, run),
+            secure_sums=SecureSums(party, experiment.answers, ledger, run) if party else None,
         )
 
     def _prune(self, most: int) -> None:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fed_dpsd.client.learning import CPU
-from fed_dpsd.data.datasets import Split
+from fed_dpsd.data.intake import Split
 from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.models.fixed_features import feature_cache
 from fed_dpsd.models.inference import IMAGES_AT_ONCE, to_unit, trainable_part

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch.optim.optimizer import (
 )
 
 from fed_dpsd.config import Config, TeacherConfig
-from fed_dpsd.data.datasets import Split
+from fed_dpsd.data.intake import Split
 from fed_dpsd.errors import Diverged
 from fed_dpsd.methods.method import TrainingLoss
 from fed_dpsd.models.augmentation import augment
@@ -173,8 +173,8 @@ class ImageLearner:
 def _optimiser(model: nn.Module, settings: TeacherConfig) -> torch.optim.Optimizer:
     rate, decay = settings.learning_rate, settings.weight_decay
     # Fused steps of large networks are faster, but round differently than float32 promises.
-    fused = isinstance(model, Classifier) and model.bfloat16
-    how = {"fused" if fused else "foreach": True}
+    fused = isinstance(model, Classifier) and model.in_bfloat16
+    how: dict[str, Any] = {"fused" if fused else "foreach": True}
     if settings.momentum is None:
         return Adam(model.parameters(), rate, weight_decay=decay, **how)
     return SGD(model.parameters(), rate, settings.momentum, weight_decay=decay, **how)
@@ -202,7 +202,8 @@ class Watch:
     def __init__(self, config: Config, training: Training, client: int, role: Role) -> None:
         self._config, self._client, self._role = config, client, role
         self.diverged: list[Diverged] = []
-        group, rate = "teacher", config.teacher.learning_rate
+        group: str = "teacher"
+        rate: float | None = config.teacher.learning_rate
         if isinstance(training, TrainingMechanism | CustomTraining):
             group = "training" if role == "teacher" else "method.baseline"
             rate = getattr(training, "learning_rate", None)  # a plug-in's training may have none

@@ -13,7 +13,7 @@ import numpy as np
 
 from fed_dpsd.accounts.ledger import Ledger
 from fed_dpsd.errors import ProtocolError
-from fed_dpsd.privacy.mechanism import Shards, SupportsSecureSum
+from fed_dpsd.privacy.mechanism import Mechanism, Shards, SupportsSecureSum
 from fed_dpsd.privacy.secure_sum import Masked, Party
 from fed_dpsd.protocol import Request, Response, SumStep
 
@@ -28,9 +28,8 @@ class SecureSums:
         run: the coordinator's name for the run; masks and noise differ between runs.
     """
 
-    def __init__(
-        self, party: Party, mechanism: SupportsSecureSum, ledger: Ledger, run: str
-    ) -> None:
+    def __init__(self, party: Party, mechanism: Mechanism, ledger: Ledger, run: str) -> None:
+        assert isinstance(mechanism, SupportsSecureSum)
         self._party, self._mechanism, self._ledger, self._run = party, mechanism, ledger, run
 
     def masked(self, response: Response, request: Request) -> Response:

@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fed_dpsd.accounts.account import Account, BudgetSpent, RecordsChanged, Unplanned
-from fed_dpsd.accounts.ledger import LedgerError
+from fed_dpsd.accounts.database import LedgerError
 from fed_dpsd.client.secure_sum import SecureSums
 from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.config import Config
-from fed_dpsd.data.datasets import Split
+from fed_dpsd.data.intake import Split
 from fed_dpsd.errors import ProtocolError
 from fed_dpsd.methods.method import Method, TrainingLoss
 from fed_dpsd.models.inference import Images
@@ -77,9 +77,11 @@ class Site:
         self._noise: Noise = secret or Streams(config.seed)
         self._teachers = Teachers(config, training, client, records, shard_ids, secret)
         whole = replace(config, teachers_per_client=1)
-        self._baseline = lambda own: Teachers(
-            whole, own, client, records, shard_ids, secret, role="baseline"
-        )
+
+        def baseline(own: Training) -> Teachers:
+            return Teachers(whole, own, client, records, shard_ids, secret, role="baseline")
+
+        self._baseline = baseline
         self._gradient_model = None
         if isinstance(answers, ClippedGradients):
             self._gradient_model = Teachers(
@@ -173,9 +175,10 @@ class Site:
         mechanism: Mechanism = self.answers
         if request.kind in ("weights", "train"):
             mechanism = Weights()
+        elif request.kind == "counts" and isinstance(self.training, TrainingMechanism):
+            mechanism = ClassCounts(self.training)
         elif request.kind == "counts":
-            private = isinstance(self.training, TrainingMechanism)
-            mechanism = ClassCounts(self.training) if private else ExactCounts()
+            mechanism = ExactCounts()
         training = self._covering(mechanism, request)
         # Noisy counts pass through no teacher, yet they are paid for after the training.
         first = self._teachers.identity if isinstance(mechanism, ClassCounts) else training

@@ -36,7 +36,7 @@ from fed_dpsd.client.learning import (
 from fed_dpsd.client.teacher_file import read_teacher
 from fed_dpsd.config import Config, is_function
 from fed_dpsd.config.plugins import find_plugins
-from fed_dpsd.data.datasets import Split
+from fed_dpsd.data.intake import Split
 from fed_dpsd.errors import UserError
 from fed_dpsd.methods.method import TrainingLoss
 from fed_dpsd.models import (
@@ -148,11 +148,11 @@ class Teachers:
         if not precision.uses_bfloat16(asked, device):
             return False
         teacher = make_teacher(self._config, self._client, 0)
-        return precision.choose_precision(teacher, asked, device).bfloat16
+        return precision.choose_precision(teacher, asked, device).in_bfloat16
 
     def _untrained(self, shard: int) -> Classifier:
         teacher = make_teacher(self._config, self._client, shard)
-        teacher.bfloat16 = self._bfloat16
+        teacher.in_bfloat16 = self._bfloat16
         return teacher
 
     @functools.cached_property
@@ -490,8 +490,8 @@ def _size(build: Callable[..., Classifier], *sizes: Any) -> int:
 
 def make_teacher(config: Config, client: int, shard: int) -> Classifier:
     """Return an untrained teacher of the client's architecture."""
-    name, *sizes = _architecture(config, client)
-    build = functools.partial(builder(name, config.model), *sizes)
+    name, shape, classes, width = _architecture(config, client)
+    build = functools.partial(builder(name, config.model), shape, classes, width)
     drawn_for = (0, 0) if config.teacher.same_start else (client, shard)
     rng = Streams(config.teacher.seed).torch("teacher weights", *drawn_for)
     return initialise(build, rng).keep_features(Path(config.cache))

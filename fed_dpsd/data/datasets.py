@@ -54,7 +54,7 @@ class Loaded(NamedTuple):
     """A split, a sentence on its numbers of files or rows, and its `Split.digests`."""
 
     records: Split
-    count: str
+    counted: str
     digests: NDArray[np.int64]
 
 
@@ -72,7 +72,7 @@ def load(config: DataConfig, cache: Path) -> Dataset:
     if config.name == BUNDLED:
         return _digits()
     loaded = {split: _load_split(config, split, cache) for split in sources.SPLITS}
-    counts = dict.fromkeys(each.count for each in loaded.values())
+    counts = dict.fromkeys(each.counted for each in loaded.values())
     train, test = (loaded[split].records for split in sources.SPLITS)
     digests = digests_of(training=loaded["train"], test=loaded["test"])
     data = Dataset(train, test, tuple(counts), digests)
@@ -100,7 +100,7 @@ def test_count(config: DataConfig, cache: Path) -> str:
     if config.name == BUNDLED:
         return _digits().counts[0]
     loaded = _load_split(config, "test", cache)
-    return loaded.count if len(loaded.records) else ""
+    return loaded.counted if len(loaded.records) else ""
 
 
 def _check_shared_patients(config: DataConfig, data: Dataset) -> None:

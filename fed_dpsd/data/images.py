@@ -107,7 +107,7 @@ def _is_transparent(image: Image.Image) -> bool:
         return False
     if image.mode.startswith("I;16"):  # conversion would ignore the transparent shade
         return bool((np.asarray(image) == image.info["transparency"]).any())
-    return bool(image.convert("RGBA").getextrema()[3][0] < 255)
+    return bool(np.asarray(image.convert("RGBA").getchannel("A")).min() < 255)
 
 
 def crop_and_scale(image: Image.Image, shape: tuple[int, ...]) -> NDArray[np.uint8]:

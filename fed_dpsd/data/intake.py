@@ -231,7 +231,7 @@ def take_records(
     if not images:
         found = f"no record can be read: {count}" if count.found else "there is no image"
         raise UserError(f"{where}: {found}; {first_lost or 'give images with labels'}")
-    notes = ()
+    notes: tuple[str, ...] = ()
     if 0 < widest <= DARK and bits == 16:
         notes = (
             f"{where}: its 16-bit images use at most {widest} bits, so they are nearly black; "

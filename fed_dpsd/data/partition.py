@@ -7,7 +7,7 @@ import hashlib
 import os
 import socket
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -43,6 +43,7 @@ class Partition(Protocol):
     name: ClassVar[str]
     leaves_out_by: ClassVar[Literal["", "labels", "places"]] = ""
     seed: int
+    __hash__: Callable[[], int]
 
     def deal(self, labels: NDArray[np.int64], num_clients: int) -> list[NDArray[np.int64]]:
         """Return the indices of each client's records, given (N,) labels in a random order.

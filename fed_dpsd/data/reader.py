@@ -49,12 +49,14 @@ class Reader(Protocol):
     Attributes:
         unit: the kind of its items: files, rows or images.
         declared: the class names that it declares, in its own order.
-        ignored: what looks like a split but is not used as one; "" for nothing.
     """
 
     unit: str
     declared: Sequence[str]
-    ignored: str
+
+    @property
+    def ignored(self) -> str:
+        """Return what looks like a split but is not used as one; "" for nothing."""
 
     def items(self) -> Iterator[Item]:
         """Yield every file or row."""

@@ -130,7 +130,7 @@ class Queries:
         """Train a new generator against the discriminator by Eq. 8; return `count` images."""
         dtype = next(discriminator.parameters()).dtype
         generator = context.make_generator(self.latent_size, rng).to(dtype)
-        generator.bfloat16 &= dtype == torch.float32
+        generator.in_bfloat16 &= dtype == torch.float32
         latents = torch.randn((count, self.latent_size), generator=rng, dtype=torch.float64)
         latents = latents.to(context.device, dtype)
         latents.requires_grad_(True)

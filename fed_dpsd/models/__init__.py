@@ -49,8 +49,8 @@ def initialise(build: Callable[[], Module], generator: torch.Generator) -> Modul
                 for weights, value in ((layer.weight, 1), (layer.bias, 0)):
                     if weights is not None:  # as with affine=False, or without a bias
                         weights.fill_(value)
-            elif hasattr(layer, "reset_buffers"):
-                layer.reset_buffers()
+            elif reset := getattr(layer, "reset_buffers", None):
+                reset()
             else:
                 for name, weights in layer.named_parameters(recurse=False):
                     if name not in POSITIONS:

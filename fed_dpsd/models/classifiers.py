@@ -31,11 +31,11 @@ class Classifier(nn.Module):
 
     Attributes:
         own: whether a user's function made the network.
-        bfloat16: whether the backbone computes in bfloat16 (fed_dpsd/models/precision.py).
+        in_bfloat16: whether the backbone computes in bfloat16 (fed_dpsd/models/precision.py).
     """
 
     own = False
-    bfloat16 = False
+    in_bfloat16 = False
 
     def __init__(self, backbone: nn.Module, num_features: int, num_classes: int) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Classifier(nn.Module):
     def features(self, images: torch.Tensor) -> torch.Tensor:
         """Return the (B, F) output of the backbone, before the classifier."""
         inputs = 2 * images.to(self.classifier.weight.dtype) - 1
-        if not self.bfloat16:
+        if not self.in_bfloat16:
             return self.backbone(inputs)
         with torch.autocast(images.device.type, torch.bfloat16):
             return self.backbone(inputs).float()
@@ -273,7 +273,8 @@ CLASSIFIERS: dict[str, Build] = {
         *(cnn, cnn_bn, cnn_tanh, cnn_tempered, cnn3, cnn_datalens, lenet, mlp),
         *(scattering, patches, pretrained, resnet9, resnet9_gn, resnet18, mobilenet, squeezenet),
     )
-} | {
+}
+CLASSIFIERS |= {
     name: functools.partial(_torchvision_network, name)
     for name in (*NETWORKS, *GROUP_FORMS.values())
 }

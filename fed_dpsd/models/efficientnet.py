@@ -104,7 +104,7 @@ def _layers(
             weight.to(device, memory_format=layout), bias.to(device), stride, activated
         )
 
-    blocks = []
+    blocks: list[list[Convolution]] = []
     for expansion, first_stride, repetitions in BLOCKS:
         for repetition in range(repetitions):
             name = f"_blocks.{len(blocks)}"

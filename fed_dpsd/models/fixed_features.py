@@ -10,6 +10,7 @@ import contextlib
 import functools
 import hashlib
 import inspect
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextvars import ContextVar
@@ -51,7 +52,7 @@ def memory_for(images: torch.Tensor) -> Remembering:
     return "nothing" if forgotten or torch.compiler.is_compiling() else _remembering.get()
 
 
-class FixedFeatures(nn.Module):
+class FixedFeatures(nn.Module, ABC):
     """Module from (B, C, S, S) to (B, F), with F = min(num_features, number of coefficients).
 
     The principal components of *procedural* images make the coefficients nearly uncorrelated. Each
@@ -79,19 +80,19 @@ class FixedFeatures(nn.Module):
         return version_of(__file__, inspect.getfile(cls), procedural.__file__)
 
     @staticmethod
+    @abstractmethod
     def num_coefficients(shape: tuple[int, ...]) -> int:
         """Return the number of coefficients of an image of `shape`."""
-        raise NotImplementedError
 
     @staticmethod
+    @abstractmethod
     def coefficients(images: torch.Tensor) -> torch.Tensor:
         """Map (B, C, S, S) floats to (B, P) coefficients, with rows of length 1."""
-        raise NotImplementedError
 
     @staticmethod
+    @abstractmethod
     def examples(shape: tuple[int, ...]) -> NDArray[np.uint8]:
         """Draw the (N, C, S, S) procedural images that determine the principal components."""
-        raise NotImplementedError
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Map (B, C, S, S) floats in [-1, 1] to (B, F) float32."""

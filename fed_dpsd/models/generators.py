@@ -40,10 +40,10 @@ class Generator(nn.Module):
         normalised: whether pixels are normalised before the sigmoid.
 
     Attributes:
-        bfloat16: whether the convolutions compute in bfloat16.
+        in_bfloat16: whether the convolutions compute in bfloat16.
     """
 
-    bfloat16 = False
+    in_bfloat16 = False
 
     def __init__(
         self, shape: tuple[int, ...], latent_size: int, width: int, normalised: bool = True
@@ -76,14 +76,15 @@ class Generator(nn.Module):
 
     def set_levels(self, contrast: float, brightness: float) -> None:
         """Set the standard deviation and the mean of the normalised pixels before the sigmoid."""
-        assert self.normalised
-        self.layers[-2].weight.data.fill_(contrast)
-        self.layers[-2].bias.data.fill_(brightness)
+        norm = self.layers[-2]
+        assert isinstance(norm, nn.BatchNorm2d)
+        norm.weight.data.fill_(contrast)
+        norm.bias.data.fill_(brightness)
 
     def forward(self, latents: torch.Tensor) -> torch.Tensor:
         """Map (B, latent_size) to (B, C, H, W) in [0, 1]."""
         small = self.project(latents).unflatten(1, self.small)
-        if not self.bfloat16:
+        if not self.in_bfloat16:
             return self.layers(small)
         with torch.autocast(latents.device.type, torch.bfloat16):
             values = self.layers[:8](small)

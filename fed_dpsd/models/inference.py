@@ -70,7 +70,7 @@ def trainable_part(
         return model, lambda chosen: to_unit(images[chosen], device)
     missing = -len(images) % at_once
     padded = np.concatenate([images, np.zeros((missing, *images.shape[1:]), np.uint8)])
-    parts = []
+    parts: list[torch.Tensor] = []
     for batch in batches(padded, device, at_once):
         filled_up = (len(parts) + 1) * at_once > len(images)
         # Each client has at most one such batch; thousands of clients would fill the cache.

@@ -39,7 +39,7 @@ def choose_precision(network: Network, asked: Precision, device: torch.device) -
     chosen = uses_bfloat16(asked, device)
     if isinstance(network, Classifier):
         chosen = chosen and not network.fixed and not (network.own and asked == "auto")
-    network.bfloat16 = chosen
+    network.in_bfloat16 = chosen
     return network
 
 
@@ -95,5 +95,5 @@ def trains_in_float32(training: Training) -> bool:
 
 def precision_of(network: nn.Module) -> str:
     """Return the precision of a network or of an ensemble of them."""
-    used = any(getattr(layer, "bfloat16", False) is True for layer in network.modules())
+    used = any(getattr(layer, "in_bfloat16", False) for layer in network.modules())
     return "bfloat16" if used else "float32"

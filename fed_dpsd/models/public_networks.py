@@ -164,7 +164,7 @@ def _loaded(source: PublicNetwork, device: torch.device) -> tuple[nn.Module, Any
         network, *pixels = _headless(source.backbone)
         if device.type != "meta":  # there, only shapes are wanted
             network.load_state_dict(_weights(source, network))
-        network.to(device, memory_format=torch.channels_last)
+        network.to(device).to(memory_format=torch.channels_last)
         mean, std = (torch.tensor(own, device=device)[:, None, None] for own in pixels)
         return network, mean, std
 

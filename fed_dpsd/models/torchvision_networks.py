@@ -103,6 +103,7 @@ def backbone(name: str, shape: tuple[int, ...]) -> tuple[nn.Module, int]:
     kind = {form: network for network, form in GROUP_FORMS.items()}.get(name, name)
     head, least = NETWORKS[kind]
     network = _vit(shape[1]) if kind == "vit_b" else _plain(kind)
+    layer: Any  # torch types an attribute that only some layers have as a tensor or module
     for layer in network.modules():
         if isinstance(layer, nn.Dropout):
             layer.p = 0.0

@@ -32,7 +32,7 @@ from fed_dpsd.accounts.database import journal_path, open_connection
 from fed_dpsd.accounts.ledger import FileLedger, LedgerError
 from fed_dpsd.client.site import Site, answer
 from fed_dpsd.config.compose import compose
-from fed_dpsd.data.datasets import Split
+from fed_dpsd.data.intake import Split
 from fed_dpsd.experiment import set_up
 from fed_dpsd.privacy.accounting import Stage, unchanged_epsilon, within_budget
 from fed_dpsd.privacy.gaussian import NormalizedGradient

@@ -11,7 +11,7 @@ from dp_accounting import LaplaceDpEvent
 
 from fed_dpsd.client.learning import ImageLearner, train
 from fed_dpsd.client.teachers import Teachers, make_teacher
-from fed_dpsd.data.datasets import Split
+from fed_dpsd.data.intake import Split
 from fed_dpsd.models.inference import predict
 from fed_dpsd.privacy.label_dp import LabelPrivate, fixed_targets
 from fed_dpsd.privacy.noise import SecretStreams

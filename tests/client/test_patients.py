@@ -11,7 +11,7 @@ import yaml
 from fed_dpsd.accounts.card import plan_of, privacy_card
 from fed_dpsd.client import hospital as hospitals
 from fed_dpsd.client.teachers import Teachers
-from fed_dpsd.data.datasets import Split
+from fed_dpsd.data.intake import Split
 from fed_dpsd.data.partition import made_up_patients
 from fed_dpsd.engines.clients import open_site
 from fed_dpsd.errors import ConfigError, UserError

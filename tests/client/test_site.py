@@ -15,7 +15,7 @@ from fed_dpsd.accounts.ledger import FileLedger, LedgerError, MemoryLedger
 from fed_dpsd.client import site as sites
 from fed_dpsd.client.site import Site
 from fed_dpsd.client.teachers import Teachers
-from fed_dpsd.data.datasets import Split
+from fed_dpsd.data.intake import Split
 from fed_dpsd.errors import ProtocolError
 from fed_dpsd.models.inference import Images
 from fed_dpsd.privacy.accounting import best_bound

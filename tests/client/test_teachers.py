@@ -14,7 +14,7 @@ from fed_dpsd.client import inputs, teachers
 from fed_dpsd.client.device import TeacherCache
 from fed_dpsd.client.inputs import safe_batch, shifted
 from fed_dpsd.client.teachers import Teachers, assign_shards, make_teacher
-from fed_dpsd.data.datasets import Split
+from fed_dpsd.data.intake import Split
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import UserError
 from fed_dpsd.methods.method import PublicContext

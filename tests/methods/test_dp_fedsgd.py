@@ -14,7 +14,7 @@ from fed_dpsd.client import site as sites
 from fed_dpsd.client.hospital import open_hospital
 from fed_dpsd.client.site import Site
 from fed_dpsd.client.teachers import Teachers
-from fed_dpsd.data.datasets import Split
+from fed_dpsd.data.intake import Split
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import ConfigError, ProtocolError, UserError
 from fed_dpsd.experiment import load_data

@@ -90,7 +90,7 @@ def test_a_device_without_the_precision_is_an_error(monkeypatch):
 @pytest.mark.parametrize("make", [lambda: build("cnn", DIGITS), lambda: build_generator(DIGITS)])
 def test_only_convolutions_and_what_lies_between_them_are_bfloat16(make, bfloat16):
     network, seen = make(), set()
-    network.bfloat16 = bfloat16
+    network.in_bfloat16 = bfloat16
     for layer in network.modules():
         if isinstance(layer, nn.Conv2d):
             layer.register_forward_hook(lambda *hooked: seen.add(hooked[-1].dtype))
@@ -106,6 +106,6 @@ def test_bfloat16_is_near_float32():
     network = build("resnet9", CIFAR10).eval()
     images = torch.rand((4, *CIFAR10), generator=Streams(0).torch("images"))
     exact = network(images)
-    network.bfloat16 = True
+    network.in_bfloat16 = True
     apart = (network(images) - exact).abs().max()
     assert 0 < apart < 0.05 * exact.abs().max()

@@ -11,7 +11,7 @@ import pytest
 
 from fed_dpsd import losses
 from fed_dpsd.client.teachers import Teachers
-from fed_dpsd.data.datasets import Split
+from fed_dpsd.data.intake import Split
 from fed_dpsd.models.inference import Images
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.mechanism import Shards

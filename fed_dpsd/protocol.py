@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fed_dpsd.classes import look_of, text_of
 from fed_dpsd.errors import ProtocolError
 
-Array = NDArray[np.generic]
+Array = NDArray[Any]
 Kind = Literal["answers", "counts", "weights", "baseline", "train", "gradients"]
 SUMMED = ("answers", "gradients")  # kinds of requests whose responses a secure sum may add up
 OF_WEIGHTS = ("weights", "baseline", "train")  # kinds of requests answered with parameters

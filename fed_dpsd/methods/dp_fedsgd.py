@@ -128,8 +128,8 @@ class DPFedSGD(Method):
                 weights.grad = torch.from_numpy(total.sum[:, 0]).float()
                 optimiser.step()
                 load_vector(student.classifier, weights.detach())
-            moments = {f"optimiser.{k}": v.clone() for k, v in optimiser.state[weights].items()}
-            state = State(last, named_tensors(student=student) | moments, ())
+            own = {f"optimiser.{k}": v.clone() for k, v in optimiser.state[weights].items()}
+            state = State(last, named_tensors(student=student) | own, ())
             yield Round(state, student.eval(), {}, total.refused)
             if not total.count:  # every client's budget is spent
                 return

@@ -249,7 +249,7 @@ class FedDPSD(Queries, Method):
 
     def fetch_discriminator(
         self, federation: Federation, context: PublicContext
-    ) -> nn.Module | None:
+    ) -> Classifier | None:
         """Return the teacher to train generators against; None for the student itself."""
         return None
 

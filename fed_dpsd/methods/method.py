@@ -15,7 +15,7 @@ from torch import nn
 
 from fed_dpsd.cohort import most_rounds
 from fed_dpsd.config import Config
-from fed_dpsd.data.datasets import Split
+from fed_dpsd.data.intake import Split
 from fed_dpsd.errors import ProtocolError, UserError, format_value
 from fed_dpsd.models import initialise
 from fed_dpsd.models.classifiers import Classifier, builder

@@ -12,7 +12,6 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from fed_dpsd import losses
 from fed_dpsd.config import require, require_positive
@@ -23,6 +22,7 @@ from fed_dpsd.methods.method import (
     require_fractions,
 )
 from fed_dpsd.models import procedural
+from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.models.divergence import descend, rates_of
 from fed_dpsd.models.inference import to_bytes
 from fed_dpsd.models.precision import in_float64
@@ -84,7 +84,7 @@ class Queries:
 
     def draw(
         self,
-        discriminator: nn.Module,
+        discriminator: Classifier,
         context: PublicContext,
         streams: Streams,
         number: int,
@@ -107,11 +107,11 @@ class Queries:
             labels = answered.labels if answered else alike
             rng = streams.numpy("recombined images", query_id=number)
             parts.append(recombine(images, labels, recombined, rng))
-        rng = streams.torch("generators", query_id=number)
+        draws = streams.torch("generators", query_id=number)
         with in_float64(discriminator):
             while left > 0:
                 count = min(self.images_per_generator, left)
-                parts.append(to_bytes(self.generate(discriminator, context, count, rng)))
+                parts.append(to_bytes(self.generate(discriminator, context, count, draws)))
                 left -= count
         return np.concatenate(parts)
 
@@ -125,7 +125,7 @@ class Queries:
         return procedural.varied_polarity(answered.images, answered.labels)
 
     def generate(
-        self, discriminator: nn.Module, context: PublicContext, count: int, rng: torch.Generator
+        self, discriminator: Classifier, context: PublicContext, count: int, rng: torch.Generator
     ) -> torch.Tensor:
         """Train a new generator against the discriminator by Eq. 8; return `count` images."""
         dtype = next(discriminator.parameters()).dtype
@@ -149,7 +149,7 @@ class Queries:
         with torch.no_grad():
             return generator(latents)
 
-    def generator_loss(self, discriminator: nn.Module, images: torch.Tensor) -> torch.Tensor:
+    def generator_loss(self, discriminator: Classifier, images: torch.Tensor) -> torch.Tensor:
         """Return Eq. 8, which rewards confidence, balance over the classes and active features."""
         features = discriminator.features(images)
         logits = discriminator.classifier(features)

@@ -8,7 +8,7 @@ as a forward answer, and each gradient through a teacher as a backward answer.
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -90,6 +90,7 @@ class Ensemble(nn.Module):
     def __init__(self, teachers: Sequence[Classifier]) -> None:
         super().__init__()
         self.teachers = nn.ModuleList(teachers)
+        self._each = list(teachers)
         self.forward_answers = self.backward_answers = 0
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
@@ -105,8 +106,8 @@ class Ensemble(nn.Module):
         """Return the n teachers' (n, B, K) logits and (B, F) features; count the answers."""
         num_answers = len(images) * len(self.teachers)
         self.forward_answers += num_answers
-        features = [teacher.features(images) for teacher in self.teachers]
-        pairs = zip(self.teachers, features, strict=True)
+        features = [teacher.features(images) for teacher in self._each]
+        pairs = zip(self._each, features, strict=True)
         logits = torch.stack([teacher.classifier(own) for teacher, own in pairs])
         if logits.requires_grad:
 
@@ -120,7 +121,7 @@ class Ensemble(nn.Module):
         """Return the mean of the teachers' (n, B, K) logits, (B, K)."""
         return logits.mean(0)
 
-    def pop_counts(self) -> dict[str, int]:
+    def pop_counts(self) -> dict[str, Any]:
         """Return and reset the counts of answers, by their names in `Round`."""
         counts = {name: getattr(self, name) for name in ("forward_answers", "backward_answers")}
         self.forward_answers = self.backward_answers = 0
@@ -159,8 +160,8 @@ class BatchStatistics:
         pixels = inputs[0].movedim(1, 3).flatten(0, 2)
         mean = pixels.mean(0)
         variance = pixels.square().mean(0) - mean.square()  # var_mean takes twice as long
-        self._distances.append((mean - layer.running_mean).norm())
-        self._distances.append((variance - layer.running_var).norm())
+        self._distances.append((mean - layer.get_buffer("running_mean")).norm())
+        self._distances.append((variance - layer.get_buffer("running_var")).norm())
 
     def loss(self) -> torch.Tensor:
         """Return the distance of the last batch that went through the ensemble."""

@@ -40,9 +40,11 @@ Differences from the code base:
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn import functional
 
 from fed_dpsd.config import require, require_positive
@@ -116,7 +118,7 @@ class CoBoosting(Generating):
             buffer = resume.load(student=student)
             ensemble.weights = resume.tensors[WEIGHTS].to(context.device)
         for number in range(len(buffer) + 1, context.rounds + 1):
-            buffer.append(self.synthesise(ensemble, student, context, streams, number))
+            buffer.append(self.hard_samples(ensemble, student, context, streams, number))
             whole = ReplayBuffer.joined(buffer)
             step = self.weight_step * self.weight_step_decay ** (number - 1)
             self.update_weights(ensemble, whole, step, streams.torch("weights", query_id=number))
@@ -132,7 +134,11 @@ class CoBoosting(Generating):
 
     # --- 1. images ---------------------------------------------------------------------------
 
-    def synthesise(
+    def synthesise(self, *args: Any, **kwargs: Any) -> NDArray[np.uint8]:
+        """Return only the images of `hard_samples`, which takes the same arguments."""
+        return self.hard_samples(*args, **kwargs).images
+
+    def hard_samples(
         self,
         ensemble: Ensemble,
         student: Classifier,

@@ -74,13 +74,11 @@ class GenerativeTraining(TrainingMechanism, ABC):
     needs_many: ClassVar[bool] = True  # records
     bounds_gradients: ClassVar[bool] = False  # the teacher's images are not records
     calibrated_by: ClassVar[str] = "noise_multiplier"
-    counts_classes: ClassVar[bool] = False  # type: ignore[assignment,misc]
+    counts_classes: ClassVar[bool] = False
     unit: ClassVar[Literal["record"]] = "record"  # type: ignore[misc]
     copies: ClassVar[int] = 1  # type: ignore[misc]
     records_per_patient: ClassVar[int] = 1  # type: ignore[misc]
-    reason: ClassVar[str] = (  # type: ignore[assignment,misc]
-        "a patient's or client's number of records is not bounded"
-    )
+    reason: ClassVar[str] = "a patient's or client's number of records is not bounded"
     noise_multiplier: float  # noise standard deviation divided by the bound of a record's part, > 0
     generator_steps: int  # number of the generator's steps, >= 1
     classifier_steps: int  # number of the teacher's steps, >= 1

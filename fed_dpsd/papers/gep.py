@@ -168,10 +168,10 @@ class GEP(SampledGaussian):
         for part in torch.arange(len(images)).split(128):
             gradients = lattice.single_gradients(model, images[part], classes[part])[:-1]
             parts.append(torch.cat([each.flatten(1) for each in gradients], 1))
-        gradients = torch.cat(parts)  # G_a, (m, P)
-        found = torch.randn((gradients.shape[1], self.basis_size), generator=draws)
+        public = torch.cat(parts)  # G_a, (m, P)
+        found = torch.randn((public.shape[1], self.basis_size), generator=draws)
         for _ in range(self.power_iterations):
-            found = torch.linalg.qr(gradients.T @ (gradients @ found)).Q
+            found = torch.linalg.qr(public.T @ (public @ found)).Q
         return found
 
 

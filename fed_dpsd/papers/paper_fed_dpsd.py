@@ -12,7 +12,7 @@ Where the printed algorithm contradicts itself, the text or its references, a ke
 reading (conf/method/paper_fed_dpsd.yaml, docs/papers.md).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -35,6 +35,7 @@ from fed_dpsd.methods.method import (
     nobody_answers,
     tensors_of,
 )
+from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.models.divergence import descend, rates_of
 from fed_dpsd.models.inference import predict, to_bytes, to_unit
 from fed_dpsd.privacy.mechanism import Mechanism
@@ -43,7 +44,7 @@ from fed_dpsd.privacy.training import Training
 from fed_dpsd.protocol import Aggregate, Request
 from fed_dpsd.streams import Streams
 
-OPTIMISERS = {"adam": Adam, "sgd": SGD}
+OPTIMISERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"adam": Adam, "sgd": SGD}
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class PaperFedDPSD(Method):
         """Run Algorithm 2; comments give the paper's line numbers."""
         student, generator, latents = self.start(context, streams)
         student_optimiser, generator_optimiser = self.optimisers(student, generator, latents)
-        learners = {
+        learners: dict[str, Learner] = {
             **{"student": student, "generator": generator},
             **{"student_optimiser": student_optimiser, "generator_optimiser": generator_optimiser},
         }
@@ -149,7 +150,7 @@ class PaperFedDPSD(Method):
 
     def start(
         self, context: PublicContext, streams: Streams
-    ) -> tuple[nn.Module, nn.Module, torch.Tensor]:
+    ) -> tuple[Classifier, nn.Module, torch.Tensor]:
         """Return the student and the generator, with Xavier weights, and normal latent vectors."""
         student = context.make_student(streams.torch("student"))
         generator = context.make_generator(self.latent_size, streams.torch("generator"))
@@ -197,7 +198,7 @@ class PaperFedDPSD(Method):
         return len(logits) * losses.student_loss(logits, labels)
 
     def generator_loss(
-        self, student: nn.Module, images: torch.Tensor, labels: torch.Tensor
+        self, student: Classifier, images: torch.Tensor, labels: torch.Tensor
     ) -> torch.Tensor:
         """Return L_s + L_g of Eq. 8 for the generator's images, with the updated student.
 

@@ -14,7 +14,7 @@ from fed_dpsd.client.site import Site
 from fed_dpsd.client.teacher_file import read_teacher
 from fed_dpsd.client.teachers import make_teacher
 from fed_dpsd.config import DataConfig
-from fed_dpsd.data.datasets import Split
+from fed_dpsd.data.intake import Split
 from fed_dpsd.data.partition import made_up_patients
 from fed_dpsd.engines.placement import Placement, place_on_this_machine
 from fed_dpsd.experiment import Experiment, load_data, partition_digest, partitions
@@ -80,7 +80,7 @@ def open_site(experiment: Experiment, client: int, run_folder: Path) -> Site:
     records = with_patients(data.train.take(indices), config.data.records_per_patient)
     secret = noise_of(experiment, run_folder, client_name(client))
     ledger = ledger_of(experiment, client, run_folder)
-    party = simulated_party(experiment, client, run_folder)
+    party, run = simulated_party(experiment, client, run_folder), run_name(run_folder)
     return Site(
         config=config,
         training=experiment.training,
@@ -90,11 +90,11 @@ def open_site(experiment: Experiment, client: int, run_folder: Path) -> Site:
         shard_ids=records.ids,
         test=_test_images(config.data, config.cache, data.digests["test images"]),
         account=Account(
-            *(ledger, config.privacy, plan_of(experiment), run_name(run_folder)),
+            *(ledger, config.privacy, plan_of(experiment), run),
             plugins=bool(config.not_reviewed),
         ),
         secret=secret,
-        secure_sums=party and SecureSums(party, experiment.answers, ledger, run_name(run_folder)),
+        secure_sums=SecureSums(party, experiment.answers, ledger, run) if party else None,
     )
 
 

@@ -57,10 +57,10 @@ class Placement:
         Flower starts as many processes as Ray's resources allow, so with GPUs, Ray gets as many
         processors as processes. A running cluster does not accept resources.
         """
-        resources = {"num_cpus": 1, "num_gpus": self.fraction}
+        resources: dict[str, float] = {"num_cpus": 1, "num_gpus": self.fraction}
         if not self.devices or joins_cluster():
             return {"client_resources": resources}
-        own = {"num_gpus": len(self.devices), "num_cpus": self.processes}
+        own: dict[str, float] = {"num_gpus": len(self.devices), "num_cpus": self.processes}
         return {"client_resources": resources, "init_args": own}
 
     @property

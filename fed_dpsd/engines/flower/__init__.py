@@ -3,6 +3,7 @@
 import contextlib
 import os
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 # The environment of Flower's processes: no telemetry, no packages installed at run time.
 QUIET = {
@@ -63,5 +64,6 @@ def import_ray() -> None:
 
     del os.environ[NODE_WAIT]
     with contextlib.suppress(AttributeError):  # other versions of Ray start more slowly
-        services, node = ray._private.services, ray._private.node.Node
-        services.start_api_server, node.start_monitor = lambda *_, **__: ("", None), lambda _: None
+        private: Any = ray._private
+        private.services.start_api_server = lambda *_, **__: ("", None)
+        private.node.Node.start_monitor = lambda _: None

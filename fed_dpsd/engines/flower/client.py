@@ -10,6 +10,7 @@ import functools
 import logging
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
@@ -62,7 +63,7 @@ def answer(message: Message, context: Context) -> Message:
     appears only in the node's own log.
     """
     print_any_text()
-    about: dict[str, str | int | list[str]] = {"code": code_digest(), "error": ""}
+    about: dict[str, Any] = {"code": code_digest(), "error": ""}
     replies: dict[int, Reply | Refusal] = {}
     is_hospital, failing = "site" in context.node_config, "this node"
     try:
@@ -78,7 +79,7 @@ def answer(message: Message, context: Context) -> Message:
                 replies[client] = _hospital_reply(message, hospital)
         elif {"partition-id", "simulation"} & set(context.node_config):
             shares.take_share()
-            meta = message.content["meta"]
+            meta: Any = message.content["meta"]
             text, run_folder = str(meta["experiment"]), Path(str(meta["run_folder"]))
             for client, request in _requests(message, meta["clients"]).items():
                 failing = f"client {client}"

@@ -55,13 +55,13 @@ class Reply:
 
 def pack_request(request: Request) -> RecordDict:
     """Pack a request for any client."""
-    arrays = {
+    arrays: dict[str, NDArray[Any]] = {
         "images": request.images,
         "predictions": request.predictions,
         "weights": request.weights,
     }
     record = ArrayRecord({name: Array(array) for name, array in arrays.items()})
-    about = {"query_id": request.query_id, "kind": request.kind}
+    about: dict[str, Any] = {"query_id": request.query_id, "kind": request.kind}
     about |= {"acknowledged": json.dumps(request.acknowledged), "heard": json.dumps(request.heard)}
     return RecordDict({"arrays": record, "request": ConfigRecord(about)})
 
@@ -89,8 +89,9 @@ def pack_steps(steps: Mapping[int, SumStep]) -> RecordDict:
     """Pack steps of a secure sum, one for each client."""
     content = RecordDict()
     for client, step in steps.items():
-        about = {"request": step.request, "named": list(step.named)}
-        content[f"step {client}"] = ConfigRecord(about)
+        content[f"step {client}"] = ConfigRecord(
+            {"request": step.request, "named": list(step.named)}
+        )
         content[f"proofs {client}"] = _pack_bytes(step.proofs)
         content[f"sealed {client}"] = _pack_bytes(step.sealed)
     return content
@@ -103,7 +104,7 @@ def unpack_step(content: RecordDict, client: int) -> SumStep:
     Raises:
         ProtocolError: the content has no step for the client, or a malformed one.
     """
-    about = content.config_records[f"step {client}"]
+    about: Any = content.config_records[f"step {client}"]
     proofs, sealed = (
         {
             int(name): _as_bytes(box)
@@ -122,7 +123,7 @@ def pack_replies(replies: Mapping[int, Reply | Refusal]) -> RecordDict:
     content["values"] = ArrayRecord({str(c): Array(reply.values) for c, reply in answers.items()})
     content["refused"] = ConfigRecord({"reasons": json.dumps(refused)})
     statements = {str(c): json.dumps(vars(r.statement)) for c, r in replies.items() if r.statement}
-    content["statements"] = ConfigRecord(statements)
+    content["statements"] = ConfigRecord({**statements})
     for client, reply in answers.items():
         content[f"boxes {client}"] = _pack_bytes(reply.boxes)
     return content

@@ -66,7 +66,7 @@ class RunFailed(Exception):
     Flower shows the cause as the run's status details.
     """
 
-    __traceback__ = property(lambda self: None, lambda self, value: None)  # type: ignore[assignment]
+    __traceback__ = property(lambda self: None, lambda self, value: None)
 
 
 def cause_of(error: BaseException) -> str:

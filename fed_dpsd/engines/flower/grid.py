@@ -262,7 +262,7 @@ class GridFederation(HostedFederation):
                 reason = public_line(reply.error.reason or NO_REASON)
                 self._warn(f"node {node} does not report which hospital it is: {reason}")
             return
-        meta = reply.content.config_records.get("meta", {})
+        meta = reply.content.config_records.get("meta", ConfigRecord())
         client = meta.get("client")
         self._refused.pop(node, None)  # its file may have been corrected
         self._rivals.pop(node, None)
@@ -490,7 +490,7 @@ class GridFederation(HostedFederation):
         clients: Sequence[int] = (),
     ) -> Message:
         """Return a message to a node, with the experiment and the run's identity."""
-        meta = {
+        meta: dict[str, Any] = {
             "experiment": self._text,
             "run_folder": self._run,
             "clients": list(clients),
@@ -584,7 +584,7 @@ class GridFederation(HostedFederation):
         if reply.has_error():
             cause = " ".join((reply.error.reason or NO_REASON).split())[-100:].lstrip("^ ")
             raise ProtocolError(f"the node that hosts clients {clients} failed: {cause}")
-        meta = reply.content.config_records.get("meta", {})
+        meta = reply.content.config_records.get("meta", ConfigRecord())
         if self._settings.simulation and "client" in meta:
             raise ProtocolError(
                 f"node {reply.metadata.src_node_id} is a hospital; run with federation=deployment"

@@ -24,7 +24,7 @@ import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from threading import Thread
-from typing import IO, TYPE_CHECKING, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from fed_dpsd.errors import UserError, one_line, reason_of
 from fed_dpsd.storage import try_lock, write_atomically
@@ -328,11 +328,14 @@ def _client() -> None:
     from flwr.supernode.cli import flwr_clientapp
     from flwr.supernode.runtime import run_clientapp
 
-    for name in ("install_from_fab", "get_load_client_app_fn"):
+    ours: dict[str, Any] = {
+        "install_from_fab": lambda *_, **__: None,
+        "get_load_client_app_fn": lambda **_: _installed,
+    }
+    for name, function in ours.items():
         getattr(run_clientapp, name)  # fails if Flower has changed and would not use these
+        setattr(run_clientapp, name, function)
     _log_to_console()
-    run_clientapp.install_from_fab = lambda *_, **__: None
-    run_clientapp.get_load_client_app_fn = lambda **_: _installed
     flwr_clientapp()
 
 

@@ -22,6 +22,7 @@ from fed_dpsd.engines.placement import Placement
 from fed_dpsd.engines.ready import check_run, check_simulated
 from fed_dpsd.errors import ProtocolError, UserError, one_line
 from fed_dpsd.experiment import Experiment, forget_data, one_run, unused_records
+from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.models.functions import MakeNetwork, add_functions
 from fed_dpsd.planned import PlannedRun, planned_run
 from fed_dpsd.progress import PlainConsole, reporting, show_progress
@@ -83,7 +84,7 @@ class Run:
         )
 
     @functools.cached_property
-    def student(self) -> Student:
+    def student(self) -> Student[Classifier]:
         """The trained student.
 
         Raises:
@@ -416,7 +417,7 @@ def _path_of(each: Run | Sweep | Path | str) -> Path:
     return each.table if isinstance(each, Sweep) else _path("path", each)
 
 
-def load_student(path: Path | str, student: MakeNetwork | None = None) -> Student:
+def load_student(path: Path | str, student: MakeNetwork | None = None) -> Student[Any]:
     """Read a student that `fed-dpsd export` wrote, as safetensors or ONNX.
 
     Args:

@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import safetensors.numpy
@@ -96,7 +97,7 @@ def _read(path: Path, digest: str, remedy: str) -> bytes:
     return content
 
 
-def _read_index(folder: Path, number: int, remedy: str = "") -> dict:
+def _read_index(folder: Path, number: int, remedy: str = "") -> dict[str, Any]:
     path = _index_file(folder, number)
     try:
         index = json.loads(path.read_text())

@@ -71,5 +71,6 @@ def diagnose(
 def _response(experiment: Experiment) -> TopKRandomizedResponse | None:
     """Return the randomised response if it does not depend on a student's predictions."""
     answers, num_classes = experiment.answers, experiment.config.data.num_classes
-    always = isinstance(answers, TopKRandomizedResponse) and answers.threshold is None
-    return answers if always and answers.k in (None, num_classes) else None
+    if not isinstance(answers, TopKRandomizedResponse) or answers.threshold is not None:
+        return None
+    return answers if answers.k in (None, num_classes) else None

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import test_split
 from fed_dpsd.models import procedural
+from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.models.inference import predict
 from fed_dpsd.server import onnx_file
 from fed_dpsd.server.cards import cards_in, model_card
@@ -94,7 +95,7 @@ def _files_of(folder: Path, digest: str) -> dict[str, Any]:
     )
 
 
-def _config(student: Student) -> dict[str, Any]:
+def _config(student: Student[Classifier]) -> dict[str, Any]:
     names = dict(enumerate(student.classes))
     return {
         **{key: list(v) if isinstance(v, tuple) else v for key, v in vars(student.network).items()},
@@ -104,7 +105,7 @@ def _config(student: Student) -> dict[str, Any]:
     }
 
 
-def _compared(content: bytes, student: Student, run: CompletedRun) -> str:
+def _compared(content: bytes, student: Student[Classifier], run: CompletedRun) -> str:
     images, named = _test_images(run)
     own = predict(student.model, images, torch.device("cpu"))
     largest = float(np.abs(onnx_file.OnnxModel(content).predict(images) - own).max())

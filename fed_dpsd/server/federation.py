@@ -262,7 +262,7 @@ class HostedFederation(ABC):
         if problem:
             logger.warning("client %d: the answer counts as zero: %s", client, problem)
             return Response(request.query_id, np.zeros(request.summed_shape), teachers)
-        good = np.isfinite(response.values).all(axis=1)
+        good = np.asarray(np.isfinite(response.values).all(axis=1))
         values = np.where(good[:, None], response.values, 0)
         exact = values.astype(np.float64)  # squares of small integer types would overflow
         good &= mechanism.admissible(exact, request.predictions, teachers)

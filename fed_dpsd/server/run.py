@@ -109,7 +109,8 @@ def _run(
     summary["seconds"]["teachers"] = time.perf_counter() - before
 
     before = time.perf_counter()
-    scores = functools.partial(_student_scores, folder, test, test and Images(test.images))
+    images = None if test is None else Images(test.images)
+    score = functools.partial(_student_scores, folder, test, images)
     line: dict[str, Any] = {}
     plan = plan_of(experiment)
     if resume is not None:
@@ -131,7 +132,7 @@ def _run(
         if finished.state.buffer:
             save_samples(folder, finished.state.buffer[-1], number)
         scored = number % config.evaluate_every == 0 or number == config.rounds
-        own = scores(finished.student if scored else None, number)
+        own = score(finished.student if scored else None, number)
         line = _round_line(finished, context, time.perf_counter() - before, line, own)
         line |= {name: getattr(federation, name) for name in TRAVELLED}
         line |= _costs(plan, federation.charges, experiment)
@@ -142,7 +143,7 @@ def _run(
         summary["precision"]["student"] = precision_of(finished.student)
         _record_round(summary, finished.state, line)
     if finished is not None and line["student_accuracy"] is None:  # the run ended early
-        last = scores(finished.student, finished.state.round)
+        last = score(finished.student, finished.state.round)
         _record_round(summary, finished.state, line | last)
     summary["seconds"]["rounds"] = time.perf_counter() - before
 

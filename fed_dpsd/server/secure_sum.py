@@ -71,7 +71,7 @@ def secure_sum(
             "revealed. Resume the run when the clients are back or, if shares were tampered with, "
             "start another run without that client"
         ) from None
-    return total * mechanism.lattice, named
+    return np.asarray(total * mechanism.lattice, np.float64), named
 
 
 def _fits(response: Response, request: Request, parties: int) -> bool:

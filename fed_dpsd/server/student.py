@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -31,6 +31,8 @@ FACTS = "fed_dpsd"  # key in the metadata of a file
 FACT_KEYS = {"result", "classes", "pixel_bits", "check", "student_sha256", "privacy", "card"}
 ALL_TEACHERS = "its result is the ensemble of all teachers; export a run of another method"
 ROUNDING = 1e-3  # largest difference of a probability between processors
+
+Model = TypeVar("Model", bound=Classifier | OnnxModel, covariant=True)
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class Network:
 
 
 @dataclass(frozen=True)
-class Student:
+class Student(Generic[Model]):
     """A student from a run or a file.
 
     Args:
@@ -76,7 +78,7 @@ class Student:
     """
 
     network: Network
-    model: Classifier | OnnxModel
+    model: Model
     facts: Mapping[str, Any]
 
     @property
@@ -110,7 +112,7 @@ class Student:
         return f"Student({self.network}, {self.facts['result']!r})"
 
 
-def student_of(run: CompletedRun) -> Student:
+def student_of(run: CompletedRun) -> Student[Classifier]:
     """Return the student of a completed run, from its last checkpoint."""
     config, summary = run.experiment.config, run.summary
     arch, width = config.model.student, config.model.student_width
@@ -149,11 +151,12 @@ def student_of(run: CompletedRun) -> Student:
     return Student(network, model, facts)
 
 
-def open_student(path: Path) -> Student:
+def open_student(path: Path) -> Student[Classifier | OnnxModel]:
     """Read a student that `export` wrote, as safetensors or ONNX."""
     if problem := _no_model(path):
         raise UserError(f"{path} {problem}")
-    weights = {}
+    weights: dict[str, torch.Tensor] = {}
+    model: Classifier | OnnxModel
     try:
         if path.suffix == ".onnx":
             model = OnnxModel(path)

@@ -24,6 +24,7 @@ from fed_dpsd.methods.dpsd import DPSD
 from fed_dpsd.methods.fed_dpsd import FedDPSD
 from fed_dpsd.methods.method import Method, PublicContext, tensors_of
 from fed_dpsd.models import procedural, torch_threads
+from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.models.inference import to_bytes
 from fed_dpsd.progress import reporting
 from fed_dpsd.server.cards import cards_in, dataset_card, privacy_card_of
@@ -102,31 +103,32 @@ def _check_place(path: Path) -> None:
 
 
 def draw_images(
-    run: CompletedRun, student: Student, number: int, source: Source | None, seed: int
+    run: CompletedRun, student: Student[Classifier], number: int, source: Source | None, seed: int
 ) -> tuple[NDArray[np.uint8], str]:
     """Draw (N, C, S, S) uint8 images of a run; also return a sentence on how they were drawn."""
     method, name = run.experiment.method, run.summary["method"]
     config = dataclasses.replace(run.experiment.config, server_device="cpu")
     context = PublicContext.of(config, run.experiment.training, run.experiment.answers)
     kept = tensors_of("generator", run.state.tensors)
-    makes = isinstance(method, FedDPSD) and method.mixture(context.queries_per_round)["generated"]
+    ours = method if isinstance(method, FedDPSD) else None
+    makes = ours and ours.mixture(context.queries_per_round)["generated"]
     if source is None:
         source = "generator" if kept or makes else "queries"
     streams = Streams(seed)
     if source == "generator" and kept:
-        parts = _from_kept_generator(context, method.latent_size, kept, streams)
+        parts = _from_kept_generator(context, vars(method)["latent_size"], kept, streams)
         origin = "The run's generator, as of the last round, drew them from new latent vectors"
         origin += "." if _is_trained(method) else "; it was never trained."
-    elif source == "generator" and makes:
-        parts = _from_new_generators(method, student, context, run, streams)
-        origin = _origin_of_new_generators(method)
+    elif source == "generator" and ours and makes:
+        parts = _from_new_generators(ours, student.model, context, run, streams)
+        origin = _origin_of_new_generators(ours)
     elif source == "generator":
         raise UserError(
             f"{run.folder}: this run of method {name} keeps no generator; choose queries, "
             "the images that it sent"
         )
-    elif isinstance(method, FedDPSD):
-        parts = _from_next_rounds(method, student, context, run, streams)
+    elif ours:
+        parts = _from_next_rounds(ours, student.model, context, run, streams)
         origin = "They are the queries that the run's next rounds would have sent."
     else:
         origin = "They are among the images that the run sent."
@@ -164,12 +166,12 @@ def _is_trained(method: Method) -> bool:
 
 
 def _from_new_generators(
-    method: FedDPSD, student: Student, context: PublicContext, run: CompletedRun, streams: Streams
+    method: FedDPSD, model: Classifier, context: PublicContext, run: CompletedRun, streams: Streams
 ) -> Iterator[NDArray[np.uint8]]:
     """Yield a batch from each new generator, trained like the run's generators."""
     rng, polarity = streams.torch(PURPOSE), method.infer_polarity(list(run.state.buffer))
     while True:
-        images = method.generate(student.model, context, method.images_per_generator, rng)
+        images = method.generate(model, context, method.images_per_generator, rng)
         yield procedural.apply_polarity(to_bytes(images), polarity)
 
 
@@ -183,12 +185,12 @@ def _origin_of_new_generators(method: FedDPSD) -> str:
 
 
 def _from_next_rounds(
-    method: FedDPSD, student: Student, context: PublicContext, run: CompletedRun, streams: Streams
+    method: FedDPSD, model: Classifier, context: PublicContext, run: CompletedRun, streams: Streams
 ) -> Iterator[NDArray[np.uint8]]:
     """Yield the images of rounds after the last one, in random order within a round."""
     buffer = list(run.state.buffer)
     for number in itertools.count(context.rounds + 1):
-        images = method.draw(student.model, context, streams, number, buffer)
+        images = method.draw(model, context, streams, number, buffer)
         images = procedural.apply_polarity(images, method.infer_polarity(buffer))
         yield images[streams.numpy(PURPOSE, query_id=number).permutation(len(images))]
 

@@ -127,7 +127,7 @@ class Outcome:
     @property
     def _fair(self) -> bool:
         """Return whether the coins are fair, as Theorem 12 requires."""
-        return bool(self.row.runs[0].experiment.partition.fraction == 0.5)
+        return self.row.runs[0].coins.fraction == 0.5
 
     @property
     def _guesses(self) -> Guesses:
@@ -168,13 +168,12 @@ def _check_row(row: Row, path: Path) -> None:
         raise UserError(
             f"{path}: {row.name} has {number} {runs}; sweep over at least {FEWEST} seeds"
         )
-    partitions = [run.experiment.partition for run in row.runs]
-    if len({partition.coins for partition in partitions}) < number:
+    if len({run.coins.coins for run in row.runs}) < number:
         raise UserError(
             f"{path}: {row.name} has runs with the same partition.coins, so its shadow runs reveal "
             "which records the targets used; leave out partition.coins, which then follows the seed"
         )
-    if len({partition.seed for partition in partitions}) > 1:
+    if len({run.coins.seed for run in row.runs}) > 1:
         raise UserError(
             f"{path}: {row.name} has runs with several values of partition.seed, so "
             "partition.coins alone does not decide who holds a record; use one value"

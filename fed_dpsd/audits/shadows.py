@@ -78,9 +78,16 @@ class ShadowRun:
         return ("teachers",) if alone else ("teachers", "student")
 
     @property
+    def coins(self) -> Coins:
+        """Return the partition."""
+        partition = self.experiment.partition
+        assert isinstance(partition, Coins)  # only such runs are attacked
+        return partition
+
+    @property
     def holders(self) -> list[NDArray[np.int64]]:
         """Return the indices of the records that each client would hold without the coins."""
-        everything = dataclasses.replace(self.experiment.partition, fraction=1.0, coins=0)
+        everything = dataclasses.replace(self.coins, fraction=1.0, coins=0)
         return partitions(dataclasses.replace(self.experiment, partition=everything))
 
     def student(self) -> Classifier:

@@ -226,7 +226,7 @@ def test_each_retraining_of_each_teacher_has_noise_of_its_own(small, records):
     own = make(small(*settings), records.take(np.arange(0)))
     start = np.zeros(own.size, np.float32)
     first, again, another = (
-        own.sensitive_retrained(start, number, "ab", 1, 0.0)[0, :, 0] for number in (2, 2, 3)
+        own.sensitive_retrained(start, number, "ab", 1)[0, :, 0] for number in (2, 2, 3)
     )
     assert np.array_equal(first, again)
     for one, other in ((first, another), np.split(first, 2)):
@@ -420,7 +420,7 @@ def test_plain_networks_alone_compute_in_bfloat16(small, records, monkeypatch, s
     for asked in ("float32", "auto", "bfloat16"):
         own = make(small(*settings, f"precision={asked}"), records)
         own.sensitive_probabilities(Images(records.images))
-        own.sensitive_retrained(own.sensitive_weights()[0, :, 0], 2, "ab", 1, 0.0)
+        own.sensitive_retrained(own.sensitive_weights()[0, :, 0], 2, "ab", 1)
         keys[asked] = own.keys
         assert bool(seen) == (used and asked == "bfloat16")
         assert set(seen) <= {("cpu", torch.bfloat16)}

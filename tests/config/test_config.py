@@ -3,15 +3,12 @@
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-import hydra
 import pytest
 import yaml
-from hydra.core.global_hydra import GlobalHydra
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fed_dpsd.config import BUNDLED, keys
-from fed_dpsd.config import compose as typed
 from fed_dpsd.config.bind import bind_dataclass
 from fed_dpsd.config.compose import compose, split_overrides
 from fed_dpsd.errors import ConfigError
@@ -29,17 +26,8 @@ def problems(tmp_path, *overrides):
     return "\n".join(caught.value.problems)
 
 
-@pytest.mark.parametrize("one_in", [8, pytest.param(1, marks=pytest.mark.slow)])
-def test_files_are_composed_as_by_hydras_own_function(one_in):
-    """Which merges its settings, too, and reads all files again."""
-    for path in YAMLS[::one_in]:
-        choice = f"{path.parent.name}={path.stem}"
-        GlobalHydra.instance().clear()
-        with hydra.initialize_config_dir(str(conf_folder()), version_base="1.3"):
-            expected = hydra.compose("config", overrides=[choice])
-        assert typed._composed((choice,), (conf_folder(),)) == expected, choice
-
-
+@pytest.mark.slow  # Hydra takes 40 s for all files
+@pytest.mark.ci
 def test_every_yaml_composes_and_binds(tmp_path):
     for path in YAMLS:
         overrides = [f"{path.parent.name}={path.stem}"]
@@ -74,6 +62,8 @@ def values(tree, prefix=""):
     return found
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_the_files_read_as_text_say_what_hydra_composes():
     for path in YAMLS:
         group, choice = path.parent.name, path.stem

@@ -179,7 +179,7 @@ def _rows_at_once(mechanism: Any, most: int) -> int:
 def _check_labels(
     experiment: Experiment, broken: victims.Broken | None, secrets: Secrets
 ) -> Iterator[Check]:
-    """Check labels at the run's noise, and at noise of which a half would show in few labels."""
+    """Check labels at the run's noise, and at noise whose half shows in few labels."""
     own: Any = experiment.answers
     if isinstance(own, TopKRandomizedResponse):
         # Each site's own responses, before a secure sum.

@@ -167,8 +167,8 @@ def _components(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the result of `whitening`.
 
-    A sign convention makes machines agree up to rounding, which is that of float64: the variances
-    of minor components are so close that the rounding of float32 turns them by 1e-3. A single
+    A sign convention makes machines agree up to the rounding of float64. The variances of minor
+    components are so close that the rounding of float32 would turn them by 1e-3. A single
     thread makes all processes of a machine agree to the last bit.
     """
     with torch_threads(1), torch.no_grad():

@@ -1,7 +1,7 @@
 """What a run read: digests of its data and files, kept with the run.
 
-They show whether data has changed since a run, although its path is the same. A deployment's are
-those of the coordinator's test images: no digest of records leaves a hospital.
+They show whether data has changed since a run, although its path is the same. In a
+deployment, only the coordinator's test images have digests: no digest of records leaves a hospital.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ Inputs = Mapping[str, str]
 
 
 def inputs_of(experiment: Experiment) -> dict[str, str]:
-    """Return a digest of each input by its name; in a deployment, those of any test images.
+    """Return a digest of each input by its name; in a deployment, only of any test images.
 
     Raises:
         UserError: the data or a file cannot be read.

@@ -1,4 +1,8 @@
-"""The console script `fed-dpsd`: data on stdout, messages for users on stderr."""
+"""The console script `fed-dpsd`: data on stdout, messages for users on stderr.
+
+Knows every room, and none imports it. It parses words and prints: budgets, noise and charges are
+decided in the rooms below.
+"""
 
 import inspect
 import itertools

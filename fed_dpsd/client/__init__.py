@@ -3,7 +3,7 @@
 This page is for privacy reviewers. A `Site` is the private side of one client, either simulated or
 a hospital: its records, teachers and ledger. Methods see it through methods/method.py. A hospital's
 own file, site.yaml, becomes a `Hospital`, which builds its `Site`. `Hospital` decides which
-requests are allowed, and `Site` charges them.
+requests are allowed, and `Site` charges them. Nothing here may know server/, not even indirectly.
 
 Input, and the file that checks it:
 
@@ -34,7 +34,5 @@ Output, and the file that checks it:
 Names that begin with `sensitive` hold private values before noise is added. Records and teachers
 are private too. The client halves of methods (fed_dpsd/methods) and the mechanisms
 (fed_dpsd/privacy) also handle sensitive values, from functions such as
-`Site.sensitive_probabilities` up to `Site.release`.
-
-client/ and server/ never import each other, even indirectly (tests/test_architecture.py).
+`Site.sensitive_probabilities` up to `Site.release`. tests/test_architecture.py checks the imports.
 """

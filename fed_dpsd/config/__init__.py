@@ -1,4 +1,8 @@
-"""The configuration: the schema of an experiment, and the composition of conf/ with overrides."""
+"""The configuration: the schema of an experiment, and the composition of conf/ with overrides.
+
+PUBLIC: knows keys and values, never data. Imports a class that a message names only from FedDPSD,
+or from a plug-in that the run and, in a deployment, the hospital's own file name (plugins.py).
+"""
 
 from fed_dpsd.config.schema import BUNDLED as BUNDLED
 from fed_dpsd.config.schema import LARGEST_SHIFT as LARGEST_SHIFT

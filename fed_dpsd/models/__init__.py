@@ -1,4 +1,8 @@
-"""Classifiers and generators, and functions that draw, read and write their weights."""
+"""Classifiers and generators, and functions that draw, read and write their weights.
+
+Both sides use them, on arrays of images: knows no client, file of records, message or method.
+A cache of features (fixed_features.py) may hold private values, and stays on its machine.
+"""
 
 import contextlib
 import ctypes

@@ -5,5 +5,5 @@ coordinator's own files, so they are public by post-processing, with four except
 `noise_at: server`, the coordinator sees bounded sums without noise, so it must be trusted
 (federation.py). In a simulation, it may see exact scores of teachers (diagnostics.py), which only
 private training covers, and counts of records and files. Nothing covers times, or the coordinator's
-own test images.
+own test images. Nothing here may know client/, not even indirectly.
 """

@@ -1,4 +1,8 @@
-"""The Flower engine, in the only files of the library that import Flower."""
+"""The Flower engine, in the only files of the library that import Flower.
+
+client.py and supernode.py are the PRIVATE side, server.py and grid.py the PUBLIC one. They exchange
+the messages of codec.py alone.
+"""
 
 import contextlib
 import os

@@ -127,7 +127,7 @@ class TemperedSigmoid(nn.Module):
 
 
 def cnn_tempered(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
-    """Build the MNIST network of arXiv 2007.14191, where it has width 16.
+    """Build the MNIST network of arXiv 2007.14191, where it has width 16; the padding is ours.
 
     Smaller images are enlarged to 16 pixels, the smallest size that it accepts.
     """

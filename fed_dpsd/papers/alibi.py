@@ -1,7 +1,8 @@
 """ALIBI: one-hot labels with Laplace noise, and Bayesian inference of the labels.
 
 Malek, Mironov, Prasad, Shilov, Tramèr: "Antipodes of Label Differential Privacy: PATE and ALIBI",
-arXiv 2106.03408.
+arXiv 2106.03408. The noise is Laplace alone, and the posterior is computed in each step, as in its
+code.
 """
 
 from dataclasses import dataclass

@@ -19,6 +19,8 @@ from fed_dpsd.privacy.noise import Rng
 class DataLens(TaughtByGradients):
     """Teachers vote for the signs of the k largest numbers of each image's gradient (Alg. 1 to 3).
 
+    Signs are deterministic; in the paper they are random.
+
     Guarantee: a teacher's votes on B images are in {-1, 0, 1}, and at most k B of them are not 0,
     so replacing the teacher moves their sum by at most 2 sqrt(k B); see `TaughtGenerative`.
 

@@ -9,7 +9,8 @@ With `discriminator="student"`, the same stages depend on private data only thro
 and their epsilon is finite.
 
 Only the paper's description of the algorithm was available, not the algorithm box. Comments
-therefore number the steps of the description, and docs/papers.md lists what it leaves open.
+therefore number the steps of the description. A stage has new images, their responses, steps of the
+student (cross-entropy on all pairs so far) and steps of the generator.
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,8 @@
 """DP-GAN: a Wasserstein GAN with a critic trained by DP-SGD.
 
 Xie, Lin, Wang, Wang, Zhou: "Differentially Private Generative Adversarial Network", arXiv
-1802.06739, Algorithm 1.
+1802.06739, Algorithm 1. Samples are Poisson, Adam takes the steps, and the generator's weights are
+averaged.
 """
 
 from collections.abc import Iterator

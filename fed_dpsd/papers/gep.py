@@ -4,7 +4,8 @@ Yu, Zhang, Chen, Liu: "Do not let privacy overbill utility: Gradient embedding p
 private learning", ICLR 2021, arXiv 2102.12677, Algorithm 1.
 
 The paper's public images are photographs. Here they are procedural images, so no data is needed.
-Their labels are random, as in the paper.
+Their labels are random, as in the paper. One subspace serves all parameters; samples are Poisson,
+and Adam takes the steps.
 """
 
 import math

@@ -1,7 +1,8 @@
 """GS-WGAN: a Wasserstein GAN with a generator that sees only noisy gradients of its images.
 
 Chen, Orekondy, Fritz: "GS-WGAN: A Gradient-Sanitized Approach for Learning Differentially Private
-Generators", NeurIPS 2020, arXiv 2006.08265, Algorithm 1.
+Generators", NeurIPS 2020, arXiv 2006.08265, Algorithm 1. Adam takes the steps, and the generator's
+weights are averaged.
 """
 
 import functools

@@ -2,6 +2,9 @@
 
 Ghazi, Golowich, Kumar, Manurangsi, Zhang: "Deep Learning with Label Differential Privacy",
 arXiv 2102.06062. With two stages, it is LP-2ST; with one, it is plain randomised response.
+
+The prior of stage t is the model of stage t - 1; line 3(b)i of Algorithm 3 prints M(t). Stages have
+equal sizes, Adam takes the steps, and there is no mixup.
 """
 
 import functools

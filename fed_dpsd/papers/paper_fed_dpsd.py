@@ -9,7 +9,15 @@ takes one step against the student. Answers are not stored and reused; fed_dpsd/
 adds this and all other improvements.
 
 Where the printed algorithm contradicts itself, the text or its references, a key chooses the
-reading (conf/method/paper_fed_dpsd.yaml, docs/papers.md).
+reading (conf/method/paper_fed_dpsd.yaml, docs/papers.md). What it leaves open:
+- Images are sent as bytes, from which the student learns.
+- L_s of line 18 is computed again after the student's step, before rounding.
+- L_t is differentiated in each probability as an independent coordinate, and nothing is
+  differentiated through a label's prediction.
+- Networks are in evaluation mode for predictions and in training mode for steps; the generator
+  normalises by its batch.
+- m of line 14 is the number of teachers that answered.
+- gamma_s is two keys, `label_step` and `student_learning_rate`.
 """
 
 from collections.abc import Callable, Iterator

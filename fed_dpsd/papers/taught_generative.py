@@ -1,4 +1,7 @@
-"""Baselines with a generator that learns from noisy votes of teachers on disjoint shards."""
+"""Baselines with a generator that learns from noisy votes of teachers on disjoint shards.
+
+Unlike the papers' analyses, the proofs hold for any votes, whether or not teachers agree.
+"""
 
 import math
 from abc import ABC, abstractmethod

@@ -1,4 +1,4 @@
-"""Experiments: the objects of a composed configuration, with all problems in one error."""
+"""Experiments: the objects of a composed configuration."""
 
 import dataclasses
 import functools
@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from fed_dpsd.checks import check, ignored_overrides, missing_public_features, warnings
 from fed_dpsd.claims import planned_epsilon
-from fed_dpsd.config import BUNDLED, Config, DataConfig, names_patients, to_json
+from fed_dpsd.config import BUNDLED, Config, DataConfig, to_json
 from fed_dpsd.config.bind import Binder
 from fed_dpsd.config.compose import Composition, compose_valid
+from fed_dpsd.config.errors import choices_with_key, file_sets
 from fed_dpsd.config.grid import require_one_run
-from fed_dpsd.config.keys import choices_with_key, method_sets
 from fed_dpsd.config.plugins import find_plugins
 from fed_dpsd.data import datasets, partition, paths
 from fed_dpsd.data.datasets import Dataset
@@ -105,7 +105,7 @@ class Experiment:
 def from_overrides(
     overrides: Sequence[str], base: Path | None, calibrate: bool = True
 ) -> Experiment:
-    """Compose and bind typed overrides; one error reports all problems, one per line.
+    """Compose and bind typed overrides.
 
     Args:
         overrides: Hydra overrides, such as "rounds=10".
@@ -114,8 +114,8 @@ def from_overrides(
             `calibrated` later.
 
     Raises:
-        ConfigError: the overrides or the values have problems, such as noise that is both typed
-            and calibrated. No data was read.
+        ConfigError: the overrides or the values have problems, one per line, such as noise that is
+            both typed and calibrated. No data was read.
     """
     experiment = _of_composition(compose_valid(overrides), overrides, base)
     return calibrated(experiment) if calibrate else experiment
@@ -135,7 +135,7 @@ def one_run(overrides: Sequence[str], base: Path | None) -> Experiment:
 def _of_composition(
     composition: Composition, overrides: Sequence[str], base: Path | None
 ) -> Experiment:
-    binder = Binder(composition.defaults, composition.sources)
+    binder = Binder(composition.sources)
     binder.problems += composition.problems
     experiment = _bound(composition.values, base, False, binder)
     name = experiment.training.name
@@ -196,17 +196,17 @@ def _bound(raw: Mapping[str, Any], base: Path | None, written: bool, binder: Bin
     if isinstance(raw["data"], Mapping) and not written:
         raw = {**raw, "data": with_classes(raw["data"], base, binder.problems)}
     config = binder.bind(Config, raw)
-    facts = raw if config is None else dataclasses.asdict(config)
+    binder.finish()
+    assert config is not None
 
-    data = facts["data"]
-    patients = names_patients(data)
-    raw = {**raw, "training": _with_unit(binder, raw["training"], "training", patients)}
-    public = {"num_classes": data.get("num_classes")}
-    own = dict(raw["method"])
+    patients = config.data.names_patients
+    raw = {**raw, "training": _with_unit(binder, config.training, "training", patients)}
+    public: dict[str, Any] = {"num_classes": config.data.num_classes}
+    own = dict(config.method)
     if "baseline" in own:
         values = own["baseline"] if isinstance(own["baseline"], Mapping) else {}
         values = _with_unit(binder, values, "method.baseline", False)
-        raw = {**raw, "method": {**raw["method"], "baseline": values}}
+        raw = {**raw, "method": {**config.method, "baseline": values}}
         own["baseline"] = _bind_class(binder, "fed_dpsd.privacy", values, "method.baseline", public)
         if not isinstance(own["baseline"], Plain | TrainingMechanism | None):
             binder.problems.append(
@@ -215,19 +215,17 @@ def _bound(raw: Mapping[str, Any], base: Path | None, written: bool, binder: Bin
     method = _bind_class(binder, "fed_dpsd.methods", own, "method", {})
     name = str(own.get("name"))
     training = _bind_class(binder, "fed_dpsd.privacy", raw["training"], "training", public, name)
-    public["shards"] = _shards(facts, training, patients)
-    answering = _with_unit(binder, raw["answers"], "answers", patients)
+    public["shards"] = _shards(config, training)
+    answering = _with_unit(binder, config.answers, "answers", patients)
     raw = {**raw, "answers": _with_noise(binder, answering, training)}
     answers = _bind_class(binder, "fed_dpsd.privacy", raw["answers"], "answers", public, name)
-    partition = _bind_partition(binder, raw["partition"])
-    if config is not None:
-        found = check(config, method, training, answers, partition)
-        binder.problems += [each for each in found if not binder.concerns(each)]
-        resolved = {key: raw[key] for key in ("method", "training", "answers")}
-        config = dataclasses.replace(config, **resolved)
-        config = _resolve_paths(binder, config, base, written)
+    partition = _bind_partition(binder, config.partition)
     binder.finish()
-    assert config is not None
+
+    binder.problems += check(config, method, training, answers, partition)
+    resolved = {key: raw[key] for key in ("method", "training", "answers")}
+    config = _resolve_paths(binder, dataclasses.replace(config, **resolved), base, written)
+    binder.finish()
     return Experiment(config, method, training, answers, partition)
 
 
@@ -240,18 +238,17 @@ def _with_unit(
     if values.get("unit") in ("record", "patient"):
         patients = values["unit"] == "patient"
     suited = {key: value for key, value in default_unit(patients).items() if key in names}
-    for key, value in suited.items():
-        binder.set_default(f"{where}.{key}", value)
     return {**values, **{k: v for k, v in suited.items() if values.get(k) is None}}
 
 
-def _shards(facts: Mapping[str, Any], training: Training | None, patients: bool) -> dict[str, Any]:
+def _shards(config: Config, training: Training | None) -> dict[str, Any]:
     """Return the fields of privacy.mechanism.Shards, from public facts."""
-    by = "patient" if patients or getattr(training, "unit", "record") == "patient" else "record"
+    patients = config.data.names_patients or getattr(training, "unit", "record") == "patient"
     # Private training also trains a teacher on an empty shard; a teacher from a file exists
     # before the records.
-    silent = not isinstance(training, TrainingMechanism) and facts["teacher"].get("path") is None
-    return {"teachers": facts["teachers_per_client"], "by": by, "silent": silent}
+    silent = not isinstance(training, TrainingMechanism) and config.teacher.path is None
+    by = "patient" if patients else "record"
+    return {"teachers": config.teachers_per_client, "by": by, "silent": silent}
 
 
 def _with_noise(
@@ -259,12 +256,11 @@ def _with_noise(
 ) -> Mapping[str, Any]:
     """Return the values of `answers`; replace null noise with noise that suits the training."""
     cls: Any = binder.locate("fed_dpsd.privacy", answers.get("_target_"), "answers._target_")
-    field = getattr(cls, "calibrated_by", None)
-    if cls is None or field is None or Mechanism not in cls.__mro__:  # `check` reports the last
+    field: str = getattr(cls, "calibrated_by", None) or ""
+    # `check` reports a class that is no mechanism.
+    if cls is None or Mechanism not in cls.__mro__ or answers.get(field, 0) is not None:
         return answers
-    noise = cls.default_noise(training is not None and training.private)
-    binder.set_default(f"answers.{field}", noise)
-    return {**answers, field: noise} if answers.get(field, 0) is None else answers
+    return {**answers, field: cls.default_noise(training is not None and training.private)}
 
 
 def calibrated_axis(experiment: Experiment) -> Literal["training", "answers"]:
@@ -363,7 +359,7 @@ def _bind_class(
     for key in arguments.keys() - names:
         if fitting := choices_with_key(f"{where}.{key}"):  # the file of another choice sets it
             name = getattr(cls, "name", cls.__name__)
-            sets = method_sets(method, f"{where}.{key}")
+            sets = file_sets("method", method, f"{where}.{key}")
             setter = f"method={method}" if sets else "another choice"
             binder.problems.append(
                 f"{where}={name} has no {where}.{key}, which {setter} sets; use {fitting}"
@@ -414,8 +410,7 @@ def _resolve_paths(binder: Binder, config: Config, base: Path | None, written: b
         changes["model"] = dataclasses.replace(config.model, weights=path)
     config = dataclasses.replace(config, **changes)
     if not written:  # a hospital's errors must not name its files to the coordinator
-        found = missing_public_features(config)
-        binder.problems += [each for each in found if not binder.concerns(each)]
+        binder.problems += missing_public_features(config)
     return config
 
 

@@ -56,6 +56,7 @@ def test_a_page_that_no_line_of_the_nav_names_is_found_by_its_folder():
     ]
 
 
+@pytest.mark.slow(seconds=40)  # Hydra composes every file of conf/
 def test_the_reference_has_every_command_every_choice_and_every_key():
     made = dict(reference.pages())
     commands = made["reference/commands.md"]

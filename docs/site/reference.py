@@ -1,14 +1,21 @@
 """Pages of the reference, generated from docstrings, key descriptions and `--help`."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 from typer.main import get_command
 
 from fed_dpsd.cli import app
-from fed_dpsd.config import keys as conf
+from fed_dpsd.config import leaves
+from fed_dpsd.config.comments import first_sentences, key_comments
+from fed_dpsd.config.compose import compose, resolve_choices
+from fed_dpsd.config.errors import file_sets
+from fed_dpsd.config.plugins import groups
+from fed_dpsd.config.schema import fields
+from fed_dpsd.errors import format_value
 
 ROOT = Path(__file__).parents[2]
 API = {
@@ -19,6 +26,7 @@ API = {
     "fed_dpsd.privacy.epsilon": ["Epsilon"],
     "fed_dpsd.errors": ["UserError", "ConfigError"],
 }
+EMPTY = '""'
 CONTRACTS = [
     *("fed_dpsd.methods.method", "fed_dpsd.privacy.mechanism", "fed_dpsd.privacy.training"),
     *("fed_dpsd.privacy.accounting", "fed_dpsd.models.classifiers", "fed_dpsd.protocol"),
@@ -55,25 +63,30 @@ def _contracts() -> str:
 
 
 def _configuration() -> str:
-    """Return a page of every key, as `fed-dpsd list keys` finds them in the files of conf/."""
+    """Return a page of every key of a run, and every choice with the keys that it has or sets."""
+    default, chosen = dict(leaves(compose([]))), resolve_choices([])
     parts = [
         "# Configuration",
         "Set a key by adding `KEY=VALUE` to a command. The tables repeat the output of "
         "`fed-dpsd list` and `fed-dpsd list keys`: the values in conf/ and their descriptions.",
         "## Keys of every run",
-        _keys(key for key in conf.all_keys() if key.file == "config"),
+        _keys({k: v for k, v in default.items() if k.partition(".")[0] not in groups()}, {}),
     ]
-    for group, default in conf.groups().items():
-        chosen = "" if default == "null" else f" The default is `{default}`."
-        parts.append(f"## {group}\n\nOne is chosen by `{group}=NAME`.{chosen}")
-        listed = conf.choices(group)
+    for group in groups():
+        of_group = f" The default is `{chosen[group]}`." if chosen[group] else ""
+        parts.append(f"## {group}\n\nOne is chosen by `{group}=NAME`.{of_group}")
+        listed = first_sentences(group)
         parts.append(_table(("name", ""), ((f"`{n}`", _cell(text)) for n, text in listed.items())))
         if group == "experiment":  # these set keys of the other groups
             continue
         for name in listed:
-            own = [k for k in conf.all_keys({group: name}) if k.file.startswith(f"{group}/")]
-            if own:
-                parts.append(f"### {group}={name}\n\n{_keys(own)}")
+            own = {
+                key: value
+                for key, value in leaves(compose([f"{group}={name}"]))
+                if key.startswith(f"{group}.") or file_sets(group, name, key)
+            }
+            if own.keys() - {f"{group}._target_"}:
+                parts.append(f"### {group}={name}\n\n{_keys(own, {group: name})}")
     project = (ROOT / "pyproject.toml").read_text().partition("[tool.flwr.app.config]")[2]
     flat = re.findall(r'^(\w+) = "" # (.+)$', project, re.MULTILINE)
     parts += [
@@ -87,8 +100,14 @@ def _configuration() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _keys(keys: Iterable[conf.Key]) -> str:
-    rows = ((f"`{key.name}`", f"`{key.value}`", _cell(key.meaning)) for key in keys)
+def _keys(values: Mapping[str, Any], choices: Mapping[str, str]) -> str:
+    meanings = {key: field.description or "" for key, field in fields().items()}
+    meanings |= key_comments(choices)
+    rows = (
+        (f"`{key}`", f"`{format_value(value) or EMPTY}`", _cell(meanings.get(key, "")))
+        for key, value in values.items()
+        if not key.endswith("_target_")
+    )
     return _table(("key", "default", "meaning"), rows)
 
 

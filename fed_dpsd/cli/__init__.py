@@ -62,11 +62,13 @@ class _Commands(TyperGroup):
 
 def _explained(error: click.NoSuchOption) -> click.UsageError:
     """Return the remedy for a key typed as an option; return any other error unchanged."""
-    from fed_dpsd.config import keys
+    from fed_dpsd.config.plugins import groups
+    from fed_dpsd.config.schema import fields
 
     option = error.option_name
     key = option.lstrip("-").replace("-", "_")
-    if key not in {known.name for known in keys.all_keys()} | set(keys.groups()):
+    known = {each.partition(".")[0] for each in fields()}
+    if key.partition(".")[0] not in {*known, *groups(), "device"}:
         return error
     words = " ".join(sys.argv).partition(option)[2].lstrip("= ").split() or ["VALUE"]
     return click.UsageError(f"{option}: settings are KEY=VALUE; write {key}={words[0]}", error.ctx)

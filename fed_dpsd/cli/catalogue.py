@@ -50,11 +50,10 @@ def list_(
 
     Read on: docs/extending.md
     """
-    from fed_dpsd.config import keys
+    from fed_dpsd.config.comments import first_sentences
     from fed_dpsd.config.plugins import (
         find_plugins,
         installed_plugins,
-        search_plugins,
         split_plugins,
     )
 
@@ -66,12 +65,13 @@ def list_(
         )
     named = find_plugins(names)
     if kind == "keys":
-        with search_plugins(named):
-            _show_keys(overrides or [])
+        _show_keys(overrides or [])
         return
     for name in [kind] if kind else GROUPS:
         group = GROUPS[name]
-        listed = keys.choices(group) | _plugin_choices(group, named or installed_plugins().values())
+        listed = first_sentences(group) | _plugin_choices(
+            group, named or installed_plugins().values()
+        )
         width = max(map(len, listed))
         print(f"{name} ({group}=...):")
         for choice, sentence in listed.items():
@@ -84,13 +84,13 @@ def list_(
 
 def _plugin_choices(group: str, plugins: Iterable["Plugin"]) -> dict[str, str]:
     """Return the choices of plug-ins, each with its description and the plug-in's name."""
-    from fed_dpsd.config import keys
+    from fed_dpsd.config.comments import first_sentences
     from fed_dpsd.config.plugins import search_plugins
 
-    ours, found = keys.choices(group), dict[str, str]()
+    ours, found = first_sentences(group), dict[str, str]()
     for plugin in plugins:
         with search_plugins([plugin]):
-            both = keys.choices(group)
+            both = first_sentences(group)
         for choice in both.keys() - ours:
             found[choice] = f"{both[choice]} (plugins={plugin.name}, of {plugin.package})"
     return dict(sorted(found.items()))
@@ -110,13 +110,24 @@ def _show_architectures(plugins: Sequence["Plugin"]) -> None:
 
 def _show_keys(overrides: list[str]) -> None:
     """Print each key of the run that overrides describe, with its value and meaning."""
-    from fed_dpsd.config import keys
+    from fed_dpsd.config import leaves
+    from fed_dpsd.config.comments import key_comments
+    from fed_dpsd.config.compose import compose_valid, resolve_choices
+    from fed_dpsd.config.plugins import search_plugins
+    from fed_dpsd.config.schema import fields
+    from fed_dpsd.errors import ConfigError, format_value
 
-    typed = dict(override.split("=", 1) for override in overrides if "=" in override)
-    if overrides:
-        from fed_dpsd.config.compose import compose
-
-        compose(overrides)  # reports what is wrong with them
-    for key in keys.all_keys(typed):
-        value = typed.get(key.name, key.value)
-        print(f"{key.name}={value}{f'  # {key.meaning}' if key.meaning else ''}")
+    composition = compose_valid(overrides)
+    if composition.problems:
+        raise ConfigError(composition.problems)
+    values = dict(leaves(composition.values))
+    copied = {source: values[key] for key, source in composition.sources.items()}
+    meanings = {key: field.description or "" for key, field in fields().items()}
+    with search_plugins(composition.plugins):
+        meanings |= key_comments(resolve_choices(overrides))
+    for key, value in (values | copied).items():
+        if key.endswith("_target_"):
+            continue
+        source, meaning = composition.sources.get(key), meanings.get(key)
+        shown = f"${{{source}}}" if source else format_value(value) or '""'
+        print(f"{key}={shown}{f'  # {meaning}' if meaning else ''}")

@@ -27,15 +27,17 @@ class _Stderr(PlainConsole):
 
 
 class _Override(click.ParamType):
-    """A KEY=VALUE, which shells complete: a choice of a group, or a key with its value."""
+    """A KEY=VALUE, which shells complete: a choice of a group, or a key of the schema."""
 
     name = "text"
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Return the overrides that begin as typed, given the ones before."""
-        from fed_dpsd.config import keys
+        """Return the overrides that begin as typed."""
+        from fed_dpsd.config.comments import first_sentences
+        from fed_dpsd.config.plugins import groups
+        from fed_dpsd.config.schema import fields
 
         # Bash makes three words of KEY=VALUE, and replaces the last.
         words = [*(ctx.params.get("overrides") or ()), incomplete]
@@ -44,11 +46,13 @@ class _Override(click.ParamType):
             begun = f"{typed.pop()}="
         known = {
             f"{group}={choice}": line
-            for group in keys.groups()
-            for choice, line in keys.choices(group).items()
+            for group in groups()
+            for choice, line in first_sentences(group).items()
         }
-        for key in keys.all_keys(dict(word.split("=", 1) for word in typed if "=" in word)):
-            known |= {f"{key.name}={value}": key.meaning for value in ("", key.value)}
+        # With two words for a key, shells add no blank after the =.
+        values = ("",) if "=" in begun else ("", "VALUE")
+        for key, field in fields().items():
+            known |= {f"{key}={value}": field.description or "" for value in values}
         cut = len(begun) - len(incomplete)
         return [
             CompletionItem(word[cut:], help=line)

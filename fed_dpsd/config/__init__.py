@@ -17,7 +17,7 @@ from fed_dpsd.config.schema import Precision as Precision
 from fed_dpsd.config.schema import PrivacyConfig as PrivacyConfig
 from fed_dpsd.config.schema import TeacherConfig as TeacherConfig
 from fed_dpsd.config.schema import is_function as is_function
-from fed_dpsd.config.schema import names_patients as names_patients
+from fed_dpsd.config.schema import leaves as leaves
 from fed_dpsd.config.schema import require as require
 from fed_dpsd.config.schema import require_device as require_device
 from fed_dpsd.config.schema import require_positive as require_positive

@@ -1,4 +1,4 @@
-"""Binding of mappings to frozen dataclasses with pydantic; all problems are reported at once."""
+"""Binding of mappings to frozen dataclasses with pydantic."""
 
 import copy
 import dataclasses
@@ -9,7 +9,7 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +21,7 @@ from fed_dpsd.config.schema import STRICT
 from fed_dpsd.errors import ConfigError, UserError, format_value
 
 T = TypeVar("T")
+_INVALID = object()  # a section whose own problems are recorded
 _KINDS = {
     "int_type": "an integer",
     "int_from_float": "an integer",
@@ -41,29 +42,21 @@ _BOUNDS = {
 
 
 class Binder:
-    """A binder of mappings to frozen dataclasses that collects every problem.
+    """A binder of mappings to frozen dataclasses that collects problems.
 
-    If `defaults` are known, a default replaces each invalid value, so that one problem does not
-    hide others. Call `finish`, which raises them all, before using an instance.
+    Call `finish`, which raises them, before using an instance.
 
     Args:
-        defaults: valid values, as a tree of keys.
         sources: for a key, the key that its value is copied from; problems name that key.
 
     Attributes:
         packages: packages of plug-ins, whose classes may also be named.
     """
 
-    def __init__(
-        self,
-        defaults: Mapping[str, Any] | None = None,
-        sources: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, sources: Mapping[str, str] | None = None) -> None:
         self.problems: list[str] = []
-        self._defaults, self._sources = defaults or {}, sources or {}
-        self._computed: dict[str, Any] = {}
+        self._sources = sources or {}
         self.packages: tuple[str, ...] = ()
-        self._wrong: set[str] = set()  # paths whose values have a problem
 
     def bind(self, cls: type[T], values: Mapping[str, Any], where: str = "") -> T | None:
         """Return an instance of dataclass `cls`, or None after recording problems.
@@ -73,82 +66,39 @@ class Binder:
         value out of range, with a message that names the field.
         """
         hints = typing.get_type_hints(cls)
-        names = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
         given = {
             str(key): self._ready(hints.get(str(key)), value, f"{where}{key}")
             for key, value in values.items()
         }
-        replaced: set[str] = set()
-
-        def stand_in(name: str) -> bool:
-            """Replace a value with its default; return whether this changed anything."""
-            before, after = given.get(name), self._default(hints[name], f"{where}{name}")
-            if name in replaced or after is dataclasses.MISSING or before == after:
-                return False
-            given[name] = after
-            replaced.add(name)
-            self._wrong.add(f"{where}{name}")
-            return True
-
-        while True:
-            try:
-                checked = _pydantic_class(typing.cast(type, cls))(**given)
-                if type(checked) is cls:
-                    return checked
-                return cls(**{name: getattr(checked, name) for name in names})
-            except ValidationError as error:
-                found: list[Any] = error.errors(include_url=False)
-            except ValueError as error:  # of a plain dataclass's __post_init__
-                found = [{"loc": (), "ctx": {"error": error}}]
-            progress = False
-            # A key that is only misspelt is not reported as missing too.
-            missing = [str(each["loc"][0]) for each in found if each.get("type") == "missing"]
-            if len(missing) == 1 and any(_closest_field(each, missing) for each in found):
-                self._wrong.add(f"{where}{missing[0]}")
-            for each in found:
-                name = str(each["loc"][0]) if each["loc"] else ""
-                named = [name]
-                if not name:  # __post_init__ raised it, with the names in its text
-                    named = _fields_named_in(text := str(each["ctx"]["error"]), names)
-                    if not replaced.intersection(named):
-                        self.problems.append(f"{where}{text}")
-                elif f"{where}{name}" not in self._wrong:
-                    self.problems.append(_problem(each, where, hints, missing))
-                    self._wrong.add(f"{where}{name}")
-                if name and name not in names:
-                    del given[name]
-                    progress = True
-                progress |= any(stand_in(each) for each in named if each in names)
-            if not progress:
-                return None
-
-    def concerns(self, problem: str) -> bool:
-        """Return whether a sentence names a value that was replaced by its default."""
-        return any(re.search(rf"(?<![\w.]){re.escape(path)}\b", problem) for path in self._wrong)
-
-    def set_default(self, path: str, value: Any) -> None:
-        """Set the default of a key that is null in the files because it depends on other keys."""
-        self._computed[path] = value
-
-    def _default(self, hint: Any, path: str) -> Any:
-        """Return a key's default, converted; MISSING if there is none."""
-        if self._computed.get(path) is not None:
-            return self._computed[path]
-        node: Any = self._defaults
-        for part in path.split("."):
-            if not isinstance(node, Mapping) or part not in node:
-                return dataclasses.MISSING
-            node = node[part]
-        return Binder()._ready(hint, node, "")
+        try:
+            checked = _pydantic_class(typing.cast(type, cls))(**given)
+            if type(checked) is cls:
+                return checked
+            fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+            return cls(**{field.name: getattr(checked, field.name) for field in fields})
+        except ValidationError as error:
+            found = error.errors(include_url=False)
+        except ValueError as error:  # of a plain dataclass's __post_init__
+            self.problems.append(f"{where}{error}")
+            return None
+        # A key that is only misspelt is not reported as missing too.
+        missing = [str(each["loc"][0]) for each in found if each["type"] == "missing"]
+        if len(missing) == 1 and any(_closest_field(each, missing) for each in found):
+            found = [each for each in found if each["type"] != "missing"]
+        first = {each["loc"][:1]: each for each in reversed(found)}  # one problem for each key
+        self.problems += [
+            _problem(each, where, hints, missing)
+            for each in reversed(first.values())
+            if each["input"] is not _INVALID
+        ]
+        return None
 
     def _ready(self, hint: Any, value: Any, path: str) -> Any:
         """Convert a section to its dataclass, and a list to a tuple, as the type hint requires."""
         for kind in _kinds(hint):
             if dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
                 bound = self.bind(typing.cast(type, kind), value, f"{path}.")
-                if bound is None:
-                    self._wrong.add(path)
-                return bound
+                return _INVALID if bound is None else bound
             if typing.get_origin(kind) is tuple and isinstance(value, list):
                 return tuple(tuple(each) if isinstance(each, list) else each for each in value)
         return value
@@ -176,7 +126,6 @@ class Binder:
             if dataclasses.is_dataclass(cls) and not inspect.isabstract(cls):
                 return typing.cast(type, cls)
         self.problems.append(problem)
-        self._wrong.add(where.removesuffix("._target_"))
         return None
 
     def finish(self) -> None:
@@ -228,7 +177,10 @@ def _closest_field(error: Any, fields: Iterable[str]) -> list[str]:
 
 def _problem(error: Any, where: str, hints: Mapping[str, Any], missing: Sequence[str]) -> str:
     """Return pydantic's error as a sentence that names the key, its value and the remedy."""
-    kind, name, context = error["type"], str(error["loc"][0]), error.get("ctx", {})
+    kind, context = error["type"], error.get("ctx", {})
+    if not error["loc"]:  # of the whole section's __post_init__
+        return f"{where}{context['error']}"
+    name = str(error["loc"][0])
     typed = f"{where}{name}={format_value(error['input'])}"
     if kind == "missing":
         return f"{where}{name} is missing"
@@ -265,12 +217,6 @@ def _as_yaml(kind: str, value: object) -> str:
         written = f"{float(value):.0f}" if kind.startswith("int") else number
         return f"; YAML reads {value} as text, so write {written}"
     return ""
-
-
-def _fields_named_in(text: str, names: Collection[str]) -> list[str]:
-    """Return the fields that a sentence names, in order."""
-    words = dict.fromkeys(re.findall(r"(?<![\w.])\w+(?=[=.:])", text))
-    return [word for word in words if word in names]
 
 
 class _UniqueKeys(yaml.SafeLoader):  # type: ignore[misc]

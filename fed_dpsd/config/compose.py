@@ -23,6 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fed_dpsd.config.errors import (
     first_line,
+    flat_keys,
     quote_letters,
     quoted,
     quoting_remedy,
@@ -32,15 +33,15 @@ from fed_dpsd.config.errors import (
     unknown_key,
     unreadable_override,
 )
-from fed_dpsd.config.keys import all_keys, flat_keys, groups, leaves
 from fed_dpsd.config.plugins import (
     Plugin,
     conf_folders,
     find_plugins,
+    groups,
     search_plugins,
     split_plugins,
 )
-from fed_dpsd.config.schema import field_of
+from fed_dpsd.config.schema import fields, leaves
 from fed_dpsd.errors import ConfigError
 
 NOT_TYPED = ("sweep", "device")  # a grid of runs, and a key that sets two others
@@ -53,7 +54,6 @@ class Composition:
 
     Args:
         values: plain dictionaries, composed without the invalid overrides.
-        defaults: the values of the chosen files alone.
         sources: for a key, the key that its value is copied from, as in "teacher.seed": "seed".
         problems: a line for each omitted override.
         plugins: the plug-ins, whose files may also be chosen.
@@ -61,7 +61,6 @@ class Composition:
     """
 
     values: dict[str, Any]
-    defaults: dict[str, Any]
     sources: Mapping[str, str]
     problems: tuple[str, ...] = ()
     plugins: tuple[Plugin, ...] = ()
@@ -127,7 +126,22 @@ def _read(overrides: Sequence[str]) -> Composition:
     }
     resolved = _resolved(tree)
     values, sweep = _run_values(resolved), resolved["sweep"]
-    return Composition(values, defaults, sources, tuple(problems), sweep=sweep)
+    return Composition(values, sources, tuple(problems), sweep=sweep)
+
+
+def resolve_choices(overrides: Sequence[str]) -> dict[str, str]:
+    """Return the choice of every group, as in {"training@method.baseline": "plain"}.
+
+    Raises:
+        ConfigError: as `compose`.
+    """
+    names, others = split_plugins(overrides)
+    with search_plugins(find_plugins(names)):
+        known = groups()
+        words = [each for each in _parse(others)[0] if each.key_or_group in known]
+        files, _ = _composable(words)
+        chosen = _composed(files, conf_folders(), True).hydra.runtime.choices
+    return {place: choice for place, choice in chosen.items() if not place.startswith("hydra/")}
 
 
 def declared_sweep(experiment: str) -> Any:
@@ -155,7 +169,7 @@ def sweep_choices(override: str) -> tuple[str, list[str]]:
     try:
         parsed = _parse_one(override)
     except HydraException:
-        raise ConfigError([unreadable_override(override)]) from None
+        raise ConfigError([unreadable_override(override, _default_run())]) from None
     key = parsed.get_key_element()
     if not parsed.is_sweep_override():
         return key, [parsed.get_value_element_as_str()]
@@ -182,13 +196,15 @@ def split_overrides(text: str) -> list[str]:
 
 
 @functools.lru_cache(maxsize=256)
-def _composed(choices: tuple[str, ...], folders: tuple[Path, ...]) -> DictConfig:
+def _composed(
+    choices: tuple[str, ...], folders: tuple[Path, ...], with_hydra: bool = False
+) -> DictConfig:
     """Return the keys of chosen files in folders laid out like conf/; do not modify the result."""
     ours, *others = (str(folder) for folder in folders)
     searched = ",".join(quoted(f"file://{folder}") for folder in others)
     overrides = [*choices, *([f"hydra.searchpath=[{searched}]"] if searched else [])]
     with hydra.initialize_config_dir(ours, version_base="1.3"):
-        return hydra.compose("config", overrides)
+        return hydra.compose("config", overrides, with_hydra)
 
 
 def _resolved(tree: DictConfig) -> dict[str, Any]:
@@ -203,6 +219,11 @@ def _resolved_files(files: tuple[str, ...], folders: tuple[Path, ...]) -> dict[s
 @functools.lru_cache(maxsize=256)
 def _resolved_once(files: tuple[str, ...], folders: tuple[Path, ...]) -> dict[str, Any]:
     return _resolved(_composed(files, folders))
+
+
+def _default_run() -> dict[str, Any]:
+    """Return the values of the run without overrides, by key."""
+    return dict(leaves(_resolved_files((), conf_folders())))
 
 
 def _run_values(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -245,10 +266,10 @@ def _parse(overrides: Sequence[str]) -> tuple[list[Override], list[str]]:
         try:
             each = _parse_one(word)
         except HydraException:
-            problems.append(unreadable_override(word))
+            problems.append(unreadable_override(word, _default_run()))
             continue
         if not each.key_or_group:
-            problems.append(unreadable_override(word))
+            problems.append(unreadable_override(word, _default_run()))
         elif problem := _not_one_value(each, word):
             problems.append(problem)
         else:
@@ -273,8 +294,8 @@ def _not_one_value(parsed: Override, override: str) -> str:
         return f"{override}: a setting cannot be deleted; write KEY=VALUE"
     if parsed.is_sweep_override():
         key, _, values = override.lstrip("+").partition("=")
-        lists = {known.name for known in all_keys() if known.value.startswith("[")}
-        if key in lists or "tuple" in str(getattr(field_of(key), "annotation", "")):
+        of_schema = "tuple" in str(getattr(fields().get(key), "annotation", ""))
+        if of_schema or isinstance(_default_run().get(key), list):
             return f"{override}: {key} is a list; write '{key}=[{values}]'"
         grid = f"{override} is a grid of runs: fed-dpsd sweep {shlex.quote(override)}"
         one = key.endswith("path") or "/" in values

@@ -5,11 +5,12 @@ import os
 import re
 import shlex
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from fed_dpsd.config.keys import all_keys, choices_with_key, flat_keys, groups
-from fed_dpsd.config.plugins import files_of, installed_plugins
+import yaml
+
+from fed_dpsd.config.plugins import files_of, groups, installed_plugins
 
 QUOTES = "put the value in quotes: "
 _SYNONYMS = {"lr": "learning_rate", "epsilon": "target_epsilon", "sigma": "noise_multiplier"}
@@ -65,8 +66,13 @@ def split_tokens(text: str) -> tuple[list[str], bool]:
     return [token for token in [*found, token] if token], not quote and depth == 0
 
 
-def unreadable_override(word: str) -> str:
-    """Return the problem with a word that cannot be read as an override."""
+def unreadable_override(word: str, keys: Collection[str]) -> str:
+    """Return the problem with a word that cannot be read as an override.
+
+    Args:
+        word: the word as typed.
+        keys: the keys of the default run.
+    """
     key, equals, value = word.partition("=")
     if not word.strip():
         return "an empty setting; write KEY=VALUE, as in rounds=10"
@@ -75,13 +81,14 @@ def unreadable_override(word: str) -> str:
     if not equals:
         if named := _choices_named(word):
             return f"{word}: write {' or '.join(named)}"
-        if word in _known_keys():
+        if word in keys or word in groups():
             return f"{word}: write {word}=VALUE"
         return f"{word} is not a setting; write KEY=VALUE, as in rounds=10"
     path = "/" in value and not value.startswith(("'", '"', "["))
     if not path and not split_tokens(value)[1]:
         return f"{word}: a quote or bracket is not closed"
-    if any(each.partition("=")[0] in _known_keys() for each in value.split()[1:] if "=" in each):
+    others = {each.partition("=")[0] for each in value.split()[1:] if "=" in each}
+    if others & {*keys, *groups()}:
         return f"{word}: give each setting as its own word"
     if value.endswith(","):
         return f"{word}: write the values without spaces between them, as in seed=0,1,2"
@@ -126,6 +133,33 @@ def unknown_key(key: str, tree: Mapping[str, Any]) -> str:
     return f"{problem}; `fed-dpsd list keys` lists all keys"
 
 
+def choices_with_key(key: str) -> str:
+    """Return the choices whose files have a key, as in "method=dense or method=fedadi"; or ""."""
+    group = "method" if "@" in key else key.partition(".")[0]
+    names = files_of(group) if group in groups() else {}
+    found = [f"{group}={name}" for name in names if file_sets(group, name, key)]
+    *most, last = found or [""]
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def file_sets(group: str, choice: str, key: str) -> bool:
+    """Return whether a choice's own file has a key, which may belong to another group."""
+    if choice not in files_of(group):
+        return False
+    text = files_of(group)[choice].read_text()
+    if "@" in key:  # a group within another, chosen in a defaults list
+        return f"/{key}:" in text
+    tree = yaml.safe_load(text) or {}
+    return key in flat_keys(tree if text.startswith("# @package _global_") else {group: tree})
+
+
+def flat_keys(tree: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Return the path of every key, and of every group of keys."""
+    below = [(prefix + key, value) for key, value in tree.items()]
+    sections = (flat_keys(value, f"{key}.") for key, value in below if isinstance(value, Mapping))
+    return [key for key, _ in below] + [key for section in sections for key in section]
+
+
 def uncomposable_choice(choice: str, error: Exception, tree: Mapping[str, Any]) -> str:
     """Describe a choice that Hydra cannot compose with the earlier choices."""
     key = choice.partition("=")[0]
@@ -146,10 +180,6 @@ def first_line(error: Exception) -> str:
 def _choices_named(word: str) -> list[str]:
     """Return the overrides that choose a file of this name."""
     return [f"{group}={word}" for group in groups() if word in files_of(group)]
-
-
-def _known_keys() -> set[str]:
-    return {*groups(), *(key.name for key in all_keys())}
 
 
 def _join_keys(keys: Iterable[str]) -> str:

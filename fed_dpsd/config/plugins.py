@@ -187,6 +187,11 @@ def conf_folders() -> tuple[Path, ...]:
     return conf_folder(), *_own.get(), *_searched.get()
 
 
+def groups() -> list[str]:
+    """Return the groups of conf/."""
+    return sorted(folder.name for folder in conf_folder().iterdir() if folder.is_dir())
+
+
 def files_of(group: str) -> dict[str, Path]:
     """Return the files of a group of conf/ by name, in order, including plug-ins' files."""
     paths = (path for folder in conf_folders() for path in (folder / group).glob("*.yaml"))

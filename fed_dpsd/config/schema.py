@@ -9,7 +9,7 @@ shell.
 import dataclasses
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field
@@ -109,7 +109,7 @@ class DataConfig:
     @property
     def names_patients(self) -> bool:
         """Return whether the patient of each record is known."""
-        return names_patients(vars(self))
+        return (self.patient_column, self.records_per_patient) != (None, None)
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -355,11 +355,23 @@ def is_function(architecture: str) -> bool:
     return architecture.endswith("()")
 
 
-def field_of(key: str) -> FieldInfo | None:
-    """Return the field of a key such as "privacy.delta"; None if the key belongs to a class."""
-    section, _, name = key.rpartition(".")
-    fields: Mapping[str, FieldInfo] = getattr(SECTIONS.get(section), "__pydantic_fields__", {})
-    return fields.get(name)
+def fields() -> dict[str, FieldInfo]:
+    """Return the fields of all keys, such as "privacy.delta", that do not belong to a class."""
+    return {
+        f"{section}.{name}".lstrip("."): field
+        for section, cls in SECTIONS.items()
+        for name, field in cls.__pydantic_fields__.items()
+        if field.description
+    }
+
+
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the path and the value of every key that is not a group of keys."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
 
 
 def require(instance: Any, **minimum: int) -> None:
@@ -367,11 +379,6 @@ def require(instance: Any, **minimum: int) -> None:
     for name, least in minimum.items():
         if getattr(instance, name) < least:
             raise ValueError(f"{name}={getattr(instance, name)} must be >= {least}")
-
-
-def names_patients(data: Mapping[str, Any]) -> bool:
-    """Return whether a configuration of data, bound or not, names the patient of each record."""
-    return (data.get("patient_column"), data.get("records_per_patient")) != (None, None)
 
 
 def require_positive(instance: Any, *names: str) -> None:

@@ -73,7 +73,7 @@ class Rehearsal:
             folder.mkdir(parents=True, exist_ok=True)
         train = load_data(config.data, config.cache).train
         parts = partitions(self.experiment)
-        facts = site_keys(self.experiment, overrides)
+        facts = site_keys(self.experiment)
         secrets = (
             load_or_create_secret(self.site(number).parent / facts["state"] / "secret")
             for number in self.hospitals

@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import yaml
 
-from fed_dpsd.config.keys import resolve_choices
-from fed_dpsd.config.plugins import find_plugins, search_plugins
 from fed_dpsd.data.intake import Split
 from fed_dpsd.experiment import Experiment
 
@@ -21,15 +19,13 @@ ALLOWED = {
 }
 
 
-def site_keys(experiment: Experiment, overrides: Sequence[str]) -> dict[str, Any]:
+def site_keys(experiment: Experiment) -> dict[str, Any]:
     """Return the keys of a site file, without its records, that allows a run and its plug-ins."""
     config = experiment.config
-    with search_plugins(find_plugins(config.plugins)):
-        names = resolve_choices(dict(each.split("=", 1) for each in overrides if "=" in each))
     needed = {
-        "methods": [names["method"]],
-        "training": [names["training"]],
-        "answers": [names["answers"]],
+        "methods": [experiment.method_name],
+        "training": [experiment.training.name],
+        "answers": [experiment.answers.name],
         "models": map(config.architecture, range(config.num_clients)),
     }
     facts: dict[str, Any] = {

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fed_dpsd.accounts.card import SEEDED_NOTE
-from fed_dpsd.config.keys import leaves
+from fed_dpsd.config import leaves
 from fed_dpsd.errors import UserError, one_line
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.privacy.epsilon import NOT_REVIEWED

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fed_dpsd.config import compose
-from fed_dpsd.config.keys import leaves
+from fed_dpsd.config import compose, leaves
 from fed_dpsd.errors import UserError, format_value
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.report.settings import DIGESTS, GRID, RESULTS, Row, setting_of

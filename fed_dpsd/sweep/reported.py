@@ -19,8 +19,8 @@ from fed_dpsd.accounts.verdict import (
     verdict,
 )
 from fed_dpsd.claims import smallest_claim
-from fed_dpsd.config import compose
-from fed_dpsd.config.keys import choices, leaves
+from fed_dpsd.config import compose, leaves
+from fed_dpsd.config.plugins import files_of
 from fed_dpsd.errors import UserError, format_value, printable
 from fed_dpsd.experiment import Experiment, calibrated_axis, from_overrides
 from fed_dpsd.privacy.mechanism import Unit
@@ -356,9 +356,8 @@ def command_of(experiment: Experiment) -> str:
     """
     values = json.loads(experiment.to_json())
     typed = _choices(experiment, values)
-    if any(
-        name not in choices(group) for group, _, name in (each.partition("=") for each in typed)
-    ):
+    words = (each.partition("=") for each in typed)
+    if any(name not in files_of(group) for group, _, name in words):
         return ""
     if experiment.config.plugins:
         typed.append(f"plugins={format_value(list(experiment.config.plugins))}")

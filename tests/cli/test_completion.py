@@ -14,19 +14,17 @@ import pytest
 from typer.main import get_command
 
 from fed_dpsd.cli import app
-from fed_dpsd.config import keys
+from fed_dpsd.config.plugins import files_of
 from tests.cli.test_catalogue import HEAVY, imported
 
 WORDS = [
     ("resu", ["resume"]),
-    ("run rou", ["rounds=", "rounds=20"]),
+    ("run rou", ["rounds=", "rounds=VALUE"]),  # a single word would get a blank
+    ("run data.path=", [""]),  # the shell completes a file
     ("run rounds=3 method=fed_", ["fed_dpsd"]),
-    ("run answers=", sorted(keys.choices("answers"))),
+    ("run answers=", list(files_of("answers"))),
     ("run experiment=two", ["two_axes"]),
-    (
-        "run method=dense method.generator_s",
-        ["method.generator_steps=", "method.generator_steps=30"],
-    ),
+    ("run privacy.targ", ["privacy.target_epsilon=", "privacy.target_epsilon=VALUE"]),
     ("run --eng", ["--engine"]),
     ("run --engine fl", ["flower"]),
     ("privacy plan method=paper_fed", ["paper_fed_dpsd"]),
@@ -122,9 +120,9 @@ def test_a_real_shell_completes_keys_and_choices(tmp_path, shell, options, begin
         enter("fed-dpsd run meth\t", "method")
         enter("=dens\t", "dense ")  # a whole choice, then a blank
         enter("roun\t", "rounds=")  # a key, then none
-        enter("3 method.generator_st\t", "generator_steps=")
+        enter("3 teacher.ep\t", "epochs=")
         enter("4; echo do''ne\n", "done")
-        assert typed.read_text() == "run method=dense rounds=3 method.generator_steps=4"
+        assert typed.read_text() == "run method=dense rounds=3 teacher.epochs=4"
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)

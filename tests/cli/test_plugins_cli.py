@@ -176,13 +176,13 @@ def test_hospitals_of_a_rehearsal_name_the_plugins_and_parts_of_the_run(tmp_path
     """The control: hospitals of a rehearsal without plug-ins refuse the run."""
     overrides = ["training=plain", "model=cnn", "num_clients=2", "rounds=1", *settings]
     experiment = from_overrides([*overrides, "federation=deployment"], tmp_path)
-    facts = site_keys(experiment, overrides)
+    facts = site_keys(experiment)
     assert facts["plugins"] == ["example==1.0"]
     file = site_file(tmp_path / "hospital")
     site = yaml.safe_load(file.read_text())
     file.write_text(yaml.safe_dump({"files": site["files"], "client": 0, **facts}))
     open_hospital(file).experiment(experiment.to_json(), 0)
-    ours = site_keys(from_overrides(["federation=deployment"], tmp_path), [])
+    ours = site_keys(from_overrides(["federation=deployment"], tmp_path))
     assert "plugins" not in ours
     file.write_text(yaml.safe_dump({"files": site["files"], "client": 0, **ours}))
     with pytest.raises(Exception, match=r"plugins=example==1.0: this site runs no plug-in"):

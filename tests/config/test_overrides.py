@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from fed_dpsd.config.compose import compose, compose_valid, sweep_choices
+from fed_dpsd.config.compose import compose, compose_valid, resolve_choices, sweep_choices
 from fed_dpsd.errors import ConfigError
 
 GRAMMAR = ("viable", "EOF", "expecting", "override", "Interpolation")
@@ -38,7 +38,7 @@ WRONG = [
     ("data=null", "data=null is unknown; choose one of: celeba_gender"),
     ("model=resnet18", "architectures by model.teacher=... and model.student=..."),
     ("method=fedavg method.weight=1", "did you mean method.weighted?"),
-    ("training@method.baseline=dp_sgd", "belongs to method=dgd or method=dgd_plus"),
+    ("training@method.baseline=dp_sgd", "training@method.baseline belongs to method=dgd"),
     ("model=patches model.teachr=mlp", "did you mean model.teacher?"),
     ("sweep.seed=1", "sweep.seed is not a configuration key"),
 ]
@@ -128,9 +128,7 @@ def test_a_composition_leaves_out_what_is_wrong():
     composition = compose_valid(["rounds=3", "lr=1", "method=dpsd", "method.nope=2", "seed=4"])
     assert len(composition.problems) == 2
     assert (composition.values["rounds"], composition.values["seed"]) == (3, 4)
-    assert composition.values["num_clients"] == 1
-    assert composition.defaults["rounds"] == 20
-    assert composition.defaults["num_clients"] == 1  # the method's own
+    assert composition.values["num_clients"] == 1  # the method's own
 
 
 def test_a_composition_knows_where_a_value_comes_from():
@@ -138,6 +136,12 @@ def test_a_composition_knows_where_a_value_comes_from():
     assert sources["teacher.seed"] == sources["partition.seed"] == "seed"
     assert sources["client_device"] == "device"
     assert sources["model.teacher"] == "model.student"
+
+
+def test_a_typed_choice_replaces_what_a_file_chooses():
+    assert resolve_choices(["method=dgd"])["answers"] == "noisy_max"
+    typed = resolve_choices(["method=dgd", "answers=votes", "training@method.baseline=dp_sgd"])
+    assert (typed["answers"], typed["training@method.baseline"]) == ("votes", "dp_sgd")
 
 
 def test_a_sweep_that_cannot_be_read_is_reported():

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from fed_dpsd.config import leaves
 from fed_dpsd.config.compose import compose
-from fed_dpsd.config.keys import leaves
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import ConfigError, UserError
 from fed_dpsd.experiment import set_up

@@ -51,7 +51,7 @@ def check_early(run_config: Mapping[str, Any]) -> Mapping[str, Any]:
         composition = compose_valid(overrides)
         require_one_run(overrides, composition)
         values = composition.values
-        binder = Binder(composition.defaults, composition.sources)
+        binder = Binder(composition.sources)
         binder.bind(Config, values)
         # The data's folder may still complete its keys.
         found = [each for each in binder.problems if not each.startswith("data.")]
@@ -65,7 +65,7 @@ def check_early(run_config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def from_run_config(run_config: Mapping[str, Any]) -> "Experiment":
-    """Return the experiment of a Flower run's configuration; one error reports all problems.
+    """Return the experiment of a Flower run's configuration.
 
     Raises:
         ConfigError: a key is given twice, the keys or values have problems, or they describe a grid

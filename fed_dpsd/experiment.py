@@ -20,7 +20,6 @@ from fed_dpsd.config.bind import Binder
 from fed_dpsd.config.compose import Composition, compose_valid
 from fed_dpsd.config.errors import choices_with_key, file_sets
 from fed_dpsd.config.grid import require_one_run
-from fed_dpsd.config.plugins import find_plugins
 from fed_dpsd.data import datasets, partition, paths
 from fed_dpsd.data.datasets import Dataset
 from fed_dpsd.data.intake import Split
@@ -187,12 +186,10 @@ def _bound(raw: Mapping[str, Any], base: Path | None, written: bool, binder: Bin
     """Bind a configuration without calibrating; `binder` knows the typed settings."""
     names = raw.get("plugins", [])
     if isinstance(names, list) and all(isinstance(name, str) for name in names):
-        add_networks(plugins := find_plugins(names))
-        binder.packages = tuple(plugin.package for plugin in plugins)
-        if plugins:
-            raw = {**raw, "plugins": list(map(str, plugins))}
-            if not written:
-                warn_once(f"{' and '.join(raw['plugins'])}: {PLUGINS_RUN}")
+        add_networks(names)
+        binder.packages = tuple(names)
+        if names and not written:
+            warn_once(f"{' and '.join(names)}: {PLUGINS_RUN}")
     if isinstance(raw["data"], Mapping) and not written:
         raw = {**raw, "data": with_classes(raw["data"], base, binder.problems)}
     config = binder.bind(Config, raw)
@@ -370,14 +367,24 @@ def _bind_class(
 
 
 def _bind_partition(binder: Binder, values: Mapping[str, Any]) -> Any:
-    name = values.get("name")
-    if name not in PARTITIONS:
+    """Return an instance of one of our partitions, by its name, or of a plug-in's class."""
+    arguments, known = dict(values), PARTITIONS
+    name, target = arguments.pop("name", None), arguments.pop("_target_", None)
+    if target is not None:
+        cls: Any = binder.locate("fed_dpsd.data", target, "partition._target_")
+        if cls is None:
+            return None
+        if Partition not in cls.__mro__:
+            base = "fed_dpsd.data.partition.Partition"
+            binder.problems.append(f"partition._target_={target} does not derive from {base}")
+            return None
+        known = {cls.name: cls}
+    if name not in known:
         binder.problems.append(
-            f"partition.name={format_value(name)} is not one of {', '.join(PARTITIONS)}"
+            f"partition.name={format_value(name)} is not one of {', '.join(known)}"
         )
         return None
-    arguments = {key: value for key, value in values.items() if key != "name"}
-    return binder.bind(PARTITIONS[name], arguments, "partition.")
+    return binder.bind(known[name], arguments, "partition.")
 
 
 def _resolve_paths(binder: Binder, config: Config, base: Path | None, written: bool) -> Config:

@@ -20,17 +20,6 @@ def write(folder):
     return folder
 
 
-def write_installed(folder, version="1.0", name="example", package=PACKAGE):
-    """Write the package's files and the metadata that pip would add; imports find it here."""
-    info = write(folder) / f"{package}-{version}.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: fed-dpsd-{name}\nVersion: {version}\n"
-    )
-    (info / "entry_points.txt").write_text(f"[fed_dpsd.plugins]\n{name} = {package}\n")
-    return folder
-
-
 @contextlib.contextmanager
 def installed(folder):
     """Let this process import from a folder; undo it in the end."""
@@ -48,6 +37,6 @@ def installed(folder):
             del sys.modules[module]
         for network in set(CLASSIFIERS) - known:
             del CLASSIFIERS[network]
-        plugins._code_digest.cache_clear()
+        plugins.code_digest.cache_clear()
         terms.choices.cache_clear()
         terms._method_values.cache_clear()

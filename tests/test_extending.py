@@ -19,7 +19,7 @@ from fed_dpsd.server.summary import read_summary
 from tests.conftest import SMALL
 from tests.environments import said_by, with_wheel
 from tests.forks import finished, fork
-from tests.plugin import PAGE, write, write_installed
+from tests.plugin import PAGE, write
 
 COMMANDS = [
     line
@@ -64,7 +64,7 @@ def write_retinas(folder):
 @pytest.fixture
 def project(tmp_path):
     """The page's package, and a folder of images."""
-    write_installed(tmp_path)
+    write(tmp_path)
     write_retinas(tmp_path / "FOLDER")
     return tmp_path
 
@@ -90,7 +90,7 @@ def test_the_page_adds_a_method_a_mechanism_a_training_a_network_and_a_data_set(
     assert code == 0, text
     results = re.findall(r"^student \d.* · proven .*", text, re.MULTILINE)
     assert len(results) == 3
-    note = "not reviewed: nothing is proven of what example==1.0 does"
+    note = "not reviewed: nothing is proven of what fed_dpsd_example does"
     assert "training: on labels smoothed by 0.1, without noise\n" in text
     assert "answers: probabilities, with Laplace noise of 40 on each\n" in text
     audits = re.findall(r"proven epsilon .*", text)
@@ -98,7 +98,7 @@ def test_the_page_adds_a_method_a_mechanism_a_training_a_network_and_a_data_set(
     assert all(", not reviewed)" in line for line in audits)
     for folder in (project / "runs").iterdir():
         assert all(note in row["notes"] for row in read_summary(folder)["privacy"]["proven"])
-        assert "plugins:\n- example==1.0\n" in (folder / "config.yaml").read_text()
+        assert "plugins:\n- fed_dpsd_example\n" in (folder / "config.yaml").read_text()
 
 
 def audited():
@@ -145,15 +145,22 @@ def test_a_wheel_and_a_package_of_ones_own_give_the_same_bits_on_both_engines(tm
     settings = [s for s in SMALL if not s.startswith(("method.", "answers="))]
     chosen = ["method=blend", "answers=laplace_probabilities", "model.teacher=mlp_deep"]
     chosen += ["training=smoothed", "training.steps=5", "data=retina", "data.path=FOLDER"]
-    words = ["run", "plugins=example", *settings, *chosen, "method.batch_size=32", "rounds=2"]
+    words = [
+        "run",
+        "plugins=fed_dpsd_example",
+        *settings,
+        *chosen,
+        "method.batch_size=32",
+        "rounds=2",
+    ]
     hashes = set()
     for engine in (["local"], ["flower", "--nodes", "2"]):
         done = said_by(program, tmp_path, *words, f"out={tmp_path}/runs", "--engine", *engine)
-        assert "not reviewed: nothing is proven of what example==1.0 does" in done.stderr
+        assert "not reviewed: nothing is proven of what fed_dpsd_example does" in done.stderr
         hashes.add(read_summary(Path(done.stdout.splitlines()[-1]))["student_sha256"])
         shutil.rmtree(tmp_path / "home" / "cache" / "teachers")
     assert len(hashes) == 1
-    words = ["privacy", "plan", "plugins=example", "training=smoothed"]
+    words = ["privacy", "plan", "plugins=fed_dpsd_example", "training=smoothed"]
     plan = said_by(program, tmp_path, *words, "answers=laplace_probabilities").stdout
     assert "training: on labels smoothed by 0.1, without noise\n" in plan
     assert "answers: probabilities, with Laplace noise of 40 on each\n" in plan

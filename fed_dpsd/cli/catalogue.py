@@ -1,16 +1,13 @@
 """The command `fed-dpsd list`: every choice and every key, with their descriptions."""
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Sequence
+from typing import Annotated
 
 import click
 import typer
 
 from fed_dpsd.cli.console import OVERRIDE
 from fed_dpsd.errors import UserError
-
-if TYPE_CHECKING:
-    from fed_dpsd.config.plugins import Plugin
 
 GROUPS = {
     "methods": "method",
@@ -37,7 +34,7 @@ def list_(
         list[str] | None,
         typer.Argument(
             help="After keys: overrides of the run to list. Default: the default run. "
-            "After any kind: plugins=NAME also lists the plug-in's choices.",
+            "After any kind: plugins=PACKAGE also lists the plug-in's choices.",
             click_type=OVERRIDE,
         ),
     ] = None,
@@ -51,61 +48,42 @@ def list_(
     Read on: docs/extending.md
     """
     from fed_dpsd.config.comments import first_sentences
-    from fed_dpsd.config.plugins import (
-        find_plugins,
-        installed_plugins,
-        split_plugins,
-    )
+    from fed_dpsd.config.plugins import search_plugins, split_plugins
 
-    names, others = split_plugins(overrides or [])
+    packages, others = split_plugins(overrides or [])
     if others and kind != "keys":
         raise UserError(
             f"{others[0]}: only `fed-dpsd list keys` takes overrides, as in "
             f"`fed-dpsd list keys {others[0]}`"
         )
-    named = find_plugins(names)
     if kind == "keys":
         _show_keys(overrides or [])
         return
     for name in [kind] if kind else GROUPS:
         group = GROUPS[name]
-        listed = first_sentences(group) | _plugin_choices(
-            group, named or installed_plugins().values()
-        )
+        with search_plugins(packages):
+            listed = first_sentences(group)
         width = max(map(len, listed))
         print(f"{name} ({group}=...):")
         for choice, sentence in listed.items():
             print(f"  {choice:{width}}  {sentence}")
     if kind == "models":
-        _show_architectures(named)
+        _show_architectures(packages)
     if not kind:
         print("architectures: fed-dpsd list models")
 
 
-def _plugin_choices(group: str, plugins: Iterable["Plugin"]) -> dict[str, str]:
-    """Return the choices of plug-ins, each with its description and the plug-in's name."""
-    from fed_dpsd.config.comments import first_sentences
-    from fed_dpsd.config.plugins import search_plugins
-
-    ours, found = first_sentences(group), dict[str, str]()
-    for plugin in plugins:
-        with search_plugins([plugin]):
-            both = first_sentences(group)
-        for choice in both.keys() - ours:
-            found[choice] = f"{both[choice]} (plugins={plugin.name}, of {plugin.package})"
-    return dict(sorted(found.items()))
-
-
-def _show_architectures(plugins: Sequence["Plugin"]) -> None:
+def _show_architectures(packages: Sequence[str]) -> None:
     """Print the names of built-in networks and of named plug-ins' networks. This imports torch."""
+    from fed_dpsd.config import plugins
     from fed_dpsd.models.classifiers import CLASSIFIERS, NO_DP_SGD
 
     print("architectures (model.teacher=..., model.student=..., model.teachers=[...]):")
     print(f"  {', '.join(CLASSIFIERS)}")
     print(f"  not with training=dp_sgd: {', '.join(NO_DP_SGD)}")
-    for plugin in plugins:
-        networks = ", ".join(getattr(plugin.load(), "CLASSIFIERS", {})) or "none"
-        print(f"  {networks} (plugins={plugin.name}, of {plugin.package})")
+    for package in packages:
+        networks = ", ".join(getattr(plugins.load(package), "CLASSIFIERS", {})) or "none"
+        print(f"  {networks} (plugins={package})")
 
 
 def _show_keys(overrides: list[str]) -> None:

@@ -35,7 +35,7 @@ from fed_dpsd.client.learning import (
 )
 from fed_dpsd.client.teacher_file import read_teacher
 from fed_dpsd.config import Config, is_function
-from fed_dpsd.config.plugins import find_plugins
+from fed_dpsd.config.plugins import code_digest
 from fed_dpsd.data.intake import Split
 from fed_dpsd.errors import UserError
 from fed_dpsd.methods.method import TrainingLoss
@@ -178,8 +178,8 @@ class Teachers:
 
     @property
     def _code(self) -> list[str]:
-        """Return digests of the code of plug-ins, which may change without their version."""
-        return [plugin.digest for plugin in find_plugins(self._config.plugins)]
+        """Return digests of the code of plug-ins."""
+        return list(map(code_digest, self._config.plugins))
 
     @functools.cached_property
     def keys(self) -> list[str]:

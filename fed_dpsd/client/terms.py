@@ -23,7 +23,7 @@ from fed_dpsd.config import (
 )
 from fed_dpsd.config.bind import bind_dataclass, read_yaml
 from fed_dpsd.config.compose import compose
-from fed_dpsd.config.plugins import files_of, find_plugins, search_plugins
+from fed_dpsd.config.plugins import files_of, search_plugins
 from fed_dpsd.errors import ConfigError, ProtocolError
 from fed_dpsd.models.classifiers import CLASSIFIERS, add_networks
 from fed_dpsd.models.public_networks import digest_of
@@ -176,7 +176,7 @@ class Terms:
             raise ValueError(f"budget={self.budget} must be finite and >= 0")
         if not 0 < self.delta < 1:
             raise ValueError(f"delta={self.delta} must be strictly between 0 and 1")
-        add_networks(find_plugins(self.plugins))
+        add_networks(self.plugins)
         known_names: dict[str, Collection[str]] = {
             "methods": choices("method", self.plugins),
             "training": choices("training", self.plugins),
@@ -218,13 +218,10 @@ class Terms:
         if raw["federation"]["simulation"] is not False:
             raise NotAllowed("this is a hospital; run with federation=deployment")
         self._check_classes(raw)
-        plugins = list(map(str, find_plugins(self.plugins)))
         for plugin in raw.get("plugins", []):
-            if plugin not in plugins:
-                raise NotAllowed(
-                    f"plugins={plugin}: this site runs {' and '.join(plugins) or 'no plug-in'} "
-                    "(plugins: in its file)"
-                )
+            if plugin not in self.plugins:
+                runs = " and ".join(self.plugins) or "no plug-in"
+                raise NotAllowed(f"plugins={plugin}: this site runs {runs} (plugins: in its file)")
         for group, key, names in (
             ("method", "methods", self.methods),
             ("training", "training", self.training),
@@ -315,7 +312,7 @@ class Terms:
 @functools.cache
 def choices(group: str, plugins: tuple[str, ...] = ()) -> dict[str, str]:
     """Return the names in a group of conf/ and plug-ins, with the class of each."""
-    with search_plugins(find_plugins(plugins)):
+    with search_plugins(plugins):
         files = {name: read_yaml(path) for name, path in files_of(group).items()}
     # A method's file may also set keys of other groups; its own keys are then below `method`.
     return {name: raw.get(group, raw)["_target_"] for name, raw in files.items()}

@@ -33,14 +33,7 @@ from fed_dpsd.config.errors import (
     unknown_key,
     unreadable_override,
 )
-from fed_dpsd.config.plugins import (
-    Plugin,
-    conf_folders,
-    find_plugins,
-    groups,
-    search_plugins,
-    split_plugins,
-)
+from fed_dpsd.config.plugins import conf_folders, groups, search_plugins, split_plugins
 from fed_dpsd.config.schema import fields, leaves
 from fed_dpsd.errors import ConfigError
 
@@ -63,7 +56,7 @@ class Composition:
     values: dict[str, Any]
     sources: Mapping[str, str]
     problems: tuple[str, ...] = ()
-    plugins: tuple[Plugin, ...] = ()
+    plugins: tuple[str, ...] = ()
     sweep: Any = field(default_factory=dict)
 
 
@@ -85,11 +78,10 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
 def compose_valid(overrides: Sequence[str]) -> Composition:
     """Compose conf/ with the valid overrides; the result also has the problems of the others."""
     names, others = split_plugins(overrides)
-    plugins = find_plugins(names)
-    with search_plugins(plugins):
+    with search_plugins(names):
         composition = _read(others)
     named = {"plugins": names} if names else {}
-    return replace(composition, values=composition.values | named, plugins=plugins)
+    return replace(composition, values=composition.values | named, plugins=tuple(names))
 
 
 def _read(overrides: Sequence[str]) -> Composition:
@@ -136,7 +128,7 @@ def resolve_choices(overrides: Sequence[str]) -> dict[str, str]:
         ConfigError: as `compose`.
     """
     names, others = split_plugins(overrides)
-    with search_plugins(find_plugins(names)):
+    with search_plugins(names):
         known = groups()
         words = [each for each in _parse(others)[0] if each.key_or_group in known]
         files, _ = _composable(words)

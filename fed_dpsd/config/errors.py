@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from fed_dpsd.config.plugins import files_of, groups, installed_plugins
+from fed_dpsd.config.plugins import files_of, groups
 
 QUOTES = "put the value in quotes: "
 _SYNONYMS = {"lr": "learning_rate", "epsilon": "target_epsilon", "sigma": "noise_multiplier"}
@@ -107,8 +107,8 @@ def unknown_choice(group: str, name: str) -> str:
         problem += ", or set other architectures by model.teacher=... and model.student=..."
     if near := difflib.get_close_matches(name.lower(), names, n=1):
         problem += f"; did you mean {near[0]}?"
-    elif known := installed_plugins():
-        problem += f"; a plug-in's also needs plugins=NAME (installed: {', '.join(known)})"
+    else:
+        problem += "; a plug-in's also needs plugins=PACKAGE"
     return problem
 
 
@@ -143,14 +143,16 @@ def choices_with_key(key: str) -> str:
 
 
 def file_sets(group: str, choice: str, key: str) -> bool:
-    """Return whether a choice's own file has a key, which may belong to another group."""
+    """Return whether a choice's file, or one that it builds on, sets a key of any group."""
     if choice not in files_of(group):
         return False
     text = files_of(group)[choice].read_text()
-    if "@" in key:  # a group within another, chosen in a defaults list
-        return f"/{key}:" in text
     tree = yaml.safe_load(text) or {}
-    return key in flat_keys(tree if text.startswith("# @package _global_") else {group: tree})
+    own = flat_keys(tree if text.startswith("# @package _global_") else {group: tree})
+    if key in own or ("@" in key and f"/{key}:" in text):  # in its defaults list
+        return True
+    bases = (each for each in tree.get("defaults", ()) if isinstance(each, str))
+    return any(file_sets(group, base, key) for base in bases)
 
 
 def flat_keys(tree: Mapping[str, Any], prefix: str = "") -> list[str]:

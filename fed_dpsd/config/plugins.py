@@ -1,7 +1,6 @@
-"""Plug-ins: installed packages with their own methods, mechanisms, data sets or networks.
+"""Plug-ins: importable packages with their own methods, mechanisms, data sets or networks.
 
-A distribution declares its package as an entry point of the group `fed_dpsd.plugins`. A package is
-imported and searched for files only if a configuration names it.
+A package is searched for files and imported only if a configuration names it.
 """
 
 import contextlib
@@ -9,79 +8,64 @@ import functools
 import hashlib
 import importlib
 import importlib.util
+import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 
 from fed_dpsd.errors import ConfigError
 from fed_dpsd.storage import conf_folder
 
-GROUP = "fed_dpsd.plugins"
 _searched: ContextVar[tuple[Path, ...]] = ContextVar("folders of plug-ins", default=())
 _own: ContextVar[tuple[Path, ...]] = ContextVar("folders of a user's experiments", default=())
 
 
-@dataclass(frozen=True)
-class Plugin:
-    """An installed plug-in.
+def require_importable(packages: Sequence[str]) -> None:
+    """Check that packages can be found, without importing any.
 
-    Args:
-        name: the name that its distribution declares.
-        version: the version of the distribution.
-        package: the package that may provide classes, in addition to our own package.
+    Raises:
+        ConfigError: some cannot be found; the message names each of them.
     """
+    problems = [
+        f"plugins={package}: there is no such package here; pip install it, or give the name that "
+        "`import` takes"
+        for package in packages
+        if not _places(package)
+    ]
+    if problems:
+        raise ConfigError(problems)
 
-    name: str
-    version: str
-    package: str
 
-    def __str__(self) -> str:
-        """Return NAME==VERSION, which a run records."""
-        return f"{self.name}=={self.version}"
+def load(package: str) -> ModuleType:
+    """Import a plug-in.
 
-    @property
-    def conf(self) -> Path | None:
-        """Return the plug-in's folder of YAML files, laid out like ours; None if there is none.
-
-        This does not import the package.
-        """
-        folders = [place / "conf" for place in _places(self.package)]
-        return next(filter(Path.is_dir, folders), None)
-
-    @property
-    def digest(self) -> str:
-        """Return 16 hexadecimal digits that depend on the package's code, as first asked for."""
-        return _code_digest(self.package)
-
-    def load(self) -> ModuleType:
-        """Import the plug-in's package.
-
-        Raises:
-            ConfigError: the package cannot be imported; the message gives the reason.
-        """
-        try:
-            return importlib.import_module(self.package)
-        except Exception as error:
-            reason = " ".join(str(error).split())
-            problem = f"plugins={self.name}: {self.package} cannot be imported: {reason}"
-            raise ConfigError([problem]) from error
+    Raises:
+        ConfigError: it cannot be imported; the message gives the reason.
+    """
+    require_importable([package])
+    try:
+        return importlib.import_module(package)
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError([f"plugins={package} cannot be imported: {reason}"]) from error
 
 
 def _places(package: str) -> list[Path]:
-    """Return the folders of a package, or the file of a module, without importing it."""
-    spec = importlib.util.find_spec(package)
-    if spec is None:
+    """Return the folders of a package, or the file of a module; [] if there is none."""
+    if not re.fullmatch(r"[A-Za-z]\w*", package):  # a.b would import a
+        return []
+    if (spec := importlib.util.find_spec(package)) is None:
         return []
     places = spec.submodule_search_locations or filter(None, [spec.origin])
-    return [Path(place).absolute() for place in places]
+    paths = (Path(place).absolute() for place in places)
+    return [path for path in paths if path.exists()]
 
 
 @functools.cache  # a process keeps the code that it imported
-def _code_digest(package: str) -> str:
+def code_digest(package: str) -> str:
+    """Return 16 hexadecimal digits that depend on a plug-in's code, as first asked for."""
     digest = hashlib.sha256()
     for place in _places(package):
         for file in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
@@ -90,49 +74,11 @@ def _code_digest(package: str) -> str:
     return digest.hexdigest()[:16]
 
 
-def installed_plugins() -> dict[str, Plugin]:
-    """Return all installed plug-ins by name, in order, without importing any."""
-    found = {
-        point.name: Plugin(point.name, point.dist.version if point.dist else "0", point.value)
-        for point in metadata.entry_points(group=GROUP)
-    }
-    return dict(sorted(found.items()))
-
-
-def find_plugins(names: Sequence[str]) -> tuple[Plugin, ...]:
-    """Return the installed plug-ins with the given names, each NAME or NAME==VERSION.
-
-    Raises:
-        ConfigError: some are not installed or have another version; the message names each of them.
-    """
-    if not names:
-        return ()
-    known, plugins, problems = installed_plugins(), [], []
-    for text in names:
-        name, _, version = text.partition("==")
-        plugin = known.get(name)
-        if plugin is None:
-            problems.append(
-                f"plugins={name} is not installed; pip install the package that declares it as an "
-                f"entry point of {GROUP} (installed: {', '.join(known) or 'none'})"
-            )
-        elif version not in ("", plugin.version):
-            problems.append(
-                f"plugins={name}: version {plugin.version} is installed, but {version} is "
-                f"required; pip install version {version}, or give {name} without a version"
-            )
-        else:
-            plugins.append(plugin)
-    if problems:
-        raise ConfigError(problems)
-    return tuple(plugins)
-
-
 def split_plugins(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split overrides into the names of plug-ins and the remaining overrides.
 
-    >>> split_plugins(["rounds=2", "plugins=[retina,lungs==1.0]"])
-    (['retina', 'lungs==1.0'], ['rounds=2'])
+    >>> split_plugins(["rounds=2", "plugins=[retina,lungs]"])
+    (['retina', 'lungs'], ['rounds=2'])
     """
     settings = [override.partition("=") for override in overrides]
     texts = [value.strip("[] ").split(",") for key, _, value in settings if key == "plugins"]
@@ -141,20 +87,22 @@ def split_plugins(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 @contextlib.contextmanager
-def search_plugins(plugins: Sequence[Plugin]) -> Iterator[None]:
-    """Inside the block, also find the conf/ files of plug-ins.
+def search_plugins(packages: Sequence[str]) -> Iterator[None]:
+    """Inside the block, also find the conf/ files of plug-ins, which are laid out like ours.
 
     Raises:
-        ConfigError: a plug-in's file has the same name as a file of FedDPSD or of another plug-in,
-            so that a choice would be ambiguous.
+        ConfigError: there is no such package, or its file has the same name as a file of FedDPSD or
+            of another plug-in, so that a choice would be ambiguous.
     """
+    require_importable(packages)
     folders, problems = [conf_folder()], []
-    for plugin in plugins:
-        if (conf := plugin.conf) is None:
+    for package in packages:
+        confs = (place / "conf" for place in _places(package))
+        if (conf := next(filter(Path.is_dir, confs), None)) is None:
             continue
         files = [path.relative_to(conf) for path in sorted(conf.glob("*/*.yaml"))]
         problems += [
-            f"plugins={plugin.name}: its conf/{file} has the same name as another file; rename it"
+            f"plugins={package}: its conf/{file} has the same name as another file; rename it"
             for file in files
             if any((folder / file).exists() for folder in folders)
         ]

@@ -296,9 +296,9 @@ class Config:
     )
     plugins: tuple[str, ...] = Field(
         (),
-        description="Installed packages that provide further conf/ files, classes and networks "
-        "(docs/extending.md): plugins=NAME or plugins=[NAME,NAME]. Nothing is proven about them "
-        "until they are reviewed.",
+        description="Packages that provide further conf/ files, classes and networks "
+        "(docs/extending.md): plugins=PACKAGE or plugins=[PACKAGE,PACKAGE]. Nothing is proven "
+        "about them until they are reviewed.",
     )
     tracker: Literal["none", "tensorboard", "wandb", "mlflow"] = Field(
         "none",

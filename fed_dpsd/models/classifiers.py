@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fed_dpsd.config import ModelConfig
-from fed_dpsd.config.plugins import Plugin
+from fed_dpsd.config import ModelConfig, plugins
 from fed_dpsd.errors import ConfigError
 from fed_dpsd.models.fixed_features import FixedFeatures
 from fed_dpsd.models.patches import Patches
@@ -306,15 +305,15 @@ def _pretrained_on(public: Public) -> Build:
     return functools.partial(pretrained, public=public)
 
 
-def add_networks(plugins: Sequence[Plugin]) -> None:
+def add_networks(packages: Sequence[str]) -> None:
     """Import plug-ins and add the networks in their packages' CLASSIFIERS to ours.
 
     Raises:
         ConfigError: a plug-in cannot be imported, or a network's name is already taken.
     """
-    for plugin in plugins:
-        for name, build in getattr(plugin.load(), "CLASSIFIERS", {}).items():
+    for package in packages:
+        for name, build in getattr(plugins.load(package), "CLASSIFIERS", {}).items():
             if CLASSIFIERS.setdefault(name, build) is not build:
                 raise ConfigError(
-                    [f"plugins={plugin.name}: its network name {name} is taken; rename it"]
+                    [f"plugins={package}: its network name {name} is taken; rename it"]
                 )

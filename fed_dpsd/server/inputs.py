@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fed_dpsd.accounts.secret import ledger_folder
 from fed_dpsd.config import is_function
-from fed_dpsd.config.plugins import find_plugins
+from fed_dpsd.config.plugins import code_digest
 from fed_dpsd.data.datasets import Loaded, digests_of
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment, load_data, test_split
@@ -44,7 +44,7 @@ def inputs_of(experiment: Experiment) -> dict[str, str]:
     if path := config.teacher.path:
         files = dict.fromkeys(path.replace("{client}", str(client)) for client in clients)
         found["teacher.path"] = " ".join(digest_of("teacher.path", file) for file in files)
-    found |= {f"plugins={plugin.name}": plugin.digest for plugin in find_plugins(config.plugins)}
+    found |= {f"plugins={package}": code_digest(package) for package in config.plugins}
     for name in filter(is_function, {*map(config.architecture, clients), config.model.student}):
         found[name] = network_digest(name, config.data.shape, config.data.num_classes)
     return found

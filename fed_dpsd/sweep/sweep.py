@@ -91,7 +91,7 @@ def folder_name(experiment: Experiment, grid: str, key: str) -> str:
     """Return a cell's folder name: grid or method, data, partition, seed and part of the key."""
     config, partition = experiment.config, experiment.partition
     alpha = getattr(partition, "alpha", None)
-    kind = config.partition["name"] if alpha is None else f"alpha{alpha:g}"
+    kind = partition.name if alpha is None else f"alpha{alpha:g}"
     words = grid or experiment.method_name, config.data.name, kind, f"seed{config.seed}", key
     return "-".join(re.sub(r"[^\w.]+", "_", word) for word in words)
 

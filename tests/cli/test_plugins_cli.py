@@ -17,19 +17,19 @@ from fed_dpsd.server.run_folder import open_run_folder
 from fed_dpsd.server.trackers import numbers_of_run
 from tests.conftest import SMALL
 from tests.hospitals import site_file
-from tests.plugin import installed, write_installed
+from tests.plugin import installed, write
 
 MARK = "not reviewed"
-NOTE = "not reviewed: nothing is proven of what example==1.0 does"
+NOTE = "not reviewed: nothing is proven of what fed_dpsd_example does"
 OWN = [each for each in SMALL if not each.startswith(("answers", "rounds"))]
-MECHANISM = ("plugins=example", "answers=laplace_probabilities", "rounds=1")
-NETWORK = ("plugins=example", "answers=label", "model.teacher=mlp_deep", "rounds=1")
+MECHANISM = ("plugins=fed_dpsd_example", "answers=laplace_probabilities", "rounds=1")
+NETWORK = ("plugins=fed_dpsd_example", "answers=label", "model.teacher=mlp_deep", "rounds=1")
 EPSILON = re.compile(r"\b(record|patient|client|label), (add_remove|replace_one)\b")
 
 
 @pytest.fixture(scope="module")
 def _example(tmp_path_factory):
-    return write_installed(tmp_path_factory.mktemp("installed"))
+    return write(tmp_path_factory.mktemp("installed"))
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +69,9 @@ def test_no_epsilon_of_a_run_with_a_plugin_is_printed_as_reviewed(fed_dpsd, tmp_
     assert all(name.endswith("/not_reviewed") for name in names)
     student = package.load_student(run.export(tmp_path / "model")) if settings is MECHANISM else 0
     if student:
-        assert "**Not reviewed**: example==1.0" in (tmp_path / "model" / "PRIVACY.md").read_text()
+        assert (
+            "**Not reviewed**: fed_dpsd_example" in (tmp_path / "model" / "PRIVACY.md").read_text()
+        )
         assert NOTE in student.facts["result"]
         assert all(NOTE in row["notes"] for row in student.facts["privacy"]["proven"])
 
@@ -125,13 +127,13 @@ def test_a_label_of_a_run_with_a_plugin_is_not_reviewed_either(fed_dpsd):
     settings = ("method=central", "num_clients=1", "training=lp_2st", "model=cnn")
     _, out, _ = fed_dpsd("privacy", "plan", *settings)
     assert MARK not in "\n".join(out)
-    _, out, _ = fed_dpsd("privacy", "plan", *settings, "plugins=example")
+    _, out, _ = fed_dpsd("privacy", "plan", *settings, "plugins=fed_dpsd_example")
     (line,) = [line for line in out if line.startswith("epsilon planned") and "label," in line]
     assert f", {MARK})" in line
 
 
 def test_a_hospital_sees_at_its_own_screen_what_is_not_reviewed(fed_dpsd, tmp_path):
-    allowed = {"plugins": ["example"], "answers": ["laplace_probabilities"], "budget": 1e6}
+    allowed = {"plugins": ["fed_dpsd_example"], "answers": ["laplace_probabilities"], "budget": 1e6}
     allowed |= {"training": ["plain"], "models": ["cnn"]}
     file = site_file(tmp_path / "hospital", **allowed)
     settings = ("rounds=1", "queries_per_round=8", "teacher.min_steps=2", "teacher.epochs=0")
@@ -145,27 +147,29 @@ def test_a_hospital_sees_at_its_own_screen_what_is_not_reviewed(fed_dpsd, tmp_pa
 # --- list ---
 
 
-def test_choices_of_plugins_are_listed_with_their_package(fed_dpsd):
-    code, out, _ = fed_dpsd("list")
+def test_choices_of_named_plugins_are_listed(fed_dpsd):
+    own = {"blend", "laplace_probabilities", "smoothed", "retina", "unequal"}
+    for named, listed in (((), set()), (("plugins=fed_dpsd_example",), own)):
+        found = set()
+        for kind in ("methods", "answers", "training", "data", "partitions"):
+            code, out, _ = fed_dpsd("list", kind, *named)
+            assert code == 0
+            found |= {line.split()[0] for line in out}
+        assert found & own == listed
+    code, out, _ = fed_dpsd("list", "models", "plugins=fed_dpsd_example")
     assert code == 0
-    mark = "(plugins=example, of fed_dpsd_example)"
-    named = {line.split()[0] for line in out if line.endswith(mark)}
-    assert named == {"blend", "laplace_probabilities", "smoothed", "retina"}
-    assert not any("mlp_deep" in line for line in out)  # the package is not imported
-    code, out, _ = fed_dpsd("list", "models", "plugins=example")
-    assert code == 0
-    assert f"  mlp_deep {mark}" in out
-    code, out, _ = fed_dpsd("list", "keys", "plugins=example", "method=blend")
+    assert "  mlp_deep (plugins=fed_dpsd_example)" in out
+    code, out, _ = fed_dpsd("list", "keys", "plugins=fed_dpsd_example", "method=blend")
     assert code == 0
     assert any(line.startswith("method.share=0.5") for line in out)
-    code, out, _ = fed_dpsd("run", "plugins=example", "method=blend", "--show-config")
+    code, out, _ = fed_dpsd("run", "plugins=fed_dpsd_example", "method=blend", "--show-config")
     assert "  share: 0.5" in out
 
 
-def test_a_plugin_that_is_not_installed_cannot_be_listed(fed_dpsd):
+def test_a_plugin_that_is_not_there_cannot_be_listed(fed_dpsd):
     code, _, err = fed_dpsd("list", "models", "plugins=retina")
     assert code == 1
-    assert "plugins=retina is not installed" in err
+    assert "plugins=retina: there is no such package here" in err
 
 
 # --- rehearse ---
@@ -177,7 +181,7 @@ def test_hospitals_of_a_rehearsal_name_the_plugins_and_parts_of_the_run(tmp_path
     overrides = ["training=plain", "model=cnn", "num_clients=2", "rounds=1", *settings]
     experiment = from_overrides([*overrides, "federation=deployment"], tmp_path)
     facts = site_keys(experiment)
-    assert facts["plugins"] == ["example==1.0"]
+    assert facts["plugins"] == ["fed_dpsd_example"]
     file = site_file(tmp_path / "hospital")
     site = yaml.safe_load(file.read_text())
     file.write_text(yaml.safe_dump({"files": site["files"], "client": 0, **facts}))
@@ -185,5 +189,5 @@ def test_hospitals_of_a_rehearsal_name_the_plugins_and_parts_of_the_run(tmp_path
     ours = site_keys(from_overrides(["federation=deployment"], tmp_path))
     assert "plugins" not in ours
     file.write_text(yaml.safe_dump({"files": site["files"], "client": 0, **ours}))
-    with pytest.raises(Exception, match=r"plugins=example==1.0: this site runs no plug-in"):
+    with pytest.raises(Exception, match=r"plugins=fed_dpsd_example: this site runs no plug-in"):
         open_hospital(file).experiment(experiment.to_json(), 0)

@@ -12,11 +12,11 @@ from fed_dpsd.client import hospital as hospitals
 from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.client.terms import NotAllowed
 from fed_dpsd.config.compose import compose
-from fed_dpsd.config.plugins import _code_digest, find_plugins, split_plugins
+from fed_dpsd.config.plugins import code_digest, split_plugins
 from fed_dpsd.engines.flower.grid import GridFederation
 from fed_dpsd.engines.flower.run_config import from_run_config
 from fed_dpsd.errors import ConfigError
-from fed_dpsd.experiment import from_json, load_data, one_run, set_up
+from fed_dpsd.experiment import from_json, load_data, one_run, partitions, set_up
 from fed_dpsd.planned import planned_run
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.protocol import Refusal
@@ -27,16 +27,16 @@ from tests.client.conftest import records  # noqa: F401
 from tests.client.test_site import make, request
 from tests.hospitals import Hospitals, site_file
 from tests.ledgers import entries_of
-from tests.plugin import installed, write_installed
+from tests.plugin import installed, write
 
-MECHANISM = ("plugins=example", "training=plain", "answers=laplace_probabilities")
-NOTE = NOT_REVIEWED_NOTE.format("example==1.0")
+MECHANISM = ("plugins=fed_dpsd_example", "training=plain", "answers=laplace_probabilities")
+NOTE = NOT_REVIEWED_NOTE.format("fed_dpsd_example")
 
 
 @pytest.fixture
 def example(tmp_path):
     """The page's package, installed."""
-    folder = write_installed(tmp_path / "installed")
+    folder = write(tmp_path / "installed")
     with installed(folder):
         yield folder
 
@@ -49,7 +49,7 @@ def test_plugins_are_named_as_a_word_or_as_a_list():
         "plugins=a": ["a"],
         "plugins=[a]": ["a"],
         "plugins=['a', \"b\"]": ["a", "b"],
-        "plugins=a,b==1.0": ["a", "b==1.0"],
+        "plugins=a,b": ["a", "b"],
         "plugins=[]": [],
         "plugins=": [],
     }.items():
@@ -58,24 +58,17 @@ def test_plugins_are_named_as_a_word_or_as_a_list():
         )
 
 
-def test_a_plugin_is_found_by_its_entry_point(example):
-    (plugin,) = find_plugins(["example"])
-    assert (str(plugin), plugin.package) == ("example==1.0", "fed_dpsd_example")
-    assert plugin.conf == example / "fed_dpsd_example" / "conf"
-    assert find_plugins(["example==1.0"]) == (plugin,)
-
-
-def test_runs_and_teachers_depend_on_code_that_changes_without_its_version(
+def test_runs_and_teachers_depend_on_the_code_of_plugins(
     example,
     small,
     records,  # noqa: F811
 ):
     def found():
-        _code_digest.cache_clear()  # as in a new process
+        code_digest.cache_clear()  # as in a new process
         experiment = small(*MECHANISM)
         own = [experiment.config, experiment.training, 0, records, np.arange(len(records))]
         charged = Teachers(*own, SecretStreams(bytes(32))).identity
-        return inputs_of(experiment)["plugins=example"], Teachers(*own)._cached(0), charged
+        return inputs_of(experiment)["plugins=fed_dpsd_example"], Teachers(*own)._cached(0), charged
 
     before = found()
     (example / "fed_dpsd_example" / "notes.txt").write_text("no code")
@@ -86,22 +79,25 @@ def test_runs_and_teachers_depend_on_code_that_changes_without_its_version(
 
 
 NOT_THERE = [
-    ("plugins=exmple", r"plugins=exmple is not installed; .* \(installed: example\)"),
-    ("plugins=example==2.0", "plugins=example: version 1.0 is installed, but 2.0 is required"),
-    ("plugins=os", "plugins=os is not installed"),
+    ("plugins=exmple", "plugins=exmple: there is no such package here; pip install it"),
+    ("plugins=fed_dpsd_example.networks", "plugins=fed_dpsd_example.networks: there is no such"),
     ("answers=laplace_probabilities", "answers=laplace_probabilities is unknown"),
-    ("plugins=example answers=laplace", "choose one of: .*label, laplace_probabilities, noisy"),
+    ("method=blend", "method=blend is unknown.*a plug-in's also needs plugins=PACKAGE"),
+    (
+        "plugins=fed_dpsd_example answers=laplace",
+        "choose one of: .*label, laplace_probabilities, noisy",
+    ),
     ("model.teacher=mlp_deep", "mlp_deep.* is unknown"),
     (
         "answers._target_=fed_dpsd_example.laplace_probabilities.LaplaceProbabilities",
         "is not an allowed class; give fed_dpsd.privacy.MODULE.CLASS",
     ),
     (
-        "plugins=example answers._target_=os.path.join",
+        "plugins=fed_dpsd_example answers._target_=os.path.join",
         "is not an allowed class; give fed_dpsd.privacy.MODULE",
     ),
     (
-        "plugins=example answers._target_=fed_dpsd_example.networks.mlp_deep",
+        "plugins=fed_dpsd_example answers._target_=fed_dpsd_example.networks.mlp_deep",
         "MODULE.CLASS or fed_dpsd.papers.MODULE.CLASS or fed_dpsd_example.MODULE.CLASS",
     ),
 ]
@@ -116,15 +112,17 @@ def test_what_is_not_installed_or_not_named_is_not_there(example, tmp_path):
 def test_a_file_by_the_name_of_ours_is_an_error(example):
     path = example / "fed_dpsd_example" / "conf" / "data" / "mnist.yaml"
     path.write_text("name: mine")
-    with pytest.raises(ConfigError, match="plugins=example: its conf/data/mnist.yaml has the same"):
-        compose(["plugins=example"])
+    with pytest.raises(
+        ConfigError, match="plugins=fed_dpsd_example: its conf/data/mnist.yaml has the same"
+    ):
+        compose(["plugins=fed_dpsd_example"])
 
 
 def test_a_grid_of_a_plugin_is_no_single_run(example, tmp_path):
     folder = example / "fed_dpsd_example" / "conf" / "experiment"
     folder.mkdir()
     (folder / "retinas.yaml").write_text("# @package _global_\nsweep: {seed: '0,1'}\n")
-    typed = ["plugins=example", "experiment=retinas"]
+    typed = ["plugins=fed_dpsd_example", "experiment=retinas"]
     with pytest.raises(ConfigError, match="experiment=retinas is a grid of 2 runs: fed-dpsd sweep"):
         one_run(typed, tmp_path)
     assert one_run([*typed, "seed=1"], tmp_path).config.seed == 1
@@ -134,7 +132,7 @@ def test_a_network_by_the_name_of_ours_is_an_error(example, tmp_path):
     package = example / "fed_dpsd_example" / "__init__.py"
     package.write_text(package.read_text().replace('"mlp_deep"', '"cnn"'))
     with pytest.raises(ConfigError, match="its network name cnn is taken"):
-        set_up(compose(["plugins=example"]), tmp_path)
+        set_up(compose(["plugins=fed_dpsd_example"]), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +146,7 @@ def test_a_network_by_the_name_of_ours_is_an_error(example, tmp_path):
 def test_a_network_that_dp_sgd_cannot_train_is_an_error(example, tmp_path, layer, problem):
     module = example / "fed_dpsd_example" / "networks.py"
     module.write_text(module.read_text().replace("nn.ReLU()]\n    return", f"{layer}]\n    return"))
-    typed = ["plugins=example", "model=cnn", "model.teacher=mlp_deep"]
+    typed = ["plugins=fed_dpsd_example", "model=cnn", "model.teacher=mlp_deep"]
     with pytest.raises(ConfigError, match=problem):
         set_up(compose([*typed, "training=dp_sgd"]), tmp_path)
     set_up(compose([*typed, "training=plain"]), tmp_path)
@@ -159,13 +157,15 @@ def test_a_network_of_a_plugin_must_be_a_classifier(example, tmp_path):
     text = module.read_text()
     module.write_text(text.replace("return Classifier(", "return nn.Sequential(*layers)\n    ("))
     with pytest.raises(ConfigError, match="model.teacher=mlp_deep: it must be a fed_dpsd.models"):
-        set_up(compose(["plugins=example", "model=cnn", "model.teacher=mlp_deep"]), tmp_path)
+        set_up(
+            compose(["plugins=fed_dpsd_example", "model=cnn", "model.teacher=mlp_deep"]), tmp_path
+        )
 
 
 def test_a_package_that_cannot_be_imported_says_why(example, tmp_path):
     (example / "fed_dpsd_example" / "__init__.py").write_text("import nothing_of_this_name")
     with pytest.raises(ConfigError, match="fed_dpsd_example cannot be imported: No module named"):
-        set_up(compose(["plugins=example"]), tmp_path)
+        set_up(compose(["plugins=fed_dpsd_example"]), tmp_path)
 
 
 def test_a_class_whose_imports_fail_says_why(example, tmp_path):
@@ -175,23 +175,43 @@ def test_a_class_whose_imports_fail_says_why(example, tmp_path):
         set_up(compose([*MECHANISM]), tmp_path)
 
 
-@pytest.mark.parametrize("typed", ["example", "example==1.0", "example,"])
+@pytest.mark.parametrize("typed", ["fed_dpsd_example", "fed_dpsd_example,"])
 def test_plugins_are_a_flat_key_of_flower_too(example, typed):
     experiment = from_run_config({"plugins": typed, "method": "blend", "training": "plain"})
-    assert experiment.config.plugins == ("example==1.0",)
+    assert experiment.config.plugins == ("fed_dpsd_example",)
     assert type(experiment.method).__module__ == "fed_dpsd_example.blend"
 
 
-def test_an_unknown_choice_names_the_installed_plugins(example):
-    with pytest.raises(ConfigError, match=r"also needs plugins=NAME \(installed: example"):
-        compose(["method=blend"])
+def test_a_partition_of_a_plugin_deals_records(example, small):
+    experiment = small("plugins=fed_dpsd_example", "partition=unequal", "num_clients=3")
+    sizes = [*map(len, partitions(experiment))]
+    assert sizes[1] / sizes[0] == pytest.approx(2, rel=0.01)
+    assert sizes[2] / sizes[1] == pytest.approx(2, rel=0.01)
+    assert from_json(experiment.to_json()) == experiment
+
+
+@pytest.mark.parametrize(
+    ("typed", "problem"),
+    [
+        ("partition.ratio=0", "partition.ratio=0.0 must be between 1 and 10"),
+        ("partition.name=equal", "partition.name=equal is not one of unequal"),
+        (
+            "partition._target_=fed_dpsd_example.blend.Blend",
+            "partition._target_=fed_dpsd_example.blend.Blend does not derive from fed_dpsd.data",
+        ),
+        ("partition._target_=os.path", "is not an allowed class; give fed_dpsd.data.MODULE.CLASS"),
+    ],
+)
+def test_a_wrong_partition_of_a_plugin_is_an_error(example, small, typed, problem):
+    with pytest.raises(ConfigError, match=problem):
+        small("plugins=fed_dpsd_example", "partition=unequal", typed)
 
 
 # --- what parts of a plug-in check and say ---
 
 
 def test_the_problems_of_a_plugins_parts_come_with_all_others(example, tmp_path):
-    typed = ["plugins=example", "method=blend", "training=smoothed", "partition=class"]
+    typed = ["plugins=fed_dpsd_example", "method=blend", "training=smoothed", "partition=class"]
     typed += ["answers=laplace_probabilities", "data=cifar100", "data.num_classes=101"]
     typed += ["model.student=cnn9", "teacher.path=t", "teacher.arch=cnn"]
     with pytest.raises(ConfigError) as caught:
@@ -214,44 +234,36 @@ def test_a_class_that_derives_from_nothing_of_ours_is_an_error(example, tmp_path
 
 
 def test_a_plugins_parts_describe_themselves_on_plans_and_cards(example, tmp_path):
-    typed = ["plugins=example", "training=smoothed", "answers=laplace_probabilities"]
+    typed = ["plugins=fed_dpsd_example", "training=smoothed", "answers=laplace_probabilities"]
     experiment = set_up(compose(typed), tmp_path)
     assert how_trained(experiment) == "on labels smoothed by 0.1, without noise"
     assert how_answered(experiment) == "probabilities, with Laplace noise of 40 on each"
     text = str(planned_run(experiment))
     assert f"training: {how_trained(experiment)}\nanswers: {how_answered(experiment)}\n" in text
-    blend = set_up(compose(["plugins=example", "method=blend"]), tmp_path)
+    blend = set_up(compose(["plugins=fed_dpsd_example", "method=blend"]), tmp_path)
     assert how_answered(blend) == "none: the teachers' own weights leave the clients"
 
 
 # --- what a run records ---
 
 
-def test_a_run_continues_with_the_version_that_it_began_with(example, small):
+def test_a_run_records_its_plugins(example, small):
     experiment = small(*MECHANISM)
     folder = new_run_folder(experiment)
-    assert yaml.safe_load((folder / "config.yaml").read_text())["plugins"] == ["example==1.0"]
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    assert config["plugins"] == ["fed_dpsd_example"]
     assert open_run_folder(folder) == from_json(experiment.to_json()) == experiment
-    (example / "fed_dpsd_example-1.0.dist-info").rename(example / "fed_dpsd_example-1.1.dist-info")
-    path = example / "fed_dpsd_example-1.1.dist-info" / "METADATA"
-    path.write_text(path.read_text().replace("1.0", "1.1"))
-    with pytest.raises(ConfigError, match=r"version 1.1 is installed, but 1.0 is required"):
-        open_run_folder(folder)
 
 
-def test_teachers_are_cached_under_the_version(small, tmp_path):
+def test_teachers_of_runs_with_and_without_a_plugin_differ(example, small):
     keys = []
-    for version in ("1.0", "1.1"):
-        with installed(write_installed(tmp_path / version, version)):
-            for overrides in (MECHANISM, ("training=plain",)):
-                experiment = small(*overrides)
-                own = load_data(experiment.config.data, experiment.config.cache).train
-                own = own.take(np.arange(20))
-                parts = experiment.config, experiment.training, 0, own, np.arange(20)
-                keys.append(Teachers(*parts).identity)
-    first, without, second, again = keys
-    assert len({first, second, without}) == 3
-    assert without == again
+    for overrides in (MECHANISM, ("training=plain",)):
+        experiment = small(*overrides)
+        own = load_data(experiment.config.data, experiment.config.cache).train
+        own = own.take(np.arange(20))
+        parts = experiment.config, experiment.training, 0, own, np.arange(20)
+        keys.append(Teachers(*parts).identity)
+    assert keys[0] != keys[1]
 
 
 # --- what is claimed ---
@@ -261,9 +273,9 @@ def test_teachers_are_cached_under_the_version(small, tmp_path):
     "overrides",
     [
         MECHANISM,
-        ("plugins=example", "training=plain", "answers=label", "model.teacher=mlp_deep"),
-        ("plugins=example", "training=dp_sgd", "answers=label"),
-        ("plugins=example", "method=local", "training=plain"),
+        ("plugins=fed_dpsd_example", "training=plain", "answers=label", "model.teacher=mlp_deep"),
+        ("plugins=fed_dpsd_example", "training=dp_sgd", "answers=label"),
+        ("plugins=fed_dpsd_example", "method=local", "training=plain"),
     ],
 )
 def test_every_epsilon_of_a_run_with_a_plugin_says_that_it_is_not_reviewed(
@@ -301,9 +313,9 @@ def test_a_ledger_marks_what_is_not_reviewed(example, small, records):  # noqa: 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({}, r"plugins=example==1.0: this site runs no plug-in \(plugins: in its file\)"),
+        ({}, r"plugins=fed_dpsd_example: this site runs no plug-in \(plugins: in its file\)"),
         (
-            {"plugins": ["example"]},
+            {"plugins": ["fed_dpsd_example"]},
             r"allows only answers=label or gradient or probabilities \(answers: in its file\)",
         ),
     ],
@@ -316,37 +328,28 @@ def test_a_hospital_runs_only_what_its_own_file_names(example, deployed, tmp_pat
 
 
 def test_a_hospital_refuses_before_anything_of_a_plugin_is_imported(deployed, tmp_path):
-    """Even if it is installed there; the version in the message is not trusted."""
-    with installed(write_installed(tmp_path / "coordinator")):
+    """Even if it is installed there."""
+    with installed(write(tmp_path / "coordinator")):
         text = deployed(*MECHANISM).to_json()
-    folder = write_installed(tmp_path / "here", "1.1")
+    folder = write(tmp_path / "here")
     package = folder / "fed_dpsd_example" / "__init__.py"
     package.write_text(f"raise SystemExit('imported')\n{package.read_text()}")
     with installed(folder):
         hospital = hospitals.open_hospital(site_file(tmp_path / "hospital"))
-        for asked in (text, text.replace("==1.0", ""), text.replace("==1.0", "==1.1")):
-            with pytest.raises(NotAllowed, match=r"plugins=example.*: this site runs no plug-in"):
-                hospital.experiment(asked, 0)
-
-
-def test_a_hospital_refuses_another_version(deployed, tmp_path):
-    with installed(write_installed(tmp_path / "coordinator")):
-        text = deployed(*MECHANISM).to_json()
-    with installed(write_installed(tmp_path / "here", "1.1")):
-        allowed = {"plugins": ["example"], "answers": ["laplace_probabilities"]}
-        hospital = hospitals.open_hospital(site_file(tmp_path / "hospital", **allowed))
-        with pytest.raises(NotAllowed, match=r"example==1.0: this site runs example==1.1 \(plug"):
+        with pytest.raises(NotAllowed, match="plugins=fed_dpsd_example: this site runs no plug-in"):
             hospital.experiment(text, 0)
 
 
-@pytest.mark.parametrize("plugins", [["example==1.0"], "example", [3], {"example": 1}, None])
+@pytest.mark.parametrize(
+    "plugins", [["fed_dpsd_example"], "fed_dpsd_example", [3], {"fed_dpsd_example": 1}, None]
+)
 def test_a_class_of_a_plugin_that_the_message_does_not_name_is_refused(
     example, deployed, tmp_path, plugins
 ):
-    allowed = {"plugins": ["example"], "answers": ["laplace_probabilities"]}
+    allowed = {"plugins": ["fed_dpsd_example"], "answers": ["laplace_probabilities"]}
     hospital = hospitals.open_hospital(site_file(tmp_path / "hospital", **allowed))
     raw = json.loads(deployed(*MECHANISM).to_json())
-    if plugins == ["example==1.0"]:  # the control
+    if plugins == ["fed_dpsd_example"]:  # the control
         experiment = hospital.experiment(json.dumps(raw), 0)
         assert hospital.open(experiment, "run").account.plugins
         del raw["plugins"]
@@ -357,7 +360,7 @@ def test_a_class_of_a_plugin_that_the_message_does_not_name_is_refused(
 
 
 def test_a_run_over_hospitals_that_name_the_plugin(example, deployed, tmp_path):
-    allowed = {"plugins": ["example"], "answers": ["laplace_probabilities"], "budget": 1e6}
+    allowed = {"plugins": ["fed_dpsd_example"], "answers": ["laplace_probabilities"], "budget": 1e6}
     files = [site_file(tmp_path / f"hospital{n}", n, **allowed) for n in (0, 1)]
     experiment = deployed(*MECHANISM, "model.teacher=mlp_deep")
     folder = new_run_folder(experiment)
@@ -373,5 +376,7 @@ def test_a_run_over_hospitals_that_name_the_plugin(example, deployed, tmp_path):
 
 
 def test_a_site_file_names_what_is_installed(tmp_path):
-    with pytest.raises(ConfigError, match="plugins=example is not installed; pip install the"):
-        hospitals.open_hospital(site_file(tmp_path, plugins=["example"]))
+    with pytest.raises(
+        ConfigError, match="plugins=fed_dpsd_example: there is no such package here"
+    ):
+        hospitals.open_hospital(site_file(tmp_path, plugins=["fed_dpsd_example"]))

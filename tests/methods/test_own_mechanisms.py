@@ -8,7 +8,7 @@ from fed_dpsd.errors import ConfigError
 from fed_dpsd.experiment import load_data
 from fed_dpsd.models.inference import predict
 from fed_dpsd.server.metrics import accuracy
-from tests.plugin import PACKAGE, installed, write_installed
+from tests.plugin import PACKAGE, installed, write
 from tests.running import context_of, finish
 
 SOURCE = '''
@@ -87,13 +87,13 @@ class MovedBackInTheLoss(Moved):
 @pytest.fixture
 def own(small, tmp_path):
     """Sets up an experiment with the mechanisms of SOURCE as further choices of `answers`."""
-    folder = write_installed(tmp_path / "installed")
+    folder = write(tmp_path / "installed")
     (folder / PACKAGE / "own.py").write_text(SOURCE)
     for name in re.findall(r"class (\w+)", SOURCE):
         text = f"_target_: {PACKAGE}.own.{name}\nnoise_multiplier: 1.0\n"
         (folder / PACKAGE / "conf" / "answers" / f"{name}.yaml").write_text(text)
     with installed(folder):
-        yield lambda *overrides: small("plugins=example", "training=plain", *overrides)
+        yield lambda *overrides: small("plugins=fed_dpsd_example", "training=plain", *overrides)
 
 
 def learnt(experiment, folder):

@@ -18,7 +18,7 @@ from fed_dpsd.server.run_folder import CompletedRun, open_completed
 from fed_dpsd.server.student import open_student
 from fed_dpsd.server.synthesis import synthesize
 from tests.every import every
-from tests.plugin import installed, write_installed
+from tests.plugin import installed, write
 from tests.proofs import by
 
 VOTES = ("training=plain", "answers=votes", "answers.noise_multiplier=1000")
@@ -182,15 +182,15 @@ def test_a_card_says_that_more_was_charged_than_planned(finished):
 
 
 def test_what_a_plug_in_took_part_in_is_not_reviewed(finished, tmp_path):
-    with installed(write_installed(tmp_path / "installed")):
-        folder, _, _ = finished("plugins=example", "answers=laplace_probabilities")
+    with installed(write(tmp_path / "installed")):
+        folder, _, _ = finished("plugins=fed_dpsd_example", "answers=laplace_probabilities")
         export(folder, tmp_path / "model", "safetensors")
         synthesize(folder, 8, tmp_path / "images" / "train.parquet")
     for place in ("model", "images"):
         card, text = read(tmp_path / place)
-        assert card["not_reviewed"] == ["example==1.0"]
-        assert "**Not reviewed**: example==1.0 took part" in text
-        assert "not reviewed: example==1.0" in (tmp_path / place / "README.md").read_text()
+        assert card["not_reviewed"] == ["fed_dpsd_example"]
+        assert "**Not reviewed**: fed_dpsd_example took part" in text
+        assert "not reviewed: fed_dpsd_example" in (tmp_path / place / "README.md").read_text()
 
 
 def as_deployed(run):

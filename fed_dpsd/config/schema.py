@@ -35,6 +35,8 @@ LARGEST_SIDE = 4_096  # of an image, in pixels
 MOST_CLIENTS = 1_000_000
 MOST_THREADS = 1_024
 Positive = Annotated[float, Field(gt=0, le=LARGEST_NUMBER, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Shift = Annotated[int, Field(ge=0, le=LARGEST_SHIFT)]  # of an image, in pixels
 Device = Annotated[str, AfterValidator(_device_name)]
 Precision = Literal["auto", "float32", "bfloat16"]
 

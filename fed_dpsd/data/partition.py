@@ -8,17 +8,18 @@ import os
 import socket
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Protocol
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic.dataclasses import dataclass
 
-from fed_dpsd.config import Config, DataConfig, require, require_positive
+from fed_dpsd.config import STRICT, Config, DataConfig, Positive
 from fed_dpsd.errors import UserError
 from fed_dpsd.storage import to_npz, write_atomically
 
@@ -61,19 +62,15 @@ class Partition(Protocol):
         return ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class Dirichlet(Partition):
     """A split of each class in Dirichlet(alpha) proportions; a small alpha is far from IID."""
 
     name: ClassVar[str] = "dirichlet"
-    seed: int
-    alpha: float
+    seed: NonNegativeInt
+    alpha: Positive
     self_balancing: bool
-    min_partition_size: int
-
-    def __post_init__(self) -> None:
-        require(self, seed=0, min_partition_size=1)
-        require_positive(self, "alpha")
+    min_partition_size: PositiveInt
 
     def deal(self, labels: NDArray[np.int64], num_clients: int) -> list[NDArray[np.int64]]:
         """Return the indices of each client's records, by DirichletPartitioner of flwr-datasets."""
@@ -90,31 +87,25 @@ class Dirichlet(Partition):
         return _load_partitions(partitioner, labels, num_clients)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class IID(Partition):
     """A split of randomly ordered records into equal parts."""
 
     name: ClassVar[str] = "iid"
-    seed: int
-
-    def __post_init__(self) -> None:
-        require(self, seed=0)
+    seed: NonNegativeInt
 
     def deal(self, labels: NDArray[np.int64], num_clients: int) -> list[NDArray[np.int64]]:
         """Return the indices of each client's records, as IidPartitioner of flwr-datasets does."""
         return np.array_split(np.arange(len(labels)), num_clients)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class ByClass(Partition):
     """A split that gives each client records of only `classes_per_client` classes."""
 
     name: ClassVar[str] = "class"
-    seed: int
-    classes_per_client: int
-
-    def __post_init__(self) -> None:
-        require(self, seed=0, classes_per_client=1)
+    seed: NonNegativeInt
+    classes_per_client: PositiveInt
 
     def check(self, config: Config) -> list[str]:
         """Reject more classes per client than the data has."""
@@ -150,7 +141,7 @@ class ByClass(Partition):
         return _load_partitions(partitioner, labels, num_clients)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class Coins(IID):
     """IID partition; each record is kept with probability `fraction`.
 
@@ -160,13 +151,8 @@ class Coins(IID):
 
     name: ClassVar[str] = "coins"
     leaves_out_by: ClassVar[Literal["places"]] = "places"
-    coins: int
-    fraction: float
-
-    def __post_init__(self) -> None:
-        require(self, seed=0, coins=0)
-        if not 0 < self.fraction <= 1:
-            raise ValueError(f"fraction={self.fraction} must be above 0 and at most 1")
+    coins: NonNegativeInt
+    fraction: Annotated[float, Field(gt=0, le=1)]
 
     def unused_reason(self, classes: int, num_clients: int) -> str:
         """Return why some records have no client."""
@@ -178,17 +164,16 @@ class Coins(IID):
         return rng.random(number) < self.fraction
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class Counts(Partition):
     """A split that gives each client `counts` records of each class, drawn at random."""
 
     name: ClassVar[str] = "counts"
     leaves_out_by: ClassVar[Literal["labels"]] = "labels"
-    seed: int
+    seed: NonNegativeInt
     counts: tuple[tuple[int, ...], ...]
 
     def __post_init__(self) -> None:
-        require(self, seed=0)
         for own in self.counts:
             if min(own, default=0) < 0 or not sum(own):
                 raise ValueError(f"counts has {list(own)}; give numbers >= 0, and one above 0")

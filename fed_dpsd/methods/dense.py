@@ -22,14 +22,15 @@ Differences from the code base:
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import NonNegativeFloat
+from pydantic.dataclasses import dataclass
 from torch.nn import functional
 
-from fed_dpsd.config import require
+from fed_dpsd.config import STRICT
 from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.methods.white_box import BatchStatistics, Ensemble, Generating
 from fed_dpsd.models.augmentation import augment
@@ -37,16 +38,14 @@ from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.streams import Streams
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class DENSE(Generating):
     """DENSE, Algorithm 1; conf/method/dense.yaml explains the fields."""
 
-    batch_norm_weight: float
+    batch_norm_weight: NonNegativeFloat
     answer_again: bool
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self, batch_norm_weight=0)
         if self.answer_again and not (self.shift or self.flip):
             raise ValueError(
                 "answer_again=true answers moved images, and none moves; use shift=4 or flip=true"

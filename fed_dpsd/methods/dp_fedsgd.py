@@ -8,13 +8,13 @@ clipped. A round is one step on all records of all clients.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from pydantic.dataclasses import dataclass
 from torch import nn
 
-from fed_dpsd.config import Config, require_positive
+from fed_dpsd.config import STRICT, Config, Positive
 from fed_dpsd.errors import ProtocolError, UserError
 from fed_dpsd.methods.method import (
     Federation,
@@ -39,7 +39,7 @@ from fed_dpsd.protocol import Refusal, Request, Response
 from fed_dpsd.streams import Streams
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class DPFedSGD(Method):
     """DP-FedSGD for a linear classifier on fixed features.
 
@@ -51,10 +51,7 @@ class DPFedSGD(Method):
     takes_gradients: ClassVar[bool] = True
     averages: ClassVar[bool] = True  # one architecture, and a common start in each round
     sums_gradients: ClassVar[bool] = True  # `ClippedGradients.check` requires it
-    learning_rate: float
-
-    def __post_init__(self) -> None:
-        require_positive(self, "learning_rate")
+    learning_rate: Positive
 
     def check(
         self, config: Config, training: Training | None, answers: Mechanism | None

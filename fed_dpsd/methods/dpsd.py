@@ -6,13 +6,14 @@ own answer, and the student learns from all answers so far. conf/method/paper_dp
 paper's own loop, Algorithm 1.
 """
 
-from dataclasses import dataclass
+from pydantic.dataclasses import dataclass
 
+from fed_dpsd.config import STRICT
 from fed_dpsd.methods.fed_dpsd import FedDPSD
 from fed_dpsd.methods.white_box import Discriminating
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class DPSD(Discriminating, FedDPSD):
     """DPSD with one teacher; with the teacher as discriminator, the paper's DPSD-T.
 

@@ -6,15 +6,17 @@ better.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
+from pydantic.dataclasses import dataclass
+
+from fed_dpsd.config import STRICT
 from fed_dpsd.methods.method import Federation, PublicContext, Round, State
 from fed_dpsd.methods.white_box import WhiteBox, fetch_ensemble
 from fed_dpsd.streams import Streams
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class WholeEnsemble(WhiteBox):
     """A method of one round, in which the student is the mean of the teachers' logits.
 
@@ -33,7 +35,7 @@ class WholeEnsemble(WhiteBox):
             yield Round(State.of(1, student=ensemble), ensemble)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class CentralBaseline(WholeEnsemble):
     """A baseline with all records in one place, as in the papers' tables.
 

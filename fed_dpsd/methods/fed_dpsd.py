@@ -18,16 +18,17 @@ import logging
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import ClassVar, Literal, cast
+from typing import Annotated, ClassVar, Literal, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field, NonNegativeFloat, PositiveInt
+from pydantic.dataclasses import dataclass
 from torch import nn
 
 from fed_dpsd import losses
-from fed_dpsd.config import LARGEST_SHIFT, Config, require, require_positive
+from fed_dpsd.config import STRICT, Config, Fraction, Positive, Shift
 from fed_dpsd.methods.class_counts import (
     KnownCounts,
     average_by_class,
@@ -65,7 +66,7 @@ from fed_dpsd.streams import Streams
 logger = logging.getLogger("fed_dpsd")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class FedDPSD(Queries, Method):
     """FedDPSD, Algorithm 2; conf/method/fed_dpsd.yaml explains the fields.
 
@@ -74,31 +75,20 @@ class FedDPSD(Queries, Method):
 
     takes_gradients: ClassVar[bool] = True
     supports_cohorts: ClassVar[bool] = True
-    student_steps: int
-    final_student_steps: int
+    student_steps: PositiveInt
+    final_student_steps: PositiveInt
     final_fit: Literal["steps", "least_squares"]
-    student_learning_rate: float
-    batch_size: int
-    temperature: float
-    shift: int
+    student_learning_rate: Positive
+    batch_size: Annotated[int, Field(ge=2)]
+    temperature: Annotated[float, Field(ge=1)]
+    shift: Shift
     flip: bool
     distillation: Literal["decoupled", "classic"]
-    balance: float
-    prediction_weight: float
-    label_step: float
+    balance: NonNegativeFloat
+    prediction_weight: Fraction
+    label_step: Positive
     class_counts: bool
     pooling: Literal["mean", "odds"]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self, student_steps=1, final_student_steps=1, batch_size=2, balance=0)
-        require_positive(self, "student_learning_rate", "label_step")
-        if not self.temperature >= 1:
-            raise ValueError(f"temperature={self.temperature} must be >= 1")
-        if not 0 <= self.shift <= LARGEST_SHIFT:
-            raise ValueError(f"shift={self.shift} must be between 0 and {LARGEST_SHIFT}")
-        if not 0 <= self.prediction_weight <= 1:
-            raise ValueError(f"prediction_weight={self.prediction_weight} must be between 0 and 1")
 
     def check(
         self, config: Config, training: Training | None, answers: Mechanism | None

@@ -11,15 +11,16 @@ Differences from the code base:
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic.dataclasses import dataclass
 from torch.nn import functional
 
-from fed_dpsd.config import require, require_positive
+from fed_dpsd.config import STRICT, Positive
 from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.methods.white_box import BatchStatistics, Distilling, Ensemble
 from fed_dpsd.models.classifiers import Classifier
@@ -31,24 +32,18 @@ from fed_dpsd.streams import Streams
 COMPETITION_TEMPERATURE = 3.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class FedADI(Distilling):
     """Adaptive DeepInversion; conf/method/fedadi.yaml explains the fields."""
 
     follows_gradients: ClassVar[bool] = True
-    pixel_steps: int
-    pixel_learning_rate: float
-    total_variation_weight: float
-    norm_weight: float
-    batch_norm_weight: float
-    competition_weight: float
-    shift: int
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self, pixel_steps=1, shift=0, total_variation_weight=0, norm_weight=0)
-        require(self, batch_norm_weight=0, competition_weight=0)
-        require_positive(self, "pixel_learning_rate")
+    pixel_steps: PositiveInt
+    pixel_learning_rate: Positive
+    total_variation_weight: NonNegativeFloat
+    norm_weight: NonNegativeFloat
+    batch_norm_weight: NonNegativeFloat
+    competition_weight: NonNegativeFloat
+    shift: NonNegativeInt
 
     def synthesise(
         self,

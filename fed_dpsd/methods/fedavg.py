@@ -10,14 +10,15 @@ architecture.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import PositiveInt
+from pydantic.dataclasses import dataclass
 
-from fed_dpsd.config import Config, require
+from fed_dpsd.config import STRICT, Config
 from fed_dpsd.errors import ProtocolError
 from fed_dpsd.methods.class_counts import KnownCounts, counts_stage, release_class_counts
 from fed_dpsd.methods.method import Federation, PublicContext, Round, Site, State, nobody_answers
@@ -30,7 +31,7 @@ from fed_dpsd.protocol import Refusal, Replies, Request, Response
 from fed_dpsd.streams import Streams
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class FedAVG(WhiteBox):
     """FedAVG, Algorithm 1; conf/method/fedavg.yaml explains the fields.
 
@@ -44,10 +45,7 @@ class FedAVG(WhiteBox):
     averages: ClassVar[bool] = True
     supports_cohorts: ClassVar[bool] = True
     weighted: bool
-    local_epochs: int
-
-    def __post_init__(self) -> None:
-        require(self, local_epochs=1)
+    local_epochs: PositiveInt
 
     def warnings(self, config: Config, training: Training, answers: Mechanism) -> list[str]:
         """Also warn about an epsilon that grows with the rounds."""
@@ -110,7 +108,7 @@ class FedAVG(WhiteBox):
                 return
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class DPFedAVG(FedAVG):
     """DP-FedAVG: FedAVG with clients that train with DP-SGD; each round is charged.
 

@@ -11,14 +11,15 @@ Differences from the code base:
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from pydantic import NonNegativeFloat, PositiveInt
+from pydantic.dataclasses import dataclass
 from torch import nn
 
 from fed_dpsd import losses
-from fed_dpsd.config import require, require_positive
+from fed_dpsd.config import STRICT, Positive
 from fed_dpsd.methods.method import Federation, PublicContext, Round, State
 from fed_dpsd.methods.white_box import Ensemble, WhiteBox, divergence, fetch_ensemble
 from fed_dpsd.models.classifiers import Classifier
@@ -27,7 +28,7 @@ from fed_dpsd.privacy.optimisers import Adam
 from fed_dpsd.streams import Streams
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class FedDAFL(WhiteBox):
     """FedDAFL, Algorithm 1; conf/method/feddafl.yaml explains the fields.
 
@@ -36,18 +37,13 @@ class FedDAFL(WhiteBox):
     """
 
     follows_gradients: ClassVar[bool] = True
-    latent_size: int
-    steps_per_round: int
-    generator_learning_rate: float
-    student_learning_rate: float
-    one_hot_weight: float
-    entropy_weight: float
-    activation_weight: float
-
-    def __post_init__(self) -> None:
-        require(self, latent_size=1, steps_per_round=1)
-        require(self, one_hot_weight=0, entropy_weight=0, activation_weight=0)
-        require_positive(self, "generator_learning_rate", "student_learning_rate")
+    latent_size: PositiveInt
+    steps_per_round: PositiveInt
+    generator_learning_rate: Positive
+    student_learning_rate: Positive
+    one_hot_weight: NonNegativeFloat
+    entropy_weight: NonNegativeFloat
+    activation_weight: NonNegativeFloat
 
     def server(
         self, federation: Federation, context: PublicContext, streams: Streams, resume: State | None

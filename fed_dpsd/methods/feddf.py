@@ -11,11 +11,11 @@ Differences from the paper:
 - It starts from an average weighted by numbers of records; here, all weights are equal.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
+from pydantic.dataclasses import dataclass
 
+from fed_dpsd.config import STRICT
 from fed_dpsd.methods.fedavg import average
 from fed_dpsd.methods.method import PublicContext, counts_of, require_fractions
 from fed_dpsd.methods.white_box import Distilling, Ensemble
@@ -24,7 +24,7 @@ from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.streams import Streams
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class FedDF(Distilling):
     """FedDF, Algorithm 1; conf/method/feddf.yaml explains the fields."""
 
@@ -34,7 +34,6 @@ class FedDF(Distilling):
     objects_fraction: float
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         require_fractions(self.fractions, "the other images are lines")
 
     @property

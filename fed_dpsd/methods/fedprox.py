@@ -6,17 +6,20 @@ epochs for each. As in FedAVG here, the first round's models are the teachers th
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
+from fed_dpsd.config import STRICT
 from fed_dpsd.methods.fedavg import FedAVG
 from fed_dpsd.methods.method import Site
 from fed_dpsd.privacy.mechanism import Weights
 from fed_dpsd.protocol import Refusal, Request, Response
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class FedProx(FedAVG):
     """FedAVG with the proximal term of Equation 2 in the clients' training.
 
@@ -25,12 +28,7 @@ class FedProx(FedAVG):
             of clipped gradients.
     """
 
-    proximal_weight: float
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.proximal_weight < float("inf"):
-            raise ValueError(f"proximal_weight={self.proximal_weight} must be a finite number >= 0")
+    proximal_weight: Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
     def client(self, request: Request, site: Site) -> Response | Refusal:
         """Release the weights after local training with the term, or what FedAVG releases."""

@@ -5,9 +5,11 @@ guarantee of teachers trained with DP holds against anyone with access to them.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
+from pydantic.dataclasses import dataclass
+
+from fed_dpsd.config import STRICT
 from fed_dpsd.errors import ProtocolError
 from fed_dpsd.methods.method import Federation, Method, PublicContext, Round, Site, State
 from fed_dpsd.privacy.accounting import Stage
@@ -18,7 +20,7 @@ from fed_dpsd.protocol import Refusal, Request, Response
 from fed_dpsd.streams import Streams
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class Local(Method):
     """Local training, a method without rounds."""
 

@@ -6,15 +6,16 @@ against the student, which depends on private data only through released answers
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic.dataclasses import dataclass
 
 from fed_dpsd import losses
-from fed_dpsd.config import require, require_positive
+from fed_dpsd.config import STRICT, Positive
 from fed_dpsd.methods.method import (
     PublicContext,
     ReplayBuffer,
@@ -31,18 +32,18 @@ from fed_dpsd.privacy.optimisers import Adam
 from fed_dpsd.streams import Streams
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class Queries:
     """The mixture of a round's images; conf/method/fed_dpsd.yaml explains the fields.
 
     Generators make the images that are not procedural, new ones for every few images.
     """
 
-    images_per_generator: int
-    latent_size: int
-    generator_steps: int
-    generator_learning_rate: float
-    latent_learning_rate: float
+    images_per_generator: Annotated[int, Field(ge=2)]
+    latent_size: PositiveInt
+    generator_steps: NonNegativeInt
+    generator_learning_rate: Positive
+    latent_learning_rate: Positive
     one_hot_weight: float
     entropy_weight: float
     activation_weight: float
@@ -55,8 +56,6 @@ class Queries:
     polarity: Literal["both", "dark", "light", "answers"]
 
     def __post_init__(self) -> None:
-        require(self, images_per_generator=2, latent_size=1, generator_steps=0)
-        require_positive(self, "generator_learning_rate", "latent_learning_rate")
         fractions = self.fractions
         require_fractions(fractions, "generators make the other images")
         if fractions["recombined"] == sum(fractions.values()) > 0:

@@ -7,16 +7,18 @@ as a forward answer, and each gradient through a teacher as a backward answer.
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic.dataclasses import dataclass
 from torch import nn
 from torch.nn import functional
 
-from fed_dpsd.config import Config, require, require_positive
+from fed_dpsd.config import STRICT, Config, Positive
 from fed_dpsd.errors import ProtocolError
 from fed_dpsd.methods.method import (
     Federation,
@@ -174,7 +176,7 @@ class BatchStatistics:
             hook.remove()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class WhiteBox(Method):
     """A method in which clients send their teachers' weights once.
 
@@ -210,7 +212,7 @@ class WhiteBox(Method):
         return release_weights(request, site)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class Discriminating(Method):
     """A method with generators that are trained against the student or the teacher.
 
@@ -242,7 +244,7 @@ class Discriminating(Method):
         return teacher
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class Distilling(WhiteBox):
     """A method that adds a batch of new images in each round, then distils on all images so far.
 
@@ -257,14 +259,10 @@ class Distilling(WhiteBox):
         student_epochs: epochs over the buffer in each round, >= 1.
     """
 
-    student_learning_rate: float
-    batch_size: int
-    temperature: float
-    student_epochs: int
-
-    def __post_init__(self) -> None:
-        require(self, batch_size=1, student_epochs=1)
-        require_positive(self, "student_learning_rate", "temperature")
+    student_learning_rate: Positive
+    batch_size: PositiveInt
+    temperature: Positive
+    student_epochs: PositiveInt
 
     @abstractmethod
     def synthesise(
@@ -347,7 +345,7 @@ class Distilling(WhiteBox):
         return descend(optimiser, losses, "the student", rates).item()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class Generating(Distilling):
     """A method that trains a new generator for each round's batch of hard samples.
 
@@ -362,19 +360,13 @@ class Generating(Distilling):
     """
 
     follows_gradients: ClassVar[bool] = True
-    latent_size: int
-    generator_steps: int
-    generator_learning_rate: float
-    one_hot_weight: float
-    adversarial_weight: float
-    shift: int
+    latent_size: PositiveInt
+    generator_steps: PositiveInt
+    generator_learning_rate: Positive
+    one_hot_weight: NonNegativeFloat
+    adversarial_weight: NonNegativeFloat
+    shift: NonNegativeInt
     flip: bool
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self, latent_size=1, generator_steps=1, shift=0)
-        require(self, one_hot_weight=0, adversarial_weight=0)
-        require_positive(self, "generator_learning_rate")
 
     def best_batch(
         self,

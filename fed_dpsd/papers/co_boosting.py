@@ -39,15 +39,16 @@ Differences from the code base:
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import NonNegativeFloat
+from pydantic.dataclasses import dataclass
 from torch.nn import functional
 
-from fed_dpsd.config import require, require_positive
+from fed_dpsd.config import STRICT, Positive
 from fed_dpsd.methods.method import (
     Federation,
     PublicContext,
@@ -88,7 +89,7 @@ class WeightedEnsemble(Ensemble):
         return weighted_mean(logits, self.weights)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class CoBoosting(Generating):
     """Co-Boosting; conf/method/co_boosting.yaml explains the fields.
 
@@ -96,15 +97,10 @@ class CoBoosting(Generating):
     weights and the buffer. The buffer's labels are the (B, K) one-hot target classes.
     """
 
-    hardness: float
-    weight_step: float
-    weight_step_decay: float
-    perturbation: float
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self, hardness=0, weight_step=0, perturbation=0)
-        require_positive(self, "weight_step_decay")
+    hardness: NonNegativeFloat
+    weight_step: NonNegativeFloat
+    weight_step_decay: Positive
+    perturbation: NonNegativeFloat
 
     def server(
         self, federation: Federation, context: PublicContext, streams: Streams, resume: State | None

@@ -30,17 +30,19 @@ Differences from the paper:
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from dataclasses import replace
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic.dataclasses import dataclass
 from torch import nn
 
 from fed_dpsd import losses
 from fed_dpsd.checks import dp_sgd_networks
-from fed_dpsd.config import Config, require, require_positive
+from fed_dpsd.config import STRICT, Config, Positive
 from fed_dpsd.methods.method import (
     Federation,
     Method,
@@ -72,38 +74,32 @@ GENERATOR_ROUNDS = 80  # steps at a learning rate; it falls to a tenth after the
 LOSSES = {"cross_entropy": losses.student_loss, "squared": losses.squared_loss}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class DGD(Method):
     """DGD; conf/method/dgd.yaml explains the fields."""
 
     trainings: ClassVar[tuple[str, ...] | None] = ("plain",)
     baseline: Training
-    synthetic_images: int
+    synthetic_images: PositiveInt
     areas_fraction: float
     lines_fraction: float
     polarity: Literal["both", "dark", "light"]
-    latent_size: int
-    generator_steps: int
-    generator_learning_rate: float
+    latent_size: PositiveInt
+    generator_steps: NonNegativeInt
+    generator_learning_rate: Positive
     entropy_weight: float
     activation_weight: float
-    code_size: int
-    vae_steps: int
-    epsilon_1: float | None
-    perturbation: float
-    unsupervised_weight: float
+    code_size: Annotated[int, Field(ge=2)]
+    vae_steps: NonNegativeInt
+    epsilon_1: Positive | None
+    perturbation: NonNegativeFloat
+    unsupervised_weight: NonNegativeFloat
     label_loss: Literal["cross_entropy", "squared"]
-    student_steps: int
-    learning_rate: float
-    batch_size: int
+    student_steps: PositiveInt
+    learning_rate: Positive
+    batch_size: Annotated[int, Field(ge=2)]
 
     def __post_init__(self) -> None:
-        require(self, synthetic_images=1, latent_size=1, generator_steps=0, code_size=2)
-        require(self, vae_steps=0, student_steps=1, batch_size=2)
-        require(self, perturbation=0, unsupervised_weight=0)
-        require_positive(self, "generator_learning_rate", "learning_rate")
-        if self.epsilon_1 is not None:
-            require_positive(self, "epsilon_1")
         require_fractions(self.fractions, "the generator makes the other images")
 
     @property

@@ -14,14 +14,16 @@ student (cross-entropy on all pairs so far) and steps of the generator.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
+from typing import Annotated
 
 import numpy as np
 import torch
+from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic.dataclasses import dataclass
 
 from fed_dpsd import losses
-from fed_dpsd.config import require, require_positive
+from fed_dpsd.config import STRICT, Positive
 from fed_dpsd.methods.method import (
     Federation,
     PublicContext,
@@ -40,30 +42,27 @@ from fed_dpsd.protocol import Request
 from fed_dpsd.streams import Streams
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class DPDataFreeDistillation(Discriminating):
     """DP-DFD, Algorithm 1, one stage per round; conf/method/dp_dfd.yaml explains the fields.
 
     All optimisers restart in each stage, so a run can be resumed from the weights and the buffer.
     """
 
-    latent_size: int
-    contrast: float
+    latent_size: PositiveInt
+    contrast: Positive
     brightness: float
-    pretraining_steps: int
-    generator_steps: int
-    generator_learning_rate: float
+    pretraining_steps: NonNegativeInt
+    generator_steps: NonNegativeInt
+    generator_learning_rate: Positive
     one_hot_weight: float
     entropy_weight: float
     activation_weight: float
-    student_steps: int
-    student_learning_rate: float
-    batch_size: int
+    student_steps: PositiveInt
+    student_learning_rate: Positive
+    batch_size: Annotated[int, Field(ge=2)]
 
     def __post_init__(self) -> None:
-        require(self, latent_size=1, pretraining_steps=0, generator_steps=0)
-        require(self, student_steps=1, batch_size=2)
-        require_positive(self, "contrast", "generator_learning_rate", "student_learning_rate")
         if self.discriminator == "teacher" and not self.pretraining_steps + self.generator_steps:
             raise ValueError(
                 "discriminator='teacher' sends the teacher's weights but does not use them if "

@@ -21,17 +21,18 @@ reading (conf/method/paper_fed_dpsd.yaml, docs/papers.md). What it leaves open:
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import NonNegativeFloat, PositiveInt
+from pydantic.dataclasses import dataclass
 from scipy.special import softmax
 from torch import nn
 
 from fed_dpsd import losses
-from fed_dpsd.config import Config, require, require_positive
+from fed_dpsd.config import STRICT, Config, Positive
 from fed_dpsd.methods.method import (
     Federation,
     Method,
@@ -55,22 +56,22 @@ from fed_dpsd.streams import Streams
 OPTIMISERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"adam": Adam, "sgd": SGD}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class PaperFedDPSD(Method):
     """FedDPSD, Algorithm 2, as printed; conf/method/paper_fed_dpsd.yaml explains the fields."""
 
     takes_gradients: ClassVar[bool] = True
-    latent_size: int
+    latent_size: PositiveInt
     latents: Literal["drawn", "kept"]
-    contrast: float
+    contrast: Positive
     brightness: float
-    label_step: float
-    student_learning_rate: float
+    label_step: Positive
+    student_learning_rate: Positive
     student_learning_rate_falls: bool
-    generator_learning_rate: float
+    generator_learning_rate: NonNegativeFloat
     optimiser: Literal["adam", "sgd"]
     distillation: Literal["decoupled", "classic"]
-    balance: float
+    balance: NonNegativeFloat
     divisor: Literal["target", "own"]
     gradients_of: Literal["probabilities", "logits"]
     label: Literal["step", "gradient"]
@@ -81,10 +82,6 @@ class PaperFedDPSD(Method):
     entropy: Literal["mean", "samples"]
     activation: Literal["minus", "plus"]
     student_loss_sign: Literal["plus", "minus"]
-
-    def __post_init__(self) -> None:
-        require(self, latent_size=1, balance=0, generator_learning_rate=0)
-        require_positive(self, "contrast", "label_step", "student_learning_rate")
 
     # --- the server: Alg. 2, lines 1 to 20 ---------------------------------------------------
 

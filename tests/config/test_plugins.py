@@ -193,7 +193,7 @@ def test_a_partition_of_a_plugin_deals_records(example, small):
 @pytest.mark.parametrize(
     ("typed", "problem"),
     [
-        ("partition.ratio=0", "partition.ratio=0.0 must be between 1 and 10"),
+        ("partition.ratio=0", "partition.ratio=0 must be >= 1"),
         ("partition.name=equal", "partition.name=equal is not one of unequal"),
         (
             "partition._target_=fed_dpsd_example.blend.Blend",

@@ -109,8 +109,8 @@ def test_a_coin_leaves_its_record_out_and_touches_no_other():
 
 def test_coins_need_a_chance():
     for fraction in (0, 1.1, float("nan")):
-        with pytest.raises(ValueError, match="fraction=.* must be above 0 and at most 1"):
-            Coins(0, 0, fraction)
+        with pytest.raises(ValueError, match="fraction\n"):
+            Coins(seed=0, coins=0, fraction=fraction)
 
 
 def test_equal_seeds_give_equal_shares():

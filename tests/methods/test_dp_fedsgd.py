@@ -364,7 +364,7 @@ def test_what_does_not_fit_is_refused_before_data_are_read(small):
         ("teachers_per_client=2", "teachers_per_client=2: .* use teachers_per_client=1"),
         ("diagnostics=true", "diagnostics=true: method=dp_fedsgd has no teachers to score; use"),
         ("clients_per_round=1", "clients_per_round=1: .* use clients_per_round=null"),
-        ("method.learning_rate=0", "method.learning_rate=0.0 must be > 0 and at most"),
+        ("method.learning_rate=0", "method.learning_rate=0 must be > 0"),
         ("answers.noise_at=server", "noise_at=server: no server may see these sums; use"),
         ("answers.noise_at=distributed", "noise_at=distributed needs a quorum"),
         ("answers.noise_multiplier=0", "noise_multiplier=0.0 must be > 0 and at most"),

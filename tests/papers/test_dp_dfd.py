@@ -91,7 +91,7 @@ def test_bad_settings_are_named(small):
             "method.pretraining_steps=0 method.generator_steps=0",
             "pretraining_steps=0 and generator_steps=0; set one of them >= 1",
         ),
-        ("method.contrast=0", "contrast=0.0 must be"),
+        ("method.contrast=0", "contrast=0 must be > 0"),
         ("num_clients=2", "method=dp_dfd has one client; use num_clients=1"),
     )
     assert not not_refused(small, table, *TEACHER)

@@ -28,15 +28,12 @@ NEAR_CHANCE, TOO_LITTLE, TOO_SHORT = 1_000, 3_000, 256
 
 def check(
     config: Config,
-    method: Method | None,
-    training: Training | None,
-    answers: Mechanism | None,
-    partition: Partition | None,
+    method: Method,
+    training: Training,
+    answers: Mechanism,
+    partition: Partition,
 ) -> list[str]:
-    """Return the problems of the choices together, each with key, value and remedy.
-
-    A choice with problems of its own is passed as None.
-    """
+    """Return the problems of the choices together, each with key, value and remedy."""
     if wrong := [*_wrong_bases(method, training, answers)]:
         return wrong
     problems = (
@@ -46,27 +43,21 @@ def check(
         + dp_sgd_networks(config, training, "training")
         + augmented_features(config, training)
     )
-    if partition:
-        problems += partition.check(config)
-    if training:
-        problems += training.check(config, method, partition)
-    if method:
-        problems += method.check(config, training, answers)
-    if answers:
-        problems += answers.check(config, method, training)
+    problems += partition.check(config)
+    problems += training.check(config, method, partition)
+    problems += method.check(config, training, answers)
+    problems += answers.check(config, method, training)
     return problems
 
 
-def _wrong_bases(
-    method: Method | None, training: Training | None, answers: Mechanism | None
-) -> Iterator[str]:
+def _wrong_bases(method: Method, training: Training, answers: Mechanism) -> Iterator[str]:
     """Yield the choices with a class that does not derive from the base of its kind."""
     for key, choice, bases in (
         ("method", method, (Method,)),
         ("training", training, get_args(Training)),
         ("answers", answers, (Mechanism,)),
     ):
-        if choice is not None and not set(bases) & set(type(choice).__mro__):
+        if not set(bases) & set(type(choice).__mro__):
             names = " or ".join(f"{base.__module__}.{base.__name__}" for base in bases)
             yield f"{key}._target_: {type(choice).__name__} does not derive from {names}"
 
@@ -130,7 +121,7 @@ def _own_problem(config: Config, name: str, width: int, bounds_gradients: bool =
     return f"{name}: {why}" if why else ""
 
 
-def dp_sgd_networks(config: Config, training: Training | None, key: str) -> list[str]:
+def dp_sgd_networks(config: Config, training: Training, key: str) -> list[str]:
     """Return the teachers' networks whose gradients the training that `key` names cannot bound."""
     if not isinstance(training, TrainingMechanism) or not training.bounds_gradients:
         return []
@@ -169,7 +160,7 @@ def fixed_networks(config: Config) -> dict[str, str]:
     return {key: name for key, name in _teachers_keys(config).items() if fixed(name)}
 
 
-def augmented_features(config: Config, training: Training | None) -> list[str]:
+def augmented_features(config: Config, training: Training) -> list[str]:
     """Return the settings that move images although teachers use features computed once."""
     if hasattr(training, "learning_rate"):
         return []  # this training reads no teacher.* key

@@ -53,12 +53,10 @@ class DPFedSGD(Method):
     sums_gradients: ClassVar[bool] = True  # `ClippedGradients.check` requires it
     learning_rate: Positive
 
-    def check(
-        self, config: Config, training: Training | None, answers: Mechanism | None
-    ) -> list[str]:
+    def check(self, config: Config, training: Training, answers: Mechanism) -> list[str]:
         """Also require sums of gradients, linear models, and no teachers."""
         problems = super().check(config, training, answers)
-        if answers and answers.name != "clipped_gradients":
+        if answers.name != "clipped_gradients":
             problems.append(
                 f"answers={answers.name}: method={self.name} needs sums of gradients; use "
                 "answers=clipped_gradients"

@@ -90,34 +90,31 @@ class FedDPSD(Queries, Method):
     class_counts: bool
     pooling: Literal["mean", "odds"]
 
-    def check(
-        self, config: Config, training: Training | None, answers: Mechanism | None
-    ) -> list[str]:
+    def check(self, config: Config, training: Training, answers: Mechanism) -> list[str]:
         """Also check that pooling, temperature, final_fit and augmentation suit the answers."""
         problems = super().check(config, training, answers)
         counted = not isinstance(training, TrainingMechanism) or training.counts_classes
-        exact = bool(answers and answers.exact)
-        known = counted and self.class_counts and exact
+        known = counted and self.class_counts and answers.exact
         if self.pooling == "odds" and not known:
             problems.append(
                 "method.pooling=odds needs answers=probabilities, method.class_counts=true "
                 "and, with training=dp_sgd, training.count_fraction; use method.pooling=mean"
             )
         uniform = np.full((1, config.data.num_classes), 1 / config.data.num_classes)
-        norm = answers.row_norm(uniform) if answers and answers.input == "gradient" else 1.0
-        if answers and not 0 < norm < math.inf:
+        norm = answers.row_norm(uniform) if answers.input == "gradient" else 1.0
+        if not 0 < norm < math.inf:
             problems.append(
                 f"answers={answers.name}: the gradient of a sure teacher becomes {norm:g} long, "
                 f"so labels cannot be scaled; define {type(answers).__name__}.row_norm, or use "
                 "answers=gradient"
             )
-        if self.temperature != 1 and not exact:
+        if self.temperature != 1 and not answers.exact:
             problems.append(
                 f"method.temperature={self.temperature:g} softens probabilities, and "
-                f"answers={answers.name if answers else None} has none; use method.temperature=1"
+                f"answers={answers.name} has none; use method.temperature=1"
             )
         linear = config.model.student in FIXED
-        if self.final_fit == "least_squares" and not (exact and linear):
+        if self.final_fit == "least_squares" and not (answers.exact and linear):
             problems.append(
                 "method.final_fit=least_squares needs answers=probabilities and a student that is "
                 f"linear on fixed features; use model.student={' or '.join(FIXED)} instead of "

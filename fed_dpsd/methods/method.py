@@ -301,25 +301,22 @@ class Method(ABC):
     name: str = field(kw_only=True)
     needs: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
 
-    def check(
-        self, config: Config, training: Training | None, answers: Mechanism | None
-    ) -> list[str]:
+    def check(self, config: Config, training: Training, answers: Mechanism) -> list[str]:
         """Return the problems with the method in an experiment, each with key, value and remedy.
 
-        `training` or `answers` is None if it has problems of its own. Overriding methods extend the
-        returned list.
+        Overriding methods extend the returned list.
         """
         problems = list(unmet_needs(self.needs, config, self.name))
         if not re.fullmatch(r"[a-z0-9_]+", self.name):
             problems.append(
                 f"method.name={self.name!r} names run folders; use lower-case letters, digits and _"
             )
-        if training and training.name not in (self.trainings or (training.name,)):
+        if training.name not in (self.trainings or (training.name,)):
             problems.append(
                 f"training={training.name}: method={self.name} does not support it; use "
                 f"training={' or '.join(self.trainings or ())}"
             )
-        if answers and answers.input == "gradient" and not self.takes_gradients:
+        if answers.input == "gradient" and not self.takes_gradients:
             problems.append(
                 f"answers={answers.name}: method={self.name} does not learn from gradients; "
                 "use answers=label"

@@ -107,9 +107,7 @@ class DGD(Method):
         """Return the fractions of procedural images by kind."""
         return {"areas": self.areas_fraction, "lines": self.lines_fraction}
 
-    def check(
-        self, config: Config, training: Training | None, answers: Mechanism | None
-    ) -> list[str]:
+    def check(self, config: Config, training: Training, answers: Mechanism) -> list[str]:
         """Return the problems with the method in an experiment."""
         problems = super().check(config, training, answers)
         if self.generator_steps:

@@ -78,7 +78,7 @@ class GradientSum(NormalizedGradient):
     def check(self, config: Any, method: Any, training: Any) -> list[str]:
         """Return the problems with these answers in an experiment."""
         problems = super().check(config, method, training)
-        if method and getattr(method, "mean_over", None) != "batch":
+        if getattr(method, "mean_over", None) != "batch":
             problems.append(
                 "answers=gradient_sum releases one gradient for all images of a round; use "
                 "method=dpdfd, or another method with method.mean_over=batch"

@@ -136,7 +136,7 @@ class ClippedGradients(Mechanism):
     def check(self, config: Any, method: Any, training: Any) -> list[str]:
         """Return the problems with these answers in an experiment."""
         problems = super().check(config, method, training)
-        if method and not getattr(method, "sums_gradients", False):
+        if not getattr(method, "sums_gradients", False):
             problems.append(
                 f"answers={self.name} releases sums of records' gradients; use method=dp_fedsgd"
             )

@@ -72,12 +72,12 @@ class LabelPrivate(Plain, ABC):
                 f"numbers, which may depend on labels that {named} keeps private; use "
                 "teachers_per_client=1"
             )
-        if partition and (partition.name == "class" or partition.leaves_out_by == "labels"):
+        if partition.name == "class" or partition.leaves_out_by == "labels":
             problems.append(
                 f"partition={partition.name} divides records by their labels, which {named} keeps "
                 "private; use partition=iid"
             )
-        if method and not (method.uses_teachers_alone and config.num_clients == 1):
+        if not (method.uses_teachers_alone and config.num_clients == 1):
             problems.append(
                 f"{named} requires that nothing else reads the labels, but method={method.name} "
                 "may read them; use method=central"

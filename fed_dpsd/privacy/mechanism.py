@@ -245,8 +245,8 @@ class Mechanism(Charged, Protocol):
 
         Args:
             config: the experiment's Config.
-            method: its Method; None if that is invalid.
-            training: its Training; None if that is invalid.
+            method: its Method.
+            training: its Training.
         """
         problems, field = [], self.calibrated_by
         value = getattr(self, field) if field else None

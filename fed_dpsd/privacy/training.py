@@ -33,8 +33,8 @@ class Plain:
 
         Args:
             config: the experiment's Config.
-            method: its Method; None if that is invalid.
-            partition: its Partition; None if that is invalid.
+            method: its Method.
+            partition: its Partition.
         """
         return []
 

@@ -109,15 +109,6 @@ def test_noise_of_answers_suits_the_training():
     assert again.to_json() == judged("answers=gradient")[0].to_json()
 
 
-def test_a_problem_with_the_noise_does_not_hide_others():
-    with pytest.raises(ConfigError) as error:
-        from_overrides(["answers=gradient", "answers.noise_multiplier=-1", "answers.k=1"], None)
-    assert [problem.partition("=")[0] for problem in error.value.problems[:2]] == [
-        "answers.noise_multiplier",
-        "answers.k",
-    ]
-
-
 def test_a_key_that_another_choice_sets_is_refused_with_a_remedy():
     problem, _ = judged("method=dp_dfd answers=gradient")
     assert problem.endswith("has no answers.threshold, which method=dp_dfd sets; use answers=label")

@@ -1,4 +1,4 @@
-"""docs/papers.md: printed numbers are the papers', proven ones have units, and rows compose."""
+"""results/papers.md: printed numbers are the papers', proven ones have units, and rows compose."""
 
 import functools
 import operator
@@ -14,9 +14,8 @@ from fed_dpsd.experiment import set_up
 from fed_dpsd.storage import conf_folder
 from tests.tables import read_files
 
-DOCS = Path(__file__).parents[1] / "docs"
 PAPERS = read_files()
-TEXT = (DOCS / "papers.md").read_text()
+TEXT = (Path(__file__).parents[1] / "results" / "papers.md").read_text()
 CODE = re.compile(r"`([^`]+)`")
 NUMBER = r"\d[\d,]*(?:\.\d+)?"
 HEADING = "proven epsilon (record, replace_one unless stated)"

@@ -20,13 +20,14 @@ from tests.every import every
 
 MEAN, STD = [0.5, 0.4, 0.3], [0.2, 0.25, 0.3]
 LARGE = ("vgg19_bn", "vit_b", "wide_resnet50_2")
+SMALL = ("mobilenet_v2", "shufflenet_v2_x1_0")
 
 
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
-        *((name, (1, 28, 28)) for name in NETWORKS if name not in LARGE),
-        *(pytest.param(name, (1, 28, 28), marks=pytest.mark.slow) for name in LARGE),
+        *((name, (1, 28, 28)) for name in SMALL),
+        *(pytest.param(n, (1, 28, 28), marks=pytest.mark.slow) for n in NETWORKS if n not in SMALL),
         *(pytest.param(name, (3, 64, 64), marks=pytest.mark.slow) for name in LARGE),
     ],
 )
@@ -49,10 +50,13 @@ def test_every_network_takes_a_step(name, shape):
 @pytest.mark.parametrize(
     "name",
     [
-        *("mobilenet_v2_gn", "shufflenet_v2_x1_0_gn", "googlenet_gn"),
+        "shufflenet_v2_x1_0_gn",
         *(
             pytest.param(name, marks=pytest.mark.slow(seconds=15))
-            for name in ("vgg19_gn", "resnet34_gn", "densenet161_gn", "alexnet", "vit_b")
+            for name in (
+                *("mobilenet_v2_gn", "googlenet_gn", "vgg19_gn", "resnet34_gn"),
+                *("densenet161_gn", "alexnet", "vit_b"),
+            )
         ),
     ],
 )

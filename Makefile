@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test slow docs bundle dist
+.PHONY: help setup check format test slow coverage docs bundle dist
 
 help: ## List what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -21,6 +21,9 @@ test: ## The test suite, in two processes
 
 slow: ## Commands of the docs, every method with every answer, Flower, kills, wheels
 	pytest -m slow
+
+coverage: ## The lines that all tests run, in every process they start
+	pytest -n 2 --dist loadfile -m "" --cov --cov-report=term:skip-covered --cov-fail-under=93
 
 docs: ## The documentation site, in build/site; a warning is an error
 	NO_MKDOCS_2_WARNING=1 mkdocs build

@@ -3,7 +3,6 @@
 Heavy libraries are imported inside functions: the process that only hands out tests needs none.
 """
 
-import collections
 import functools
 import gc
 import os
@@ -57,11 +56,6 @@ LONGEST = ("test_simulation.py", "test_mutations.py", "test_method_contract.py")
 LONGEST += ("test_accounting.py", "test_charges.py", "test_run.py", "test_membership.py")
 
 
-# Elsewhere, shorter tests run the same lines and count them; here they take the longest to count.
-UNCOUNTED = ("test_mutations.py", "test_charges.py", "test_accounting.py")
-UNCOUNTED += ("test_typed.py", "test_faults.py", "test_two_axes.py")
-
-
 def pytest_addoption(parser):
     text = f"with -m '': the fast tests, those marked ci, and one of {PARTS} parts of the slow ones"
     parser.addoption("--slow-part", type=int, choices=range(PARTS), help=text)
@@ -87,10 +81,7 @@ def parts_of(slow):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Choose a part of the slow tests; count lines in one case of four of the other files' tests.
-
-    To count lines takes two thirds more time.
-    """
+    """Choose a part of the slow tests, and begin with the files that take longest."""
     if (part := config.getoption("slow_part")) is not None:
         # Keywords also have the names of folders, such as a checkout's.
         marked = [item for item in items if item.get_closest_marker("slow")]
@@ -100,12 +91,6 @@ def pytest_collection_modifyitems(config, items):
         config.hook.pytest_deselected(items=[*left_out])
     order = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
-    cases = collections.Counter()
-    for item in items:
-        test = item.nodeid.partition("[")[0]
-        if cases[test] % 4 or item.path.name in UNCOUNTED:
-            item.add_marker("no_cover")
-        cases[test] += 1
 
 
 def pytest_collection_finish():

@@ -41,8 +41,6 @@ from fed_dpsd.privacy.training import Plain
 from fed_dpsd.protocol import Request, Response
 from tests.every import every
 
-pytestmark = pytest.mark.no_cover  # shorter tests run the same lines, and count them
-
 MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None  # where a sync costs nothing
 CLASSES = 4
 RECORDS = Split(np.zeros((2, 1, 8, 8), np.uint8), np.array([0, 1]))

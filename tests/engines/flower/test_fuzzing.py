@@ -39,8 +39,6 @@ from tests.hospitals import (
 )
 from tests.ledgers import entries_of
 
-pytestmark = pytest.mark.no_cover  # shorter tests run the same lines, and count them
-
 EXAMPLES = [75, pytest.param(500, marks=pytest.mark.slow(seconds=10))]
 CHARGES = 50  # after which a hospital gets a new ledger: its budget would refuse the rest
 

@@ -6,7 +6,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from dp_accounting import NonPrivateDpEvent
 from scipy import stats
 
 from fed_dpsd.audits.conformance import audited_parts
@@ -19,7 +18,6 @@ from fed_dpsd.papers.dp_merf import DPMERF, SPACING, TURN
 from fed_dpsd.privacy.accounting import best_bound
 from fed_dpsd.streams import Streams
 from tests.proofs import gaussian_delta
-from tests.running import not_refused
 
 SMALL = {
     "generator_steps": 60,
@@ -108,8 +106,6 @@ def test_its_epsilon_is_that_of_one_gaussian_mechanism(relation, moved):
     assert (
         gaussian_delta(moved / 3.74, proven) <= 1e-5 < gaussian_delta(moved / 3.74, proven - 1e-4)
     )
-    for unit in ("patient", "client"):
-        assert isinstance(mechanism.event(unit, relation), NonPrivateDpEvent)
 
 
 def test_the_noise_has_its_law_and_half_of_it_is_found(monkeypatch):
@@ -146,26 +142,6 @@ def test_a_record_moves_the_released_sum_by_its_own_part_of_at_most_1(monkeypatc
     whole, others, own = seen
     assert np.array_equal(whole - others, own)
     assert 0.999 < np.linalg.norm(own) <= 1
-
-
-def test_what_it_does_not_support_is_refused(tmp_path):
-    def given(*settings):
-        return one_run(settings, tmp_path)
-
-    table = (
-        ("model=scattering", "model.teacher=scattering: training=dp_merf generates images"),
-        ("model.teachers=[cnn,patches]", r"model.teachers\[1\]=patches: training=dp_merf gen"),
-        ("model=resnet9 training.batch_size=1", "batch_size=1 must be >= 2"),
-        ("training=plain", "method=dp_merf does not support it; use training=dp_merf"),
-        ("num_clients=2", "method=dp_merf has one client; use num_clients=1"),
-        ("training.features=3", "features=3 must be an even number"),
-        ("training.noise_multiplier=33", "noise_multiplier=33: beyond 32, training=dp_merf rounds"),
-        ("training.count_fraction=1", "count_fraction=1.0 must be between 0 and 1"),
-    )
-    assert not not_refused(given, table, "method=dp_merf")
-    given("method=dp_merf", "model=resnet9")  # may mix images, which are not records
-    deployed = "training=dp_merf model=cnn federation=deployment"
-    assert not not_refused(given, [(deployed, "baseline for simulations")])
 
 
 def test_an_audit_says_that_it_does_not_know_the_noise(tmp_path):

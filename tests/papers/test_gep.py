@@ -7,14 +7,12 @@ import pytest
 import torch
 from dp_accounting import (
     GaussianDpEvent,
-    NonPrivateDpEvent,
     PoissonSampledDpEvent,
     SelfComposedDpEvent,
     pld,
 )
 from scipy import stats
 
-from fed_dpsd.experiment import one_run
 from fed_dpsd.models import initialise
 from fed_dpsd.models.classifiers import CLASSIFIERS
 from fed_dpsd.papers import gep
@@ -23,7 +21,6 @@ from fed_dpsd.privacy import dp_sgd
 from fed_dpsd.privacy.accounting import best_bound
 from fed_dpsd.streams import Streams
 from tests.papers.test_dp_merf import halves
-from tests.running import not_refused
 
 SMALL = {
     "noise_multiplier": 1.0,
@@ -157,8 +154,6 @@ def test_its_epsilon_is_dp_accountings():
     proven = best_bound(mechanism.event("record", "add_remove"), 1e-5).epsilon
     assert proven == pytest.approx(accountant.get_epsilon(1e-5), rel=2e-3)
     assert proven == pytest.approx(1.6721, abs=0.01)
-    for unit in ("patient", "client"):
-        assert isinstance(mechanism.event(unit, "add_remove"), NonPrivateDpEvent)
 
 
 def test_the_basis_is_orthonormal_and_holds_most_of_the_public_gradients():
@@ -198,23 +193,6 @@ def _fixed_gradients(monkeypatch):
     monkeypatch.setattr(gep.lattice, "single_gradients", single)
 
 
-def test_what_it_does_not_support_is_refused(tmp_path):
-    def given(*settings):
-        return one_run(settings, tmp_path)
-
-    table = (
-        ("model=scattering", "model.teacher=scattering: training=gep compares gradients"),
-        ("model.teacher=cnn_bn", "model.teacher=cnn_bn: training=gep bounds each record"),
-        ("training=plain", "method=gep does not support it; use training=gep"),
-        ("num_clients=2", "method=gep has one client; use num_clients=1"),
-        ("training.basis_size=201", "basis_size=201 must be at most anchors=200"),
-        ("training.anchors=0", "anchors=0 must be >= 1"),
-        ("training.anchors=50000", "model.teacher=cnn training=gep: anchors=50000 and basis_size"),
-        ("training.max_residual_norm=0", "max_residual_norm=0.0 must be between 1e-6"),
-        ("training.noise_multiplier=-1", "noise_multiplier=-1.0 must be > 0 and at most"),
-    )
-    assert not not_refused(given, table, "method=gep")
-    deployed = "training=gep model=cnn federation=deployment"
-    assert not not_refused(given, [(deployed, "baseline for simulations")])
+def test_a_basis_larger_than_the_network_is_refused():
     with pytest.raises(ValueError, match="a basis of at most 402"):
         trained(*halves(1), anchors=700, basis_size=700)

@@ -9,7 +9,6 @@ import torch
 from dp_accounting import (
     GaussianDpEvent,
     NeighboringRelation,
-    NonPrivateDpEvent,
     SampledWithoutReplacementDpEvent,
 )
 from dp_accounting.pld import privacy_loss_distribution as pld
@@ -176,8 +175,6 @@ def test_its_epsilon_is_that_of_a_mixture_for_each_image(relation):
     accountant = RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_ONE)
     accountant.compose(SampledWithoutReplacementDpEvent(100, 1, GaussianDpEvent(1.0)), 400)
     assert proven < accountant.get_epsilon(1e-5)
-    for unit in ("patient", "client"):
-        assert isinstance(mechanism.event(unit, relation), NonPrivateDpEvent)
 
 
 def test_every_image_has_a_gradient_of_at_most_1_and_its_noise(monkeypatch):
@@ -217,22 +214,6 @@ def test_each_image_has_its_own_secret_uniform_pick(groups, monkeypatch):
     mechanism = GSWGAN(noise_multiplier=1.0, **SHORT | {"batch_size": 8})
     trained(mechanism, *halves(50), Coupled(places.reshape(3, 8)))
     assert picked == np.repeat(np.arange(12), 2).tolist()
-
-
-@pytest.mark.parametrize(
-    ("changed", "error"),
-    [
-        ({"discriminators": 1}, "discriminators=1 must be >= 2"),
-        ({"discriminators_at_once": 5}, "discriminators_at_once=5 must divide discriminators=12"),
-        ({"discriminators_at_once": 0}, "discriminators_at_once=0 must divide"),
-        ({"discriminator_width": 0}, "discriminator_width=0 must be >= 1"),
-        ({"first_steps": -1}, "first_steps=-1 must be >= 0"),
-        ({"discriminator_learning_rate": 0.0}, "discriminator_learning_rate=0.0 must be"),
-    ],
-)
-def test_settings_out_of_range_are_refused(changed, error):
-    with pytest.raises(ValueError, match=error):
-        GSWGAN(noise_multiplier=1.0, **SMALL | changed)
 
 
 def test_more_numbers_than_the_proof_covers_are_refused():

@@ -46,7 +46,7 @@ def swept(folder, *overrides):
 def plain(tmp_path_factory):
     """Plain teachers that memorise their 90 records each."""
     folder = tmp_path_factory.mktemp("plain")
-    by_heart = ("num_clients=8", "model.teacher=mlp", "teacher.min_steps=200")
+    by_heart = ("num_clients=8", "model.teacher=mlp", "teacher.min_steps=100")
     common = ("training=plain", "answers=probabilities", f"seed=range(0,{RUNS})")
     return swept(folder, *by_heart, *common)
 

@@ -199,13 +199,13 @@ def test_the_student_learns_from_answers_alone(small, tmp_path):
         *(
             "training=plain",
             "answers=probabilities",
-            "rounds=4",
+            "rounds=2",
             "queries_per_round=256",
             "method.student_steps=60",
-            "method.final_student_steps=200",
+            "method.final_student_steps=150",
         ),
-        *("method.batch_size=128", "teacher.min_steps=300", "model.teacher_width=16"),
-        *("model.student_width=16", "model.generator_width=16"),
+        *("method.batch_size=128", "teacher.min_steps=150", "model.teacher_width=8"),
+        *("model.student_width=8", "model.generator_width=8"),
     )
     federation = LocalFederation(experiment, tmp_path)
     test = load_data(experiment.config.data, experiment.config.cache).test

@@ -1,4 +1,4 @@
-"""R15: each pair of method, training and answers learns, is refused, or warns with a remedy.
+"""Each pair of method, training and answers learns, is refused, or warns with a remedy.
 
 `python -m tests.test_defaults` measures what results/defaults.csv lacks, and rewrites it and
 results/defaults.md; it takes about a minute for each different run.

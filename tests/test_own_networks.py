@@ -1,4 +1,4 @@
-"""R11: Python as people use it: networks from functions, data frames, notebooks, sweeps."""
+"""Python as people use it: networks from functions, data frames, notebooks, sweeps."""
 
 import functools
 import json

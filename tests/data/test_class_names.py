@@ -325,7 +325,7 @@ def test_a_class_that_one_split_alone_has_is_named(tmp_path):
 
 
 def test_test_pictures_follow_names_and_not_the_alphabet(tmp_path):
-    """F1: the experiment's list is [normal, covid], and the coordinator has folders alone."""
+    """The experiment's list is [normal, covid], and the coordinator has folders alone."""
     shades(tmp_path / "test", normal=[10], covid=[200])
     listed = bound(tmp_path, tmp_path, "data.classes=[normal,covid]")
     test = datasets.load_test(listed, tmp_path / "cache")

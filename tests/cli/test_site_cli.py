@@ -439,11 +439,12 @@ def test_a_node_that_ends_by_itself_is_started_again(fed_dpsd, tmp_path, monkeyp
 @pytest.mark.parametrize(
     ("number", "send", "status"),
     [
-        (signal.SIGTERM, os.kill, 143),
+        pytest.param(signal.SIGTERM, os.kill, 143, marks=pytest.mark.ci),
         (signal.SIGINT, os.kill, 130),
         (signal.SIGINT, os.killpg, 130),
     ],
 )
+@pytest.mark.slow  # a process that imports Flower, for each
 def test_a_signal_ends_the_command_and_its_node(tmp_path, number, send, status):
     """Whether the node gets it too, as from Ctrl-C, or not."""
     file = stub_node(tmp_path, "echo $$ >> pids\n[ $(wc -l < pids) = 1 ] || exec sleep 60")

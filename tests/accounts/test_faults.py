@@ -260,7 +260,7 @@ def locked_out(folder, monkeypatch, step):
         shutil.rmtree(each, ignore_errors=True)
 
 
-@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.slow)])
 def test_ctrl_c_at_any_moment_of_a_charge_locks_nobody_out(place, monkeypatch, step):
     assert list(locked_out(place / f"interrupted {step}", monkeypatch, step)) == []
     monkeypatch.setattr(ledgers, "uninterrupted", nullcontext)

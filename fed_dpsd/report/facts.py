@@ -51,7 +51,7 @@ class Facts:
     trained: str  # how the teachers were trained, in words
     answered: str  # how the teachers answered, in words
     published: str  # a sentence on the epsilon by the papers' formulas
-    command: str  # the command that repeats the run; "" if unknown
+    command: str  # the command with the settings as typed; "" if unknown
     # for each round, the epsilon (add_remove) of the requested unit that each client has spent so
     # far, by the client's number
     spent: Sequence[Mapping[int, float]] = ()

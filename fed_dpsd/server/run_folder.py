@@ -1,5 +1,7 @@
 """A run's folder: its name, configuration, log, predictions and pictures."""
 
+import contextlib
+import dataclasses
 import datetime
 import functools
 import json
@@ -43,6 +45,7 @@ from fed_dpsd.storage import (
 
 PREDICTIONS = "predictions.npz"  # of the student, for the test images
 GAP = 2  # pixels between images of a picture
+TYPED = "overrides.json"  # what the user typed; null if unknown
 REHEARSAL = "FED_DPSD_REHEARSAL"  # set in the environment of a rehearsal's coordinator
 _LIBRARIES = ("flwr", "ray", "torch", "torchvision", "numpy", "hydra-core", "dp-accounting")
 
@@ -79,6 +82,7 @@ def new_run_folder(experiment: Experiment) -> Path:
             files = {
                 inputs_path(experiment, folder): to_json_bytes(inputs),
                 folder / "versions.json": to_json_bytes(versions()),
+                folder / TYPED: to_json_bytes(experiment.overrides),
                 # This file comes last, since it makes the folder a run folder.
                 folder / "config.yaml": experiment.to_yaml().encode(),
             }
@@ -143,7 +147,11 @@ def is_run_folder(folder: Path) -> bool:
 
 def open_run_folder(folder: Path) -> Experiment:
     """Return the experiment of an existing run folder."""
-    return set_up(read_run(folder), None, written=True)
+    experiment = set_up(read_run(folder), None, written=True)
+    with contextlib.suppress(OSError, ValueError):  # only reports need it
+        typed = json.loads((folder / TYPED).read_text())
+        return dataclasses.replace(experiment, overrides=typed)
+    return experiment
 
 
 @dataclass(frozen=True)

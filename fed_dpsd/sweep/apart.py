@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fed_dpsd.config import compose, leaves
+from fed_dpsd.config import leaves
 from fed_dpsd.errors import UserError, format_value
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.report.settings import DIGESTS, GRID, RESULTS, Row, setting_of
@@ -17,6 +17,7 @@ PLACES = (
     *("out", "cache", "run_folder", "ledger", "tracker"),
     *("data.path", "data.classes", "teacher.path"),
 )
+COPIES_OF_SEED = {"partition.seed", "partition.coins", "teacher.seed"}  # by default
 # Rows of one setting that are equal in these columns are of copies of a run.
 RESULTS_OF_COPIES = ("seed", "student", "ensemble", "student_sha256", *DIGESTS)
 
@@ -38,15 +39,15 @@ def _plain(text: str) -> float:
 def key_texts(experiments: Sequence[Experiment]) -> list[Row]:
     """Return each run's keys and values as text, without its seed; "" for seeds that follow it.
 
-    By default, seeds such as partition.seed are copies of the run's seed. A seed follows the run's
-    seed if both are equal, unless a run that differs only in seeds has it with a different seed.
+    One of COPIES_OF_SEED follows the run's seed if both are equal, unless a run that differs only
+    in seeds has it with a different seed.
     """
     found, others, fixed = [], [], set()
     for each in experiments:
         known = {key: format_value(value) for key, value in leaves(configuration(each))}
         known |= {"training": each.training.name, "answers": each.answers.name}
         known["partition"] = known.pop("partition.name")
-        seed, seeds = known.pop("seed"), _copies_of_seed(known["partition"]) & known.keys()
+        seed, seeds = known.pop("seed"), COPIES_OF_SEED & known.keys()
         other = frozenset((key, text) for key, text in known.items() if key not in seeds)
         fixed |= {(other, key, known[key]) for key in seeds if known[key] != seed}
         found.append(known)
@@ -56,13 +57,6 @@ def key_texts(experiments: Sequence[Experiment]) -> list[Row]:
             if known[key] == seed and (other, key, seed) not in fixed:
                 known[key] = ""
     return found
-
-
-@functools.cache
-def _copies_of_seed(partition: str) -> frozenset[str]:
-    """Return the keys that are copied from `seed` by default."""
-    sources = compose.compose_valid([f"partition={partition}"]).sources
-    return frozenset(key for key, source in sources.items() if source == "seed")
 
 
 def differing_keys(known: Sequence[Row]) -> list[str]:

@@ -1,7 +1,6 @@
 """The paths given to `fed-dpsd report`: their tables, and the facts of a single run."""
 
 import dataclasses
-import functools
 import json
 import os
 import shlex
@@ -19,13 +18,12 @@ from fed_dpsd.accounts.verdict import (
     verdict,
 )
 from fed_dpsd.claims import smallest_claim
-from fed_dpsd.config import compose, leaves
+from fed_dpsd.config import leaves
 from fed_dpsd.config.plugins import files_of
-from fed_dpsd.errors import UserError, format_value, printable
-from fed_dpsd.experiment import Experiment, calibrated_axis, from_overrides
+from fed_dpsd.errors import UserError, printable
+from fed_dpsd.experiment import Experiment
 from fed_dpsd.privacy.mechanism import Unit
 from fed_dpsd.privacy.plan import Plan
-from fed_dpsd.privacy.training import default_unit
 from fed_dpsd.report.facts import Facts, Unfinished
 from fed_dpsd.report.scores import Predictions
 from fed_dpsd.report.settings import (
@@ -49,7 +47,7 @@ from fed_dpsd.server.summary import (
     record_round,
 )
 from fed_dpsd.storage import client_name, shown_path, writing
-from fed_dpsd.sweep.apart import differing_keys, distinguish_rows, key_texts, try_open_experiment
+from fed_dpsd.sweep.apart import distinguish_rows, try_open_experiment
 from fed_dpsd.sweep.sweep import TABLE, Cell, Say, read_table, write_tables
 
 REPORTED = (
@@ -57,8 +55,7 @@ REPORTED = (
 )
 MOST_NAMED = 3  # runs in an error
 REHEARSED = "run"  # the run folder in a rehearsal's folder
-OMITTED = ("out", "cache", "run_folder", "ledger", "tracker", "data.classes")
-FEDERATIONS = ("deployment", "simulation")
+OMITTED = ("out", "cache", "run_folder", "ledger", "tracker")
 DEPLOYED = ("flwr", "run", "APP", "federation", "--stream", "--run-config")
 
 
@@ -122,7 +119,6 @@ def tables_of(paths: Sequence[Path], out: Path | None = None) -> list[Path]:
             if not table.is_file():
                 raise UserError(f"{path} contains neither a table nor a run; give {REPORTED}")
         tables.append(table)
-    apart = _distinguishing_keys([cell for cells in written.values() for cell in cells])
     for table, cells in written.items():
         with writing(table):
             table.parent.mkdir(parents=True, exist_ok=True)
@@ -133,7 +129,7 @@ def tables_of(paths: Sequence[Path], out: Path | None = None) -> list[Path]:
                 f"{table} is a table of other runs ({', '.join(sorted(others)[:MOST_NAMED])}); "
                 "choose another --out, or delete this folder"
             )
-        write_tables(table, [dataclasses.replace(c, overrides=apart[c.folder]) for c in cells])
+        write_tables(table, cells)
     return list(dict.fromkeys(tables))
 
 
@@ -149,21 +145,6 @@ def run_in(path: Path) -> Path:
     return inside if is_run_folder(inside) and not is_run_folder(path) else path
 
 
-def _distinguishing_keys(cells: Sequence[Cell]) -> dict[Path, Row]:
-    """Return each run's keys that differ among runs of its method, training, answers and data."""
-    alike: dict[tuple[str, ...], list[Row]] = {}
-    known = key_texts([cell.experiment for cell in cells])
-    for cell, own in zip(cells, known, strict=True):
-        each = cell.experiment
-        kind = each.method_name, each.training.name, each.answers.name, each.config.data.name
-        alike.setdefault(kind, []).append(own)
-    columns = dict.fromkeys(key for runs in alike.values() for key in differing_keys(runs))
-    return {
-        cell.folder: {key: own[key] for key in columns if key in own}
-        for cell, own in zip(cells, known, strict=True)
-    }
-
-
 def _cell(folder: Path) -> Cell:
     experiment = open_run_folder(folder)
     if unfinished := unfinished_in(folder, experiment):
@@ -173,7 +154,7 @@ def _cell(folder: Path) -> Cell:
         )
     config = dataclasses.replace(experiment.config, run_folder=str(folder))
     experiment = dataclasses.replace(experiment, config=config)
-    return Cell(folder.name, folder.name, "", {}, experiment)
+    return Cell(folder.name, folder.name, "", experiment.typed, experiment)
 
 
 # --- a run that has not completed ---
@@ -344,78 +325,22 @@ def _json(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is damaged; restore it from a backup") from None
 
 
-# --- the command that repeats a run ---
-
-
 def command_of(experiment: Experiment) -> str:
-    """Return the command that runs an experiment, with FOLDER or FILE in place of its paths.
+    """Return the command with a run's overrides, as typed; "" if it cannot be repeated so.
 
-    It is `fed-dpsd run` or, for a deployment, `flwr run` with APP for the app's folder. It names
-    the choices of conf/ that are not defaults, and the keys that differ from these choices. Return
-    "" if no such command gives the same settings.
+    It is `fed-dpsd run` or, for a deployment, `flwr run` with APP for the app's folder. FOLDER and
+    FILE stand for paths. The keys in OMITTED say where the run's own files are.
     """
-    values = json.loads(experiment.to_json())
-    typed = _choices(experiment, values)
-    words = (each.partition("=") for each in typed)
-    if any(name not in files_of(group) for group, _, name in words):
+    typed = experiment.typed
+    own = typed.get("experiment", "null") not in ("null", *files_of("experiment"))
+    if experiment.overrides is None or own:  # a user's grid may have changed
         return ""
-    if experiment.config.plugins:
-        typed.append(f"plugins={format_value(list(experiment.config.plugins))}")
-    composition = compose.compose_valid(typed)
-    if composition.problems:
-        return ""
-    unset = leaves(json.loads(from_overrides([], None).to_json()))  # also keys that no file sets
-    known, own = dict(unset) | dict(leaves(composition.values)), dict(leaves(values))
-    for key, value in default_unit(experiment.config.data.names_patients).items():
-        for name in (f"training.{key}", f"answers.{key}"):
-            if known.get(name, value) is None:
-                known[name] = value
-    calibrated = _calibrated(experiment)
-    for key, value in own.items():
-        source = composition.sources.get(key)
-        same = own[source] == value if source in own else known.get(key) == value
-        if same or key in OMITTED or key == calibrated:
-            continue
-        group, _, _ = key.rpartition(".")
-        if key not in known and group in known:  # a group of keys that is null in the file
-            key, value = group, functools.reduce(dict.__getitem__, group.split("."), values)
-        if key not in known or key.endswith("_target_"):
-            return ""
-        typed.append(f"{key}={_typed(value)}")
-    typed = list(dict.fromkeys(typed))
+    words = [
+        f"{key}={('FILE' if Path(text).suffix else 'FOLDER') if os.sep in text else text}"
+        for key, text in typed.items()
+        if key not in OMITTED
+    ]
     if experiment.config.federation.simulation:
-        return shlex.join(["fed-dpsd", "run", *typed])
-    overrides = " ".join(word.replace('"', "'") for word in typed)
+        return shlex.join(["fed-dpsd", "run", *words])
+    overrides = " ".join(words).replace('"', "'")
     return shlex.join([*DEPLOYED, f'overrides="{overrides}"'])
-
-
-def _choices(experiment: Experiment, values: dict[str, Any]) -> list[str]:
-    ours = compose.compose_valid([]).values["method"]["_target_"]
-    own = values["method"]["_target_"]
-    typed = [f"method={experiment.method_name}"] if own != ours else []
-    default = compose.compose_valid(typed).values
-    for group, name, mark in (
-        ("federation", FEDERATIONS[experiment.config.federation.simulation], "simulation"),
-        ("data", experiment.config.data.name, "name"),
-        ("partition", values["partition"].get("name"), "name"),
-        ("training", experiment.training.name, "_target_"),
-        ("answers", experiment.answers.name, "_target_"),
-    ):
-        if default[group].get(mark) != values[group].get(mark):
-            typed.append(f"{group}={name}")
-    return typed
-
-
-def _calibrated(experiment: Experiment) -> str:
-    """Return the key that privacy.target_epsilon calibrates; "" if there is none."""
-    if experiment.config.privacy.target_epsilon is None:
-        return ""
-    axis = calibrated_axis(experiment)
-    return f"{axis}.{getattr(experiment, axis).calibrated_by}"
-
-
-def _typed(value: Any) -> str:
-    """Return a value as a user types it, with a placeholder for a path on this machine."""
-    if isinstance(value, str) and os.sep in value:
-        return "FILE" if os.path.splitext(value)[1] else "FOLDER"
-    return format_value(value)

@@ -110,7 +110,7 @@ def test_no_run_folder_counts_before_it_is_complete(small, monkeypatch):
 
     monkeypatch.setattr(os, "replace", record)
     new_run_folder(small())
-    assert written == ["name", "inputs.json", "versions.json", "config.yaml"]
+    assert written == ["name", "inputs.json", "versions.json", "overrides.json", "config.yaml"]
 
 
 def test_a_log_is_read_while_it_is_written(tmp_path):

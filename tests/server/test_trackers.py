@@ -143,6 +143,7 @@ def test_without_a_tracker_nothing_is_left_next_to_the_run(small):
         "config.yaml",
         "inputs.json",
         "name",
+        "overrides.json",
         "versions.json",
     ]
 

@@ -1,6 +1,7 @@
 """The inputs of `fed-dpsd report`: tables, folders of sweeps and runs; the facts of a run."""
 
 import csv
+import dataclasses
 import json
 import shlex
 import shutil
@@ -11,12 +12,13 @@ import numpy as np
 import pytest
 
 from fed_dpsd import api
+from fed_dpsd.engines.flower.run_config import from_run_config
 from fed_dpsd.errors import UserError
-from fed_dpsd.experiment import from_overrides
+from fed_dpsd.experiment import from_overrides, one_run
 from fed_dpsd.report import pages
 from fed_dpsd.report.pages import run_page as page
 from fed_dpsd.report.settings import read_settings, setting_names
-from fed_dpsd.server.run_folder import new_run_folder
+from fed_dpsd.server.run_folder import new_run_folder, open_run_folder
 from fed_dpsd.sweep.reported import (
     command_of,
     facts_of,
@@ -28,6 +30,7 @@ from fed_dpsd.sweep.sweep import cell_key
 from tests.conftest import SMALL, small_for
 from tests.every import every
 from tests.report.runs import check_structure
+from tests.sweep.test_sweep import plan
 
 
 @pytest.fixture(scope="module")
@@ -320,55 +323,45 @@ def test_every_kind_of_run_has_a_page(tmp_path):
         assert "None" not in " ".join(each["text"] for each in shown.all("main")), overrides
 
 
-REPEATED = [
-    (),
-    ("rounds=6", "queries_per_round=64", "out=elsewhere"),
-    ("training=plain", "answers=votes", "teachers_per_client=20", "seed=3"),
-    ("method=central", "training=lp_2st"),
-    ("method=dense", "training=plain", "model.teacher=cnn_bn", "device=cpu"),
-    ("privacy.target_epsilon=1",),
-    ("training=plain", "privacy.target_epsilon=1", "privacy.budget=3"),
-    ("partition=iid", "model.teachers=[cnn,lenet,mlp]", "teacher.seed=4"),
-    ("experiment=paper_dpsd",),
-    ("method=dgd_plus", "data=mnist", "data.path=FOLDER"),
-    (
-        *("training=plain", "answers=votes", "answers.noise_at=distributed"),
-        "answers.quorum={threshold: 4, colluding: 1}",
-    ),
-]
+@every("start", ["run", "sweep", "flower"])
+def test_the_command_of_a_run_has_the_words_that_were_typed(tmp_path, start):
+    given, out = ["model.teachers=[cnn, lenet]", "partition=iid"], f"out={tmp_path}/runs"
+    if start == "run":
+        experiments = [one_run([*given, out, "privacy.target_epsilon=1"], tmp_path)]
+    elif start == "flower":
+        words = " ".join([given[0].replace(" ", ""), given[1], out])
+        experiments = [from_run_config({"overrides": words, "target_epsilon": 1})]
+    else:  # a cell of each grid
+        given += ["experiment=two_axes", "training=plain", "answers=label,gradient", "seed=1"]
+        experiments = [cell.experiment for cell in plan(tmp_path, *given)]
+        assert len(experiments) == 2
+    for experiment in experiments:
+        command = shlex.split(command_of(open_run_folder(new_run_folder(experiment))))
+        assert command[:2] == ["fed-dpsd", "run"]
+        assert "model.teachers=[cnn" in " ".join(command)
+        assert str(tmp_path) not in " ".join(command)
+        assert cell_key(one_run(command[2:], tmp_path)) == cell_key(experiment)
 
 
-def test_the_command_of_a_run_has_the_same_settings(tmp_path):
-    (tmp_path / "FOLDER").mkdir()
-    for overrides in REPEATED:
-        experiment = from_overrides(overrides, tmp_path)
-        words = shlex.split(command_of(experiment))
-        assert words[:2] == ["fed-dpsd", "run"]
-        again = from_overrides(words[2:], tmp_path)
-        assert cell_key(again) == cell_key(experiment), overrides
-        assert len(words) <= 2 + 14
-        assert str(tmp_path) not in " ".join(words)
-
-
-@every(
-    ("typed", "named"),
-    [
-        (["training.steps=5"], []),
-        (["data.records_per_patient=2"], []),
-        (["data.records_per_patient=2", "training.records_per_patient=2"], ["records_per_patient"]),
-        (["data.records_per_patient=2", "training.unit=record"], ["unit", "records_per_patient"]),
-        (["federation=deployment", "training.unit=patient"], ["unit", "records_per_patient"]),
-    ],
-)
-def test_the_command_names_the_unit_if_the_data_do_not_suit_it(tmp_path, typed, named):
-    experiment = from_overrides(typed, tmp_path)
-    command = command_of(experiment)
-    keys = "unit", "records_per_patient"
-    assert [key for key in keys if f"training.{key}=" in command] == named
+def test_a_command_names_no_path_and_only_experiments_of_ours(tmp_path):
+    (tmp_path / "a").mkdir()
+    given = ["data.path=a/b", "partition.path='a/c d.csv'", f"ledger={tmp_path}", "rounds=4"]
+    experiment = dataclasses.replace(from_overrides(["rounds=4"], tmp_path), overrides=given)
+    assert shlex.split(command_of(experiment))[2:] == [
+        *("data.path=FOLDER", "partition.path=FILE", "rounds=4"),
+    ]
+    for unknown in (None, ["experiment=my_grid", "rounds=4"]):
+        assert command_of(dataclasses.replace(experiment, overrides=unknown)) == ""
 
 
 def test_the_command_of_a_deployment_is_flowers(tmp_path):
-    experiment = from_overrides(("federation=deployment", "num_clients=3", "rounds=4"), tmp_path)
-    *words, given = shlex.split(command_of(experiment))
+    typed = ("federation=deployment", "num_clients=3", 'data.name="x"')
+    *words, given = shlex.split(command_of(from_overrides(typed, tmp_path)))
     assert words == ["flwr", "run", "APP", "federation", "--stream", "--run-config"]
-    assert given == 'overrides="federation=deployment num_clients=3 rounds=4"'
+    assert given == "overrides=\"federation=deployment num_clients=3 data.name='x'\""
+
+
+def test_a_run_is_resumed_without_the_words_that_were_typed(stopped):
+    (stopped / "overrides.json").write_text("{")
+    assert api.resume(stopped, progress=False).summary["status"] == "completed"
+    assert facts_of([stopped]).command == ""

@@ -46,7 +46,7 @@ class OperatingPoint:
 
 
 def auroc(probabilities: NDArray[np.floating], labels: NDArray[np.int64]) -> float | None:
-    """Return the area under the ROC curve in [0, 1]; ties count half.
+    """Return the area under the ROC curve in [0, 1].
 
     For two classes, it is the area of class 1; otherwise, it is the mean over classes of the area
     of each class against the rest. It is None if a class is absent from `labels`, or a probability
@@ -56,8 +56,10 @@ def auroc(probabilities: NDArray[np.floating], labels: NDArray[np.int64]) -> flo
         probabilities: (N, K).
         labels: (N,) true classes, 0..K-1.
     """
+    from sklearn.metrics import roc_auc_score  # takes a second to import
+
     parts = _against_the_rest(probabilities, labels)
-    areas = [_below(scores[~positive], scores[positive]).mean() for scores, positive in parts]
+    areas = [roc_auc_score(positive, scores) for scores, positive in parts]
     return float(np.mean(areas)) if areas else None
 
 
@@ -111,7 +113,7 @@ def _below(others: NDArray[np.floating], scores: NDArray[np.floating]) -> NDArra
 
 def roc(predictions: Predictions) -> list[tuple[float, float]]:
     """Return (false positive rate, sensitivity) at every threshold, from (0, 0) to (1, 1)."""
-    from sklearn.metrics import roc_curve  # takes a second to import; few pages need it
+    from sklearn.metrics import roc_curve
 
     scores, positive = predictions.probabilities[:, 1], predictions.labels == 1
     wrong, right, _ = roc_curve(positive, scores, drop_intermediate=False)

@@ -56,8 +56,9 @@ PRINT: Any = STYLE | {
 }
 # Widths in inches: in a page, and in a paper's column and across its text.
 PAGE, COLUMN, TEXT = 5.0, 3.3, 6.8
-MARGIN = 0.05  # inches of a page to the left of a title, whose first letter is cut at the edge
-BELOW = 0.55  # inches below a panel of a page, for tick labels and the title of the x axis
+HEIGHTS = {PAGE: 2.9, COLUMN: 2.4, TEXT: 2.8}  # inches of a chart, without its legend
+LINE_LENGTH = 50  # letters of a legend's line
+LABEL_LENGTH = 28  # letters of a line next to a dot
 MOST_COLUMNS = 3  # of a legend
 MOST_MARKERS = 30  # on one line
 
@@ -101,15 +102,13 @@ def draw(charts: Sequence[Chart], width: float = PAGE, across: int = 1) -> Figur
     named = (s.name for chart in charts for s in chart.series if s.coloured)
     numbers = {name: (number, 0) for number, name in enumerate(dict.fromkeys(named))}
     legend: dict[str, Artist] = {}
-    panels = [chart.panel for chart in charts]
+    several = len({chart.panel for chart in charts}) > 1
     with matplotlib.rc_context(style(width)):
-        figure = Figure((width, 1))
-        for chart in charts:
-            legend |= _plot(figure.add_subplot(), chart, numbers, width)
-        titles = [f"{panel}\n" * (len(set(panels)) > 1) for panel in panels]
-        titles = [title + chart.y.title for title, chart in zip(titles, charts, strict=True)]
-        heights = [{PAGE: 2.0, COLUMN: 1.7, TEXT: 2.2}[width]] * len(charts)
-        arrange(figure, titles, heights, legend, across)
+        figure, panels = new_figure(width, [HEIGHTS[width]] * len(charts), across)
+        for axes, chart in zip(panels, charts, strict=True):
+            legend |= _plot(axes, chart, numbers, width)
+            axes.set_title(f"{chart.panel}\n" * several + chart.y.title, loc="left")
+        add_legend(figure, legend)
     return figure
 
 
@@ -165,8 +164,9 @@ def _line(
     every = math.ceil(len(x) / (MOST_MARKERS * scale() ** 3))
     marks = slice((inside - 1) % every, None, every)
     style |= {"curve": {"marker": ""}, "mark": {"linestyle": ""}}.get(series.kind, {})
-    (line,) = axes.plot(x[:inside], y[:inside], **style, markevery=marks, clip_on=False)
-    axes.plot(x[inside:], y[inside:], **{**style, "linestyle": ""}, clip_on=False)
+    style |= {"clip_on": False, "in_layout": False}  # an empty line has no place in the layout
+    (line,) = axes.plot(x[:inside], y[:inside], **style, markevery=marks)
+    axes.plot(x[inside:], y[inside:], **style | {"linestyle": ""})
     return line
 
 
@@ -250,51 +250,29 @@ def _name_points(axes: Axes, points: Sequence[tuple[float, float]], labels: Sequ
         )
 
 
-def arrange(
-    figure: Figure,
-    titles: Sequence[str],
-    heights: Sequence[float],
-    entries: Mapping[str, Artist],
-    across: int = 1,
-    left: float = 0.5,
-    right: float = 0.15,
-) -> None:
-    """Place panels in rows above a legend, and set the figure's height; lengths are in inches."""
-    size = scale()
-    below, left, right, letter = size * BELOW, size * left, size * right, size * 0.08
-    whole, line = figure.get_figwidth(), 1.25 * matplotlib.rcParams["font.size"] / 72
-    width = whole / across
-    wrapped = [
-        "\n".join(textwrap.fill(row, int(width / letter)) for row in title.split("\n"))
-        for title in titles
-    ]
-    labels = [textwrap.fill(name, int(whole / letter) - 8) for name in entries]
-    longest = max((len(row) for name in labels for row in name.split("\n")), default=0)
-    columns = max(1, min(MOST_COLUMNS, int(whole / (letter * longest + 0.75 * size))))
-    legend = sum(name.count("\n") + 1.1 for name in labels) / columns
-    legend = line * (max(legend, math.ceil(len(labels) / columns) * 1.2) + bool(labels))
-    top = line * (max(title.count("\n") for title in wrapped) + 1.5)
-    total = sum(top + height + below for height in heights[::across]) + legend
-    figure.set_figheight(total)
-    bottom = total + below
-    for n, axes in enumerate(figure.axes):
-        if n % across == 0:
-            bottom -= below + top + heights[n]
-        x, inside = n % across * width + left, width - left - right
-        axes.set_position((x / whole, bottom / total, inside / whole, heights[n] / total))
-        axes.set_title(wrapped[n], loc="left", x=(size * MARGIN - left) / inside)
-    if labels:
-        figure.legend(
-            list(entries.values()),
-            labels,
-            loc="lower left",
-            bbox_to_anchor=(0, 0),
-            ncols=columns,
-            borderpad=0,
-            labelspacing=0.4,
-            handlelength=3.2,
-            columnspacing=1.5,
-        )
+def new_figure(
+    width: float, heights: Sequence[float], across: int = 1
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure with panels of these heights in inches, `across` in a row."""
+    rows = list(heights[::across])
+    figure = Figure((width, sum(rows)), layout="constrained")
+    every = figure.subplots(len(rows), across, squeeze=False, height_ratios=rows).ravel()
+    for unused in every[len(heights) :]:
+        unused.remove()
+    return figure, list(every[: len(heights)])
+
+
+def add_legend(figure: Figure, entries: Mapping[str, Artist]) -> None:
+    """Add a legend below the panels, in as many columns as fit; its height is added."""
+    labels = [textwrap.fill(name, LINE_LENGTH) for name in entries]
+    for columns in range(min(MOST_COLUMNS, len(labels)), 0, -1):
+        place: Any = {"loc": "outside lower left", "handlelength": 3.2, "labelspacing": 0.4}
+        legend = figure.legend(list(entries.values()), labels, ncols=columns, **place)
+        box = legend.get_window_extent()
+        if box.width <= figure.bbox.width or columns == 1:
+            figure.set_figheight(figure.get_figheight() + box.height / figure.dpi)
+            break
+        legend.remove()
 
 
 def draw_dots(groups: Sequence[Dots], width: float = PAGE) -> Figure | None:
@@ -307,14 +285,12 @@ def draw_dots(groups: Sequence[Dots], width: float = PAGE) -> Figure | None:
         legend: dict[str, Artist] = {
             "mean and standard deviation over seeds": Line2D([], [], **mean_mark)
         }
-        longest = max(len(name) for group in groups for name, *_ in group.rows)
-        left = min(longest * 0.078 * size + 0.25, 0.45 * width)  # inches
-        figure, heights, ends = Figure((width, 1)), [], []
-        for group in groups:
-            axes = figure.add_subplot()
-            labels = [textwrap.fill(name, int(left / (0.074 * size))) for name, *_ in group.rows]
-            lines = np.array([1.25 + label.count("\n") for label in labels])
-            places = np.cumsum(lines) - lines / 2
+        labels = [[textwrap.fill(row[0], LABEL_LENGTH) for row in g.rows] for g in groups]
+        lines = [np.array([1.25 + label.count("\n") for label in own]) for own in labels]
+        heights = [size * (0.2 * own.sum() + 0.7) for own in lines]
+        (figure, panels), ends = new_figure(width, heights), []
+        for axes, group, texts, own_lines in zip(panels, groups, labels, lines, strict=True):
+            places = np.cumsum(own_lines) - own_lines / 2
             for (_, mean, deviation, printed), at, own in zip(
                 group.rows, places, group.looks, strict=True
             ):
@@ -336,19 +312,18 @@ def draw_dots(groups: Sequence[Dots], width: float = PAGE) -> Figure | None:
                     textcoords="offset points",
                     va="center_baseline",
                 )
-            axes.set_ylim(lines.sum(), 0)
-            axes.set_yticks(places, labels)
+            axes.set_ylim(own_lines.sum(), 0)
+            axes.set_yticks(places, texts)
             axes.tick_params(axis="y", labelcolor=INK)
             axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
             axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: compact(value)))
             axes.grid(axis="x")
             axes.set_xlabel(ACCURACY)
-            heights.append(0.2 * size * lines.sum())
+            axes.set_title(group.panel * (len(groups) > 1), loc="left")
         axis = accuracy_axis(ends)
-        for axes in figure.axes:  # the same for all panels
+        for axes in panels:
             axes.set_xlim(axis.low, axis.high)
-        titles = [group.panel * (len(groups) > 1) for group in groups]
-        arrange(figure, titles, heights, legend, left=left / size, right=1.05)
+        add_legend(figure, legend)
     return figure
 
 

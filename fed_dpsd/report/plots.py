@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
-from fed_dpsd.report.figures import COLOURS, PRINT, SOFT, TEXT, arrange, look
+from fed_dpsd.report.figures import COLOURS, PRINT, SOFT, TEXT, add_legend, look, new_figure
 
 MOST_LEGEND = 20  # classes that a legend can name
 
@@ -18,8 +18,7 @@ def draw_partition(counts: NDArray[np.int64], classes: Sequence[str]) -> Figure:
     """Draw a bar for each client's records, divided by class, from their (clients, K) numbers."""
     clients = np.arange(len(counts))
     with matplotlib.rc_context(PRINT):
-        figure = Figure((TEXT, 1))
-        axes = figure.add_subplot()
+        figure, (axes,) = new_figure(TEXT, [0.8 + min(0.2 * len(clients), 8)])
         ends = counts.cumsum(1)
         legend: dict[str, Artist] = {}
         for number, name in enumerate(classes):
@@ -34,8 +33,8 @@ def draw_partition(counts: NDArray[np.int64], classes: Sequence[str]) -> Figure:
         axes.set_xlabel("records")
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         axes.invert_yaxis()
-        height = 0.3 + min(0.2 * len(clients), 8)
-        arrange(figure, ["client"], [height], legend if len(classes) <= MOST_LEGEND else {})
+        axes.set_title("client", loc="left")
+        add_legend(figure, legend if len(classes) <= MOST_LEGEND else {})
     return figure
 
 
@@ -50,9 +49,8 @@ def draw_roc(curves: Sequence[tuple[str, str, Sequence[NDArray[np.float64]]]]) -
     numbers = {name: n for n, name in enumerate(dict.fromkeys(name for _, name, _ in curves))}
     legend: dict[str, Artist] = {}
     with matplotlib.rc_context(PRINT):
-        figure = Figure((TEXT, 1))
-        for title in panels:
-            axes = figure.add_subplot()
+        figure, every = new_figure(TEXT, [3.0] * len(panels), len(panels))
+        for axes, title in zip(every, panels, strict=True):
             for panel, name, (fpr, tpr, cap) in curves:
                 if panel != title:
                     continue
@@ -69,8 +67,8 @@ def draw_roc(curves: Sequence[tuple[str, str, Sequence[NDArray[np.float64]]]]) -
                 axis.set_major_formatter("{x:g}")
                 axis.set_minor_locator(NullLocator())
             axes.grid()
-        titles = [f"{panel}\ntrue positive rate" for panel in panels]
-        arrange(figure, titles, [2.4] * len(panels), legend, len(panels), left=0.65)
+            axes.set_title(f"{title}\ntrue positive rate", loc="left")
+        add_legend(figure, legend)
     return figure
 
 

@@ -143,8 +143,10 @@ def test_a_long_name_grows_the_figure_and_leaves_the_panel_as_it_is():
         figures.draw([chart(*(Series("long name " * 9 + str(k), [(1, k)]) for k in range(n)))])
         for n in (1, 12)
     )
+    for figure in (few, many):
+        figure.draw_without_rendering()  # sets the layout
     heights = [f.axes[0].get_position().height * f.get_figheight() for f in (few, many)]
-    assert heights == pytest.approx([2.0, 2.0])
+    assert heights[0] == pytest.approx(heights[1], rel=0.02)
     assert many.get_figheight() > few.get_figheight() + 2
 
 

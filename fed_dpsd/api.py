@@ -147,8 +147,10 @@ class Run:
         {1: 64, 2: 128}
 
         Raises:
-            UserError: pandas is not installed, or there is no finished round.
+            UserError: there is no finished round.
         """
+        import pandas  # takes a second to import
+
         if not (rows := read_log(self.folder)):
             if read_summary(self.folder).get("status") == "completed":
                 raise UserError(f"{self.folder}: method={self.summary['method']} has no rounds")
@@ -157,7 +159,7 @@ class Run:
             name for row in rows for name, value in row.items() if isinstance(value, list | dict)
         }
         lines = [{name: row[name] for name in row if name not in nested} for row in rows]
-        return _pandas("history()").DataFrame(lines).set_index("round").drop(columns="rounds")
+        return pandas.DataFrame(lines).set_index("round").drop(columns="rounds")
 
     def __str__(self) -> str:
         """Return the result in one line, or why there is none."""
@@ -200,28 +202,16 @@ class Sweep:
     runs: tuple[Run, ...]
 
     def results(self) -> "pandas.DataFrame":
-        """Return the rows of these runs in the table as a pandas DataFrame.
+        """Return the rows of these runs in the table as a pandas DataFrame."""
+        import pandas
 
-        Raises:
-            UserError: pandas is not installed.
-        """
-        table = _pandas("results()").read_csv(self.table)
+        table = pandas.read_csv(self.table)
         own = [run.folder.name for run in self.runs]
         return table[table["key"].isin(own)].reset_index(drop=True)
 
     def __repr__(self) -> str:
         """Return the number of runs and the path of the table."""
         return f"Sweep({len(self.runs)} runs, {self.table})"
-
-
-def _pandas(used: str) -> Any:
-    try:
-        import pandas  # optional: only data frames need it
-    except ImportError:
-        raise UserError(
-            f"{used} needs pandas, which is not installed: pip install pandas"
-        ) from None
-    return pandas
 
 
 @dataclass(frozen=True)

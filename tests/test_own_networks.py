@@ -4,7 +4,6 @@ import functools
 import json
 import random
 import shutil
-import sys
 
 import numpy as np
 import pytest
@@ -319,17 +318,13 @@ def test_a_cached_teacher_of_another_function_of_the_same_name_is_not_used(forgo
     assert functions.network_digest(name, (1, 8, 8), 10) != before
 
 
-def test_history_is_a_data_frame(own, monkeypatch):
-    pytest.importorskip("pandas")
+def test_history_is_a_data_frame(own):
     history = own.history()
     assert list(history.index) == [1, 2]
     assert "rounds" not in history  # it is constant
     assert list(history["answered_queries"]) == [64, 128]
     last = read_yaml(own.folder / "summary.json")["accuracy"]["student"]
     assert history["student_accuracy"][2] == last
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(UserError, match=r"history\(\) needs pandas.*pip install pandas"):
-        own.history()
 
 
 def test_a_notebook_shows_the_result_its_privacy_and_its_images(own):

@@ -1,7 +1,5 @@
 """Tables of settings as Markdown, LaTeX and CSV, and paired differences."""
 
-import csv
-import io
 import math
 import statistics
 import textwrap
@@ -123,16 +121,16 @@ def summary(settings: Sequence[Setting]) -> str:
     values = dict.fromkeys(key for setting in settings for key in setting.values)
     lines = []
     for setting in settings:
-        row = {"seeds": str(len(setting.runs))} | {k: setting.values.get(k, "") for k in values}
+        row: dict[str, Any] = {"seeds": len(setting.runs)}
+        row |= {key: setting.values.get(key, "") for key in values}
         spreads = {score: setting.score(score) for score in _scores(settings)}
         spreads |= {
             title.replace(" ", "_"): setting.spread(*summed, scale=scale)
             for title, summed, scale, _ in COSTS
         }
-        for name, both in spreads.items():
-            for statistic, number in zip(("mean", "deviation"), both, strict=True):
-                row[f"{name}_{statistic}"] = "" if math.isnan(number) else str(number)
-        row |= {claim: str(setting.epsilon(claim)) for claim in CLAIMS}
+        for name, (mean, deviation) in spreads.items():
+            row |= {f"{name}_mean": mean, f"{name}_deviation": deviation}
+        row |= {claim: setting.epsilon(claim) for claim in CLAIMS}
         shown = (*((LABEL, *LABEL_LEGEND) if _labels(settings) else ()), *LEGEND, REASON)
         row |= {column: setting.all_of(column) for column in shown}
         reviews = any(other.review for other in settings)
@@ -141,13 +139,11 @@ def summary(settings: Sequence[Setting]) -> str:
 
 
 def csv_text(lines: Sequence[Mapping[str, Any]]) -> str:
-    """Return rows as CSV, with all columns of all rows."""
-    text = io.StringIO()
-    columns = list(dict.fromkeys(column for line in lines for column in line))
-    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    return text.getvalue()
+    """Return rows as CSV, with all columns of all rows; NaN is an empty cell."""
+    import pandas  # takes a second to import
+
+    frame = pandas.DataFrame(lines, dtype=object)
+    return str(frame.to_csv(index=False, lineterminator="\n"))
 
 
 def _shared(settings: Sequence[Setting]) -> list[str]:
@@ -341,19 +337,21 @@ class Grid:
 
     def latex(self, label: str) -> str:
         """Return the table for LaTeX with booktabs, to be cited as tab:LABEL."""
-        head = " & ".join(["", *map(_latex, self.columns), "$\\varepsilon$"])
-        lines = [
-            *(LATEX_START, "\\begin{table}", "  \\centering"),
-            f"  \\caption{{{_latex(self.caption)}}}",
-            f"  \\label{{tab:{label}}}",
-            f"  \\begin{{tabular}}{{l{'c' * len(self.columns)}r}}",
-            *("    \\toprule", f"    {head} \\\\", "    \\midrule"),
-        ]
+        import pandas
+
+        rows = []
         for name, epsilon, cells in self.rows:
             bound = "$\\infty$" if math.isinf(epsilon) else rounded_up(epsilon)
-            texts = [_latex(name), *(_latex_score(*cell) for cell in cells), bound]
-            lines.append(f"    {' & '.join(texts)} \\\\")
-        return "\n".join([*lines, "    \\bottomrule", "  \\end{tabular}", "\\end{table}", ""])
+            rows.append([_latex(name), *(_latex_score(*cell) for cell in cells), bound])
+        frame = pandas.DataFrame(rows, columns=["", *map(_latex, self.columns), "$\\varepsilon$"])
+        table = frame.style.hide(axis="index").to_latex(
+            caption=_latex(self.caption),
+            label=f"tab:{label}",
+            column_format=f"l{'c' * len(self.columns)}r",
+            position_float="centering",
+            hrules=True,
+        )
+        return f"{LATEX_START}\n{table}"
 
 
 def _bounds(settings: Sequence[Setting]) -> str:

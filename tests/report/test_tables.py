@@ -313,5 +313,5 @@ def test_a_table_has_a_line_for_each_method_and_a_column_for_each_alpha(table):
 
 
 def test_a_table_has_the_columns_of_all_rows():
-    assert csv_text([{"a": 1}, {"a": 2, "b": 0.1}]) == "a,b\n1,\n2,0.1\n"
+    assert csv_text([{"a": 1}, {"a": 2, "b": 0.1}, {"b": math.nan}]) == "a,b\n1,\n2,0.1\n,\n"
     assert markdown_table([["x", "y"], ["1", "2"]]) == "| x | y |\n| --- | --- |\n| 1 | 2 |"

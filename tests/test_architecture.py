@@ -201,9 +201,9 @@ def calls(path):
     return {ast.unparse(n.func) for n in nodes(path.read_text()) if isinstance(n, ast.Call)}
 
 
-def test_no_module_but_the_laws_makes_an_accountant():
+def test_no_module_but_the_events_makes_an_accountant():
     makers = {p.stem for p in FILES if any("Accountant" in name for name in calls(p))}
-    assert makers <= {"laws"}
+    assert makers <= {"events"}
 
 
 DRAWN = {"torch.randn", "torch.rand", "torch.randint", "torch.randperm"}

@@ -9,29 +9,17 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 import attrs
-import dp_accounting
-from dp_accounting import ComposedDpEvent, DpEvent, NonPrivateDpEvent, SelfComposedDpEvent
+from dp_accounting import DpEvent, NonPrivateDpEvent, SelfComposedDpEvent
 
 from fed_dpsd.claims import Charge
-from fed_dpsd.privacy import events
 from fed_dpsd.privacy.epsilon import NOT_REVIEWED, is_own
+from fed_dpsd.privacy.events import EVENTS
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Relation, Trust, Unit
 from fed_dpsd.protocol import Kind
 
 EntryKind = Literal[Kind, "training", "teachers"]
 MARK = f" ({NOT_REVIEWED})"
 _BEFORE_COSTS, _AFTER_COSTS = ', "costs": ', ', "at": '  # no text inside has bare quotes
-_EVENTS: dict[str, type[DpEvent]] = {
-    event.__name__: event
-    for event in (
-        *(dp_accounting.GaussianDpEvent, dp_accounting.LaplaceDpEvent),
-        *(dp_accounting.RandomizedResponseDpEvent, dp_accounting.NonPrivateDpEvent),
-        *(dp_accounting.PoissonSampledDpEvent, SelfComposedDpEvent, ComposedDpEvent),
-        *(events.ReplacedInSampleDpEvent, events.ShuffledResponseDpEvent),
-        *(events.FinitePrecisionDpEvent, events.BoundedRangeDpEvent),
-        *(events.ReservingDpEvent, events.ReservedDpEvent),
-    )
-}
 
 
 def describe_mechanism(mechanism: object, plugins: bool = False) -> str:
@@ -103,7 +91,7 @@ class Entry:
 
 
 def _pack(event: Any) -> dict[str, Any]:
-    if type(event) not in _EVENTS.values():
+    if type(event) not in EVENTS.values():
         raise TypeError(f"{event!r} is not an event that a ledger may hold")
     return {"type": type(event).__name__, **attrs.asdict(event, recurse=False)}
 
@@ -118,7 +106,7 @@ def _costs(content: str) -> Mapping[tuple[Unit, Relation], DpEvent]:
 
 
 def _unpack(values: dict[str, Any]) -> Any:
-    return _EVENTS[values.pop("type")](**values) if "type" in values else values
+    return EVENTS[values.pop("type")](**values) if "type" in values else values
 
 
 class Charges:

@@ -15,9 +15,7 @@ from dp_accounting import (
     ComposedDpEvent,
     DpEvent,
     GaussianDpEvent,
-    LaplaceDpEvent,
     NonPrivateDpEvent,
-    PoissonSampledDpEvent,
     RandomizedResponseDpEvent,
     SelfComposedDpEvent,
 )
@@ -26,26 +24,13 @@ from fed_dpsd.privacy import gdp, laws
 from fed_dpsd.privacy.contraction import Profile, compose_gaussian, contract, smallest_epsilon
 from fed_dpsd.privacy.epsilon import Epsilon, add_review_note
 from fed_dpsd.privacy.events import (
-    BoundedRangeDpEvent,
     FinitePrecisionDpEvent,
-    ReplacedInSampleDpEvent,
     ReservedDpEvent,
     ReservingDpEvent,
-    ShuffledResponseDpEvent,
+    law_of,
 )
 from fed_dpsd.privacy.mechanism import Charged, Relation, Unit, combined_trust, trust_of
 
-_KNOWN = (
-    BoundedRangeDpEvent,
-    FinitePrecisionDpEvent,
-    GaussianDpEvent,
-    LaplaceDpEvent,
-    NonPrivateDpEvent,
-    PoissonSampledDpEvent,
-    RandomizedResponseDpEvent,
-    ReplacedInSampleDpEvent,
-    ShuffledResponseDpEvent,
-)
 LARGEST_MU = 1e6  # larger values exceed double precision and carry no meaning
 # Finite precision: larger losses and smaller deltas get no bound, since the proof does not cover
 # them (docs/proofs.md, Theorem 8).
@@ -59,10 +44,6 @@ LARGEST_BUDGET = 1e9  # charges that exceed it exceed every budget: nothing is p
 CHANGED_SETTINGS_FRACTION = 0.05
 
 Parts = frozenset[tuple[DpEvent, int]]  # distinct events, each with its number of releases
-
-
-class UnsupportedEventError(ValueError):
-    """An event that no proof covers; the message names the uncovered part."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +181,7 @@ def _profile(parts: Parts) -> Profile:
 def pure_bound(event: DpEvent) -> Bound:
     """Return the bound on `event` at delta 0; `inf` if one of its losses is unbounded."""
     counts, loss = _leaves(event)
-    return Bound(math.fsum(n * laws.pure_epsilon(e) for e, n in counts.items()) + loss, 0.0, "pure")
+    return Bound(math.fsum(n * law_of(e).pure for e, n in counts.items()) + loss, 0.0, "pure")
 
 
 def unchanged_epsilon(event: DpEvent, delta: float) -> float:
@@ -250,7 +231,7 @@ def within_budget(
     budget -= precision
     changed_delta = CHANGED_SETTINGS_FRACTION * delta * math.exp(-PRECISION_MOST)
     order = laws.best_order(budget, changed_delta)
-    divergence = sum(n * laws.renyi_divergence(leaf, order) for leaf, n in counts.items())
+    divergence = sum(n * law_of(leaf).renyi(order) for leaf, n in counts.items())
     return laws.renyi_to_epsilon(divergence, order, changed_delta) <= budget
 
 
@@ -287,13 +268,13 @@ def _smallest_bound(parts: Parts, delta: float) -> Bound:
     if not kinds:
         return Bound(0.0, 0.0, "pure")
     responses = [e for e, _ in parts if isinstance(e, RandomizedResponseDpEvent)]
-    if NonPrivateDpEvent in kinds or any(math.isinf(laws.pure_epsilon(e)) for e in responses):
+    if NonPrivateDpEvent in kinds or any(math.isinf(law_of(e).pure) for e in responses):
         return Bound(math.inf, delta, "none")
     ordered = sorted(parts, key=repr)
     if kinds == {GaussianDpEvent}:
         ((event, _),) = ordered
         return Bound(gdp.gaussian_epsilon(1 / event.noise_multiplier, delta), delta, "gdp_exact")
-    pure = Bound(sum(n * laws.pure_epsilon(event) for event, n in parts), 0.0, "pure")
+    pure = Bound(sum(n * law_of(event).pure for event, n in parts), 0.0, "pure")
     if pure.epsilon == 0:
         return pure
     bounds = [pure, Bound(laws.renyi_epsilon(ordered, delta), delta, "rdp")]
@@ -356,9 +337,6 @@ def _count_leaves(event: DpEvent) -> Counter[DpEvent]:
         return total
     if isinstance(event, ReservingDpEvent | ReservedDpEvent):
         return _count_leaves(event.event)
-    sampled_other = isinstance(event, PoissonSampledDpEvent) and not isinstance(
-        event.event, GaussianDpEvent
-    )
-    if sampled_other or not isinstance(event, _KNOWN):
-        raise UnsupportedEventError(f"no proof here covers {event}")
+    if not isinstance(event, FinitePrecisionDpEvent):
+        law_of(event)  # raises an error if there is none
     return Counter({event: 1})

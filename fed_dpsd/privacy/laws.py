@@ -1,37 +1,23 @@
-"""Privacy losses of single events: exact laws, Renyi divergences, discretised losses.
+"""Privacy losses of several releases: exact laws, Renyi divergences, discretised losses.
 
-Every function is exact, or an upper bound in exact arithmetic. Solver errors and the mass of
-truncated tails are added. delta is in (0, 1), and N >= 1 is the number of adaptive releases.
+The law of one release is in events.py. Every function is exact, or an upper bound in exact
+arithmetic. Solver errors and the mass of truncated tails are added. delta is in (0, 1), and N >= 1
+is the number of adaptive releases.
 """
 
-import functools
 import math
 from collections.abc import Callable
 
 import numpy as np
-from dp_accounting import (
-    DpEvent,
-    GaussianDpEvent,
-    LaplaceDpEvent,
-    NeighboringRelation,
-    PoissonSampledDpEvent,
-    RandomizedResponseDpEvent,
-)
+from dp_accounting import DpEvent, PoissonSampledDpEvent, RandomizedResponseDpEvent
 from dp_accounting.pld import privacy_loss_distribution as pld
-from dp_accounting.rdp import RdpAccountant
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import gammaln, xlog1py, xlogy
 
-from fed_dpsd.privacy import bounded_range, shuffled
-from fed_dpsd.privacy.events import (
-    BoundedRangeDpEvent,
-    ReplacedInSampleDpEvent,
-    ShuffledResponseDpEvent,
-)
+from fed_dpsd.privacy.events import FINEST_RESOLUTION, law_of, truth_and_lie
 from fed_dpsd.privacy.shuffled import OUTSIDE, window
 
-FINEST_RESOLUTION = 1e-4
 PROFILE_POINTS, SMALLEST_PROFILE = 20_000, 1e-13  # points of a discretised profile; its last delta
 LARGEST_PROFILE = 700.0  # largest epsilon of a profile, and largest step; its exp is a float
 SMALL_LOSS = 1e-6  # of all releases of an event together; smaller losses count as pure
@@ -43,12 +29,6 @@ ORDERS = tuple(1 + 10 ** (exponent / 20) for exponent in range(-60, 81))  # 1.00
 
 
 # --- randomised response ----------------------------------------------------------------------
-
-
-def truth_and_lie(response: RandomizedResponseDpEvent) -> tuple[float, float]:
-    """Return the probabilities of the true class and of each other class."""
-    lie = response.noise_parameter / response.num_buckets
-    return 1 - (response.num_buckets - 1) * lie, lie
 
 
 def exact_terms(response: RandomizedResponseDpEvent, releases: int) -> int:
@@ -128,54 +108,7 @@ def _sign_sum_law(releases: int, truth: float, lie: float) -> tuple[NDArray[np.f
     return law, 2 * OUTSIDE
 
 
-# --- pure bounds and Renyi divergences --------------------------------------------------------
-
-
-def pure_epsilon(event: DpEvent) -> float:
-    """Return the largest privacy loss of one release; `inf` if it is unbounded."""
-    if isinstance(event, RandomizedResponseDpEvent):
-        truth, lie = truth_and_lie(event)
-        return max(0.0, math.log(truth / lie)) if lie > 0 else math.inf
-    if isinstance(event, LaplaceDpEvent):
-        return 1 / float(event.noise_multiplier)
-    if isinstance(event, ShuffledResponseDpEvent):
-        return event.epsilon_per_answer
-    if isinstance(event, BoundedRangeDpEvent):
-        return event.loss_range  # the interval holds 0
-    return math.inf
-
-
-def renyi_divergence(event: DpEvent, order: float) -> float:
-    """Return D_order between the two worlds of one release, in the worse direction.
-
-    It is `inf` if no formula is known. Gaussian: order / (2 z^2). Laplace: Mironov, arXiv
-    1702.07476v3, Proposition 6. Randomised response: from its three likelihood ratios.
-    Poisson-sampled Gaussian: dp_accounting. Bounded range: docs/proofs.md, Theorem 5b.
-    """
-    if isinstance(event, GaussianDpEvent):
-        return order / (2 * float(event.noise_multiplier) ** 2)
-    if isinstance(event, LaplaceDpEvent):
-        shift = 1 / event.noise_multiplier
-        up = math.log(order / (2 * order - 1)) + (order - 1) * shift
-        down = math.log((order - 1) / (2 * order - 1)) - order * shift
-        return float(np.logaddexp(up, down)) / (order - 1)
-    if isinstance(event, RandomizedResponseDpEvent):
-        truth, lie = truth_and_lie(event)
-        if lie <= 0:
-            return math.inf
-        rest = max(0.0, 1 - truth - lie)
-        terms = [
-            order * math.log(truth) + (1 - order) * math.log(lie),
-            order * math.log(lie) + (1 - order) * math.log(truth),
-            math.log(rest) if rest > 0 else -math.inf,
-        ]
-        return float(np.logaddexp.reduce(terms)) / (order - 1)
-    if isinstance(event, BoundedRangeDpEvent):
-        return min(order * event.loss_range**2 / 8, event.loss_range)
-    if isinstance(event, PoissonSampledDpEvent):
-        accountant = RdpAccountant([order], NeighboringRelation.ADD_OR_REMOVE_ONE)
-        return float(accountant.compose(event).rdp[0])
-    return math.inf
+# --- Renyi divergences -------------------------------------------------------------------------
 
 
 def renyi_to_epsilon(divergence: float, order: float, delta: float) -> float:
@@ -199,7 +132,7 @@ def renyi_epsilon(parts: list[tuple[DpEvent, int]], delta: float) -> float:
     if any(isinstance(event, PoissonSampledDpEvent) for event, _ in parts):
         return math.inf  # discretised losses are tighter and faster
     return min(
-        renyi_to_epsilon(sum(n * renyi_divergence(e, order) for e, n in parts), order, delta)
+        renyi_to_epsilon(sum(n * law_of(e).renyi(order) for e, n in parts), order, delta)
         for order in ORDERS
     )
 
@@ -255,8 +188,8 @@ def discretised_deltas(
 
 def _separate_small(parts: list[tuple[DpEvent, int]]) -> tuple[list[tuple[DpEvent, int]], float]:
     """Return the events that can be discretised, and the pure loss (near zero) of the others."""
-    small = [(event, n) for event, n in parts if n * pure_epsilon(event) < SMALL_LOSS]
-    rest = sum(n * pure_epsilon(event) for event, n in small)
+    small = [(event, n) for event, n in parts if n * law_of(event).pure < SMALL_LOSS]
+    rest = sum(n * law_of(event).pure for event, n in small)
     return [part for part in parts if part not in small], rest
 
 
@@ -264,10 +197,7 @@ def _composed(parts: list[tuple[DpEvent, int]]) -> pld.PrivacyLossDistribution:
     step, error = _resolution(parts), _lost_mass(parts)
     total = pld.PrivacyLossDistribution.create_from_rounded_probability({0: 1 - error}, error, step)
     for event, n in parts:
-        if isinstance(event, BoundedRangeDpEvent):
-            total = total.compose(_bounded_range_losses(event, n, step))
-        else:
-            total = total.compose(_loss_distribution(event, step).self_compose(n))
+        total = total.compose(law_of(event).composed(n, step))
     return total
 
 
@@ -277,126 +207,14 @@ def _lost_mass(parts: list[tuple[DpEvent, int]]) -> float:
 
 
 def _resolution(parts: list[tuple[DpEvent, int]]) -> float:
-    """Choose a fine resolution within MOST_LOSSES that divides the losses of responses and ranges.
-
-    Multiples of the resolution need no rounding up, which would cost up to a step for each loss.
-    """
-    spread = sum(n * _concentration(event) for event, n in parts)
+    """Choose a fine resolution within MOST_LOSSES that divides the grids of the events' laws."""
+    spread = sum(n * law_of(event).concentration for event, n in parts)
     reach = spread + 2 * math.sqrt(spread * math.log(1e15))  # except for about 1e-15 of the mass
     step = max(FINEST_RESOLUTION, 2 * reach / MOST_LOSSES)
     for event, _ in parts:
-        if isinstance(event, ShuffledResponseDpEvent):
-            step = max(FINEST_RESOLUTION / 10, 2 * reach / MOST_LOSSES)
-        grid = 0.0
-        if isinstance(event, RandomizedResponseDpEvent):
-            grid = pure_epsilon(event)
-        if isinstance(event, BoundedRangeDpEvent):
-            grid = event.loss_range / bounded_range.PIECES
-        if grid > step:
-            step = grid / math.ceil(grid / step)
+        law = law_of(event)
+        if law.finest < FINEST_RESOLUTION:
+            step = max(law.finest, 2 * reach / MOST_LOSSES)
+        if law.grid > step:
+            step = law.grid / math.ceil(law.grid / step)
     return step
-
-
-def _concentration(event: DpEvent) -> float:
-    """Estimate the mean of the loss (half its variance); used only to set the resolution."""
-    if isinstance(event, GaussianDpEvent):
-        return 1 / (2 * float(event.noise_multiplier) ** 2)
-    if isinstance(event, PoissonSampledDpEvent):
-        return _sampled_concentration(event.sampling_probability, event.event.noise_multiplier)
-    if isinstance(event, ReplacedInSampleDpEvent):
-        return 4 * _sampled_concentration(event.sampling_probability, event.noise_multiplier)
-    pure = pure_epsilon(event)
-    spread = min(pure, pure**2 / 2)
-    if isinstance(event, ShuffledResponseDpEvent):
-        lie = 1 / (math.exp(pure) + event.k - 1)
-        apart, uniform = math.expm1(pure) * lie, 1 + (event.responses - 1) * event.k * lie
-        spread = min(spread, event.k * apart**2 / uniform)
-    return spread / 4 if isinstance(event, BoundedRangeDpEvent) else spread
-
-
-def _sampled_concentration(probability: float, noise_multiplier: float) -> float:
-    whole = 1 / noise_multiplier**2
-    return min(probability**2 * math.expm1(min(whole, 500)), whole) / 2
-
-
-@functools.lru_cache(maxsize=8)  # of about 1 MB each; one event often comes in many counts
-def _loss_distribution(event: DpEvent, step: float) -> pld.PrivacyLossDistribution:
-    if isinstance(event, GaussianDpEvent):
-        return pld.from_gaussian_mechanism(
-            event.noise_multiplier, value_discretization_interval=step
-        )
-    if isinstance(event, LaplaceDpEvent):
-        return pld.from_laplace_mechanism(
-            event.noise_multiplier, value_discretization_interval=step
-        )
-    if isinstance(event, RandomizedResponseDpEvent):
-        truth, lie = truth_and_lie(event)
-        jumps = pure_epsilon(event) / step
-        up, down = math.ceil(jumps), math.floor(jumps)
-        if abs(jumps - round(jumps)) < 1e-9:  # the resolution divides the loss, up to rounding
-            up = down = round(jumps)
-        masses: dict[int, float] = {}
-        for jump, mass in ((up, truth), (0, max(0.0, 1 - truth - lie)), (-down, lie)):
-            masses[jump] = masses.get(jump, 0.0) + mass
-        return pld.PrivacyLossDistribution.create_from_rounded_probability(masses, 0.0, step)
-    if isinstance(event, ShuffledResponseDpEvent):
-        return _shuffled_losses(event, step)
-    sampled = isinstance(event, PoissonSampledDpEvent)
-    return pld.from_gaussian_mechanism(
-        event.event.noise_multiplier if sampled else event.noise_multiplier,
-        value_discretization_interval=step,
-        sampling_prob=event.sampling_probability,
-        neighboring_relation=(
-            NeighboringRelation.ADD_OR_REMOVE_ONE if sampled else NeighboringRelation.REPLACE_ONE
-        ),
-    )
-
-
-def _shuffled_losses(event: ShuffledResponseDpEvent, step: float) -> pld.PrivacyLossDistribution:
-    farthest = math.ceil(event.epsilon_per_answer / step) + 1
-    masses = np.zeros(2 * farthest + 1)
-    for losses, chance in shuffled.losses(event.epsilon_per_answer, event.k, event.responses):
-        masses += _on_grid(losses, chance, step, farthest)
-    return _symmetric(masses, shuffled.omitted_mass(event.k), step)
-
-
-def _bounded_range_losses(
-    event: BoundedRangeDpEvent, releases: int, step: float
-) -> pld.PrivacyLossDistribution:
-    """Return the losses of adaptive releases, composed block by block."""
-    total, most = pld.identity(step), bounded_range.most_releases(event.loss_range)
-    for size, times in ((most, releases // most), (releases % most, 1)):
-        if size and times:
-            losses, chance, infinite = bounded_range.losses(event.loss_range, size)
-            farthest = math.ceil(losses[-1] / step) + 1
-            part = _symmetric(_on_grid(losses, chance, step, farthest), infinite, step)
-            total = total.compose(part.self_compose(times))
-    return total
-
-
-def _on_grid(
-    losses: NDArray[np.float64], chance: NDArray[np.float64], step: float, farthest: int
-) -> NDArray[np.float64]:
-    """Split each probability between the two grid points, -farthest..farthest, next to its loss.
-
-    An outcome keeps its probability in both worlds, so merging the two points again is
-    post-processing, and the result dominates the losses. Its error falls with the square of the
-    step.
-    """
-    below = np.floor(losses / step)
-    above = np.expm1(below * step - losses) / math.expm1(-step)
-    index, size = below.astype(np.int64) + farthest, 2 * farthest + 1
-    low = np.bincount(index, chance * (1 - above), size)
-    return np.asarray(low + np.bincount(index + 1, chance * above, size))
-
-
-def _symmetric(
-    masses: NDArray[np.float64], infinite: float, step: float
-) -> pld.PrivacyLossDistribution:
-    """Return the distribution of losses of -G..G steps, the same in both directions.
-
-    `infinite` is the mass of an infinite loss.
-    """
-    farthest = len(masses) // 2
-    law = dict(zip(range(-farthest, farthest + 1), masses.tolist(), strict=True))
-    return pld.PrivacyLossDistribution.create_from_rounded_probability(law, infinite, step)

@@ -19,10 +19,9 @@ from dp_accounting import (
 from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
-from fed_dpsd.privacy import gdp, laws, shuffled
+from fed_dpsd.privacy import events, gdp, laws, shuffled
 from fed_dpsd.privacy.accounting import (
     Stage,
-    UnsupportedEventError,
     best_bound,
     prove,
     within_budget,
@@ -32,6 +31,8 @@ from fed_dpsd.privacy.events import (
     BoundedRangeDpEvent,
     ReplacedInSampleDpEvent,
     ShuffledResponseDpEvent,
+    UnsupportedEventError,
+    law_of,
 )
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.mechanism import (
@@ -313,7 +314,7 @@ def test_the_librarys_rdp_agrees_with_ours():
         for order in (1.5, 4.0, 32.0):
             accountant = dp_accounting.rdp.RdpAccountant([order], relation)
             accountant.compose(event)
-            ours = laws.renyi_divergence(event, order)
+            ours = law_of(event).renyi(order)
             assert ours == pytest.approx(accountant.rdp[0], rel=1e-6), (event, order)
 
 
@@ -380,7 +381,7 @@ def test_many_shuffled_responses_are_rounded_to_the_safe_side_and_little(monkeyp
     event = ShuffledResponseDpEvent(0.3, 2, 3_000)
     rounded = laws.discretised_epsilon([(event, 100)], DELTA)
     monkeypatch.setattr(shuffled, "COARSE", 0.0)
-    monkeypatch.setattr(laws, "_loss_distribution", laws._loss_distribution.__wrapped__)
+    monkeypatch.setattr(events, "_losses", events._losses.__wrapped__)
     exact = laws.discretised_epsilon([(event, 99), (event, 1)], DELTA)  # not the cached sum
     assert exact < rounded < 1.002 * exact
 

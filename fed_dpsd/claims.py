@@ -48,22 +48,8 @@ class Charge:
     trainings: int = 0
 
 
-@dataclass(frozen=True)
-class Proof:
-    """An epsilon that charges prove, on one basis."""
-
-    basis: Basis
-    bound: Bound
-    trust: Trust
-
-    @property
-    def value(self) -> float:
-        """Return epsilon."""
-        return self.bound.epsilon
-
-
-def proofs(charges: Sequence[Charge], delta: float) -> list[Proof]:
-    """Return every admissible proof, the smallest epsilon first.
+def proofs(charges: Sequence[Charge], delta: float) -> list[Bound]:
+    """Return the bound of every admissible proof, the smallest epsilon first.
 
     - "answers": all releases, each by its own noise. It holds for any teachers.
     - "training": all private training runs, and the releases that none of them covers.
@@ -87,13 +73,13 @@ def proofs(charges: Sequence[Charge], delta: float) -> list[Proof]:
             events = (trainings[name].event, _composed(answered), _composed(others))
             if bound := contraction_bound(*events, delta):
                 trust = combined_trust(charge.trust for charge in charges)
-                found.append(Proof("contraction", bound, trust))
-    return sorted(found, key=lambda proof: proof.value)
+                found.append(dataclasses.replace(bound, trust=trust, basis="contraction"))
+    return sorted(found, key=lambda bound: bound.epsilon)
 
 
-def proof_on(basis: Basis, found: Sequence[Proof]) -> Proof:
-    """Return the proof on a basis; if there is none, the proof with the smallest epsilon."""
-    return next((proof for proof in found if proof.basis == basis), found[0])
+def bound_on(basis: Basis, found: Sequence[Bound]) -> Bound:
+    """Return the bound on a basis; if there is none, the one with the smallest epsilon."""
+    return next((bound for bound in found if bound.basis == basis), found[0])
 
 
 def claims(
@@ -101,11 +87,10 @@ def claims(
 ) -> dict[Basis, Epsilon]:
     """Return the epsilons that charges prove for a unit, by basis, smallest first."""
     return {
-        proof.basis: Epsilon(
-            *(proof.bound.epsilon, proof.bound.delta, unit, relation, proof.trust),
-            *(proof.bound.accountant, queries),
+        bound.basis: Epsilon(
+            *(bound.epsilon, bound.delta, unit, relation, bound.trust, bound.accountant, queries)
         )
-        for proof in proofs(charges, delta)
+        for bound in proofs(charges, delta)
     }
 
 
@@ -137,9 +122,9 @@ def covers(plan: Plan, charged: Releases) -> bool:
     )
 
 
-def _proof(basis: Basis, charges: Sequence[Charge], delta: float) -> Proof:
+def _proof(basis: Basis, charges: Sequence[Charge], delta: float) -> Bound:
     trust = combined_trust(charge.trust for charge in charges)
-    return Proof(basis, best_bound(_composed(charges), delta), trust)
+    return dataclasses.replace(best_bound(_composed(charges), delta), trust=trust, basis=basis)
 
 
 def _composed(charges: Iterable[Charge]) -> DpEvent:
@@ -170,4 +155,4 @@ def planned_epsilon(plan: Plan, delta: float, unit: Unit, combined: bool) -> flo
     if not combined:
         return budgeted
     charges = charges_of_plan(plan, plan.releases, unit, "add_remove")
-    return min(budgeted, proof_on("contraction", proofs(charges, delta)).value)
+    return min(budgeted, bound_on("contraction", proofs(charges, delta)).epsilon)

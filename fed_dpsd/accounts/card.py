@@ -15,7 +15,7 @@ from typing import Any, Literal
 from fed_dpsd.accounts.database import is_database, ledgers_in
 from fed_dpsd.accounts.entry import MARK, Entry, charges_of_entries
 from fed_dpsd.accounts.secret import own_ledger_folder
-from fed_dpsd.claims import Proof, charges_of_plan, claims, covers, proof_on, proofs
+from fed_dpsd.claims import bound_on, charges_of_plan, claims, covers, proofs
 from fed_dpsd.config.bind import read_yaml
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment
@@ -219,21 +219,21 @@ def privacy_card(
         used = [proofs(charges, settings.delta) for charges in paid]
         claims = []
         for basis, planned in found.items():
-            spent = [proof_on(basis, each) for each in used]
-            charged_proofs = [proof_on(basis, each) for each in more] + spent
-            most = max(charged_proofs, key=lambda proof: proof.value, default=None)
+            spent = [bound_on(basis, each) for each in used]
+            all_charged = [bound_on(basis, each) for each in more] + spent
+            most = max(all_charged, key=lambda bound: bound.epsilon, default=None)
             claim = planned
-            if most is not None and most.value > planned.value:
+            if most is not None and most.epsilon > planned.value:
                 claim = dataclasses.replace(
                     planned,
-                    value=most.value,
+                    value=most.epsilon,
                     delta=settings.delta,
-                    accountant=most.bound.accountant,
+                    accountant=most.accountant,
                     notes=(*planned.notes, MORE_NOTE),
                 )
             row = claim.to_json() | {"basis": basis, "planned": _number(planned.value)}
             if spent:
-                row["spent"] = _number(max(proof.value for proof in spent))
+                row["spent"] = _number(max(bound.epsilon for bound in spent))
             claims.append(row)
         rows.append(_with_others(sorted(claims, key=lambda row: float(row["epsilon"]))))
     charges = [stage.mechanism for stage in plan.charged]
@@ -297,10 +297,10 @@ def _observers(
         ]
         proven = [
             {
-                **{"unit": unit, "relation": relation, "delta": proof.bound.delta},
-                **{"epsilon": _number(proof.value), "accountant": proof.bound.accountant},
+                **{"unit": unit, "relation": relation, "delta": bound.delta},
+                **{"epsilon": _number(bound.epsilon), "accountant": bound.accountant},
             }
-            for (unit, relation), proof in zip(summed, smallest, strict=True)
+            for (unit, relation), bound in zip(summed, smallest, strict=True)
         ]
         found.append({"observer": observer, "shares": shares, "proven": proven})
     return found
@@ -326,13 +326,13 @@ def plugins_note(experiment: Experiment) -> tuple[str, ...]:
 
 def _charged(
     plan: Plan, charged: Releases, delta: float, unit: Unit, relation: Relation
-) -> list[list[Proof]]:
+) -> list[list[Bound]]:
     """Return the proofs of the plan together with everything charged in addition.
 
     The result is empty if nothing else was charged, since the plan has its own proofs.
     """
     if not covers(plan, charged):
-        return [[Proof("answers", Bound(math.inf, delta, "none"), "nobody")]]
+        return [[Bound(math.inf, delta, "none")]]
     if not +(Counter(charged) - plan.releases):
         return []
     whole = charges_of_plan(plan, plan.releases | Counter(charged), unit, relation)

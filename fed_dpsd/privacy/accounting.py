@@ -29,7 +29,15 @@ from fed_dpsd.privacy.events import (
     ReservingDpEvent,
     law_of,
 )
-from fed_dpsd.privacy.mechanism import Charged, Relation, Unit, combined_trust, trust_of
+from fed_dpsd.privacy.mechanism import (
+    Basis,
+    Charged,
+    Relation,
+    Trust,
+    Unit,
+    combined_trust,
+    trust_of,
+)
 
 LARGEST_MU = 1e6  # larger values exceed double precision and carry no meaning
 # Finite precision: larger losses and smaller deltas get no bound, since the proof does not cover
@@ -100,6 +108,8 @@ class Bound:
     epsilon: float  # proven epsilon, >= 0
     delta: float  # the delta of this epsilon; 0 for a pure bound
     accountant: str  # the name of the proof
+    trust: Trust = "nobody"  # the parties that must be honest
+    basis: Basis = "answers"  # what the proof rests on
 
 
 def best_bound(event: DpEvent, delta: float) -> Bound:

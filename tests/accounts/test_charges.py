@@ -668,7 +668,7 @@ def test_the_card_covers_every_ledger_at_every_moment(
             claim = min(value for key, value in card.items() if key[:2] == pair)
             for entries in ever.values():
                 paid = proofs(charges_of_entries(entries_of_run(entries, folder.name), *pair), 1e-5)
-                assert claim >= paid[0].value * (1 - 1e-9), (pair, claim, paid)
+                assert claim >= paid[0].epsilon * (1 - 1e-9), (pair, claim, paid)
 
     def happen(line):
         if line["round"] == 1:

@@ -211,7 +211,7 @@ def test_a_target_is_reached_by_both_kinds_of_noise(small):
     for experiment in (together, alone):
         plan = plan_of(experiment)
         charges = charges_of_plan(plan, plan.releases, "record", "add_remove")
-        found = {proof.basis: proof.value for proof in proofs(charges, DELTA)}
+        found = {bound.basis: bound.epsilon for bound in proofs(charges, DELTA)}
         aimed = found["contraction"] if experiment is together else found["training"]
         assert aimed == pytest.approx(0.5, rel=0.01)
         assert aimed <= 0.5

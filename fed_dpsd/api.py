@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from rich.console import Console
 
-from fed_dpsd.accounts.card import PrivacyCard
+from fed_dpsd.accounts.words import PrivacyCard
 from fed_dpsd.config.bind import read_run
 from fed_dpsd.engines.clients import prepare_clients
 from fed_dpsd.engines.flower.simulation import simulate

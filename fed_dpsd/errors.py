@@ -125,6 +125,11 @@ def reason_of(error: Exception) -> str:
     return " ".join((getattr(error, "strerror", None) or str(error)).split())
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, as in "1 client" and "1,000 clients"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def format_value(value: Any) -> str:
     """Return a value in the syntax of overrides: null, true, [1, 2]; "1" keeps its quotes."""
     if value is None or isinstance(value, bool):

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from fed_dpsd.accounts.account import budget_text, needed_budget
-from fed_dpsd.accounts.card import PrivacyCard, plan_of, privacy_card
-from fed_dpsd.accounts.verdict import how_answered, how_trained, published_line, verdict
+from fed_dpsd.accounts.card import how_answered, how_trained, plan_of, privacy_card
+from fed_dpsd.accounts.words import PrivacyCard, published_line, sentences
 from fed_dpsd.experiment import Experiment, calibrated_axis
 
 
@@ -29,7 +29,7 @@ class PlannedRun:
     def __str__(self) -> str:
         """Return the text that `fed-dpsd privacy plan` prints."""
         settings, axis = self.experiment.config.privacy, calibrated_axis(self.experiment)
-        lines = [*verdict(self.experiment, self.privacy), ""]
+        lines = [*sentences(self.privacy, self.experiment.seeded), ""]
         lines.append(f"training: {how_trained(self.experiment)}")
         lines.append(f"answers: {how_answered(self.experiment)}")
         if settings.target_epsilon is not None:

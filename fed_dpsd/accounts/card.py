@@ -7,11 +7,11 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
+from fed_dpsd.accounts import words
 from fed_dpsd.accounts.database import is_database, ledgers_in
 from fed_dpsd.accounts.entry import MARK, Entry, charges_of_entries
 from fed_dpsd.accounts.secret import own_ledger_folder
@@ -23,7 +23,7 @@ from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.models.pretrained import public_of
 from fed_dpsd.privacy.accounting import Bound, prove
 from fed_dpsd.privacy.epsilon import NOT_REVIEWED_NOTE, Epsilon, add_review_note
-from fed_dpsd.privacy.label_dp import IMAGES_NOTE, LabelPrivate, prove_label
+from fed_dpsd.privacy.label_dp import LabelPrivate, prove_label
 from fed_dpsd.privacy.mechanism import (
     UNITS_AND_RELATIONS,
     Basis,
@@ -35,123 +35,12 @@ from fed_dpsd.privacy.mechanism import (
 from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.published import published_epsilon, published_training_epsilon
 from fed_dpsd.protocol import Releases
-from fed_dpsd.report.guarantee import BY, further_trust, observers, other_observers
 
-NO_SECRET_NOTE = "no secret is stored there: a simulation's seeded noise carries no guarantee"
-SEEDED_NOTE, RUN_NOTE = "seeded noise", "per run"
-SAME_IMAGE_NOTE = "replaced by one of the same image or patient, so in the same shard"
-SAME_PATIENT_NOTE = "replaced by a record of the same patient"
-PATIENT_NOTE = "a patient known at one client only"
-MADE_UP_NOTE = "patients are made up, {} records of one class each, and taken as given"
-TEACHER_NOTE = "teachers from a file: proven only if each saw only its own client's records"
-TUNING_NOTE = "tuning not covered"
-NOTHING_NOTE = "nothing is released"
-TIME_NOTE = "response times are not covered: they may reveal whether a record is present"
-COUNTS_NOTE = "class counts reveal roughly how many records of each class a client has"
-DELTA_NOTE = "delta should be below 1 / (records of each client)"
-TEST_NOTE = "test images are taken as public"
-SHARED_NOTE = (
-    "patients may be in both train and test (data.shared_patients=allow): scores are inflated, and "
-    "the test records of a patient are not protected"
-)
-PARTITION_NOTE = "the partition among simulated clients is taken as given"
-PUBLIC_NOTE = "the training data of public features are not covered"
-MORE_NOTE = "more was charged than planned"
 UNCOVERED = (
     "a client was charged for something that this run's plan does not include or cannot account for"
 )
 _LEDGERS = "a client_*.sqlite, its folder, or a run folder"
 TOO_LITTLE_NOISE = "the noise or delta is too small to compute a finite epsilon"
-
-
-@dataclass(frozen=True)
-class PrivacyCard:
-    """The `privacy` object of summary.json, for readers and scripts.
-
-    Args:
-        content: as `privacy_card` returns it.
-        word: the word for the bounds: "proven" after a run, "planned" before.
-    """
-
-    content: Mapping[str, Any]
-    word: Literal["proven", "planned"] = "proven"
-
-    @property
-    def published(self) -> float:
-        """Return the epsilon of the papers' formulas, which is not a guarantee."""
-        return float(self.content["epsilon_published"])
-
-    @property
-    def proven(self) -> tuple[Epsilon, ...]:
-        """Return every proven epsilon, for each unit and relation."""
-        return tuple(map(Epsilon.from_json, self.content["proven"]))
-
-    @property
-    def label(self) -> Epsilon | None:
-        """Return the proven epsilon of a label, as opposed to a record; None if there is none."""
-        row = self.content["label"]
-        return Epsilon.from_json(row) if row else None
-
-    @property
-    def claims(self) -> tuple[str, ...]:
-        """Return a line for each proven epsilon, with its other proofs."""
-        lines = [line_of(row) for row in self.content["proven"]]
-        if self.label:
-            lines.append(f"{self.label}: of labels alone, {IMAGES_NOTE}")
-        return tuple(lines)
-
-    @property
-    def unit(self) -> Unit:
-        """Return the unit that the settings ask to protect; it is always listed first."""
-        unit: Unit = self.content["unit"]
-        return unit
-
-    @property
-    def review(self) -> str:
-        """Return the note on plug-ins, "not reviewed: ..."; "" if no plug-in took part."""
-        return next((epsilon.review for epsilon in self.proven if epsilon.review), "")
-
-    def epsilon(self, unit: Unit, relation: Relation) -> Epsilon:
-        """Return the proven epsilon of a unit and relation, such as "record" and "add_remove".
-
-        Raises:
-            UserError: the unit or the relation is unknown.
-        """
-        claims = {(each.unit, each.relation): each for each in self.proven}
-        if (unit, relation) not in claims:
-            known = "; ".join(map(", ".join, claims))
-            raise UserError(f"unit={unit!r}, relation={relation!r} must be one of: {known}")
-        return claims[unit, relation]
-
-    @property
-    def covers_nothing(self) -> bool:
-        """Return whether nothing is released."""
-        return all(NOTHING_NOTE in epsilon.notes for epsilon in self.proven)
-
-    def __str__(self) -> str:
-        """Return a line for the published epsilon and a line for each proven one."""
-        reason = self.content["reason"]
-        name = mechanism_of(self.content)
-        published = "nothing published" if math.isinf(self.published) else "epsilon published"
-        value = "" if math.isinf(self.published) else f" (no guarantee): {self.published:.4g}"
-        lines = [f"{published}{value} ({name})"]
-        lines += [f"epsilon {self.word}: {text}" for text in self.claims]
-        if self.content["observers"]:
-            lines.append(f"trust threshold: against {self.content['observers'][0]['observer']}")
-        lines += other_observers(self.content)
-        return "\n".join(lines + ([f"reason: {reason}"] if reason else []))
-
-    __repr__ = __str__
-
-
-def line_of(row: Mapping[str, Any]) -> str:
-    """Return a row's smallest epsilon, with the bases of its proofs if there are several."""
-    claim, line = Epsilon.from_json(row), str(Epsilon.from_json(row))
-    line += f" by {BY[row['basis']]}" if row["beside"] else ""
-    for other in row["beside"]:
-        number = dataclasses.replace(claim, value=float(other["epsilon"])).number(5)
-        line += f"; by {BY[other['basis']]} {number} ({further_trust(other['trust'])})"
-    return line
 
 
 def row_of(claims: Mapping[Basis, Epsilon]) -> dict[str, Any]:
@@ -166,17 +55,26 @@ def _with_others(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {**smallest, "beside": [{key: row[key] for key in kept} for row in others]}
 
 
-def mechanism_of(card: Mapping[str, Any]) -> str:
-    """Return the names of a run's training and answers, omitting "plain"."""
-    names = [card["training"], card["answers"]]
-    return " ".join(name for name in names if name != "plain")
-
-
 def plan_of(experiment: Experiment) -> Plan:
     """Return what a client will be charged in this experiment."""
     return experiment.method.plan(
         PublicContext.of(experiment.config, experiment.training, experiment.answers)
     )
+
+
+def how_trained(experiment: Experiment) -> str:
+    """Describe how the teachers are trained and what their training alone protects."""
+    if experiment.config.teacher.path is not None:
+        return "none here: teachers are read from files"
+    if not experiment.answers.from_teachers:
+        return words.NO_TEACHERS
+    return experiment.training.describe(plan_of(experiment).trainings)
+
+
+def how_answered(experiment: Experiment) -> str:
+    """Describe everything that leaves a client in a run, and where noise is added."""
+    context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
+    return experiment.method.describe(context)
 
 
 def privacy_card(
@@ -229,7 +127,7 @@ def privacy_card(
                     value=most.epsilon,
                     delta=settings.delta,
                     accountant=most.accountant,
-                    notes=(*planned.notes, MORE_NOTE),
+                    notes=(*planned.notes, words.MORE_NOTE),
                 )
             row = claim.to_json() | {"basis": basis, "planned": _number(planned.value)}
             if spent:
@@ -284,7 +182,7 @@ def _observers(
     if quorum is None or not summed:
         return []
     releases, found = plan.releases | Counter(charged), []
-    for observer, shares in observers(quorum.threshold, quorum.colluding).items():
+    for observer, shares in words.observers(quorum.threshold, quorum.colluding).items():
         seen = with_shares(answers, shares)
         stages = (
             dataclasses.replace(stage, mechanism=seen) if stage.mechanism == answers else stage
@@ -309,13 +207,13 @@ def _observers(
 def _label(experiment: Experiment, plan: Plan) -> dict[str, Any] | None:
     if not isinstance(experiment.training, LabelPrivate):
         return None
-    notes = (*seeded_note(experiment), RUN_NOTE, TUNING_NOTE, *plugins_note(experiment))
+    notes = (*seeded_note(experiment), words.RUN_NOTE, words.TUNING_NOTE, *plugins_note(experiment))
     return prove_label(experiment.training, notes, plan.queries).to_json()
 
 
 def seeded_note(experiment: Experiment) -> tuple[str, ...]:
     """Return the note on seeded noise, which anyone with the seeds can draw; () without it."""
-    return (SEEDED_NOTE,) if experiment.seeded else ()
+    return (words.SEEDED_NOTE,) if experiment.seeded else ()
 
 
 def plugins_note(experiment: Experiment) -> tuple[str, ...]:
@@ -350,29 +248,29 @@ def proven_epsilons(
     config, delta = experiment.config, experiment.config.privacy.delta
     further_notes = (*further_notes, *plugins_note(experiment))
     if not plan.stages:
-        nothing = prove((), delta, unit, relation, (NOTHING_NOTE, *further_notes))
+        nothing = prove((), delta, unit, relation, (words.NOTHING_NOTE, *further_notes))
         return {"answers": nothing}
-    notes = [*seeded_note(experiment), RUN_NOTE, TUNING_NOTE, DELTA_NOTE]
+    notes = [*seeded_note(experiment), words.RUN_NOTE, words.TUNING_NOTE, words.DELTA_NOTE]
     if config.federation.simulation:
-        notes.append(TEST_NOTE)
+        notes.append(words.TEST_NOTE)
         if config.data.patient_column and config.data.shared_patients == "allow":
-            notes.append(SHARED_NOTE)
+            notes.append(words.SHARED_NOTE)
         if config.num_clients > 1 or experiment.partition.leaves_out_by:
-            notes.append(PARTITION_NOTE)
+            notes.append(words.PARTITION_NOTE)
     else:
-        notes.append(TIME_NOTE)
+        notes.append(words.TIME_NOTE)
         if plan.releases_counts:
-            notes.append(COUNTS_NOTE)
+            notes.append(words.COUNTS_NOTE)
     if unit == "patient" and not (config.data.names_patients and config.federation.simulation):
-        notes.append(PATIENT_NOTE)
+        notes.append(words.PATIENT_NOTE)
     if config.data.records_per_patient is not None:  # what a record's shard and part depend on
-        notes.append(MADE_UP_NOTE.format(config.data.records_per_patient))
+        notes.append(words.MADE_UP_NOTE.format(config.data.records_per_patient))
     if (unit, relation) == ("record", "replace_one") and requested_unit(experiment) == "patient":
-        notes.append(SAME_PATIENT_NOTE)
+        notes.append(words.SAME_PATIENT_NOTE)
     if unit != "client" and relation == "replace_one" and config.teachers_per_client > 1:
-        notes.append(SAME_IMAGE_NOTE)
+        notes.append(words.SAME_IMAGE_NOTE)
     if config.teacher.path is not None:
-        notes.append(TEACHER_NOTE)
+        notes.append(words.TEACHER_NOTE)
     if "pretrained" in {*map(config.architecture, range(config.num_clients)), config.model.student}:
         notes.append(public_of(config.model).note)
     mechanisms = (stage.mechanism for stage in plan.charged)
@@ -435,12 +333,17 @@ def ledger_epsilons(
     the answers if there is no private training.
     """
     queries = sum(entry.queries for entry in entries)
-    notes = ["over the ledger's life", "settings chosen in advance", PUBLIC_NOTE, *further_notes]
+    notes = [
+        "over the ledger's life",
+        "settings chosen in advance",
+        words.PUBLIC_NOTE,
+        *further_notes,
+    ]
     if unit == "patient":
-        notes.append(PATIENT_NOTE)
+        notes.append(words.PATIENT_NOTE)
     trained = " ".join(entry.mechanism for entry in entries if entry.kind == "training")
     if (unit, relation) == ("record", "replace_one") and "unit='patient'" in trained:
-        notes.append(SAME_PATIENT_NOTE)
+        notes.append(words.SAME_PATIENT_NOTE)
     if any(entry.mechanism.endswith(MARK) for entry in entries):
         notes.append(NOT_REVIEWED_NOTE.format("a plug-in"))
     found = claims(charges_of_entries(entries, unit, relation), delta, unit, relation, queries)

@@ -12,7 +12,8 @@ import numpy as np
 from dp_accounting import GaussianDpEvent
 from scipy.stats import binom
 
-from fed_dpsd.accounts.card import PrivacyCard, plan_of, privacy_card
+from fed_dpsd.accounts.card import plan_of, privacy_card
+from fed_dpsd.accounts.words import PrivacyCard
 from fed_dpsd.audits import canaries, victims
 from fed_dpsd.audits.black_box import (
     Audited,

@@ -28,6 +28,7 @@ from fed_dpsd.audits.checks import (
 )
 from fed_dpsd.audits.claims import Say, audit_secrets
 from fed_dpsd.client.teachers import make_teacher
+from fed_dpsd.errors import counted
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.models import to_vector
 from fed_dpsd.privacy.dp_sgd import DPSGD
@@ -35,7 +36,6 @@ from fed_dpsd.privacy.mechanism import Additive, Values
 from fed_dpsd.privacy.noise import SecretStreams, lattice_spacing, truncate
 from fed_dpsd.privacy.noisy_max import NoisyMax
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
-from fed_dpsd.report.numbers import counted
 
 TEACHERS = 2
 MOST_SITES = 1_000  # numbers of sites that are one client, with secure sums

@@ -16,8 +16,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fed_dpsd.accounts.card import PrivacyCard, plan_of, plugins_note
+from fed_dpsd.accounts.card import plan_of, plugins_note
 from fed_dpsd.accounts.secret import noise_of
+from fed_dpsd.accounts.words import PrivacyCard
 from fed_dpsd.audits.rates import Claim
 from fed_dpsd.client.teachers import Teachers, make_teacher
 from fed_dpsd.data.datasets import Dataset

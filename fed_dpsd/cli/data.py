@@ -65,7 +65,7 @@ def data(
 
 
 def _size(split: "Split") -> str:
-    from fed_dpsd.report.numbers import counted
+    from fed_dpsd.errors import counted
 
     patients = split.num_patients
     if patients is None:

@@ -190,9 +190,10 @@ def ledger(
     Read on: docs/privacy.md
     """
     with importing():
-        from fed_dpsd.accounts.card import NO_SECRET_NOTE, ledger_epsilons, ledger_files, row_of
+        from fed_dpsd.accounts.card import ledger_epsilons, ledger_files, row_of
         from fed_dpsd.accounts.database import read_ledger
         from fed_dpsd.accounts.secret import has_secret, own_ledger_folder
+        from fed_dpsd.accounts.words import NO_SECRET_NOTE
         from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
         from fed_dpsd.server.charge_log import ChargeLog
 
@@ -236,26 +237,27 @@ def ledger(
 def _print_charges(
     file: Path, entries: Sequence["Entry"], totals: Iterable["Proofs"], delta: float
 ) -> None:
-    from fed_dpsd.accounts.card import ledger_epsilons, line_of, row_of
+    from fed_dpsd.accounts.card import ledger_epsilons, row_of
+    from fed_dpsd.accounts.words import line
 
     print(shown(str(file)))
     for number, entry in enumerate(entries, start=1):
         request = f" to request {entry.query_id}" if entry.request else ""
-        so_far = line_of(row_of(ledger_epsilons(entries[:number], delta, "record", "add_remove")))
+        so_far = line(row_of(ledger_epsilons(entries[:number], delta, "record", "add_remove")))
         print(
             f"{entry.at} {entry.run or 'unnamed run'}: {entry.kind}{request}, "
             f"{entry.queries:,} queries, {entry.digest[:12]}: so far {so_far}"
         )
     for proofs in totals:
         notes = ", ".join(next(iter(proofs.values())).notes)
-        print(f"spent: {line_of(row_of(proofs))}; {notes}")
+        print(f"spent: {line(row_of(proofs))}; {notes}")
 
 
 def _spent_table(
     accounts: Mapping[Path, Sequence["Entry"]], totals: Mapping[Path, Mapping["Pair", "Proofs"]]
 ) -> Table:
     """Return a row per client, with the epsilons of a record and of meaningful larger units."""
-    from fed_dpsd.accounts.verdict import is_meaningful
+    from fed_dpsd.accounts.words import is_meaningful
     from fed_dpsd.privacy.epsilon import NOT_REVIEWED
     from fed_dpsd.privacy.mechanism import combined_trust
 
@@ -284,7 +286,7 @@ def _spent_table(
 
 
 def _meanings(totals: Mapping[Path, Mapping["Pair", "Proofs"]], delta: float) -> Iterator[str]:
-    from fed_dpsd.report.guarantee import against
+    from fed_dpsd.accounts.words import against
 
     records = [of_file["record", "add_remove"] for of_file in totals.values()]
     claims = [next(iter(proofs.values())) for proofs in records]

@@ -16,8 +16,9 @@ from rich.table import Table
 
 from fed_dpsd.accounts import card as cards
 from fed_dpsd.accounts.account import needed_budget, rounded_up
+from fed_dpsd.accounts.card import how_answered, how_trained
 from fed_dpsd.accounts.secret import load_or_create_secret
-from fed_dpsd.accounts.verdict import how_answered, how_trained
+from fed_dpsd.accounts.words import PrivacyCard, against, other_observers
 from fed_dpsd.client import site as sites
 from fed_dpsd.client.hospital import Hospital
 from fed_dpsd.client.records import HospitalRecords
@@ -36,7 +37,6 @@ from fed_dpsd.models.public_networks import digest_of, shapes_in
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.protocol import Refusal, Request
-from fed_dpsd.report.guarantee import against, other_observers
 
 REHEARSED = 16  # images in the rehearsed request
 HELD_OUT = 5  # every fifth image or patient is held out from training
@@ -72,7 +72,7 @@ def check(hospital: Hospital, overrides: list[str]) -> Iterator[str | Table]:
     yield f"training: {how_trained(experiment)}"
     yield f"answers: {how_answered(experiment)}"
     planned = cards.plan_of(experiment)
-    card = cards.PrivacyCard(cards.privacy_card(experiment, planned), "planned")
+    card = PrivacyCard(cards.privacy_card(experiment, planned), "planned")
     claim = card.epsilon(card.unit, "add_remove")
     yield f"a run: {claim}, against {against(claim.trust, card.content['colluding'])}"
     yield from (f"a run: {sentence}" for sentence in other_observers(card.content))

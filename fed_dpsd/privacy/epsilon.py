@@ -11,6 +11,15 @@ NOT_REVIEWED = "not reviewed"
 NOT_REVIEWED_NOTE = NOT_REVIEWED + ": nothing is proven of what {} does"
 
 
+def rounded_up(value: float, digits: int = 3) -> str:
+    """Return a bound, rounded up to `digits` significant digits; "inf" for infinity."""
+    if math.isinf(value):
+        return "inf"
+    places = max(0, digits - 1 - math.floor(math.log10(max(value, 1e-4))))
+    text = f"{math.ceil(value * 10**places - 1e-9) / 10**places:,.{places}f}"
+    return text.rstrip("0").rstrip(".") if places else text
+
+
 @dataclass(frozen=True)
 class Epsilon:
     """A proven privacy loss, which cannot be printed without its meaning.
@@ -37,11 +46,7 @@ class Epsilon:
 
     def number(self, digits: int) -> str:
         """Return the value with `digits` digits, rounded up because it is an upper bound."""
-        if math.isinf(self.value):
-            return "inf"
-        places = max(0, digits - 1 - math.floor(math.log10(max(self.value, 1e-4))))
-        number = f"{math.ceil(self.value * 10**places - 1e-9) / 10**places:,.{places}f}"
-        return number.rstrip("0").rstrip(".") if places else number
+        return rounded_up(self.value, digits)
 
     @property
     def review(self) -> str:

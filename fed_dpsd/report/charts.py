@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fed_dpsd.privacy.epsilon import rounded_up
 from fed_dpsd.report import scores
 from fed_dpsd.report.facts import Facts
 from fed_dpsd.report.guarantee import review
-from fed_dpsd.report.numbers import compact, percent, rounded_up, spread
+from fed_dpsd.report.numbers import compact, percent, spread
 from fed_dpsd.report.scores import OperatingPoint, Predictions
 
 MOST_BY_CHANCE = 15  # percent; charts of higher accuracies need not show chance

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fed_dpsd.report.numbers import counted
+from fed_dpsd.errors import counted
 from fed_dpsd.report.scores import Predictions
 
 GENERIC = ("folder", "imagefolder")  # data sets that are named after their format

@@ -1,17 +1,26 @@
-"""Texts on proven epsilons: what each one means, whom it bounds and what it does not cover."""
+"""Texts of pages on proven epsilons, in addition to accounts/words.py."""
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from fed_dpsd.report.numbers import counted, rounded_up
-from fed_dpsd.report.settings import NOT_REVIEWED
+from fed_dpsd.accounts.words import (
+    BY,
+    PATIENT_NOTE,
+    RUN_NOTE,
+    SAME_IMAGE_NOTE,
+    SAME_PATIENT_NOTE,
+    SEEDED_NOTE,
+    TUNING_NOTE,
+    further_trust,
+    short_trust,
+    trusted,
+)
+from fed_dpsd.privacy.epsilon import NOT_REVIEWED, rounded_up
 
-MEANINGFUL = 10.0  # above it, an attacker may be sure of a record: docs/privacy.md
-MEANINGFUL_DELTA = 0.01  # above it, some of a hundred records may be published outright
 CHANGES = {
     ("record", "add_remove"): "a record is added or removed",
     ("record", "replace_one"): "a record is replaced",
@@ -26,108 +35,19 @@ UNPROVEN = {  # the same for the relations without a bound
     "patient": ("a patient", "an added or removed patient", "a patient whose records are replaced"),
     "client": ("a whole client", "an added or removed client", "a client that is replaced"),
 }
-NO_TEACHERS = "none here: clients have no teachers"  # in place of a training
-SECRET = "add their noise and keep it to themselves"  # what clients must do in secure sums
 RELATIONS = {"add_remove": "a {} added or removed", "replace_one": "a replaced {}"}
-BY = {  # the basis of a proof
-    "training": "the training",
-    "answers": "the answers",
-    "contraction": "the training and the answers together",
-}
 # The card's short notes as sentences; all other notes are sentences already.
 NOTES = {
-    "seeded noise": "The noise is seeded, as in every simulation unless noise=secure, so anyone "
+    SEEDED_NOTE: "The noise is seeded, as in every simulation unless noise=secure, so anyone "
     "who knows the seed can remove it. The files of this run therefore carry no guarantee.",
-    "per run": "Each number covers this one run. The costs of other runs on the same data add up.",
-    "a patient known at one client only": "Numbers for a patient hold only for patients who "
-    "are known at a single client.",
-    "replaced by one of the same image or patient, so in the same shard": "A replaced record keeps "
+    RUN_NOTE: "Each number covers this one run. The costs of other runs on the same data add up.",
+    PATIENT_NOTE: "Numbers for a patient hold only for patients who are known at a single client.",
+    SAME_IMAGE_NOTE: "A replaced record keeps "
     "its image or its patient, so it stays with the same teacher.",
-    "replaced by a record of the same patient": "A record is replaced by a record of the same "
-    "patient.",
-    "tuning not covered": "Choosing these settings by other runs on the same data is not covered.",
+    SAME_PATIENT_NOTE: "A record is replaced by a record of the same patient.",
+    TUNING_NOTE: "Choosing these settings by other runs on the same data is not covered.",
 }
 FALSE_ALARMS = 0.01
-
-
-# --- whom a number bounds ---
-
-
-def against(trust: str, colluding: int | None) -> str:
-    """Return the observers that a number holds against, as in "any observer".
-
-    Args:
-        trust: "nobody", "threshold" or "server".
-        colluding: `colluding` of the quorum of secure sums; None for any quorum.
-    """
-    if trust == "server":
-        return "any observer except the coordinator, which sees answers without noise"
-    if trust == "nobody":
-        return "any observer"
-    if colluding == 0:
-        return f"the coordinator alone (not a client that sees the result), if all clients {SECRET}"
-    some = "`colluding` clients" if colluding is None else counted(colluding, "client")
-    return (
-        f"the coordinator and any {some} together (a client that sees the result counts as one), "
-        f"if all other clients {SECRET}"
-    )
-
-
-def trusted(trust: str, colluding: int | None) -> str:
-    """Return the parties that must be trusted, as in "all clients but 1"."""
-    if trust == "threshold":
-        return f"all clients but {colluding:,}" if colluding else "all clients"
-    return {"nobody": "nobody", "server": "the coordinator"}[trust]
-
-
-def short_trust(trust: str, colluding: int | None) -> str:
-    """Return a trust in the code's words, as in "trust threshold, colluding 1"."""
-    return f"trust {trust}, colluding {colluding:,}" if trust == "threshold" else f"trust {trust}"
-
-
-def further_trust(trust: str) -> str:
-    """Return the trust of a proof next to the smallest, which has no number for each observer."""
-    return f"trust {trust}" + (", may be larger against others" * (trust == "threshold"))
-
-
-def observers(threshold: int, colluding: int) -> dict[str, int]:
-    """Return the observers of a secure sum, each with the number of clients that protect a record.
-
-    The observer does not know their parts of the noise, or their responses. One of them has the
-    record. The first observer is the one that a card's numbers hold against.
-
-    Args:
-        threshold: smallest number of clients in a sum.
-        colluding: number of clients that the sum withstands, below `threshold`.
-    """
-    honest, reader = threshold - colluding, "a client that sees the result"
-    found = {against("threshold", colluding): honest}
-    if colluding:
-        found[f"the coordinator or an outsider alone, if all clients {SECRET}"] = threshold
-        besides = f"{reader}, besides {counted(colluding, 'colluding client')}"
-        found[f"{besides}, if all other clients {SECRET}"] = honest - 1
-    if colluding != 1:
-        found[f"{reader}, if all other clients {SECRET}"] = threshold - 1
-    return {observer: shares for observer, shares in found.items() if shares}
-
-
-def too_many(card: Mapping[str, Any]) -> str:
-    """Return the coalition that a card's numbers of secure sums do not hold against; "" if none."""
-    if not card["observers"]:
-        return ""
-    return f"the coordinator together with more than {counted(card['colluding'], 'client')}"
-
-
-def other_observers(card: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is proven against each observer of secure sums other than the card's own."""
-    for seen in card["observers"][1:]:
-        rows = [row for row in seen["proven"] if row["unit"] == card["unit"]] or seen["proven"]
-        numbers = " and ".join(
-            f"{rounded_up(float(row['epsilon']), 4)} ({row['unit']}, {row['relation']})"
-            for row in rows
-        )
-        deltas = " and ".join(dict.fromkeys(f"{row['delta']:g}" for row in rows))
-        yield f"epsilon {numbers}, delta {deltas}, against {seen['observer']}"
 
 
 # --- numbers in words ---

@@ -1,4 +1,4 @@
-"""Readable numbers: percentages with intervals, bounds rounded up, bytes, seconds."""
+"""Readable numbers: percentages with intervals, bytes, seconds."""
 
 import math
 
@@ -45,15 +45,6 @@ def spread(mean: float, deviation: float, unknown: str = "-") -> str:
     return f"{mean:.1f}" if math.isnan(deviation) else f"{mean:.1f} ± {deviation:.1f}"
 
 
-def rounded_up(value: float, digits: int = 3) -> str:
-    """Return a number rounded up to `digits` significant digits; "inf" for infinity."""
-    if math.isinf(value):
-        return "inf"
-    places = max(0, digits - 1 - math.floor(math.log10(max(value, 1e-4))))
-    text = f"{math.ceil(value * 10**places - 1e-9) / 10**places:,.{places}f}"
-    return text.rstrip("0").rstrip(".") if places else text
-
-
 def compact(value: float) -> str:
     """Return a number in few characters, such as "0.25", "1,000", "2e6" or "inf"."""
     if math.isinf(value):
@@ -77,8 +68,3 @@ def duration(seconds: float) -> str:
     if minutes < 90:
         return f"{minutes} min {rest} s"
     return f"{minutes // 60} h {minutes % 60} min"
-
-
-def counted(number: int, noun: str) -> str:
-    """Return a number with its noun, as in "1 client" and "1,000 clients"."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

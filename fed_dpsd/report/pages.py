@@ -16,13 +16,15 @@ from jinja2 import Environment
 from markupsafe import Markup, escape
 from PIL import Image
 
+from fed_dpsd.accounts import words
+from fed_dpsd.accounts.words import MEANINGFUL, MEANINGFUL_DELTA
 from fed_dpsd.config.plugins import files_of
-from fed_dpsd.errors import printable
+from fed_dpsd.errors import counted, printable
+from fed_dpsd.privacy.epsilon import rounded_up
 from fed_dpsd.report import charts, figures, guarantee, numbers, scores, sweep_charts, tables
 from fed_dpsd.report.charts import Chart, Dots
 from fed_dpsd.report.facts import NEVER, Facts, Unfinished
-from fed_dpsd.report.guarantee import MEANINGFUL, MEANINGFUL_DELTA
-from fed_dpsd.report.numbers import counted, wilson, with_interval
+from fed_dpsd.report.numbers import wilson, with_interval
 from fed_dpsd.report.settings import (
     CLAIMS,
     GRID,
@@ -139,18 +141,17 @@ def _svg(chart: Chart | Dots) -> tuple[str, Markup]:
 @functools.cache
 def _environment() -> Environment:
     environment = jinja_environment(__file__, autoescape=True, finalize=_to_html)
-    shared = (
-        *("percent", "percent_at_most", "percents", "rounded_up", "score"),
-        *("size", "duration", "counted"),
-    )
+    shared = (*("percent", "percent_at_most", "percents", "score", "size", "duration"),)
     environment.filters |= {name: getattr(numbers, name) for name in shared}
     more: dict[str, Callable[..., Any]] = {
         "capitalised": lambda text: f"{text[:1].upper()}{text[1:]}",
         "commas": "{:,}".format,
+        "counted": counted,
         "e": _escaped,
         "interval": lambda counts: "{:.1f} to {:.1f}".format(*100 * np.array(wilson(*counts))),
         "json": json.dumps,
         "legend": lambda setting: (setting.all_of("trust"), setting.all_of("delta")),
+        "rounded_up": rounded_up,
         "svg": _svg,
         "with_interval": lambda counts: with_interval(*counts),
     }
@@ -160,6 +161,7 @@ def _environment() -> Environment:
         "first_line": Markup(FIRST_LINE),
         "guarantee": guarantee,
         "spread": numbers.spread,
+        "words": words,
     }
     return environment
 

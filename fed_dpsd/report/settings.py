@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fed_dpsd.errors import UserError, reason_of
+from fed_dpsd.privacy.epsilon import NOT_REVIEWED
 
 ACCURACIES = ("student", "weighted_ensemble", "ensemble", "client_best", "client_mean")
 SCORES = (*ACCURACIES, *(f"auroc_{model}" for model in ACCURACIES))
@@ -23,7 +24,6 @@ LEGEND = ("delta", "trust", "commit", "machine")
 DIGESTS = ("data_sha256", "files_sha256")  # of what a run read: its data, and other files
 CONTENTS = ("data contents", "file contents")  # columns that tell these apart in a report
 CAVEATS = "caveats"  # notes on the epsilons
-NOT_REVIEWED = "not reviewed"  # how the note on plug-ins begins
 # Results of a run; every other column is part of its setting.
 RESULTS = {
     *("key", "seed", "vote", *SCORES, *CLAIMS, *LEGEND, REASON, CAVEATS),

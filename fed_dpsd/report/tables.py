@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fed_dpsd.accounts import words
 from fed_dpsd.errors import UserError
-from fed_dpsd.report import guarantee
-from fed_dpsd.report.numbers import rounded_up, spread
+from fed_dpsd.privacy.epsilon import rounded_up
+from fed_dpsd.report.numbers import spread
 from fed_dpsd.report.settings import (
     ACCURACIES,
     CLAIMS,
@@ -79,7 +80,7 @@ def preface(settings: Sequence[Setting]) -> str:
     if _labels(settings):
         caveat += " An epsilon of labels alone protects no image."
     if any("threshold" in setting.all_of("trust") for setting in settings):
-        caveat += f" Trust threshold: against {guarantee.against('threshold', None)}."
+        caveat += f" Trust threshold: against {words.against('threshold', None)}."
     return (
         "Mean ± sample standard deviation over seeds, in percent, on the held-out test split after "
         f"the last round. {costs * bool(_costs(settings))}Epsilons are proven, for one run, under "

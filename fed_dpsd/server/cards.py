@@ -14,19 +14,23 @@ from typing import Any
 from jinja2 import Template
 
 from fed_dpsd import __version__
-from fed_dpsd.accounts.card import MORE_NOTE, RUN_NOTE, SEEDED_NOTE, TUNING_NOTE, PrivacyCard
-from fed_dpsd.accounts.verdict import (
+from fed_dpsd.accounts.card import how_answered, how_trained
+from fed_dpsd.accounts.words import (
+    BY,
+    MORE_NOTE,
+    RUN_NOTE,
+    SEEDED_NOTE,
     SEEDED_VERDICT,
-    how_answered,
-    how_trained,
+    TUNING_NOTE,
+    PrivacyCard,
     is_meaningful,
     published_line,
-    verdict,
+    sentences,
+    too_many,
 )
+from fed_dpsd.errors import counted
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.privacy.epsilon import Epsilon
-from fed_dpsd.report.guarantee import BY, too_many
-from fed_dpsd.report.numbers import counted
 from fed_dpsd.server.attendance import incomplete_attendance, requests_of
 from fed_dpsd.server.charge_log import ChargeLog
 from fed_dpsd.server.run_folder import CompletedRun
@@ -60,7 +64,7 @@ def privacy_card_of(run: CompletedRun) -> dict[str, Any]:
     experiment, summary = run.experiment, run.summary
     card = PrivacyCard(summary["privacy"])
     notes = dict.fromkeys(note for epsilon in card.proven for note in epsilon.notes)
-    versions, said = run.folder / "versions.json", verdict(experiment, card)
+    versions, said = run.folder / "versions.json", sentences(card, experiment.seeded)
     return {
         "run": {
             **{key: summary[key] for key in ("method", "data", "num_clients", "seed", "engine")},

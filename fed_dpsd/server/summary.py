@@ -1,26 +1,21 @@
 """The content of summary.json: the facts of a run, its student's accuracy and its privacy cost."""
 
 import json
-import math
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fed_dpsd.accounts.card import NOTHING_NOTE, SEEDED_NOTE, plan_of, privacy_card
+from fed_dpsd.accounts.card import plan_of, privacy_card
 from fed_dpsd.accounts.database import ledgers_in, read_ledger
 from fed_dpsd.accounts.entry import entries_of_run
 from fed_dpsd.accounts.secret import ledger_folder
-from fed_dpsd.accounts.verdict import is_meaningful
+from fed_dpsd.accounts.words import PrivacyCard, short, spent
 from fed_dpsd.errors import UserError, one_line
 from fed_dpsd.experiment import Experiment, data_counts, largest_partition, unused_records
 from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.models.devices import named_device, torch_device
 from fed_dpsd.models.precision import choose_precision, precision_of, trains_in_float32
-from fed_dpsd.privacy.epsilon import NOT_REVIEWED, Epsilon
-from fed_dpsd.privacy.label_dp import IMAGES_NOTE
-from fed_dpsd.privacy.mechanism import combined_trust
-from fed_dpsd.report.guarantee import short_trust
 from fed_dpsd.server.charge_log import ChargeLog
 from fed_dpsd.server.metrics import METRICS
 from fed_dpsd.storage import client_name, run_name, shown_path, write_json
@@ -178,39 +173,7 @@ def result_line(experiment: Experiment, summary: Mapping[str, Any]) -> str:
             continue
         part = f"{role} unknown" if fraction is None else f"{role} {100 * fraction:.1f} %"
         parts.append(part + (f" (AUROC {area:.3f})" if two_classes and area is not None else ""))
-    return " · ".join([*parts, privacy_text(summary["privacy"])])
-
-
-def privacy_text(card: Mapping[str, Any], word: str = "proven") -> str:
-    """Return the published epsilon and the proven epsilons of the requested unit, in one line."""
-    if all(NOTHING_NOTE in row["notes"] for row in card["proven"]):
-        return NOTHING_NOTE
-    rows = {(row["unit"], row["relation"]): Epsilon.from_json(row) for row in card["proven"]}
-    unit = card["unit"]
-    added, replaced = rows[unit, "add_remove"], rows[unit, "replace_one"]
-    epsilon = card["epsilon_published"]
-    published = f"published {epsilon if isinstance(epsilon, str) else format(epsilon, '.3g')}"
-    if epsilon == "inf" and math.isfinite(added.value):  # "inf" would read as no privacy at all
-        published = "nothing published"
-    seeded = f", {SEEDED_NOTE}" if SEEDED_NOTE in added.notes else ""
-    weak = "" if is_meaningful(replaced) else ": no meaningful protection"
-    trust = short_trust(combined_trust((added.trust, replaced.trust)), card["colluding"])
-    review = f", {added.review}" if added.review else ""
-    labels = []
-    if card["label"]:
-        label = Epsilon.from_json(card["label"])
-        labels.append(
-            f"of labels alone {label.number(3)} (label, {label.relation}), trust {label.trust}, "
-            f"delta {label.delta:g}: {IMAGES_NOTE}"
-        )
-    return " · ".join(
-        [
-            f"{published} ({card['answers']})",
-            f"{word} {added.number(3)} ({unit}, add_remove), {replaced.number(3)} (replace_one), "
-            f"{trust}, delta {max(added.delta, replaced.delta):g}{seeded}{weak}{review}",
-            *labels,
-        ]
-    )
+    return " · ".join([*parts, short(PrivacyCard(summary["privacy"]))])
 
 
 def round_text(line: Mapping[str, Any]) -> str:
@@ -219,10 +182,10 @@ def round_text(line: Mapping[str, Any]) -> str:
     accuracy, agreed = line["student_accuracy"], line.get("agreement")
     student = "not scored" if accuracy is None else f"{100 * accuracy:.1f} %"
     agreement = "" if agreed is None else f"agreement {100 * agreed:.1f} % · "
-    spent = f"{_spent(line)} · " if "spent" in line else ""
+    cost = f"{spent(line['spent'])} · " if "spent" in line else ""
     queries = f"{line['round_queries']:,} queries · " if line["round_queries"] else ""
     return (
-        f"round {line['round']}/{line['rounds']} · student {student} · {agreement}{spent}"
+        f"round {line['round']}/{line['rounds']} · student {student} · {agreement}{cost}"
         f"{queries}{line['round_seconds']:.1f} s{refused}"
     )
 
@@ -233,12 +196,3 @@ def _missing_clients(line: Mapping[str, Any]) -> str:
     if len(clients) > MOST_NAMED:
         return f"without {len(clients):,} clients"
     return f"without client{'s' * (len(clients) > 1)} {', '.join(map(str, clients))}"
-
-
-def _spent(line: Mapping[str, Any]) -> str:
-    row = line["spent"]
-    meaning = row["delta"], row["unit"], row["relation"], row["trust"]
-    spent = Epsilon(float(row["epsilon"]), *meaning, "", 0, tuple(row.get("notes", ())))
-    seeded = f", {SEEDED_NOTE}" if SEEDED_NOTE in spent.notes else ""
-    review = f", {NOT_REVIEWED}" if spent.review else ""
-    return f"epsilon {spent.number(3)} spent ({spent.unit}, {spent.relation}{seeded}{review})"

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fed_dpsd.accounts.card import SEEDED_NOTE
+from fed_dpsd.accounts.words import SEEDED_NOTE
 from fed_dpsd.config import leaves
 from fed_dpsd.errors import UserError, one_line
 from fed_dpsd.experiment import Experiment

@@ -4,13 +4,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fed_dpsd.accounts.card import NOTHING_NOTE, SEEDED_NOTE, plan_of, privacy_card, requested_unit
-from fed_dpsd.errors import one_line
+from fed_dpsd.accounts.card import plan_of, privacy_card, requested_unit
+from fed_dpsd.accounts.words import NOTHING_NOTE, SEEDED_NOTE, PrivacyCard, short
+from fed_dpsd.errors import counted, one_line
 from fed_dpsd.experiment import Experiment, data_counts
-from fed_dpsd.report.numbers import counted
 from fed_dpsd.server import checkpoint
 from fed_dpsd.server.run_folder import is_run_folder
-from fed_dpsd.server.summary import privacy_text, read_summary
+from fed_dpsd.server.summary import read_summary
 from fed_dpsd.storage import shown_path
 
 NO_GUARANTEE = (
@@ -42,8 +42,8 @@ def describe_start(experiment: Experiment, folder: Path) -> Iterator[str]:
         yield f"last error: {before['error']}"
     if number := checkpoint.latest(folder / "checkpoint"):
         yield f"resuming after round {number} of {config.rounds}"
-    card = privacy_card(experiment, plan_of(experiment))
-    yield f"privacy: {privacy_text(card, 'planned')}"
+    card = PrivacyCard(privacy_card(experiment, plan_of(experiment)), "planned")
+    yield f"privacy: {short(card)}"
     if config.tracker == "tensorboard":
         yield f"curves and images: tensorboard --logdir {shown_path(folder.parent)}"
 

@@ -8,15 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fed_dpsd.accounts.card import PrivacyCard, ledger_epsilons, plan_of
+from fed_dpsd.accounts.card import how_answered, how_trained, ledger_epsilons, plan_of
 from fed_dpsd.accounts.database import ledgers_in, read_ledger
-from fed_dpsd.accounts.verdict import (
-    how_answered,
-    how_trained,
-    is_meaningful,
-    published_line,
-    verdict,
-)
+from fed_dpsd.accounts.words import PrivacyCard, is_meaningful, published_line, sentences
 from fed_dpsd.claims import smallest_claim
 from fed_dpsd.config import leaves
 from fed_dpsd.config.plugins import files_of
@@ -244,7 +238,7 @@ def facts_of(
         classes=tuple(map(printable, experiment.config.data.class_names)),
         simulated=experiment.config.federation.simulation,
         meaningful=is_meaningful(card.epsilon(card.unit, "add_remove")),
-        verdict=tuple(verdict(experiment, card)),
+        verdict=tuple(sentences(card, experiment.seeded)),
         trained=how_trained(experiment),
         answered=how_answered(experiment),
         published=published_line(card),

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from fed_dpsd.accounts.card import mechanism_of
+from fed_dpsd.accounts.words import mechanism_of
 from fed_dpsd.config.grid import expand, name_points, own_grid
 from fed_dpsd.errors import ConfigError, UserError, one_line
 from fed_dpsd.experiment import Experiment, calibrated, forget_data, from_overrides

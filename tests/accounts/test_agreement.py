@@ -10,12 +10,13 @@ from types import SimpleNamespace
 import pytest
 
 from fed_dpsd.accounts.account import Account
-from fed_dpsd.accounts.card import PrivacyCard, ledger_epsilons, plan_of, privacy_card
+from fed_dpsd.accounts.card import ledger_epsilons, plan_of, privacy_card
 from fed_dpsd.accounts.ledger import MemoryLedger
+from fed_dpsd.accounts.words import PrivacyCard, short
 from fed_dpsd.claims import smallest_claim
 from fed_dpsd.papers.dgd import DGD
 from fed_dpsd.privacy.dp_sgd import DPSGD
-from fed_dpsd.privacy.epsilon import Epsilon
+from fed_dpsd.privacy.epsilon import Epsilon, rounded_up
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, KeptTeachers, Probabilities, Shards
 from fed_dpsd.privacy.noisy_max import NoisyMax
@@ -23,9 +24,8 @@ from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.training import Plain, TrainingMechanism
 from fed_dpsd.privacy.votes import NoisyVotes
 from fed_dpsd.report import guarantee
-from fed_dpsd.report.numbers import rounded_up
 from fed_dpsd.server import cards
-from fed_dpsd.server.summary import blank_summary, privacy_text, result_line
+from fed_dpsd.server.summary import blank_summary, result_line
 
 METHODS = (
     "fed_dpsd", "fedavg", "ensemble", "dense", "feddf", "local", "central", "dp_dfd", "dgd",
@@ -144,7 +144,7 @@ def check(experiment):
         )
         assert PrivacyCard(card).epsilon(unit, relation).value == value
         bases.add(row["basis"])
-    said = privacy_text(card)
+    said = short(PrivacyCard(card))
     assert said in result_line(experiment, summary)
     if plan.stages:
         for row in card["proven"][:2]:

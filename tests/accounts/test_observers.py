@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from dp_accounting.pld.privacy_loss_distribution import from_two_probability_mass_functions
 
-from fed_dpsd.accounts.card import PrivacyCard, plan_of, privacy_card
-from fed_dpsd.accounts.verdict import verdict
+from fed_dpsd.accounts.card import plan_of, privacy_card
+from fed_dpsd.accounts.words import PrivacyCard, against, observers, sentences, too_many
+from fed_dpsd.privacy.epsilon import rounded_up
 from fed_dpsd.privacy.events import ShuffledResponseDpEvent
-from fed_dpsd.report.guarantee import against, observers, split_by_proof, too_many
-from fed_dpsd.report.numbers import rounded_up
+from fed_dpsd.report.guarantee import split_by_proof
 from tests.every import every
 from tests.privacy.test_accounting import uniform_and_changed
 from tests.proofs import gaussian_epsilon
@@ -103,7 +103,7 @@ def test_the_page_of_proofs_has_a_row_for_each_observer(small, number):
 def test_a_plan_says_whom_each_number_holds_against(small, number):
     experiment = small(*COMMANDS[number][0])
     card = card_of(experiment)
-    first, *others = verdict(experiment, PrivacyCard(card, "planned"))
+    first, *others = sentences(PrivacyCard(card, "planned"), experiment.seeded)
     assert first.endswith(f"against {against('threshold', 1)}")
     assert f"trust threshold: against {against('threshold', 1)}" in str(PrivacyCard(card))
     assert too_many(card) == "the coordinator together with more than 1 client"

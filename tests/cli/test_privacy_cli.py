@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fed_dpsd.accounts.card import NO_SECRET_NOTE
+from fed_dpsd.accounts.words import NO_SECRET_NOTE
 from fed_dpsd.config.compose import compose
 from fed_dpsd.experiment import set_up
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse

@@ -20,12 +20,12 @@ import yaml
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fed_dpsd.accounts import card as cards
+from fed_dpsd.accounts.words import against
 from fed_dpsd.client import check
 from fed_dpsd.client.hospital import open_hospital
 from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.engines.flower import supernode
 from fed_dpsd.errors import UserError
-from fed_dpsd.report.guarantee import against
 from tests.hospitals import certificate, private_key, site_file, summing
 from tests.processes import lives, wait_until
 

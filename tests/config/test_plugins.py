@@ -6,8 +6,14 @@ import numpy as np
 import pytest
 import yaml
 
-from fed_dpsd.accounts.card import NOT_REVIEWED_NOTE, ledger_epsilons, plan_of, privacy_card
-from fed_dpsd.accounts.verdict import how_answered, how_trained
+from fed_dpsd.accounts.card import (
+    NOT_REVIEWED_NOTE,
+    how_answered,
+    how_trained,
+    ledger_epsilons,
+    plan_of,
+    privacy_card,
+)
 from fed_dpsd.client import hospital as hospitals
 from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.client.terms import NotAllowed

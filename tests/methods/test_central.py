@@ -3,7 +3,8 @@
 import pytest
 
 from fed_dpsd import api
-from fed_dpsd.accounts.card import PARTITION_NOTE, PrivacyCard, plan_of, privacy_card
+from fed_dpsd.accounts.card import plan_of, privacy_card
+from fed_dpsd.accounts.words import PARTITION_NOTE, PrivacyCard
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.planned import planned_run
 from fed_dpsd.privacy.label_dp import IMAGES_NOTE

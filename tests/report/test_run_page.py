@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fed_dpsd.accounts import card
+from fed_dpsd.accounts import words
 from fed_dpsd.privacy.training import ClassCounts
 from fed_dpsd.report import guarantee, pages
 from fed_dpsd.report.facts import Unfinished
 from fed_dpsd.report.scores import Predictions
 from tests.report.runs import CARD, SUMMARY, check_structure, deployment, run
 
-THRESHOLD = guarantee.against("threshold", 1)
+THRESHOLD = words.against("threshold", 1)
 
 
 def page(facts):
@@ -138,8 +138,8 @@ def test_what_protects_nothing_says_so(tmp_path):
 
 
 def test_notes_are_those_of_the_account():
-    notes = {card.SEEDED_NOTE, card.RUN_NOTE, card.PATIENT_NOTE, card.SAME_IMAGE_NOTE}
-    assert set(guarantee.NOTES) == notes | {card.TUNING_NOTE, card.SAME_PATIENT_NOTE}
+    notes = {words.SEEDED_NOTE, words.RUN_NOTE, words.PATIENT_NOTE, words.SAME_IMAGE_NOTE}
+    assert set(guarantee.NOTES) == notes | {words.TUNING_NOTE, words.SAME_PATIENT_NOTE}
 
 
 def test_a_run_that_releases_nothing_claims_nothing(tmp_path):
@@ -323,8 +323,8 @@ def test_the_officers_page_is_in_plain_words(tmp_path):
     answered = "a label (randomised response, answers.epsilon_per_answer=10); besides, counts leave"
     facts = deployment(tmp_path, answered=answered, trained="as a client can (training.epsilon=3)")
     shown = officer(facts)
-    words = "epsilon 2.99 (for a record added or removed; nobody has to be trusted; delta 0.00001)"
-    assert words in shown.text_of("p", class_="lead")
+    said = "epsilon 2.99 (for a record added or removed; nobody has to be trusted; delta 0.00001)"
+    assert said in shown.text_of("p", class_="lead")
     left = shown.text_of("section", id="left")
     assert "took part and answered at most 640 synthetic images each. What left each: a " in left
     assert "each: a label (randomised response); besides, counts." in left
@@ -332,7 +332,7 @@ def test_the_officers_page_is_in_plain_words(tmp_path):
     assert not [word for word in shown.text_of("main").split() if word.startswith("client")]
     assert "client" in officer(run(tmp_path)).text_of("section", id="left")  # a simulation's
     assert "Teachers are the models that each hospital trains" in left
-    facts = deployment(tmp_path, trained=guarantee.NO_TEACHERS)
+    facts = deployment(tmp_path, trained=words.NO_TEACHERS)
     sums = officer(with_card(facts, answers="clipped_gradients")).text_of("section", id="left")
     assert "synthetic image" not in sums
     assert "eacher" not in sums

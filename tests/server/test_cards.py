@@ -8,8 +8,8 @@ import shutil
 import yaml
 from huggingface_hub import DatasetCard, ModelCard
 
-from fed_dpsd.accounts.card import MORE_NOTE, TEACHER_NOTE
-from fed_dpsd.accounts.verdict import SEEDED_VERDICT, how_answered, how_trained
+from fed_dpsd.accounts.card import how_answered, how_trained
+from fed_dpsd.accounts.words import MORE_NOTE, SEEDED_VERDICT, TEACHER_NOTE
 from fed_dpsd.experiment import from_overrides
 from fed_dpsd.privacy.epsilon import Epsilon
 from fed_dpsd.server import cards

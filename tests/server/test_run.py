@@ -14,8 +14,7 @@ from hypothesis import strategies
 from PIL import Image
 
 from fed_dpsd import cli
-from fed_dpsd.accounts.card import PrivacyCard
-from fed_dpsd.accounts.verdict import verdict
+from fed_dpsd.accounts.words import PrivacyCard, sentences
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import partitions
@@ -166,7 +165,7 @@ def test_the_unit_that_was_asked_for_comes_first(small):
     assert "(record" not in result_line(experiment, summary)
     assert (line["spent"]["unit"], line["spent"]["epsilon"]) == ("patient", asked["epsilon"])
     assert "epsilon 3 spent (patient, add_remove, seeded noise)" in round_text(line)
-    said = list(verdict(experiment, PrivacyCard(card)))
+    said = list(sentences(PrivacyCard(card), experiment.seeded))
     assert said[0].startswith("for all records of a patient at a client: epsilon 3 for one added")
     assert sum("patient" in sentence for sentence in said) == 1
 

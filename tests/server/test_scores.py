@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from sklearn.metrics import roc_auc_score
 
-from fed_dpsd.accounts.card import PARTITION_NOTE, PATIENT_NOTE, SHARED_NOTE
+from fed_dpsd.accounts.words import PARTITION_NOTE, PATIENT_NOTE, SHARED_NOTE
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.experiment import load_data, partitions
 from fed_dpsd.models.inference import Images

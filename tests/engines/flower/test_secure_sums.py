@@ -8,6 +8,7 @@ import yaml
 from scipy import stats
 
 from fed_dpsd.accounts.card import plan_of, privacy_card
+from fed_dpsd.accounts.words import against
 from fed_dpsd.client import hospital as hospitals
 from fed_dpsd.client import site as sites
 from fed_dpsd.engines.flower.grid import GridFederation
@@ -15,7 +16,6 @@ from fed_dpsd.errors import ProtocolError, UserError
 from fed_dpsd.losses import decoupled_kd_gradient
 from fed_dpsd.privacy.events import ShuffledResponseDpEvent
 from fed_dpsd.protocol import Refusal, Response, SumStep
-from fed_dpsd.report.guarantee import against
 from fed_dpsd.server.run_folder import new_run_folder
 from tests.hospitals import (
     DISTRIBUTED,

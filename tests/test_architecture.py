@@ -111,7 +111,7 @@ def crossing(module, sources=MODULES):
     """The modules beyond the wall that a module imports; "" if it is on neither side."""
     side = {"fed_dpsd.engines.flower.client": "client", "client_app": "client"}
     side |= {"fed_dpsd.engines.flower.server": "server", "fed_dpsd.engines.flower.grid": "server"}
-    side |= {"fed_dpsd.engines.flower.job": "server", "server_app": "server"}
+    side |= {"server_app": "server"}
     own = side.get(module) or (room_of(module) if module.count(".") else "")
     beyond = WALL.get(own)
     return {name for name in reached(module, sources) if beyond and room_of(f"{name}.") == beyond}
@@ -175,12 +175,9 @@ def test_no_module_leads_back_to_itself():
         assert not [name for name in direct if name != module and module in known[name]], module
 
 
-FLOWER = ("client", "codec", "gate", "grid", "job", "server", "simulated", "supernode")
+FLOWER = ("client", "codec", "grid", "server", "simulated", "supernode")
 LIBRARIES = {
-    "flwr": {
-        *(f"fed_dpsd/engines/flower/{name}.py" for name in FLOWER),
-        "client_app/__init__.py",
-    },
+    "flwr": {f"fed_dpsd/engines/flower/{name}.py" for name in FLOWER},
     "flwr_datasets": {"fed_dpsd/data/partition.py"},
     "hydra": {"fed_dpsd/config/compose.py"},
     **{name: set() for name in ("pickle", "dill", "cloudpickle", "joblib", "shelve")},

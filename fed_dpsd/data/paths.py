@@ -1,14 +1,10 @@
 """Paths in a configuration, made absolute and checked before anything is read."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from fed_dpsd.data.sources import LAYOUT, is_data_path
 from fed_dpsd.errors import UserError
 from fed_dpsd.storage import expanded
-
-FOLDERS = ("out", "cache", "run_folder", "ledger")
 
 
 def absolute_path(key: str, value: str, base: Path | None, problems: list[str]) -> str:
@@ -38,18 +34,3 @@ def data_path(value: str, base: Path | None, problems: list[str]) -> str:
         problem = "is neither a folder nor a table" if there else "does not exist"
         problems.append(f"data.path={path} {problem}; give {LAYOUT}")
     return path
-
-
-def path_problems(values: Mapping[str, Any]) -> list[str]:
-    """Return the problems of the paths in a composed configuration, under `flwr run`.
-
-    Values of wrong types are reported when the configuration is bound.
-    """
-    problems: list[str] = []
-    for key in FOLDERS:
-        if isinstance(value := values.get(key), str) and value:
-            absolute_path(key, value, None, problems)
-    data = values.get("data")
-    if isinstance(data, Mapping) and isinstance(path := data.get("path"), str):
-        data_path(path, None, problems)
-    return problems

@@ -3,7 +3,6 @@
 import functools
 import shutil
 import sqlite3
-from concurrent.futures import Future
 from contextlib import closing
 from types import SimpleNamespace
 
@@ -15,7 +14,7 @@ from fed_dpsd.accounts.database import journal_path
 from fed_dpsd.accounts.ledger import FileLedger
 from fed_dpsd.engines import ready as checks
 from fed_dpsd.engines.clients import data_set_name, prepare_clients
-from fed_dpsd.engines.flower import gate, job, server, shares
+from fed_dpsd.engines.flower import server
 from fed_dpsd.errors import UserError
 from fed_dpsd.models import functions
 from fed_dpsd.models.classifiers import CLASSIFIERS
@@ -32,15 +31,11 @@ def ready(experiment):
 
 @pytest.fixture
 def on_flower(monkeypatch):
-    """Prepares a run in what says it is the process of `flwr run`'s simulation."""
-    monkeypatch.setattr(gate, "_needed", Future())
-    monkeypatch.setattr(gate, "_place", Future())
-    gate._place.set_result(shares.place_clients)
-    monkeypatch.setattr(gate, "in_simulation", lambda: True)
+    """Prepares a run as `flwr run` does."""
 
     def prepare(experiment):
-        monkeypatch.setattr(job, "from_run_config", lambda _: experiment)
-        job.prepare(GRID, {}, None)
+        monkeypatch.setattr(server, "from_run_config", lambda _: experiment)
+        server.prepare(GRID, {})
 
     return prepare
 
@@ -124,13 +119,11 @@ def test_what_a_run_lacks_is_one_error_before_a_folder_is_made_on_each_engine(
     with pytest.raises(UserError, match=problem):
         (ready if engine == "local" else on_flower)(make(small, tmp_path))
     assert not (tmp_path / "runs").exists()
-    assert not gate._needed.done()  # Ray does not start on GPUs
 
 
-def test_a_run_that_lacks_nothing_has_a_folder_and_starts_its_clients(small, tmp_path, on_flower):
+def test_a_run_that_lacks_nothing_has_a_folder(small, tmp_path, on_flower):
     on_flower(small())
     assert [path.name for path in (tmp_path / "runs").iterdir()]
-    assert gate._needed.result(0)
 
 
 def test_a_ledger_whose_last_write_was_cut_short_is_repaired(small, tmp_path):
@@ -153,7 +146,6 @@ def test_a_deployment_needs_no_ledger(deployed, tmp_path, on_flower):
     (tmp_path / "file").touch()
     on_flower(deployed(f"ledger={tmp_path}/file/below"))
     assert (tmp_path / "runs").exists()
-    assert not gate._needed.done()  # its clients are elsewhere
 
 
 def test_a_python_function_of_a_resumed_run_is_missed_in_one_line(
@@ -169,7 +161,7 @@ def test_a_python_function_of_a_resumed_run_is_missed_in_one_line(
     folder = new_run_folder(small(f"model.teacher='{name}'"))
     monkeypatch.delitem(CLASSIFIERS, name)
     with pytest.raises(server.RunFailed, match="is a Python function, which this"):
-        server.serve(GRID, {"resume": str(folder)})
+        server.start(GRID, {"resume": str(folder)})
     assert not caplog.records  # such as a traceback
 
 

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from types import SimpleNamespace
 
 import pytest
 from torch import nn
@@ -11,7 +12,7 @@ from fed_dpsd.audits import shadows
 from fed_dpsd.client.teachers import make_teacher
 from fed_dpsd.engines import clients
 from fed_dpsd.engines.clients import prepare_clients
-from fed_dpsd.engines.flower import job
+from fed_dpsd.engines.flower import server
 from fed_dpsd.engines.ready import check_run
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import forget_data, from_overrides
@@ -224,7 +225,7 @@ def test_a_run_whose_data_has_changed_is_not_resumed(started):
         api.resumed_job(folder)
     forget_data()
     with pytest.raises(UserError, match=said):
-        job.prepare(None, {}, folder)
+        server.prepare(SimpleNamespace(get_node_ids=list), {"resume": str(folder)})
     (place / "train" / "ill" / "new.png").unlink()
     api.resumed_job(folder)
     (folder / "inputs.json").unlink()

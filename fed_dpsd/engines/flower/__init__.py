@@ -1,13 +1,12 @@
 """The Flower engine, in the only files of the library that import Flower.
 
 client.py and supernode.py are the PRIVATE side, server.py and grid.py the PUBLIC one. They exchange
-the messages of codec.py alone.
+the messages of codec.py alone. simulation.py starts a process with both sides, simulated.py;
+shares.py deals the GPUs to the client processes of `flwr run`.
 """
 
-import contextlib
 import os
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 # The environment of Flower's processes: no telemetry, no packages installed at run time.
 QUIET = {
@@ -20,8 +19,6 @@ QUIET = {
     # Flower's actors have an environment of their own, so prestarted workers would stay idle.
     "RAY_prestart_worker_first_driver": "0",
 }
-NODE_WAIT = "RAY_raylet_start_wait_time_s"  # seconds that Ray waits for its own new node
-
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -54,20 +51,3 @@ def direct(environment: Mapping[str, str], addresses: Iterable[str] = ()) -> dic
 def quieten() -> None:
     """Set the environment of `QUIET`, except what is set already."""
     os.environ.update({name: QUIET[name] for name in QUIET.keys() - os.environ.keys()})
-
-
-def import_ray() -> None:
-    """Import Ray so that it starts in a third of the time.
-
-    Ray then starts no dashboard and no autoscaler, which only its tools and clusters use, and does
-    not wait a second before it looks again for its own new node.
-    """
-    quieten()
-    os.environ[NODE_WAIT] = "0"  # read on import; Ray's own processes must not inherit it
-    import ray
-
-    del os.environ[NODE_WAIT]
-    with contextlib.suppress(AttributeError):  # other versions of Ray start more slowly
-        private: Any = ray._private
-        private.services.start_api_server = lambda *_, **__: ("", None)
-        private.node.Node.start_monitor = lambda _: None

@@ -7,6 +7,7 @@ A client's state is stored on disk, never in Flower's context, so any process ca
 """
 
 import functools
+import json
 import logging
 from collections.abc import Iterable
 from pathlib import Path
@@ -28,6 +29,7 @@ from fed_dpsd.engines.flower.codec import (
     HELLO,
     STEP,
     Reply,
+    Shares,
     code_digest,
     pack_replies,
     public_line,
@@ -78,8 +80,9 @@ def answer(message: Message, context: Context) -> Message:
             else:
                 replies[client] = _hospital_reply(message, hospital)
         elif {"partition-id", "simulation"} & set(context.node_config):
-            shares.take_share()
             meta: Any = message.content["meta"]
+            if "shares" in meta:
+                shares.take_share(Shares(**json.loads(meta["shares"])))
             text, run_folder = str(meta["experiment"]), Path(str(meta["run_folder"]))
             for client, request in _requests(message, meta["clients"]).items():
                 failing = f"client {client}"

@@ -53,6 +53,23 @@ class Reply:
     statement: Statement | None = None
 
 
+@dataclass(frozen=True)
+class Shares:
+    """The GPU shares of a simulation's client processes, which each take one.
+
+    Args:
+        name: identifies the shares of one run on this machine.
+        number: how many there are, and so how many processes may answer.
+        gpus: how many GPUs the processes choose from; 1 if the configuration names it.
+        teachers: bytes of a share that a process may use for teachers.
+    """
+
+    name: str
+    number: int
+    gpus: int
+    teachers: int
+
+
 def pack_request(request: Request) -> RecordDict:
     """Pack a request for any client."""
     arrays: dict[str, NDArray[Any]] = {

@@ -9,7 +9,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from fed_dpsd.engines.flower.codec import (
     NO_REASON,
     STEP,
     Reply,
+    Shares,
     code_digest,
     pack_request,
     pack_steps,
@@ -89,6 +90,7 @@ class GridFederation(HostedFederation):
         grid: Flower's nodes.
         run_folder: the folder of the run.
         say: called with each line about hospitals that connect, are awaited, are absent or return.
+        shares: the GPU shares of a simulation's client processes; None if Ray assigns GPUs.
 
     Raises:
         UserError: too few nodes connect within federation.node_timeout_seconds.
@@ -102,6 +104,7 @@ class GridFederation(HostedFederation):
         grid: Grid,
         run_folder: Path,
         say: Callable[[str], None] = logger.info,
+        shares: Shares | None = None,
     ) -> None:
         super().__init__(experiment, run_folder)
         self._grid, self._say = grid, say
@@ -116,6 +119,7 @@ class GridFederation(HostedFederation):
         self._least = self._settings.min_clients or everyone
         if hasattr(grid, "pull_interval"):  # otherwise the simulation's grid polls every 0.1 s
             grid.pull_interval = 0.005 if self._settings.simulation else 1.0
+        self._shares = shares
         self._hosts: dict[int, list[int]] = {}
         self._rivals: dict[int, int] = {}  # nodes that claim to be another node's client: client
         self._refused: dict[int, tuple[int, str]] = {}  # nodes with other classes: client, reason
@@ -155,7 +159,10 @@ class GridFederation(HostedFederation):
         if len(self._clients) < self._least:
             limit = f"within federation.node_timeout_seconds={timeout:g}"
             if self._settings.simulation:
-                raise UserError(f"no node connected {limit}; start the simulation and try again")
+                raise UserError(
+                    f"no node connected {limit}; num-supernodes must be at least 1, as in "
+                    "--federation-config num-supernodes=5"
+                )
             fewer = f", or set federation.min_clients={len(self._clients)} to run without them"
             raise UserError(
                 f"{self._connected()} {limit}. Check that `fed-dpsd site serve` runs there, and "
@@ -223,6 +230,8 @@ class GridFederation(HostedFederation):
         """
         nodes, everyone = sorted(self._grid.get_node_ids()), self.experiment.config.num_clients
         if self._settings.simulation:
+            if self._shares:  # each node keeps at most one process busy
+                nodes = nodes[: self._shares.number]
             for client in range(everyone if nodes and not self._hosts else 0):
                 self._hosts.setdefault(nodes[client % len(nodes)], []).append(client)  # in turn
             return bool(self._hosts)
@@ -496,6 +505,8 @@ class GridFederation(HostedFederation):
             "clients": list(clients),
             "code": self._code,
         }
+        if self._shares:
+            meta["shares"] = json.dumps(asdict(self._shares))
         record = RecordDict({**(content or {}), "meta": ConfigRecord(meta)})
         return Message(record, dst_node_id=node, message_type=kind, group_id=str(query_id))
 

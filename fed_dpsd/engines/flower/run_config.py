@@ -7,18 +7,12 @@ means that a key is not given, so all defaults are in conf/.
 import re
 import shlex
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fed_dpsd.config import Config
-from fed_dpsd.config.bind import Binder
-from fed_dpsd.config.compose import compose_valid, split_overrides
+from fed_dpsd.config.compose import split_overrides
 from fed_dpsd.config.errors import QUOTES, quoted
-from fed_dpsd.config.grid import require_one_run
-from fed_dpsd.data.paths import path_problems
 from fed_dpsd.errors import ConfigError, format_value
-
-if TYPE_CHECKING:
-    from fed_dpsd.experiment import Experiment
+from fed_dpsd.experiment import Experiment, one_run
 
 # The keys set by flat keys with shorter names.
 SHORT = {
@@ -35,44 +29,13 @@ def given_keys(run_config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in run_config.items() if value != ""}
 
 
-def check_early(run_config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Check whatever needs neither torch nor the methods, because importing them takes seconds.
-
-    Returns:
-        The composed configuration; the values of method, training, answers and partition are not
-        yet checked.
-
-    Raises:
-        ConfigError: a key is given twice, a key or a file of conf/ is unknown, a value is out of
-            range, a path is relative, or `data.path` does not exist.
-    """
-    overrides, problems = _overrides(run_config)
-    try:
-        composition = compose_valid(overrides)
-        require_one_run(overrides, composition)
-        values = composition.values
-        binder = Binder(composition.sources)
-        binder.bind(Config, values)
-        # The data's folder may still complete its keys.
-        found = [each for each in binder.problems if not each.startswith("data.")]
-        binder.problems = [*composition.problems, *found, *path_problems(values)]
-        binder.finish()
-    except ConfigError as error:
-        problems += map(_for_run_config, error.problems)
-    if problems:
-        raise ConfigError(problems)
-    return values
-
-
-def from_run_config(run_config: Mapping[str, Any]) -> "Experiment":
+def from_run_config(run_config: Mapping[str, Any]) -> Experiment:
     """Return the experiment of a Flower run's configuration.
 
     Raises:
         ConfigError: a key is given twice, the keys or values have problems, or they describe a grid
             of several runs. No data was read.
     """
-    from fed_dpsd.experiment import one_run  # takes seconds: torch and all methods
-
     overrides, problems = _overrides(run_config)
     try:
         experiment = one_run(overrides, None)

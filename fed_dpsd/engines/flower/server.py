@@ -1,38 +1,48 @@
-"""Flower's ServerApp, for runs started by `flwr run`.
-
-This file imports neither torch nor the methods, so that a run's first problem is printed without
-waiting for the imports.
-"""
+"""Flower's ServerApp for `flwr run`, and the server of every run on Flower."""
 
 import contextlib
+import importlib
 import logging
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fed_dpsd.config.bind import read_run
-from fed_dpsd.engines.flower import gate
-from fed_dpsd.engines.flower.gate import RunFailed
-from fed_dpsd.engines.flower.run_config import check_early, given_keys, with_typed_keys
-from fed_dpsd.errors import UserError, encodable, one_line
+from fed_dpsd.engines.flower.codec import Shares
+from fed_dpsd.engines.flower.grid import GridFederation
+from fed_dpsd.engines.flower.run_config import from_run_config, given_keys, with_typed_keys
+from fed_dpsd.engines.ready import check_run
+from fed_dpsd.errors import ProtocolError, UserError, encodable, one_line, shown
+from fed_dpsd.experiment import Experiment, unused_records
+from fed_dpsd.models.devices import torch_device
+from fed_dpsd.server.attendance import incomplete_attendance, requests_of
+from fed_dpsd.server.federation import InUse
+from fed_dpsd.server.run import run
+from fed_dpsd.server.run_folder import new_run_folder, open_run_folder, require_checkpoint
+from fed_dpsd.server.summary import read_summary, result_line, round_text, write_failure
+from fed_dpsd.server.words import describe_start
 from fed_dpsd.storage import print_any_text
 
 app = ServerApp()
 logger = logging.getLogger("fed_dpsd")
 
 
+class RunFailed(Exception):
+    """The failure of a Flower run, with a one-line cause; Flower's log then has no traceback.
+
+    Flower shows the cause as the run's status details.
+    """
+
+    __traceback__ = property(lambda self: None, lambda self, value: None)
+
+
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the experiment of `flwr run --run-config`."""
-    try:
-        serve(grid, context.run_config)
-    finally:
-        gate.server_ended()  # before a failed run ends, Flower waits for the ClientApp and for Ray
+    start(grid, context.run_config)
 
 
 @contextlib.contextmanager
@@ -51,7 +61,7 @@ def _printing_utf8() -> Iterator[None]:
 
 
 @_printing_utf8()
-def serve(grid: Grid, run_config: Mapping[str, Any]) -> None:
+def start(grid: Grid, run_config: Mapping[str, Any]) -> None:
     """Run the experiment of `flwr run --run-config`, and print its result.
 
     With `resume`, resume the run in that folder; no other key may then be set. A completed run is
@@ -61,48 +71,64 @@ def serve(grid: Grid, run_config: Mapping[str, Any]) -> None:
         RunFailed: the run failed; the error gives the cause in one line.
     """
     try:
-        folder = _resumed(run_config)
-        values = read_run(folder) if folder else check_early(run_config)
-        if gate.in_simulation():
-            clients, nodes = values.get("num_clients"), gate.number_of_nodes(grid)
-            print(f"{clients} clients on {nodes:,} nodes; {_devices(values)}", flush=True)
-            if not (folder or gate.may_have_gpus()) and values["federation"]["simulation"]:
-                gate.start_clients()
-                _wake(grid)
-                gate.wait_for_ray()
-        from fed_dpsd.engines.flower import job  # takes seconds: torch and all methods
-
-        experiment, folder = job.prepare(grid, run_config, folder)
+        experiment, folder, shares = prepare(grid, run_config)
     except Exception as error:
         if isinstance(error, UserError):
             problems = with_typed_keys(str(error), run_config).splitlines()
         else:
             logger.exception("the server failed")
-            problems = [gate.cause_of(error)]
+            problems = [one_line(error)]
         for problem in problems:
             print(f"error: {problem}", flush=True)
         raise RunFailed("; ".join(problems)) from None
     try:
-        job.finish(experiment, grid, folder)
+        serve(experiment, grid, folder, shares)
     except Exception as error:
         print(f"error: {one_line(error)}\nrun folder: {folder}", flush=True)
         raise RunFailed(one_line(error)) from None
 
 
-def _wake(grid: Grid) -> None:
-    """Make client processes import their app while this process imports the rest."""
-    nodes = sorted(grid.get_node_ids())[: os.cpu_count()]  # at most one process for each processor
-    grid.push_messages(
-        [Message(RecordDict(), dst_node_id=node, message_type=gate.WAKE) for node in nodes]
+def prepare(grid: Grid, run_config: Mapping[str, Any]) -> tuple[Experiment, Path, Shares | None]:
+    """Check that a run has what it needs.
+
+    Args:
+        grid: Flower's grid.
+        run_config: the configuration of a new run, or the folder of a run to resume.
+
+    Returns:
+        The run's experiment, its folder, and the GPU shares of a simulation's client processes.
+
+    Raises:
+        UserError: as for `check_run`; no request was sent, and a new run has no folder.
+    """
+    resumed = _resumed(run_config)
+    experiment = open_run_folder(resumed) if resumed else from_run_config(run_config)
+    if resumed and _completed(resumed):
+        return experiment, resumed, None
+    config, nodes = experiment.config, len(list(grid.get_node_ids()))
+    (clients, shares), warnings = check_run(
+        experiment, lambda: _place_clients(experiment, nodes or config.num_clients), resumed
     )
+    for warning in filter(None, (*warnings, unused_records(experiment))):
+        _print_line(f"warning: {with_typed_keys(warning, run_config)}")
+    if config.federation.simulation:
+        server = torch_device(config.server_device)
+        where = "the CPU" if server.type == "cpu" else str(server)
+        _print_line(f"{config.num_clients:,} clients on {nodes:,} nodes")
+        _print_line(f"devices: {clients}; the server computes on {where}")
+    return experiment, resumed or new_run_folder(experiment), shares
 
 
-def _devices(values: Mapping[str, Any]) -> str:
-    """Describe the configured devices and the number of NVIDIA GPUs; only torch can find others."""
-    sides = dict.fromkeys(str(values.get(key)) for key in ("client_device", "server_device"))
-    gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
-    seen = f", {gpus} GPU{'s' * (gpus > 1)} in this machine" if gpus else ""
-    return f"device={' and '.join(sides)}{seen}"
+def _place_clients(experiment: Experiment, nodes: int) -> tuple[str, Shares | None]:
+    """Check and place simulated clients.
+
+    Their code is imported here, by name, so that a coordinator of hospitals never loads it.
+    """
+    if not experiment.config.federation.simulation:
+        return "", None
+    placing = importlib.import_module("fed_dpsd.engines.flower.shares")
+    placed: tuple[str, Shares | None] = placing.place_clients(experiment, nodes)
+    return placed
 
 
 def _resumed(run_config: Mapping[str, Any]) -> Path | None:
@@ -121,3 +147,47 @@ def _resumed(run_config: Mapping[str, Any]) -> Path | None:
     if not Path(path).is_absolute():
         raise UserError(f"resume={path} must be an absolute path, as printed at the run's end")
     return Path(path)
+
+
+def serve(experiment: Experiment, grid: Grid, folder: Path, shares: Shares | None = None) -> None:
+    """Run an experiment on a grid, and print its result; a completed run is left unchanged.
+
+    Args:
+        experiment: the run's experiment.
+        grid: Flower's grid.
+        folder: the run folder.
+        shares: the GPU shares of a simulation's client processes; None if Ray assigns GPUs.
+    """
+    if _completed(folder):
+        summary = read_summary(folder)
+        require_checkpoint(folder, summary)
+        print("already completed; nothing to do")
+        _print_result(experiment, summary, folder)
+        return
+    try:
+        for line in describe_start(experiment, folder):
+            _print_line(line)
+        federation = GridFederation(experiment, grid, folder, _print_line, shares)
+        summary = run(experiment, federation, folder, lambda line: _print_line(round_text(line)))
+    except Exception as error:
+        if not isinstance(error, UserError | ProtocolError):
+            logger.exception("the server failed")
+        if not isinstance(error, InUse) and not (folder / "summary.json").exists():
+            write_failure(experiment, folder, GridFederation.engine, error)
+        raise
+    _print_result(experiment, summary, folder)
+
+
+def _completed(folder: Path) -> bool:
+    return read_summary(folder).get("status") == "completed"
+
+
+def _print_result(experiment: Experiment, summary: Mapping[str, Any], folder: Path) -> None:
+    if not experiment.config.federation.simulation:
+        for client, missed in incomplete_attendance(requests_of(folder)).items():
+            _print_line(f"hospital {client} {missed}")
+    _print_line(f"result: {result_line(experiment, summary)}\nrun folder: {folder}")
+
+
+def _print_line(line: str) -> None:
+    print(shown(line), flush=True)

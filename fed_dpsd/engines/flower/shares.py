@@ -1,89 +1,81 @@
 """The GPU shares of client processes in `flwr run`.
 
-By default, Flower requests no GPU for clients. Ray then hides all GPUs and starts as many processes
-as it has processors for. So before Ray starts, environment variables are set to keep the GPUs
-visible and to limit Ray's processors. Each process takes one of the shares before its first answer.
+Flower starts these processes before the server knows the run, and by default requests no GPU for
+them. Ray then leaves all GPUs visible (see `QUIET`), and each process takes a share before its
+first answer. The server sends messages to no more nodes than there are shares, so Flower keeps no
+more processes busy.
 """
 
 import functools
-import json
 import os
 import secrets
 import socket
 
 from fed_dpsd.client.device import TEACHER_BYTES
 from fed_dpsd.engines.clients import prepare_clients
+from fed_dpsd.engines.flower.codec import Shares
 from fed_dpsd.engines.placement import Placement, joins_cluster
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment
 
-SHARES = "FED_DPSD_SHARES"  # value: their name, their number, and the number of GPUs
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-CPUS_EACH = 2  # processors that Flower requests for a client by default
 _taken: list[socket.socket] = []
 
 
-def place_clients(experiment: Experiment, nodes: int) -> str:
-    """Check a simulation's clients and place them on this machine's devices, before Ray starts.
+def place_clients(experiment: Experiment, nodes: int) -> tuple[str, Shares | None]:
+    """Check a simulation's clients and place them on this machine's devices.
 
     Returns:
-        The placement as one line.
+        The placement as one line, and the shares of its GPUs, if any.
 
     Raises:
         UserError: as for `prepare_clients`.
     """
     placement = prepare_clients(experiment, nodes)
     if placement.devices and joins_cluster():
-        return (
+        line = (
             "the running Ray cluster (RAY_ADDRESS) gives clients no GPU unless "
             f'--federation-config "{placement.federation_config}" requests it'
         )
-    offer_shares(placement)
-    return str(placement)
+        return line, None
+    return str(placement), shares_of(placement)
 
 
-def offer_shares(placement: Placement) -> None:
-    """Offer the shares of a placement to the processes that Ray starts from now on.
-
-    If `--federation-config` requests GPUs, Ray itself assigns them as usual.
-    """
+def shares_of(placement: Placement) -> Shares | None:
+    """Return the shares of a placement; None without GPUs."""
     if not placement.devices:
-        return
+        return None
     gpus = 1 if placement.pinned else len(placement.devices)
-    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
-    os.environ["RAY_OVERRIDE_RESOURCES"] = json.dumps({"CPU": CPUS_EACH * placement.processes})
-    os.environ.setdefault(TEACHER_BYTES, str(placement.teachers))
-    os.environ[SHARES] = f"{secrets.token_hex(8)} {placement.processes} {gpus}"
+    return Shares(secrets.token_hex(8), placement.processes, gpus, placement.teachers)
 
 
 @functools.cache
-def take_share() -> None:
-    """Take a share for the lifetime of this process, once, if shares are offered.
+def take_share(shares: Shares) -> None:
+    """Take a share for the lifetime of this process, once, unless Ray has assigned a GPU.
 
     The process holds an operating system name, which becomes free when the process ends.
 
     Raises:
         UserError: other processes hold all shares.
     """
-    if not (offered := os.environ.get(SHARES)) or _assigned_by_ray():
+    os.environ.setdefault(TEACHER_BYTES, str(shares.teachers))
+    if _assigned_by_ray():
         return
-    name, number, gpus = offered.split()
-    for share in range(int(number)):
+    for number in range(shares.number):
         claim = socket.socket(socket.AF_UNIX)
         try:
-            claim.bind(f"\0fed-dpsd-{name}-{share}")
+            claim.bind(f"\0fed-dpsd-{shares.name}-{number}")
         except OSError:
             claim.close()
             continue
         _taken.append(claim)
-        if int(gpus) > 1:
-            known = os.environ.get(VISIBLE, ",".join(map(str, range(int(gpus)))))
-            os.environ[VISIBLE] = known.split(",")[share % int(gpus)]
+        if shares.gpus > 1:
+            known = os.environ.get(VISIBLE, ",".join(map(str, range(shares.gpus))))
+            os.environ[VISIBLE] = known.split(",")[number % shares.gpus]
         return
     raise UserError(
-        f"the GPUs have room for {number} client processes, but Flower has started more; leave "
-        "client-resources-num-cpus out of --federation-config, or also give "
-        "client-resources-num-gpus"
+        f"the GPUs have room for {shares.number} client processes, but Flower uses more; give "
+        "client-resources-num-gpus in --federation-config"
     )
 
 

@@ -15,8 +15,9 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
-from fed_dpsd.engines.flower import client, job
+from fed_dpsd.engines.flower import client
 from fed_dpsd.engines.flower.grid import GridFederation
+from fed_dpsd.engines.flower.server import serve
 from fed_dpsd.server.run_folder import open_run_folder
 from fed_dpsd.server.summary import write_failure
 
@@ -35,8 +36,8 @@ def main() -> None:
     experiment, server = open_run_folder(folder), ServerApp()
 
     @server.main()
-    def serve(grid: Grid, _: Context) -> None:
-        job.finish(experiment, grid, folder)
+    def _(grid: Grid, _: Context) -> None:
+        serve(experiment, grid, folder)
 
     try:
         run_simulation(server, client.app, nodes, backend_config=backend)

@@ -311,7 +311,7 @@ def test_a_bad_test_split_is_reported_before_waiting_for_hospitals(tmp_path, cap
     overrides = "federation=deployment data=folder data.shape=[1,8,8] data.num_classes=10"
     config = {"overrides": f"{overrides} data.path={tmp_path}", "out": f"{tmp_path}/runs"}
     with pytest.raises(server.RunFailed, match="has no class folder"):
-        server.serve(Hospitals([]), config)
+        server.start(Hospitals([]), config)
     assert "no node connected" not in capsys.readouterr().out
 
 
@@ -454,7 +454,7 @@ def test_a_run_that_too_few_answered_resumes_where_it_stopped(deployed, tmp_path
     ):
         runs.run(experiment, federation, folder, lambda line: setattr(grid, "offline", {101}))
     grid.offline = set()
-    server.serve(grid, {"resume": str(folder)})
+    server.start(grid, {"resume": str(folder)})
     assert f"run folder: {folder}" in capsys.readouterr().out
     again = json.loads((folder / "summary.json").read_text())
     assert again["status"] == "completed"
@@ -472,5 +472,5 @@ def test_a_bad_resume_is_one_line(capsys):
         ({"resume": "/x", "num_clients": 3}, "num_clients is given with resume=/x"),
     ):
         with pytest.raises(server.RunFailed, match=problem):
-            server.serve(Hospitals([]), run_config)
+            server.start(Hospitals([]), run_config)
         assert capsys.readouterr().out.startswith("error: ")

@@ -14,7 +14,6 @@ from omegaconf import OmegaConf
 from fed_dpsd.engines.flower.run_config import (
     SHORT,
     _quoted,
-    check_early,
     from_run_config,
     with_typed_keys,
 )
@@ -82,18 +81,6 @@ def test_a_problem_is_reported_as_it_is_typed():
         lines = with_typed_keys(str(caught.value), run_config).splitlines()
         found = [line for line in lines if line.startswith(expected) or f" {expected}" in line]
         assert found, (run_config, lines)
-
-
-def test_ranges_are_checked_before_the_heavy_imports(tmp_path):
-    for run_config, expected in (
-        ({"num_clients": 0, "rounds": 1.5}, "num_clients=0 must be >= 1"),
-        ({"delta": 2.0}, "privacy.delta=2.0 must be < 1"),
-    ):
-        with pytest.raises(ConfigError) as caught:
-            check_early(NOT_GIVEN | run_config)
-        assert caught.value.problems[0].startswith(expected)
-    unread = {"data": "imagefolder", "data_path": str(tmp_path)}
-    assert check_early(unread)["data"]["num_classes"] is None  # completed later
 
 
 def test_a_path_that_needs_quotes_is_shown_in_those_of_flower_and_a_shell():

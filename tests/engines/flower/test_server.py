@@ -15,10 +15,12 @@ from flwr.supercore.task_identity import TaskIdentity
 import client_app
 from fed_dpsd.client.hospital import open_hospital
 from fed_dpsd.client.terms import NotAllowed
+from fed_dpsd.engines.flower import client
 from fed_dpsd.engines.flower import server as flower
+from fed_dpsd.engines.flower.codec import Shares
 from fed_dpsd.engines.flower.grid import GridFederation
 from fed_dpsd.engines.local import LocalFederation
-from fed_dpsd.errors import ProtocolError, UserError
+from fed_dpsd.errors import ConfigError, ProtocolError, UserError
 from fed_dpsd.models import precision
 from fed_dpsd.protocol import Request, Response
 from fed_dpsd.server import run as runs
@@ -109,6 +111,15 @@ def test_nodes_host_clients_in_turn(small, clients):
     assert hosted == in_turn
 
 
+def test_no_more_nodes_than_gpu_shares_get_messages_and_each_names_the_shares(small, monkeypatch):
+    experiment, grid, offered, taken = small("num_clients=3"), FakeGrid(5), Shares("a", 2, 1, 7), []
+    monkeypatch.setattr(client.shares, "take_share", taken.append)
+    federation = GridFederation(experiment, grid, new_run_folder(experiment), shares=offered)
+    assert sorted(federation.each(request())) == [0, 1, 2]
+    assert {message.metadata.dst_node_id for message in grid.sent} == {100, 101}
+    assert taken == [offered, offered]
+
+
 def test_weights_travel_where_the_method_ships_them(small):
     own = ("num_clients=1", "method.discriminator=teacher", "method.generator_steps=1")
     experiment = small("method=dpsd", *own)
@@ -176,7 +187,7 @@ def failing(small, **grid):
 
 
 def test_no_node_within_the_time_out(small):
-    with pytest.raises(UserError, match=r"no node connected.*node_timeout_seconds=0.2; start"):
+    with pytest.raises(UserError, match=r"no node connected.*node_timeout_seconds=0.2; num-supern"):
         failing(small, nodes=0)
 
 
@@ -235,25 +246,25 @@ def test_a_node_that_is_no_simulations_answers_nothing(small):
 def test_the_server_app_runs_and_prints_its_result(small, tmp_path, capsys):
     overrides = " ".join(override for override in SMALL if "num_clients" not in override)
     config = {"num_clients": 2, "out": str(tmp_path / "out"), "overrides": overrides}
-    flower.serve(FakeGrid(2), config)
+    flower.start(FakeGrid(2), config)
     *_, result, folder = capsys.readouterr().out.strip().splitlines()
     assert result.startswith("result: student ")
     folder = Path(folder.removeprefix("run folder: "))
     assert folder.parent == tmp_path / "out"
     before = contents(folder)
-    flower.serve(FakeGrid(0), {"resume": str(folder)})
+    flower.start(FakeGrid(0), {"resume": str(folder)})
     assert contents(folder) == before
     said = ["already completed; nothing to do", result, f"run folder: {folder}"]
     assert capsys.readouterr().out.splitlines() == said
     shutil.rmtree(folder / "checkpoint")
     with pytest.raises(flower.RunFailed, match="checkpoint, with the student, is missing"):
-        flower.serve(FakeGrid(0), {"resume": str(folder)})
+        flower.start(FakeGrid(0), {"resume": str(folder)})
 
 
 def test_warnings_are_those_of_the_command_line(tmp_path, capsys):
     flat = {"training": "plain", "budget": 5000.0, "num_clients": 900, "out": str(tmp_path)}
     with pytest.raises(flower.RunFailed, match="num_clients=900"):
-        flower.serve(FakeGrid(1), flat)
+        flower.start(FakeGrid(1), flat)
     assert capsys.readouterr().out.startswith("error: num_clients=900")
     assert not list(tmp_path.iterdir())
     flat = {"num_clients": 3, "out": str(tmp_path)}
@@ -268,7 +279,7 @@ def test_warnings_are_those_of_the_command_line(tmp_path, capsys):
         ({"partition": "class"}, [unused]),
     ):
         with pytest.raises(flower.RunFailed, match="no node connected"):
-            flower.serve(FakeGrid(0), flat | changes)
+            flower.start(FakeGrid(0), flat | changes)
         lines = capsys.readouterr().out.splitlines()
         warnings = [line for line in lines if line.startswith((large, unused, spent))]
         assert len(warnings) == len(expected), (changes, lines)
@@ -293,7 +304,7 @@ def test_the_server_app_fails_with_one_line_and_no_traceback(tmp_path, capsys, c
     caplog.set_level(logging.CRITICAL)
     for run_config, nodes, expected in FAILURES:
         with pytest.raises(flower.RunFailed, match=expected) as caught:
-            flower.serve(FakeGrid(nodes), run_config | {"out": str(tmp_path)})
+            flower.start(FakeGrid(nodes), run_config | {"out": str(tmp_path)})
         assert caught.value.__traceback__ is None
         assert "\n" not in str(caught.value)
         assert "error: " in capsys.readouterr().out
@@ -305,35 +316,32 @@ def test_any_cause_of_a_failed_start_is_one_line(tmp_path, capsys, caplog, monke
     caplog.set_level(logging.CRITICAL)
     for error, expected in (
         (RuntimeError("CUDA error:\nout"), "RuntimeError: CUDA error: out"),
-        (ImportError("No module named 'torch'"), "No module named 'torch'; install FedDPSD where"),
+        (ConfigError(["a=1 is wrong", "b=2 too"]), "a=1 is wrong; b=2 too"),
     ):
 
         def fail(*_, error=error):
             raise error
 
-        monkeypatch.setattr("fed_dpsd.engines.flower.job.prepare", fail)
+        monkeypatch.setattr(flower, "prepare", fail)
         with pytest.raises(flower.RunFailed, match=f"^{expected}"):
-            flower.serve(FakeGrid(1), {"out": str(tmp_path)})
-        assert capsys.readouterr().out.startswith(f"error: {expected}")
+            flower.start(FakeGrid(1), {"out": str(tmp_path)})
+        assert capsys.readouterr().out.startswith(f"error: {expected.partition(';')[0]}")
 
 
-def test_a_resumed_runs_first_line_is_that_of_a_new_one(small, capsys, monkeypatch):
+def test_a_resumed_run_prints_its_devices_as_a_new_one_does(small, capsys, monkeypatch):
     def stop(*_):
         raise UserError("stopped")
 
     folder = new_run_folder(small("client_device=auto"))
-    monkeypatch.setattr(flower.gate, "in_simulation", lambda: True)
-    monkeypatch.setattr(flower.gate, "may_have_gpus", lambda: True)  # otherwise Ray starts first
-    monkeypatch.setattr("fed_dpsd.engines.flower.job.prepare", stop)
-    for run_config in (
-        {"resume": str(folder)},
-        {"num_clients": 2, "overrides": "server_device=cpu"},
-    ):
+    monkeypatch.setattr(flower, "serve", stop)
+    for run_config in ({"resume": str(folder)}, {"num_clients": 2}):
         with pytest.raises(flower.RunFailed, match="stopped"):
-            flower.serve(FakeGrid(3), run_config)
-        first, last = capsys.readouterr().out.splitlines()
-        assert first.startswith("2 clients on 3 nodes; device=auto and cpu")
-        assert last == "error: stopped"
+            flower.start(FakeGrid(3), run_config)
+        assert capsys.readouterr().out.splitlines()[:3] == [
+            "2 clients on 3 nodes",
+            "devices: clients compute on the CPU; the server computes on the CPU",
+            "error: stopped",
+        ]
 
 
 def test_a_hospital_refuses_a_simulation_and_the_run_says_so(small, tmp_path):

@@ -11,7 +11,7 @@ import json
 import os
 import sys
 
-DEVICES, GATE = "fed_dpsd.models.devices", "fed_dpsd.engines.flower.gate"
+DEVICES = "fed_dpsd.models.devices"
 FREE = 5 * 2**29  # bytes
 
 
@@ -40,7 +40,7 @@ def replace(devices):
 
 class Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name not in (DEVICES, GATE):
+        if name != DEVICES:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
@@ -49,10 +49,7 @@ class Finder(importlib.abc.MetaPathFinder):
 
         def exec_module(module):
             execute(module)
-            if name == DEVICES:
-                replace(module)
-            else:
-                module.may_have_gpus = lambda: True
+            replace(module)
 
         spec.loader.exec_module = exec_module
         return spec

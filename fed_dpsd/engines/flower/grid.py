@@ -8,11 +8,12 @@ import logging
 import math
 import re
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -76,6 +77,33 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{max(seconds, 0):.0f} s"
 
 
+@dataclass
+class Node:
+    """What is known about a node of the grid.
+
+    Args:
+        clients: the clients that it hosts; a hospital's node hosts one once it has reported which.
+        client: the client that it reported to be, whether or not it is used.
+        problem: why it is not used as that client; "" if it is, or has reported nothing.
+        reason: the problem in words.
+        online: whether it was connected when last checked.
+        away: whether it did not answer the last request.
+        last_seconds: how long its last reply took.
+        hellos: its unanswered hellos, by message.
+        hello_at: when to send it another hello.
+    """
+
+    clients: list[int] = field(default_factory=list)
+    client: int = -1
+    problem: Literal["", "rival", "other code", "other classes"] = ""
+    reason: str = ""
+    online: bool = False
+    away: bool = False
+    last_seconds: float = 0.0
+    hellos: set[str] = field(default_factory=set)
+    hello_at: float = -math.inf
+
+
 class GridFederation(HostedFederation):
     """The clients behind a Flower grid.
 
@@ -120,20 +148,12 @@ class GridFederation(HostedFederation):
         if hasattr(grid, "pull_interval"):  # otherwise the simulation's grid polls every 0.1 s
             grid.pull_interval = 0.005 if self._settings.simulation else 1.0
         self._shares = shares
-        self._hosts: dict[int, list[int]] = {}
-        self._rivals: dict[int, int] = {}  # nodes that claim to be another node's client: client
-        self._refused: dict[int, tuple[int, str]] = {}  # nodes with other classes: client, reason
-        self._reply_seconds: dict[int, float] = {}  # how long a node's last reply took
-        self._away: set[int] = set()  # nodes that did not answer the last request
-        self._hellos: dict[str, int] = {}  # nodes with an unanswered hello, by message
-        self._hello_again: dict[int, float] = {}  # when to send a node another hello
-        self._unusable: dict[int, str] = {}  # clients with different code
+        self._nodes: defaultdict[int, Node] = defaultdict(Node)
         self._missing: dict[int, str] = {}  # clients that did not answer last time: why
         self._heard_from: set[int] = set()  # clients that have answered a request
         self._warned: set[str] = set()
         self._stated: dict[int, float] = {}  # clients' numbers of records, by their class counts
         self._shown, self._shown_at, self._until = "", 0.0, 0.0
-        self._online: set[int] = set()  # nodes that were connected when last checked
         self._connect()
 
     def _connect(self) -> None:
@@ -151,8 +171,8 @@ class GridFederation(HostedFederation):
             self._show(self._connected(), at_once=True)
             time.sleep(0.1)
         last = min(time.monotonic() + LAST_HELLO_SECONDS, self._until)
-        others = self._online - self._hosts.keys()
-        while others.intersection(self._hellos.values()) and time.monotonic() < last:
+        others = [node for node in self._nodes.values() if node.online and not node.clients]
+        while any(node.hellos for node in others) and time.monotonic() < last:
             time.sleep(0.1)
             self._read_hellos()
         self._require_no_rivals()
@@ -177,13 +197,14 @@ class GridFederation(HostedFederation):
         Raises:
             UserError: two nodes do.
         """
-        for node, client in self._rivals.items():
-            (first,) = self._hosts_of({client})
-            if {first, node} <= self._online:
+        rivals = {n: node for n, node in self._nodes.items() if node.problem == "rival"}
+        for number, node in rivals.items():
+            (first,) = self._hosts_of({node.client})
+            if node.online and self._nodes[first].online:
                 raise UserError(
-                    f"nodes {first} and {node} both claim to be hospital {client}. Find the wrong "
-                    "one (`flwr supernode list federation`). Correct `client` in its file, stop it "
-                    "or unregister it (`flwr supernode unregister`); see docs/deployment.md"
+                    f"nodes {first} and {number} both claim to be hospital {node.client}. Find the "
+                    "wrong one (`flwr supernode list federation`). Correct `client` in its file, "
+                    "stop it or unregister it (`flwr supernode unregister`); see docs/deployment.md"
                 )
 
     def _connected(self) -> str:
@@ -193,7 +214,7 @@ class GridFederation(HostedFederation):
         text = f"{len(self._clients)} of {everyone} hospitals connected"
         if waiting:
             text += f"; waiting for {_hospitals(waiting)}"
-        problems = {**self._unusable, **dict(self._refused.values())}
+        problems = self._problems
         reasons = [
             f"hospital {client} {problems[client]}" for client in waiting if client in problems
         ]
@@ -207,6 +228,18 @@ class GridFederation(HostedFederation):
         if (at_once and text != self._shown) or now >= self._shown_at + SHOWN_SECONDS:
             self._shown, self._shown_at = text, now
             self._say(f"{text} ({_duration(self._until - now)} left)")
+
+    @property
+    def _problems(self) -> dict[int, str]:
+        """Return why clients are not used, although a node reports to be them."""
+        found = [node for node in self._nodes.values() if node.problem not in ("", "rival")]
+        found.sort(key=lambda node: node.problem == "other classes")  # this reason counts more
+        return {node.client: node.reason for node in found}
+
+    @property
+    def _hosts(self) -> dict[int, list[int]]:
+        """Return the clients of each node that hosts any."""
+        return {number: node.clients for number, node in self._nodes.items() if node.clients}
 
     @property
     def _clients(self) -> set[int]:
@@ -228,25 +261,32 @@ class GridFederation(HostedFederation):
         Raises:
             UserError: too few clients are left because some are refused.
         """
-        nodes, everyone = sorted(self._grid.get_node_ids()), self.experiment.config.num_clients
+        numbers, everyone = sorted(self._grid.get_node_ids()), self.experiment.config.num_clients
         if self._settings.simulation:
             if self._shares:  # each node keeps at most one process busy
-                nodes = nodes[: self._shares.number]
-            for client in range(everyone if nodes and not self._hosts else 0):
-                self._hosts.setdefault(nodes[client % len(nodes)], []).append(client)  # in turn
+                numbers = numbers[: self._shares.number]
+            for client in range(everyone if numbers and not self._hosts else 0):
+                self._nodes[numbers[client % len(numbers)]].clients.append(client)  # in turn
             return bool(self._hosts)
-        self._away -= set(nodes) - self._online  # rounds wait again for nodes that have returned
-        self._online = set(nodes)
+        for node in (self._nodes[number] for number in numbers):
+            node.away &= node.online  # rounds wait again for nodes that have returned
+        for number, node in self._nodes.items():
+            node.online = number in numbers
         if len(self._clients) == everyone:
             return True
         now = time.monotonic()
-        for node in nodes:
-            if node not in self._hosts and self._hello_again.get(node, now) <= now:
-                self._hello_again[node] = now + self._settings.retry_seconds
-                if number := self._push(self._message(HELLO, 0, node)):
-                    self._hellos[number] = node
+        for number in numbers:
+            node = self._nodes[number]
+            if not node.clients and node.hello_at <= now:
+                node.hello_at = now + self._settings.retry_seconds
+                if sent := self._push(self._message(HELLO, 0, number)):
+                    node.hellos.add(sent)
         self._read_hellos()
-        refused = {c: r for c, r in self._refused.values() if c not in self._clients}
+        refused = {
+            node.client: node.reason
+            for node in self._nodes.values()
+            if node.problem == "other classes" and node.client not in self._clients
+        }
         if everyone - len(refused) < self._least:
             reasons = "; ".join(f"client {client}: {reason}" for client, reason in refused.items())
             raise UserError(
@@ -257,39 +297,45 @@ class GridFederation(HostedFederation):
 
     def _read_hellos(self) -> None:
         """Read which clients the nodes that have answered a hello are."""
-        for reply in self._grid.pull_messages(list(self._hellos)) if self._hellos else ():
-            node = self._hellos.pop(reply.metadata.reply_to_message_id)
-            self._hello_again[node] = time.monotonic() + HELLO_SECONDS
-            self._meet(node, reply)
+        sent = {message: n for n, node in self._nodes.items() for message in node.hellos}
+        for reply in self._grid.pull_messages(list(sent)) if sent else ():
+            number = sent[reply.metadata.reply_to_message_id]
+            node = self._nodes[number]
+            node.hellos.remove(reply.metadata.reply_to_message_id)
+            node.hello_at = time.monotonic() + HELLO_SECONDS
+            if not node.clients:
+                self._meet(number, reply)
 
-    def _meet(self, node: int, reply: Message) -> None:
+    def _meet(self, number: int, reply: Message) -> None:
         """Record the client that a node reports to be, or why it is not used."""
-        if node in self._hosts:
-            return
+        node = self._nodes[number]
         if reply.has_error():
             if reply.error.code not in OUT_OF_REACH:
                 reason = public_line(reply.error.reason or NO_REASON)
-                self._warn(f"node {node} does not report which hospital it is: {reason}")
+                self._warn(f"node {number} does not report which hospital it is: {reason}")
             return
         meta = reply.content.config_records.get("meta", ConfigRecord())
         client = meta.get("client")
-        self._refused.pop(node, None)  # its file may have been corrected
-        self._rivals.pop(node, None)
+        node.problem, node.reason = "", ""  # its file may have been corrected
         if type(client) is not int or client not in range(self.experiment.config.num_clients):
-            self._warn(f"node {node} is not a hospital of this federation")
-        elif client in self._clients:
-            self._warn(f"node {node} claims to be client {client}, as another node does")
+            self._warn(f"node {number} is not a hospital of this federation")
+            return
+        node.client = client
+        if client in self._clients:
+            self._warn(f"node {number} claims to be client {client}, as another node does")
             if meta.get("code") == self._code and not self._other_classes(meta.get("classes")):
-                self._rivals[node] = client  # otherwise it may belong to another federation
+                node.problem = "rival"  # otherwise it may belong to another federation
         elif meta.get("code") != self._code:
             self._warn(f"client {client} {OTHER_CODE}")
-            self._unusable[client] = OTHER_CODE
+            node.problem, node.reason = "other code", OTHER_CODE
         elif reason := self._other_classes(meta.get("classes")):
             self._warn(f"client {client} is refused: {reason}")
-            self._refused[node] = client, reason
+            node.problem, node.reason = "other classes", reason
         else:
-            self._hosts[node] = [client]
-            self._unusable.pop(client, None)
+            node.clients = [client]
+            for other in self._nodes.values():
+                if other.client == client and other.problem == "other code":
+                    other.problem = ""
 
     def _warn(self, text: str) -> None:
         """Log a warning only once, because a node with a problem is asked repeatedly."""
@@ -335,8 +381,9 @@ class GridFederation(HostedFederation):
         """
         started = time.monotonic()
         if not self._settings.simulation:
-            silent = set(self._hellos.values())  # other unknown nodes get a hello at once
-            self._hello_again = {n: when for n, when in self._hello_again.items() if n in silent}
+            for known in self._nodes.values():
+                if not known.hellos:  # an unknown one gets a hello at once
+                    known.hello_at = -math.inf
             self._discover_nodes()
         asked = self._recipients(request)
         hosts = self._hosts_of(set(asked))
@@ -375,13 +422,14 @@ class GridFederation(HostedFederation):
         """Return a public reason for each client that has not replied after `waited` seconds."""
         if not clients:
             return {}
-        problems = {**self._unusable, **dict(self._refused.values())}
+        problems = self._problems
         timeout, first = self._settings.round_timeout_seconds, self._settings.retry_seconds
         late = f"{LATE} {timeout if waited > timeout else first:g} s"
         online = set(self._grid.get_node_ids())
-        self._online &= online  # one that returned meanwhile is new to the next request
+        for number, node in self._nodes.items():  # one that has returned is new to the next request
+            node.online &= number in online
         connected = self._hosts_of(clients).keys() & online
-        present = {client for node in connected for client in self._hosts[node]}
+        present = {client for number in connected for client in self._nodes[number].clients}
         reasons = {}
         for client in clients:
             away = f"disconnected; {late}" if client in self._clients else NOT_CONNECTED
@@ -482,7 +530,9 @@ class GridFederation(HostedFederation):
             self._shown_at = time.monotonic()  # a fast round needs no line
             self._until = self._shown_at + timeout
             replies = self._send_with_retries(hosts, message, min(self._least, len(hosts)))
-            self._away = {n for n in hosts if n not in replies or replies[n].has_error()}
+            answered = {number for number, reply in replies.items() if not reply.has_error()}
+            for number, known in self._nodes.items():
+                known.away = number in hosts.keys() - answered
         else:
             replies = self._send_with_retries(hosts, message)
         found: dict[int, Reply | Refusal] = {}
@@ -533,7 +583,7 @@ class GridFederation(HostedFederation):
         """
         started, first = time.monotonic(), self._settings.retry_seconds
         due = dict.fromkeys(nodes, started)
-        pause = {node: max(first, 2 * self._reply_seconds.get(node, 0)) for node in due}
+        pause = {node: max(first, 2 * self._nodes[node].last_seconds) for node in due}
         attempts = dict.fromkeys(due, ATTEMPTS)
         pushed: dict[str, int] = {}
         replies: dict[int, Message] = {}
@@ -553,18 +603,19 @@ class GridFederation(HostedFederation):
                     pause[node] = first
                     continue
                 attempts[node] -= 1 if reply.has_error() else ATTEMPTS
-                self._reply_seconds[node] = now - started
+                self._nodes[node].last_seconds = now - started
                 if attempts[node] > 0:
                     due[node] = now
                 else:
                     del due[node]
             waited = now - started
             if due:
-                clients = [client for node in due for client in self._hosts[node]]
+                clients = [client for node in due for client in self._nodes[node].clients]
                 self._show(f"waiting for the reply of {_hospitals(clients)}")
             many = sum(not reply.has_error() for reply in replies.values()) >= enough
             late = waited > self._settings.round_timeout_seconds
-            if late or (waited > first and many and self._away.issuperset(due)):
+            away = all(self._nodes[node].away for node in due)
+            if late or (waited > first and many and away):
                 break
             time.sleep(POLL_SECONDS if due else 0)
         return {
@@ -579,7 +630,7 @@ class GridFederation(HostedFederation):
         Raises:
             ProtocolError: the reply is bad, in a simulation.
         """
-        clients = self._hosts[node]
+        clients = self._nodes[node].clients
         try:
             self._check(clients, reply)
             return unpack_replies(reply.content, clients)

@@ -12,7 +12,7 @@ from fed_dpsd.accounts.card import how_answered, how_trained, ledger_epsilons, p
 from fed_dpsd.accounts.database import ledgers_in, read_ledger
 from fed_dpsd.accounts.words import PrivacyCard, is_meaningful, published_line, sentences
 from fed_dpsd.claims import smallest_claim
-from fed_dpsd.config import leaves
+from fed_dpsd.config import is_function, leaves
 from fed_dpsd.config.plugins import files_of
 from fed_dpsd.errors import UserError, printable
 from fed_dpsd.experiment import Experiment
@@ -320,14 +320,16 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def command_of(experiment: Experiment) -> str:
-    """Return the command with a run's overrides, as typed; "" if it cannot be repeated so.
+    """Return the command with a run's overrides, as typed.
 
     It is `fed-dpsd run` or, for a deployment, `flwr run` with APP for the app's folder. FOLDER and
-    FILE stand for paths. The keys in OMITTED say where the run's own files are.
+    FILE stand for paths, and the keys in OMITTED, which name places of output, are left out. Return
+    "" if the overrides are unknown, or if they name a user's file of grids or a Python function.
     """
     typed = experiment.typed
-    own = typed.get("experiment", "null") not in ("null", *files_of("experiment"))
-    if experiment.overrides is None or own:  # a user's grid may have changed
+    of_user = typed.get("experiment", "null") not in ("null", *files_of("experiment"))
+    of_python = any(is_function(text.strip("'")) for text in typed.values())
+    if experiment.overrides is None or of_user or of_python:
         return ""
     words = [
         f"{key}={('FILE' if Path(text).suffix else 'FOLDER') if os.sep in text else text}"

@@ -29,6 +29,7 @@ from fed_dpsd.errors import ConfigError, UserError, one_line
 from fed_dpsd.experiment import Experiment, calibrated, forget_data, from_overrides
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, combined_trust
 from fed_dpsd.progress import reporting
+from fed_dpsd.report.settings import Row
 from fed_dpsd.server.inputs import (
     Inputs,
     difference,
@@ -44,7 +45,6 @@ from fed_dpsd.sweep.apart import PLACES, configuration, distinguish_rows, try_op
 TABLE, VERSIONS = "results.csv", "versions.json"
 ROUNDS = ("key", "round", "seconds", *ANSWERS, "student_accuracy")
 
-Row = dict[str, str]
 Say = Callable[[str], None]
 Work = Callable[[Experiment, Path], Any]
 

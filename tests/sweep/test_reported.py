@@ -350,7 +350,7 @@ def test_a_command_names_no_path_and_only_experiments_of_ours(tmp_path):
     assert shlex.split(command_of(experiment))[2:] == [
         *("data.path=FOLDER", "partition.path=FILE", "rounds=4"),
     ]
-    for unknown in (None, ["experiment=my_grid", "rounds=4"]):
+    for unknown in (None, ["experiment=my_grid", "rounds=4"], ["model.student='my.net()'"]):
         assert command_of(dataclasses.replace(experiment, overrides=unknown)) == ""
 
 

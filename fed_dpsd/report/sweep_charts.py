@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from statistics import fmean, stdev
 
 from fed_dpsd.report.charts import Axis, Chart, Dots, Series, accuracy_axis
 from fed_dpsd.report.figures import method_number
@@ -161,19 +160,17 @@ def mean_over_seeds(
 
     The deviation is NaN for a single seed.
     """
-    by_round: dict[float, list[Row]] = {}
-    for run in setting.runs:
-        for row in rounds.get(run["key"], ()):
-            if row["student_accuracy"]:
-                by_round.setdefault(float(row["round"]), []).append(row)
-    points = []
-    for _, rows in sorted(by_round.items()):
-        answers = [float(r["forward_answers"]) + float(r["backward_answers"]) for r in rows]
-        scores = [100 * float(row["student_accuracy"]) for row in rows]
-        seconds = [float(row["seconds"]) for row in rows]
-        deviation = stdev(scores) if len(scores) > 1 else math.nan
-        points.append((fmean(answers), fmean(seconds), fmean(scores), deviation))
-    return points
+    import pandas  # takes a second to import
+
+    rows = [row for run in setting.runs for row in rounds.get(run["key"], ())]
+    known = [row for row in rows if row["student_accuracy"]]
+    frame = pandas.DataFrame(known, columns=list(ROUND_COLUMNS), dtype=float)
+    frame["answers"] = frame["forward_answers"] + frame["backward_answers"]
+    frame["score"] = 100 * frame["student_accuracy"]
+    by_round = frame.groupby("round")
+    means = by_round[["answers", "seconds", "score"]].mean()
+    means["deviation"] = by_round["score"].std()
+    return list(means.itertuples(index=False, name=None))
 
 
 def over_rounds(

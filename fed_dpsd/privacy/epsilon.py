@@ -1,7 +1,7 @@
 """The type of a proven epsilon, which always carries its meaning."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -51,7 +51,7 @@ class Epsilon:
     @property
     def review(self) -> str:
         """Return the note on plug-ins, "not reviewed: ..."; "" if no plug-in took part."""
-        return next((note for note in self.notes if note.startswith(NOT_REVIEWED)), "")
+        return review_of(self.notes)
 
     def __str__(self) -> str:
         return (
@@ -87,9 +87,14 @@ class Epsilon:
 
 def add_review_note(notes: tuple[str, ...], *mechanisms: object) -> tuple[str, ...]:
     """Return notes, adding one if a mechanism is from a plug-in and no note states this."""
-    if all(map(is_own, mechanisms)) or any(note.startswith(NOT_REVIEWED) for note in notes):
+    if all(map(is_own, mechanisms)) or review_of(notes):
         return notes
     return (*notes, NOT_REVIEWED_NOTE.format("a plug-in"))
+
+
+def review_of(notes: Iterable[str]) -> str:
+    """Return the note on plug-ins among notes, "not reviewed: ..."; "" if there is none."""
+    return next((note for note in notes if note.startswith(NOT_REVIEWED)), "")
 
 
 def is_own(mechanism: object) -> bool:

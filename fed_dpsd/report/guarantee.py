@@ -19,7 +19,7 @@ from fed_dpsd.accounts.words import (
     short_trust,
     trusted,
 )
-from fed_dpsd.privacy.epsilon import NOT_REVIEWED, rounded_up
+from fed_dpsd.privacy.epsilon import NOT_REVIEWED, review_of, rounded_up
 
 CHANGES = {
     ("record", "add_remove"): "a record is added or removed",
@@ -135,8 +135,7 @@ def replacement_costs_more(card: Mapping[str, Any]) -> bool:
 
 def review(row: Mapping[str, Any]) -> str:
     """Return ", not reviewed" for an epsilon of a run with a plug-in; "" for any other."""
-    marked = any(note.startswith(NOT_REVIEWED) for note in row["notes"])
-    return f", {NOT_REVIEWED}" if marked else ""
+    return f", {NOT_REVIEWED}" if review_of(row["notes"]) else ""
 
 
 def right_at_most(row: Mapping[str, Any]) -> float:

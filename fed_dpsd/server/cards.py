@@ -30,7 +30,7 @@ from fed_dpsd.accounts.words import (
 )
 from fed_dpsd.errors import counted
 from fed_dpsd.experiment import Experiment
-from fed_dpsd.privacy.epsilon import Epsilon
+from fed_dpsd.privacy.epsilon import Epsilon, rounded_up
 from fed_dpsd.server.attendance import incomplete_attendance, requests_of
 from fed_dpsd.server.charge_log import ChargeLog
 from fed_dpsd.server.run_folder import CompletedRun
@@ -181,7 +181,7 @@ def _not_covered_of_teachers(experiment: Experiment, card: PrivacyCard) -> Itera
         )
         return
     numbers = " and ".join(
-        f"{Epsilon.from_json(row).number(5)} (record, {row['relation']})" for row in trained
+        f"{rounded_up(float(row['epsilon']), 5)} (record, {row['relation']})" for row in trained
     )
     yield (
         f"the teachers themselves: against anyone who has one, their training alone proves "
@@ -212,8 +212,7 @@ def as_markdown(card: Mapping[str, Any]) -> str:
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     claim = Epsilon.from_json(row)
     planned, spent = (
-        Epsilon.from_json({**row, "epsilon": row[key]}).number(5) if key in row else ""
-        for key in ("planned", "spent")
+        rounded_up(float(row[key]), 5) if key in row else "" for key in ("planned", "spent")
     )
     return (
         *(claim.unit, claim.relation, claim.number(5), f"{claim.delta:g}", claim.trust),

@@ -18,7 +18,7 @@ from fed_dpsd.accounts.words import SEEDED_NOTE
 from fed_dpsd.config import leaves
 from fed_dpsd.errors import UserError, one_line
 from fed_dpsd.experiment import Experiment
-from fed_dpsd.privacy.epsilon import NOT_REVIEWED
+from fed_dpsd.privacy.epsilon import review_of
 from fed_dpsd.server.run_folder import sample_path
 
 PROJECT = "fed-dpsd"
@@ -198,9 +198,9 @@ def numbers_of_run(summary: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 def _meaning(row: Mapping[str, Any]) -> str:
     notes = row.get("notes", ())
-    review = any(note.startswith(NOT_REVIEWED) for note in notes)
     meaning = f"{row['unit']}/{row['relation']}/trust_{row['trust']}"
-    return meaning + "/seeded_noise" * (SEEDED_NOTE in notes) + "/not_reviewed" * review
+    meaning += "/seeded_noise" if SEEDED_NOTE in notes else ""
+    return meaning + ("/not_reviewed" if review_of(notes) else "")
 
 
 def _is_number(value: Any) -> bool:

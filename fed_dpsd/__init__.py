@@ -36,6 +36,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from fed_dpsd.accounts.card import PlannedRun
     from fed_dpsd.api import (
         Run,
         Sweep,
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
         sweep,
     )
     from fed_dpsd.errors import UserError
-    from fed_dpsd.planned import PlannedRun
 
 
 class _Package(ModuleType):

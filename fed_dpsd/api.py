@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from rich.console import Console
 
+from fed_dpsd.accounts.card import PlannedRun, planned_run
 from fed_dpsd.accounts.words import PrivacyCard
 from fed_dpsd.config.bind import read_run
 from fed_dpsd.engines.clients import prepare_clients
@@ -24,7 +25,6 @@ from fed_dpsd.errors import ProtocolError, UserError, one_line
 from fed_dpsd.experiment import Experiment, forget_data, one_run, unused_records
 from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.models.functions import MakeNetwork, add_functions
-from fed_dpsd.planned import PlannedRun, planned_run
 from fed_dpsd.progress import PlainConsole, reporting, show_progress
 from fed_dpsd.server.export import Format, export
 from fed_dpsd.server.federation import InUse

@@ -19,7 +19,6 @@ LADDER = (
     {"client", "server"},
     {"sweep"},
     {"engines"},
-    {"planned"},
     {"api"},
     {"papers"},
     {"rehearsal"},

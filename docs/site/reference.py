@@ -20,9 +20,9 @@ from fed_dpsd.errors import format_value
 ROOT = Path(__file__).parents[2]
 API = {
     "fed_dpsd.api": ["run", "resume", "plan", "load_student", "Run"],
-    "fed_dpsd.planned": ["PlannedRun"],
     "fed_dpsd.server.student": ["Student"],
-    "fed_dpsd.accounts.card": ["PrivacyCard"],
+    "fed_dpsd.accounts.card": ["PlannedRun"],
+    "fed_dpsd.accounts.words": ["PrivacyCard"],
     "fed_dpsd.privacy.epsilon": ["Epsilon"],
     "fed_dpsd.errors": ["UserError", "ConfigError"],
 }

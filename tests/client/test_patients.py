@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import yaml
 
-from fed_dpsd.accounts.card import plan_of, privacy_card
+from fed_dpsd.accounts.card import plan_of, planned_run, privacy_card
 from fed_dpsd.client import hospital as hospitals
 from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.data.intake import Split
@@ -16,7 +16,6 @@ from fed_dpsd.data.partition import made_up_patients
 from fed_dpsd.engines.clients import open_site
 from fed_dpsd.errors import ConfigError, UserError
 from fed_dpsd.experiment import from_json, load_data, partitions
-from fed_dpsd.planned import planned_run
 from fed_dpsd.privacy.accounting import best_bound
 from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS

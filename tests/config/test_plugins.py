@@ -12,6 +12,7 @@ from fed_dpsd.accounts.card import (
     how_trained,
     ledger_epsilons,
     plan_of,
+    planned_run,
     privacy_card,
 )
 from fed_dpsd.client import hospital as hospitals
@@ -23,7 +24,6 @@ from fed_dpsd.engines.flower.grid import GridFederation
 from fed_dpsd.engines.flower.run_config import from_run_config
 from fed_dpsd.errors import ConfigError
 from fed_dpsd.experiment import from_json, load_data, one_run, partitions, set_up
-from fed_dpsd.planned import planned_run
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.protocol import Refusal
 from fed_dpsd.server import run as runs

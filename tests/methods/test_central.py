@@ -3,10 +3,9 @@
 import pytest
 
 from fed_dpsd import api
-from fed_dpsd.accounts.card import plan_of, privacy_card
+from fed_dpsd.accounts.card import plan_of, planned_run, privacy_card
 from fed_dpsd.accounts.words import PARTITION_NOTE, PrivacyCard
 from fed_dpsd.engines.local import LocalFederation
-from fed_dpsd.planned import planned_run
 from fed_dpsd.privacy.label_dp import IMAGES_NOTE
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from fed_dpsd.accounts.account import Account
-from fed_dpsd.accounts.card import plan_of, proven_epsilons
+from fed_dpsd.accounts.card import plan_of, planned_run, proven_epsilons
 from fed_dpsd.accounts.ledger import MemoryLedger
 from fed_dpsd.client import site as sites
 from fed_dpsd.client.hospital import open_hospital
@@ -19,7 +19,6 @@ from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import ConfigError, ProtocolError, UserError
 from fed_dpsd.experiment import load_data
 from fed_dpsd.methods import dp_fedsgd
-from fed_dpsd.planned import planned_run
 from fed_dpsd.privacy import lattice
 from fed_dpsd.privacy.clipped_gradients import MOST_NUMBERS, MOST_STEPS, ClippedGradients
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Quorum, with_shares

@@ -11,7 +11,6 @@ from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.server.summary import result_line
 from tests.ledgers import entries_of
-from tests.running import not_refused
 
 COUNTS = f"partition.counts={[[9] * 10]}".replace(" ", "")
 PRIVATE = ("method=central", "answers=probabilities", "training=dp_sgd", "model=scattering")
@@ -73,20 +72,3 @@ def test_what_leaves_records_out_needs_a_caveat_with_a_single_client_too(small):
         counts = [COUNTS] * (partition == "counts")
         plan = planned_run(small(*PRIVATE, f"partition={partition}", *counts))
         assert (PARTITION_NOTE in str(plan)) == (partition != "iid"), partition
-
-
-def test_what_private_labels_do_not_go_with_is_one_clear_error(small):
-    table = (
-        ("method=central federation=deployment", "but a hospital's images are not; use"),
-        ("method=fedavg teacher.same_start=true", "method=fedavg may read them; use"),
-        ("method=fed_dpsd", "method=fed_dpsd may read them; use method=central"),
-        ("method=ensemble num_clients=2", "method=ensemble may read them; use method=central"),
-        ("method=central privacy.target_epsilon=1", "set training.epsilon instead"),
-        ("method=central teachers_per_client=2", "numbers, which may depend on labels that"),
-        ("method=central data.records_per_patient=3", "makes up patients from labels, which"),
-        ("method=central partition=class", "divides records by their labels, which training="),
-        (f"method=central partition=counts {COUNTS}", "divides records by their labels, which"),
-        ("method=central teacher.path=t.safetensors teacher.arch=cnn", "use teacher.path=null"),
-    )
-    for training in LABEL_PRIVATE:
-        assert not not_refused(small, table, training), training

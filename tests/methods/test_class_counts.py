@@ -13,7 +13,7 @@ from fed_dpsd.protocol import Absent, Replies
 from fed_dpsd.server.diagnostics import diagnose
 from fed_dpsd.streams import Streams
 from tests.ledgers import entries_of
-from tests.running import context_of, finish, not_refused
+from tests.running import context_of, finish
 
 
 def shifted_clients(seed=0):
@@ -57,17 +57,6 @@ def test_classes_that_nobody_has_get_no_mass():
     some = pool_odds({**answers, 3: answers[0]}, {**weights, 3: np.zeros(4)})
     assert np.isfinite(some).all()
     assert np.abs(some - pool_odds(answers, weights)).max() < 0.02
-
-
-def test_odds_need_probabilities_and_counts(small):
-    error = r"method.pooling=odds needs .*; use method.pooling=mean"
-    table = (
-        ("training=plain answers=label", error),
-        ("answers=probabilities method.class_counts=false", error),
-        ("training=dp_sgd answers=probabilities training.count_fraction=null", error),
-    )
-    assert not not_refused(small, table, "method.pooling=odds")
-    assert small("method.pooling=odds", "training=plain", "answers=probabilities").method.pooling
 
 
 def test_labels_and_the_weighted_ensemble_follow_pooled_odds(small, tmp_path):

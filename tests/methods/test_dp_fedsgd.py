@@ -16,7 +16,7 @@ from fed_dpsd.client.site import Site
 from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.data.intake import Split
 from fed_dpsd.engines.local import LocalFederation
-from fed_dpsd.errors import ConfigError, ProtocolError, UserError
+from fed_dpsd.errors import ProtocolError, UserError
 from fed_dpsd.experiment import load_data
 from fed_dpsd.methods import dp_fedsgd
 from fed_dpsd.privacy import lattice
@@ -31,7 +31,7 @@ from tests.ledgers import entries_of
 from tests.methods.test_method_contract import equal, weights
 from tests.privacy.ideals import ideal
 from tests.proofs import gaussian_epsilon
-from tests.running import context_of, not_refused, rounds
+from tests.running import context_of, rounds
 
 SUMS = ("method=dp_fedsgd", "answers=clipped_gradients", "model=scattering", "diagnostics=false")
 FIVE = ("num_clients=5", "answers.noise_at=distributed", "answers.noise_multiplier=4")
@@ -353,26 +353,3 @@ def test_the_unit_is_the_patient_if_the_data_name_patients(small):
     assert (by_default.unit, by_default.records_per_patient) == ("patient", 6)
     control = small(*SUMS).answers
     assert (control.unit, control.records_per_patient) == ("record", 1)
-
-
-def test_what_does_not_fit_is_refused_before_data_are_read(small):
-    table = (
-        ("training=dp_sgd", "training=dp_sgd: method=dp_fedsgd does not support it; use"),
-        ("answers=gradient", "answers=gradient: method=dp_fedsgd needs sums of gradients; use"),
-        ("model=cnn", "model.teacher=cnn: .* a linear classifier on fixed features; use model="),
-        ("teachers_per_client=2", "teachers_per_client=2: .* use teachers_per_client=1"),
-        ("diagnostics=true", "diagnostics=true: method=dp_fedsgd has no teachers to score; use"),
-        ("clients_per_round=1", "clients_per_round=1: .* use clients_per_round=null"),
-        ("method.learning_rate=0", "method.learning_rate=0 must be > 0"),
-        ("answers.noise_at=server", "noise_at=server: no server may see these sums; use"),
-        ("answers.noise_at=distributed", "noise_at=distributed needs a quorum"),
-        ("answers.noise_multiplier=0", "noise_multiplier=0.0 must be > 0 and at most"),
-        ("answers.noise_multiplier=1e-200", "noise_multiplier=1e-200 must be between 1e-100 and"),
-        ("training.unit=record", r"belongs to training=.*; did you mean answers.unit\?"),
-        ("answers.unit=patient", "answers.unit=patient: .* give data.patient_column"),
-        ("answers.records_per_patient=2", "records_per_patient=2 needs unit=patient"),
-        ("method=fed_dpsd", "answers=clipped_gradients releases sums .*; use method=dp_fedsgd"),
-    )
-    assert not_refused(small, table, *SUMS) == {}
-    with pytest.raises(ConfigError, match="threshold=3 must be above half the sum of num_cli"):
-        small(*SUMS, *FIVE, "answers.quorum={threshold: 3, colluding: 1}")

@@ -15,7 +15,7 @@ from fed_dpsd.protocol import Refusal, Request, Response
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder
 from tests.ledgers import entries_of
-from tests.running import context_of, finish, not_refused
+from tests.running import context_of, finish
 
 DPSD = ("method=dpsd", "num_clients=1")
 AGAINST_TEACHER = (*DPSD, "method.discriminator=teacher", "method.generator_steps=2")
@@ -95,12 +95,3 @@ def test_weights_are_refused_where_the_clients_own_method_does_not_ship_them(sma
     response = LocalFederation(small(*AGAINST_TEACHER), tmp_path / "teacher").each(request)[0]
     assert isinstance(response, Response)
     assert response.values.dtype == np.float32
-
-
-def test_what_it_cannot_do_is_refused(small):
-    table = (
-        ("num_clients=2", "num_clients=2: method=dpsd has one client; use num_clients=1"),
-        ("method.discriminator=both", "discriminator=both must be student or teacher"),
-        ("method.discriminator=teacher method.generator_steps=0", "generator_steps >= 1"),
-    )
-    assert not not_refused(small, table, "method=dpsd")

@@ -14,7 +14,7 @@ from fed_dpsd.methods.method import ReplayBuffer
 from fed_dpsd.models.inference import predict
 from fed_dpsd.protocol import Aggregate, Request
 from fed_dpsd.streams import Streams
-from tests.running import context_of, finish, not_refused, rounds
+from tests.running import context_of, finish, rounds
 
 
 def test_gradient_labels_follow_eq_3(small):
@@ -273,9 +273,3 @@ def test_least_squares_reproduces_the_pooled_odds_of_linear_teachers(small, tmp_
         found = predict(last.student, answered.images, torch.device("cpu"))
         distances[fit] = np.abs(found - answered.labels).mean()
     assert distances["least_squares"] < 0.005 < distances["steps"]
-
-
-def test_least_squares_needs_probabilities_and_a_linear_student(small):
-    refused = "final_fit=least_squares needs .* or method.final_fit=steps"
-    table = [("answers=label model=patches", refused), ("answers=probabilities", refused)]
-    assert not not_refused(small, table, "training=plain", "method.final_fit=least_squares")

@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import math
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from tests.client.conftest import records  # noqa: F401
 from tests.client.test_site import make
 from tests.ledgers import entries_of
 from tests.methods.test_white_box import CLEAR, PRIVATE
-from tests.running import context_of, finish, not_refused
+from tests.running import context_of, finish
 
 
 @pytest.mark.parametrize("training", [CLEAR, (*PRIVATE, "model.teacher=scattering")])
@@ -131,9 +130,3 @@ def test_a_message_that_does_not_fit_is_refused_and_costs_nothing(small, records
     with pytest.raises(ProtocolError, match=f"weights instead of {len(right.weights)}"):
         request(dataclasses.replace(right, weights=right.weights[:-1]))
     assert not entries_of(site.ledger)
-
-
-def test_an_impossible_weight_is_named(small):
-    error = r"method.proximal_weight=.* must be (>= 0|a finite number)"
-    table = [(f"method.proximal_weight={weight}", error) for weight in (-1.0, math.inf, math.nan)]
-    assert not not_refused(small, table, *CLEAR, "method=fedprox")

@@ -38,6 +38,7 @@ _BOUNDS = {
     "greater_than_equal": ">= {ge:g}",
     "less_than": "< {lt:g}",
     "less_than_equal": "<= {le:,}",
+    "multiple_of": "a multiple of {multiple_of}",
 }
 
 

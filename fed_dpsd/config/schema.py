@@ -383,13 +383,6 @@ def require(instance: Any, **minimum: int) -> None:
             raise ValueError(f"{name}={getattr(instance, name)} must be >= {least}")
 
 
-def require_positive(instance: Any, *names: str) -> None:
-    """Raise ValueError for the first field that is not above 0 and at most LARGEST_NUMBER."""
-    for name in names:
-        if not 0 < (value := getattr(instance, name)) <= LARGEST_NUMBER:
-            raise ValueError(f"{name}={value} must be > 0 and at most {LARGEST_NUMBER}")
-
-
 def require_device(key: str, name: str, count: int) -> None:
     """Check that a key's device is not a GPU, or is one of the `count` GPUs.
 

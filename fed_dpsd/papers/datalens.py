@@ -5,17 +5,18 @@ Compression and Aggregation", CCS 2021, arXiv 2103.11109.
 """
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from pydantic import Field, PositiveInt
+from pydantic.dataclasses import dataclass
 
-from fed_dpsd.config import require
+from fed_dpsd.config import STRICT
 from fed_dpsd.papers.taught_generative import TaughtByGradients, Teachers
 from fed_dpsd.privacy.noise import Rng
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class DataLens(TaughtByGradients):
     """Teachers vote for the signs of the k largest numbers of each image's gradient (Alg. 1 to 3).
 
@@ -30,14 +31,8 @@ class DataLens(TaughtByGradients):
     """
 
     name: ClassVar[str] = "datalens"
-    k: int
-    threshold: float
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self, k=1)
-        if not 0 <= self.threshold < 1:
-            raise ValueError(f"threshold={self.threshold} must be at least 0 and below 1")
+    k: PositiveInt
+    threshold: Annotated[float, Field(ge=0, lt=1)]
 
     def direction(
         self,

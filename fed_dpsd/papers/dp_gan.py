@@ -6,15 +6,16 @@ averaged.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from dp_accounting import DpEvent
+from pydantic import PositiveInt
+from pydantic.dataclasses import dataclass
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
-from fed_dpsd.config import require, require_positive
+from fed_dpsd.config import STRICT, Positive
 from fed_dpsd.models import initialise
 from fed_dpsd.models.classifiers import cnn
 from fed_dpsd.papers.generative import ConditionalGenerator, GenerativeTraining
@@ -25,7 +26,7 @@ from fed_dpsd.privacy.noise import Rng
 from fed_dpsd.privacy.optimisers import Adam
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class DPGAN(GenerativeTraining):
     """DP-SGD steps of a critic, alternating with steps of a generator that sees only the critic.
 
@@ -41,17 +42,14 @@ class DPGAN(GenerativeTraining):
     """
 
     name: ClassVar[str] = "dp_gan"
-    critic_steps: int  # steps of the critic before each step of the generator, >= 1
+    critic_steps: PositiveInt  # steps of the critic before each step of the generator
     sample_rate: float  # q, expected fraction of the records in a critic's step, in (0, 1]
     max_grad_norm: float  # bound of a record's gradient, > 0
-    critic_width: int  # channels of the critic's first convolution, >= 1
-    critic_learning_rate: float  # learning rate of Adam for the critic, > 0
-    weight_clip: float  # c, largest absolute weight of the critic, > 0
+    critic_width: PositiveInt  # channels of the critic's first convolution
+    critic_learning_rate: Positive  # learning rate of Adam for the critic
+    weight_clip: Positive  # c, largest absolute weight of the critic
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self, critic_steps=1, critic_width=1)
-        require_positive(self, "critic_learning_rate", "weight_clip")
         _ = self.critic_training  # checks the other fields
 
     @property

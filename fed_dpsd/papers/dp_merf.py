@@ -6,14 +6,15 @@ Practical Privacy-Preserving Data Generation", AISTATS 2021, arXiv 2002.11603.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, NonPrivateDpEvent
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 from torch.nn import functional
 
-from fed_dpsd.config import require_positive
+from fed_dpsd.config import STRICT, Positive
 from fed_dpsd.models.inference import IMAGES_AT_ONCE
 from fed_dpsd.papers.generative import ConditionalGenerator, GenerativeTraining
 from fed_dpsd.privacy.events import FinitePrecisionDpEvent
@@ -28,7 +29,7 @@ MOST_NOISE = 32.0  # beyond it, the noise's lattice is coarser than `SPACING`
 MOST_NUMBERS = 2**24
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class DPMERF(GenerativeTraining):
     """One release of a sum over records, which the generator's images are then trained to match.
 
@@ -45,17 +46,10 @@ class DPMERF(GenerativeTraining):
 
     name: ClassVar[str] = "dp_merf"
     needs_many: ClassVar[bool] = False
-    features: int  # D, number of random features, even and >= 2
-    length_scale: float  # length scale of the Gaussian kernel, for pixels in [0, 1], > 0
-    count_fraction: float  # fraction of a record's squared norm that counts classes, in (0, 1)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.features < 2 or self.features % 2:
-            raise ValueError(f"features={self.features} must be an even number >= 2")
-        require_positive(self, "length_scale")
-        if not 0 < self.count_fraction < 1:
-            raise ValueError(f"count_fraction={self.count_fraction} must be between 0 and 1")
+    features: Annotated[int, Field(ge=2, multiple_of=2)]  # D, number of random features
+    length_scale: Positive  # length scale of the Gaussian kernel, for pixels in [0, 1]
+    # fraction of a record's squared norm that counts classes
+    count_fraction: Annotated[float, Field(gt=0, lt=1)]
 
     def check(self, config: Any, method: Any, partition: Any) -> list[str]:
         """Return the problems with the training in an experiment."""

@@ -5,19 +5,20 @@ Generator via Private Aggregation of Teacher Discriminators", NeurIPS 2021, arXi
 """
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from pydantic import Field, PositiveInt
+from pydantic.dataclasses import dataclass
 
-from fed_dpsd.config import require
+from fed_dpsd.config import STRICT
 from fed_dpsd.papers.taught_generative import TaughtByGradients, Teachers
 from fed_dpsd.privacy.noise import Rng
 
 CLIP = 1.5  # of projections, whose root mean square is 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class GPATE(TaughtByGradients):
     """Teachers vote for the bins of their projected gradients (Alg. 1 and 2).
 
@@ -29,15 +30,9 @@ class GPATE(TaughtByGradients):
     """
 
     name: ClassVar[str] = "g_pate"
-    projections: int  # d, number of random directions in each step, >= 1
-    bins: int  # number of bins of a histogram, >= 2
-    threshold: float  # fraction of the teachers that must agree, in [0, 1)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self, projections=1, bins=2)
-        if not 0 <= self.threshold < 1:
-            raise ValueError(f"threshold={self.threshold} must be at least 0 and below 1")
+    projections: PositiveInt  # d, number of random directions in each step
+    bins: Annotated[int, Field(ge=2)]  # number of bins of a histogram
+    threshold: Annotated[float, Field(ge=0, lt=1)]  # fraction of the teachers that must agree
 
     def direction(
         self,

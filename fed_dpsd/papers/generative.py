@@ -2,19 +2,20 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from dp_accounting import DpEvent, NonPrivateDpEvent
 from numpy.typing import NDArray
+from pydantic import Field, PositiveInt
+from pydantic.dataclasses import dataclass
 from torch import nn
 from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from fed_dpsd.checks import fixed_networks
-from fed_dpsd.config import require, require_positive
+from fed_dpsd.config import STRICT, Positive
 from fed_dpsd.models import initialise, layers_draw_from
 from fed_dpsd.models.divergence import descend
 from fed_dpsd.models.generators import Generator
@@ -62,7 +63,7 @@ class ConditionalGenerator(nn.Module):
         return functional.interpolate(means, images.shape[2:], mode="bilinear")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class GenerativeTraining(TrainingMechanism, ABC):
     """A training that releases a generator and trains the teacher only on its images.
 
@@ -79,19 +80,14 @@ class GenerativeTraining(TrainingMechanism, ABC):
     copies: ClassVar[int] = 1  # type: ignore[misc]
     records_per_patient: ClassVar[int] = 1  # type: ignore[misc]
     reason: ClassVar[str] = "a patient's or client's number of records is not bounded"
-    noise_multiplier: float  # noise standard deviation divided by the bound of a record's part, > 0
-    generator_steps: int  # number of the generator's steps, >= 1
-    classifier_steps: int  # number of the teacher's steps, >= 1
-    batch_size: int  # images in a step, >= 2, as batch normalisation needs
-    latent_size: int  # length of a latent vector, >= 1
-    generator_width: int  # channels before the generator's last convolution, >= 1
-    generator_learning_rate: float  # learning rate of Adam, > 0
-    learning_rate: float  # learning rate of Adam for the teacher, > 0
-
-    def __post_init__(self) -> None:
-        require_positive(self, "noise_multiplier", "generator_learning_rate", "learning_rate")
-        require(self, generator_steps=1, classifier_steps=1, batch_size=2)
-        require(self, latent_size=1, generator_width=1)
+    noise_multiplier: Positive  # noise standard deviation divided by the bound of a record's part
+    generator_steps: PositiveInt  # number of the generator's steps
+    classifier_steps: PositiveInt  # number of the teacher's steps
+    batch_size: Annotated[int, Field(ge=2)]  # images in a step; batch normalisation needs two
+    latent_size: PositiveInt  # length of a latent vector
+    generator_width: PositiveInt  # channels before the generator's last convolution
+    generator_learning_rate: Positive  # learning rate of Adam
+    learning_rate: Positive  # learning rate of Adam for the teacher
 
     @property
     def steps(self) -> int:  # type: ignore[override]

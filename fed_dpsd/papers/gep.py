@@ -9,13 +9,15 @@ and Adam takes the steps.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar
 
 import torch
+from pydantic import PositiveInt
+from pydantic.dataclasses import dataclass
 from torch import nn
 
-from fed_dpsd.config import require
+from fed_dpsd.config import STRICT
 from fed_dpsd.models import procedural
 from fed_dpsd.models.inference import to_unit
 from fed_dpsd.papers.generative import baseline_problems
@@ -29,7 +31,7 @@ CPU = torch.device("cpu")
 KINDS = "areas", "lines", "leaves", "objects"  # of procedural images, in equal parts
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class GEP(SampledGaussian):
     """Gradients in two parts with their own bounds and noise: embedding and residual.
 
@@ -54,9 +56,9 @@ class GEP(SampledGaussian):
     title: ClassVar[str] = "GEP"
     part: ClassVar[str] = "embedding and residual"
     max_residual_norm: float = field(kw_only=True)
-    anchors: int = field(kw_only=True)
-    basis_size: int = field(kw_only=True)
-    power_iterations: int = field(kw_only=True)
+    anchors: PositiveInt = field(kw_only=True)
+    basis_size: PositiveInt = field(kw_only=True)
+    power_iterations: PositiveInt = field(kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -65,7 +67,6 @@ class GEP(SampledGaussian):
                 f"max_residual_norm={self.max_residual_norm} must be between 1e-6 and 1e6: float32 "
                 "gradients are inexact outside this range"
             )
-        require(self, anchors=1, basis_size=1, power_iterations=1)
         if self.basis_size > self.anchors:
             raise ValueError(
                 f"basis_size={self.basis_size} must be at most anchors={self.anchors}, the number "

@@ -8,16 +8,17 @@ weights are averaged.
 import functools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from dp_accounting import ComposedDpEvent, DpEvent, NonPrivateDpEvent, SelfComposedDpEvent
+from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic.dataclasses import dataclass
 from torch import nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn import functional
 
-from fed_dpsd.config import require, require_positive
+from fed_dpsd.config import STRICT, Positive
 from fed_dpsd.models import initialise
 from fed_dpsd.papers.generative import ConditionalGenerator, GenerativeTraining
 from fed_dpsd.privacy.dp_sgd import MOST_DRAWS, PRECISION_LOSS
@@ -31,7 +32,7 @@ PENALTY = 10.0  # weight of the gradient penalty
 Weights = dict[str, torch.Tensor]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class GSWGAN(GenerativeTraining):
     """K discriminators on disjoint random shards, and noisy gradients of generated images.
 
@@ -57,21 +58,17 @@ class GSWGAN(GenerativeTraining):
     """
 
     name: ClassVar[str] = "gs_wgan"
-    discriminators: int  # K, number of discriminators, >= 2
-    discriminator_width: int  # hidden units of a discriminator, >= 1
-    discriminator_learning_rate: float  # learning rate of Adam for a discriminator, > 0
-    discriminator_batch_size: int  # records in a discriminator's step, >= 1
+    discriminators: Annotated[int, Field(ge=2)]  # K, number of discriminators
+    discriminator_width: PositiveInt  # hidden units of a discriminator
+    discriminator_learning_rate: Positive  # learning rate of Adam for a discriminator
+    discriminator_batch_size: PositiveInt  # records in a discriminator's step
     # number of discriminators that train before a generator's step, a divisor of K
-    discriminators_at_once: int
-    discriminator_steps: int  # steps of these discriminators, >= 1
-    first_steps: int  # steps of every discriminator before the generator's first step, >= 0
+    discriminators_at_once: PositiveInt
+    discriminator_steps: PositiveInt  # steps of these discriminators
+    first_steps: NonNegativeInt  # steps of every discriminator before the generator's first step
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self, discriminators=2, discriminator_width=1, discriminator_batch_size=1)
-        require(self, discriminator_steps=1, first_steps=0)
-        require_positive(self, "discriminator_learning_rate")
-        if self.discriminators_at_once < 1 or self.discriminators % self.discriminators_at_once:
+        if self.discriminators % self.discriminators_at_once:
             raise ValueError(
                 f"discriminators_at_once={self.discriminators_at_once} must divide "
                 f"discriminators={self.discriminators}"

@@ -4,15 +4,16 @@ Liu, Wang, Li, Zeng, Ge: "Model Conversion via Differentially Private Data-Free 
 IJCAI 2023, Sec. 4.4 and Algorithm 3.
 """
 
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from pydantic import PositiveInt
+from pydantic.dataclasses import dataclass
 from torch import nn
 from torch.nn import functional
 
-from fed_dpsd.config import require, require_positive
+from fed_dpsd.config import STRICT, Positive
 from fed_dpsd.privacy.noise import Rng, noisy_sum
 from fed_dpsd.privacy.optimisers import SGD
 from fed_dpsd.privacy.published import theorem_1
@@ -24,7 +25,7 @@ SMALLEST_PROBABILITY = 1e-8  # as a divisor, so that quotients are finite
 LEAST_MOVE, MOST_NOISE = 0.1, 0.01
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class OutputGradient(CustomTraining):
     """DPDFD's direct training, which backpropagates normalised, noisy output gradients to weights.
 
@@ -40,23 +41,16 @@ class OutputGradient(CustomTraining):
         "noise on the outputs' gradients passes through the network at private images, where "
         "nothing bounds a record's influence"
     )
-    noise_multiplier: float  # sigma, noise standard deviation divided by `bound`, > 0
-    bound: float  # C, norm of a record's gradient, > 0
-    stability: float  # e, added to each norm, > 0
-    label_step: float  # gamma, step from a prediction to its new target, > 0
-    learning_rate: float  # gamma_s, learning rate of plain gradient steps, > 0
-    batch_size: int  # B, mean number of records in a step, >= 1
-    steps: int  # T, >= 1
+    noise_multiplier: Positive  # sigma, noise standard deviation divided by `bound`
+    bound: Positive  # C, norm of a record's gradient
+    stability: Positive  # e, added to each norm
+    label_step: Positive  # gamma, step from a prediction to its new target
+    learning_rate: Positive  # gamma_s, learning rate of plain gradient steps
+    batch_size: PositiveInt  # B, mean number of records in a step
+    steps: PositiveInt  # T
     # "batch" for one noisy mean gradient per batch, as the sum in line 8 suggests; "record" for a
     # noisy gradient of each record, as its index suggests
     mean_over: Literal["batch", "record"]
-
-    def __post_init__(self) -> None:
-        require_positive(self, "noise_multiplier", "bound", "stability", "label_step")
-        require_positive(self, "learning_rate")
-        require(self, batch_size=1, steps=1)
-        if self.mean_over not in ("batch", "record"):
-            raise ValueError(f"mean_over={self.mean_over!r} must be 'batch' or 'record'")
 
     def check(self, config: Any, method: Any, partition: Any) -> list[str]:
         """Return the problems with the training in an experiment."""

@@ -6,13 +6,14 @@ Guarantees", ICLR 2019.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from pydantic import PositiveInt
+from pydantic.dataclasses import dataclass
 from torch.nn import functional
 
-from fed_dpsd.config import require, require_positive
+from fed_dpsd.config import STRICT, Positive
 from fed_dpsd.models.divergence import descend
 from fed_dpsd.papers.generative import ConditionalGenerator
 from fed_dpsd.papers.taught_generative import (
@@ -24,7 +25,7 @@ from fed_dpsd.papers.taught_generative import (
 from fed_dpsd.privacy.noise import Rng
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class PATEGAN(TaughtGenerative):
     """Teachers vote on whether images are real; a student learns from noisy votes (Alg. 1).
 
@@ -38,10 +39,10 @@ class PATEGAN(TaughtGenerative):
     """
 
     name: ClassVar[str] = "pate_gan"
-    student_width: int  # hidden units of the student discriminator, >= 1
-    student_steps: int  # steps of the student per step of the generator, >= 1
-    student_learning_rate: float  # learning rate of Adam for the student, > 0
-    rounds_kept: int  # number of releases that the student learns from, >= 1
+    student_width: PositiveInt  # hidden units of the student discriminator
+    student_steps: PositiveInt  # steps of the student per step of the generator
+    student_learning_rate: Positive  # learning rate of Adam for the student
+    rounds_kept: PositiveInt  # number of releases that the student learns from
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -49,8 +50,6 @@ class PATEGAN(TaughtGenerative):
             raise ValueError(
                 f"images_per_class={self.images_per_class} must be >= 2: teachers compare images"
             )
-        require_positive(self, "student_learning_rate")
-        require(self, student_width=1, student_steps=1, rounds_kept=1)
 
     @property
     def steps(self) -> int:  # type: ignore[override]

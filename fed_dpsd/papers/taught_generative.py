@@ -6,8 +6,7 @@ Unlike the papers' analyses, the proofs hold for any votes, whether or not teach
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -18,11 +17,13 @@ from dp_accounting import (
     NonPrivateDpEvent,
     SelfComposedDpEvent,
 )
+from pydantic import Field, PositiveInt
+from pydantic.dataclasses import dataclass
 from torch import nn
 from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel
 
-from fed_dpsd.config import require, require_positive
+from fed_dpsd.config import STRICT, Positive
 from fed_dpsd.papers.generative import ConditionalGenerator, GenerativeTraining
 from fed_dpsd.privacy.events import FinitePrecisionDpEvent
 from fed_dpsd.privacy.mechanism import Relation, Unit
@@ -159,7 +160,7 @@ class Teachers:
             yield (2 * slopes @ hidden).where(known, torch.nan)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class TaughtGenerative(GenerativeTraining, ABC):
     """A generator that learns from noisy sums of the votes of teachers on disjoint shards.
 
@@ -182,27 +183,21 @@ class TaughtGenerative(GenerativeTraining, ABC):
         pooling: teachers see means of pooling x pooling pixels; must divide the image size.
     """
 
-    teachers: int
-    teacher_width: int
-    teacher_steps: int
-    teacher_batch_size: int
-    teacher_learning_rate: float
+    teachers: Annotated[int, Field(ge=1, le=MOST_TEACHERS)]
+    teacher_width: PositiveInt
+    teacher_steps: PositiveInt
+    teacher_batch_size: PositiveInt
+    teacher_learning_rate: Positive
     teacher_weight_decay: float
-    images_per_class: int
-    pooling: int
+    images_per_class: PositiveInt
+    pooling: PositiveInt
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.teachers > MOST_TEACHERS:
-            raise ValueError(f"teachers={self.teachers:,} must be at most {MOST_TEACHERS:,}")
-        require_positive(self, "teacher_learning_rate")
         if not 0 <= self.teacher_weight_decay * self.teacher_learning_rate < 1:
             raise ValueError(
                 f"teacher_weight_decay={self.teacher_weight_decay} must be >= 0 and below "
                 f"1 / teacher_learning_rate={self.teacher_learning_rate}"
             )
-        require(self, teachers=1, teacher_width=1, teacher_steps=1, teacher_batch_size=1)
-        require(self, images_per_class=1, pooling=1)
 
     @property
     def steps(self) -> int:  # type: ignore[override]
@@ -301,7 +296,7 @@ class TaughtGenerative(GenerativeTraining, ABC):
         """Yield the generator's loss in each of `generator_steps` steps, with a release in each."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class TaughtByGradients(TaughtGenerative, ABC):
     """A generator that follows the noisy directions in which teachers find images more real.
 
@@ -312,11 +307,7 @@ class TaughtByGradients(TaughtGenerative, ABC):
         ValueError: a parameter is out of its range.
     """
 
-    step_size: float
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive(self, "step_size")
+    step_size: Positive
 
     def losses(
         self,

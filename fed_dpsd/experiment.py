@@ -17,7 +17,7 @@ from fed_dpsd.checks import check, ignored_overrides, missing_public_features, w
 from fed_dpsd.claims import planned_epsilon
 from fed_dpsd.config import BUNDLED, Config, DataConfig, to_json
 from fed_dpsd.config.bind import Binder
-from fed_dpsd.config.compose import Composition, compose_valid
+from fed_dpsd.config.compose import compose_valid
 from fed_dpsd.config.errors import choices_with_key, file_sets
 from fed_dpsd.config.grid import require_one_run
 from fed_dpsd.data import datasets, partition, paths
@@ -123,7 +123,15 @@ def from_overrides(
         ConfigError: the overrides or the values have problems, one per line, such as noise that is
             both typed and calibrated. No data was read.
     """
-    experiment = _of_composition(compose_valid(overrides), overrides, base)
+    composition = compose_valid(overrides)
+    binder = Binder(composition.sources)
+    binder.problems += composition.problems
+    experiment = _bound(composition.values, base, False, binder)
+    experiment = dataclasses.replace(experiment, overrides=list(overrides))
+    name = experiment.training.name
+    for setting in ignored_overrides(experiment.training, overrides):
+        warn_once(f"{setting} has no effect: training={name} has its own keys, training.*")
+    _check_target(experiment)
     return calibrated(experiment) if calibrate else experiment
 
 
@@ -133,23 +141,8 @@ def one_run(overrides: Sequence[str], base: Path | None) -> Experiment:
     Raises:
         ConfigError: the overrides have problems, or declare a grid of several experiments.
     """
-    composition = compose_valid(overrides)
-    require_one_run(overrides, composition)
-    return calibrated(_of_composition(composition, overrides, base))
-
-
-def _of_composition(
-    composition: Composition, overrides: Sequence[str], base: Path | None
-) -> Experiment:
-    binder = Binder(composition.sources)
-    binder.problems += composition.problems
-    experiment = _bound(composition.values, base, False, binder)
-    experiment = dataclasses.replace(experiment, overrides=list(overrides))
-    name = experiment.training.name
-    for setting in ignored_overrides(experiment.training, overrides):
-        warn_once(f"{setting} has no effect: training={name} has its own keys, training.*")
-    _check_target(experiment)
-    return experiment
+    require_one_run(overrides, compose_valid(overrides))
+    return from_overrides(overrides, base)
 
 
 def _check_target(experiment: Experiment) -> None:

@@ -20,6 +20,7 @@ from fed_dpsd.engines.flower.grid import GridFederation
 from fed_dpsd.engines.flower.server import serve
 from fed_dpsd.server.run_folder import open_run_folder
 from fed_dpsd.server.summary import write_failure
+from fed_dpsd.storage import print_any_text
 
 
 def end_with_parent(parent: int) -> None:
@@ -32,6 +33,7 @@ def end_with_parent(parent: int) -> None:
 def main() -> None:
     """Run the simulation that the arguments describe; the summary and the log report a failure."""
     folder, nodes, backend, parent = Path(sys.argv[1]), *map(json.loads, sys.argv[2:])
+    print_any_text()
     threading.Thread(target=end_with_parent, args=[parent], daemon=True).start()
     experiment, server = open_run_folder(folder), ServerApp()
 

@@ -77,7 +77,8 @@ def has_rounds(tmp_path):
     ],
     ids=lambda case: str(case) if isinstance(case, int) else case[0],
 )
-def test_both_engines_give_the_same_bits(tmp_path, nodes, settings):
+def test_both_engines_give_the_same_bits(tmp_path, monkeypatch, nodes, settings):
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")  # of flower.log
     quick = ["rounds=2", "queries_per_round=64", "teacher.min_steps=20", "teacher.epochs=0"]
     settings = [*settings, *quick, *places(tmp_path), "threads_server=1"]
     local = api.run(*settings, progress=False)

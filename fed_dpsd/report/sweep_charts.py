@@ -31,6 +31,14 @@ def looks(settings: Sequence[Setting], names: Sequence[str]) -> dict[str, tuple[
     return found
 
 
+def _labels_and_looks(
+    settings: Sequence[Setting],
+) -> tuple[dict[int, str], dict[str, tuple[int, int]]]:
+    """Return each setting's name in a panel, by its id, and the look of each name."""
+    names = setting_names(settings, PANEL)
+    return dict(zip(map(id, settings), names, strict=True)), looks(settings, names)
+
+
 def _accuracy_axis(series: Sequence[Series]) -> Axis:
     pairs = [(y, d) for s in series for (_, y), d in zip(s.points, s.deviations(), strict=True)]
     return accuracy_axis([end for y, d in pairs for end in (y - d, y + d)])
@@ -133,17 +141,16 @@ def dots(settings: Sequence[Setting]) -> list[Dots]:
     known = [s for s in settings if not math.isnan(s.score("student")[0])]
     if not 1 < len(known) <= MOST_SETTINGS:
         return []
-    every = setting_names(known, PANEL)
-    label, look = dict(zip(map(id, known), every, strict=True)), looks(known, every)
+    labels, look = _labels_and_looks(known)
     charts = []
     for number, (title, group) in enumerate(group_by_data(known, alphas=True).items()):
-        labels = [label[id(setting)] for setting in group]
+        names = [labels[id(setting)] for setting in group]
         rows = [
-            (label, *setting.score("student"), _printed(setting))
-            for label, setting in zip(labels, group, strict=True)
+            (name, *setting.score("student"), _printed(setting))
+            for name, setting in zip(names, group, strict=True)
         ]
         heading = f"Accuracy of students on the test images: {title}"
-        own = [look[name] for name in labels]
+        own = [look[name] for name in names]
         charts.append(Dots(f"settings-{number}", heading, rows, own, panel=title))
     return charts
 
@@ -179,8 +186,7 @@ def over_rounds(
     """Return charts of accuracy against answers and seconds, for each data set and alpha."""
     lines = {id(setting): mean_over_seeds(setting, rounds) for setting in settings}
     known = [setting for setting in settings if len(lines[id(setting)]) > 1]
-    every = setting_names(known, PANEL)
-    labels, look = dict(zip(map(id, known), every, strict=True)), looks(known, every)
+    labels, look = _labels_and_looks(known)
     charts = []
     for number, (title, group) in enumerate(group_by_data(known, alphas=True).items()):
         best = pick_best(group, most)
@@ -207,8 +213,7 @@ def over_alpha(settings: Sequence[Setting], most: int | None = None) -> list[Cha
     known = [setting for setting in settings if setting.values.get(ALPHA)]
     if len({float(setting.values[ALPHA]) for setting in known}) < 2:
         return []
-    every = setting_names(known, PANEL)
-    labels, look = dict(zip(map(id, known), every, strict=True)), looks(known, every)
+    labels, look = _labels_and_looks(known)
     x = Axis(
         "Dirichlet alpha (the smaller, the more clients differ)",
         logarithmic=True,
@@ -232,10 +237,7 @@ def over_alpha(settings: Sequence[Setting], most: int | None = None) -> list[Cha
 
 def pick_best(settings: Sequence[Setting], most: int | None) -> list[Setting]:
     """Return the best settings, starting with each method's best; at most `most`, None for all."""
-    scores = {id(s): s.score("student")[0] for s in settings}
-    ranked = sorted(
-        settings, key=lambda s: math.inf if math.isnan(scores[id(s)]) else -scores[id(s)]
-    )
+    ranked = sorted(settings, key=_known_score, reverse=True)
     seen: dict[str, int] = {}
     rank = {}
     for setting in ranked:

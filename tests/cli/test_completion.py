@@ -117,8 +117,8 @@ def test_a_real_shell_completes_keys_and_choices(tmp_path, shell, options, begin
     try:
         script = f'{begin}eval "$(_FED_DPSD_COMPLETE=source_{shell} fed-dpsd)"; echo swit""ched\n'
         enter(script, "switched")
-        enter("fed-dpsd run meth\t", "method")
-        enter("=dens\t", "dense ")  # a whole choice, then a blank
+        enter("fed-dpsd run meth\t", "method=")
+        enter("dens\t", "dense ")  # a whole choice, then a blank
         enter("roun\t", "rounds=")  # a key, then none
         enter("3 teacher.ep\t", "epochs=")
         enter("4; echo do''ne\n", "done")

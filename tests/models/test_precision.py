@@ -13,7 +13,6 @@ from fed_dpsd.models.functions import add_functions
 from fed_dpsd.models.generators import Generator
 from fed_dpsd.models.precision import choose_precision, in_float64, precision_of
 from fed_dpsd.streams import Streams
-from tests.every import every
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 DIGITS, CIFAR10 = (1, 8, 8), (3, 32, 32)
@@ -44,7 +43,9 @@ def test_auto_is_bfloat16_on_a_gpu_that_has_it(monkeypatch, name, supported):
     assert chosen(network, "float32", GPU) == "float32"
 
 
-@every("name", ["scattering", "patches", "cnn", "pretrained"])
+@pytest.mark.parametrize(
+    "name", ["scattering", "patches", "cnn", pytest.param("pretrained", marks=pytest.mark.slow)]
+)
 def test_students_on_our_fixed_features_compute_in_float64_for_a_while(name):
     exact = name in ("scattering", "patches")
     network, images = build(name, DIGITS), torch.rand(2, *DIGITS)

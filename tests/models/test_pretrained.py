@@ -40,6 +40,7 @@ def cheap(monkeypatch):
     monkeypatch.setattr(efficientnet, "features", lambda x: x.flatten(1)[:, :1] * means)
 
 
+@pytest.mark.slow  # the largest network of all
 def test_the_network_knows_a_palace():
     """A wrong scale of the pixels, order of the layers or padding would lose the class."""
     from sklearn.datasets import load_sample_images

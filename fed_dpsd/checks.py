@@ -5,7 +5,6 @@ calls these checks, then checks the remaining keys.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import get_args
 
 from fed_dpsd.config import BUNDLED, Config, is_function
 from fed_dpsd.data.partition import Partition
@@ -52,14 +51,14 @@ def check(
 
 def _wrong_bases(method: Method, training: Training, answers: Mechanism) -> Iterator[str]:
     """Yield the choices with a class that does not derive from the base of its kind."""
-    for key, choice, bases in (
-        ("method", method, (Method,)),
-        ("training", training, get_args(Training)),
-        ("answers", answers, (Mechanism,)),
+    for key, choice, base in (
+        ("method", method, Method),
+        ("training", training, Training),
+        ("answers", answers, Mechanism),
     ):
-        if not set(bases) & set(type(choice).__mro__):
-            names = " or ".join(f"{base.__module__}.{base.__name__}" for base in bases)
-            yield f"{key}._target_: {type(choice).__name__} does not derive from {names}"
+        if base not in type(choice).__mro__:
+            name = f"{base.__module__}.{base.__name__}"
+            yield f"{key}._target_: {type(choice).__name__} does not derive from {name}"
 
 
 def _teachers_keys(config: Config) -> dict[str, str]:
@@ -162,7 +161,7 @@ def fixed_networks(config: Config) -> dict[str, str]:
 
 def augmented_features(config: Config, training: Training) -> list[str]:
     """Return the settings that move images although teachers use features computed once."""
-    if hasattr(training, "learning_rate"):
+    if training.reads == "features":
         return []  # this training reads no teacher.* key
     moves = {"shift": config.teacher.shift, "flip": config.teacher.flip}
     return [
@@ -209,7 +208,7 @@ def _data(config: Config) -> list[str]:
 
 def ignored_overrides(training: Training, overrides: Sequence[str]) -> list[str]:
     """Return overrides of plain training's keys that the chosen training ignores."""
-    if not hasattr(training, "learning_rate"):
+    if training.reads != "features":
         return []
     names = (
         *("epochs", "min_steps", "batch_size", "learning_rate", "momentum", "weight_decay"),

@@ -32,7 +32,6 @@ from fed_dpsd.privacy.calibration import calibrate
 from fed_dpsd.privacy.mechanism import Mechanism
 from fed_dpsd.privacy.randomized_response import LARGEST_EPSILON
 from fed_dpsd.privacy.training import (
-    Plain,
     TrainedUnit,
     Training,
     TrainingMechanism,
@@ -206,7 +205,7 @@ def _bound(raw: Mapping[str, Any], base: Path | None, written: bool, binder: Bin
         values = _with_unit(binder, values, "method.baseline", False)
         raw = {**raw, "method": {**config.method, "baseline": values}}
         own["baseline"] = _bind_class(binder, "fed_dpsd.privacy", values, "method.baseline", public)
-        if not isinstance(own["baseline"], Plain | TrainingMechanism | None):
+        if not isinstance(own["baseline"], Training | None):
             binder.problems.append(
                 "method.baseline cannot train; use training@method.baseline=plain or dp_sgd"
             )

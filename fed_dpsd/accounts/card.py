@@ -35,7 +35,7 @@ from fed_dpsd.privacy.mechanism import (
     with_shares,
 )
 from fed_dpsd.privacy.plan import Plan
-from fed_dpsd.privacy.published import published_epsilon, published_training_epsilon
+from fed_dpsd.privacy.published import published_epsilon
 from fed_dpsd.protocol import Releases
 
 UNCOVERED = (
@@ -137,7 +137,7 @@ def privacy_card(
             claims.append(row)
         rows.append(_with_others(sorted(claims, key=lambda row: float(row["epsilon"]))))
     charges = [stage.mechanism for stage in plan.charged]
-    uncharged = () if experiment.training in charges else (experiment.training,)
+    uncharged = () if plan.trained else (experiment.training,)
     reasons = [each.reason for each in (*uncharged, *charges) if each.reason]
     reason = None
     if uncovered:
@@ -149,8 +149,7 @@ def privacy_card(
     num_classes = experiment.config.data.num_classes
     published = math.inf
     if plan.stages:
-        trained = experiment.training, plan.trainings
-        published = published_training_epsilon(*trained, num_classes, settings.delta)
+        published = experiment.training.published(plan.trainings, num_classes, settings.delta)
     if asked:
         published = published_epsilon(answers, counted, settings.delta)
     left = [stage.mechanism.name for stage in asked or plan.stages[-1:]]

@@ -9,8 +9,6 @@ import torch
 
 from fed_dpsd.config import Config, require_device
 from fed_dpsd.models.devices import named_device, number_of_gpus, torch_device
-from fed_dpsd.privacy.label_dp import LabelPrivate
-from fed_dpsd.privacy.training import CustomTraining, Training, TrainingMechanism
 
 # Bytes of a GPU that a process may fill with teachers. Set it when several processes share a GPU;
 # otherwise a process takes half of the memory that is free when it loads its first teacher.
@@ -28,14 +26,6 @@ def device_of(config: Config, client: int) -> torch.device:
     name = named_device(config, client)
     require_device("client_device", name, number_of_gpus())
     return torch_device(name)
-
-
-def learns_on_client_device(training: Training) -> bool:
-    """Return whether teachers are trained on their `device_of`; otherwise on the CPU.
-
-    Exact sums of clipped gradients (privacy/lattice.py) are proven for CPU arithmetic.
-    """
-    return not isinstance(training, TrainingMechanism | CustomTraining | LabelPrivate)
 
 
 class Owner(Protocol):

@@ -7,14 +7,14 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from fed_dpsd.client.learning import CPU
 from fed_dpsd.data.intake import Split
 from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.models.fixed_features import feature_cache
 from fed_dpsd.models.inference import IMAGES_AT_ONCE, to_unit, trainable_part
 from fed_dpsd.privacy.lattice import places_agree
-from fed_dpsd.privacy.training import TrainingMechanism, patient_places
+from fed_dpsd.privacy.training import Training, patient_places
 
+CPU = torch.device("cpu")
 PROBED = 16  # images whose gradients identify a network's kernels
 # Shifts of the copies of an image, in pixels down and to the right.
 MOVES = ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (1, -1), (-1, 1), (-1, -1))
@@ -22,18 +22,18 @@ _safe_batches: dict[tuple[object, ...], int] = {}
 
 
 def read_shard(
-    teacher: Classifier, records: Split, training: TrainingMechanism | None
+    teacher: Classifier, records: Split, training: Training
 ) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     """Return the trainable part of a teacher, and the inputs and labels that it reads.
 
     Args:
         teacher: an untrained teacher, on the CPU.
         records: the records of its shard.
-        training: the training mechanism, which may read shifted copies of images and group the
-            records by patient; None for plain training.
+        training: how it is trained. Private training may read shifted copies of images and group
+            the records by patient.
     """
     images, labels = records.images, torch.from_numpy(records.labels)
-    if not training:
+    if not training.private:
         with feature_cache("records"):
             model, take = trainable_part(teacher, images, CPU)
         return model, take(slice(None)), labels
@@ -50,9 +50,7 @@ def read_shard(
     return model, inputs, labels
 
 
-def digest_of_shard(
-    key: str, teacher: Classifier, records: Split, training: TrainingMechanism | None
-) -> str:
+def digest_of_shard(key: str, teacher: Classifier, records: Split, training: Training) -> str:
     """Return a digest of a key, the initial weights, the inputs and the labels, in that order.
 
     With fixed features, the features are the inputs. Otherwise, the network computes more, so its
@@ -71,7 +69,7 @@ def digest_of_shard(
     return digest.hexdigest()
 
 
-def places_of_patients(records: Split, training: TrainingMechanism) -> NDArray[np.int64]:
+def places_of_patients(records: Split, training: Training) -> NDArray[np.int64]:
     """Return the (P, R) indices of the records that represent each patient of a shard."""
     assert records.patients is not None
     return patient_places(records.patients, training.records_per_patient)

@@ -1,6 +1,7 @@
 """Training of teachers without noise in the steps, and detection of divergence."""
 
 import contextlib
+import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
@@ -14,6 +15,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from fed_dpsd.client.inputs import CPU, read_shard
 from fed_dpsd.config import Config, TeacherConfig
 from fed_dpsd.data.intake import Split
 from fed_dpsd.errors import Diverged
@@ -21,15 +23,11 @@ from fed_dpsd.methods.method import TrainingLoss
 from fed_dpsd.models.augmentation import augment
 from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.models.divergence import check_losses, is_finite
-from fed_dpsd.models.fixed_features import feature_cache
-from fed_dpsd.models.inference import IMAGES_AT_ONCE, trainable_part
-from fed_dpsd.privacy.label_dp import Targets, fixed_targets
-from fed_dpsd.privacy.noise import Rng
+from fed_dpsd.models.inference import IMAGES_AT_ONCE
 from fed_dpsd.privacy.optimisers import SGD, Adam
-from fed_dpsd.privacy.training import CustomTraining, Training, TrainingMechanism
+from fed_dpsd.privacy.training import Plain, Targets, Training, fixed_targets
 from fed_dpsd.progress import reporting, track
 
-CPU = torch.device("cpu")
 Role = Literal["teacher", "baseline"]
 logger = logging.getLogger("fed_dpsd")
 
@@ -50,24 +48,23 @@ def train(
     Returns:
         The loss of each step, on `device`; these values are private.
     """
-    network = ImageLearner(teacher, records.images, config, lambda _: rng, device)
+    network = ShardLearner(teacher, records, config, lambda _: rng, device)
     network.fit(np.arange(len(records)), fixed_targets(records.labels))
     return network.losses
 
 
-def train_privately(
-    mechanism: TrainingMechanism,
-    teacher: nn.Module,
-    inputs: torch.Tensor,
-    labels: torch.Tensor,
-    rng: Rng,
-) -> None:
-    """Train a teacher with a mechanism, and report progress at each optimiser step."""
+@contextlib.contextmanager
+def reporting_steps(training: Training) -> Iterator[None]:
+    """Report each optimiser step in the block, if training has a number of `steps` of its own."""
+    steps = getattr(training, "steps", None)
+    if steps is None:
+        yield
+        return
     with (
-        reporting("steps of a teacher", mechanism.steps) as task,
+        reporting("steps of a teacher", steps) as task,
         register_optimizer_step_post_hook(lambda *_: task.advance()),
     ):
-        mechanism.train(teacher, inputs, labels, rng)
+        yield
 
 
 @contextlib.contextmanager
@@ -96,12 +93,12 @@ def added_loss(teacher: nn.Module, loss: TrainingLoss | None) -> Iterator[None]:
         yield
 
 
-class ImageLearner:
-    """A teacher that learns from images; it implements `privacy.label_dp.Learner`.
+class ShardLearner:
+    """A teacher that learns from its shard; it implements `privacy.training.Learner`.
 
     Args:
-        teacher: the teacher; each `fit` starts from its initial weights.
-        images: (N, C, H, W) images of a shard, N >= 1.
+        teacher: the teacher, on the CPU; each `fit` starts from its initial weights.
+        records: the records of its shard.
         config: the site's configuration; `config.teacher` sets how the teacher learns.
         draw: returns the random generator for a purpose, such as the batches of a `fit`.
         device: the device to learn on; only one batch of images at a time leaves the CPU.
@@ -110,35 +107,38 @@ class ImageLearner:
     def __init__(
         self,
         teacher: Classifier,
-        images: NDArray[np.uint8],
+        records: Split,
         config: Config,
         draw: Callable[[str], torch.Generator],
         device: torch.device = CPU,
     ) -> None:
         self._teacher, self._settings, self._draw = teacher, config.teacher, draw
-        self._device = device
-        with feature_cache("records"):
-            self._model, take = trainable_part(teacher, images, CPU)
-        self._inputs = take(slice(None))
-        teacher.to(device)
-        self._first = {name: tensor.clone() for name, tensor in teacher.state_dict().items()}
+        self._records, self._device = records, device
         self._fits = 0
         self.losses: list[torch.Tensor] = []
+
+    @functools.cached_property
+    def _start(self) -> tuple[nn.Module, torch.Tensor, dict[str, torch.Tensor]]:
+        """Return the trainable part, its inputs, on the CPU, and the teacher's initial weights."""
+        model, inputs, _ = read_shard(self._teacher, self._records, Plain())
+        initial = self._teacher.to(self._device).state_dict()
+        return model, inputs, {name: tensor.clone() for name, tensor in initial.items()}
 
     def fit(self, records: NDArray[np.int64], targets: Targets) -> None:
         """Train on n >= 1 records, starting from the initial weights.
 
         `losses` then holds the loss of each step, a private value.
         """
-        self._teacher.load_state_dict(self._first)
+        model, inputs, initial = self._start
+        self._teacher.load_state_dict(initial)
         self.losses = []
         self._fits += 1
-        settings, inputs = self._settings, self._inputs
+        settings = self._settings
         rng = self._draw(f"batches of fit {self._fits}")
         known = torch.from_numpy(records)
         size = min(settings.batch_size, len(known))
         batches = len(known) // size
-        optimiser = _optimiser(self._model, settings)
+        optimiser = _optimiser(model, settings)
         self._teacher.train()
         steps = range(max(settings.epochs * batches, settings.min_steps))
         schedule = _one_cycle(optimiser, settings, len(steps)) if settings.one_cycle else None
@@ -149,7 +149,7 @@ class ImageLearner:
             if size == 1:  # BatchNorm may reject a single image, which would reveal a lone record
                 chosen = chosen.repeat(2)
             seen = augment(inputs[chosen], settings.shift, settings.flip, rng)
-            logits = self._model(seen.to(self._device))
+            logits = model(seen.to(self._device))
             wanted = targets(chosen, logits.detach()).to(self._device)
             loss = nn.functional.cross_entropy(logits, wanted)
             self.losses.append(loss.detach())
@@ -162,12 +162,17 @@ class ImageLearner:
     @torch.inference_mode()
     def probabilities(self, records: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the teacher's (n, K) probabilities on these records' images."""
+        model, inputs, _ = self._start
         self._teacher.eval()
         parts = [
-            self._model(self._inputs[chosen].to(self._device)).softmax(1)
+            model(inputs[chosen].to(self._device)).softmax(1)
             for chosen in torch.from_numpy(records).split(IMAGES_AT_ONCE)
         ]
         return torch.cat(parts).double().cpu().numpy()
+
+    def features(self, training: Training) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+        """Return the trainable part, and the inputs and labels that training reads."""
+        return read_shard(self._teacher, self._records, training)
 
 
 def _optimiser(model: nn.Module, settings: TeacherConfig) -> torch.optim.Optimizer:
@@ -204,7 +209,7 @@ class Watch:
         self.diverged: list[Diverged] = []
         group: str = "teacher"
         rate: float | None = config.teacher.learning_rate
-        if isinstance(training, TrainingMechanism | CustomTraining):
+        if training.reads == "features":
             group = "training" if role == "teacher" else "method.baseline"
             rate = getattr(training, "learning_rate", None)  # a plug-in's training may have none
         self._rates = {} if rate is None else {f"{group}.learning_rate": rate}

@@ -22,17 +22,9 @@ from safetensors import SafetensorError
 from torch import nn
 
 from fed_dpsd import __version__
-from fed_dpsd.client.device import device_of, learns_on_client_device, teacher_cache
-from fed_dpsd.client.inputs import digest_of_shard, places_of_patients, read_shard
-from fed_dpsd.client.learning import (
-    CPU,
-    ImageLearner,
-    Role,
-    Watch,
-    added_loss,
-    train,
-    train_privately,
-)
+from fed_dpsd.client.device import device_of, teacher_cache
+from fed_dpsd.client.inputs import CPU, digest_of_shard, places_of_patients, read_shard
+from fed_dpsd.client.learning import Role, ShardLearner, Watch, added_loss, reporting_steps
 from fed_dpsd.client.teacher_file import read_teacher
 from fed_dpsd.config import Config, is_function
 from fed_dpsd.config.plugins import code_digest
@@ -56,9 +48,8 @@ from fed_dpsd.models.functions import network_digest
 from fed_dpsd.models.inference import Images
 from fed_dpsd.privacy import lattice
 from fed_dpsd.privacy.dp_sgd import DPSGD
-from fed_dpsd.privacy.label_dp import LabelPrivate
 from fed_dpsd.privacy.noise import Noise, SecretStreams
-from fed_dpsd.privacy.training import CustomTraining, Training, TrainingMechanism
+from fed_dpsd.privacy.training import Plain, Training, TrainingMechanism
 from fed_dpsd.progress import track
 from fed_dpsd.streams import Streams
 
@@ -114,17 +105,15 @@ class Teachers:
         self._role = role
         self._secret = secret
         self._noise: Noise = secret or Streams(config.teacher.seed)
-        self._custom = training if isinstance(training, CustomTraining) else None
-        self._training = training if isinstance(training, TrainingMechanism) else None
-        self._labels = training if isinstance(training, LabelPrivate) else None
+        self._training = training
         self._device = device_of(config, client)
-        self._learns_on = self._device if learns_on_client_device(training) else CPU
+        self._learns_on = self._device if training.reads == "images" else CPU
         self._models: list[Classifier | None] | None = None
         self._inputs: dict[int, str] = {}
         self._from_file = None
         if config.teacher.path is not None:
             self._from_file = read_teacher(self._untrained(0), config, client)
-        self._by_patient = self._training is not None and self._training.unit == "patient"
+        self._by_patient = training.unit == "patient"
         if self._by_patient:
             if records.patients is None:
                 raise UserError(
@@ -141,8 +130,8 @@ class Teachers:
 
     @functools.cached_property
     def _bfloat16(self) -> bool:
-        """Return whether the teachers compute in bfloat16; privately trained ones never do."""
-        if self._training or self._custom:
+        """Return whether the teachers compute in bfloat16; never if training has its own steps."""
+        if self._training.reads == "features":
             return False
         asked, device = self._config.precision, self._learns_on
         if not precision.uses_bfloat16(asked, device):
@@ -161,7 +150,8 @@ class Teachers:
         config, name = self._config, self._config.architecture(self._client)
         settings = [self._role, name, config.model.teacher_width]
         settings += [config.data.num_classes, vars(config.teacher), config.threads_client]
-        settings += [str(self._training or self._custom or self._labels), self._client]
+        # Ledgers know plain training as "None".
+        settings += [str(None if self._training == Plain() else self._training), self._client]
         settings += [__version__, torch.__version__]
         # Different instruction sets round differently.
         settings += [torch.backends.cpu.get_cpu_capability()]
@@ -266,16 +256,16 @@ class Teachers:
     @property
     def class_counts(self) -> NDArray[np.float64]:
         """Return (n, 1, K) noisy class counts of the shards; every call returns the same counts."""
-        assert self._training
-        num_classes = self._config.data.num_classes
+        training, num_classes = self._training, self._config.data.num_classes
+        assert isinstance(training, TrainingMechanism)
         counts = []
         for shard, records in enumerate(self._shards):
             labels = records.labels
             if self._by_patient:
-                labels = labels[places_of_patients(records, self._training)]
+                labels = labels[places_of_patients(records, training)]
             hides = hashlib.sha256(self.digests[shard].encode() + labels.tobytes()).hexdigest()
             rng = self._noise.noise("class counts", self._client, shard, hides)
-            counts.append(self._training.count(labels, num_classes, rng))
+            counts.append(training.count(labels, num_classes, rng))
         return np.stack(counts)[:, None]
 
     def sensitive_weights(self) -> NDArray[np.float32]:
@@ -359,7 +349,7 @@ class Teachers:
             teacher = self._untrained(shard)
             purpose = f"retraining {shard}"
             load_vector(teacher, torch.from_numpy(weights))
-            if len(records) or self._training:
+            if len(records) or self._training.private:
                 with added_loss(teacher, loss):
                     self._train(teacher, shard, config, purpose, number, digest)
                 self.watch.check(teacher, shard)
@@ -370,7 +360,7 @@ class Teachers:
         each, clients = len(self._shards), self._config.num_clients  # clients train in turn
         shards = track("teachers", self._shards, self._client * each, clients * each)
         return [
-            self._load_or_train(shard) if len(records) or self._training else None
+            self._load_or_train(shard) if len(records) or self._training.private else None
             for shard, records in enumerate(shards)
         ]
 
@@ -408,7 +398,7 @@ class Teachers:
     @property
     def _noisy(self) -> bool:
         """Return whether the training draws noise."""
-        return bool(self._training or self._custom or self._labels)
+        return self._training.reads != "images"
 
     def _cached(self, shard: int) -> Path:
         name = "-".join([self.keys[shard], *self._code])
@@ -431,33 +421,23 @@ class Teachers:
         number: int,
         digest: str,
     ) -> None:
-        """Train on one shard, with the training mechanism's own steps if it has any.
+        """Train on one shard, as the training does.
 
         `purpose` and `number` name the draws; `digest` identifies the input of noisy training.
         """
-        records = self._shards[shard]
-        streams = Streams(config.teacher.seed)
-        if not self._noisy:
-            batches = streams.torch(purpose, self._client, number)
-            layers = streams.torch(f"layers, {purpose}", self._client, number)
-            with layers_draw_from(layers, self._learns_on):
-                losses = train(teacher, records, config, batches, self._learns_on)
-            self.watch.check_losses(losses, shard)
-            return
+        records, device = self._shards[shard], self._learns_on
+        # Batches depend on public numbers only, so they cannot reveal labels.
+        seeds = Streams(config.teacher.seed)
+        seeded = functools.partial(seeds.torch, client=self._client, query_id=number)
+        batches = seeded if self._noisy else lambda _: seeded(purpose)
+        learner = ShardLearner(teacher, records, config, batches, device)
         rng = self._noise.noise(purpose, self._client, number, hides=digest)
-        if self._labels:
-            # Batches depend on public numbers only, so they cannot reveal labels.
-            draw = functools.partial(streams.torch, client=self._client, query_id=shard)
-            network = ImageLearner(teacher, records.images, config, draw)
-            self._labels.train(network, records.labels, rng)
-            return
-        model, inputs, labels = read_shard(teacher, records, self._training)
-        if self._custom:
-            self._custom.train(model, inputs, labels, rng)
-            return
-        assert self._training
-        train_privately(self._training, model, inputs, labels, rng)
-        teacher.to(memory_format=torch.channels_last)
+        layers = seeded(f"layers, {purpose}")
+        with reporting_steps(self._training), layers_draw_from(layers, device):
+            self._training.teach(learner, records.labels, rng)
+        teacher.to(memory_format=torch.channels_last)  # training may have changed the layout
+        if not self._noisy:
+            self.watch.check_losses(learner.losses, shard)
 
     def _input(self, shard: int) -> str:
         """Return a digest of the input of a shard's training, computed once."""

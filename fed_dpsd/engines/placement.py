@@ -12,16 +12,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fed_dpsd.client.device import TEACHER_BYTES, learns_on_client_device
-from fed_dpsd.client.learning import ImageLearner
+from fed_dpsd.client.device import TEACHER_BYTES
+from fed_dpsd.client.learning import train
 from fed_dpsd.config import Config, require_device
+from fed_dpsd.data.intake import Split
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.models.classifiers import FIXED, Classifier, builder
 from fed_dpsd.models.devices import Device, gib, gpus, named_device, number_of_gpus
 from fed_dpsd.models.footprint import peak_bytes, weight_bytes
 from fed_dpsd.models.inference import IMAGES_AT_ONCE
-from fed_dpsd.privacy.label_dp import fixed_targets
 
 CONTEXT = 2**29  # bytes of a CUDA context, which every process has; an estimate
 ROOM = 1.5  # factor on tensors, because the allocator rounds up and kernels need workspaces
@@ -205,7 +205,7 @@ def _process_bytes(experiment: Experiment, client: int) -> tuple[int, int]:
     config = experiment.config
     teacher = on_meta(config, config.architecture(client), config.model.teacher_width)
     work = _answering_bytes(teacher, config)
-    if learns_on_client_device(experiment.training):
+    if experiment.training.reads == "images":
         work = max(work, _learning_bytes(teacher, config))
     return config.teachers_per_client * weight_bytes(teacher), CONTEXT + int(ROOM * work)
 
@@ -241,14 +241,11 @@ def _answering_bytes(teacher: Classifier, config: Config) -> int:
 def _learning_bytes(classifier: Classifier, config: Config) -> int:
     """Return the peak bytes of tensors during two training steps, which include Adam's state."""
     size = config.teacher.batch_size
-    images = np.zeros((size, *config.data.shape), np.uint8)
+    records = Split(np.zeros((size, *config.data.shape), np.uint8), np.zeros(size, np.int64))
     settings = dataclasses.replace(config.teacher, epochs=0, min_steps=2)
     config = dataclasses.replace(config, teacher=settings)
 
     def learn() -> None:
-        learner = ImageLearner(
-            *(classifier, images, config, lambda _: torch.Generator()), torch.device("meta")
-        )
-        learner.fit(np.arange(size), fixed_targets(np.zeros(size, np.int64)))
+        train(classifier, records, config, torch.Generator(), torch.device("meta"))
 
     return peak_bytes(classifier, learn)

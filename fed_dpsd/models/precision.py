@@ -17,7 +17,6 @@ from fed_dpsd.errors import UserError
 from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.models.fixed_features import FixedFeatures
 from fed_dpsd.models.generators import Generator
-from fed_dpsd.privacy.training import CustomTraining, Training, TrainingMechanism
 
 Network = TypeVar("Network", Classifier, Generator)
 
@@ -86,11 +85,6 @@ def in_float64(network: nn.Module) -> Iterator[None]:
         yield
     finally:
         network.float()
-
-
-def trains_in_float32(training: Training) -> bool:
-    """Return whether a training has steps of its own, which use float32."""
-    return isinstance(training, TrainingMechanism | CustomTraining)
 
 
 def precision_of(network: nn.Module) -> str:

@@ -13,8 +13,9 @@ import torch
 from dp_accounting import DpEvent
 from numpy.typing import NDArray
 
-from fed_dpsd.privacy.label_dp import LabelPrivate, Learner
+from fed_dpsd.privacy.label_dp import LabelPrivate
 from fed_dpsd.privacy.noise import Rng
+from fed_dpsd.privacy.training import Learner
 from fed_dpsd.privacy.votes import NoisyVotes
 
 
@@ -45,7 +46,7 @@ class ALIBI(LabelPrivate):
         """Return the mechanism for one label: a single vote with noise on each class."""
         return NoisyVotes(self.num_classes, 2 / self.epsilon, "laplace")
 
-    def train(self, learner: Learner, labels: NDArray[np.int64], rng: Rng) -> None:
+    def teach(self, learner: Learner, labels: NDArray[np.int64], rng: Rng) -> None:
         """Draw each label's noisy vector once, and fit the learner to the posteriors of the labels.
 
         Records are fitted in random order, because records in folders are sorted by class.

@@ -1,6 +1,6 @@
 """Baselines with teachers that learn only from the images of a private generator."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -64,7 +64,7 @@ class ConditionalGenerator(nn.Module):
 
 
 @dataclass(frozen=True, config=STRICT)
-class GenerativeTraining(TrainingMechanism, ABC):
+class GenerativeTraining(TrainingMechanism):
     """A training that releases a generator and trains the teacher only on its images.
 
     Guarantee: the generator's guarantee, for a record; the teacher is post-processing. Nothing is

@@ -16,10 +16,11 @@ from dp_accounting import DpEvent
 from numpy.typing import NDArray
 
 from fed_dpsd.privacy.accounting import pure_bound
-from fed_dpsd.privacy.label_dp import LabelPrivate, Learner, fixed_targets
+from fed_dpsd.privacy.label_dp import LabelPrivate
 from fed_dpsd.privacy.mechanism import top_k
 from fed_dpsd.privacy.noise import Rng
 from fed_dpsd.privacy.randomized_response import LARGEST_EPSILON, TopKRandomizedResponse
+from fed_dpsd.privacy.training import Learner, fixed_targets
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class LPMST(LabelPrivate):
         if not 0.01 <= self.temperature <= 100:
             raise ValueError(f"temperature={self.temperature} must be between 0.01 and 100")
 
-    def train(self, learner: Learner, labels: NDArray[np.int64], rng: Rng) -> None:
+    def teach(self, learner: Learner, labels: NDArray[np.int64], rng: Rng) -> None:
         """Randomise the labels stage by stage, and fit the learner to all labels so far."""
         order = np.argsort(rng.random(len(labels)), kind="stable")
         responses = np.zeros(len(labels), np.int64)

@@ -4,44 +4,20 @@ Label differential privacy compares data sets that differ in the label of one re
 patients and clients, such training counts as plain: nothing is proven.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any, ClassVar, Protocol
+from abc import abstractmethod
+from typing import Any, ClassVar, Literal
 
-import numpy as np
-import torch
 from dp_accounting import DpEvent
-from numpy.typing import NDArray
 
 from fed_dpsd.privacy.accounting import pure_bound
 from fed_dpsd.privacy.epsilon import Epsilon, add_review_note
-from fed_dpsd.privacy.noise import Rng
-from fed_dpsd.privacy.training import Plain, teacher_file_problems
+from fed_dpsd.privacy.training import Training, teacher_file_problems
 
 IMAGES_NOTE = "the images are not protected"
-# A function of (B,) record numbers and the network's (B, K) logits on their images; it returns the
-# targets of the cross-entropy: (B,) classes or (B, K) probabilities.
-Targets = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def fixed_targets(targets: NDArray[np.int64]) -> Targets:
-    """Return the records' (N,) classes as targets."""
-    classes = torch.from_numpy(targets)
-    return lambda chosen, _: classes[chosen]
-
-
-class Learner(Protocol):
-    """A network that learns from the public images of a shard's records, numbered from 0."""
-
-    def fit(self, records: NDArray[np.int64], targets: Targets) -> None:
-        """Train the network on these records, starting from its initial weights."""
-
-    def probabilities(self, records: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the network's (n, K) probabilities on these records' images."""
-
-
-class LabelPrivate(Plain, ABC):
-    """Plain training that reads the labels of a shard only through a mechanism.
+class LabelPrivate(Training):
+    """Training on public images that reads the labels of a shard only through a mechanism.
 
     Guarantee: `event`, for one replaced label, with the images and all other labels unchanged. A
     record's number may depend on its label, for example if each class has a folder, so training
@@ -50,6 +26,7 @@ class LabelPrivate(Plain, ABC):
     source, so nobody else must be trusted.
     """
 
+    reads: ClassVar[Literal["labels"]] = "labels"
     reason: ClassVar[str] = "the training protects labels alone"
     epsilon: float
 
@@ -96,10 +73,6 @@ class LabelPrivate(Plain, ABC):
     @abstractmethod
     def event(self) -> DpEvent:
         """Return the event of all training, for one replaced label; its bound must be pure."""
-
-    @abstractmethod
-    def train(self, learner: Learner, labels: NDArray[np.int64], rng: Rng) -> None:
-        """Train the learner on one shard's (N,) labels, N >= 1; the last fit gives the teacher."""
 
 
 def prove_label(training: LabelPrivate, notes: tuple[str, ...], queries: int) -> Epsilon:

@@ -11,7 +11,6 @@ from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.mechanism import Mechanism
 from fed_dpsd.privacy.noisy_max import NoisyMax
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
-from fed_dpsd.privacy.training import CustomTraining, Training
 from fed_dpsd.privacy.votes import NoisyVotes
 
 
@@ -32,18 +31,6 @@ def published_epsilon(mechanism: Mechanism, queries: int, delta: float) -> float
         and noise > 0
     ):
         return dgd_labels(2 / noise, queries, delta)
-    return math.inf
-
-
-def published_training_epsilon(
-    training: Training, trainings: int, num_classes: int, delta: float
-) -> float:
-    """Return the published epsilon of everything that the trained teachers release.
-
-    It is `inf` if the paper claims nothing.
-    """
-    if isinstance(training, CustomTraining):
-        return training.published(trainings, num_classes, delta)
     return math.inf
 
 

@@ -2,8 +2,9 @@
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import torch
@@ -15,16 +16,62 @@ from fed_dpsd.privacy.mechanism import NoiseAt, Noiseless, Relation, Unit
 from fed_dpsd.privacy.noise import Rng
 
 TrainedUnit = Literal["record", "patient"]
+# A function of (B,) record numbers and the network's (B, K) logits on their images; it returns the
+# targets of the cross-entropy: (B,) classes or (B, K) probabilities.
+Targets = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-@dataclass(frozen=True)
-class Plain:
-    """Training without noise, configured by `teacher`; only the answers' noise protects records."""
+def fixed_targets(targets: NDArray[np.int64]) -> Targets:
+    """Return the records' (N,) classes as targets."""
+    classes = torch.from_numpy(targets)
+    return lambda chosen, _: classes[chosen]
 
-    name: ClassVar[str] = "plain"
-    calibrated_by: ClassVar[None] = None
-    reason: ClassVar[str | None] = None
-    private: ClassVar[bool] = False  # whether its own noise protects records
+
+class Learner(Protocol):
+    """The teacher of a shard, which learns from the shard's records, numbered from 0."""
+
+    def fit(self, records: NDArray[np.int64], targets: Targets) -> None:
+        """Train on these records' images as `teacher` configures, from the initial weights."""
+
+    def probabilities(self, records: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the network's (n, K) probabilities on these records' images."""
+
+    def features(self, training: "Training") -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+        """Return the network's trainable part, and the inputs and labels that training reads.
+
+        Private training reads (N, A, ...) inputs, with an axis of copies, and other training
+        (N, ...). Labels are (N,); `TrainingMechanism.train` describes those of patients.
+        """
+
+
+class Training(ABC):
+    """How teachers learn from the records of their shards.
+
+    `reads` states what `teach` reads of a shard, which also decides where and how it computes:
+
+    - "images": it fits the learner to images and labels, without noise, in the configured
+      `precision` and on the client's device.
+    - "labels": it fits the learner on the CPU. The images are public, and labels pass through
+      noise.
+    - "features": it trains on `Learner.features` with steps and noise of its own, in float32 on
+      the CPU. Exact sums (`privacy.lattice`) are proven for CPU arithmetic. The keys of `teacher`
+      have no effect.
+    """
+
+    name: ClassVar[str]
+    calibrated_by: ClassVar[str | None] = None
+    private: ClassVar[bool] = False  # whether it is a `TrainingMechanism`
+    reads: ClassVar[Literal["images", "labels", "features"]]
+    # The unit that private training protects, with A copies of each record's image and R records
+    # of each patient.
+    unit: TrainedUnit = "record"
+    copies: int = 1
+    records_per_patient: int = 1
+
+    @property
+    def reason(self) -> str | None:
+        """Return why nothing is proven for some units; None if there is nothing to say."""
+        return None
 
     def check(self, config: Any, method: Any, partition: Any) -> list[str]:
         """Return the problems with the training in an experiment, each with key, value and remedy.
@@ -46,13 +93,36 @@ class Plain:
         """Describe how teachers are trained, `trainings` times, and what training protects."""
         return "without noise: only the noise of the answers, if any, protects records"
 
+    def published(self, trainings: int, num_classes: int, delta: float) -> float:
+        """Return the paper's epsilon of all that the teachers release; `inf` if it claims none."""
+        return math.inf
+
+    @abstractmethod
+    def teach(self, learner: Learner, labels: NDArray[np.int64], rng: Rng) -> None:
+        """Train the learner on one shard's (N,) labels; draw noise, if any, from `rng`."""
+
 
 @dataclass(frozen=True)
-class CustomTraining(Plain, ABC):
-    """Training with its own steps, which protects records no more than `Plain` does.
+class Plain(Training):
+    """Training without noise, configured by `teacher`; only the answers' noise protects records."""
 
-    Only the answers' noise protects records. `reason` explains why the training's noise does not.
+    name: ClassVar[str] = "plain"
+    reads: ClassVar[Literal["images"]] = "images"
+
+    def teach(self, learner: Learner, labels: NDArray[np.int64], rng: Rng) -> None:
+        """Fit the learner to all records of a shard, N >= 1."""
+        learner.fit(np.arange(len(labels)), fixed_targets(labels))
+
+
+@dataclass(frozen=True)
+class CustomTraining(Training):
+    """Training with its own steps; unless it is a `TrainingMechanism`, it protects no records.
+
+    Only the answers' noise then protects records. `reason` explains why the training's noise does
+    not.
     """
+
+    reads: ClassVar[Literal["features"]] = "features"
 
     def check(self, config: Any, method: Any, partition: Any) -> list[str]:
         """Return the problems with the training in an experiment."""
@@ -62,18 +132,18 @@ class CustomTraining(Plain, ABC):
         """Describe how teachers are trained, and what training alone protects."""
         return f"{self.name.replace('_', ' ')}, {super().describe(trainings)}"
 
+    def teach(self, learner: Learner, labels: NDArray[np.int64], rng: Rng) -> None:
+        """Train on the learner's features with the training's own steps."""
+        self.train(*learner.features(self), rng)
+
     @abstractmethod
     def train(
         self, teacher: nn.Module, inputs: torch.Tensor, labels: torch.Tensor, rng: Rng
     ) -> None:
         """Train a teacher in place on one shard's (N, ...) inputs and (N,) labels."""
 
-    def published(self, trainings: int, num_classes: int, delta: float) -> float:
-        """Return the epsilon for `trainings` training runs by the paper's formula."""
-        return math.inf
 
-
-class TrainingMechanism(ABC):
+class TrainingMechanism(CustomTraining):
     """A mechanism that trains teachers privately on A = `copies` copies of each record's image.
 
     With `unit="patient"`, it uses R = `records_per_patient` records of each patient
@@ -83,7 +153,6 @@ class TrainingMechanism(ABC):
     post-processing. Class counts are a separate release (`ClassCounts`).
     """
 
-    name: ClassVar[str]
     calibrated_by: ClassVar[str]
     private: ClassVar[bool] = True
     # Whether it bounds each record's gradient, so that no layer may mix records.
@@ -91,9 +160,6 @@ class TrainingMechanism(ABC):
     from_teachers: ClassVar[bool] = False
     noise_at: ClassVar[NoiseAt] = "client"
     steps: int
-    copies: int
-    unit: TrainedUnit
-    records_per_patient: int
 
     @property
     @abstractmethod
@@ -107,16 +173,11 @@ class TrainingMechanism(ABC):
 
     def check(self, config: Any, method: Any, partition: Any) -> list[str]:
         """Return the problems with the training in an experiment, as `Plain.check` does."""
-        return teacher_file_problems(self.name, config) + patient_problems(
-            "training", self.unit, config
-        )
+        problems = super().check(config, method, partition)
+        return problems + patient_problems("training", self.unit, config)
 
-    def check_parameters(self, count: int) -> None:  # noqa: B027 (most have no limit)
+    def check_parameters(self, count: int) -> None:
         """Raise ValueError if it cannot train a network with this many parameters."""
-
-    def warnings(self, config: Any) -> list[str]:
-        """Return a sentence for each setting with which nothing is learned, naming its key."""
-        return []
 
     def describe(self, trainings: int = 1) -> str:
         """Describe how teachers are trained, `trainings` times."""
@@ -210,9 +271,6 @@ class ClassCounts(Noiseless):
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
         """Return the event of the counts."""
         return self.training.count_event(unit, relation)
-
-
-Training = Plain | TrainingMechanism
 
 
 @dataclass(frozen=True)

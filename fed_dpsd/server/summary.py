@@ -15,7 +15,7 @@ from fed_dpsd.errors import UserError, one_line
 from fed_dpsd.experiment import Experiment, data_counts, largest_partition, unused_records
 from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.models.devices import named_device, torch_device
-from fed_dpsd.models.precision import choose_precision, precision_of, trains_in_float32
+from fed_dpsd.models.precision import choose_precision, precision_of
 from fed_dpsd.server.charge_log import ChargeLog
 from fed_dpsd.server.metrics import METRICS
 from fed_dpsd.storage import client_name, run_name, shown_path, write_json
@@ -79,9 +79,10 @@ def precision_of_teachers(experiment: Experiment, context: PublicContext) -> str
     config, names = experiment.config, set()
     if not config.federation.simulation:
         return None
+    own_steps = experiment.training.reads == "features"
+    asked = "float32" if own_steps else config.precision
     clients = {config.architecture(client): client for client in range(config.num_clients)}
     for client in clients.values():
-        asked = "float32" if trains_in_float32(experiment.training) else config.precision
         device, teacher = torch_device(named_device(config, client)), context.make_teacher(client)
         names.add(precision_of(choose_precision(teacher, asked, device)))
     return " and ".join(sorted(names))

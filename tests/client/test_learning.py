@@ -9,12 +9,13 @@ import pytest
 import torch
 from dp_accounting import LaplaceDpEvent
 
-from fed_dpsd.client.learning import ImageLearner, train
+from fed_dpsd.client.learning import ShardLearner, train
 from fed_dpsd.client.teachers import Teachers, make_teacher
 from fed_dpsd.data.intake import Split
 from fed_dpsd.models.inference import predict
-from fed_dpsd.privacy.label_dp import LabelPrivate, fixed_targets
+from fed_dpsd.privacy.label_dp import LabelPrivate
 from fed_dpsd.privacy.noise import SecretStreams
+from fed_dpsd.privacy.training import Plain, Training, fixed_targets
 from tests.every import every
 
 CENTRAL = ("method=central", "answers=probabilities")
@@ -28,7 +29,7 @@ def network(config, records):
     """A teacher, and its learner, whose batches are the same in every fit."""
     teacher = make_teacher(config, 0, 0)
     rng = functools.partial(torch.Generator().manual_seed, 0)
-    return teacher, ImageLearner(teacher, records.images, config, lambda _: rng())
+    return teacher, ShardLearner(teacher, records, config, lambda _: rng())
 
 
 @every("name", ["cnn", "cnn_bn", "scattering"])
@@ -112,7 +113,7 @@ def test_a_teacher_learns_on_another_device_than_its_images(small, records, name
     config = small(*CENTRAL, *overrides).config
     meta, drawn = torch.device("meta"), torch.Generator().manual_seed(0)
     teacher = make_teacher(config, 0, 0)
-    learner = ImageLearner(teacher, records.images, config, lambda _, rng=drawn: rng, meta)
+    learner = ShardLearner(teacher, records, config, lambda _, rng=drawn: rng, meta)
     learner.fit(np.arange(60), fixed_targets(records.labels))
     assert {tensor.device.type for tensor in teacher.state_dict().values()} == {"meta"}
     learner._device = torch.device("cpu")  # the control: a batch that stays behind
@@ -128,7 +129,7 @@ def test_every_fit_has_batches_of_its_own(small, records):
         drawn.append(purpose)
         return torch.Generator().manual_seed(len(drawn))
 
-    learner = ImageLearner(make_teacher(config, 0, 0), records.images, config, draw)
+    learner = ShardLearner(make_teacher(config, 0, 0), records, config, draw)
     for _ in range(3):
         learner.fit(np.arange(60), fixed_targets(records.labels))
     assert len(set(drawn)) == 3
@@ -154,7 +155,7 @@ class Blind(LabelPrivate):
     def event(self):
         return LaplaceDpEvent(1.0)
 
-    def train(self, learner, labels, rng):
+    def teach(self, learner, labels, rng):
         drawn = rng.random(len(labels)) if self.noisy else np.zeros(len(labels))
         learner.fit(np.arange(len(labels)), fixed_targets((4 * drawn).astype(np.int64)))
 
@@ -180,6 +181,33 @@ def test_batches_follow_no_label_and_secret_noise_follows_all(small, records, no
     one, two = (weights(teachers.models[0]) for teachers in trained)
     assert torch.equal(one, two) == (not noisy or secret is None)
     assert trained[0].identity != trained[1].identity
+
+
+@dataclass(frozen=True)
+class Halved(Training):
+    """Plain training on a part of each shard."""
+
+    name: ClassVar[str] = "halved"
+    reads: ClassVar[str] = "images"
+    part: int = 2
+
+    def teach(self, learner, labels, rng):
+        learner.fit(np.arange(len(labels) // self.part), fixed_targets(labels))
+
+
+def test_a_training_of_ones_own_on_images_needs_only_its_class(small, records):
+    """Controls: plain training on the same part, and on all records."""
+    config, ids = small(*CENTRAL).config, np.arange(60)
+
+    def trained(training, shard):
+        teachers = Teachers(config, training, 0, shard, ids[: len(shard)])
+        return weights(teachers.models[0]), teachers.identity
+
+    half, own = trained(Halved(), records)
+    assert torch.equal(half, trained(Plain(), records.take(ids[:30]))[0])
+    whole, other = trained(Plain(), records)
+    assert not torch.equal(half, whole)
+    assert len({own, other, trained(Halved(3), records)[1]}) == 3  # they share no cached teacher
 
 
 def test_an_empty_shard_has_no_teacher_as_with_a_plain_training(small, records):

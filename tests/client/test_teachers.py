@@ -24,7 +24,8 @@ from fed_dpsd.models.fixed_features import FixedFeatures
 from fed_dpsd.models.footprint import weight_bytes
 from fed_dpsd.models.inference import IMAGES_AT_ONCE, Images, predict
 from fed_dpsd.privacy.dp_sgd import DPSGD
-from fed_dpsd.privacy.noise import SecretStreams
+from fed_dpsd.privacy.noise import STREAM_BYTES, SecretStreams
+from fed_dpsd.privacy.training import Plain
 from fed_dpsd.progress import listening
 from fed_dpsd.streams import Streams
 from tests.client.conftest import SECRET
@@ -176,8 +177,8 @@ def test_a_file_of_another_width_or_no_file_is_refused(small, records, tmp_path)
 
 def test_teachers_are_cached_by_everything_they_depend_on(small, records, monkeypatch):
     trained = []
-    original = teachers.train
-    monkeypatch.setattr(teachers, "train", lambda *a: trained.append(a) or original(*a))
+    original = Plain.teach
+    monkeypatch.setattr(Plain, "teach", lambda *a: trained.append(a) or original(*a))
     experiment = small("seed=11")
     first = make(experiment, records).sensitive_probabilities(Images(records.images))
     again = make(experiment, records).sensitive_probabilities(Images(records.images))
@@ -336,11 +337,15 @@ class Recording:
     """Noise from a secret; it records what was drawn."""
 
     def __init__(self):
-        self.drawn = []
+        self.given = []
 
     def noise(self, *names, hides):
-        self.drawn.append((*names, hides))
-        return SECRET.noise(*names, hides)
+        self.given.append(((*names, hides), SECRET.noise(*names, hides)))
+        return self.given[-1][1]
+
+    @property
+    def drawn(self):
+        return [names for names, rng in self.given if rng._left < STREAM_BYTES]
 
 
 def test_a_training_with_steps_of_its_own_draws_other_noise_for_other_records(small, records):
@@ -431,7 +436,7 @@ def test_plain_networks_alone_compute_in_bfloat16(small, records, monkeypatch, s
 @pytest.mark.usefixtures("elsewhere")
 def test_plain_teachers_learn_where_they_answer(small, records, monkeypatch):
     learnt = []
-    monkeypatch.setattr(teachers, "train", lambda *a: learnt.append(a[-1].type))
+    monkeypatch.setattr(Plain, "teach", lambda *a: learnt.append(a[1]._device.type))
     assert next(make(small("seed=21"), records).models[0].parameters()).device.type == "meta"
     assert learnt == ["meta"]
 
@@ -454,8 +459,8 @@ def test_private_teachers_learn_on_the_processor_and_answer_elsewhere(small, rec
 
 def test_a_dropped_teacher_comes_back_from_the_cache(small, records, monkeypatch):
     trained = []
-    original = teachers.train
-    monkeypatch.setattr(teachers, "train", lambda *a: trained.append(a) or original(*a))
+    original = Plain.teach
+    monkeypatch.setattr(Plain, "teach", lambda *a: trained.append(a) or original(*a))
     known = make(small("seed=23"), records)
     first = known.sensitive_probabilities(Images(records.images))
     assert known.ready

@@ -12,10 +12,10 @@ from scipy import stats
 from fed_dpsd.papers.alibi import ALIBI
 from fed_dpsd.papers.lp_mst import LPMST
 from fed_dpsd.privacy.accounting import pure_bound
-from fed_dpsd.privacy.label_dp import IMAGES_NOTE, fixed_targets, prove_label
+from fed_dpsd.privacy.label_dp import IMAGES_NOTE, prove_label
 from fed_dpsd.privacy.mechanism import top_k
 from fed_dpsd.privacy.noise import SecretStreams
-from fed_dpsd.privacy.training import Plain, TrainingMechanism
+from fed_dpsd.privacy.training import TrainingMechanism, fixed_targets
 from fed_dpsd.privacy.votes import NoisyVotes
 from tests.every import every
 from tests.privacy.ideals import rng
@@ -132,7 +132,7 @@ def test_responses_are_drawn_from_their_law(secret):
 class Redrawing(LPMST):
     """LP-MST that randomises all labels so far again in each stage: T responses per label."""
 
-    def train(self, learner, labels, rng):
+    def teach(self, learner, labels, rng):
         for stage in range(1, self.stages + 1):
             part = np.arange(len(labels) * stage // self.stages)
             flat = np.full((len(part), self.num_classes), 1 / self.num_classes)
@@ -148,7 +148,7 @@ def asked(mechanism, labels, monkeypatch):
         return respond(self, labels, prior, rng)
 
     monkeypatch.setattr(LPMST, "respond", remembering)
-    mechanism.train(Majority(mechanism.num_classes), labels, rng())
+    mechanism.teach(Majority(mechanism.num_classes), labels, rng())
     return sorted(labels_asked)
 
 
@@ -193,7 +193,7 @@ def test_the_noise_of_a_vector_is_laplaces_and_drawn_once(secret, monkeypatch):
     )
     mechanism, labels = ALIBI(4, 0.5), rng(1).integers(0, 4, 2_000)
     source = SecretStreams(bytes(32)).numpy("test") if secret else rng(2)
-    mechanism.train(Majority(), labels, source)
+    mechanism.teach(Majority(), labels, source)
     (noisy,) = drawn
     numbers = (noisy - np.eye(4)[labels]).ravel()
     assert stats.kstest(numbers, stats.laplace(scale=4).cdf).pvalue > 1e-6
@@ -218,8 +218,7 @@ def test_targets_are_the_posterior_of_the_label_under_the_networks_own_prior():
 
 @every("training", TRAININGS)
 def test_the_epsilon_is_a_labels_and_is_named_so(training):
-    assert isinstance(training, Plain)  # it covers no answer
-    assert not isinstance(training, TrainingMechanism)
+    assert not isinstance(training, TrainingMechanism)  # it covers no answer
     claim = prove_label(training, ("per run",), 1)
     assert (claim.unit, claim.relation) == ("label", "replace_one")
     assert (claim.trust, claim.delta) == ("nobody", 0.0)
@@ -237,13 +236,13 @@ def test_what_the_network_sees_of_labels_went_through_the_mechanism(training, mo
 
     def seen(training, labels):
         learner = Majority()
-        training.train(learner, labels, rng())
+        training.teach(learner, labels, rng())
         return learner.fits
 
     class Revealing(LPMST):
         """LP-MST that fits the labels themselves."""
 
-        def train(self, learner, labels, rng):
+        def teach(self, learner, labels, rng):
             learner.fit(np.arange(len(labels)), fixed_targets(labels))
 
     zeros, threes = np.zeros(9, np.int64), np.full(9, 3)
@@ -254,7 +253,7 @@ def test_what_the_network_sees_of_labels_went_through_the_mechanism(training, mo
 class Sorting(LPMST):
     """LP-MST whose stages follow labels."""
 
-    def train(self, learner, labels, rng):
+    def teach(self, learner, labels, rng):
         order = np.argsort(labels + rng.random(len(labels)), kind="stable")
         for done in (len(labels) // 2, len(labels)):
             learner.fit(order[:done], fixed_targets(labels * 0))
@@ -263,7 +262,7 @@ class Sorting(LPMST):
 class InOrder(ALIBI):
     """ALIBI that takes records as they are numbered."""
 
-    def train(self, learner, labels, rng):
+    def teach(self, learner, labels, rng):
         learner.fit(np.arange(len(labels)), fixed_targets(labels * 0))
 
 
@@ -276,7 +275,7 @@ def orders(training, labels, seed=0):
             super().fit(records, targets)
 
     seen = []
-    training.train(Ordered(), labels, rng(seed))
+    training.teach(Ordered(), labels, rng(seed))
     return seen
 
 
@@ -311,16 +310,16 @@ def test_stages_share_no_noise(monkeypatch):
         return labels * 0
 
     monkeypatch.setattr(LPMST, "respond", remembering)
-    LPMST(4, 1.0, 3).train(Majority(), np.zeros(30, np.int64), rng())
+    LPMST(4, 1.0, 3).teach(Majority(), np.zeros(30, np.int64), rng())
     assert len(set(np.concatenate(drawn))) == 30
 
     class Sharing(LPMST):
-        def train(self, learner, labels, rng):
+        def teach(self, learner, labels, rng):
             for _ in range(self.stages):
                 self.respond(labels, None, copy.deepcopy(rng))
 
     drawn.clear()
-    Sharing(4, 1.0, 3).train(Majority(), np.zeros(10, np.int64), rng())
+    Sharing(4, 1.0, 3).teach(Majority(), np.zeros(10, np.int64), rng())
     assert len(set(np.concatenate(drawn))) == 10
 
 

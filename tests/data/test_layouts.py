@@ -108,7 +108,7 @@ def test_classes_are_named_as_they_are_typed(tmp_path):
 
 
 def test_names_in_latin_1_are_read_and_named(tmp_path, monkeypatch):
-    """A traceback. Messages are kept from the log, whose text xdist could not send."""
+    """Messages are kept from the log, whose text xdist cannot send."""
     said: list[str] = []
     monkeypatch.setattr(datasets, "warn_once", said.append)
     place = shades(tmp_path / "L", well=[1], ill=[2])
@@ -125,7 +125,7 @@ def test_names_in_latin_1_are_read_and_named(tmp_path, monkeypatch):
 
 
 def test_splits_have_names_in_any_case(tmp_path):
-    """Training and Testing were the two classes."""
+    """They are no classes."""
     for names in (("Training", "Testing"), ("TRAIN", "test")):
         path = tmp_path / names[0]
         shades(path / names[0], a=[10], b=[11])

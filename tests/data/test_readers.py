@@ -301,7 +301,7 @@ def test_a_table_next_to_loose_images_is_named_in_place_of_a_long_list(tmp_path,
 
 @pytest.mark.parametrize("form", ["csv", "parquet"])
 def test_records_without_a_label_or_a_file_are_counted_and_skipped_alike(tmp_path, said, form):
-    """One reader stripped spaces, the other refused; an empty label became a class."""
+    """Spaces around a label do not matter, and an empty label is no class."""
     rows = ["0.png,well", "1.png, ill ", "2.png,", "3.png,  ", "4.png,ill", "lost.png,ill"]
     path = table(tmp_path / "t.csv", rows)
     (tmp_path / "lost.png").unlink()
@@ -318,7 +318,7 @@ def test_records_without_a_label_or_a_file_are_counted_and_skipped_alike(tmp_pat
 
 
 def test_one_hot_columns_of_a_csv(tmp_path, said):
-    """No image with a label; rows of several labels were dropped without a count."""
+    """Rows of several labels are counted, not dropped in silence."""
     columns = ("data.label_column=null", "data.label_columns=[well,ill]")
     counted = (
         "5 rows found, 3 used, 2 skipped: 1 with several labels (2.png); 1 without a label (3.png)"
@@ -367,7 +367,7 @@ def test_a_column_of_splits_is_reported(tmp_path, said):
 
 
 def test_twelve_bits_in_sixteen_are_reported_and_scaled(tmp_path, said):
-    """Pixels were 0 to 15 of 255, without a word."""
+    """As they are, pixels would be 0 to 15 of 255."""
     path = tmp_path / "D"
     for name, value in (("ill", 4_000), ("well", 2_000)):
         (path / name).mkdir(parents=True)

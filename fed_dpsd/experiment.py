@@ -30,6 +30,7 @@ from fed_dpsd.methods.method import Method, PublicContext
 from fed_dpsd.models.classifiers import add_networks
 from fed_dpsd.privacy.calibration import calibrate
 from fed_dpsd.privacy.mechanism import Mechanism
+from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.randomized_response import LARGEST_EPSILON
 from fed_dpsd.privacy.training import (
     TrainedUnit,
@@ -82,11 +83,20 @@ class Experiment:
         """The name of the method's file."""
         return self.method.name
 
+    @functools.cached_property
+    def public(self) -> PublicContext:
+        """The public side of the experiment, without test images."""
+        return PublicContext.of(self.config, self.training, self.answers)
+
+    @functools.cached_property
+    def plan(self) -> Plan:
+        """The charges that each client should expect."""
+        return self.method.plan(self.public)
+
     @property
     def warnings(self) -> list[str]:
         """Warnings before a run with a student that will not learn, one sentence each."""
-        plan = self.method.plan(PublicContext.of(self.config, self.training, self.answers))
-        found = warnings(self.config, self.method, self.training, self.answers, plan)
+        found = warnings(self.config, self.method, self.training, self.answers, self.plan)
         found = [*self.training.warnings(self.config), *found]
         return [*self.method.warnings(self.config, self.training, self.answers), *found]
 
@@ -273,7 +283,7 @@ def calibrated(experiment: Experiment) -> Experiment:
     Raises:
         ConfigError: there is no noise to set, or no noise spends this epsilon.
     """
-    config, method = experiment.config, experiment.method
+    config = experiment.config
     settings, axis = config.privacy, calibrated_axis(experiment)
     if settings.target_epsilon is None:
         return experiment
@@ -292,9 +302,7 @@ def calibrated(experiment: Experiment) -> Experiment:
         return dataclasses.replace(experiment, **{axis: changed})
 
     def spend(value: float, combined: bool = False) -> float:
-        trial = with_value(value)
-        plan = method.plan(PublicContext.of(config, trial.training, trial.answers))
-        return planned_epsilon(plan, settings.delta, unit, combined)
+        return planned_epsilon(with_value(value).plan, settings.delta, unit, combined)
 
     spend_combined = functools.partial(spend, combined=True)
     least, most = CALIBRATED_BETWEEN[field]

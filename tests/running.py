@@ -4,12 +4,11 @@ import re
 
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import ConfigError
-from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.streams import Streams
 
 
 def context_of(experiment):
-    return PublicContext.of(experiment.config, experiment.training, experiment.answers)
+    return experiment.public
 
 
 def rounds(experiment, folder, resume=None):

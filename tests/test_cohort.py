@@ -5,7 +5,6 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from fed_dpsd.accounts.card import plan_of
 from fed_dpsd.cohort import cohort, most_rounds
 from fed_dpsd.engines.flower.grid import GridFederation
 from fed_dpsd.engines.local import LocalFederation
@@ -48,7 +47,7 @@ def test_a_client_pays_for_its_rounds_and_the_plan_for_those_of_the_most_asked(s
     counts, folder = asked(experiment.config), new_run_folder(experiment)
     most = max(counts.values())
     assert most < 6
-    plan = plan_of(experiment)
+    plan = experiment.plan
     assert plan.queries == most * experiment.config.queries_per_round
     federation = LocalFederation(experiment, folder)
     summary = runs.run(experiment, federation, folder, lambda line: None)
@@ -63,7 +62,7 @@ def test_a_client_pays_for_its_rounds_and_the_plan_for_those_of_the_most_asked(s
     )
     every = prove(plan.stages, DELTA, "record", "replace_one").value
     assert row["epsilon"] == pytest.approx(every)
-    whole = plan_of(small("num_clients=5", "rounds=6", "answers=gradient"))
+    whole = small("num_clients=5", "rounds=6", "answers=gradient").plan
     assert every < prove(whole.stages, DELTA, "record", "replace_one").value
 
 

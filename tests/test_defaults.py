@@ -16,7 +16,6 @@ import pytest
 import fed_dpsd
 from fed_dpsd.errors import ConfigError
 from fed_dpsd.experiment import Experiment, from_overrides
-from fed_dpsd.methods.method import PublicContext
 
 ROOT = Path(__file__).parents[1]
 TABLE, PAGE = ROOT / "results/defaults.csv", ROOT / "results/defaults.md"
@@ -51,9 +50,7 @@ def hopeless(warning):
 
 def identity(experiment: Experiment):
     """What a student depends on: answers only if clients give any."""
-    plan = experiment.method.plan(
-        PublicContext.of(experiment.config, experiment.training, experiment.answers)
-    )
+    plan = experiment.method.plan(experiment.public)
     config = json.loads(experiment.to_json())
     del config["method"]["name"]  # DGD+ is DGD with other answers
     if experiment.answers not in [stage.mechanism for stage in plan.stages]:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from fed_dpsd.accounts.card import plan_of
 from fed_dpsd.config.compose import compose
 from fed_dpsd.config.grid import expand
 from fed_dpsd.experiment import set_up
@@ -97,4 +96,4 @@ def test_what_is_named_composes_and_plans(tmp_path, monkeypatch):
             grids[words] = grid_of(words, tmp_path)
         for raw in grids[words]:
             data = raw["data"] | ({"path": None} if raw["data"]["name"] == "digits" else {})
-            assert plan_of(set_up(raw | {"data": data}, tmp_path)).queries >= 0, words
+            assert set_up(raw | {"data": data}, tmp_path).plan.queries >= 0, words

@@ -21,7 +21,6 @@ from fed_dpsd.claims import bound_on, charges_of_plan, claims, covers, proofs
 from fed_dpsd.config.bind import read_yaml
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment, calibrated_axis
-from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.models.pretrained import public_of
 from fed_dpsd.privacy.accounting import Bound, prove
 from fed_dpsd.privacy.epsilon import NOT_REVIEWED_NOTE, Epsilon, add_review_note
@@ -57,26 +56,18 @@ def _with_others(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {**smallest, "beside": [{key: row[key] for key in kept} for row in others]}
 
 
-def plan_of(experiment: Experiment) -> Plan:
-    """Return what a client will be charged in this experiment."""
-    return experiment.method.plan(
-        PublicContext.of(experiment.config, experiment.training, experiment.answers)
-    )
-
-
 def how_trained(experiment: Experiment) -> str:
     """Describe how the teachers are trained and what their training alone protects."""
     if experiment.config.teacher.path is not None:
         return "none here: teachers are read from files"
     if not experiment.answers.from_teachers:
         return words.NO_TEACHERS
-    return experiment.training.describe(plan_of(experiment).trainings)
+    return experiment.training.describe(experiment.plan.trainings)
 
 
 def how_answered(experiment: Experiment) -> str:
     """Describe everything that leaves a client in a run, and where noise is added."""
-    context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
-    return experiment.method.describe(context)
+    return experiment.method.describe(experiment.public)
 
 
 def privacy_card(
@@ -344,7 +335,7 @@ class PlannedRun:
 
 def planned_run(experiment: Experiment) -> PlannedRun:
     """Return the cost of an experiment, without reading data or spending anything."""
-    planned = plan_of(experiment)
+    planned = experiment.plan
     card = words.PrivacyCard(privacy_card(experiment, planned), "planned")
     budget = needed_budget(experiment.config.privacy, planned)
     return PlannedRun(experiment, planned.queries, card, budget)

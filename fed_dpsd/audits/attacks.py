@@ -12,7 +12,7 @@ import numpy as np
 from dp_accounting import GaussianDpEvent
 from scipy.stats import binom
 
-from fed_dpsd.accounts.card import plan_of, privacy_card
+from fed_dpsd.accounts.card import privacy_card
 from fed_dpsd.accounts.words import PrivacyCard
 from fed_dpsd.audits import canaries, victims
 from fed_dpsd.audits.black_box import (
@@ -75,7 +75,7 @@ def answer_attacks(
     mechanism, config = experiment.answers, experiment.config
     assert isinstance(mechanism, Audited)
     separate = rows_are_separate(mechanism)
-    plan = plan_of(experiment)
+    plan = experiment.plan
     stages = [stage for stage in plan.stages if stage.mechanism == mechanism]
     queried = sum(stage.requests * stage.queries for stage in stages)
     queries = queried if separate else sum(stage.requests for stage in stages)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from dp_accounting import NonPrivateDpEvent
 
-from fed_dpsd.accounts.card import plan_of
 from fed_dpsd.audits.attacks import answer_attacks, check_sampling, training_attacks
 from fed_dpsd.audits.black_box import Audited
 from fed_dpsd.audits.checks import Check, run_checks
@@ -86,7 +85,7 @@ def audited_parts(experiment: Experiment) -> tuple[bool, bool]:
     """Return whether the training and the answers are audited."""
     private = isinstance(experiment.training, DPSGD)
     randomised = not isinstance(experiment.answers.event("record", "add_remove"), NonPrivateDpEvent)
-    answered = any(stage.mechanism == experiment.answers for stage in plan_of(experiment).stages)
+    answered = any(stage.mechanism == experiment.answers for stage in experiment.plan.stages)
     if not (private or (randomised and answered)):
         unused = f"method {type(experiment.method).__name__} releases no answers"
         noisy = isinstance(experiment.training, TrainingMechanism)

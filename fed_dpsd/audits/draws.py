@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import binom
 
-from fed_dpsd.accounts.card import plan_of
 from fed_dpsd.audits import victims
 from fed_dpsd.audits.black_box import cost_in_answers, public_rows, rows_are_separate
 from fed_dpsd.audits.canaries import Watched
@@ -90,7 +89,7 @@ def check_answers(
 def _check_charges(experiment: Experiment) -> Check:
     """Check that a request costs what its changed rows require, and that it is answered once."""
     mechanism: Any = experiment.answers
-    queries = max(s.queries for s in plan_of(experiment).stages if s.mechanism == mechanism)
+    queries = max(s.queries for s in experiment.plan.stages if s.mechanism == mechanism)
     queries = max(queries, 2)
     values = np.repeat(mechanism.worst_case()[0], queries, axis=1)
     public = np.repeat(public_rows(mechanism.num_classes)[-1:], queries, axis=0)

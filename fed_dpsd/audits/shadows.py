@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fed_dpsd.accounts.card import plan_of, plugins_note
+from fed_dpsd.accounts.card import plugins_note
 from fed_dpsd.accounts.secret import noise_of
 from fed_dpsd.accounts.words import PrivacyCard
 from fed_dpsd.audits.rates import Claim
@@ -75,7 +75,7 @@ class ShadowRun:
     @property
     def victims(self) -> tuple[Victim, ...]:
         """Return the kinds of trained models, without "student" if teachers are the result."""
-        alone = plan_of(self.experiment).ends_with_teachers
+        alone = self.experiment.plan.ends_with_teachers
         return ("teachers",) if alone else ("teachers", "student")
 
     @property
@@ -132,7 +132,7 @@ class ShadowRun:
         """Return the stages of each proof that covers a victim."""
         if victim == "untrained teachers":
             return [()]
-        plan = plan_of(self.experiment)
+        plan = self.experiment.plan
         trained = [plan.budgeted] if plan.trained else []
         return [plan.stages, *trained] if victim == "student" else trained
 

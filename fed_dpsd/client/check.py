@@ -30,7 +30,6 @@ from fed_dpsd.data.datasets import ENOUGH
 from fed_dpsd.data.intake import first_few
 from fed_dpsd.errors import UserError, printable
 from fed_dpsd.experiment import Experiment, from_overrides
-from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.models import to_vector, torch_threads
 from fed_dpsd.models.inference import Images
 from fed_dpsd.models.public_networks import digest_of, shapes_in
@@ -71,7 +70,7 @@ def check(hospital: Hospital, overrides: list[str]) -> Iterator[str | Table]:
     experiment = _experiment(hospital, overrides)
     yield f"training: {how_trained(experiment)}"
     yield f"answers: {how_answered(experiment)}"
-    planned = cards.plan_of(experiment)
+    planned = experiment.plan
     card = PrivacyCard(cards.privacy_card(experiment, planned), "planned")
     claim = card.epsilon(card.unit, "add_remove")
     yield f"a run: {claim}, against {against(claim.trust, card.content['colluding'])}"
@@ -255,6 +254,6 @@ def _image_request(hospital: Hospital) -> Request:
 
 def _gradient_request(experiment: Experiment) -> Request:
     """Return a request for gradients at weights of zero."""
-    context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
+    context = experiment.public
     zeros = np.zeros(len(to_vector(context.make_teacher(0).classifier)), np.float32)
     return context.request("gradients", 1, zeros)

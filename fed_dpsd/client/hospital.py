@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from fed_dpsd.accounts.account import Account
-from fed_dpsd.accounts.card import plan_of
 from fed_dpsd.accounts.database import ledgers_in
 from fed_dpsd.accounts.ledger import FileLedger
 from fed_dpsd.accounts.secret import exchange_key, load_or_create_secret
@@ -151,7 +150,7 @@ class Hospital(Terms):
         secret, ledger = load_or_create_secret(self.folder / "secret"), self.ledger
         party = self._party(experiment, secret)
         account = Account(
-            *(ledger, experiment.config.privacy, plan_of(experiment), run),
+            *(ledger, experiment.config.privacy, experiment.plan, run),
             *(self.queries, self.when_records_change, bool(experiment.config.plugins)),
         )
         return Site(

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from fed_dpsd.accounts.account import Account
-from fed_dpsd.accounts.card import plan_of
 from fed_dpsd.accounts.database import ledgers_in
 from fed_dpsd.accounts.ledger import FileLedger
 from fed_dpsd.accounts.secret import ledger_folder, noise_of, simulated_key
@@ -90,7 +89,7 @@ def open_site(experiment: Experiment, client: int, run_folder: Path) -> Site:
         shard_ids=records.ids,
         test=_test_images(config.data, config.cache, data.digests["test images"]),
         account=Account(
-            *(ledger, config.privacy, plan_of(experiment), run),
+            *(ledger, config.privacy, experiment.plan, run),
             plugins=bool(config.not_reviewed),
         ),
         secret=secret,

@@ -4,7 +4,6 @@ import tempfile
 from pathlib import Path
 
 from fed_dpsd.accounts.account import budget_warning
-from fed_dpsd.accounts.card import plan_of
 from fed_dpsd.errors import UserError, is_disk_full
 from fed_dpsd.experiment import Experiment, largest_partition
 
@@ -13,7 +12,7 @@ def run_warnings(experiment: Experiment) -> list[str]:
     """Return warnings about a run that will learn nothing or end early, one sentence each."""
     config = experiment.config
     charged = bool(config.ledger) and any(Path(config.ledger).glob("*"))  # earlier runs charged it
-    ending = "" if charged else budget_warning(config.privacy, plan_of(experiment))
+    ending = "" if charged else budget_warning(config.privacy, experiment.plan)
     return [*experiment.warnings, *([ending] if ending else [])]
 
 

@@ -13,12 +13,10 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
-from fed_dpsd.accounts.card import plan_of
 from fed_dpsd.accounts.secret import ledger_folder, noise_of, require_secret
 from fed_dpsd.cohort import cohort
 from fed_dpsd.errors import ProtocolError, UserError
 from fed_dpsd.experiment import Experiment
-from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.models import to_vector
 from fed_dpsd.privacy.noise import Noise
 from fed_dpsd.protocol import (
@@ -134,7 +132,7 @@ class HostedFederation(ABC):
         own_noise = experiment.answers.noise_at == "server"
         require_secret(experiment, run_folder)
         secret = noise_of(experiment, run_folder, "server") if own_noise else None
-        self._context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
+        self._context = experiment.public
         self._sizes: dict[str, int] = {}
         # Copies of a run folder share the sums with the server's noise: a copy that drew noise for
         # other clients' answers would release them again.
@@ -143,7 +141,7 @@ class HostedFederation(ABC):
         self._lock = _lock_run(run_folder)
         self._lock_of_copies = _lock_run(shared) if secret else None
         self._requests_sent = SentRequests(run_folder / "asks")
-        self._charge_log = ChargeLog(run_folder, plan_of(experiment).releases)
+        self._charge_log = ChargeLog(run_folder, experiment.plan.releases)
         self._noise: Noise = secret or Streams(experiment.config.seed)
         self.last_counted = -1
         self.bytes_to_clients = 0

@@ -1,6 +1,7 @@
 """The loop around every method: evaluation, logs, checkpoints, resuming and the summary."""
 
 import contextlib
+import dataclasses
 import functools
 import json
 import time
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fed_dpsd.accounts.card import plan_of, plugins_note, requested_unit, seeded_note
+from fed_dpsd.accounts.card import plugins_note, requested_unit, seeded_note
 from fed_dpsd.claims import smallest_claim
 from fed_dpsd.data.intake import Split
 from fed_dpsd.errors import Diverged, one_line
@@ -97,7 +98,7 @@ def _run(
     log, lines = open_log(folder / "rounds.jsonl", resume.round if resume else 0)
     test = test_split(experiment)
     summary["accuracy"]["evaluated_on"] = evaluated_on(experiment, test)
-    context = PublicContext.of(config, experiment.training, experiment.answers, test)
+    context = dataclasses.replace(experiment.public, test=test)
 
     summary["precision"]["teachers"] = precision_of_teachers(experiment, context)
     before = time.perf_counter()
@@ -112,7 +113,7 @@ def _run(
     images = None if test is None else Images(test.images)
     score = functools.partial(_student_scores, folder, test, images)
     line: dict[str, Any] = {}
-    plan = plan_of(experiment)
+    plan = experiment.plan
     if resume is not None:
         _check_state(resume)
         line = lines[-1]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fed_dpsd.accounts.card import plan_of, privacy_card
+from fed_dpsd.accounts.card import privacy_card
 from fed_dpsd.accounts.database import ledgers_in, read_ledger
 from fed_dpsd.accounts.entry import entries_of_run
 from fed_dpsd.accounts.secret import ledger_folder
@@ -109,7 +109,7 @@ def add_privacy(summary: dict[str, Any], experiment: Experiment, folder: Path) -
     """Add the run's cost, from the plan, the clients' statements and simulated ledgers."""
     ledgers = []
     config = experiment.config
-    plan, accounts = plan_of(experiment), ledgers_in(ledger_folder(experiment, folder))
+    plan, accounts = experiment.plan, ledgers_in(ledger_folder(experiment, folder))
     try:
         for client in range(config.num_clients if config.federation.simulation else 0):
             path = accounts.get(client_name(client))

@@ -108,7 +108,7 @@ def draw_images(
     """Draw (N, C, S, S) uint8 images of a run; also return a sentence on how they were drawn."""
     method, name = run.experiment.method, run.summary["method"]
     config = dataclasses.replace(run.experiment.config, server_device="cpu")
-    context = PublicContext.of(config, run.experiment.training, run.experiment.answers)
+    context = dataclasses.replace(run.experiment, config=config).public
     kept = tensors_of("generator", run.state.tensors)
     ours = method if isinstance(method, FedDPSD) else None
     makes = ours and ours.mixture(context.queries_per_round)["generated"]

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fed_dpsd.accounts.card import plan_of, privacy_card, requested_unit
+from fed_dpsd.accounts.card import privacy_card, requested_unit
 from fed_dpsd.accounts.words import NOTHING_NOTE, SEEDED_NOTE, PrivacyCard, short
 from fed_dpsd.errors import counted, one_line
 from fed_dpsd.experiment import Experiment, data_counts
@@ -42,7 +42,7 @@ def describe_start(experiment: Experiment, folder: Path) -> Iterator[str]:
         yield f"last error: {before['error']}"
     if number := checkpoint.latest(folder / "checkpoint"):
         yield f"resuming after round {number} of {config.rounds}"
-    card = PrivacyCard(privacy_card(experiment, plan_of(experiment)), "planned")
+    card = PrivacyCard(privacy_card(experiment, experiment.plan), "planned")
     yield f"privacy: {short(card)}"
     if config.tracker == "tensorboard":
         yield f"curves and images: tensorboard --logdir {shown_path(folder.parent)}"

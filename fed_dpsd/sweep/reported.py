@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fed_dpsd.accounts.card import how_answered, how_trained, ledger_epsilons, plan_of
+from fed_dpsd.accounts.card import how_answered, how_trained, ledger_epsilons
 from fed_dpsd.accounts.database import ledgers_in, read_ledger
 from fed_dpsd.accounts.words import PrivacyCard, is_meaningful, published_line, sentences
 from fed_dpsd.claims import smallest_claim
@@ -218,7 +218,7 @@ def facts_of(
         summary = _summary_so_far(folder, experiment, rounds)
     else:
         summary = read_summary(folder)
-    plan, card = plan_of(experiment), PrivacyCard(summary["privacy"])
+    plan, card = experiment.plan, PrivacyCard(summary["privacy"])
     delta, charges = experiment.config.privacy.delta, _json(folder / "charges.json")
     versions = _json(folder / "versions.json")
     kept = read_predictions(folder, rounds[-1]["round"] if rounds else 0)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from fed_dpsd.accounts.account import Account
-from fed_dpsd.accounts.card import ledger_epsilons, plan_of, privacy_card
+from fed_dpsd.accounts.card import ledger_epsilons, privacy_card
 from fed_dpsd.accounts.ledger import MemoryLedger
 from fed_dpsd.accounts.words import PrivacyCard, short
 from fed_dpsd.claims import smallest_claim
@@ -122,7 +122,7 @@ def charged(experiment, plan):
 
 def check(experiment):
     """Compare every place that prints the epsilons of a whole run."""
-    plan, delta = plan_of(experiment), experiment.config.privacy.delta
+    plan, delta = experiment.plan, experiment.config.privacy.delta
     entries = charged(experiment, plan)
     planned = privacy_card(experiment, plan)
     card = privacy_card(experiment, plan, [entries], plan.releases)
@@ -171,7 +171,7 @@ def test_some_random_experiments_print_one_number_everywhere(small):
 def test_a_ledger_that_forgets_what_the_proof_rests_on_is_found(small):
     """The control: a ledger of local teachers without their release claims that nothing left."""
     experiment = small("method=local", "training=dp_sgd", "training.count_fraction=null")
-    plan = plan_of(experiment)
+    plan = experiment.plan
     entries = charged(experiment, plan)
     for pair in UNITS_AND_RELATIONS:
         claim = PrivacyCard(privacy_card(experiment, plan)).epsilon(*pair).value

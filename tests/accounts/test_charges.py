@@ -12,7 +12,7 @@ import pytest
 
 import client_app
 from fed_dpsd.accounts.account import Account
-from fed_dpsd.accounts.card import TOO_LITTLE_NOISE, plan_of, privacy_card
+from fed_dpsd.accounts.card import TOO_LITTLE_NOISE, privacy_card
 from fed_dpsd.accounts.entry import charges_of_entries, entries_of_run
 from fed_dpsd.accounts.ledger import FileLedger, MemoryLedger
 from fed_dpsd.claims import proofs
@@ -280,7 +280,7 @@ def test_a_training_that_a_restored_hospital_forgot_stays_on_the_card(
 
 def test_the_card_shows_what_the_client_that_states_most_has_spent(small):
     experiment = small("training=plain", "answers=label")
-    plan = plan_of(experiment)
+    plan = experiment.plan
     for stated, whole in (([{"label": 1}, plan.releases], True), ([{"label": 1}], False)):
         for row in privacy_card(experiment, plan, stated=stated)["proven"]:
             assert (row["spent"] == row["planned"]) == whole
@@ -288,7 +288,7 @@ def test_the_card_shows_what_the_client_that_states_most_has_spent(small):
 
 def test_a_client_that_forgets_twice_remembers_both(small):
     experiment = small("training=plain", "answers=label")
-    account = Account(MemoryLedger(), experiment.config.privacy, plan_of(experiment), "run")
+    account = Account(MemoryLedger(), experiment.config.privacy, experiment.plan, "run")
     for count in (32, 40):
         with account.ledger.transaction():
             account.reconcile(replace(request(), heard={0: {"label": count}}), 0)
@@ -335,7 +335,7 @@ def test_a_charge_beyond_the_plan_is_on_the_card_before_it_is_made(deployed, tmp
     card, largest = card_now(experiment, folder), in_ledgers(ledgers_of(files), folder.name)
     assert all(card[key] >= largest[key] for key in card)
     assert len(card) == len(BASES)
-    log = ChargeLog(folder, plan_of(experiment).releases)
+    log = ChargeLog(folder, experiment.plan.releases)
     assert log.acknowledged == {"dp_sgd": 2}
     # No reply has come since.
     assert log.clients[1].charged == {"dp_sgd": 1, "class_counts": 1, "probabilities": 128}
@@ -354,7 +354,7 @@ def test_a_request_is_repeated_for_every_acknowledgement_that_it_needs(deployed,
     assert last["refused"] == {}
     assert requests_of(folder)[-2]["answered"] == [0, 1]  # of the class counts
     released = {"dp_sgd": 2, "class_counts": 2}
-    log = ChargeLog(folder, plan_of(experiment).releases)
+    log = ChargeLog(folder, experiment.plan.releases)
     assert log.acknowledged == released
     assert log.clients[0].charged == {**released, "probabilities": 192}
     assert log.clients[1].charged == {"dp_sgd": 1, "class_counts": 1, "probabilities": 192}
@@ -443,7 +443,7 @@ def test_the_tally_never_forgets(tmp_path, caplog):
 )
 def test_a_clients_statement_is_on_the_card_or_makes_it_infinite(small, tmp_path, stated, inf):
     experiment = small("training=plain", "answers=label")
-    plan = plan_of(experiment)
+    plan = experiment.plan
     charge_log = ChargeLog(tmp_path, plan.releases)
     take(charge_log, Statement(stated))
     card = privacy_card(experiment, plan, (), ChargeLog(tmp_path, plan.releases).charged)
@@ -754,6 +754,6 @@ def test_an_epsilon_beyond_what_is_computed_has_a_reason(small, sigma, reason):
     """256,000 gradients at sigma 0.001 have mu above 10^6; a tenth of it has a finite epsilon."""
     asked = "training=plain", "answers=gradient", f"answers.noise_multiplier={sigma}"
     experiment = small(*asked, "rounds=1000", "queries_per_round=256", "teachers_per_client=1")
-    card = privacy_card(experiment, plan_of(experiment), (), {})
+    card = privacy_card(experiment, experiment.plan, (), {})
     assert ("inf" in {row["epsilon"] for row in card["proven"]}) == (reason is not None)
     assert card["reason"] == reason

@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fed_dpsd.accounts.card import plan_of, privacy_card
+from fed_dpsd.accounts.card import privacy_card
 from fed_dpsd.claims import smallest_claim
 from fed_dpsd.server.charge_log import by_ranges, clients_in
 from tests.every import every
@@ -24,7 +24,7 @@ RECORD = ("record", "add_remove")
 )
 def test_all_that_is_planned_costs_what_the_card_plans_and_less_costs_less(small, overrides):
     experiment = small(*overrides)
-    plan = plan_of(experiment)
+    plan = experiment.plan
     card = privacy_card(experiment, plan)
     whole = smallest_claim(plan, plan.releases, 1e-5, *RECORD)
     (row,) = (row for row in card["proven"] if (row["unit"], row["relation"]) == RECORD)
@@ -37,14 +37,14 @@ def test_all_that_is_planned_costs_what_the_card_plans_and_less_costs_less(small
 def test_a_training_that_is_not_charged_proves_nothing_of_what_left(small):
     """Otherwise answers without it would look free."""
     experiment = small("training=dp_sgd", "model=scattering", "training.steps=5")
-    plan = plan_of(experiment)
+    plan = experiment.plan
     answers = {name: n for name, n in plan.releases.items() if name != "dp_sgd"}
     alone = smallest_claim(plan, answers, 1e-5, *RECORD).value
     assert alone > smallest_claim(plan, plan.releases, 1e-5, *RECORD).value
 
 
 def test_charges_outside_the_plan_cost_infinity(small):
-    plan = plan_of(small("answers=gradient"))
+    plan = small("answers=gradient").plan
     assert math.isinf(smallest_claim(plan, {"other": 1}, 1e-5, *RECORD).value)
 
 

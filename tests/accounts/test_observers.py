@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from dp_accounting.pld.privacy_loss_distribution import from_two_probability_mass_functions
 
-from fed_dpsd.accounts.card import plan_of, privacy_card
+from fed_dpsd.accounts.card import privacy_card
 from fed_dpsd.accounts.words import PrivacyCard, against, observers, sentences, too_many
 from fed_dpsd.privacy.epsilon import rounded_up
 from fed_dpsd.privacy.events import ShuffledResponseDpEvent
@@ -31,7 +31,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "privacy.md"
 
 
 def card_of(experiment):
-    return privacy_card(experiment, plan_of(experiment))
+    return privacy_card(experiment, experiment.plan)
 
 
 def of_sums(threshold, colluding, known):

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fed_dpsd.accounts.account import Account, BudgetSpent
-from fed_dpsd.accounts.card import ledger_epsilons, ledger_files, plan_of, privacy_card
+from fed_dpsd.accounts.card import ledger_epsilons, ledger_files, privacy_card
 from fed_dpsd.accounts.database import read_ledger
 from fed_dpsd.accounts.ledger import MemoryLedger
 from fed_dpsd.client.site import Site
@@ -58,7 +58,7 @@ def test_the_plan_is_what_ledgers_hold_for_every_combination(small, training, an
     """By both proofs, for each unit and relation; the claim is the smaller number."""
     experiment = small(*training, f"answers={answers}", "rounds=2", "queries_per_round=16")
     folder, summary = finished(experiment)
-    plan, card = plan_of(experiment), summary["privacy"]
+    plan, card = experiment.plan, summary["privacy"]
     for path in ledger_files(folder):
         entries = read_ledger(path)
         for unit, relation in UNITS_AND_RELATIONS:
@@ -129,7 +129,7 @@ def test_two_runs_on_a_ledger_are_covered_whatever_their_axes(
         for path in ledger_files(ledger):
             own = [entry for entry in read_ledger(path) if entry.run == folder.name]
             for (unit, relation), basis in itertools.product(
-                UNITS_AND_RELATIONS, bases(plan_of(experiment))
+                UNITS_AND_RELATIONS, bases(experiment.plan)
             ):
                 charged = best_bound(spent(own, unit, relation, basis), 1e-5).epsilon
                 assert charged <= by(summary["privacy"], basis, unit, relation) * (1 + 1e-9)
@@ -146,10 +146,10 @@ def test_two_runs_on_a_ledger_are_covered_whatever_their_axes(
 
 
 def test_answers_prove_something_for_patients_only_without_class_counts(small):
-    counted = privacy_card(e := small(*PRIVATE), plan_of(e))
+    counted = privacy_card(e := small(*PRIVATE), e.plan)
     assert row(counted, *PATIENT)["epsilon"] == "inf"
     assert "class counts" in counted["reason"]
-    alone = privacy_card(e := small(*PRIVATE, "method.class_counts=false"), plan_of(e))
+    alone = privacy_card(e := small(*PRIVATE, "method.class_counts=false"), e.plan)
     found = row(alone, *PATIENT)
     assert found["epsilon"] == pytest.approx(160, rel=1e-3)  # 16 responses at 10
     assert found["basis"] == "answers"
@@ -162,7 +162,7 @@ def test_weights_prove_nothing_for_patients(small, method):
     name, *more = method.split()
     more = [*more, "method.generator_steps=1", "num_clients=1"] if more else []
     e = small(*PRIVATE, f"method={name}", *more)
-    card = privacy_card(e, plan_of(e))
+    card = privacy_card(e, e.plan)
     assert row(card, *PATIENT)["epsilon"] == "inf"
     assert by(card, "answers") == math.inf  # nor for a record, but for the training
     assert row(card)["basis"] == "training"
@@ -173,7 +173,7 @@ def test_weights_prove_nothing_for_patients(small, method):
 def test_what_leaks_past_the_plan_is_on_the_card(small, monkeypatch, leak):
     """A method that sends class counts or weights without planning them claims no less."""
     experiment = small(*PRIVATE, "method.class_counts=false")
-    assert row(privacy_card(experiment, plan_of(experiment)), *PATIENT)["epsilon"] != "inf"
+    assert row(privacy_card(experiment, experiment.plan), *PATIENT)["epsilon"] != "inf"
     answer = FedDPSD.client
 
     def leaking(self, request, site):
@@ -305,7 +305,7 @@ def test_answers_without_noise_need_a_private_training(small, answers, noiseless
     with pytest.raises(ConfigError, match=r"need noise in their answers; use training=dp_sgd"):
         small("training=plain", f"answers={answers}", noiseless)
     experiment = small(*PRIVATE, f"answers={answers}", noiseless)
-    card = privacy_card(experiment, plan_of(experiment))
+    card = privacy_card(experiment, experiment.plan)
     assert row(card)["basis"] == "training"
     assert by(card, "answers") == math.inf
 

@@ -6,7 +6,6 @@ import sys
 
 import pytest
 
-from fed_dpsd.accounts.card import plan_of
 from fed_dpsd.claims import planned_epsilon
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import from_overrides, partitions
@@ -16,13 +15,13 @@ from fed_dpsd.experiment import from_overrides, partitions
 def test_far_targets_are_met_and_not_exceeded(tmp_path, target):
     chosen = ["training=dp_sgd", f"privacy.target_epsilon={target}"]
     experiment = from_overrides(chosen, tmp_path)
-    spent = planned_epsilon(plan_of(experiment), experiment.config.privacy.delta, "record", True)
+    spent = planned_epsilon(experiment.plan, experiment.config.privacy.delta, "record", True)
     assert 0.98 * target <= spent <= target
 
 
 def test_a_rate_of_one_in_a_thousand(tmp_path):
     experiment = from_overrides(["training=dp_sgd", "training.sample_rate=0.001"], tmp_path)
-    spent = planned_epsilon(plan_of(experiment), experiment.config.privacy.delta, "record", True)
+    spent = planned_epsilon(experiment.plan, experiment.config.privacy.delta, "record", True)
     assert 0 < spent < 2.99  # as with all records in each step
 
 

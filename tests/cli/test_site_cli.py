@@ -19,7 +19,6 @@ import safetensors.numpy
 import yaml
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fed_dpsd.accounts import card as cards
 from fed_dpsd.accounts.words import against
 from fed_dpsd.client import check
 from fed_dpsd.client.hospital import open_hospital
@@ -178,7 +177,7 @@ def test_a_check_names_a_budget_that_pays_for_the_training(tmp_path):
         hospital = replace(open_hospital(file), budget=budget)
         experiment = check._experiment(hospital, overrides)
         assert hospital.open(experiment, "check").exceeded_limit() == lacking
-    planned = cards.plan_of(experiment)
+    planned = experiment.plan
     assert "raise" not in check._more_for_budget(experiment.config.privacy, planned, True)
 
 

@@ -11,7 +11,6 @@ import pytest
 from fed_dpsd.client import learning as module
 from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.errors import Diverged
-from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.models import to_vector
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.protocol import Response
@@ -94,7 +93,7 @@ def test_one_teacher_of_several_is_named(small, records):
 def test_a_retraining_names_its_keys(small, records, subtests):
     def retrained(*settings):
         experiment = small(*settings)
-        context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
+        context = experiment.public
         query = context.request("train", 2, to_vector(context.make_teacher(0)).numpy())
         return make(experiment, records)[0].retrain(query, 3)
 
@@ -217,7 +216,7 @@ def test_weights_that_diverged_at_a_hospital_are_refused_by_the_coordinator(
         def diagnose(self):
             raise NotImplementedError
 
-    query = PublicContext.of(lost.config, lost.training, lost.answers).request("weights")
+    query = lost.public.request("weights")
     reply = One(lost, tmp_path / "lost").each(query)[0]
     assert reply.reason == "invalid weights: values hold NaN or infinity"
     kept = One(at_a_hospital(small(*settings)), tmp_path / "kept").each(query)[0]

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from fed_dpsd.accounts.account import Account
-from fed_dpsd.accounts.card import plan_of
 from fed_dpsd.accounts.ledger import MemoryLedger
 from fed_dpsd.client.site import Site
 from fed_dpsd.client.teachers import Teachers
@@ -76,7 +75,7 @@ def drawn(monkeypatch):
 def site_of(experiment, cache, ledger, secret=SECRET):
     config = dataclasses.replace(experiment.config, cache=str(cache))
     records = load_data(config.data, experiment.config.cache).train.take(np.arange(40))
-    plan = plan_of(experiment)
+    plan = experiment.plan
     plan = Plan(plan.training, plan.stages * 4, plan.trainings * 4)
     account = Account(ledger, config.privacy, plan, "run")
     ids = np.arange(len(records))
@@ -246,7 +245,7 @@ def test_an_older_ledger_answers_other_values_with_other_noise(small):
 
     def answer(sensitive):
         data = load_data(experiment.config.data, experiment.config.cache).train
-        account = Account(MemoryLedger(), experiment.config.privacy, plan_of(experiment), "run")
+        account = Account(MemoryLedger(), experiment.config.privacy, experiment.plan, "run")
         site = Site(
             *(experiment.config, experiment.training, mechanism, 0, data.take(np.arange(5))),
             *(np.arange(5), None, account),

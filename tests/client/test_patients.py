@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import yaml
 
-from fed_dpsd.accounts.card import plan_of, planned_run, privacy_card
+from fed_dpsd.accounts.card import planned_run, privacy_card
 from fed_dpsd.client import hospital as hospitals
 from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.data.intake import Split
@@ -187,7 +187,7 @@ def test_the_unit_is_the_patient_if_the_data_name_patients(small, overrides, uni
     experiment = small(*overrides)
     training = experiment.training
     assert (training.unit, training.records_per_patient) == (unit, most)
-    assert privacy_card(experiment, plan_of(experiment))["unit"] == unit
+    assert privacy_card(experiment, experiment.plan)["unit"] == unit
     written = json.loads(experiment.to_json())["training"]
     assert (written["unit"], written["records_per_patient"]) == (unit, most)
     assert from_json(experiment.to_json()).training == training
@@ -199,7 +199,7 @@ def test_a_baseline_of_all_records_keeps_the_record(small):
     experiment = small(*settings)
     assert experiment.method.baseline.unit == experiment.config.method["baseline"]["unit"]
     assert experiment.method.baseline.unit == "record"
-    card = privacy_card(experiment, plan_of(experiment))
+    card = privacy_card(experiment, experiment.plan)
     patients = [row["epsilon"] for row in card["proven"] if row["unit"] == "patient"]
     assert set(patients) == {"inf"}
 
@@ -223,7 +223,7 @@ def test_a_run_by_patient_says_so_first(small, tmp_path):
 
 def test_the_target_is_spent_on_a_patient_and_the_card_says_who_patients_are(small):
     experiment = small(*MADE_UP, "privacy.target_epsilon=2")
-    card = privacy_card(experiment, plan_of(experiment))
+    card = privacy_card(experiment, experiment.plan)
     rows = {(row["unit"], row["relation"]): row for row in card["proven"]}
     assert rows["patient", "add_remove"]["epsilon"] == pytest.approx(2, rel=1e-2)
     replaced = rows["patient", "replace_one"]["epsilon"]
@@ -235,7 +235,7 @@ def test_the_target_is_spent_on_a_patient_and_the_card_says_who_patients_are(sma
     assert "replaced by a record of the same patient" in rows["record", "replace_one"]["notes"]
     assert card["reason"].endswith("a client's number of patients is not bounded")
     plain = small(*PRIVATE, "privacy.target_epsilon=2")
-    (row, *_) = privacy_card(plain, plan_of(plain))["proven"]
+    (row, *_) = privacy_card(plain, plain.plan)["proven"]
     assert row["epsilon"] == pytest.approx(2, rel=1e-2)
     assert not any("patient" in note for note in row["notes"])
 

@@ -10,7 +10,6 @@ import pytest
 from dp_accounting import ComposedDpEvent
 
 from fed_dpsd.accounts.account import Account
-from fed_dpsd.accounts.card import plan_of
 from fed_dpsd.accounts.ledger import FileLedger, LedgerError, MemoryLedger
 from fed_dpsd.client import site as sites
 from fed_dpsd.client.site import Site
@@ -40,7 +39,7 @@ def request(query_id=1, seed=0, shape=(1, 8, 8)):
 
 
 def make(experiment, records, ledger=None, secret=None):
-    plan = plan_of(experiment)  # for what is charged more than once
+    plan = experiment.plan  # for what is charged more than once
     plan = Plan(plan.training, plan.stages * 4, plan.trainings * 4)
     account = Account(
         *(ledger or MemoryLedger(), experiment.config.privacy, plan, "run"),

@@ -17,7 +17,6 @@ from fed_dpsd.client.teachers import Teachers, assign_shards, make_teacher
 from fed_dpsd.data.intake import Split
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import UserError
-from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.models import initialise, precision, write_weights
 from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
 from fed_dpsd.models.fixed_features import FixedFeatures
@@ -46,7 +45,7 @@ def same(one, other):
 def test_public_features_are_kept_in_the_cache(small):
     """A teacher's and a student's; other classifiers, the control, have no folder."""
     experiment = small("model=pretrained")
-    context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
+    context = experiment.public
     expected = Path(experiment.config.cache) / "features"
     assert make_teacher(experiment.config, 0, 0).backbone.folder == expected
     assert context.make_student(Streams(0).torch("student")).backbone.folder == expected

@@ -11,7 +11,6 @@ from fed_dpsd.accounts.card import (
     how_answered,
     how_trained,
     ledger_epsilons,
-    plan_of,
     planned_run,
     privacy_card,
 )
@@ -288,10 +287,10 @@ def test_every_epsilon_of_a_run_with_a_plugin_says_that_it_is_not_reviewed(
     example, small, overrides
 ):
     experiment = small(*overrides)
-    for row in privacy_card(experiment, plan_of(experiment))["proven"]:
+    for row in privacy_card(experiment, experiment.plan)["proven"]:
         assert NOTE in row["notes"]
     own = small(*(o for o in overrides[1:] if "laplace" not in o and "mlp_deep" not in o))
-    for row in privacy_card(own, plan_of(own))["proven"]:
+    for row in privacy_card(own, own.plan)["proven"]:
         assert not any("reviewed" in note for note in row["notes"])
 
 

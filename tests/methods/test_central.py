@@ -3,7 +3,7 @@
 import pytest
 
 from fed_dpsd import api
-from fed_dpsd.accounts.card import plan_of, planned_run, privacy_card
+from fed_dpsd.accounts.card import planned_run, privacy_card
 from fed_dpsd.accounts.words import PARTITION_NOTE, PrivacyCard
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.privacy.label_dp import IMAGES_NOTE
@@ -25,9 +25,9 @@ def overrides(request):
 
 def test_nothing_is_proven_for_records_and_the_labels_epsilon_is_separate(small, overrides):
     experiment = small(*overrides, "training.epsilon=2.0")
-    content = privacy_card(experiment, plan_of(experiment))
+    content = privacy_card(experiment, experiment.plan)
     plain = small(*CENTRAL, "training=plain")
-    expected = privacy_card(plain, plan_of(plain))
+    expected = privacy_card(plain, plain.plan)
     assert content["proven"] == expected["proven"]  # all six rows
     assert all(row["epsilon"] == "inf" for row in content["proven"])
     assert content["epsilon_published"] == expected["epsilon_published"] == "inf"

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from fed_dpsd.accounts.account import Account
-from fed_dpsd.accounts.card import plan_of, planned_run, proven_epsilons
+from fed_dpsd.accounts.card import planned_run, proven_epsilons
 from fed_dpsd.accounts.ledger import MemoryLedger
 from fed_dpsd.client import site as sites
 from fed_dpsd.client.hospital import open_hospital
@@ -185,21 +185,21 @@ def test_a_plan_costs_what_its_steps_do(small, unit):
     for moved, changed, relation in (
         *((1, unit, "add_remove"), (2, unit, "replace_one"), (2, "record", "replace_one")),
     ):
-        claim = proven_epsilons(experiment, plan_of(experiment), changed, relation)["answers"]
+        claim = proven_epsilons(experiment, experiment.plan, changed, relation)["answers"]
         expected = gaussian_epsilon(moved * math.sqrt(30) / 4)
         assert expected < claim.value < expected * (1 + 1e-3)
         assert claim.trust == "threshold"
         assert claim.value > 1.1 * gaussian_epsilon(moved * math.sqrt(30 * 3 / 5) / 4)
-    claim = proven_epsilons(experiment, plan_of(experiment), "client", "add_remove")["answers"]
+    claim = proven_epsilons(experiment, experiment.plan, "client", "add_remove")["answers"]
     assert math.isinf(claim.value)
-    record = proven_epsilons(experiment, plan_of(experiment), "patient", "add_remove")["answers"]
+    record = proven_epsilons(experiment, experiment.plan, "patient", "add_remove")["answers"]
     assert math.isinf(record.value) == (unit == "record")
 
 
 def test_noise_for_a_patient_is_calibrated_to_a_patient(small):
     for settings, unit in (((), "record"), (PATIENTS, "patient")):
         experiment = small(*FOUR_OF_FIVE, *settings, "privacy.target_epsilon=2")
-        claim = proven_epsilons(experiment, plan_of(experiment), unit, "add_remove")["answers"]
+        claim = proven_epsilons(experiment, experiment.plan, unit, "add_remove")["answers"]
         assert 1.9 < claim.value <= 2
 
 
@@ -209,7 +209,7 @@ def test_trusting_nobody_costs_the_same_and_is_noisier(small):
     for pair in UNITS_AND_RELATIONS[:2]:
         (one, other) = (ideal(e.answers.event(*pair)).noise_multiplier for e in (shares, alone))
         assert one == pytest.approx(other, rel=1e-3)
-    claim = proven_epsilons(alone, plan_of(alone), "record", "add_remove")["answers"]
+    claim = proven_epsilons(alone, alone.plan, "record", "add_remove")["answers"]
     assert claim.trust == "nobody"
 
 
@@ -295,7 +295,7 @@ def test_records_that_change_hands_end_a_run_by_patient(small, records, answers,
     experiment, ledger = small(*SUMS, *answers, *PATIENTS[2:]), MemoryLedger()
     others = np.arange(len(records)) % 20
     for number, patients, answered in ((1, records.patients, True), (2, others, same)):
-        account = Account(ledger, experiment.config.privacy, plan_of(experiment), "run")
+        account = Account(ledger, experiment.config.privacy, experiment.plan, "run")
         site = Site(
             *(experiment.config, experiment.training, experiment.answers, 0),
             *(replace(records, patients=patients), np.arange(len(records)), None, account),

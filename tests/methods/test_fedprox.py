@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from fed_dpsd.accounts.card import plan_of
 from fed_dpsd.client.learning import added_loss
 from fed_dpsd.errors import ProtocolError
 from fed_dpsd.models import to_vector
@@ -34,7 +33,7 @@ def test_at_weight_0_every_bit_is_fedavgs(small, tmp_path, training):
     assert len(fedavg) == 3
     assert all(map(torch.equal, fedavg, same))
     assert [torch.equal(*pair) for pair in zip(fedavg, other, strict=True)] == [True, False, False]
-    one, other = (plan_of(small(*training, f"method={name}")) for name in ("fedavg", "fedprox"))
+    one, other = (small(*training, f"method={name}").plan for name in ("fedavg", "fedprox"))
     assert one == other
 
 

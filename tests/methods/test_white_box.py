@@ -10,7 +10,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 from torch import nn
 
-from fed_dpsd.accounts.card import plan_of, privacy_card
+from fed_dpsd.accounts.card import privacy_card
 from fed_dpsd.client import site as sites
 from fed_dpsd.client.teachers import make_teacher
 from fed_dpsd.engines.local import LocalFederation
@@ -105,7 +105,7 @@ def test_direct_training_is_that_of_the_students_own_network(small, tmp_path):
         student = (config.model.student, config.model.student_width)
         assert ((config.architecture(0), config.model.teacher_width) == student) == own
     experiment = set_up(composed("method=direct"), tmp_path)
-    card = privacy_card(experiment, plan_of(experiment))
+    card = privacy_card(experiment, experiment.plan)
     assert {row["epsilon"] for row in card["proven"]} == {"inf"}
     assert card["reason"] == "the teachers' own weights leave the clients"
 

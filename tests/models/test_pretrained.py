@@ -136,11 +136,11 @@ def test_missing_or_other_weights_are_named(monkeypatch, tmp_path):
 
 
 def test_the_card_names_public_features(small):
-    from fed_dpsd.accounts.card import plan_of, privacy_card
+    from fed_dpsd.accounts.card import privacy_card
 
     def notes(*overrides):
         experiment = small(*overrides)
-        (row, *_) = privacy_card(experiment, plan_of(experiment))["proven"]
+        (row, *_) = privacy_card(experiment, experiment.plan)["proven"]
         return "; ".join(row["notes"])
 
     assert "ImageNet, which is public by assumption" in notes("model=pretrained")

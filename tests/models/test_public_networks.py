@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 from torchvision import models
 
-from fed_dpsd.accounts.card import plan_of, privacy_card
+from fed_dpsd.accounts.card import privacy_card
 from fed_dpsd.client.hospital import open_hospital
 from fed_dpsd.client.teachers import Teachers, make_teacher
 from fed_dpsd.client.terms import NotAllowed
@@ -164,7 +164,7 @@ def test_other_weights_are_other_features_everywhere(small, files, tmp_path):
 
 def test_the_card_names_the_network_and_its_digest(small, files):
     experiment = small(*chosen(files[0]))
-    notes = "; ".join(privacy_card(experiment, plan_of(experiment))["proven"][0]["notes"])
+    notes = "; ".join(privacy_card(experiment, experiment.plan)["proven"][0]["notes"])
     assert f"{BACKBONE}'s with the weights {digest_of('file', files[0])}" in notes
     assert "whose training data is public by assumption" in notes
     assert "EfficientNet" not in notes

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from fed_dpsd.accounts.card import plan_of, privacy_card
+from fed_dpsd.accounts.card import privacy_card
 from fed_dpsd.client import site as sites
 from fed_dpsd.errors import ProtocolError
 from fed_dpsd.privacy.accounting import Stage, prove
@@ -49,7 +49,7 @@ def test_a_student_driven_generator_never_gets_the_teachers_weights(small, tmp_p
 
 def test_the_teacher_as_discriminator_proves_nothing_and_says_so(small):
     experiment = small(*TEACHER)
-    card = privacy_card(experiment, plan_of(experiment))
+    card = privacy_card(experiment, experiment.plan)
     assert {row["epsilon"] for row in card["proven"]} == {"inf"}
     assert card["reason"] == "the teachers' own weights leave the clients"
     assert card["epsilon_published"] == 10.0
@@ -61,7 +61,7 @@ def test_with_a_student_each_response_is_charged_as_one_between_two_classes(
 ):
     """However many classes are above the threshold; as many responses as there are images."""
     experiment = small(*STUDENT, f"answers.epsilon_per_answer={epsilon_per_answer}")
-    row = privacy_card(experiment, plan_of(experiment))["proven"][1]
+    row = privacy_card(experiment, experiment.plan)["proven"][1]
     between_two = TopKRandomizedResponse(10, epsilon_per_answer, k=2)
     expected = prove((Stage(between_two, 3, 64),), 1e-5, "record", "replace_one").value
     among_ten = TopKRandomizedResponse(10, epsilon_per_answer)

@@ -18,7 +18,6 @@ from dp_accounting import (
 from scipy.integrate import quad
 
 import fed_dpsd
-from fed_dpsd.accounts.card import plan_of
 from fed_dpsd.claims import charges_of_plan, proofs
 from fed_dpsd.experiment import from_overrides
 from fed_dpsd.privacy import laws
@@ -196,7 +195,7 @@ def test_where_nothing_contracts_nothing_is_claimed(small):
     assert contraction_bound(trained, trained, RESPONSE, DELTA) is None
     for overrides in (("answers=label",), ("method=fedavg", "teacher.same_start=true")):
         experiment = small("training=dp_sgd", *overrides)
-        plan = plan_of(experiment)
+        plan = experiment.plan
         found = proofs(charges_of_plan(plan, plan.releases, "record", "add_remove"), DELTA)
         assert {proof.basis for proof in found} == {"training", "answers"}
 
@@ -209,7 +208,7 @@ def test_a_target_is_reached_by_both_kinds_of_noise(small):
     alone = small(*settings, "privacy.budget=0.5")
     assert together.training.noise_multiplier < alone.training.noise_multiplier
     for experiment in (together, alone):
-        plan = plan_of(experiment)
+        plan = experiment.plan
         charges = charges_of_plan(plan, plan.releases, "record", "add_remove")
         found = {bound.basis: bound.epsilon for bound in proofs(charges, DELTA)}
         aimed = found["contraction"] if experiment is together else found["training"]

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fed_dpsd.accounts.card import plan_of, privacy_card
+from fed_dpsd.accounts.card import privacy_card
 from fed_dpsd.errors import ConfigError
 from fed_dpsd.papers.output_gradient import OutputGradient
 from fed_dpsd.privacy.dp_sgd import DPSGD
@@ -106,25 +106,25 @@ def test_a_prediction_of_zero_is_no_hindrance():
 
 def test_its_card_claims_nothing_and_gives_the_reason(small):
     experiment = small(*DIRECT)
-    card = privacy_card(experiment, plan_of(experiment))
+    card = privacy_card(experiment, experiment.plan)
     assert {row["epsilon"] for row in card["proven"]} == {"inf"}
     assert card["reason"].startswith("noise on the outputs' gradients passes through the network")
     assert card["reason"].endswith("; the teachers' own weights leave the clients")
     published = theorem_1(0.001, 100.0, 10, 256 * 200, 1e-5)
     assert card["epsilon_published"] == pytest.approx(published)
     often = small("method=fedavg", "training=output_gradient", "answers=probabilities")
-    assert plan_of(often).trainings == 3
+    assert often.plan.trainings == 3
     expected = theorem_1(0.001, 100.0, 10, 256 * 600, 1e-5)
-    assert privacy_card(often, plan_of(often))["epsilon_published"] == pytest.approx(expected)
+    assert privacy_card(often, often.plan)["epsilon_published"] == pytest.approx(expected)
     silent = small("method=local", "training=output_gradient")
-    assert privacy_card(silent, plan_of(silent))["epsilon_published"] == "inf"
+    assert privacy_card(silent, silent.plan)["epsilon_published"] == "inf"
     plain = small("method=direct")
-    assert privacy_card(plain, plan_of(plain))["epsilon_published"] == "inf"
+    assert privacy_card(plain, plain.plan)["epsilon_published"] == "inf"
 
 
 def test_answers_with_noise_of_their_own_prove_what_they_do_of_plain_teachers(small):
     noisy, plain = small("training=output_gradient"), small()
-    cards = [privacy_card(each, plan_of(each)) for each in (noisy, plain)]
+    cards = [privacy_card(each, each.plan) for each in (noisy, plain)]
     assert cards[0] == cards[1] | {"training": "output_gradient"}
     assert cards[0]["proven"][0]["epsilon"] != "inf"
 

@@ -11,7 +11,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, Metadata, RecordDict
 from hypothesis import strategies as st
 
-from fed_dpsd.accounts.card import plan_of, privacy_card
+from fed_dpsd.accounts.card import privacy_card
 from fed_dpsd.client.hospital import open_hospital
 from fed_dpsd.engines.flower import client
 from fed_dpsd.engines.flower.codec import (
@@ -274,10 +274,10 @@ def test_the_coordinator_takes_any_reply(deployed, tmp_path, caplog, examples):
 
     run(examples, test)
     assert min(outcomes.values()) > examples / 20
-    charge_log = ChargeLog(federation._run_folder, plan_of(experiment).releases)
+    charge_log = ChargeLog(federation._run_folder, experiment.plan.releases)
     assert charge_log.clients[0].charged == {"label": 16}
     assert len(charge_log.charged) <= 2
-    card = privacy_card(experiment, plan_of(experiment), (), charge_log.charged, charge_log.notes())
+    card = privacy_card(experiment, experiment.plan, (), charge_log.charged, charge_log.notes())
     assert all(float(row["epsilon"]) >= 1_920 for row in card["proven"])
 
 

@@ -7,7 +7,7 @@ import pytest
 import yaml
 from scipy import stats
 
-from fed_dpsd.accounts.card import plan_of, privacy_card
+from fed_dpsd.accounts.card import privacy_card
 from fed_dpsd.accounts.words import against
 from fed_dpsd.client import hospital as hospitals
 from fed_dpsd.client import site as sites
@@ -157,11 +157,11 @@ def test_the_card_says_against_whom_a_sum_holds(deployed):
     for threshold, colluding in ((2, 0), (3, 1)):
         quorum = f"answers.quorum={{threshold: {threshold}, colluding: {colluding}}}"
         experiment = deployed(*DISTRIBUTED, quorum)
-        card = privacy_card(experiment, plan_of(experiment))
+        card = privacy_card(experiment, experiment.plan)
         assert card["colluding"] == colluding
         assert card["observers"][0]["observer"] == against("threshold", colluding)
     alone = deployed("num_clients=3", *PLAIN)
-    assert privacy_card(alone, plan_of(alone))["observers"] == []
+    assert privacy_card(alone, alone.plan)["observers"] == []
 
 
 def test_a_bad_key_is_an_error_before_anything_is_charged(deployed, tmp_path):

@@ -6,7 +6,7 @@ import json
 import logging
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,14 @@ from fed_dpsd.protocol import SUMMED, Refusal, Request, Response, SumStep
 from fed_dpsd.streams import Streams
 
 logger = logging.getLogger("fed_dpsd")
+
+
+class ChargeKeys(NamedTuple):
+    """The digests that identify a charge in the ledger, and the charges that it depends on."""
+
+    own: str  # the answer is charged and stored under it
+    covering: str  # the private training that covers the answer; "" if none does
+    first: str  # the charge that must be paid before; "" if there is none
 
 
 class Site:
@@ -154,21 +162,17 @@ class Site:
         with self.ledger.transaction():  # a write is durable at once, so no refusal undoes it
             self.account.reconcile(request, self.client)
             if due:
-                mechanism, digest, first, training = due
-                unpaid = bool(first) and not self.account.is_paid(first)
+                mechanism, keys = due
+                unpaid = bool(keys.first) and not self.account.is_paid(keys.first)
                 self.account.due(
-                    mechanism, digest, request.kind, request, training, reserved=unpaid
+                    mechanism, keys.own, request.kind, request, keys.covering, reserved=unpaid
                 )
             self.account.join(keyed.tobytes().hex())
 
-    def _due(self, request: Request) -> tuple[Mechanism, str, str, str] | None:
+    def _due(self, request: Request) -> tuple[Mechanism, ChargeKeys] | None:
         """Return the charge that a request would cause after training.
 
         It is None if the teachers are ready, and for a baseline, which is paid before training.
-
-        Returns:
-            The mechanism, the digest of the charge, the digest of the charge before it and of the
-            training that covers it.
         """
         if self._teachers.ready or request.kind == "baseline":  # a baseline is paid before training
             return None
@@ -179,10 +183,7 @@ class Site:
             mechanism = ClassCounts(self.training)
         elif request.kind == "counts":
             mechanism = ExactCounts()
-        training = self._covering(mechanism, request)
-        # Noisy counts pass through no teacher, yet they are paid for after the training.
-        first = self._teachers.identity if isinstance(mechanism, ClassCounts) else training
-        return mechanism, self._digest(mechanism, request), first, training
+        return mechanism, self._keys(mechanism, request)
 
     def sensitive_probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
         """Return the teachers' (n, B, K) probabilities; private until released."""
@@ -206,7 +207,7 @@ class Site:
         """
         if not self.config.federation.simulation:
             raise ProtocolError("a classifier is trained on all records only in a simulation")
-        digest = self._digest(mechanism, request)
+        digest = self._keys(mechanism, request).own
         with self.ledger.transaction():
             self.account.pay(mechanism, digest, request.kind, request)
         return self._baseline(mechanism.training).sensitive_weights()
@@ -220,8 +221,9 @@ class Site:
         """
         if not (isinstance(self.training, TrainingMechanism) and self.training.counts_classes):
             raise ProtocolError("this client's mechanism releases no class counts")
+        counts = ClassCounts(self.training)
         with self.ledger.transaction():
-            self._pay(ClassCounts(self.training), request)
+            self._pay(counts, request, self._keys(counts, request))
         return self._teachers.class_counts
 
     def sensitive_gradients(self, request: Request) -> NDArray[np.float64]:
@@ -292,18 +294,18 @@ class Site:
             ValueError: the teachers' private training has not been paid for; nothing was drawn.
         """
         self.check(request)
-        digest = self._digest(mechanism, request)
+        keys = self._keys(mechanism, request)
         bounded = np.stack(
             [mechanism.constrain_sensitivity(v, request.predictions) for v in sensitive_value]
         )
         with self.ledger.transaction():
             # Without noise to draw in between, charge and answer are written at once.
             with self.ledger.single_commit() if isinstance(mechanism, Noiseless) else nullcontext():
-                self._pay(mechanism, request)
-                values = self.ledger.stored_answer(digest)
+                self._pay(mechanism, request, keys)
+                values = self.ledger.stored_answer(keys.own)
                 if values is None:
-                    values = self._randomised(mechanism, bounded, digest, request)
-                    self.ledger.store_answer(digest, values)
+                    values = self._randomised(mechanism, bounded, keys.own, request)
+                    self.ledger.store_answer(keys.own, values)
             statement = self.account.statement()
         return Response(
             request.query_id, values, self.config.teachers_per_client, statement=statement
@@ -320,17 +322,16 @@ class Site:
         rng = self._noise.noise(purpose, self.client, request.query_id, hides)
         return mechanism.add_noise(bounded, request.predictions, rng)
 
-    def _pay(self, mechanism: Mechanism, request: Request) -> None:
+    def _pay(self, mechanism: Mechanism, request: Request, keys: ChargeKeys) -> None:
         """Charge a release, unless it is already paid.
 
         Raises:
             BudgetSpent: the charge would exceed the budget or the plan; nothing was charged.
             ValueError: the training that covers it, or reserves its budget, has not been paid for.
         """
-        digest, covering = self._digest(mechanism, request), self._covering(mechanism, request)
-        if isinstance(mechanism, ClassCounts) and not self.account.is_paid(self._teachers.identity):
+        if isinstance(mechanism, ClassCounts) and not self.account.is_paid(keys.first):
             raise ValueError("the training that reserves the class counts has not been paid for")
-        self.account.pay(mechanism, digest, request.kind, request, covering)
+        self.account.pay(mechanism, keys.own, request.kind, request, keys.covering)
 
     def diagnose(self) -> NDArray[np.float32]:
         """Return the teachers' exact (n, N, K) probabilities on the test split; NaN over budget.
@@ -368,12 +369,14 @@ class Site:
         """Return the key of the noisy class counts, which are drawn once."""
         return hashlib.sha256(f"class counts {self._teachers.identity}".encode()).hexdigest()
 
-    def _digest(self, mechanism: Mechanism, request: Request) -> str:
-        """Return the key that an answer is stored and charged under."""
+    def _keys(self, mechanism: Mechanism, request: Request) -> ChargeKeys:
+        """Return the keys of an answer's charge."""
         if isinstance(mechanism, ClassCounts):
-            return self._counts
+            # Noisy counts pass through no teacher, yet they are paid for after the training.
+            return ChargeKeys(self._counts, "", self._teachers.identity)
+        covering = self._covering(mechanism, request)
         content = f"{request.digest} {mechanism} {self._teachers.settings} {self._method}"
-        content += f" {covering}" if (covering := self._covering(mechanism, request)) else ""
+        content += f" {covering}" if covering else ""
         # Devices round differently, so their answers are different releases.
         content += f" {device}" if (device := self._teachers.answers_on) else ""
         if self.secure_sums:
@@ -381,7 +384,8 @@ class Site:
         elif mechanism.noise_at == "server":  # the server draws different noise in each run
             content += f" {self.account.run}"
         # A run's name may not be valid UTF-8; different names stay different.
-        return hashlib.sha256(content.encode(errors="surrogatepass")).hexdigest()
+        digest = hashlib.sha256(content.encode(errors="surrogatepass")).hexdigest()
+        return ChargeKeys(digest, covering, covering)
 
     @functools.cached_property
     def _method(self) -> str:

@@ -175,7 +175,8 @@ class Mechanism(Charged, Protocol):
     # Whether answers are counts or probabilities: numbers >= 0, with the number of teachers as
     # their sum. A student learns from them by cross-entropy, and from others by least squares.
     shares: ClassVar[bool] = False
-    calibrated_by: ClassVar[str | None]  # the field that sets the noise
+    # The field that sets the noise: noise_multiplier or epsilon_per_answer.
+    calibrated_by: ClassVar[str | None]
     # Noise where the configuration has null and no private training covers the answers.
     uncovered_noise: ClassVar[float | None] = None
     from_teachers: ClassVar[bool] = True

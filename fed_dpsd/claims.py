@@ -1,4 +1,6 @@
-"""Claims: the epsilons that charges prove together. Every printed epsilon comes from this module.
+"""Claims: the epsilons that charges prove together, which plans, cards and ledgers print.
+
+Only the epsilon of labels alone comes from elsewhere (`prove_label` in privacy/label_dp.py).
 
 Plans and ledgers are first converted to `Charge`s. `proofs` then finds the admissible proofs and
 what each one proves (docs/mechanisms.md, "Two axes").

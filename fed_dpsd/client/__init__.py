@@ -28,7 +28,8 @@ Output, and the file that checks it:
   accounts/account.py. Outside a simulation, an error is sent as "see its log".
 - Exact diagnostics, in simulations only: `Site.diagnose` refuses them otherwise, unless training
   was private, and flower/client.py refuses them for every hospital.
-- Public facts: the client's number, and a digest of the installed code (flower/client.py).
+- Public facts: the client's number, a hospital's class names, and a digest of the installed code
+  (flower/client.py).
 - The time that an answer takes: it is not hidden, as the privacy card states.
 
 Names that begin with `sensitive` hold private values before noise is added. Records and teachers

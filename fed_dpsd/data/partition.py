@@ -1,6 +1,7 @@
 """Partitions of a data set among simulated clients; flwr-datasets deals records by labels.
 
-No other file imports flwr_datasets, because importing it takes seconds.
+No other file imports flwr_datasets, because importing it takes seconds. So downloads from the
+Hugging Face hub are here too (`read_hub`).
 """
 
 import hashlib

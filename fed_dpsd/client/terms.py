@@ -8,7 +8,9 @@ import functools
 import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
+
+from pydantic import Field, NonNegativeInt
 
 from fed_dpsd.accounts.account import WhenRecordsChange
 from fed_dpsd.client.records import HospitalFiles
@@ -19,7 +21,6 @@ from fed_dpsd.config import (
     DataConfig,
     Device,
     Precision,
-    require,
 )
 from fed_dpsd.config.bind import bind_dataclass, read_yaml
 from fed_dpsd.config.compose import compose
@@ -115,23 +116,23 @@ class Terms:
     """
 
     name: str
-    client: int
-    num_clients: int
+    client: NonNegativeInt
+    num_clients: Annotated[int, Field(ge=1, le=MOST_CLIENTS)]
     state: str
     files: HospitalFiles
     shape: tuple[int, ...]
     classes: tuple[str, ...]
-    budget: float
-    delta: float
-    queries: int
-    threads: int
+    budget: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    delta: Annotated[float, Field(gt=0, lt=1)]
+    queries: NonNegativeInt
+    threads: Annotated[int, Field(ge=1, le=MOST_THREADS)]
     methods: tuple[str, ...]
     training: tuple[str, ...]
     answers: tuple[str, ...]
     models: tuple[str, ...]
     trust: tuple[Trust, ...]
     keys: tuple[str, ...]
-    colluding: int
+    colluding: NonNegativeInt
     limits: Mapping[str, Any]
     when_records_change: WhenRecordsChange = "refuse"
     budget_relation: Relation = "add_remove"
@@ -145,10 +146,6 @@ class Terms:
         for key, what in (("name", "a name of the data set"), ("state", "a folder")):
             if not getattr(self, key).strip():
                 raise ValueError(f"{key}= is empty; give {what}")
-        require(self, client=0, num_clients=1, queries=0, threads=1, colluding=0)
-        for key, most in (("num_clients", MOST_CLIENTS), ("threads", MOST_THREADS)):
-            if (value := getattr(self, key)) > most:
-                raise ValueError(f"{key}={value} must be at most {most:,}")
         if (
             len(self.shape) != 3
             or self.shape[0] not in (1, 3)
@@ -172,10 +169,6 @@ class Terms:
             raise ValueError(
                 f"client={self.client} must be below num_clients={self.num_clients}; the first is 0"
             )
-        if not 0 <= self.budget < float("inf"):
-            raise ValueError(f"budget={self.budget} must be finite and >= 0")
-        if not 0 < self.delta < 1:
-            raise ValueError(f"delta={self.delta} must be strictly between 0 and 1")
         add_networks(self.plugins)
         known_names: dict[str, Collection[str]] = {
             "methods": choices("method", self.plugins),

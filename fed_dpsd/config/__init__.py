@@ -22,6 +22,5 @@ from fed_dpsd.config.schema import Shift as Shift
 from fed_dpsd.config.schema import TeacherConfig as TeacherConfig
 from fed_dpsd.config.schema import is_function as is_function
 from fed_dpsd.config.schema import leaves as leaves
-from fed_dpsd.config.schema import require as require
 from fed_dpsd.config.schema import require_device as require_device
 from fed_dpsd.config.schema import to_json as to_json

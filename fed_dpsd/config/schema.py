@@ -376,13 +376,6 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield prefix + key, value
 
 
-def require(instance: Any, **minimum: int) -> None:
-    """Raise ValueError for the first field below its minimum."""
-    for name, least in minimum.items():
-        if getattr(instance, name) < least:
-            raise ValueError(f"{name}={getattr(instance, name)} must be >= {least}")
-
-
 def require_device(key: str, name: str, count: int) -> None:
     """Check that a key's device is not a GPU, or is one of the `count` GPUs.
 

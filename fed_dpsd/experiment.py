@@ -20,7 +20,7 @@ from fed_dpsd.config.bind import Binder
 from fed_dpsd.config.compose import compose_valid
 from fed_dpsd.config.errors import choices_with_key, file_sets
 from fed_dpsd.config.grid import require_one_run
-from fed_dpsd.data import datasets, partition, paths
+from fed_dpsd.data import datasets, partition, sources
 from fed_dpsd.data.datasets import Dataset
 from fed_dpsd.data.intake import Split
 from fed_dpsd.data.partition import PARTITIONS, Partition
@@ -399,7 +399,7 @@ def _resolve_paths(binder: Binder, config: Config, base: Path | None, written: b
     """Return the configuration with absolute and default paths; check the paths of input files."""
 
     def absolute(key: str, value: str) -> str:
-        return paths.absolute_path(key, value, base, binder.problems)
+        return sources.absolute_path(key, value, base, binder.problems)
 
     changes: dict[str, Any] = {
         "out": absolute("out", config.out) if config.out else str((base or home()) / "runs"),
@@ -408,7 +408,7 @@ def _resolve_paths(binder: Binder, config: Config, base: Path | None, written: b
         "ledger": config.ledger and absolute("ledger", config.ledger),
     }
     if config.data.path is not None and config.data.name != BUNDLED:  # bundled data reads no path
-        path = paths.data_path(config.data.path, base, binder.problems)
+        path = sources.data_path(config.data.path, base, binder.problems)
         changes["data"] = dataclasses.replace(config.data, path=path)
     if config.teacher.path is not None:
         path = absolute("teacher.path", config.teacher.path)

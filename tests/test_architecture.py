@@ -10,7 +10,7 @@ PACKAGE = ROOT / "fed_dpsd"
 LADDER = (
     {"classes", "errors", "storage", "protocol", "streams", "progress"},
     {"config"},
-    {"cohort", "losses", "data", "models", "privacy"},
+    {"losses", "data", "models", "privacy"},
     {"methods"},
     {"checks", "claims"},
     {"experiment"},

@@ -1,17 +1,18 @@
 """Checks of a run before its folder is made: configuration, folders and this machine's devices."""
 
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from fed_dpsd.accounts.account import budget_warning
 from fed_dpsd.accounts.secret import require_secret
 from fed_dpsd.config import require_device
-from fed_dpsd.errors import UserError
-from fed_dpsd.experiment import Experiment, partitions, test_split
+from fed_dpsd.errors import UserError, is_disk_full
+from fed_dpsd.experiment import Experiment, largest_partition, partitions, test_split
 from fed_dpsd.models.devices import number_of_gpus, torch_device
 from fed_dpsd.models.functions import require_functions
 from fed_dpsd.models.precision import uses_bfloat16
-from fed_dpsd.server.checks import require_writable, run_warnings, weak_delta
 from fed_dpsd.server.inputs import require_same_inputs
 from fed_dpsd.server.trackers import require_tracker
 from fed_dpsd.storage import app_folder
@@ -77,3 +78,43 @@ def check_simulated(experiment: Experiment, run_config: str) -> None:
             f"reach: flwr run {app_folder()} FEDERATION --run-config '{run_config}', with the "
             "federation of docs/deployment.md; `fed-dpsd rehearse` rehearses it on this machine"
         )
+
+
+def run_warnings(experiment: Experiment) -> list[str]:
+    """Return warnings about a run that will learn nothing or end early, one sentence each."""
+    config = experiment.config
+    charged = bool(config.ledger) and any(Path(config.ledger).glob("*"))  # earlier runs charged it
+    ending = "" if charged else budget_warning(config.privacy, experiment.plan)
+    return [*experiment.warnings, *([ending] if ending else [])]
+
+
+def weak_delta(experiment: Experiment) -> list[str]:
+    """Return a warning if delta is too large for the number of records. This reads the data.
+
+    Only a simulation's owner may see the warning: public cards do not give the number of records.
+    """
+    delta, records = experiment.config.privacy.delta, largest_partition(experiment)
+    if records is None or delta * records < 1:
+        return []
+    return [
+        f"privacy.delta={delta:g} is too large for the {records:,} records of the largest client: "
+        f"epsilons mean little unless delta is below 1/{records:,}; use privacy.delta=1e-05 or less"
+    ]
+
+
+def require_writable(key: str, folder: Path) -> None:
+    """Check that the folder of a key can be created or written to, without creating it."""
+    there = nearest_existing(folder)
+    try:
+        if not there.is_dir():
+            raise NotADirectoryError
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        reason = "no space left" if is_disk_full(error) else "not writable"
+        raise UserError(f"{key}={folder} is {reason}; choose another folder") from None
+
+
+def nearest_existing(folder: Path) -> Path:
+    """Return a folder, or its nearest existing ancestor."""
+    return next(path for path in (folder, *folder.parents) if path.exists())

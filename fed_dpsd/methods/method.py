@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from fed_dpsd.cohort import most_rounds
 from fed_dpsd.config import Config
 from fed_dpsd.data.intake import Split
 from fed_dpsd.errors import ProtocolError, UserError, format_value
+from fed_dpsd.methods.cohort import most_rounds
 from fed_dpsd.models import initialise
 from fed_dpsd.models.classifiers import Classifier, builder
 from fed_dpsd.models.devices import torch_device

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fed_dpsd.accounts.secret import ledger_folder, noise_of, require_secret
-from fed_dpsd.cohort import cohort
 from fed_dpsd.errors import ProtocolError, UserError
 from fed_dpsd.experiment import Experiment
+from fed_dpsd.methods.cohort import cohort
 from fed_dpsd.models import to_vector
 from fed_dpsd.privacy.noise import Noise
 from fed_dpsd.protocol import (

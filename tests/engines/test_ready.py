@@ -15,10 +15,10 @@ from fed_dpsd.accounts.ledger import FileLedger
 from fed_dpsd.engines import ready as checks
 from fed_dpsd.engines.clients import data_set_name, prepare_clients
 from fed_dpsd.engines.flower import server
+from fed_dpsd.engines.ready import run_warnings
 from fed_dpsd.errors import UserError
 from fed_dpsd.models import functions
 from fed_dpsd.models.classifiers import CLASSIFIERS
-from fed_dpsd.server.checks import run_warnings
 from fed_dpsd.server.run_folder import new_run_folder
 
 DP = ("training=dp_sgd", "training.steps=20")

@@ -16,12 +16,12 @@ from PIL import Image
 from fed_dpsd import cli
 from fed_dpsd.accounts.words import PrivacyCard, sentences
 from fed_dpsd.engines.local import LocalFederation
+from fed_dpsd.engines.ready import weak_delta
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import partitions
 from fed_dpsd.models import precision
 from fed_dpsd.server import checkpoint
 from fed_dpsd.server import run as runs
-from fed_dpsd.server.checks import weak_delta
 from fed_dpsd.server.run_folder import new_run_folder, open_run_folder
 from fed_dpsd.server.summary import OF_TEACHERS, result_line, round_text, scores_of
 from tests.forks import finished, fork

@@ -5,10 +5,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from fed_dpsd.cohort import cohort, most_rounds
 from fed_dpsd.engines.flower.grid import GridFederation
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.methods.class_counts import shares_among
+from fed_dpsd.methods.cohort import cohort, most_rounds
 from fed_dpsd.privacy.accounting import prove
 from fed_dpsd.protocol import Request, Response
 from fed_dpsd.server import run as runs

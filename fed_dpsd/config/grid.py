@@ -146,20 +146,22 @@ def _select_grids(only: Sequence[str], known: Sequence[str]) -> set[str]:
 def require_one_run(overrides: Sequence[str], composition: Composition) -> None:
     """Check that an experiment is one run: its file has no grid, or all keys of a grid are given.
 
+    A grid that does not contain a chosen value of a group, as in `expand`, does not count.
+
     Raises:
         ConfigError: it is a grid; the error gives the number of runs and the command to run them.
     """
+    if composition.sweep == {}:
+        return
     typed = dict(override.lstrip("+").partition("=")[::2] for override in overrides)
-    name = typed.get("experiment", "null")
-    shared, separate = _grids(name, composition.sweep)
-    grids = [shared | own for own in separate.values()] or [shared]
-    if not any(grid.keys() <= typed.keys() for grid in grids):
-        swept = [each for each in overrides if each.partition("=")[0] not in OF_ONE_RUN]
-        with search_plugins(composition.plugins):
-            count = len(expand(swept))
+    swept = [each for each in overrides if each.partition("=")[0] not in OF_ONE_RUN]
+    with search_plugins(composition.plugins):
+        points = expand(swept)
+    if not any(point.overrides.keys() <= typed.keys() for point in points):
         out = ["--out", typed["out"].strip("'\"")] if "out" in typed else []
         command = f"fed-dpsd sweep {shlex.join([*swept, *out])}"
-        raise ConfigError([f"experiment={name} is a grid of {_runs(count)}: {command}"])
+        name = typed["experiment"]
+        raise ConfigError([f"experiment={name} is a grid of {_runs(len(points))}: {command}"])
 
 
 def _runs(count: int) -> str:

@@ -183,6 +183,15 @@ def test_one_run_is_not_a_grid(experiments):
         one_run([*overrides.split(), "seed=4"], None)
 
 
+def test_one_run_is_of_a_grid_that_has_the_chosen_value_of_a_group(experiments):
+    text = 'sweep: {plain: {training: plain}, private: {training: dp_sgd, rounds: "2,3"}}'
+    experiments("two", text)
+    one_run(["experiment=two", "training=plain"], None)
+    one_run(["experiment=two", "training=dp_sgd", "rounds=4"], None)
+    with pytest.raises(ConfigError, match="experiment=two is a grid of 2 runs: fed-dpsd sweep"):
+        one_run(["experiment=two", "training=dp_sgd"], None)
+
+
 def test_a_bad_grid_is_named(experiments, tmp_path):
     for number, (sweep, expected) in enumerate(
         (

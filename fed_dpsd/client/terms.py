@@ -224,6 +224,7 @@ class Terms:
                 raise NotAllowed(
                     f"this site allows only {group}={' or '.join(names)} ({key}: in its file)"
                 )
+        self._check_baseline(raw["method"].get("baseline"))
         for model in (raw["model"]["teacher"], *raw["model"]["teachers"]):
             if model not in self.models:
                 raise NotAllowed(f"this site allows only the teachers {' or '.join(self.models)}")
@@ -259,6 +260,16 @@ class Terms:
             return False
         allowed = _method_values(str(name), self.plugins)
         return all(allowed.get(key) == own.get(key) for key in ("_target_", "needs"))
+
+    def _check_baseline(self, own: Any) -> None:
+        """Refuse a method's second training by a plug-in's class that `training` does not list."""
+        if not isinstance(own, Mapping) or own["_target_"] in choices("training").values():
+            return
+        if not self._allows("training", own, self.training):
+            raise NotAllowed(
+                f"this site allows only method.baseline={' or '.join(self.training)} or one of "
+                "FedDPSD's (training: in its file)"
+            )
 
     def check_unit(self, key: str, unit: TrainedUnit) -> None:
         """Refuse a private training if the file does not allow its unit, which `key` sets.

@@ -364,6 +364,21 @@ def test_a_class_of_a_plugin_that_the_message_does_not_name_is_refused(
         hospital.experiment(json.dumps(raw), 0)
 
 
+def test_a_hospital_imports_no_part_of_a_plugin_that_its_file_does_not_list(
+    example, deployed, tmp_path
+):
+    """Neither a partition, which it does not use, nor a training of a method's own."""
+    (example / "fed_dpsd_example" / "other.py").write_text("raise SystemExit('imported')")
+    allowed = {"plugins": ["fed_dpsd_example"], "answers": ["laplace_probabilities"]}
+    hospital = hospitals.open_hospital(site_file(tmp_path / "hospital", **allowed))
+    raw = json.loads(deployed(*MECHANISM).to_json())
+    other = {"_target_": "fed_dpsd_example.other.Other", "name": "other"}
+    assert hospital.experiment(json.dumps({**raw, "partition": other}), 0)
+    raw["method"]["baseline"] = other
+    with pytest.raises(NotAllowed, match=r"only method.baseline=.* \(training: in its file\)"):
+        hospital.experiment(json.dumps(raw), 0)
+
+
 def test_a_run_over_hospitals_that_name_the_plugin(example, deployed, tmp_path):
     allowed = {"plugins": ["fed_dpsd_example"], "answers": ["laplace_probabilities"], "budget": 1e6}
     files = [site_file(tmp_path / f"hospital{n}", n, **allowed) for n in (0, 1)]

@@ -41,7 +41,7 @@ from fed_dpsd.server.summary import (
     record_round,
 )
 from fed_dpsd.storage import client_name, shown_path, writing
-from fed_dpsd.sweep.apart import distinguish_rows, try_open_experiment
+from fed_dpsd.sweep.apart import distinguish_rows, key_texts, try_open_experiment
 from fed_dpsd.sweep.sweep import TABLE, Cell, Say, read_table, write_tables
 
 REPORTED = (
@@ -113,6 +113,7 @@ def tables_of(paths: Sequence[Path], out: Path | None = None) -> list[Path]:
             if not table.is_file():
                 raise UserError(f"{path} contains neither a table nor a run; give {REPORTED}")
         tables.append(table)
+    values = _values_of([cell for cells in written.values() for cell in cells])
     for table, cells in written.items():
         with writing(table):
             table.parent.mkdir(parents=True, exist_ok=True)
@@ -123,7 +124,7 @@ def tables_of(paths: Sequence[Path], out: Path | None = None) -> list[Path]:
                 f"{table} is a table of other runs ({', '.join(sorted(others)[:MOST_NAMED])}); "
                 "choose another --out, or delete this folder"
             )
-        write_tables(table, cells)
+        write_tables(table, [dataclasses.replace(c, overrides=values[c.folder]) for c in cells])
     return list(dict.fromkeys(tables))
 
 
@@ -137,6 +138,15 @@ def run_in(path: Path) -> Path:
     """Return the run folder in a rehearsal's folder, or any other path unchanged."""
     inside = path / REHEARSED
     return inside if is_run_folder(inside) and not is_run_folder(path) else path
+
+
+def _values_of(cells: Sequence[Cell]) -> dict[Path, Row]:
+    """Return the typed keys of each run with its values, which may be typed as 1e-5 or 0.00001."""
+    known = key_texts([cell.experiment for cell in cells])
+    return {
+        cell.folder: {key: own.get(key, text) for key, text in cell.overrides.items()}
+        for cell, own in zip(cells, known, strict=True)
+    }
 
 
 def _cell(folder: Path) -> Cell:

@@ -96,6 +96,16 @@ def test_runs_that_differ_in_seeds_that_follow_the_runs_are_one_setting(folders,
         assert len(setting.runs) == 1
 
 
+def test_a_value_that_is_typed_in_two_ways_is_one_setting(folders, tmp_path):
+    for folder, text in zip(folders, ("1e-5", "0.00001"), strict=False):
+        file = folder / "overrides.json"
+        file.write_text(json.dumps([*json.loads(file.read_text()), f"privacy.delta={text}"]))
+    for out in (tmp_path / "report", None):
+        (setting,) = settings_in(tables_of(folders[:2], out))
+        assert setting.values["privacy.delta"] == "1e-05"
+        assert len(setting.runs) == 2
+
+
 def test_a_report_does_not_join_the_report_of_another_run(folders, tmp_path):
     run, other, _ = folders
     (path,) = tables_of([run], tmp_path / "report")

@@ -26,9 +26,11 @@ def require_importable(packages: Sequence[str]) -> None:
     """Check that packages can be found, without importing any.
 
     Raises:
-        ConfigError: some cannot be found; the message names each of them.
+        ConfigError: some cannot be found, or are FedDPSD; the message names each of them.
     """
-    problems = [
+    ours = __name__.partition(".")[0]  # a message could name any of its classes
+    problems = [f"plugins={ours}: FedDPSD is no plug-in; leave it out"] if ours in packages else []
+    problems += [
         f"plugins={package}: there is no such package here; pip install it, or give the name that "
         "`import` takes"
         for package in packages

@@ -86,6 +86,7 @@ def test_runs_and_teachers_depend_on_the_code_of_plugins(
 NOT_THERE = [
     ("plugins=exmple", "plugins=exmple: there is no such package here; pip install it"),
     ("plugins=fed_dpsd_example.networks", "plugins=fed_dpsd_example.networks: there is no such"),
+    ("plugins=fed_dpsd", "plugins=fed_dpsd: FedDPSD is no plug-in; leave it out"),
     ("answers=laplace_probabilities", "answers=laplace_probabilities is unknown"),
     ("method=blend", "method=blend is unknown.*a plug-in's also needs plugins=PACKAGE"),
     (
@@ -400,3 +401,5 @@ def test_a_site_file_names_what_is_installed(tmp_path):
         ConfigError, match="plugins=fed_dpsd_example: there is no such package here"
     ):
         hospitals.open_hospital(site_file(tmp_path, plugins=["fed_dpsd_example"]))
+    with pytest.raises(ConfigError, match="plugins=fed_dpsd: FedDPSD is no plug-in"):
+        hospitals.open_hospital(site_file(tmp_path, plugins=["fed_dpsd"]))

@@ -431,7 +431,9 @@ class Teachers:
         seeded = functools.partial(seeds.torch, client=self._client, query_id=number)
         batches = seeded if self._noisy else lambda _: seeded(purpose)
         learner = ShardLearner(teacher, records, config, batches, device)
-        rng = self._noise.noise(purpose, self._client, number, hides=digest)
+        # A name is of noise or of other draws, never of both.
+        own = purpose if self._noisy else f"noise, {purpose}"
+        rng = self._noise.noise(own, self._client, number, hides=digest)
         layers = seeded(f"layers, {purpose}")
         with reporting_steps(self._training), layers_draw_from(layers, device):
             self._training.teach(learner, records.labels, rng)

@@ -83,6 +83,8 @@ def test_every_public_name_is_there_typed_and_documented():
         fed_dpsd.train  # noqa: B018
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("module", [fed_dpsd, api], ids=lambda module: module.__name__)
 def test_its_examples_say_what_happens(module, folder, monkeypatch):
     """With a student of few steps, which does not affect the printed results."""
@@ -227,6 +229,8 @@ def test_a_failing_run_leaves_its_traceback_and_continues_later(folder, monkeypa
     assert fed_dpsd.resume(place, progress=False).summary["status"] == "completed"
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 @every(
     ("overrides", "options", "expected"),
     [

@@ -131,6 +131,8 @@ def off_by_a_bit(monkeypatch):
 # --- the two that were wrong ---
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 @every("kept", [True, False])
 def test_a_record_that_arrives_during_a_run_is_on_the_card(deployed, tmp_path, monkeypatch, kept):
     """Teachers are trained again, and charged again. The control's card is the plan."""
@@ -170,6 +172,8 @@ def test_changed_records_are_refused_by_default(deployed, tmp_path, caplog, mech
     assert f"the records changed since this client joined run {folder.name}" in caplog.text
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("mechanism", ["label", "sums"])
 @every("settled", [True, False])
 def test_a_request_resumed_with_other_predictions_is_not_charged_twice(
@@ -258,6 +262,8 @@ def test_another_request_under_the_same_id_is_an_error_but_for_a_resumed_run(sma
         resumed.total(other)
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 @every("seen", [True, False])
 def test_a_training_that_a_restored_hospital_forgot_stays_on_the_card(
     deployed, tmp_path, monkeypatch, seen
@@ -697,6 +703,8 @@ def test_the_card_covers_every_ledger_at_every_moment(
     print(f"| {case} | {summary['status']} | {final[key]:.6g} | {most[key]:.6g} |")
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("mechanism", "when", "shared"),
     [

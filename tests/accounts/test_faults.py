@@ -178,6 +178,8 @@ def _stored(whole):
     return {name: whole[1].get(name, content) for name, content in whole[3].items()}
 
 
+@pytest.mark.slow(seconds=5)
+@pytest.mark.ci
 def test_a_process_killed_at_any_size_leaves_the_state_before_or_after(place, whole, torn):
     states = (whole[1], _charged(whole), _stored(whole), whole[3])
     hot = 0

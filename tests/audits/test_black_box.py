@@ -144,6 +144,8 @@ def more_epsilon(mechanism):
     return [dataclasses.replace(mechanism, epsilon_per_answer=epsilon) for epsilon in (1.3, 20.0)]
 
 
+@pytest.mark.slow(seconds=5)
+@pytest.mark.ci
 @every(
     ("claim", "queries", "least", "broken"),
     [

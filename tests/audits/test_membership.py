@@ -64,6 +64,8 @@ def attacked(folder):
     return {(o.victim, o.attack): o for o in membership.attack(folder, lambda line: None)}
 
 
+@pytest.mark.slow(seconds=14)
+@pytest.mark.ci
 def test_teachers_that_memorise_their_records_are_broken_and_the_control_is_not(plain):
     """Two targets of 1,437 records: the control's AUC has a standard error of 0.011.
 
@@ -130,6 +132,8 @@ def test_caps_follow_the_run_with_the_weakest_proof(private):
     assert shadows.facts(row, "student")["epsilon_proven"] == "7.5"
 
 
+@pytest.mark.slow(seconds=5)
+@pytest.mark.ci
 def test_private_teachers_stay_below_their_caps(private):
     """Their attacks may exceed the interval of a right proof once in 20 times each."""
     found = attacked(private)
@@ -143,6 +147,8 @@ def test_private_teachers_stay_below_their_caps(private):
     assert found["student", "lira"].claims[0] == found["teachers", "lira"].claims[0]
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_an_answer_s_noise_is_not_claimed_for_teachers(tmp_path):
     folder = swept(tmp_path, "training=plain", "privacy.target_epsilon=2", "seed=0")
     (row,) = shadows.rows_of(folder)

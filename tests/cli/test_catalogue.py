@@ -109,6 +109,8 @@ def imported(command, **environment):
     return set(modules)
 
 
+@pytest.mark.slow(seconds=5)
+@pytest.mark.ci
 def test_commands_that_only_print_import_nothing_heavy():
     assert HEAVY.isdisjoint(imported("--help"))
     assert HEAVY.isdisjoint(imported("list methods"))

@@ -5,6 +5,7 @@ import os
 import socket
 from pathlib import Path
 
+import pytest
 from flwr.cli import constant
 from typer.main import get_command
 
@@ -140,6 +141,8 @@ def test_doctor_says_what_five_clients_get_of_a_gpu(subtests):
 # --- sweep and report ---
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_sweep_runs_the_grid_and_prints_its_table_last(fed_dpsd, tmp_path):
     tiny = (*SMALL, "rounds=2", "method.final_student_steps=1", "training=plain", "answers=label")
     code, out, err = fed_dpsd("sweep", *tiny, "num_clients=2,3", "--out", "grid")
@@ -158,6 +161,8 @@ def test_sweep_runs_the_grid_and_prints_its_table_last(fed_dpsd, tmp_path):
     assert all(Path(path).stat().st_size for path in out)
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_a_sweep_counts_its_cells(fed_dpsd, monkeypatch):
     monkeypatch.setattr("fed_dpsd.progress.LINE_SECONDS", 0)
     tiny = (*SMALL, "rounds=1", "method.final_student_steps=1", "training=plain")

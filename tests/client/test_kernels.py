@@ -93,6 +93,8 @@ def train(experiment, cache, ledger, drawn):
     return np.concatenate([each.ravel() for each in drawn] or [np.zeros(0)]), weights
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("settings", "kernel"), [(FIXED, other_features), (NETWORK, other_convolutions)]
 )

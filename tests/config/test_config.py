@@ -165,6 +165,8 @@ BAD_VALUES = [
 ]
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_bad_values_are_named_with_a_remedy(tmp_path):
     said = {override: problems(tmp_path, *override.split()) for override, _ in BAD_VALUES}
     assert [row for row in BAD_VALUES if row[1] not in said[row[0]]] == []
@@ -291,6 +293,8 @@ def test_overrides_are_split_as_hydra_reads_them():
         assert split_overrides(text) == tokens, text
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 @given(st.lists(st.from_regex(r"[a-z]=('[a-z ]*'|\[[0-9, ]*\]|[a-z0-9]+)", fullmatch=True)))
 @settings(derandomize=True, max_examples=30)
 def test_splitting_undoes_joining(tokens):

@@ -79,6 +79,8 @@ def test_a_client_that_is_asked_more_often_than_the_schedule_says_refuses(small)
     assert answered == [True] * most + [False] * (6 - most)
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "settings",
     [

@@ -262,6 +262,8 @@ def test_too_few_clients_open_no_sum(small, tmp_path):
         federation.total(asked(1))
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_hospitals_sum_gradients_once(deployed, tmp_path):
     """They repeat a masked sum, whatever the records are then, and charge for other weights."""
     quorum = "num_clients=3", "answers.quorum={threshold: 2, colluding: 0}"

@@ -194,6 +194,8 @@ def test_noise_at_the_server_is_added_once_whatever_the_number_of_clients(small,
     assert scale < 1000 * 8**0.5 * 0.95
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_the_student_learns_from_answers_alone(small, tmp_path):
     experiment = small(
         *(
@@ -260,6 +262,8 @@ def test_the_temperature_and_moved_images_change_what_the_student_learns(small):
     assert not any(torch.equal(students[0], other) for other in students[2:])
 
 
+@pytest.mark.slow(seconds=8)
+@pytest.mark.ci
 def test_least_squares_reproduces_the_pooled_odds_of_linear_teachers(small, tmp_path):
     """Steps of the cross-entropy on the same answers stay further away."""
     distances = {}

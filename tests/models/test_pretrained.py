@@ -56,6 +56,8 @@ def test_the_network_knows_a_palace():
     assert logits.argmax() == PALACE
 
 
+@pytest.mark.slow(seconds=8)
+@pytest.mark.ci
 def test_an_images_features_are_its_own_to_the_last_bit():
     """In another batch, at another place, with other images."""
     some = images(20)
@@ -92,6 +94,8 @@ def test_rows_have_two_equal_kinds_and_one_length(channels):
     assert next(backbone.parameters(), None) is None
 
 
+@pytest.mark.slow(seconds=5)
+@pytest.mark.ci
 def test_features_are_computed_once_and_kept_for_other_processes(cheap, tmp_path, monkeypatch):
     monkeypatch.setattr(pretrained, "WRITTEN_AT", 4)
     backbone = Pretrained((1, 8, 8), 32)

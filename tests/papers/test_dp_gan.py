@@ -86,6 +86,8 @@ def test_a_step_samples_records_at_the_charged_rate(monkeypatch):
     assert abs(sum(counts) - 600) < 5 * math.sqrt(2000 * 0.3 * 0.7)
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("relation", "library"),
     [

@@ -125,6 +125,8 @@ def test_shards_are_disjoint_and_empty_ones_are_blank():
     assert classes[empty].sum() == 0
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_a_release_loses_no_more_than_its_event():
     """Other centres and the changed one anywhere, 2 apart at most: two dimensions, by integration.
 
@@ -163,6 +165,8 @@ def test_a_release_loses_no_more_than_its_event():
     assert charged(noise, 1.5) < np.maximum(both - math.exp(1.5) * normal((-1, 0)), 0).sum()
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
 def test_its_epsilon_is_that_of_a_mixture_for_each_image(relation):
     settings = SMALL | {"generator_steps": 50, "batch_size": 8, "discriminators": 100}

@@ -104,6 +104,8 @@ def responses(eps0, queries):
     return times(response(eps0, 3).event("record", "replace_one"), queries)
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 @every(
     ("event", "expected", "error"),
     [
@@ -206,6 +208,8 @@ def test_laplace_votes_golden_numbers(queries, expected):
     assert proven(votes, queries).value == pytest.approx(expected, abs=0.01)
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 @every(("sigma", "add_remove", "replace_one"), [(2.286, 1.000, 1.977), (0.652, 10.00, 12.64)])
 def test_dp_sgd_golden_numbers(sigma, add_remove, replace_one):
     """Charged once, whatever the teachers answer afterwards."""
@@ -243,6 +247,8 @@ UNKNOWN = dp_accounting.dp_event.DiscreteLaplaceDpEvent(1.0, 1)
 EVERY = every("event", EVENTS.values())
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 @EVERY
 def test_composing_n_times_is_the_self_composed_event(event):
     once = best_bound(times(event, 37), DELTA)
@@ -252,6 +258,8 @@ def test_composing_n_times_is_the_self_composed_event(event):
     assert 0 <= best_bound(event, DELTA).epsilon <= once.epsilon
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 @EVERY
 def test_epsilon_grows_with_releases_and_falls_with_delta(event):
     values = [best_bound(times(event, n), DELTA).epsilon for n in (1, 10, 100)]
@@ -261,6 +269,8 @@ def test_epsilon_grows_with_releases_and_falls_with_delta(event):
     assert by_delta == sorted(by_delta, reverse=True)
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 @every(
     ("weaker", "stronger"),
     [
@@ -282,6 +292,8 @@ def test_more_noise_is_more_private(weaker, stronger):
     )
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 @EVERY
 def test_a_grid_is_an_upper_bound_and_rdp_a_looser_one(event):
     part = [(event, 200)]
@@ -357,6 +369,8 @@ def uniform_and_changed(event, own):
     return law
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 @every(("k", "responses", "queries"), [(2, 9, 1), (3, 6, 1), (3, 4, 2), (4, 3, 3), (2, 1, 2)])
 @every("epsilon_per_answer", [0.2, 1.0, 3.0])
 def test_shuffled_responses_have_the_losses_of_an_enumeration(
@@ -386,6 +400,8 @@ def test_many_shuffled_responses_are_rounded_to_the_safe_side_and_little(monkeyp
     assert exact < rounded < 1.002 * exact
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_a_replaced_record_in_a_sample_by_integration():
     """delta(eps) of one step, integrated on a fine grid of outputs, both ways round."""
     z, q = 0.8, 0.1

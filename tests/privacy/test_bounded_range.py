@@ -4,6 +4,7 @@ import functools
 import math
 
 import numpy as np
+import pytest
 from dp_accounting import ComposedDpEvent, GaussianDpEvent, SelfComposedDpEvent
 
 from fed_dpsd.privacy import bounded_range, gdp, laws
@@ -58,6 +59,8 @@ def test_blocks_of_releases_are_dearer_than_one_and_not_much(monkeypatch):
     assert whole < laws.discretised_epsilon(part, DELTA) < 1.02 * whole
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 @every("loss_range", [1e-7, 0.05, 1.0, 10.0, 30.0])
 @every("releases", [1, 400, 3_000])
 def test_epsilon_lies_between_fixed_intervals_and_renyi_divergences(loss_range, releases):

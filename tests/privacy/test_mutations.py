@@ -172,6 +172,8 @@ def test_no_check_finds_anything_in_the_code_as_it_is(kind, small):
     of_row()
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 @CHECKED
 def test_a_mutation_is_found(kind, small, monkeypatch):
     """Most are so far off that seeds hardly matter; `sensitivity...` is missed once in 100."""
@@ -332,6 +334,8 @@ def unnoised(quick, monkeypatch):
     monkeypatch.setattr(DPSGD, "_noisy", faint)
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 @KINDS
 @pytest.mark.usefixtures("unnoised")
 def test_no_part_of_the_audit_finds_anything_in_the_code_as_it_is(parts, small):
@@ -349,6 +353,8 @@ def test_no_attack_on_networks_finds_anything_in_the_code_as_it_is(small, quick)
     assert not [str(found) for found in on_trainings(small(*NETWORK)) if found.contradicts]
 
 
+@pytest.mark.slow(seconds=4)
+@pytest.mark.ci
 @KINDS
 @pytest.mark.usefixtures("unnoised")
 def test_a_planted_fault_is_found(parts, small, monkeypatch):

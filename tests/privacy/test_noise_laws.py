@@ -5,6 +5,7 @@ are fixed.
 """
 
 import numpy as np
+import pytest
 import torch
 from scipy import stats
 from torch import nn
@@ -83,6 +84,8 @@ def class_counts(count):
     return lambda rng: [COUNTS.count(labels, 8_000, rng) - exact]
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 @every("source", [seeded, secret])
 @every(
     ("draw", "law", "scale"),

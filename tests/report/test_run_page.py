@@ -181,6 +181,8 @@ def test_every_other_proof_stands_behind_the_smallest(tmp_path):
     )
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_scores_that_no_epsilon_covers_are_not_on_the_page(tmp_path):
     apart = {"ensemble": 0.917, "clients": [0.523, 0.634, None], "vote": 0.851}
     accuracy = SUMMARY["accuracy"] | dict.fromkeys(apart)
@@ -253,6 +255,8 @@ def test_the_reference_is_the_most_common_class(tmp_path):
         assert ("the student is no better than that" not in lead) == better
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_two_classes_have_an_area_and_a_threshold_with_its_data(tmp_path):
     shown = page(scored(run(tmp_path)))
     lead = shown.text_of("p", class_="lead")

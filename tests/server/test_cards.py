@@ -5,6 +5,7 @@ import json
 import math
 import shutil
 
+import pytest
 import yaml
 from huggingface_hub import DatasetCard, ModelCard
 
@@ -34,6 +35,8 @@ def read(folder):
     return card, (folder / "PRIVACY.md").read_text()
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 @every("artefact", ["student", "images"])
 @every("overrides", [DP, PLAIN, CLEAR])
 def test_a_card_has_the_runs_own_numbers_each_with_its_meaning(

@@ -42,6 +42,8 @@ def spoiled(monkeypatch, value, last):
     monkeypatch.setattr(FedDPSD, "server", broken)
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 @every("value", [math.nan, -math.inf])
 def test_what_diverged_is_neither_scored_nor_saved_and_the_rounds_before_stay(
     small, monkeypatch, value

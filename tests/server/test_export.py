@@ -152,6 +152,8 @@ def test_a_file_that_is_no_onnx_is_refused(tmp_path, content):
 # --- files ---
 
 
+@pytest.mark.slow(seconds=6)
+@pytest.mark.ci
 def test_central_trainings_only_teacher_is_its_student(finished, tmp_path):
     settings = "method=central", "num_clients=1", "training=plain", "answers=probabilities"
     folder, summary, test = finished(*settings)

@@ -6,6 +6,7 @@ import shutil
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from fed_dpsd.engines.clients import ledger_of
 from fed_dpsd.engines.local import LocalFederation
@@ -127,6 +128,8 @@ def test_bad_class_counts_count_as_zero(small, tmp_path, caplog, subtests):
             assert not (honest[1].values == 0).any()
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_values_of_another_shape_or_type_count_as_zero(small, tmp_path, caplog, subtests):
     cases = itertools.count()
     for answers in ["answers=label", "answers=gradient answers.k=5"]:

@@ -62,6 +62,8 @@ def student(experiment, lie):
     return runs.run(experiment, Lied(experiment, folder, lie), folder, lambda line: None)
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("mechanism", ["label", "dp_sgd"])
 def test_what_no_client_could_have_answered_counts_as_nothing(small, mechanism):
     experiment = small(*MECHANISMS[mechanism], "rounds=1")

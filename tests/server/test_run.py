@@ -142,6 +142,8 @@ def test_the_privacy_card_of_a_summary(small):
     assert line.endswith("no meaningful protection")
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_an_infinite_published_epsilon_is_not_shown_next_to_a_finite_proof(straight, small):
     """It would read as no privacy at all; with nothing proven it is the truth."""
     _, summary, _ = straight(*PRIVATE)
@@ -219,11 +221,15 @@ def test_the_summarys_student_is_that_of_the_last_line(straight):
     assert right / sum(map(sum, summary["confusion"])) == summary["accuracy"]["student"]
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_equal_seeds_give_equal_students_and_another_seed_another(small):
     hashes = [complete(small(f"seed={seed}"))[1]["student_sha256"] for seed in (0, 0, 1)]
     assert hashes[0] == hashes[1] != hashes[2]
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_a_run_folder_records_the_precision(small, monkeypatch):
     monkeypatch.setattr(precision, "has_bfloat16", lambda _: True)
     private = ("training=dp_sgd", "training.steps=2")
@@ -460,6 +466,8 @@ def test_kill_nine_at_any_moment_then_resume_gives_the_straight_run(
     assert resumed["queries"]["answered_per_client"] == 6 * 64
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_students_are_scored_every_so_many_rounds_and_at_the_end(small, straight):
     """Scoring less often changes no student; a round without a score says so."""
     _, every, _ = straight("rounds=5")

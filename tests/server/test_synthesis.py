@@ -52,6 +52,8 @@ def test_without_labels_there_are_images_alone(finished, tmp_path):
     assert load(path, tmp_path).column_names == ["image"]
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 @every(
     ("overrides", "source"),
     [((), "generator"), ((), "queries"), (GENERATED, "generator"), (DENSE, "queries")],

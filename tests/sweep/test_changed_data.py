@@ -44,6 +44,8 @@ def finished(said):
     return [line for line in said if line.startswith("already finished")]
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_a_cell_runs_again_on_other_data_and_keeps_its_results(sweep, tmp_path):
     place, table = folders(tmp_path / "D"), tmp_path / "out" / "results.csv"
     first, said = sweep(place, "seed=0,1")

@@ -59,6 +59,8 @@ def run(folders):
     return folders[0]
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_a_run_is_a_table_of_one_row(run, tmp_path):
     (path,) = tables_of([run], tmp_path / "report")
     assert path == tmp_path / "report" / "results.csv"
@@ -271,6 +273,8 @@ def test_a_sweeps_unfinished_runs_are_found_in_its_folder(stopped, run):
     assert unfinished_nearby([stopped.parent / "results.csv"]) == []
 
 
+@pytest.mark.slow(seconds=4)
+@pytest.mark.ci
 def test_the_page_of_a_stopped_run_is_replaced_when_it_completes(stopped):
     path = pages.write_unfinished(facts_of([stopped]), stopped)
     assert "not finished" in path.read_text()
@@ -317,6 +321,8 @@ def test_a_ledger_that_runs_share_is_read_for_each_client(tmp_path):
 RECORD = ("record", "add_remove")
 
 
+@pytest.mark.slow(seconds=5)
+@pytest.mark.ci
 def test_every_kind_of_run_has_a_page(tmp_path):
     for overrides in (
         ("method=local",),
@@ -333,6 +339,8 @@ def test_every_kind_of_run_has_a_page(tmp_path):
         assert "None" not in " ".join(each["text"] for each in shown.all("main")), overrides
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 @every("start", ["run", "sweep", "flower"])
 def test_the_command_of_a_run_has_the_words_that_were_typed(tmp_path, start):
     given, out = ["model.teachers=[cnn, lenet]", "partition=iid"], f"out={tmp_path}/runs"

@@ -285,6 +285,8 @@ def test_a_file_must_exist_be_alone_and_have_its_own_name(tmp_path):
 # --- methods that are set up to fail ---
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_the_comparison_gives_no_warning_and_a_plain_grid_names_the_method_and_the_key(tmp_path):
     said = [
         cell.experiment.warnings

@@ -333,6 +333,8 @@ class Summers:
         return pack_replies({number: Reply(boxes=boxes)})
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("examples", EXAMPLES)
 def test_the_coordinator_takes_any_reply_in_a_secure_sum(deployed, caplog, examples):
     """The reply is left out, changes the sum like any value, or keeps it closed, an error."""

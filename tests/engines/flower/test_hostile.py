@@ -226,6 +226,8 @@ def test_an_error_without_a_reason_is_an_absence(deployed, tmp_path):
     assert "no reason given" in total.refused[1]
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_a_hospital_that_states_most_records_is_shown(deployed, tmp_path, caplog):
     """Its answers would weigh more than all others; each share is shown only when it is new."""
     stated, said = {100: 30.0, 101: 10.0, 102: 1e300}, []
@@ -265,6 +267,8 @@ def sealing(size):
     return lie
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_a_client_that_seals_no_shares_is_left_out_of_the_sum(deployed, tmp_path):
     files = summing(tmp_path, clients=5)
     for size in (0, 7, sealed_size(5) + 1):
@@ -297,6 +301,8 @@ BAD = {
 }
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_bad_weights_are_left_out_and_in_a_simulation_an_error(deployed, small, tmp_path):
     spoil = None
 

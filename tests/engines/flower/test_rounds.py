@@ -132,6 +132,8 @@ def test_each_hospital_counts_as_soon_as_it_answers(deployed, tmp_path, clock, c
     assert "node 102 claims to be client 0, as another node does" in caplog.text
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_a_hospital_that_connects_after_the_class_counts_takes_part_at_once(deployed, tmp_path):
     """They are requested again: it releases its own, and the other hospital repeats its own."""
 

@@ -36,6 +36,8 @@ def test_a_run_by_flat_keys_is_the_run_of_the_command_line(tmp_path):
     assert by_flower.to_json() == from_overrides([*typed, *rest.split()], tmp_path).to_json()
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_every_flat_key_sets_its_key(tmp_path):
     values = {"method": "fedavg", "data": "mnist", "training": "plain", "answers": "votes"}
     values |= {"partition": "iid", "model": "cnn", "federation": "deployment"}

@@ -76,6 +76,8 @@ def keeper(tmp_path_factory):
     process.wait()
 
 
+@pytest.mark.slow(seconds=15)
+@pytest.mark.ci
 def test_each_command_is_a_fork_with_its_own_arguments_environment_and_folder(keeper):
     calls = [
         call({**keeper.settings, "WORD": word}, word, "0.2", cwd=keeper.folder / folder)

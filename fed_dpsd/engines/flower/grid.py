@@ -209,9 +209,9 @@ class GridFederation(HostedFederation):
 
     def _connected(self) -> str:
         """Describe in one line how many hospitals are connected, and which are awaited."""
-        everyone = self.experiment.config.num_clients
-        waiting = [client for client in range(everyone) if client not in self._clients]
-        text = f"{len(self._clients)} of {everyone} hospitals connected"
+        everyone, there = self.experiment.config.num_clients, self._clients
+        waiting = [client for client in range(everyone) if client not in there]
+        text = f"{len(there)} of {everyone} hospitals connected"
         if waiting:
             text += f"; waiting for {_hospitals(waiting)}"
         problems = self._problems
@@ -282,10 +282,11 @@ class GridFederation(HostedFederation):
                 if sent := self._push(self._message(HELLO, 0, number)):
                     node.hellos.add(sent)
         self._read_hellos()
+        there = self._clients
         refused = {
             node.client: node.reason
             for node in self._nodes.values()
-            if node.problem == "other classes" and node.client not in self._clients
+            if node.problem == "other classes" and node.client not in there
         }
         if everyone - len(refused) < self._least:
             reasons = "; ".join(f"client {client}: {reason}" for client, reason in refused.items())

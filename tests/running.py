@@ -7,20 +7,16 @@ from fed_dpsd.errors import ConfigError
 from fed_dpsd.streams import Streams
 
 
-def context_of(experiment):
-    return experiment.public
-
-
 def rounds(experiment, folder, resume=None):
     """The rounds of a run, one at a time."""
     federation = LocalFederation(experiment, folder)
-    return experiment.method.server(federation, context_of(experiment), Streams(0), resume)
+    return experiment.method.server(federation, experiment.public, Streams(0), resume)
 
 
 def finish(experiment, folder, wrapped=lambda federation: federation):
     """A federation, which may be wrapped, and all rounds of a run over it."""
     federation = wrapped(LocalFederation(experiment, folder))
-    server = experiment.method.server(federation, context_of(experiment), Streams(0), None)
+    server = experiment.method.server(federation, experiment.public, Streams(0), None)
     return federation, list(server)
 
 

@@ -24,7 +24,6 @@ from fed_dpsd.server.run import run
 from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.storage import home
 from tests.conftest import contents
-from tests.running import context_of
 
 GRADIENTS = ("training=plain", "model=scattering", "method.class_counts=false", "answers=gradient")
 GRADIENTS += ("queries_per_round=16",)
@@ -79,7 +78,7 @@ def reproduced(experiment, folder, secret, place, monkeypatch, left_out=0):
         federation = LocalFederation(guess, place)
         for number, part in enumerate(checkpoint.load(folder / "checkpoint").buffer, start=1):
             total = federation.total(Request(number, part.images, part.predictions))
-            labels = guess.method.noisy_labels(context_of(guess), total)
+            labels = guess.method.noisy_labels(guess.public, total)
             found += np.array_equal(labels.astype(np.float32), part.labels)
     return found
 

@@ -13,7 +13,7 @@ from fed_dpsd.protocol import Absent, Replies
 from fed_dpsd.server.diagnostics import diagnose
 from fed_dpsd.streams import Streams
 from tests.ledgers import entries_of
-from tests.running import context_of, finish
+from tests.running import finish
 
 
 def shifted_clients(seed=0):
@@ -68,7 +68,7 @@ def test_labels_and_the_weighted_ensemble_follow_pooled_odds(small, tmp_path):
             *("rounds=1", f"method.pooling={pooling}"),
         )
         federation, (last,) = finish(experiment, tmp_path / pooling)
-        weights = fetch_class_weights(federation, context_of(experiment))
+        weights = fetch_class_weights(federation, experiment.public)
         scores = diagnose(experiment, federation, weights, split_of(experiment).labels)
         return last.state.buffer[0].labels, scores["auroc"]["weighted_ensemble"]
 
@@ -103,7 +103,7 @@ class Losing:
 def test_who_misses_the_request_for_counts_takes_part_from_its_first_round(small, tmp_path, method):
     """Bit for bit like a client that was there, for the same charges; a resumed run, too."""
     experiment = small("partition.alpha=0.1", "model=scattering", *method, "rounds=2")
-    context, students, charged = context_of(experiment), [], []
+    context, students, charged = experiment.public, [], []
 
     def seen(federation, finished):
         students.append([r.state.tensors for r in finished])

@@ -31,7 +31,7 @@ from tests.ledgers import entries_of
 from tests.methods.test_method_contract import equal, weights
 from tests.privacy.ideals import ideal
 from tests.proofs import gaussian_epsilon
-from tests.running import context_of, rounds
+from tests.running import rounds
 
 SUMS = ("method=dp_fedsgd", "answers=clipped_gradients", "model=scattering", "diagnostics=false")
 FIVE = ("num_clients=5", "answers.noise_at=distributed", "answers.noise_multiplier=4")
@@ -222,7 +222,7 @@ def test_a_resumed_run_repeats_its_sums_and_charges_nothing_twice(small, tmp_pat
 
     def finish(resume):
         federation = LocalFederation(experiment, tmp_path / "run")
-        server = experiment.method.server(federation, context_of(experiment), Streams(0), resume)
+        server = experiment.method.server(federation, experiment.public, Streams(0), resume)
         found = [(each.state, weights(each)) for each in server]
         charged = [len(entries_of(site.ledger)) for site in federation._sites.values()]
         return found, charged

@@ -15,7 +15,7 @@ from fed_dpsd.protocol import Refusal, Request, Response
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder
 from tests.ledgers import entries_of
-from tests.running import context_of, finish
+from tests.running import finish
 
 DPSD = ("method=dpsd", "num_clients=1")
 AGAINST_TEACHER = (*DPSD, "method.discriminator=teacher", "method.generator_steps=2")
@@ -45,7 +45,7 @@ def test_a_teacher_as_discriminator_proves_nothing(small, tmp_path, answers):
     if answers != "probabilities":
         assert "teachers' own weights" in summary["privacy"]["reason"]
         safe = small(*DPSD, "training=plain", f"answers={answers}")
-        plan = safe.method.plan(context_of(safe))
+        plan = safe.method.plan(safe.public)
         found = cards.proven_epsilons(safe, plan, "record", "replace_one")
         assert math.isfinite(found["answers"].value)
 
@@ -63,7 +63,7 @@ def test_the_weights_of_a_private_teacher_are_paid_for(small, tmp_path):
 def test_its_generators_are_trained_against_the_very_teacher(small, tmp_path):
     experiment = small(*AGAINST_TEACHER)
     federation, _ = finish(experiment, tmp_path)
-    discriminator = experiment.method.fetch_discriminator(federation, context_of(experiment))
+    discriminator = experiment.method.fetch_discriminator(federation, experiment.public)
     (teacher,) = federation._sites[0]._teachers.models
     given, true = discriminator.state_dict(), teacher.state_dict()
     assert all(torch.equal(given[name], true[name]) for name in true)

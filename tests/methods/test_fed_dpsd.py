@@ -14,12 +14,12 @@ from fed_dpsd.methods.method import ReplayBuffer
 from fed_dpsd.models.inference import predict
 from fed_dpsd.protocol import Aggregate, Request
 from fed_dpsd.streams import Streams
-from tests.running import context_of, finish, rounds
+from tests.running import finish, rounds
 
 
 def test_gradient_labels_follow_eq_3(small):
     experiment = small("training=plain", "answers=gradient", "method.label_step=0.5")
-    context = context_of(experiment)
+    context = experiment.public
     predictions = np.full((1, 10), 0.1, np.float32)
     request = Request(1, np.zeros((1, 1, 8, 8), np.uint8), predictions)
     total = Aggregate(request, np.arange(10.0)[None], count=4)
@@ -30,7 +30,7 @@ def test_gradient_labels_follow_eq_3(small):
 
 def test_response_labels_are_shares_of_the_votes(small):
     experiment = small()
-    context = context_of(experiment)
+    context = experiment.public
     votes = np.array([[3.0, 1.0, *[0] * 8]])
     request = Request(1, np.zeros((1, 1, 8, 8), np.uint8), np.zeros((1, 10), np.float32))
     labels = experiment.method.noisy_labels(context, Aggregate(request, votes, 4))
@@ -42,7 +42,7 @@ def test_generator_training_lowers_its_loss_and_leaves_the_critic_alone(small):
         small("training=plain", "answers=probabilities", f"method.generator_steps={steps}")
         for steps in (0, 30)
     )
-    context = context_of(trained)
+    context = trained.public
     discriminator = context.make_student(Streams(0).torch("discriminator"))
     before = {name: t.clone() for name, t in discriminator.state_dict().items()}
     losses = []
@@ -69,7 +69,7 @@ def test_a_rounds_images_are_mixed_as_configured_and_as_many_as_planned(small):
     ):
         settings = [f"method.{name}={share}" for name, share in zip(names, shares, strict=True)]
         experiment = small(f"queries_per_round={queries}", *settings)
-        method, context = experiment.method, context_of(experiment)
+        method, context = experiment.method, experiment.public
         student = context.make_student(Streams(0).torch("student"))
         images, again, later = (method.draw(student, context, Streams(0), n) for n in (1, 1, 2))
         assert (images.shape, images.dtype) == ((queries, 1, 8, 8), np.uint8), shares
@@ -91,7 +91,7 @@ def test_a_known_polarity_holds_from_the_first_image_on(small, tmp_path):
 def test_recombined_images_are_made_from_the_buffer(small):
     """White images in the buffer make white ones, black images black ones: nothing else shows."""
     experiment = small("method.recombined_fraction=0.25", "queries_per_round=64")
-    context = context_of(experiment)
+    context = experiment.public
     student = context.make_student(Streams(0).torch("student"))
     counts = experiment.method.mixture(64)
     assert counts["recombined"] == 16
@@ -152,7 +152,7 @@ def test_gradients_are_requested_near_the_uniform_prediction(small):
     """There the answer points at the teacher's class; with our divisor at lambda 8 it does not."""
     images = np.zeros((1, 1, 8, 8), np.uint8)
     experiment = small("training=plain", "answers=gradient")
-    context = context_of(experiment)
+    context = experiment.public
     student = context.make_student(Streams(0).torch("student"))
     with torch.no_grad():
         student.classifier.bias[3] = 5
@@ -187,7 +187,7 @@ def test_noise_at_the_server_is_added_once_whatever_the_number_of_clients(small,
         return seen["total"]
 
     federation.total = total
-    context = context_of(experiment)
+    context = experiment.public
     list(experiment.method.server(federation, context, Streams(0), None))
     scale = seen["total"].sum.std() / experiment.answers.bound
     assert scale == pytest.approx(1000, rel=0.05)  # 5,120 draws: 5 standard errors
@@ -211,7 +211,7 @@ def test_the_student_learns_from_answers_alone(small, tmp_path):
     )
     federation = LocalFederation(experiment, tmp_path)
     test = load_data(experiment.config.data, experiment.config.cache).test
-    context = context_of(experiment)
+    context = experiment.public
     *_, last = experiment.method.server(federation, context, Streams(0), None)
     accuracy = (predict(last.student, test.images, context.device).argmax(1) == test.labels).mean()
     assert accuracy > 0.5
@@ -250,7 +250,7 @@ def test_the_temperature_and_moved_images_change_what_the_student_learns(small):
     students = []
     for settings in ((), (), ("method.temperature=4",), ("method.shift=1",), ("method.flip=true",)):
         experiment = small("answers=probabilities", *settings)
-        context = context_of(experiment)
+        context = experiment.public
         rng = np.random.default_rng(0)
         images = rng.integers(0, 256, (64, 1, 8, 8)).astype(np.uint8)
         labels = rng.dirichlet(np.ones(10), 64).astype(np.float32)

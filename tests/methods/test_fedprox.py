@@ -16,7 +16,7 @@ from tests.client.conftest import records  # noqa: F401
 from tests.client.test_site import make
 from tests.ledgers import entries_of
 from tests.methods.test_white_box import CLEAR, PRIVATE
-from tests.running import context_of, finish
+from tests.running import finish
 
 
 @pytest.mark.parametrize("training", [CLEAR, (*PRIVATE, "model.teacher=scattering")])
@@ -71,7 +71,7 @@ def to_vector_of(model):
 
 def retraining(experiment):
     """A request to train from the first weights."""
-    context = context_of(experiment)
+    context = experiment.public
     return context.request("train", 2, to_vector(context.make_teacher(0)).numpy())
 
 

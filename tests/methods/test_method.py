@@ -11,7 +11,6 @@ from fed_dpsd.methods.method import counts_of
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.protocol import Aggregate, Refusal, Replies, Request, Response
 from fed_dpsd.streams import Streams
-from tests.running import context_of
 
 PRIVATE = ("training=dp_sgd", "answers=probabilities", "training.steps=1", "data.num_classes=10")
 
@@ -48,7 +47,7 @@ class Answering(Counting):
 
 @pytest.fixture
 def context(small):
-    return replace(context_of(small(*PRIVATE)), num_classes=3)
+    return replace(small(*PRIVATE).public, num_classes=3)
 
 
 def test_shares_are_parts_of_each_class_and_an_empty_class_is_everybodys(context):
@@ -91,7 +90,7 @@ def test_counts_that_nobody_releases_are_not_requested(small):
         (*PRIVATE, "training.count_fraction=null"),
     ):
         experiment = small(*settings)
-        federation, context = Counting(), context_of(experiment)
+        federation, context = Counting(), experiment.public
         assert not experiment.method.plan(context).releases_counts
         with pytest.raises(UserError, match="no client answers"):
             next(experiment.method.server(federation, context, Streams(0), None))
@@ -113,7 +112,7 @@ def test_a_client_is_believed_about_the_classes_that_it_holds():
 def test_a_total_is_weighted_and_who_has_no_counts_is_left_out_with_the_reason(small, caplog):
     experiment = small(*PRIVATE)
     method = experiment.method
-    context = replace(context_of(experiment), num_classes=2)
+    context = replace(experiment.public, num_classes=2)
     predictions = np.full((1, 2), 0.5, np.float32)
     request = Request(1, np.zeros((1, 1, 8, 8), np.uint8), predictions)
     answers = {

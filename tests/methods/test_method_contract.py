@@ -20,7 +20,7 @@ from fed_dpsd.streams import Streams
 from tests.conftest import quick_for
 from tests.ledgers import entries_of
 from tests.proofs import bases, spent
-from tests.running import context_of, finish, rounds
+from tests.running import finish, rounds
 
 METHODS = sorted(path.stem for path in (conf_folder() / "method").glob("*.yaml"))
 PLAIN = [
@@ -195,7 +195,7 @@ def test_a_run_is_resumable_bit_by_bit_charged_as_planned_and_leaks_nothing(
     drawn = Drawn(monkeypatch)
     federation = recorded(LocalFederation(experiment, tmp_path / "straight"))
     straight, states = [], []
-    context = context_of(experiment)
+    context = experiment.public
     for finished in experiment.method.server(federation, context, Streams(0), None):
         straight.append(weights(finished))
         checkpoint.save(tmp_path / "checkpoint", finished.state)
@@ -233,7 +233,7 @@ def test_a_student_learns_from_the_answers_of_all_rounds(experiment, tmp_path):
 
 def charged_as_planned(experiment, federation):
     """The ledgers hold the plan, and prove what it proves."""
-    planned = experiment.method.plan(context_of(experiment))
+    planned = experiment.method.plan(experiment.public)
     for site in federation._sites.values():
         entries = entries_of(site.ledger)
         assert sum(entry.queries for entry in entries) == planned.queries

@@ -9,7 +9,7 @@ from fed_dpsd.experiment import load_data
 from fed_dpsd.models.inference import predict
 from fed_dpsd.server.metrics import accuracy
 from tests.plugin import PACKAGE, installed, write
-from tests.running import context_of, finish
+from tests.running import finish
 
 SOURCE = '''
 from dataclasses import dataclass
@@ -100,7 +100,7 @@ def learnt(experiment, folder):
     """The last student's accuracy on the test split."""
     *_, last = finish(experiment, folder)[1]
     test = load_data(experiment.config.data, experiment.config.cache).test
-    return accuracy(predict(last.student, test.images, context_of(experiment).device), test.labels)
+    return accuracy(predict(last.student, test.images, experiment.public.device), test.labels)
 
 
 LEARNING = ("model=patches", "rounds=2", "queries_per_round=512", "teacher.min_steps=200")

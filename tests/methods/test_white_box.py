@@ -33,7 +33,7 @@ from fed_dpsd.server.summary import scores_of
 from fed_dpsd.streams import Streams
 from tests.conftest import composed
 from tests.ledgers import entries_of
-from tests.running import context_of, finish
+from tests.running import finish
 
 CLEAR = ("training=plain", "answers=probabilities", "teacher.same_start=true")
 PRIVATE = (
@@ -46,7 +46,7 @@ WITH_STATISTICS = ("model.teacher=cnn_bn", "model.student=cnn_bn")
 
 
 def open_(experiment, folder):
-    return LocalFederation(experiment, folder), context_of(experiment)
+    return LocalFederation(experiment, folder), experiment.public
 
 
 def images(count=6, size=8):
@@ -316,7 +316,7 @@ def test_generators_of_hard_samples_start_grey_in_every_round(small, tmp_path):
 def test_the_batch_with_the_smallest_loss_is_kept(small):
     """Not the last one: the generator's loss does not only fall."""
     experiment = small(*CLEAR, "method=dense", "method.generator_steps=4")
-    context, rng, seen = context_of(experiment), torch.Generator().manual_seed(0), []
+    context, rng, seen = experiment.public, torch.Generator().manual_seed(0), []
     student = context.make_student(Streams(0).torch("student"))
 
     def loss_of(batch):
@@ -330,7 +330,7 @@ def test_the_batch_with_the_smallest_loss_is_kept(small):
 def test_a_student_is_fitted_to_the_ensemble_and_not_the_other_way_round(small):
     """The loss is T^2 KL(ensemble || student), which weighs a class by the ensemble's belief."""
     experiment = small(*CLEAR, "method=feddf", "method.temperature=2")
-    student = context_of(experiment).make_student(Streams(0).torch("student"))
+    student = experiment.public.make_student(Streams(0).torch("student"))
     seen, answers = images(8), 9 * torch.eye(10)[:8]
     with torch.no_grad():
         believed, logs = (answers / 2).softmax(1), (student(seen) / 2).log_softmax(1)

@@ -16,7 +16,7 @@ from fed_dpsd.papers.co_boosting import (
 )
 from fed_dpsd.streams import Streams
 from tests.conftest import quick_for
-from tests.running import context_of, finish, not_refused
+from tests.running import finish, not_refused
 
 METHOD = ("method=co_boosting", "training=plain", "answers=probabilities")
 QUICK = (*METHOD, *quick_for(METHOD))
@@ -60,7 +60,7 @@ def generator():
 
 def server_of(experiment, folder):
     """An ensemble of an experiment's own teachers, a student, and the context."""
-    context = context_of(experiment)
+    context = experiment.public
     teachers = fetch_teachers(LocalFederation(experiment, folder), context)
     ensemble = WeightedEnsemble([own for (own,) in teachers.values()], context.device)
     return ensemble, context.make_student(Streams(0).torch("student")), context

@@ -23,7 +23,7 @@ from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.streams import Streams
 from tests.ledgers import entries_of
-from tests.running import context_of, finish, not_refused
+from tests.running import finish, not_refused
 
 QUICK = ("method.generator_steps=2", "method.vae_steps=2", "method.synthetic_images=64")
 QUICK += ("teachers_per_client=3", "answers=noisy_max")
@@ -32,7 +32,7 @@ PAID = (*PLAIN, "training@method.baseline=dp_sgd", "method.baseline.steps=3", "m
 
 
 def record(experiment):
-    plan = experiment.method.plan(context_of(experiment))
+    plan = experiment.method.plan(experiment.public)
     return cards.proven_epsilons(experiment, plan, "record", "add_remove")["answers"]
 
 
@@ -56,7 +56,7 @@ def test_a_private_baseline_and_the_votes_add_up(small):
     ]
     assert max(alone) < record(experiment).value < sum(alone) + 1e-3
     assert record(experiment).trust == "nobody"
-    plan = experiment.method.plan(context_of(experiment))
+    plan = experiment.method.plan(experiment.public)
     client = cards.proven_epsilons(experiment, plan, "client", "add_remove")
     assert [claim.value for claim in client.values()] == [math.inf]
 
@@ -67,7 +67,7 @@ def test_the_baseline_is_paid_before_it_is_trained(small, tmp_path, monkeypatch)
     monkeypatch.setattr(Teachers, "_train", lambda *arguments: trained.append(arguments))
     federation = LocalFederation(experiment, tmp_path)
     with pytest.raises(UserError, match="no client answers"):
-        list(experiment.method.server(federation, context_of(experiment), Streams(0), None))
+        list(experiment.method.server(federation, experiment.public, Streams(0), None))
     assert not trained
     assert not entries_of(federation._sites[0].ledger)
 
@@ -81,10 +81,10 @@ def test_the_ledger_holds_the_baseline_once(small, tmp_path):
         "record", "add_remove"
     )
     assert {entry.kind for entry in others} == {"answers"}
-    again = federation.each(context_of(experiment).request("baseline"))[0]
+    again = federation.each(experiment.public.request("baseline"))[0]
     assert len(entries_of(federation._sites[0].ledger)) == 1 + len(others)
     (baseline,) = federation._sites[0]._baseline(experiment.method.baseline).models
-    (fetched,) = dgd.fetch_baselines(federation, context_of(experiment))
+    (fetched,) = dgd.fetch_baselines(federation, experiment.public)
     assert torch.equal(fetched.classifier.weight, baseline.classifier.weight)
     assert again.values.shape[1] == 1
 
@@ -99,7 +99,7 @@ def test_a_baseline_that_is_not_planned_is_refused(small, tmp_path, monkeypatch)
     )
     experiment = small(*PAID)
     federation = LocalFederation(experiment, tmp_path)
-    reply = federation.each(context_of(experiment).request("baseline"))[0]
+    reply = federation.each(experiment.public.request("baseline"))[0]
     assert isinstance(reply, Refusal)
     assert "baseline" in str(reply.statement.wanted) or Unplanned.__name__ in reply.reason
 
@@ -115,20 +115,20 @@ def test_without_a_generators_training_no_baseline_leaves_and_the_votes_alone_co
     votes = prove([Stage(experiment.answers, 1, queries)], 1e-5, "record", "add_remove")
     assert record(experiment).value == pytest.approx(votes.value)
     with pytest.raises(ProtocolError, match="does not answer 'baseline'"):
-        federation.each(context_of(experiment).request("baseline"))
+        federation.each(experiment.public.request("baseline"))
 
 
 def test_a_site_trains_a_baseline_in_a_simulation_only(small, tmp_path):
     """Whatever a message requests: the configuration is the site's own."""
     experiment = small(*PAID)
     federation = LocalFederation(experiment, tmp_path)
-    federation.each(context_of(experiment).request("baseline"))
+    federation.each(experiment.public.request("baseline"))
     (site,) = federation._sites.values()
     deployed = replace(site.config.federation, simulation=False)
     site.config = replace(site.config, federation=deployed)
     mechanism = BaselineWeights(experiment.method.baseline)
     with pytest.raises(ProtocolError, match="only in a simulation"):
-        site.sensitive_baseline(mechanism, context_of(experiment).request("baseline"))
+        site.sensitive_baseline(mechanism, experiment.public.request("baseline"))
 
 
 def test_what_it_cannot_do_is_refused_before_data_are_read(small):

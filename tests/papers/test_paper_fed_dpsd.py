@@ -14,7 +14,6 @@ from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
 from fed_dpsd.protocol import Aggregate, Request
 from fed_dpsd.streams import Streams
 from tests.conftest import composed
-from tests.running import context_of
 
 FED = ("method=paper_fed_dpsd", "training=plain", "answers=gradient", "model=cnn")
 ONE = ("method=paper_dpsd", *FED[1:], "num_clients=1")
@@ -34,7 +33,7 @@ class Answering:
 
 def after(experiment, rounds):
     """The requests and states of a run over so many rounds."""
-    federation, context = Answering(2), context_of(experiment)
+    federation, context = Answering(2), experiment.public
     states = [r.state for r in experiment.method.server(federation, context, Streams(0), None)]
     return federation.requests, states[:rounds]
 
@@ -42,7 +41,7 @@ def after(experiment, rounds):
 def test_one_iteration_by_hand(small):
     """Alg. 2, lines 3 to 18, with plain gradient steps."""
     experiment = small(*FED, "method.optimiser=sgd", "rounds=1", "queries_per_round=8")
-    method, context = experiment.method, context_of(experiment)
+    method, context = experiment.method, experiment.public
     student, generator, _ = method.start(context, Streams(0))
     draw = Streams(0).torch("latents", query_id=1)
     latents = torch.randn((8, method.latent_size), generator=draw)
@@ -115,7 +114,7 @@ def test_readings_of_the_label(small):
         "label=gradient mean_over=batch": np.tile(mean.mean(0), (4, 1)),
     }.items():
         experiment = small(*FED, *(f"method.{key}" for key in reading.split()))
-        labels = experiment.method.noisy_labels(context_of(experiment), total)
+        labels = experiment.method.noisy_labels(experiment.public, total)
         assert labels == pytest.approx(expected), reading
 
 
@@ -144,7 +143,7 @@ def test_readings_of_eq_8(small):
         names = "one_hot_weight", "entropy_weight", "activation_weight"
         weighted = (f"method.{name}={weight}" for name, weight in zip(names, weights, strict=True))
         experiment = small(*FED, *readings, f"method.student_loss_sign={sign}", *weighted)
-        student, generator, latents = experiment.method.start(context_of(experiment), Streams(0))
+        student, generator, latents = experiment.method.start(experiment.public, Streams(0))
         images, labels = generator(latents), torch.full((len(latents), 10), 0.1)
         loss = experiment.method.generator_loss(student, images, labels).item()
         features = student.features(images)
@@ -239,7 +238,7 @@ def test_the_untrained_generator_has_the_levels_of_its_keys(small):
     for contrast, brightness in ((2.0, 1.0), (5.0, -3.0)):
         levels = f"method.contrast={contrast}", f"method.brightness={brightness}"
         experiment = small(*FED, *levels)
-        _, generator, latents = experiment.method.start(context_of(experiment), Streams(0))
+        _, generator, latents = experiment.method.start(experiment.public, Streams(0))
         before = torch.logit(generator(latents).double(), eps=1e-12)
         assert before.mean().item() == pytest.approx(brightness, abs=0.05)
         assert before.std().item() == pytest.approx(contrast, rel=0.05)
@@ -253,7 +252,7 @@ def test_a_rate_that_falls_moves_the_student_less(small):
             *FED, "method.optimiser=sgd", "rounds=2",
             "queries_per_round=8", f"method.student_learning_rate_falls={falls}",
         )  # fmt: skip
-        start, _, _ = experiment.method.start(context_of(experiment), Streams(0))
+        start, _, _ = experiment.method.start(experiment.public, Streams(0))
         _, states = after(experiment, 2)
         weights = [start.classifier.bias, *(s.tensors["student.classifier.bias"] for s in states)]
         return [later - sooner for sooner, later in itertools.pairwise(weights)]

@@ -1,6 +1,6 @@
 """The papers' algorithms as printed, with code that only they use.
 
 They are written like plug-ins: the core never imports them, and conf/ names them by `_target_`.
-Their halves and trainings may know what those of methods/ and privacy/ may. For some nothing is
-proven (docs/mechanisms.md), and their cards say so.
+Here methods may know what methods/ may, and trainings what privacy/ may. For some nothing is proven
+(docs/mechanisms.md), and their cards say so.
 """

@@ -118,10 +118,10 @@ class Law(ABC, Generic[E]):
 
     @abstractmethod
     def losses(self, step: float) -> pld.PrivacyLossDistribution:
-        """Return losses that dominate those of one release, as multiples of `step`."""
+        """Return losses that dominate one release's losses, as multiples of `step`."""
 
     def composed(self, releases: int, step: float) -> pld.PrivacyLossDistribution:
-        """Return losses that dominate those of adaptive releases, as multiples of `step`."""
+        """Return losses that dominate adaptive releases' losses, as multiples of `step`."""
         return _losses(self.event, step).self_compose(releases)
 
 

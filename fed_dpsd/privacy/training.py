@@ -40,7 +40,7 @@ class Learner(Protocol):
         """Return the network's trainable part, and the inputs and labels that training reads.
 
         Private training reads (N, A, ...) inputs, with an axis of copies, and other training
-        (N, ...). Labels are (N,); `TrainingMechanism.train` describes those of patients.
+        (N, ...). Labels are (N,); `TrainingMechanism.train` describes patients' labels.
         """
 
 

@@ -4,7 +4,7 @@ Methods, training, mechanisms and partitions, including plug-ins' own, check the
 calls these checks, then checks the remaining keys.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from fed_dpsd.config import BUNDLED, Config, is_function
 from fed_dpsd.data.partition import Partition
@@ -33,8 +33,6 @@ def check(
     partition: Partition,
 ) -> list[str]:
     """Return the problems of the choices together, each with key, value and remedy."""
-    if wrong := [*_wrong_bases(method, training, answers)]:
-        return wrong
     problems = (
         unknown_networks(config)
         + own_networks(config)
@@ -47,18 +45,6 @@ def check(
     problems += method.check(config, training, answers)
     problems += answers.check(config, method, training)
     return problems
-
-
-def _wrong_bases(method: Method, training: Training, answers: Mechanism) -> Iterator[str]:
-    """Yield the choices with a class that does not derive from the base of its kind."""
-    for key, choice, base in (
-        ("method", method, Method),
-        ("training", training, Training),
-        ("answers", answers, Mechanism),
-    ):
-        if base not in type(choice).__mro__:
-            name = f"{base.__module__}.{base.__name__}"
-            yield f"{key}._target_: {type(choice).__name__} does not derive from {name}"
 
 
 def _teachers_keys(config: Config) -> dict[str, str]:

@@ -49,6 +49,13 @@ CALIBRATED_BETWEEN = {
     "noise_multiplier": (1e7, 1e-2),
     "epsilon_per_answer": (1e-7, LARGEST_EPSILON),
 }
+# What a class must define itself, as a class attribute or a field, by the base of its kind.
+DEFINED: dict[type, tuple[str, ...]] = {
+    Method: (),
+    Training: ("name", "reads"),
+    Mechanism: ("name", "input", "noise_at", "calibrated_by"),
+    Partition: ("name", "seed"),
+}
 
 
 @dataclass(frozen=True)
@@ -214,18 +221,14 @@ def _bound(raw: Mapping[str, Any], base: Path | None, written: bool, binder: Bin
         values = own["baseline"] if isinstance(own["baseline"], Mapping) else {}
         values = _with_unit(binder, values, "method.baseline", False)
         raw = {**raw, "method": {**config.method, "baseline": values}}
-        own["baseline"] = _bind_class(binder, "fed_dpsd.privacy", values, "method.baseline", public)
-        if not isinstance(own["baseline"], Training | None):
-            binder.problems.append(
-                "method.baseline cannot train; use training@method.baseline=plain or dp_sgd"
-            )
-    method = _bind_class(binder, "fed_dpsd.methods", own, "method", {})
+        own["baseline"] = _bind_class(binder, Training, values, "method.baseline", public)
+    method = _bind_class(binder, Method, own, "method", {})
     name = str(own.get("name"))
-    training = _bind_class(binder, "fed_dpsd.privacy", raw["training"], "training", public, name)
+    training = _bind_class(binder, Training, raw["training"], "training", public, name)
     public["shards"] = _shards(config, training)
     answering = _with_unit(binder, config.answers, "answers", patients)
     raw = {**raw, "answers": _with_noise(binder, answering, training)}
-    answers = _bind_class(binder, "fed_dpsd.privacy", raw["answers"], "answers", public, name)
+    answers = _bind_class(binder, Mechanism, raw["answers"], "answers", public, name)
     partition = _bind_partition(binder, config.partition)
     binder.finish()
 
@@ -264,7 +267,7 @@ def _with_noise(
     """Return the values of `answers`; replace null noise with noise that suits the training."""
     cls: Any = binder.locate("fed_dpsd.privacy", answers.get("_target_"), "answers._target_")
     field: str = getattr(cls, "calibrated_by", None) or ""
-    # `check` reports a class that is no mechanism.
+    # `_class_of` reports a class that is no mechanism.
     if cls is None or Mechanism not in cls.__mro__ or answers.get(field, 0) is not None:
         return answers
     return {**answers, field: cls.default_noise(training is not None and training.private)}
@@ -344,9 +347,39 @@ def evaluated_on(experiment: Experiment, test: Split | None) -> str:
     return f"{len(test):,} test images{of}, {whose}"
 
 
+def _class_of(binder: Binder, base: type, path: Any, where: str) -> type | None:
+    """Return the class that a choice names, or None after recording a problem.
+
+    It must derive from `base`, the base of its kind, and define what `base` leaves open.
+    """
+    cls = binder.locate(base.__module__.rpartition(".")[0], path, f"{where}._target_")
+    if cls is None:
+        return None
+    problems, base_name = [], f"{base.__module__}.{base.__name__}"
+    if base not in cls.__mro__:
+        problems.append(f"does not derive from {base_name}")
+    else:
+        classes = cls.__mro__[: cls.__mro__.index(base)]
+        fields = {field.name for field in dataclasses.fields(cls)}
+        defined = fields.union(*map(vars, classes))
+        problems += [
+            f"has no {name}; define it in class {cls.__name__}, as {base_name} describes"
+            for name in DEFINED[base]
+            if name not in defined
+        ]
+        noise = getattr(cls, "calibrated_by", None)
+        if noise is not None and noise not in CALIBRATED_BETWEEN.keys() & fields:
+            problems.append(
+                f"has calibrated_by={format_value(noise)}; name a field of class {cls.__name__}, "
+                f"{' or '.join(CALIBRATED_BETWEEN)}, or None without noise"
+            )
+    binder.problems += [f"{where}._target_={path} {problem}" for problem in problems]
+    return None if problems else cls
+
+
 def _bind_class(
     binder: Binder,
-    package: str,
+    base: type,
     values: Mapping[str, Any],
     where: str,
     public: dict[str, Any],
@@ -356,7 +389,7 @@ def _bind_class(
 
     `method` is the chosen method; its file may set keys that the class lacks.
     """
-    cls = binder.locate(package, values.get("_target_"), f"{where}._target_")
+    cls = _class_of(binder, base, values.get("_target_"), where)
     if cls is None:
         return None
     names = {field.name for field in dataclasses.fields(cls)}
@@ -379,12 +412,8 @@ def _bind_partition(binder: Binder, values: Mapping[str, Any]) -> Any:
     arguments, known = dict(values), PARTITIONS
     name, target = arguments.pop("name", None), arguments.pop("_target_", None)
     if target is not None:
-        cls: Any = binder.locate("fed_dpsd.data", target, "partition._target_")
+        cls: Any = _class_of(binder, Partition, target, "partition")
         if cls is None:
-            return None
-        if Partition not in cls.__mro__:
-            base = "fed_dpsd.data.partition.Partition"
-            binder.problems.append(f"partition._target_={target} does not derive from {base}")
             return None
         known = {cls.name: cls}
     if name not in known:

@@ -231,12 +231,62 @@ def test_the_problems_of_a_plugins_parts_come_with_all_others(example, tmp_path)
         assert any(problem.startswith(part) for problem in caught.value.problems), part
 
 
-def test_a_class_that_derives_from_nothing_of_ours_is_an_error(example, tmp_path):
-    path = example / "fed_dpsd_example" / "laplace_probabilities.py"
-    path.write_text(path.read_text().replace("Probabilities(Mechanism)", "Probabilities"))
-    wanted = "answers._target_: LaplaceProbabilities does not derive from .*mechanism.Mechanism"
-    with pytest.raises(ConfigError, match=wanted):
-        set_up(compose([*MECHANISM]), tmp_path)
+# What is replaced in a file of the page's package, and the error that must follow.
+WRONG_CLASSES = [
+    (
+        "laplace_probabilities",
+        ("Probabilities(Mechanism)", "Probabilities"),
+        "answers._target_={} does not derive from fed_dpsd.privacy.mechanism.Mechanism",
+    ),
+    (
+        "laplace_probabilities",
+        ('calibrated_by: ClassVar[str] = "noise_multiplier"', 'calibrated_by: ClassVar = "scale"'),
+        "answers._target_={} has calibrated_by=scale; name a field of class LaplaceProbabilities, "
+        "noise_multiplier or epsilon_per_answer, or None",
+    ),
+    (
+        "laplace_probabilities",
+        ('= "noise_multiplier"', '= "epsilon_per_answer"'),  # which is no field of the class
+        "answers._target_={} has calibrated_by=epsilon_per_answer; name a field of class Laplace",
+    ),
+    (
+        "laplace_probabilities",
+        ('name: ClassVar[str] = "laplace_probabilities"', ""),
+        "answers._target_={} has no name; define it in class LaplaceProbabilities, as fed_dpsd.pri",
+    ),
+    (
+        "laplace_probabilities",
+        ('noise_at: ClassVar[Literal["client"]] = "client"', ""),
+        "answers._target_={} has no noise_at; define it in class LaplaceProbabilities, as ",
+    ),
+    (
+        "smoothed",
+        ('name: ClassVar[str] = "smoothed"', ""),
+        "training._target_={} has no name; define it in class Smoothed, as fed_dpsd.privacy.train",
+    ),
+    (
+        "unequal",
+        ('name: ClassVar[str] = "unequal"', ""),
+        "partition._target_={} has no name; define it in class Unequal, as fed_dpsd.data.partition",
+    ),
+]
+
+
+@pytest.mark.parametrize(("module", "change", "problem"), WRONG_CLASSES)
+def test_a_class_that_lacks_what_its_base_leaves_open_is_an_error(
+    example, tmp_path, module, change, problem
+):
+    path = example / "fed_dpsd_example" / f"{module}.py"
+    before = path.read_text()
+    path.write_text(before.replace(*change))
+    assert path.read_text() != before
+    key = {"smoothed": "training", "unequal": "partition"}.get(module, "answers")
+    typed = ["plugins=fed_dpsd_example", f"{key}={module}"]
+    target = f"fed_dpsd_example.{module}.{''.join(map(str.title, module.split('_')))}"
+    with pytest.raises(ConfigError) as caught:
+        set_up(compose(typed), tmp_path)
+    assert len(caught.value.problems) == 1
+    assert caught.value.problems[0].startswith(problem.format(target))
 
 
 def test_a_plugins_parts_describe_themselves_on_plans_and_cards(example, tmp_path):

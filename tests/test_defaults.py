@@ -50,7 +50,7 @@ def hopeless(warning):
 
 def identity(experiment: Experiment):
     """What a student depends on: answers only if clients give any."""
-    plan = experiment.method.plan(experiment.public)
+    plan = experiment.plan
     config = json.loads(experiment.to_json())
     del config["method"]["name"]  # DGD+ is DGD with other answers
     if experiment.answers not in [stage.mechanism for stage in plan.stages]:

@@ -15,10 +15,13 @@ from fed_dpsd.accounts.ledger import FileLedger
 from fed_dpsd.engines import ready as checks
 from fed_dpsd.engines.clients import data_set_name, prepare_clients
 from fed_dpsd.engines.flower import server
-from fed_dpsd.engines.ready import run_warnings
+from fed_dpsd.engines.local import LocalFederation
+from fed_dpsd.engines.ready import run_warnings, weak_delta
 from fed_dpsd.errors import UserError
+from fed_dpsd.experiment import partitions
 from fed_dpsd.models import functions
 from fed_dpsd.models.classifiers import CLASSIFIERS
+from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder
 
 DP = ("training=dp_sgd", "training.steps=20")
@@ -60,6 +63,21 @@ def test_a_budget_that_ends_the_run_early_is_a_caution(small):
     (caution,) = run_warnings(some)
     assert "privacy.budget=400 is less than this run needs, " in caution
     assert "the run ends when the budget is spent" in caution
+
+
+def test_a_delta_that_is_too_large_is_said_to_its_owner_alone(small):
+    """On the card it would reveal roughly how many records the largest client has."""
+    records = max(map(len, partitions(small())))
+    notes = []
+    for share, large in ((0.999, False), (1.001, True)):
+        experiment = small(f"privacy.delta={share / records!r}", "rounds=1")
+        said = f"is too large for the {records:,} records of the largest client"
+        assert any(said in caution for caution in weak_delta(experiment)) == large
+        folder = new_run_folder(experiment)
+        federation = LocalFederation(experiment, folder)
+        summary = runs.run(experiment, federation, folder, lambda line: None)
+        notes.append([row["notes"] for row in summary["privacy"]["proven"]])
+    assert notes[0] == notes[1]
 
 
 def test_a_ledger_of_earlier_runs_is_left_to_the_clients(small, tmp_path):

@@ -45,8 +45,7 @@ def test_a_teacher_as_discriminator_proves_nothing(small, tmp_path, answers):
     if answers != "probabilities":
         assert "teachers' own weights" in summary["privacy"]["reason"]
         safe = small(*DPSD, "training=plain", f"answers={answers}")
-        plan = safe.method.plan(safe.public)
-        found = cards.proven_epsilons(safe, plan, "record", "replace_one")
+        found = cards.proven_epsilons(safe, safe.plan, "record", "replace_one")
         assert math.isfinite(found["answers"].value)
 
 

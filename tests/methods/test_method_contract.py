@@ -233,7 +233,7 @@ def test_a_student_learns_from_the_answers_of_all_rounds(experiment, tmp_path):
 
 def charged_as_planned(experiment, federation):
     """The ledgers hold the plan, and prove what it proves."""
-    planned = experiment.method.plan(experiment.public)
+    planned = experiment.plan
     for site in federation._sites.values():
         entries = entries_of(site.ledger)
         assert sum(entry.queries for entry in entries) == planned.queries

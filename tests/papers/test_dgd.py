@@ -32,8 +32,7 @@ PAID = (*PLAIN, "training@method.baseline=dp_sgd", "method.baseline.steps=3", "m
 
 
 def record(experiment):
-    plan = experiment.method.plan(experiment.public)
-    return cards.proven_epsilons(experiment, plan, "record", "add_remove")["answers"]
+    return cards.proven_epsilons(experiment, experiment.plan, "record", "add_remove")["answers"]
 
 
 def test_a_baseline_without_noise_proves_nothing_and_gives_the_reason(small, tmp_path):
@@ -56,8 +55,7 @@ def test_a_private_baseline_and_the_votes_add_up(small):
     ]
     assert max(alone) < record(experiment).value < sum(alone) + 1e-3
     assert record(experiment).trust == "nobody"
-    plan = experiment.method.plan(experiment.public)
-    client = cards.proven_epsilons(experiment, plan, "client", "add_remove")
+    client = cards.proven_epsilons(experiment, experiment.plan, "client", "add_remove")
     assert [claim.value for claim in client.values()] == [math.inf]
 
 

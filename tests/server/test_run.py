@@ -16,7 +16,6 @@ from PIL import Image
 from fed_dpsd import cli
 from fed_dpsd.accounts.words import PrivacyCard, sentences
 from fed_dpsd.engines.local import LocalFederation
-from fed_dpsd.engines.ready import weak_delta
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import partitions
 from fed_dpsd.models import precision
@@ -170,19 +169,6 @@ def test_the_unit_that_was_asked_for_comes_first(small):
     said = list(sentences(PrivacyCard(card), experiment.seeded))
     assert said[0].startswith("for all records of a patient at a client: epsilon 3 for one added")
     assert sum("patient" in sentence for sentence in said) == 1
-
-
-def test_a_delta_that_is_too_large_is_said_to_its_owner_alone(small):
-    """On the card it would reveal roughly how many records the largest client has."""
-    records = max(map(len, partitions(small())))
-    notes = []
-    for share, large in ((0.999, False), (1.001, True)):
-        experiment = small(f"privacy.delta={share / records!r}", "rounds=1")
-        said = f"is too large for the {records:,} records of the largest client"
-        assert any(said in caution for caution in weak_delta(experiment)) == large
-        _, summary, _ = complete(experiment)
-        notes.append([row["notes"] for row in summary["privacy"]["proven"]])
-    assert notes[0] == notes[1]
 
 
 def test_a_method_that_releases_nothing_proves_nothing(small):

@@ -11,7 +11,7 @@ from PIL import Image
 
 from fed_dpsd.accounts import words
 from fed_dpsd.privacy.training import ClassCounts
-from fed_dpsd.report import guarantee, pages
+from fed_dpsd.report import figures, guarantee, pages
 from fed_dpsd.report.facts import Unfinished
 from fed_dpsd.report.scores import Predictions
 from tests.report.runs import CARD, SUMMARY, check_structure, deployment, run
@@ -34,8 +34,21 @@ def epsilon_of_all(value, **more):
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory):
-    """The page of the unchanged run."""
+    """The page of the unchanged run, with its figures."""
     return page(run(tmp_path_factory.mktemp("run")))
+
+
+@pytest.fixture(scope="module")
+def deployed(tmp_path_factory):
+    """The page of the unchanged deployment, with its figures."""
+    return page(deployment(tmp_path_factory.mktemp("deployment")))
+
+
+@pytest.fixture(autouse=True)
+def _empty_figures(shown, deployed, monkeypatch):
+    """Leave the lines out of all other pages' figures, which take half a second each."""
+    monkeypatch.setattr(figures, "draw", lambda charts: charts)
+    monkeypatch.setattr(figures, "to_svg", lambda figure, name: ("0 0 1 1", ""))
 
 
 # --- privacy ---
@@ -51,10 +64,10 @@ def test_the_result_comes_first_with_its_interval_and_its_cost(shown):
     assert shown.elements[main + 1]["class"] == "lead"
 
 
-def test_no_epsilon_stands_without_its_unit_and_relation(tmp_path):
+def test_no_epsilon_stands_without_its_unit_and_relation(shown, deployed):
     """Every number after the word has them near it, or is in a table that names them."""
-    for facts in (run(tmp_path), deployment(tmp_path)):
-        for element in page(facts).elements:
+    for each in (shown, deployed):
+        for element in each.elements:
             if element["tag"] in ("p", "li", "dd", "figcaption", "summary", "desc"):
                 text = " ".join(element["text"].split())
                 for match in re.finditer(r"[Ee]psilon (\d[\d.,]*)", text):
@@ -112,7 +125,8 @@ def test_the_officer_reads_what_is_proven_against_each_observer_of_secure_sums(t
     assert "all hospitals but 1 have to be trusted" in shown.text_of("p", class_="lead")
 
 
-def test_what_protects_nothing_says_so(tmp_path):
+def test_what_protects_nothing_says_so(shown, tmp_path):
+    control = shown
     cases = [
         (512.0, "epsilon 512 (record, add_remove, trust nobody, delta 1e-05), which protects no"),
         ("inf", "Nothing is proven about the privacy of a record."),
@@ -133,7 +147,7 @@ def test_what_protects_nothing_says_so(tmp_path):
     proven = epsilon_of_all(0.1, delta=0.5)
     large = page(with_card(run(tmp_path, meaningful=False), proven=proven)).text_of("main")
     assert "In plain words: delta is too large, so an attacker may become sure" in large
-    protected = page(run(tmp_path)).text_of("section", id="images")  # the control
+    protected = control.text_of("section", id="images")
     assert "So the proven epsilons cover the images, too." in protected
 
 
@@ -161,9 +175,9 @@ def test_a_plug_ins_epsilon_is_not_reviewed_wherever_it_stands_first(tmp_path):
     assert any("Not reviewed" in text for text in shown.texts("div", class_="note"))
 
 
-def test_seeded_noise_is_reported_first_and_only_where_it_is(tmp_path):
-    assert "carry no guarantee" in page(run(tmp_path)).texts("div", class_="note")[0]
-    assert not page(deployment(tmp_path)).all("div", class_="note")
+def test_seeded_noise_is_reported_first_and_only_where_it_is(shown, deployed):
+    assert "carry no guarantee" in shown.texts("div", class_="note")[0]
+    assert not deployed.all("div", class_="note")
 
 
 def test_every_other_proof_stands_behind_the_smallest(tmp_path):
@@ -181,8 +195,6 @@ def test_every_other_proof_stands_behind_the_smallest(tmp_path):
     )
 
 
-@pytest.mark.slow
-@pytest.mark.ci
 def test_scores_that_no_epsilon_covers_are_not_on_the_page(tmp_path):
     apart = {"ensemble": 0.917, "clients": [0.523, 0.634, None], "vote": 0.851}
     accuracy = SUMMARY["accuracy"] | dict.fromkeys(apart)
@@ -198,7 +210,7 @@ def test_scores_that_no_epsilon_covers_are_not_on_the_page(tmp_path):
     assert all(score in shown for score in hidden[:3])  # a page never shows the vote
 
 
-def test_the_unit_that_was_asked_for_comes_first(tmp_path):
+def test_the_unit_that_was_asked_for_comes_first(shown, tmp_path):
     """The patient's 2.99 stands first, and every attacker is one on patients."""
     rows = {(row["unit"], row["relation"]): row for row in CARD["proven"]}
     for pair, epsilon in (
@@ -208,7 +220,7 @@ def test_the_unit_that_was_asked_for_comes_first(tmp_path):
     ):
         rows[pair] = rows[pair] | {"epsilon": epsilon, "spent": epsilon}
     proven = sorted(rows.values(), key=lambda row: row["unit"] != "patient")
-    shown = page(with_card(run(tmp_path), unit="patient", proven=proven))
+    control, shown = shown, page(with_card(run(tmp_path), unit="patient", proven=proven))
     lead = shown.text_of("p", class_="lead")
     assert "epsilon 2.99 (patient, add_remove, trust nobody, delta 1e-05)" in lead
     assert "can tell whether a patient's records were used at most 95.3 % of the time" in lead
@@ -226,7 +238,6 @@ def test_the_unit_that_was_asked_for_comes_first(tmp_path):
     ]
     note = "counts like replacing its patient"
     assert note in shown.text_of("section", id="privacy")
-    control = page(run(tmp_path))
     assert note not in control.text_of("main")
     assert "for a record, added or removed" in control.text_of("dl", class_="tiles")
 
@@ -255,8 +266,6 @@ def test_the_reference_is_the_most_common_class(tmp_path):
         assert ("the student is no better than that" not in lead) == better
 
 
-@pytest.mark.slow
-@pytest.mark.ci
 def test_two_classes_have_an_area_and_a_threshold_with_its_data(tmp_path):
     shown = page(scored(run(tmp_path)))
     lead = shown.text_of("p", class_="lead")
@@ -501,9 +510,9 @@ def test_the_pictures_are_scaled_down(shown, tmp_path):
 # --- clients, traffic, settings ---
 
 
-def test_each_client_has_its_teachers_scores_its_cost_and_its_refusals(tmp_path):
+def test_each_client_has_its_teachers_scores_its_cost_and_its_refusals(shown, tmp_path):
     said = "has cost it (record, add_remove, trust nobody, delta 1e-05)"
-    first, second, third = page(run(tmp_path)).rows(said)
+    first, second, third = shown.rows(said)
     assert list(first.values()) == ["client 0", "50.0 %", "0.700", "2.5", "0"]
     assert (second["refused rounds"], third["own teachers' accuracy"]) == ("1", "unknown")
     shared = run(tmp_path, ledgers={0: "9 charges: epsilon 3.5"})
@@ -513,8 +522,8 @@ def test_each_client_has_its_teachers_scores_its_cost_and_its_refusals(tmp_path)
     assert "except ledger=FOLDER, which also holds" in page(shared).text_of("section", id="repeat")
 
 
-def test_traffic_is_in_all_and_for_each_client(tmp_path):
-    requests, responses = page(run(tmp_path)).rows("Payload")
+def test_traffic_is_in_all_and_for_each_client(shown, tmp_path):
+    requests, responses = shown.rows("Payload")
     assert list(requests.values()) == ["requests, server to clients", "3.0 MB", "1.0 MB"]
     assert list(responses.values())[1:] == ["1.9 kB", "640 B"]
     weights = page(with_card(run(tmp_path), answers="weights"))
@@ -561,7 +570,7 @@ def test_a_note_on_delta_is_on_each_page_once(tmp_path):
 # --- deployments ---
 
 
-def test_a_rehearsal_is_called_one_first(tmp_path):
+def test_a_rehearsal_is_called_one_first(deployed, tmp_path):
     shown = page(deployment(tmp_path, rehearsed=True))
     assert shown.text_of("h1") == "fed_dpsd on digits: a rehearsal on one machine with 3 hospitals"
     assert shown.text_of("p", class_="lead").startswith("This is a rehearsal on one machine")
@@ -569,12 +578,11 @@ def test_a_rehearsal_is_called_one_first(tmp_path):
     first = officer(deployment(tmp_path, rehearsed=True))
     assert first.text_of("p", class_="lead").startswith("This is a rehearsal on one machine")
     assert "access to the one machine" in first.text_of("section", id="trusted")
-    control = page(deployment(tmp_path))
-    assert "rehearsal" not in control.text_of("main") + control.text_of("h1")
+    assert "rehearsal" not in deployed.text_of("main") + deployed.text_of("h1")
 
 
-def test_a_deployments_page_has_hospitals_totals(tmp_path):
-    shown = page(deployment(tmp_path))
+def test_a_deployments_page_has_hospitals_totals(deployed):
+    shown = deployed
     assert shown.text_of("h1") == "fed_dpsd on digits: a deployment with 3 hospitals"
     assert "Its accuracy is unknown" in shown.text_of("p", class_="lead")
     first, restored, _ = shown.rows("Each hospital")

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -18,18 +19,20 @@ from flwr.supernode.runtime import run_clientapp
 import client_app
 from fed_dpsd.engines.flower import supernode
 from fed_dpsd.errors import UserError
+from fed_dpsd.models.fixed_features import whitening
+from tests.forks import finished, fork
 from tests.hospitals import certificate, private_key, site_file
 from tests.processes import wait_until
 
-STUB = f"""
-{supernode.import_line()}
-import os, time
-from fed_dpsd.engines.flower import supernode
-def client():
+PREPARED = ("flwr.supernode", "fed_dpsd.engines.flower.client", "fed_dpsd.client.hospital")
+
+
+def stub():
+    """What runs in place of Flower's client; its first argument says what it does."""
     if sys.argv[1] == "prepared":
-        from fed_dpsd.models.fixed_features import whitening
         before = set(sys.modules)
-        from flwr.supernode.cli import flwr_clientapp
+        from flwr.supernode.cli import flwr_clientapp  # noqa: F401
+
         print(whitening.cache_info().currsize, set(sys.modules) - before)
         return
     if sys.argv[1] == "broken":
@@ -39,14 +42,6 @@ def client():
     print(sys.argv[1], os.environ["WORD"], os.getcwd(), flush=True)
     time.sleep(float(sys.argv[2]))
     print("ended", flush=True)
-supernode._client = client
-"""
-
-
-def keeping(folder):
-    """A program that keeps a stub imported, prepared for a site's file."""
-    path = site_file(folder, models=["scattering"], shape=[1, 8, 8])
-    return f"{STUB}keep_ready({str(path)!r})"
 
 
 def environment(folder):
@@ -65,19 +60,26 @@ def call(settings, *arguments, **options):
 
 @pytest.fixture(scope="module")
 def keeper(tmp_path_factory):
-    """A process that keeps a stub imported; its forks print to a file in its folder."""
+    """A fork that keeps a stub ready for a site's file; its own forks print to a file."""
     folder = tmp_path_factory.mktemp("keeper")
-    command = [sys.executable, "-c", keeping(folder)]
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(command, env=environment(folder), stdout=log, stderr=log)
+    site = site_file(folder, models=["scattering"], shape=[1, 8, 8])
+
+    def keep():
+        for name in [name for name in sys.modules if name.startswith(PREPARED)]:
+            del sys.modules[name]
+        whitening.cache_clear()
+        supernode._client = stub
+        os.environ.update(environment(folder))
+        supernode.keep_ready(str(site))
+
+    child = fork(keep, folder / "log")
     wait_until((folder / "commands" / "socket").exists)
-    yield SimpleNamespace(folder=folder, settings=environment(folder), poll=process.poll)
-    process.kill()
-    process.wait()
+    yield SimpleNamespace(folder=folder, settings=environment(folder))
+    assert psutil.Process(child).status() != psutil.STATUS_ZOMBIE  # no command ends it
+    os.kill(child, signal.SIGKILL)
+    finished(child)
 
 
-@pytest.mark.slow(seconds=15)
-@pytest.mark.ci
 def test_each_command_is_a_fork_with_its_own_arguments_environment_and_folder(keeper):
     calls = [
         call({**keeper.settings, "WORD": word}, word, "0.2", cwd=keeper.folder / folder)
@@ -88,7 +90,6 @@ def test_each_command_is_a_fork_with_its_own_arguments_environment_and_folder(ke
     assert f"one one {keeper.folder}\n" in printed
     assert f"two two {keeper.folder}/commands\n" in printed
     assert printed.count("ended") == 2  # a command ends when its fork does
-    assert keeper.poll() is None
 
 
 def test_a_command_that_is_ended_ends_its_fork(keeper):
@@ -102,31 +103,26 @@ def test_a_command_that_is_ended_ends_its_fork(keeper):
 
 
 def test_a_command_that_fails_says_why(keeper):
-    assert call(keeper.settings, "broken").wait(30) == 1
+    calls = [call(keeper.settings, *arguments) for arguments in (["broken"], ["exits", "3"])]
+    assert [each.wait(30) for each in calls] == [1, 3]
     assert "ValueError: this command fails" in (keeper.folder / "log").read_text()
-    assert [call(keeper.settings, "exits", code).wait(30) for code in "03"] == [0, 3]
-    assert keeper.poll() is None
 
 
 def test_the_keeper_ends_with_its_parent(settings, tmp_path):
-    quick = "supernode.PARENT_CHECK_SECONDS = 0.05; supernode._prepare = print"
-    program = f"{STUB}{quick}; keep_ready('site.yaml')"
-    parent = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import subprocess, sys, time\n"
-            f"kept = subprocess.Popen([sys.executable, '-c', {program!r}])\n"
-            "print(kept.pid, flush=True)\ntime.sleep(60)",
-        ],
-        env=settings,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    kept = int(parent.stdout.readline())
+    def parent():
+        if os.fork():
+            time.sleep(60)
+            return
+        supernode.PARENT_CHECK_SECONDS = 0.05
+        supernode._prepare = lambda site: print(os.getpid())
+        os.environ.update(settings)
+        supernode.keep_ready("site.yaml")
+
+    child, log = fork(parent, tmp_path / "log"), tmp_path / "log"
     wait_until((tmp_path / "commands" / "socket").exists)
-    parent.kill()
-    parent.wait()
+    kept = int(log.read_text())
+    os.kill(child, signal.SIGKILL)
+    finished(child)
     wait_until(lambda: not psutil.pid_exists(kept))
 
 

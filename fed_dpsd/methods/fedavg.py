@@ -24,6 +24,7 @@ from fed_dpsd.methods.class_counts import KnownCounts, counts_stage, release_cla
 from fed_dpsd.methods.method import Federation, PublicContext, Round, Site, State, nobody_answers
 from fed_dpsd.methods.white_box import WEIGHTS, WhiteBox
 from fed_dpsd.models import load_vector, to_vector
+from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.privacy.mechanism import Mechanism, Weights
 from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.training import Training
@@ -99,13 +100,28 @@ class FedAVG(WhiteBox):
             replies = counts.with_counts(federation.each(request))
             if not replies.answers and first:
                 raise nobody_answers(replies.refused)
-            vectors = models_of(replies)
-            if vectors:
-                load_vector(student, average(vectors, sizes_of(replies, counts.by_client)))
+            if replies.answers:
+                self.aggregate(student, replies, counts, context)
                 last = number
             yield Round(State.of(last, student=student), student.eval(), {}, replies.refused)
-            if not vectors:  # every client's budget is spent
+            if not replies.answers:  # every client's budget is spent
                 return
+
+    def aggregate(
+        self, student: Classifier, replies: Replies, counts: KnownCounts, context: PublicContext
+    ) -> None:
+        """Give the student the weights that follow from one or more clients' answers.
+
+        Variants of FedAVG override it.
+
+        Args:
+            student: the network, with the weights that this round's training started from. In the
+                first round, whose request has kind "weights", these are unrelated values.
+            replies: the replies to the round's request; `models_of` reads the teachers' weights.
+            counts: the clients' class counts; `sizes_of` gives each teacher's number of records.
+            context: the public side of the experiment.
+        """
+        load_vector(student, average(models_of(replies), sizes_of(replies, counts.by_client)))
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -11,6 +11,7 @@ from dp_accounting import NonPrivateDpEvent
 
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import UserError
+from fed_dpsd.privacy import dp_sgd
 from fed_dpsd.privacy.accounting import best_bound, prove
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Noiseless
 from fed_dpsd.protocol import Aggregate, Refusal, Replies, Response
@@ -101,14 +102,37 @@ ASKING_MANY = [("fed_dpsd", answers) for answers in KINDS] + [("dpsd", ANSWERS[0
 ASKING = [(method, ANSWERED[method][-1]) for method in METHODS if ANSWERED[method]]
 
 
+# One of each branch of the code; all others are slow.
+ESSENTIAL = {method: ANSWERED[method][-1:] for method in METHODS}
+ESSENTIAL["fed_dpsd"] = [
+    *(ANSWERS[0], ANSWERS[3], ANSWERS[7], ANSWERS[9], MAX),
+    *(ANSWERS[14], ON_BOTH_AXES[0], ON_BOTH_AXES[4], ON_BOTH_AXES[6]),
+]
+ESSENTIAL["dgd"] = BASELINE[1:]
+ESSENTIAL["dp_fedsgd"] = ANSWERED["dp_fedsgd"]
+
+
 @pytest.fixture(
-    params=[(method, answers) for method in METHODS for answers in ANSWERED[method]],
-    ids=lambda param: f"{param[0]} {' '.join(param[1])}",
+    params=[
+        pytest.param(
+            (method, answers),
+            id=f"{method} {' '.join(answers)}",
+            marks=() if answers in ESSENTIAL[method] else pytest.mark.slow,
+        )
+        for method in METHODS
+        for answers in ANSWERED[method]
+    ]
 )
 def experiment(request, small):
     method, answers = request.param
     named = f"method={method}"
     return small(named, *quick_for([named]), *NEEDS.get(method, ()), *answers)
+
+
+@pytest.fixture(autouse=True)
+def _few_at_once(monkeypatch):
+    """Check the kernels of DP-SGD, which tests/privacy does with as many as in a run, quickly."""
+    monkeypatch.setattr(dp_sgd, "RECORDS_AT_ONCE", 8)
 
 
 def weights(finished):

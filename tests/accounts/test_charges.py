@@ -48,6 +48,8 @@ MECHANISMS = {
     "both": (*PRIVATE, "answers=label", "answers.epsilon_per_answer=0.1"),
     "sums": DISTRIBUTED,
 }
+QUICK = ("federation.retry_seconds=0.1", "teacher.min_steps=2", "method.student_steps=1")
+QUICK += ("method.final_student_steps=1",)
 BASES = [(*pair, basis) for pair in UNITS_AND_RELATIONS for basis in ("training", "answers")]
 
 
@@ -101,7 +103,7 @@ def deploy(deployed, tmp_path, mechanism, grid=Hospitals, **changes):
         files = summing(tmp_path, **changes)
     else:
         files = [site_file(tmp_path / f"hospital{n}", n, **changes) for n in (0, 1)]
-    experiment = deployed(*MECHANISMS[mechanism], "federation.retry_seconds=0.1")
+    experiment = deployed(*MECHANISMS[mechanism], *QUICK)
     return experiment, new_run_folder(experiment), grid(files), files
 
 
@@ -197,9 +199,9 @@ def test_a_request_resumed_with_other_predictions_is_not_charged_twice(
         assert requests == {1: 1, 2: 1 if settled else 2, 3: 1}
 
 
-@pytest.mark.parametrize("overrides", ["answers=label", "answers=gradient answers.noise_at=server"])
-def test_a_renamed_folder_is_the_same_run_at_hospitals(deployed, tmp_path, caplog, overrides):
-    experiment = deployed("training=plain", *overrides.split())
+def test_a_renamed_folder_is_the_same_run_at_hospitals(deployed, tmp_path, caplog):
+    settings = ("training=plain", "answers=gradient", "answers.noise_at=server")
+    experiment = deployed(*settings, *QUICK)
     files = site_files(tmp_path, trust=["nobody", "server"], **RICH)
     folder, grid = new_run_folder(experiment), Hospitals(files)
     with pytest.raises(Killed):
@@ -217,7 +219,7 @@ def test_a_renamed_folder_is_the_same_run_at_hospitals(deployed, tmp_path, caplo
 
 def test_the_card_of_a_run_that_failed_does_not_outlive_its_resumption(small, tmp_path):
     """A power loss would leave it there, without the charges made from now on."""
-    experiment = small("training=plain", "answers=label")
+    experiment = small("training=plain", "answers=label", "rounds=1")
     folder = new_run_folder(experiment)
     write_failure(experiment, folder, "local", UserError("x"))
     seen = []
@@ -226,7 +228,7 @@ def test_the_card_of_a_run_that_failed_does_not_outlive_its_resumption(small, tm
         seen.append((folder / "summary.json").exists())
 
     runs.run(experiment, LocalFederation(experiment, folder), folder, look)
-    assert seen == [False] * 3
+    assert seen == [False]
     assert read_summary(folder)["status"] == "completed"
 
 
@@ -492,10 +494,8 @@ def test_a_damaged_tally_ends_the_run_and_its_card_is_infinite(small, tmp_path, 
 
 def test_a_shared_ledger_is_read_run_by_run(small, tmp_path):
     """Runs over one ledger add up there; the card of each is its own."""
-    experiment = small(
-        "training=plain", "answers=label", f"ledger={tmp_path}/ledger", "answers.k=3"
-    )
-    other = small("training=plain", "answers=label", f"ledger={tmp_path}/ledger", "answers.k=4")
+    shared = ("training=plain", "answers=label", f"ledger={tmp_path}/ledger", "rounds=1")
+    experiment, other = (small(*shared, f"answers.k={k}") for k in (3, 4))
     for each in (experiment, other):
         folder = new_run_folder(each)
         summary = runs.run(each, LocalFederation(each, folder), folder, lambda line: None)

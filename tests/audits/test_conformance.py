@@ -73,13 +73,27 @@ PRIVATE = [case for case in ALL if not any("gradient" in setting for setting in 
 PRIVATE += [("answers=gradient",), ("answers=gradient", "answers.noise_at=server")]
 
 
+# Each mechanism, law and place of noise is among them; the others are slow.
+EVERY_DAY = [
+    {"answers=probabilities"},
+    {"answers=label", "answers.noise_at=distributed"},
+    {"answers=label", "answers.threshold=0.1"},
+    {"answers=label", "answers.k=3"},
+    {"answers=gradient", "answers.noise_at=server"},
+    {"answers=gradient", "answers.mask=private"},
+    {"answers=votes", "answers.noise_law=laplace", "answers.noise_at=client"},
+    {"answers=noisy_max", "answers.noise_law=laplace"},
+    {"answers=noisy_max_gaussian", "answers.noise_law=gaussian"},
+    {"answers=clipped_gradients", "answers.noise_at=distributed"},
+]
+
+
 def marked(settings):
-    """Requests alone take seconds, and so does the proof of Gumbel noise."""
+    """Mark the rare ways to answer slow; requests alone take seconds."""
     alone = settings in REQUESTS_ALONE or "answers=gradient_sum" in settings
-    slow = alone or "answers.noise_law=gumbel" in settings
-    return pytest.param(
-        settings, id=" ".join(settings), marks=pytest.mark.slow(seconds=5) if slow else ()
-    )
+    rare = not any(each <= set(settings) for each in EVERY_DAY)
+    slow = pytest.mark.slow(seconds=5 if alone else 2)
+    return pytest.param(settings, id=" ".join(settings), marks=slow if alone or rare else ())
 
 
 @pytest.fixture(autouse=True)

@@ -93,7 +93,7 @@ class Experiment:
     @functools.cached_property
     def public(self) -> PublicContext:
         """The public side of the experiment, without test images."""
-        return PublicContext.of(self.config, self.training, self.answers)
+        return PublicContext(self.config, self.training, self.answers)
 
     @functools.cached_property
     def plan(self) -> Plan:

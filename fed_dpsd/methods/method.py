@@ -21,7 +21,7 @@ from fed_dpsd.models import initialise
 from fed_dpsd.models.classifiers import Classifier, builder
 from fed_dpsd.models.devices import torch_device
 from fed_dpsd.models.generators import Generator
-from fed_dpsd.models.precision import choose_precision
+from fed_dpsd.models.precision import Network, choose_precision
 from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.mechanism import Mechanism
 from fed_dpsd.privacy.plan import Plan
@@ -35,79 +35,77 @@ class PublicContext:
     """The public side of an experiment, which a method's server half may use.
 
     Args:
-        image_shape: (C, H, W).
-        num_classes: K.
-        rounds: number of rounds.
-        rounds_per_client: largest number of rounds in which a client receives requests.
-        queries_per_round: Q, synthetic images per round.
+        config: the composed configuration; methods read the keys that have a name below.
         training: how the teachers are trained.
         answers: the mechanism of the clients' answers.
-        make_student: returns a student with weights drawn from a generator, on `device`.
-        make_generator: returns an image generator, given the length of its latent vectors and a
-            random generator.
-        make_teacher: returns a network of a client's architecture, for weights that it sends.
-        device: the server's device.
         test: the test split; None if there is none.
     """
 
-    image_shape: tuple[int, ...]
-    num_classes: int
-    rounds: int
-    rounds_per_client: int
-    queries_per_round: int
+    config: Config
     training: Training
     answers: Mechanism
-    make_student: Callable[[torch.Generator], Classifier]
-    make_generator: Callable[..., Generator]
-    make_teacher: Callable[[int], Classifier]
-    device: torch.device
     test: Split | None = None
 
-    @classmethod
-    def of(
-        cls, config: Config, training: Training, answers: Mechanism, test: Split | None = None
-    ) -> "PublicContext":
-        """Return the public side of an experiment."""
-        shape, model = config.data.shape, config.model
+    @property
+    def image_shape(self) -> tuple[int, ...]:
+        """Return (C, H, W)."""
+        return self.config.data.shape
+
+    @property
+    def num_classes(self) -> int:
+        """Return K."""
+        return self.config.data.num_classes
+
+    @property
+    def rounds(self) -> int:
+        """Return the number of rounds."""
+        return self.config.rounds
+
+    @property
+    def rounds_per_client(self) -> int:
+        """Return the largest number of rounds in which a client receives requests."""
+        return most_rounds(self.config)
+
+    @property
+    def queries_per_round(self) -> int:
+        """Return Q, the number of synthetic images per round."""
+        return self.config.queries_per_round
+
+    @property
+    def device(self) -> torch.device:
+        """Return the server's device."""
+        return torch_device(self.config.server_device)
+
+    def make_student(self, rng: torch.Generator) -> Classifier:
+        """Return a student with weights drawn from `rng`, on `device`."""
+        config, model = self.config, self.config.model
 
         def student() -> Classifier:
             build = builder(model.student, model)
-            classifier = build(shape, config.data.num_classes, model.student_width)
+            classifier = build(self.image_shape, self.num_classes, model.student_width)
             return classifier.keep_features(Path(config.cache))
 
-        def placed(build: Callable[[], Classifier], rng: torch.Generator) -> Classifier:
-            module = initialise(build, rng)
-            return choose_precision(module, config.precision, device).to(device)
+        return self._placed(initialise(student, rng))
 
-        def generator(latent_size: int, rng: torch.Generator, normalised: bool = True) -> Generator:
-            sizes = latent_size, model.generator_width, normalised
-            module = initialise(lambda: Generator(shape, *sizes), rng)
-            if normalised:
-                module.draw_levels(rng)
-            return choose_precision(module, config.precision, device).to(device)
+    def make_generator(
+        self, latent_size: int, rng: torch.Generator, normalised: bool = True
+    ) -> Generator:
+        """Return an image generator of latent vectors, with weights drawn from `rng`."""
+        sizes = latent_size, self.config.model.generator_width, normalised
+        generator = initialise(lambda: Generator(self.image_shape, *sizes), rng)
+        if normalised:
+            generator.draw_levels(rng)
+        return self._placed(generator)
 
-        def teacher(client: int) -> Classifier:
-            build = builder(config.architecture(client), model)
-            return placed(
-                lambda: build(shape, config.data.num_classes, model.teacher_width),
-                torch.Generator(),
-            )
+    def make_teacher(self, client: int) -> Classifier:
+        """Return a network of a client's architecture, for weights that it sends."""
+        config = self.config
+        build = builder(config.architecture(client), config.model)
+        sizes = self.image_shape, self.num_classes, config.model.teacher_width
+        return self._placed(initialise(lambda: build(*sizes), torch.Generator()))
 
-        device = torch_device(config.server_device)
-        return cls(
-            image_shape=shape,
-            num_classes=config.data.num_classes,
-            rounds=config.rounds,
-            rounds_per_client=most_rounds(config),
-            queries_per_round=config.queries_per_round,
-            training=training,
-            answers=answers,
-            make_student=lambda rng: placed(student, rng),
-            make_generator=generator,
-            make_teacher=teacher,
-            device=device,
-            test=test,
-        )
+    def _placed(self, network: Network) -> Network:
+        return choose_precision(network, self.config.precision, self.device).to(self.device)
 
     def request(
         self, kind: Kind, query_id: int = 0, weights: NDArray[np.float32] = NOTHING

@@ -45,9 +45,16 @@ class Answering(Counting):
         return super().each(request) if request.kind == "counts" else Replies(request, self.answers)
 
 
+def with_classes(experiment, number):
+    """The public side of an experiment on data of so many classes."""
+    config = experiment.config
+    config = replace(config, data=replace(config.data, num_classes=number))
+    return replace(experiment.public, config=config)
+
+
 @pytest.fixture
 def context(small):
-    return replace(small(*PRIVATE).public, num_classes=3)
+    return with_classes(small(*PRIVATE), 3)
 
 
 def test_shares_are_parts_of_each_class_and_an_empty_class_is_everybodys(context):
@@ -112,7 +119,7 @@ def test_a_client_is_believed_about_the_classes_that_it_holds():
 def test_a_total_is_weighted_and_who_has_no_counts_is_left_out_with_the_reason(small, caplog):
     experiment = small(*PRIVATE)
     method = experiment.method
-    context = replace(experiment.public, num_classes=2)
+    context = with_classes(experiment, 2)
     predictions = np.full((1, 2), 0.5, np.float32)
     request = Request(1, np.zeros((1, 1, 8, 8), np.uint8), predictions)
     answers = {

@@ -72,7 +72,7 @@ def assign_shards(shard_ids: NDArray[np.int64], shards: int, key: int) -> NDArra
 
 
 class Teachers:
-    """The n = teachers_per_client teachers of a client.
+    """The n = teachers_per_client teachers of a client, trained when `models` is first read.
 
     Args:
         config: the site's configuration.
@@ -421,7 +421,7 @@ class Teachers:
         number: int,
         digest: str,
     ) -> None:
-        """Train on one shard, as the training does.
+        """Train on one shard: `Training.teach` decides how a `ShardLearner` learns from it.
 
         `purpose` and `number` name the draws; `digest` identifies the input of noisy training.
         """

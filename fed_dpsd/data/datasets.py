@@ -59,7 +59,7 @@ class Loaded(NamedTuple):
 
 
 def load(config: DataConfig, cache: Path) -> Dataset:
-    """Load a data set.
+    """Load a data set; `_read` turns its files into records unless they are cached.
 
     Args:
         config: the data set to load; its shape and number of classes are checked against the data.
@@ -179,7 +179,7 @@ def _load_split(config: DataConfig, split: str, cache: Path) -> Loaded:
 def _read(
     config: DataConfig, source: sources.Source, split: str
 ) -> tuple[dict[str, Split], dict[str, Any], bool]:
-    """Read a split, or both splits if the data is not divided.
+    """Read a split, or both splits if the data is not divided: `take_records`, then `divide`.
 
     Returns:
         The splits, what to report about them, and whether they may be cached.

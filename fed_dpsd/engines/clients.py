@@ -73,7 +73,7 @@ def with_patients(records: Split, size: int | None) -> Split:
 
 
 def open_site(experiment: Experiment, client: int, run_folder: Path) -> Site:
-    """Return a simulated client's site."""
+    """Return a simulated client's site, whose `Teachers` get the client's part of the records."""
     config, indices = experiment.config, partitions(experiment)[client]
     data = load_data(config.data, config.cache)
     records = with_patients(data.train.take(indices), config.data.records_per_patient)

@@ -28,12 +28,13 @@ from fed_dpsd.models.inference import predict, to_bytes
 from fed_dpsd.privacy.accounting import Stage, best_bound, prove
 from fed_dpsd.protocol import Request
 from fed_dpsd.server import run as runs
+from fed_dpsd.server.metrics import accuracy
 from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.server.summary import scores_of
 from fed_dpsd.streams import Streams
 from tests.conftest import composed
 from tests.ledgers import entries_of
-from tests.running import finish
+from tests.running import finish, rounds
 
 CLEAR = ("training=plain", "answers=probabilities", "teacher.same_start=true")
 PRIVATE = (
@@ -139,12 +140,9 @@ def test_local_sends_nothing_and_spends_nothing(small):
     assert not any(entries_of(site.ledger) for site in federation._sites.values())
 
 
-@pytest.mark.parametrize(
-    ("method", "counts"), [("ensemble", False), ("dense", False), ("dp_fedavg", True)]
-)
+@pytest.mark.parametrize(("method", "counts"), [("ensemble", False), ("dp_fedavg", True)])
 def test_teachers_are_weighed_by_counts_only_where_the_student_reads_them(small, method, counts):
-    quick = ("method.generator_steps=2",) if method == "dense" else ()
-    experiment = small(*PRIVATE, f"method={method}", *quick, "rounds=1")
+    experiment = small(*PRIVATE, f"method={method}", "rounds=1")
     folder = new_run_folder(experiment)
     federation = LocalFederation(experiment, folder)
     summary = runs.run(experiment, federation, folder, lambda line: None)
@@ -186,27 +184,25 @@ def test_one_round_averages_the_teachers_by_their_records(small, tmp_path):
     student = to_vector(finished.student)
     assert torch.equal(student, average(vectors, sizes))
     assert not torch.allclose(student, average(vectors, [1, 1]), atol=1e-6)
-    (_, (alike,)) = finish(
-        small(*CLEAR, "method=fedavg", "rounds=1", "method.weighted=false"), tmp_path / "alike"
-    )
-    assert torch.equal(to_vector(alike.student), average(vectors, [1, 1]))
+    # Without weights, and where private clients state no counts, all count alike.
+    for settings in (
+        (*CLEAR, "method=fedavg", "method.weighted=false"),
+        (*PRIVATE, "method=dp_fedavg", "training.count_fraction=null"),
+    ):
+        federation, (alike,) = finish(small(*settings, "rounds=1"), tmp_path / settings[0])
+        vectors = [to_vector(site._teachers.models[0]) for site in federation._sites.values()]
+        assert torch.equal(to_vector(alike.student), average(vectors, [1, 1]))
 
 
 def test_later_rounds_train_from_the_average(small, tmp_path):
     """Better than one round from a common start; training from elsewhere would not reach it."""
-    settings = (*CLEAR, "method=fedavg", "teacher.min_steps=100", "rounds=4")
-    _, finished = finish(small(*settings), tmp_path)
-    config = small(*settings).config
-    test = load_data(config.data, config.cache).test
-
-    def accuracy(round_):
-        device = torch.device("cpu")
-        return (predict(round_.student, test.images, device).argmax(1) == test.labels).mean()
-
-    *_, last = finish(small(*settings), tmp_path / "again")[1]
-    first = finish(small(*settings, "rounds=1"), tmp_path / "one")[1][0]
-    assert torch.equal(to_vector(last.student), to_vector(finished[-1].student))
-    assert accuracy(last) > accuracy(first) + 0.05
+    experiment = small(*CLEAR, "method=fedavg", "teacher.min_steps=100", "rounds=4")
+    test = load_data(experiment.config.data, experiment.config.cache).test
+    first, *_, last = (
+        accuracy(predict(each.student, test.images, experiment.public.device), test.labels)
+        for each in rounds(experiment, tmp_path)
+    )
+    assert last > first + 0.05
 
 
 @pytest.mark.parametrize(
@@ -375,17 +371,17 @@ def test_denses_student_sees_moved_images_only_if_they_are_answered_again(small,
     method = replace(experiment.method)
     object.__setattr__(method, "distil", lambda _, samples: learned.extend(samples) or 0.0)
     federation = open_(experiment, tmp_path / "server")[0]
-    rounds = [*method.server(federation, context, Streams(0), None)]
+    done = [*method.server(federation, context, Streams(0), None)]
     for images, answers in learned:
         assert torch.allclose(answers, ensemble(images), atol=1e-5)
-    buffer = {image.tobytes() for part in rounds[-1].state.buffer for image in part.images}
+    buffer = {image.tobytes() for part in done[-1].state.buffer for image in part.images}
     seen = [to_bytes(image).tobytes() for images, _ in learned for image in images]
     assert all(image in buffer for image in seen) != again
     # 2 teachers answer 4 images in a generator's step and, if stored, once more; otherwise in each
     # of 3 epochs on 4, then 8 images.
-    assert [each.forward_answers for each in rounds] == ([32, 56] if again else [16, 16])
+    assert [each.forward_answers for each in done] == ([32, 56] if again else [16, 16])
     federation = open_(experiment, tmp_path / "resumed")[0]
-    state = replace(rounds[0].state, buffer=rounds[0].state.buffer[:1])
+    state = replace(done[0].state, buffer=done[0].state.buffer[:1])
     (_,) = method.server(federation, context, Streams(0), state)
     for before, after in zip(learned[3:6], learned[6:], strict=True):
         assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
@@ -417,13 +413,6 @@ def test_weights_that_no_training_can_start_from_are_not_charged(small, tmp_path
     with pytest.raises(ProtocolError, match="sent 7 weights instead of"):
         federation.each(request)
     assert not any(entries_of(site.ledger) for site in federation._sites.values())
-
-
-def test_private_clients_without_counts_all_count_alike(small, tmp_path):
-    settings = (*PRIVATE, "method=dp_fedavg", "training.count_fraction=null", "rounds=1")
-    federation, (finished,) = finish(small(*settings), tmp_path)
-    vectors = [to_vector(site._teachers.models[0]) for site in federation._sites.values()]
-    assert torch.allclose(to_vector(finished.student), torch.stack(vectors).mean(0), atol=1e-6)
 
 
 def test_all_teachers_of_one_start_start_alike(small):

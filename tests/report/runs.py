@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 import numpy as np
 from PIL import Image
 
+from fed_dpsd.report import figures
 from fed_dpsd.report.facts import Facts
 
 VOID = {"meta", "img", "br"}
@@ -116,6 +117,14 @@ def deployment(folder, **changes):
         charges={"clients": {"0": statement, "1": restored, "2": statement}},
     )
     return dataclasses.replace(facts, **changes)
+
+
+def leave_figures_empty(monkeypatch):
+    """Draw nothing; each figure takes a tenth of a second."""
+    for name in ("draw", "draw_dots"):
+        monkeypatch.setattr(figures, name, lambda charts, *_: charts or None)
+    monkeypatch.setattr(figures, "save", lambda figure, path: path)
+    monkeypatch.setattr(figures, "to_svg", lambda figure, name: ("0 0 1 1", ""))
 
 
 class Page(HTMLParser):

@@ -11,10 +11,17 @@ from PIL import Image
 
 from fed_dpsd.accounts import words
 from fed_dpsd.privacy.training import ClassCounts
-from fed_dpsd.report import figures, guarantee, pages
+from fed_dpsd.report import guarantee, pages
 from fed_dpsd.report.facts import Unfinished
 from fed_dpsd.report.scores import Predictions
-from tests.report.runs import CARD, SUMMARY, check_structure, deployment, run
+from tests.report.runs import (
+    CARD,
+    SUMMARY,
+    check_structure,
+    deployment,
+    leave_figures_empty,
+    run,
+)
 
 THRESHOLD = words.against("threshold", 1)
 
@@ -46,9 +53,8 @@ def deployed(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _empty_figures(shown, deployed, monkeypatch):
-    """Leave the lines out of all other pages' figures, which take half a second each."""
-    monkeypatch.setattr(figures, "draw", lambda charts: charts)
-    monkeypatch.setattr(figures, "to_svg", lambda figure, name: ("0 0 1 1", ""))
+    """All other pages have no lines in their figures."""
+    leave_figures_empty(monkeypatch)
 
 
 # --- privacy ---

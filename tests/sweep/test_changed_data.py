@@ -14,6 +14,7 @@ from fed_dpsd.storage import write_json
 from fed_dpsd.sweep import sweep as sweeps
 from fed_dpsd.sweep.reported import settings_in, write_report
 from tests.conftest import SMALL
+from tests.report.runs import leave_figures_empty
 from tests.server.test_inputs import DATA, add_to_test, folders, relabel, touch
 from tests.sweep.test_sweep import TINY, at_once, rows
 
@@ -148,7 +149,10 @@ def test_other_versions_of_a_finished_run_are_said_and_it_is_not_run_again(sweep
 # --- reports ---
 
 
-def test_a_report_says_which_runs_read_other_data_and_keeps_them_apart(sweep, tmp_path):
+def test_a_report_says_which_runs_read_other_data_and_keeps_them_apart(
+    sweep, tmp_path, monkeypatch
+):
+    leave_figures_empty(monkeypatch)
     place, out = folders(tmp_path / "D"), tmp_path / "out"
     first, _ = sweep(place, "seed=0,1")
     said = []

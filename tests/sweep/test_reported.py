@@ -29,7 +29,7 @@ from fed_dpsd.sweep.reported import (
 from fed_dpsd.sweep.sweep import cell_key
 from tests.conftest import SMALL, small_for
 from tests.every import every
-from tests.report.runs import check_structure
+from tests.report.runs import check_structure, leave_figures_empty
 from tests.sweep.test_sweep import plan
 
 
@@ -45,6 +45,11 @@ def finished(tmp_path_factory):
             for name, own in (("one", ()), ("other", more[:1]), ("noisier", more[1:]))
         ]
     return [run.folder for run in runs]
+
+
+@pytest.fixture(autouse=True)
+def _empty_figures(monkeypatch):
+    leave_figures_empty(monkeypatch)
 
 
 @pytest.fixture

@@ -241,13 +241,14 @@ def test_a_grid_may_be_a_file_beside_the_data(tmp_path):
 
 
 def test_only_runs_entries_by_name_even_with_commas_in_it(tmp_path):
+    text = MINE.replace("seed: 0,1", "seed: 0").replace("[1, 2]", "1")
     for only, expected in (
         (["DENSE,FedDPSD"], {"DENSE", "FedDPSD"}),
         (["FedDPSD, labels"], {"FedDPSD, labels"}),
         (["FedDPSD, labels,DENSE"], {"FedDPSD, labels", "DENSE"}),
         (["DENSE", "FedDPSD"], {"DENSE", "FedDPSD"}),
     ):
-        assert {cell.grid for cell in mine(tmp_path, only=only)} == expected
+        assert {cell.grid for cell in mine(tmp_path, text=text, only=only)} == expected
     with pytest.raises(ConfigError, match=r"^--only DENS: choose among: DENSE; FedDPSD, labels"):
         mine(tmp_path, only=["DENS"])
     with pytest.raises(ConfigError, match="--only DENSE: this sweep has no named entries"):

@@ -172,14 +172,15 @@ def test_a_plan_prints_what_training_and_answers_prove_together():
     experiment = from_overrides(overrides, None)
     training = experiment.training
     trained, counted = math.sqrt(training.steps) / training.noise_multiplier, training.count_noise
-    by_hand = solve(lambda eps: composed_by_hand(trained, 0.6, 1 / counted, eps) - DELTA, 5)
     claim = planned.privacy.epsilon("record", "add_remove")
     (row,) = (r for r in planned.privacy.content["proven"] if r["relation"] == "add_remove"
               and r["unit"] == "record")  # fmt: skip
     assert row["basis"] == claim.accountant == "contraction"
     losses = 2 * (2.0**-17 + 1e-7)  # by finite precision: of the training, and of all answers
-    assert claim.value == pytest.approx(by_hand + losses / 2, abs=1e-6)
-    assert by_hand <= claim.value
+    within = (claim.value - losses / 2 + each for each in (-1e-6, 1e-6))
+    below, above = (composed_by_hand(trained, 0.6, 1 / counted, epsilon) for epsilon in within)
+    assert above < DELTA < below
+    assert composed_by_hand(trained, 0.6, 1 / counted, claim.value) <= DELTA
     alone = {each["basis"]: each["epsilon"] for each in row["beside"]}
     assert claim.value < min(alone["answers"], alone["training"])
     assert str(planned).count("by the training and the answers together") == 2
@@ -219,8 +220,8 @@ def test_a_target_is_reached_by_both_kinds_of_noise(small):
 
 def test_extreme_noise_gives_numbers():
     """A claim is never NaN, and never above the claim of either noise alone."""
-    for trained in (1e-6, 1e-3, 1.0, 30.0):
-        for answered in (1e-6, 1e-3, 1.0, 30.0):
+    for trained in (1e-6, 1.0, 30.0):
+        for answered in (1e-6, 1.0, 30.0):
             for others in (NOTHING, gaussian(1e-6), gaussian(5.0)):
                 found = contraction_bound(gaussian(trained), gaussian(answered), others, 1e-9)
                 alone = [

@@ -329,9 +329,7 @@ def test_teachers_of_runs_with_and_without_a_plugin_differ(example, small):
     "overrides",
     [
         MECHANISM,
-        ("plugins=fed_dpsd_example", "training=plain", "answers=label", "model.teacher=mlp_deep"),
-        ("plugins=fed_dpsd_example", "training=dp_sgd", "answers=label"),
-        ("plugins=fed_dpsd_example", "method=local", "training=plain"),
+        ("plugins=fed_dpsd_example", "method=local", "training=plain"),  # with a part of ours alone
     ],
 )
 def test_every_epsilon_of_a_run_with_a_plugin_says_that_it_is_not_reviewed(
@@ -340,7 +338,7 @@ def test_every_epsilon_of_a_run_with_a_plugin_says_that_it_is_not_reviewed(
     experiment = small(*overrides)
     for row in privacy_card(experiment, experiment.plan)["proven"]:
         assert NOTE in row["notes"]
-    own = small(*(o for o in overrides[1:] if "laplace" not in o and "mlp_deep" not in o))
+    own = small(*(o for o in overrides[1:] if "laplace" not in o))
     for row in privacy_card(own, own.plan)["proven"]:
         assert not any("reviewed" in note for note in row["notes"])
 
@@ -396,9 +394,7 @@ def test_a_hospital_refuses_before_anything_of_a_plugin_is_imported(deployed, tm
             hospital.experiment(text, 0)
 
 
-@pytest.mark.parametrize(
-    "plugins", [["fed_dpsd_example"], "fed_dpsd_example", [3], {"fed_dpsd_example": 1}, None]
-)
+@pytest.mark.parametrize("plugins", [["fed_dpsd_example"], "fed_dpsd_example", [3]])
 def test_a_class_of_a_plugin_that_the_message_does_not_name_is_refused(
     example, deployed, tmp_path, plugins
 ):

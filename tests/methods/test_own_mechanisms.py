@@ -110,6 +110,7 @@ LEARNING += ("method.final_student_steps=200", "method.batch_size=128", "method.
     ("answers", "learns"),
     [
         ("LaplaceGradients", True),
+        ("gradient", True),
         ("NotDecoded", False),
         ("MovedBackInLabels", True),
         ("MovedBackInTheLoss", True),

@@ -79,7 +79,7 @@ def test_a_hospital_trains_for_no_request_that_it_would_refuse(
         monkeypatch.setattr(Site, "admit", lambda site, request: None)
     allowed = {"methods": ["fed_dpsd", "fedavg"], "answers": ["gradient", "probabilities"]}
     hospital = hospitals.open_hospital(site_file(tmp_path, **allowed, **changes))
-    for text in seeds(deployed(*overrides), 3):
+    for text in seeds(deployed(*overrides), 2):
         query = imageless("weights") if "method=fedavg" in overrides else request()
         assert isinstance(answer(hospital, text, query), Refusal)
     assert bool(on_disk(hospital)) == admitted

@@ -14,7 +14,6 @@ from fed_dpsd.accounts.account import Account, BudgetSpent
 from fed_dpsd.accounts.card import ledger_epsilons, ledger_files, privacy_card
 from fed_dpsd.accounts.database import read_ledger
 from fed_dpsd.accounts.ledger import MemoryLedger
-from fed_dpsd.client.site import Site
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import ConfigError, ProtocolError, UserError
 from fed_dpsd.methods.fed_dpsd import FedDPSD
@@ -310,13 +309,3 @@ def test_answers_without_noise_need_a_private_training(small, answers, noiseless
     card = privacy_card(experiment, experiment.plan)
     assert row(card)["basis"] == "training"
     assert by(card, "answers") == math.inf
-
-
-def test_a_site_pays_for_the_training_before_it_answers(small, tmp_path, monkeypatch):
-    """The ledger refuses a site that forgets this; nothing leaves."""
-    monkeypatch.setattr(Site, "pay_for_training", lambda self: None)
-    folder = new_run_folder(experiment := small(*PRIVATE))
-    with pytest.raises(Exception, match="has not been paid for"):
-        run(experiment, LocalFederation(experiment, folder), folder, lambda line: None)
-    for path in folder.glob("ledger/*.sqlite"):
-        assert not path.stat().st_size or {entry.kind for entry in read_ledger(path)} <= {"counts"}

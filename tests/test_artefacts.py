@@ -38,7 +38,6 @@ def command(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_the_pages_commands_lead_from_a_run_to_what_is_taken_away(command, tmp_path, capsys):
     words = [line.split()[1] for line in COMMANDS]
     assert words == ["run", *["export"] * 2, *["predict"] * 2, *["synthesize"] * 2]

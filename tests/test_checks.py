@@ -38,7 +38,6 @@ WARNED = {  # overrides, and a part of the one warning
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_noise_that_hides_all_answers_gives_a_warning_with_a_remedy(tmp_path):
     wrong = {}
     for typed, expected in WARNED.items():

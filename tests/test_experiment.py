@@ -48,7 +48,6 @@ def test_simulated_clients_share_no_record_and_the_largest_is_known(small):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_too_many_clients_are_an_error_and_then_no_partition_is_the_largest(small):
     experiment = small("num_clients=900")
     with pytest.raises(UserError, match="num_clients=.* works here"):

@@ -137,7 +137,6 @@ def test_the_pages_mechanism_is_refuted_where_its_event_is_too_small(project):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_a_wheel_and_a_package_of_ones_own_give_the_same_bits_on_both_engines(tmp_path):
     """In a separate environment with both installed; every part is the plug-in's."""
     program = with_wheel(tmp_path, write(tmp_path / "package"))

@@ -135,7 +135,6 @@ def test_every_command_of_a_page_runs(name, given, typed):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 @every("command", [each for name in COMPOSED for each in pages.commands(pages.text_of(name))])
 def test_the_settings_of_every_command_make_an_experiment(command, tmp_path):
     settings = [word for word in command.words[1:] if re.match(r"[\w.@]+=", word)]
@@ -144,7 +143,6 @@ def test_the_settings_of_every_command_make_an_experiment(command, tmp_path):
 
 
 @pytest.mark.slow(seconds=5)
-@pytest.mark.ci
 def test_the_readmes_python_runs(tmp_path, monkeypatch):
     """With teachers and a student of few steps."""
     steps = ("training.steps=20", "method.student_steps=5", "method.final_student_steps=10")

@@ -134,7 +134,6 @@ def off_by_a_bit(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 @every("kept", [True, False])
 def test_a_record_that_arrives_during_a_run_is_on_the_card(deployed, tmp_path, monkeypatch, kept):
     """Teachers are trained again, and charged again. The control's card is the plan."""
@@ -175,7 +174,6 @@ def test_changed_records_are_refused_by_default(deployed, tmp_path, caplog, mech
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 @pytest.mark.parametrize("mechanism", ["label", "sums"])
 @every("settled", [True, False])
 def test_a_request_resumed_with_other_predictions_is_not_charged_twice(
@@ -232,6 +230,7 @@ def test_the_card_of_a_run_that_failed_does_not_outlive_its_resumption(small, tm
     assert read_summary(folder)["status"] == "completed"
 
 
+@pytest.mark.slow
 def test_the_buffer_holds_what_was_sent(deployed, tmp_path, monkeypatch):
     experiment, folder, grid, _ = deploy(deployed, tmp_path, "label", Faulty)
     grid.kill = 2, "after send"
@@ -265,7 +264,6 @@ def test_another_request_under_the_same_id_is_an_error_but_for_a_resumed_run(sma
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 @every("seen", [True, False])
 def test_a_training_that_a_restored_hospital_forgot_stays_on_the_card(
     deployed, tmp_path, monkeypatch, seen
@@ -324,6 +322,7 @@ def test_a_run_has_one_coordinator_at_a_time(small, tmp_path):
 # --- what is charged beyond the plan ---
 
 
+@pytest.mark.slow
 def test_a_charge_beyond_the_plan_is_on_the_card_before_it_is_made(deployed, tmp_path, monkeypatch):
     """The hospital is killed between its charge and its reply: the card already has it."""
     context = deploy(deployed, tmp_path, "dp_sgd", when_records_change="retrain")
@@ -349,6 +348,7 @@ def test_a_charge_beyond_the_plan_is_on_the_card_before_it_is_made(deployed, tmp
     assert log.clients[1].charged == {"dp_sgd": 1, "class_counts": 1, "probabilities": 128}
 
 
+@pytest.mark.slow
 def test_a_request_is_repeated_for_every_acknowledgement_that_it_needs(deployed, tmp_path):
     """A record arrives while the run is stopped: class counts need one, their training another."""
     context = deploy(deployed, tmp_path, "dp_sgd", when_records_change="retrain")
@@ -638,6 +638,7 @@ def strike(monkeypatch, grid, case, which):
 EVERY_DAY = {5, 6, 8, 16, 21}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "seed",
     [
@@ -704,7 +705,6 @@ def test_the_card_covers_every_ledger_at_every_moment(
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 @pytest.mark.parametrize(
     ("mechanism", "when", "shared"),
     [

@@ -179,7 +179,6 @@ def _stored(whole):
 
 
 @pytest.mark.slow(seconds=5)
-@pytest.mark.ci
 def test_a_process_killed_at_any_size_leaves_the_state_before_or_after(place, whole, torn):
     states = (whole[1], _charged(whole), _stored(whole), whole[3])
     hot = 0
@@ -262,6 +261,7 @@ def locked_out(folder, monkeypatch, step):
         shutil.rmtree(each, ignore_errors=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.slow)])
 def test_ctrl_c_at_any_moment_of_a_charge_locks_nobody_out(place, monkeypatch, step):
     assert list(locked_out(place / f"interrupted {step}", monkeypatch, step)) == []

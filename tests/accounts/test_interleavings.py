@@ -360,7 +360,6 @@ def test_1000_interleavings_let_out_no_more_than_the_ledger_holds(config, steps)
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 @hypothesis.settings(ANY, max_examples=50)
 @hypothesis.given(STEPS)
 def test_50_interleavings_let_out_no_more_than_the_ledger_holds(config, steps):

@@ -53,7 +53,6 @@ def by(card, basis, unit="record", relation="add_remove"):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 @every(("training", "answers"), COMBINATIONS)
 def test_the_plan_is_what_ledgers_hold_for_every_combination(small, training, answers):
     """By both proofs, for each unit and relation; the claim is the smaller number."""

@@ -145,7 +145,6 @@ def more_epsilon(mechanism):
 
 
 @pytest.mark.slow(seconds=5)
-@pytest.mark.ci
 @every(
     ("claim", "queries", "least", "broken"),
     [

@@ -73,7 +73,6 @@ def attacked(folder):
 
 
 @pytest.mark.slow(seconds=14)
-@pytest.mark.ci
 def test_teachers_that_memorise_their_records_are_broken_and_the_control_is_not(memorised):
     """Two targets of 1,437 records: the control's AUC has a standard error of 0.011.
 
@@ -94,6 +93,7 @@ def test_teachers_that_memorise_their_records_are_broken_and_the_control_is_not(
     assert lie.contradicts
 
 
+@pytest.mark.slow
 def test_guesses_refute_a_claim_whose_caps_no_rate_exceeds(plain):
     """Responses that are right as often as epsilon 1 allows, all equally sure, have no threshold.
 
@@ -141,7 +141,6 @@ def test_caps_follow_the_run_with_the_weakest_proof(private):
 
 
 @pytest.mark.slow(seconds=5)
-@pytest.mark.ci
 def test_private_teachers_stay_below_their_caps(private):
     """Their attacks may exceed the interval of a right proof once in 20 times each."""
     found = attacked(private)
@@ -156,7 +155,6 @@ def test_private_teachers_stay_below_their_caps(private):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_an_answer_s_noise_is_not_claimed_for_teachers(tmp_path):
     folder = swept(tmp_path, "training=plain", "privacy.target_epsilon=2", "seed=0")
     (row,) = shadows.rows_of(folder)

@@ -110,7 +110,6 @@ def imported(command, **environment):
 
 
 @pytest.mark.slow(seconds=5)
-@pytest.mark.ci
 def test_commands_that_only_print_import_nothing_heavy():
     assert HEAVY.isdisjoint(imported("--help"))
     assert HEAVY.isdisjoint(imported("list methods"))
@@ -118,7 +117,6 @@ def test_commands_that_only_print_import_nothing_heavy():
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_a_plan_and_a_run_import_no_more_than_they_need(tmp_path):
     unneeded = {"matplotlib", "flwr", "ray", "opacus", "sklearn", "torchmetrics"}
     modules = imported("privacy plan")

@@ -142,7 +142,6 @@ def test_doctor_says_what_five_clients_get_of_a_gpu(subtests):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_sweep_runs_the_grid_and_prints_its_table_last(fed_dpsd, tmp_path):
     tiny = (*SMALL, "rounds=2", "method.final_student_steps=1", "training=plain", "answers=label")
     code, out, err = fed_dpsd("sweep", *tiny, "num_clients=2,3", "--out", "grid")
@@ -162,7 +161,6 @@ def test_sweep_runs_the_grid_and_prints_its_table_last(fed_dpsd, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_a_sweep_counts_its_cells(fed_dpsd, monkeypatch):
     monkeypatch.setattr("fed_dpsd.progress.LINE_SECONDS", 0)
     tiny = (*SMALL, "rounds=1", "method.final_student_steps=1", "training=plain")

@@ -70,7 +70,6 @@ def test_plan_for_people_prints_no_bare_epsilon(fed_dpsd):
 
 
 @pytest.mark.slow(seconds=7)
-@pytest.mark.ci
 def test_plan_calibrates_to_a_target_and_says_so(fed_dpsd, subtests):
     """The training where it is private, and the answers otherwise."""
     for training, answers, field in [
@@ -96,7 +95,6 @@ def test_plan_calibrates_to_a_target_and_says_so(fed_dpsd, subtests):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_ledger_prints_what_each_client_has_spent_and_by_whom_it_is_paid(fed_dpsd):
     private = ("training=dp_sgd", "training.steps=5", "model=scattering", "model.student_width=4")
     _, (folder,), _ = fed_dpsd("run", *SMALL, *private)
@@ -177,7 +175,6 @@ def test_ledger_prints_every_charge_where_asked(fed_dpsd):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_a_ledger_for_life_adds_runs_up_and_ends_them(fed_dpsd, tmp_path):
     """Three runs of 192 queries under a cap that pays for about two and a half."""
     life = ("training=plain", "answers=gradient", f"ledger={tmp_path}/life", "partition.seed=0")
@@ -270,7 +267,6 @@ def test_an_audit_of_sums_says_that_it_sends_one_image(fed_dpsd, few_draws, monk
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_a_contradicted_proof_has_an_exit_code_of_its_own(fed_dpsd, few_draws, monkeypatch):
     def truthful(self, value, predictions, rng):
         return np.eye(self.num_classes)[value.argmax(-1)].sum(0).astype(np.uint8)

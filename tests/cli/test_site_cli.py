@@ -46,7 +46,6 @@ def test_a_file_is_written_once_and_says_what_is_missing(fed_dpsd, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_a_check_counts_trains_and_rehearses_and_charges_nothing(fed_dpsd, tmp_path):
     file = site_file(
         tmp_path / "hospital", training=["dp_sgd"], models=["scattering"], queries=10_000
@@ -97,7 +96,6 @@ def test_a_check_of_secure_sums_says_whom_each_number_holds_against(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_a_check_counts_by_name_and_compares_classes_with_a_coordinators(fed_dpsd, tmp_path):
     """Any printable name, and the hospital's own labels of each."""
     names = ["normal", 'é, "x" = {3}']
@@ -302,7 +300,6 @@ def test_an_accuracy_on_few_records_or_one_class_is_not_stated(right, units, lab
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_records_that_are_too_few_to_test_a_teacher_are_reported(fed_dpsd, tmp_path):
     file = site_file(tmp_path / "hospital", training=["dp_sgd"], models=["scattering"])
     images = np.zeros((1, 8, 8), np.uint8)
@@ -312,6 +309,7 @@ def test_records_that_are_too_few_to_test_a_teacher_are_reported(fed_dpsd, tmp_p
     assert "a teacher: one image or patient is too few for a hold-out" in out
 
 
+@pytest.mark.slow
 def test_what_cannot_be_read_is_listed(fed_dpsd, tmp_path):
     file = site_file(
         tmp_path / "hospital", training=["dp_sgd"], models=["scattering"], queries=10_000

@@ -267,7 +267,6 @@ def test_noise_is_the_hospitals_own_and_the_same_for_the_same_request(deployed, 
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_all_noise_of_a_hospital_comes_from_its_secret(deployed, tmp_path, monkeypatch):
     """The coordinator sets the seeds."""
     drawn, noise = set(), SecretStreams.noise

@@ -94,7 +94,6 @@ def train(experiment, cache, ledger, drawn):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 @pytest.mark.parametrize(
     ("settings", "kernel"), [(FIXED, other_features), (NETWORK, other_convolutions)]
 )

@@ -153,7 +153,6 @@ def test_seeded_noise_follows_the_seed_the_client_and_the_request(small, records
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 @every("training", ["plain", "dp_sgd"])
 def test_another_device_rounds_otherwise_so_it_has_other_noise(
     small, records, monkeypatch, training

@@ -26,7 +26,6 @@ def problems(tmp_path, *overrides):
 
 
 @pytest.mark.slow  # Hydra takes 40 s for all files
-@pytest.mark.ci
 def test_every_yaml_composes_and_binds(tmp_path):
     for path in YAMLS:
         overrides = [f"{path.parent.name}={path.stem}"]
@@ -166,7 +165,6 @@ BAD_VALUES = [
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_bad_values_are_named_with_a_remedy(tmp_path):
     said = {override: problems(tmp_path, *override.split()) for override, _ in BAD_VALUES}
     assert [row for row in BAD_VALUES if row[1] not in said[row[0]]] == []
@@ -294,7 +292,6 @@ def test_overrides_are_split_as_hydra_reads_them():
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 @given(st.lists(st.from_regex(r"[a-z]=('[a-z ]*'|\[[0-9, ]*\]|[a-z0-9]+)", fullmatch=True)))
 @settings(derandomize=True, max_examples=30)
 def test_splitting_undoes_joining(tokens):

@@ -289,6 +289,7 @@ def test_a_class_that_lacks_what_its_base_leaves_open_is_an_error(
     assert caught.value.problems[0].startswith(problem.format(target))
 
 
+@pytest.mark.slow
 def test_a_plugins_parts_describe_themselves_on_plans_and_cards(example, tmp_path):
     typed = ["plugins=fed_dpsd_example", "training=smoothed", "answers=laplace_probabilities"]
     experiment = set_up(compose(typed), tmp_path)
@@ -426,6 +427,7 @@ def test_a_hospital_imports_no_part_of_a_plugin_that_its_file_does_not_list(
         hospital.experiment(json.dumps(raw), 0)
 
 
+@pytest.mark.slow
 def test_a_run_over_hospitals_that_name_the_plugin(example, deployed, tmp_path):
     allowed = {"plugins": ["fed_dpsd_example"], "answers": ["laplace_probabilities"], "budget": 1e6}
     files = [site_file(tmp_path / f"hospital{n}", n, **allowed) for n in (0, 1)]

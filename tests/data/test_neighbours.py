@@ -315,6 +315,7 @@ def by_position(records):
     return records.take(np.flatnonzero(~in_test)), records.take(np.flatnonzero(in_test))
 
 
+@pytest.mark.slow
 def test_control_a_part_of_each_class_by_position_fails(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets, "divide", by_position)
     for layout, edits in zip(

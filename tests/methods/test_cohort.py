@@ -80,7 +80,6 @@ def test_a_client_that_is_asked_more_often_than_the_schedule_says_refuses(small)
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 @pytest.mark.parametrize(
     "settings",
     [

@@ -84,6 +84,7 @@ def test_a_coalition_sees_the_proven_noise_and_no_less(small, tmp_path):
     assert not has_stddev(noise, 4.0 * math.sqrt(4 / 3))
 
 
+@pytest.mark.slow
 @every("known", [0, 2])
 def test_an_outsider_and_a_client_that_reads_the_result_see_the_noise_that_is_planned_for_them(
     small, tmp_path, known
@@ -263,7 +264,6 @@ def test_too_few_clients_open_no_sum(small, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_hospitals_sum_gradients_once(deployed, tmp_path):
     """They repeat a masked sum, whatever the records are then, and charge for other weights."""
     quorum = "num_clients=3", "answers.quorum={threshold: 2, colluding: 0}"

@@ -22,7 +22,6 @@ AGAINST_TEACHER = (*DPSD, "method.discriminator=teacher", "method.generator_step
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_it_is_feddpsd_with_one_client_bit_by_bit(small, tmp_path):
     """Without noise, since an answer's noise also depends on the method's name."""
     _, alone = finish(small(*DPSD, "training=plain", "answers=probabilities"), tmp_path / "dpsd")

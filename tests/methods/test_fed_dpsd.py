@@ -167,6 +167,7 @@ def test_gradients_are_requested_near_the_uniform_prediction(small):
     assert steps[8.0].argmax() == 2
 
 
+@pytest.mark.slow
 def test_noise_at_the_server_is_added_once_whatever_the_number_of_clients(small, tmp_path):
     """The answers are exact; the sum's noise has one client's scale, not sqrt(m) of it."""
     experiment = small(
@@ -195,7 +196,6 @@ def test_noise_at_the_server_is_added_once_whatever_the_number_of_clients(small,
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_the_student_learns_from_answers_alone(small, tmp_path):
     experiment = small(
         *(
@@ -217,6 +217,7 @@ def test_the_student_learns_from_answers_alone(small, tmp_path):
     assert accuracy > 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 200])
 def test_the_last_student_is_kept_if_it_agrees_better_with_the_answers(
     small, tmp_path, caplog, steps
@@ -263,7 +264,6 @@ def test_the_temperature_and_moved_images_change_what_the_student_learns(small):
 
 
 @pytest.mark.slow(seconds=8)
-@pytest.mark.ci
 def test_least_squares_reproduces_the_pooled_odds_of_linear_teachers(small, tmp_path):
     """Steps of the cross-entropy on the same answers stay further away."""
     distances = {}

@@ -38,7 +38,7 @@ OTHERS.append(("scattering", (3, 16, 16)))
     [
         CASES,
         pytest.param(OTHERS, marks=pytest.mark.slow),
-        pytest.param([LONG], marks=[pytest.mark.slow, pytest.mark.ci]),
+        pytest.param([LONG], marks=pytest.mark.slow),
     ],
 )
 def test_classifiers_take_any_shape(cases):

@@ -55,7 +55,6 @@ def test_brightness_contrast_and_sign_change_as_they_should():
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_patterns_stay_the_same():
     """Other images, constants or numbers of steps would change them, and so results."""
     kernels, offsets = patterns((3, 32, 32))

@@ -57,7 +57,6 @@ def test_the_network_knows_a_palace():
 
 
 @pytest.mark.slow(seconds=8)
-@pytest.mark.ci
 def test_an_images_features_are_its_own_to_the_last_bit():
     """In another batch, at another place, with other images."""
     some = images(20)
@@ -95,7 +94,6 @@ def test_rows_have_two_equal_kinds_and_one_length(channels):
 
 
 @pytest.mark.slow(seconds=5)
-@pytest.mark.ci
 def test_features_are_computed_once_and_kept_for_other_processes(cheap, tmp_path, monkeypatch):
     monkeypatch.setattr(pretrained, "WRITTEN_AT", 4)
     backbone = Pretrained((1, 8, 8), 32)
@@ -159,6 +157,7 @@ def counted(monkeypatch):
     return sizes
 
 
+@pytest.mark.slow
 def test_a_request_for_a_record_takes_as_long_as_any_other(cheap, tmp_path, monkeypatch):
     """In this process and in the next; the control: asked again, it takes nothing."""
     monkeypatch.setattr(pretrained, "WRITTEN_AT", 1)

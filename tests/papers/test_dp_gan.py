@@ -87,7 +87,6 @@ def test_a_step_samples_records_at_the_charged_rate(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 @pytest.mark.parametrize(
     ("relation", "library"),
     [

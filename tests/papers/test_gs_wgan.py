@@ -126,7 +126,6 @@ def test_shards_are_disjoint_and_empty_ones_are_blank():
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_a_release_loses_no_more_than_its_event():
     """Other centres and the changed one anywhere, 2 apart at most: two dimensions, by integration.
 
@@ -166,7 +165,6 @@ def test_a_release_loses_no_more_than_its_event():
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 @pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
 def test_its_epsilon_is_that_of_a_mixture_for_each_image(relation):
     settings = SMALL | {"generator_steps": 50, "batch_size": 8, "discriminators": 100}

@@ -105,7 +105,6 @@ def responses(eps0, queries):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 @every(
     ("event", "expected", "error"),
     [
@@ -209,7 +208,6 @@ def test_laplace_votes_golden_numbers(queries, expected):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 @every(("sigma", "add_remove", "replace_one"), [(2.286, 1.000, 1.977), (0.652, 10.00, 12.64)])
 def test_dp_sgd_golden_numbers(sigma, add_remove, replace_one):
     """Charged once, whatever the teachers answer afterwards."""
@@ -248,7 +246,6 @@ EVERY = every("event", EVENTS.values())
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 @EVERY
 def test_composing_n_times_is_the_self_composed_event(event):
     once = best_bound(times(event, 37), DELTA)
@@ -259,7 +256,6 @@ def test_composing_n_times_is_the_self_composed_event(event):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 @EVERY
 def test_epsilon_grows_with_releases_and_falls_with_delta(event):
     values = [best_bound(times(event, n), DELTA).epsilon for n in (1, 10, 100)]
@@ -270,7 +266,6 @@ def test_epsilon_grows_with_releases_and_falls_with_delta(event):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 @every(
     ("weaker", "stronger"),
     [
@@ -293,7 +288,6 @@ def test_more_noise_is_more_private(weaker, stronger):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 @EVERY
 def test_a_grid_is_an_upper_bound_and_rdp_a_looser_one(event):
     part = [(event, 200)]
@@ -370,7 +364,6 @@ def uniform_and_changed(event, own):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 @every(("k", "responses", "queries"), [(2, 9, 1), (3, 6, 1), (3, 4, 2), (4, 3, 3), (2, 1, 2)])
 @every("epsilon_per_answer", [0.2, 1.0, 3.0])
 def test_shuffled_responses_have_the_losses_of_an_enumeration(
@@ -401,7 +394,6 @@ def test_many_shuffled_responses_are_rounded_to_the_safe_side_and_little(monkeyp
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_a_replaced_record_in_a_sample_by_integration():
     """delta(eps) of one step, integrated on a fine grid of outputs, both ways round."""
     z, q = 0.8, 0.1
@@ -416,6 +408,7 @@ def test_a_replaced_record_in_a_sample_by_integration():
         assert gap <= delta * (1 + 1e-6)
 
 
+@pytest.mark.slow
 def test_mixtures_are_at_least_their_parts_and_at_most_their_sum():
     parts = [times(EVENTS["response"], 30), times(EVENTS["gaussian"], 300), EVENTS["laplace"]]
     parts.append(times(EVENTS["dp_sgd"], 200))

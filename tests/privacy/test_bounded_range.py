@@ -60,7 +60,6 @@ def test_blocks_of_releases_are_dearer_than_one_and_not_much(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 @every("loss_range", [1e-7, 0.05, 1.0, 10.0, 30.0])
 @every("releases", [1, 400, 3_000])
 def test_epsilon_lies_between_fixed_intervals_and_renyi_divergences(loss_range, releases):

@@ -95,7 +95,6 @@ def test_nothing_needs_no_budget_and_no_budget_admits_what_has_no_noise():
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_changed_settings_are_dearer_than_unchanged_ones_and_never_too_cheap():
     """Everything a budget admits is at least as private as settings fixed in advance."""
     kinds = [

@@ -98,7 +98,6 @@ def bound(event):
 
 
 @pytest.mark.slow(seconds=8)
-@pytest.mark.ci
 def test_a_new_event_plans_charges_and_is_read_from_a_ledger(known, tmp_path):
     plan = Plan(Plain(), (Stage(BITS, 100, 1), Stage(GRADIENTS, 1, 3)))
     settings = PrivacyConfig(DELTA, None, None, None)

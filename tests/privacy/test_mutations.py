@@ -161,6 +161,7 @@ MUTATIONS = {"answers": OF_ANSWERS, "trainings": OF_TRAININGS}
 CHECKED = pytest.mark.parametrize("kind", CHECKS)
 
 
+@pytest.mark.slow
 @CHECKED
 def test_no_check_finds_anything_in_the_code_as_it_is(kind, small):
     """Fails with probability at most FAILURE for each audit."""
@@ -173,7 +174,6 @@ def test_no_check_finds_anything_in_the_code_as_it_is(kind, small):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 @CHECKED
 def test_a_mutation_is_found(kind, small, monkeypatch):
     """Most are so far off that seeds hardly matter; `sensitivity...` is missed once in 100."""
@@ -335,7 +335,6 @@ def unnoised(quick, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 @KINDS
 @pytest.mark.usefixtures("unnoised")
 def test_no_part_of_the_audit_finds_anything_in_the_code_as_it_is(parts, small):
@@ -354,7 +353,6 @@ def test_no_attack_on_networks_finds_anything_in_the_code_as_it_is(small, quick)
 
 
 @pytest.mark.slow(seconds=4)
-@pytest.mark.ci
 @KINDS
 @pytest.mark.usefixtures("unnoised")
 def test_a_planted_fault_is_found(parts, small, monkeypatch):

@@ -85,7 +85,6 @@ def class_counts(count):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 @every("source", [seeded, secret])
 @every(
     ("draw", "law", "scale"),

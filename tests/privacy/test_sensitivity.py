@@ -54,7 +54,6 @@ def float32(encode):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 @every("normalise", ["sample", "batch"])
 def test_no_gradient_is_longer_than_its_bound(normalise):
     """Long vectors with equal, huge and tiny entries: 400 vectors; norms are exact rationals.

@@ -120,7 +120,6 @@ def test_svg_is_small_deterministic_and_follows_the_page():
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_a_figure_has_a_papers_width_in_every_form(tmp_path):
     lines = [chart(Series("s", [(1, 50), (2, 60)]))]
     for width in (figures.COLUMN, figures.TEXT):
@@ -424,7 +423,6 @@ def test_attacks_have_a_panel_for_each_victim_and_a_cap_only_where_there_is_one(
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_what_there_are_no_numbers_for_is_not_written(table, tmp_path, monkeypatch):
     monkeypatch.setattr(figures, "save", lambda figure, file: file)  # slow, and tested above
     path = table({"partition.alpha": 1}, {"partition.alpha": 2, "record_add_remove": 1})

@@ -44,7 +44,6 @@ def test_the_interval_of_an_area_is_delongs(subtests):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_the_interval_of_a_mean_area_is_that_of_a_bootstrap():
     given, rng = predictions(1, 600, 4), np.random.default_rng(0)
     _, low, high = scores.auroc_with_interval(given)

@@ -36,7 +36,6 @@ def read(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 @every("artefact", ["student", "images"])
 @every("overrides", [DP, PLAIN, CLEAR])
 def test_a_card_has_the_runs_own_numbers_each_with_its_meaning(
@@ -80,6 +79,7 @@ def test_a_card_has_the_runs_own_numbers_each_with_its_meaning(
     assert "Not reviewed" not in text
 
 
+@pytest.mark.slow
 def test_what_carries_no_guarantee_begins_with_that(finished):
     """Its numbers, if any is finite, are those of secret noise."""
     secure = "; the numbers apply to the same run with noise=secure"

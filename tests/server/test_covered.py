@@ -66,7 +66,6 @@ def may_leave(summary):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 @pytest.mark.parametrize("method", [pytest.param(m, marks=MARKS[m == "fed_dpsd"]) for m in METHODS])
 def test_scores_of_teachers_leave_only_where_their_training_is_what_is_proven(small, method):
     seen = 0

@@ -43,7 +43,6 @@ def spoiled(monkeypatch, value, last):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 @every("value", [math.nan, -math.inf])
 def test_what_diverged_is_neither_scored_nor_saved_and_the_rounds_before_stay(
     small, monkeypatch, value

@@ -62,7 +62,6 @@ def test_a_processor_with_other_features_is_refused(finished, tmp_path, monkeypa
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 @pytest.mark.parametrize(
     "overrides",
     [(), ("model=scattering",), ("model=patches",)],
@@ -103,7 +102,6 @@ def _altered(content):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_onnx_that_answers_otherwise_than_torch_is_noticed(finished, tmp_path, monkeypatch):
     folder, _, _ = finished()
     path = export(folder, tmp_path / "good", "onnx").path
@@ -118,7 +116,6 @@ def test_onnx_that_answers_otherwise_than_torch_is_noticed(finished, tmp_path, m
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_without_its_test_images_a_run_is_compared_on_drawn_ones(finished, tmp_path, monkeypatch):
     def gone(experiment):
         raise UserError("/home/me/records is gone")
@@ -153,7 +150,6 @@ def test_a_file_that_is_no_onnx_is_refused(tmp_path, content):
 
 
 @pytest.mark.slow(seconds=6)
-@pytest.mark.ci
 def test_central_trainings_only_teacher_is_its_student(finished, tmp_path):
     settings = "method=central", "num_clients=1", "training=plain", "answers=probabilities"
     folder, summary, test = finished(*settings)

@@ -129,7 +129,6 @@ def test_bad_class_counts_count_as_zero(small, tmp_path, caplog, subtests):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_values_of_another_shape_or_type_count_as_zero(small, tmp_path, caplog, subtests):
     cases = itertools.count()
     for answers in ["answers=label", "answers=gradient answers.k=5"]:

@@ -63,7 +63,6 @@ def student(experiment, lie):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 @pytest.mark.parametrize("mechanism", ["label", "dp_sgd"])
 def test_what_no_client_could_have_answered_counts_as_nothing(small, mechanism):
     experiment = small(*MECHANISMS[mechanism], "rounds=1")
@@ -72,6 +71,7 @@ def test_what_no_client_could_have_answered_counts_as_nothing(small, mechanism):
     assert student(experiment, "honest")["student_sha256"] != silent
 
 
+@pytest.mark.slow
 @every("mechanism", MECHANISMS)
 @every("lie", ["flipped", "replayed"])
 def test_a_lie_that_could_be_an_answer_moves_a_sum_by_two_of_them(small, tmp_path, mechanism, lie):

@@ -144,7 +144,6 @@ def test_the_privacy_card_of_a_summary(small):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_an_infinite_published_epsilon_is_not_shown_next_to_a_finite_proof(straight, small):
     """It would read as no privacy at all; with nothing proven it is the truth."""
     _, summary, _ = straight(*PRIVATE)
@@ -202,7 +201,6 @@ def test_the_answered_vote_shows_what_the_noise_does(small):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_a_run_folder_records_the_precision(small, monkeypatch):
     monkeypatch.setattr(precision, "has_bfloat16", lambda _: True)
     private = ("training=dp_sgd", "training.steps=2")
@@ -324,6 +322,7 @@ def test_a_failed_run_keeps_all_that_was_done(small):
 GENERATORS = ("method.generator_steps=2", "model.student=cnn_bn")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -414,6 +413,7 @@ def test_a_missing_checkpoint_file_is_named(small, copied):
         complete(experiment, folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delay", [0.0, pytest.param(0.7, marks=pytest.mark.slow)])
 def test_kill_nine_at_any_moment_then_resume_gives_the_straight_run(
     small, straight, tmp_path, delay
@@ -441,7 +441,6 @@ def test_kill_nine_at_any_moment_then_resume_gives_the_straight_run(
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_students_are_scored_every_so_many_rounds_and_at_the_end(small, straight):
     """Scoring less often changes no student; a round without a score says so."""
     _, every, _ = straight("rounds=5")

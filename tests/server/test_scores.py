@@ -121,6 +121,7 @@ def notes(summary):
     return {note for row in summary["privacy"]["proven"] for note in row["notes"]}
 
 
+@pytest.mark.slow
 def test_patients_are_at_one_client_and_their_rows_need_no_caveat_of_several(small, tmp_path):
     by_patient = *PRIVATE, "data.patient_column=patient", "training.unit=patient"
     experiment = two_digits(small, tmp_path, None, *by_patient)

@@ -53,7 +53,6 @@ def test_without_labels_there_are_images_alone(finished, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 @every(
     ("overrides", "source"),
     [((), "generator"), ((), "queries"), (GENERATED, "generator"), (DENSE, "queries")],

@@ -32,7 +32,6 @@ def found(settings):
 
 
 @pytest.mark.slow(seconds=8)
-@pytest.mark.ci
 @every("seeds", ["[2, 3]", "[0]"])
 def test_an_edited_grid_gives_other_settings_whether_its_seeds_are_new_or_not(tmp_path, seeds):
     sweep(tmp_path, "my_grid.yaml", grid=GRID)
@@ -57,7 +56,6 @@ def test_an_edited_grid_gives_other_settings_whether_its_seeds_are_new_or_not(tm
 
 
 @pytest.mark.slow(seconds=4)
-@pytest.mark.ci
 def test_tables_of_two_grids_are_told_apart(tmp_path):
     tables = []
     for rounds in ("2", "3"):
@@ -70,6 +68,7 @@ def test_tables_of_two_grids_are_told_apart(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_keys_left_at_their_defaults_have_their_values_next_to_others(tmp_path):
     sweep(tmp_path, "partition.alpha=0.5,0.1")
     sweep(tmp_path, "rounds=2")
@@ -86,7 +85,6 @@ def test_keys_left_at_their_defaults_have_their_values_next_to_others(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_named_grids_have_the_keys_that_they_set(tmp_path):
     """A key of one grid is not a column of others, until a second sweep varies it."""
     grid = "sweep: {one: {rounds: 2}, two: {answers.k: [2, 3]}}"

@@ -46,7 +46,6 @@ def finished(said):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_a_cell_runs_again_on_other_data_and_keeps_its_results(sweep, tmp_path):
     place, table = folders(tmp_path / "D"), tmp_path / "out" / "results.csv"
     first, said = sweep(place, "seed=0,1")
@@ -85,6 +84,7 @@ def test_paths_with_other_data_are_cells_of_their_own_in_one_sweep(sweep, tmp_pa
     assert not sweep(f"{place},{other}")[0]
 
 
+@pytest.mark.slow
 def test_a_teachers_file_with_other_weights_is_another_cell(sweep, tmp_path):
     place, weights = folders(tmp_path / "D"), tmp_path / "teacher.safetensors"
     table = tmp_path / "out" / "results.csv"
@@ -149,6 +149,7 @@ def test_other_versions_of_a_finished_run_are_said_and_it_is_not_run_again(sweep
 # --- reports ---
 
 
+@pytest.mark.slow
 def test_a_report_says_which_runs_read_other_data_and_keeps_them_apart(
     sweep, tmp_path, monkeypatch
 ):

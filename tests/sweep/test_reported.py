@@ -65,7 +65,6 @@ def run(folders):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_a_run_is_a_table_of_one_row(run, tmp_path):
     (path,) = tables_of([run], tmp_path / "report")
     assert path == tmp_path / "report" / "results.csv"
@@ -79,6 +78,7 @@ def test_a_run_is_a_table_of_one_row(run, tmp_path):
     assert tables_of([path, path]) == [path]
 
 
+@pytest.mark.slow
 def test_several_runs_are_one_table_in_the_folder_that_is_named(folders, tmp_path):
     run, other, noisier = folders
     (path,) = tables_of([run, other], tmp_path / "report")
@@ -279,7 +279,6 @@ def test_a_sweeps_unfinished_runs_are_found_in_its_folder(stopped, run):
 
 
 @pytest.mark.slow(seconds=4)
-@pytest.mark.ci
 def test_the_page_of_a_stopped_run_is_replaced_when_it_completes(stopped):
     path = pages.write_unfinished(facts_of([stopped]), stopped)
     assert "not finished" in path.read_text()
@@ -327,7 +326,6 @@ RECORD = ("record", "add_remove")
 
 
 @pytest.mark.slow(seconds=5)
-@pytest.mark.ci
 def test_every_kind_of_run_has_a_page(tmp_path):
     for overrides in (
         ("method=local",),
@@ -345,7 +343,6 @@ def test_every_kind_of_run_has_a_page(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 @every("start", ["run", "sweep", "flower"])
 def test_the_command_of_a_run_has_the_words_that_were_typed(tmp_path, start):
     given, out = ["model.teachers=[cnn, lenet]", "partition=iid"], f"out={tmp_path}/runs"

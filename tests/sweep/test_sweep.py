@@ -169,7 +169,6 @@ def test_folders_say_what_is_in_them_and_are_found_again(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_a_sweep_leaves_run_folders_and_a_table_in_the_order_of_its_cells(tmp_path):
     cells = plan(tmp_path, *SEEDS_AND_PRIVACY)
     table = tmp_path / "table.csv"

@@ -240,6 +240,7 @@ def test_a_grid_may_be_a_file_beside_the_data(tmp_path):
     assert len(mine(tmp_path, "seed=4", "num_clients=2")) == 4
 
 
+@pytest.mark.slow
 def test_only_runs_entries_by_name_even_with_commas_in_it(tmp_path):
     text = MINE.replace("seed: 0,1", "seed: 0").replace("[1, 2]", "1")
     for only, expected in (
@@ -287,7 +288,6 @@ def test_a_file_must_exist_be_alone_and_have_its_own_name(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_the_comparison_gives_no_warning_and_a_plain_grid_names_the_method_and_the_key(tmp_path):
     said = [
         cell.experiment.warnings

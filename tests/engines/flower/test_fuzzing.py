@@ -153,6 +153,7 @@ def asks_of(file):
     return [entry.request for entry in entries_of(open_hospital(file).ledger)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("examples", EXAMPLES)
 @pytest.mark.parametrize("kind", ["answers", "steps"])
 def test_a_hospital_takes_any_message(deployed, tmp_path, caplog, kind, examples):
@@ -334,7 +335,6 @@ class Summers:
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 @pytest.mark.parametrize("examples", EXAMPLES)
 def test_the_coordinator_takes_any_reply_in_a_secure_sum(deployed, caplog, examples):
     """The reply is left out, changes the sum like any value, or keeps it closed, an error."""

@@ -225,7 +225,6 @@ def test_an_error_without_a_reason_is_an_absence(deployed, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_a_hospital_that_states_most_records_is_shown(deployed, tmp_path, caplog):
     """Its answers would weigh more than all others; each share is shown only when it is new."""
     stated, said = {100: 30.0, 101: 10.0, 102: 1e300}, []
@@ -266,7 +265,6 @@ def sealing(size):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_a_client_that_seals_no_shares_is_left_out_of_the_sum(deployed, tmp_path):
     files = summing(tmp_path, clients=5)
     for size in (0, 7, sealed_size(5) + 1):
@@ -274,6 +272,7 @@ def test_a_client_that_seals_no_shares_is_left_out_of_the_sum(deployed, tmp_path
         assert federation.total(request()).count == 4, size
 
 
+@pytest.mark.slow
 def test_a_client_that_spoils_a_sum_is_named(deployed, tmp_path, caplog):
     grid = Hospitals(summing(tmp_path, clients=5), sealing(None))
     federation = federate(deployed(*SUMMED), grid)
@@ -300,7 +299,6 @@ BAD = {
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_bad_weights_are_left_out_and_in_a_simulation_an_error(deployed, small, tmp_path):
     spoil = None
 

@@ -31,7 +31,6 @@ def test_loopback_addresses_use_no_proxy(given, listed, changed):
 
 
 @pytest.mark.slow
-@pytest.mark.ci  # two processes that import gRPC, one of which waits for a proxy
 def test_grpc_and_http_reach_a_server_on_this_machine():
     """In a new process, where a proxy that does not exist is named."""
     program = """

@@ -133,7 +133,6 @@ def test_each_hospital_counts_as_soon_as_it_answers(deployed, tmp_path, clock, c
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_a_hospital_that_connects_after_the_class_counts_takes_part_at_once(deployed, tmp_path):
     """They are requested again: it releases its own, and the other hospital repeats its own."""
 
@@ -443,6 +442,7 @@ def test_a_message_that_flower_does_not_take_is_sent_again(deployed, tmp_path, c
 # --- the file ---
 
 
+@pytest.mark.slow
 def test_a_run_that_too_few_answered_resumes_where_it_stopped(deployed, tmp_path, capsys):
     """Its student is the same as without an interruption: hospitals answer the same."""
     files = site_files(tmp_path)

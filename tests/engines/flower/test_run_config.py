@@ -37,7 +37,6 @@ def test_a_run_by_flat_keys_is_the_run_of_the_command_line(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_every_flat_key_sets_its_key(tmp_path):
     values = {"method": "fedavg", "data": "mnist", "training": "plain", "answers": "votes"}
     values |= {"partition": "iid", "model": "cnn", "federation": "deployment"}
@@ -126,6 +125,7 @@ ANY = st.characters(codec="utf-8", exclude_characters="\n\r\0")
 MEANINGS = st.lists(st.sampled_from(["${", "${seed}", "}", "$", "\\", '"', "'", "=", ",", " a"]))
 
 
+@pytest.mark.slow
 @given(st.text(ANY, min_size=1) | MEANINGS.map("".join).map("/x".__add__))
 @example("Null")
 @example("-inf")

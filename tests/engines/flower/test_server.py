@@ -75,7 +75,6 @@ def slowly(*settings):
 
 
 @pytest.mark.slow(seconds=5)
-@pytest.mark.ci
 @pytest.mark.parametrize(
     "settings",
     [
@@ -264,7 +263,6 @@ def test_the_server_app_runs_and_prints_its_result(small, tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_warnings_are_those_of_the_command_line(tmp_path, capsys):
     flat = {"training": "plain", "budget": 5000.0, "num_clients": 900, "out": str(tmp_path)}
     with pytest.raises(flower.RunFailed, match="num_clients=900"):
@@ -305,7 +303,6 @@ FAILURES = [
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_the_server_app_fails_with_one_line_and_no_traceback(tmp_path, capsys, caplog):
     caplog.set_level(logging.CRITICAL)
     for run_config, nodes, expected in FAILURES:
@@ -368,7 +365,6 @@ def test_a_hospital_refuses_a_simulation_and_the_run_says_so(small, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_secret_noise_on_every_engine(small, tmp_path):
     """Two runs have two secrets; with the same one they are the same run, whatever hosts it."""
     experiment = small("training=plain", "answers=gradient", "noise=secure")

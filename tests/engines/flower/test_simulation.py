@@ -219,7 +219,6 @@ def test_the_wheel_gives_the_same_bits_on_both_engines_next_to_another_flower_ap
 
 
 @slow
-@pytest.mark.ci
 def test_a_bare_flower_run_shares_the_gpus_that_are_there(tmp_path, mark):
     """Two GPUs that are not there have room for a process each; Flower starts four."""
     small = ["teacher.min_steps=20", "teacher.epochs=0", "method.final_student_steps=10"]

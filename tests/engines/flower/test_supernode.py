@@ -81,6 +81,7 @@ def keeper(tmp_path_factory):
     finished(child)
 
 
+@pytest.mark.slow
 def test_each_command_is_a_fork_with_its_own_arguments_environment_and_folder(keeper):
     calls = [
         call({**keeper.settings, "WORD": word}, word, "0.2", cwd=keeper.folder / folder)
@@ -109,6 +110,7 @@ def test_a_command_that_fails_says_why(keeper):
     assert "ValueError: this command fails" in (keeper.folder / "log").read_text()
 
 
+@pytest.mark.slow
 def test_the_keeper_ends_with_its_parent(settings, tmp_path):
     def parent():
         if os.fork():

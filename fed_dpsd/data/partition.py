@@ -21,6 +21,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from pydantic.dataclasses import dataclass
 
 from fed_dpsd.config import STRICT, Config, DataConfig, Positive
+from fed_dpsd.config.plugins import code_digest
 from fed_dpsd.errors import UserError
 from fed_dpsd.storage import to_npz, write_atomically
 
@@ -226,8 +227,15 @@ def load_or_split(
     cache: Path,
     patients: NDArray[np.int64] | None = None,
 ) -> list[NDArray[np.int64]]:
-    """Return the result of `split`, cached if the same records were split the same way before."""
+    """Return the result of `split`, cached if the same records were split the same way before.
+
+    Changed code of a plug-in's partition splits again.
+    """
     rule = f"{partition} {num_clients} flwr-datasets {version('flwr-datasets')}"
+    cls = type(partition)
+    package = cls.__module__.partition(".")[0]
+    if package != __name__.partition(".")[0]:
+        rule += f" {cls.__module__}.{cls.__qualname__} {code_digest(package)}"
     records = labels.tobytes() + (b"" if patients is None else b"patients" + patients.tobytes())
     key = hashlib.sha256(rule.encode() + records).hexdigest()[:24]
     path = cache / "partitions" / f"{key}.npz"

@@ -1,5 +1,6 @@
 """Plug-ins: only named ones, only where a hospital also names them, never as proven."""
 
+import importlib
 import json
 
 import numpy as np
@@ -19,6 +20,7 @@ from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.client.terms import NotAllowed
 from fed_dpsd.config.compose import compose
 from fed_dpsd.config.plugins import code_digest, split_plugins
+from fed_dpsd.data.partition import load_or_split
 from fed_dpsd.engines.flower.grid import GridFederation
 from fed_dpsd.engines.flower.run_config import from_run_config
 from fed_dpsd.errors import ConfigError
@@ -194,6 +196,25 @@ def test_a_partition_of_a_plugin_deals_records(example, small):
     assert sizes[1] / sizes[0] == pytest.approx(2, rel=0.01)
     assert sizes[2] / sizes[1] == pytest.approx(2, rel=0.01)
     assert from_json(experiment.to_json()) == experiment
+
+
+def test_a_partition_of_a_plugin_deals_again_when_its_code_changes(tmp_path):
+    """The control: unchanged code reads the cached split."""
+    cache = tmp_path / "cache"
+
+    def dealt(ratio):
+        with installed(tmp_path):  # as in a new process
+            rule = importlib.import_module("fed_dpsd_example.unequal").Unequal(0, ratio)
+            return [part.tolist() for part in load_or_split(rule, np.zeros(60, int), 2, cache)]
+
+    write(tmp_path)
+    first = dealt(2.0)
+    assert dealt(2.0) == first
+    assert len([*cache.rglob("*.npz")]) == 1
+    module = tmp_path / "fed_dpsd_example" / "unequal.py"
+    module.write_text(module.read_text().replace("self.ratio **", "(2 * self.ratio) **"))
+    assert [len(part) for part in dealt(2.0)] == [12, 48]
+    assert [len(part) for part in first] == [20, 40]
 
 
 @pytest.mark.parametrize(

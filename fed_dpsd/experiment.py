@@ -49,12 +49,22 @@ CALIBRATED_BETWEEN = {
     "noise_multiplier": (1e7, 1e-2),
     "epsilon_per_answer": (1e-7, LARGEST_EPSILON),
 }
-# What a class must define itself, as a class attribute or a field, by the base of its kind.
+# What a class must define itself, by the base of its kind, in addition to its abstract methods.
+# A protocol's own methods return None, so they must not stand in for missing ones.
 DEFINED: dict[type, tuple[str, ...]] = {
     Method: (),
     Training: ("name", "reads"),
-    Mechanism: ("name", "input", "noise_at", "calibrated_by"),
-    Partition: ("name", "seed"),
+    Mechanism: (
+        "name",
+        "input",
+        "noise_at",
+        "calibrated_by",
+        "constrain_sensitivity",
+        "add_noise",
+        "admissible",
+        "event",
+    ),
+    Partition: ("name", "seed", "deal"),
 }
 
 
@@ -355,17 +365,20 @@ def _class_of(binder: Binder, base: type, path: Any, where: str) -> type | None:
     cls = binder.locate(base.__module__.rpartition(".")[0], path, f"{where}._target_")
     if cls is None:
         return None
-    problems, base_name = [], f"{base.__module__}.{base.__name__}"
+    problems = []
     if base not in cls.__mro__:
-        problems.append(f"does not derive from {base_name}")
+        problems.append(f"does not derive from {base.__module__}.{base.__name__}")
     else:
         classes = cls.__mro__[: cls.__mro__.index(base)]
         fields = {field.name for field in dataclasses.fields(cls)}
         defined = fields.union(*map(vars, classes))
+        missing = {name: base for name in DEFINED[base] if name not in defined}
+        for name in sorted(getattr(cls, "__abstractmethods__", ())):
+            missing[name] = next(each for each in cls.__mro__ if name in vars(each))
         problems += [
-            f"has no {name}; define it in class {cls.__name__}, as {base_name} describes"
-            for name in DEFINED[base]
-            if name not in defined
+            f"has no {name}; define it in class {cls.__name__}, as "
+            f"{owner.__module__}.{owner.__name__} describes"
+            for name, owner in missing.items()
         ]
         noise = getattr(cls, "calibrated_by", None)
         if noise is not None and noise not in CALIBRATED_BETWEEN.keys() & fields:

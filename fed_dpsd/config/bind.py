@@ -5,7 +5,6 @@ import dataclasses
 import difflib
 import functools
 import importlib
-import inspect
 import re
 import types
 import typing
@@ -124,7 +123,7 @@ class Binder:
                 if error.name != module:
                     problem = f"{where}={path} cannot be imported: {error}"
                 continue
-            if dataclasses.is_dataclass(cls) and not inspect.isabstract(cls):
+            if dataclasses.is_dataclass(cls):
                 return typing.cast(type, cls)
         self.problems.append(problem)
         return None

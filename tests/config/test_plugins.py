@@ -290,6 +290,32 @@ WRONG_CLASSES = [
         ('name: ClassVar[str] = "unequal"', ""),
         "partition._target_={} has no name; define it in class Unequal, as fed_dpsd.data.partition",
     ),
+    *(
+        (
+            "laplace_probabilities",
+            (f"def {method}(", f"def other_{method}("),
+            f"answers._target_={{}} has no {method}; define it in class LaplaceProbabilities, as "
+            "fed_dpsd.privacy.mechanism.Mechanism describes",
+        )
+        for method in ("constrain_sensitivity", "add_noise", "admissible", "event")
+    ),
+    (
+        "unequal",
+        ("def deal(", "def other_deal("),
+        "partition._target_={} has no deal; define it in class Unequal, as fed_dpsd.data.partition",
+    ),
+    (
+        "smoothed",
+        ("def train(", "def other_train("),
+        "training._target_={} has no train; define it in class Smoothed, as "
+        "fed_dpsd.privacy.training.CustomTraining describes",
+    ),
+    (
+        "blend",
+        ("def synthesise(", "def other_synthesise("),
+        "method._target_={} has no synthesise; define it in class Blend, as "
+        "fed_dpsd.methods.white_box.Distilling describes",
+    ),
 ]
 
 
@@ -301,7 +327,8 @@ def test_a_class_that_lacks_what_its_base_leaves_open_is_an_error(
     before = path.read_text()
     path.write_text(before.replace(*change))
     assert path.read_text() != before
-    key = {"smoothed": "training", "unequal": "partition"}.get(module, "answers")
+    keys = {"smoothed": "training", "unequal": "partition", "blend": "method"}
+    key = keys.get(module, "answers")
     typed = ["plugins=fed_dpsd_example", f"{key}={module}"]
     target = f"fed_dpsd_example.{module}.{''.join(map(str.title, module.split('_')))}"
     with pytest.raises(ConfigError) as caught:

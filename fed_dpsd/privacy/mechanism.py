@@ -300,7 +300,10 @@ class Additive(Mechanism, Protocol):
         """Return the law of a coordinate's noise."""
 
     def worst_case(self) -> tuple[Values, Values]:
-        """Return (n, 1, K) values of a client's teachers in two worlds, one record apart."""
+        """Return (n, 1, K) values of a client's teachers in two worlds, one record apart.
+
+        They are not yet bounded by `constrain_sensitivity`.
+        """
 
 
 @runtime_checkable

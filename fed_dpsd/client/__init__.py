@@ -27,9 +27,9 @@ Output, and the file that checks it:
 - Refusals, each a public line, and statements of the run's charges: site.py, hospital.py and
   accounts/account.py. Outside a simulation, an error is sent as "see its log".
 - Exact diagnostics, in simulations only: `Site.diagnose` refuses them otherwise, unless training
-  was private, and flower/client.py refuses them for every hospital.
+  was private, and engines/flower/client.py refuses them for every hospital.
 - Public facts: the client's number, a hospital's class names, and a digest of the installed code
-  (flower/client.py).
+  (engines/flower/client.py).
 - The time that an answer takes: it is not hidden, as the privacy card states.
 
 Names that begin with `sensitive` hold private values before noise is added. Records and teachers

@@ -373,7 +373,7 @@ class Site:
         """Return the keys of an answer's charge."""
         if isinstance(mechanism, ClassCounts):
             # Noisy counts pass through no teacher, yet they are paid for after the training.
-            return ChargeKeys(self._counts, "", self._teachers.identity)
+            return ChargeKeys(own=self._counts, covering="", first=self._teachers.identity)
         covering = self._covering(mechanism, request)
         content = f"{request.digest} {mechanism} {self._teachers.settings} {self._method}"
         content += f" {covering}" if covering else ""
@@ -385,7 +385,7 @@ class Site:
             content += f" {self.account.run}"
         # A run's name may not be valid UTF-8; different names stay different.
         digest = hashlib.sha256(content.encode(errors="surrogatepass")).hexdigest()
-        return ChargeKeys(digest, covering, covering)
+        return ChargeKeys(own=digest, covering=covering, first=covering)
 
     @functools.cached_property
     def _method(self) -> str:

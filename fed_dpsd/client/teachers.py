@@ -189,14 +189,14 @@ class Teachers:
         input, to the last bit, because processors and libraries may compute different features of
         the same records. A cached teacher was charged under the digest stored with its weights.
         """
-        if not self._noisy:
+        if not self._may_draw_noise:
             return self.keys
         return [self._recorded(shard) or self._input(shard) for shard in self._numbers]
 
     @functools.cached_property
     def input_digest(self) -> str:
         """Return a digest of the input that training would read now, regardless of the cache."""
-        inputs = map(self._input, self._numbers) if self._noisy else self.keys
+        inputs = map(self._input, self._numbers) if self._may_draw_noise else self.keys
         return hashlib.sha256("".join(inputs).encode()).hexdigest()
 
     @functools.cached_property
@@ -371,7 +371,7 @@ class Teachers:
         if path.exists():
             try:
                 weights, facts = read_file(path)  # another process may replace it at any time
-                if not self._noisy or facts.get(INPUT) == self.digests[shard]:
+                if not self._may_draw_noise or facts.get(INPUT) == self.digests[shard]:
                     teacher.load_state_dict(weights)
                     with contextlib.suppress(OSError):  # another user's cache cannot be modified
                         os.utime(path)  # marks the last use
@@ -380,15 +380,19 @@ class Teachers:
             except (ValueError, RuntimeError):
                 path.unlink(missing_ok=True)  # a damaged teacher is trained again
         digest = self.digests[shard]
-        if self._noisy and self._input(shard) != digest:
+        if self._may_draw_noise and self._input(shard) != digest:
             raise UserError(
                 f"{path} is missing, and this machine would not train the teacher that was paid "
                 "for; restart to train and charge a new one"
             )
-        purpose = f"private training of a {self._role}" if self._noisy else f"{self._role} batches"
+        purpose = (
+            f"private training of a {self._role}"
+            if self._may_draw_noise
+            else f"{self._role} batches"
+        )
         self._train(teacher, shard, config, purpose, shard, digest)
         self.watch.check(teacher, shard)
-        write_weights(teacher, path, {INPUT: digest} if self._noisy else None)
+        write_weights(teacher, path, {INPUT: digest} if self._may_draw_noise else None)
         return teacher.to(CPU)
 
     @property
@@ -396,8 +400,8 @@ class Teachers:
         return range(len(self._shards))
 
     @property
-    def _noisy(self) -> bool:
-        """Return whether the training draws noise."""
+    def _may_draw_noise(self) -> bool:
+        """Return whether the training may draw noise; a training that reads images draws none."""
         return self._training.reads != "images"
 
     def _cached(self, shard: int) -> Path:
@@ -429,16 +433,16 @@ class Teachers:
         # Batches depend on public numbers only, so they cannot reveal labels.
         seeds = Streams(config.teacher.seed)
         seeded = functools.partial(seeds.torch, client=self._client, query_id=number)
-        batches = seeded if self._noisy else lambda _: seeded(purpose)
+        batches = seeded if self._may_draw_noise else lambda _: seeded(purpose)
         learner = ShardLearner(teacher, records, config, batches, device)
         # A name is of noise or of other draws, never of both.
-        own = purpose if self._noisy else f"noise, {purpose}"
+        own = purpose if self._may_draw_noise else f"noise, {purpose}"
         rng = self._noise.noise(own, self._client, number, hides=digest)
         layers = seeded(f"layers, {purpose}")
         with reporting_steps(self._training), layers_draw_from(layers, device):
             self._training.teach(learner, records.labels, rng)
         teacher.to(memory_format=torch.channels_last)  # training may have changed the layout
-        if not self._noisy:
+        if not self._may_draw_noise:
             self.watch.check_losses(learner.losses, shard)
 
     def _input(self, shard: int) -> str:

@@ -192,11 +192,11 @@ def _read(
         where,
         label_numbers(names, declared=reader.declared),
         config.shape,
-        config.resize,
-        config.pixel_bits,
-        config.patient_column is not None,
-        f"the classes are {first_few(names)}; correct the labels, set data.num_classes=null to "
-        "take all labels as classes, or name each in data.classes=[...]",
+        resize=config.resize,
+        bits=config.pixel_bits,
+        patients=config.patient_column is not None,
+        remedy=f"the classes are {first_few(names)}; correct the labels, set "
+        "data.num_classes=null to take all labels as classes, or name each in data.classes=[...]",
     )
     records = taken.records if source.keeps_rows else taken.records.in_order()
     notes, parts = [*taken.notes], {split: records}

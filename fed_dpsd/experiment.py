@@ -17,7 +17,7 @@ from fed_dpsd.checks import check, ignored_overrides, missing_public_features, w
 from fed_dpsd.claims import planned_epsilon
 from fed_dpsd.config import BUNDLED, Config, DataConfig, to_json
 from fed_dpsd.config.bind import Binder
-from fed_dpsd.config.compose import compose_valid
+from fed_dpsd.config.compose import compose_skipping_invalid
 from fed_dpsd.config.errors import choices_with_key, file_sets
 from fed_dpsd.config.grid import require_one_run
 from fed_dpsd.data import datasets, partition, sources
@@ -149,7 +149,7 @@ def from_overrides(
         ConfigError: the overrides or the values have problems, one per line, such as noise that is
             both typed and calibrated. No data was read.
     """
-    composition = compose_valid(overrides)
+    composition = compose_skipping_invalid(overrides)
     binder = Binder(composition.sources)
     binder.problems += composition.problems
     experiment = _bound(composition.values, base, False, binder)
@@ -167,7 +167,7 @@ def one_run(overrides: Sequence[str], base: Path | None) -> Experiment:
     Raises:
         ConfigError: the overrides have problems, or declare a grid of several experiments.
     """
-    require_one_run(overrides, compose_valid(overrides))
+    require_one_run(overrides, compose_skipping_invalid(overrides))
     return from_overrides(overrides, base)
 
 

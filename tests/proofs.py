@@ -39,7 +39,7 @@ def spent(entries, unit, relation, basis):
 
 def bases(plan):
     """The stages that a proof on each basis composes."""
-    return {"answers": plan.stages} | ({"training": plan.budgeted} if plan.trained else {})
+    return {"answers": plan.stages} | ({"training": plan.budgeted} if plan.training_stages else {})
 
 
 def by(row, basis):

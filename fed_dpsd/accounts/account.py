@@ -302,7 +302,7 @@ def budget_warning(settings: PrivacyConfig, plan: Plan) -> str:
     if settings.budget is None or settings.budget >= (needed := needed_budget(settings, plan)):
         return ""
     problem = (
-        f"privacy.budget={settings.budget:g} is less than this run needs, {rounded_up(needed)} "
+        f"privacy.budget={settings.budget:g} is less than this run needs, {rounded_budget(needed)} "
         f"({_budget_scope(settings)})"
     )
     first = [replace(stage, requests=1) for stage in plan.budgeted[:1]]
@@ -323,7 +323,7 @@ def budget_text(settings: PrivacyConfig, needed: float) -> str:
         return "no privacy.budget admits this run"
     short = settings.budget is not None and settings.budget < needed
     return (
-        f"privacy.budget={rounded_up(needed)} or more pays for the whole run "
+        f"privacy.budget={rounded_budget(needed)} or more pays for the whole run "
         f"({_budget_scope(settings)})"
         + (f", and privacy.budget={settings.budget:g} does not" if short else "")
     )
@@ -333,7 +333,7 @@ def _budget_scope(settings: PrivacyConfig) -> str:
     return f"record, {' and '.join(_budget_relations(settings))}"
 
 
-def rounded_up(value: float, digits: int = 4) -> str:
+def rounded_budget(value: float, digits: int = 4) -> str:
     """Format a number >= 0 for a command line, rounded up to `digits` digits."""
     if not 0 < value < math.inf:
         return f"{value:g}"

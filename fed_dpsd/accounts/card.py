@@ -44,9 +44,9 @@ _LEDGERS = "a client_*.sqlite, its folder, or a run folder"
 TOO_LITTLE_NOISE = "the noise or delta is too small to compute a finite epsilon"
 
 
-def row_of(claims: Mapping[Basis, Epsilon]) -> dict[str, Any]:
+def row_of(proven: Mapping[Basis, Epsilon]) -> dict[str, Any]:
     """Return a card's row for the epsilons of several proofs, the smallest first."""
-    rows = [claim.to_json() | {"basis": basis} for basis, claim in claims.items()]
+    rows = [claim.to_json() | {"basis": basis} for basis, claim in proven.items()]
     return _with_others(rows)
 
 
@@ -108,7 +108,7 @@ def privacy_card(
             charges_of_plan(plan, each, unit, relation) for each in stated if covers(plan, each)
         ]
         used = [proofs(charges, settings.delta) for charges in paid]
-        claims = []
+        alternatives = []
         for basis, planned in found.items():
             spent = [bound_on(basis, each) for each in used]
             all_charged = [bound_on(basis, each) for each in more] + spent
@@ -125,10 +125,10 @@ def privacy_card(
             row = claim.to_json() | {"basis": basis, "planned": _number(planned.value)}
             if spent:
                 row["spent"] = _number(max(bound.epsilon for bound in spent))
-            claims.append(row)
-        rows.append(_with_others(sorted(claims, key=lambda row: float(row["epsilon"]))))
+            alternatives.append(row)
+        rows.append(_with_others(sorted(alternatives, key=lambda row: float(row["epsilon"]))))
     charges = [stage.mechanism for stage in plan.charged]
-    uncharged = () if plan.trained else (experiment.training,)
+    uncharged = () if plan.training_stages else (experiment.training,)
     reasons = [each.reason for each in (*uncharged, *charges) if each.reason]
     reason = None
     if uncovered:
@@ -251,7 +251,7 @@ def proven_epsilons(
             notes.append(words.PARTITION_NOTE)
     else:
         notes.append(words.TIME_NOTE)
-        if plan.releases_counts:
+        if plan.releases_class_counts:
             notes.append(words.COUNTS_NOTE)
     if unit == "patient" and not (config.data.names_patients and config.federation.simulation):
         notes.append(words.PATIENT_NOTE)

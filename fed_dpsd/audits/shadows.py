@@ -133,7 +133,7 @@ class ShadowRun:
         if victim == "untrained teachers":
             return [()]
         plan = self.experiment.plan
-        trained = [plan.budgeted] if plan.trained else []
+        trained = [plan.budgeted] if plan.training_stages else []
         return [plan.stages, *trained] if victim == "student" else trained
 
     def _smallest_epsilon(self, proofs: Sequence[tuple[Stage, ...]], delta: float) -> Epsilon:

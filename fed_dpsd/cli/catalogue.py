@@ -90,12 +90,12 @@ def _show_keys(overrides: list[str]) -> None:
     """Print each key of the run that overrides describe, with its value and meaning."""
     from fed_dpsd.config import leaves
     from fed_dpsd.config.comments import key_comments
-    from fed_dpsd.config.compose import compose_valid, resolve_choices
+    from fed_dpsd.config.compose import compose_skipping_invalid, resolve_choices
     from fed_dpsd.config.plugins import search_plugins
     from fed_dpsd.config.schema import fields
     from fed_dpsd.errors import ConfigError, format_value
 
-    composition = compose_valid(overrides)
+    composition = compose_skipping_invalid(overrides)
     if composition.problems:
         raise ConfigError(composition.problems)
     values = dict(leaves(composition.values))

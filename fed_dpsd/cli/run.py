@@ -54,7 +54,7 @@ def run(
         job = api.new_job(tuple(overrides or ()), engine, nodes)
     for line in job.warnings:
         say(f"warning: {line}")
-    _run_job(job)
+    _run_and_print(job)
 
 
 def resume(
@@ -77,10 +77,10 @@ def resume(
     with importing():
         from fed_dpsd import api
 
-    _run_job(api.resumed_job(run_folder))
+    _run_and_print(api.resumed_job(run_folder))
 
 
-def _run_job(job: "Job") -> None:
+def _run_and_print(job: "Job") -> None:
     """Run a job, print its result and the next commands, and last its folder, even if it fails."""
     from fed_dpsd import api
     from fed_dpsd.server.words import how_to_continue, next_steps

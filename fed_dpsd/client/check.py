@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from fed_dpsd.accounts import card as cards
-from fed_dpsd.accounts.account import needed_budget, rounded_up
+from fed_dpsd.accounts.account import needed_budget, rounded_budget
 from fed_dpsd.accounts.card import how_answered, how_trained
 from fed_dpsd.accounts.secret import load_or_create_secret
 from fed_dpsd.accounts.words import PrivacyCard, against, other_observers
@@ -131,13 +131,13 @@ def _more_for_budget(settings: PrivacyConfig, plan: Plan, charged: bool) -> str:
     Raising the budget is a remedy only before the first charge (docs/proofs.md, Theorem 7).
     """
     what, fewer = "before the last answer", " or fewer rounds or images"
-    if plan.trained:  # then answers cost nothing
+    if plan.training_stages:  # then answers cost nothing
         what, fewer = "to train" if plan.trainings == 1 else "before the last training", ""
     remedy = f"{what}; agree on more noise (privacy.target_epsilon){fewer}"
     needed = needed_budget(settings, plan)
     if charged or math.isinf(needed):
         return remedy
-    return f"{remedy}, or raise budget to at least {rounded_up(needed, 3)}"
+    return f"{remedy}, or raise budget to at least {rounded_budget(needed, 3)}"
 
 
 def _experiment(hospital: Hospital, overrides: list[str]) -> Experiment:

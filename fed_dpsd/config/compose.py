@@ -77,13 +77,13 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
         ConfigError: overrides cannot be read, or name unknown keys or choices; one problem per
             line.
     """
-    composition = compose_valid(overrides)
+    composition = compose_skipping_invalid(overrides)
     if composition.problems:
         raise ConfigError(composition.problems)
     return composition.values
 
 
-def compose_valid(overrides: Sequence[str]) -> Composition:
+def compose_skipping_invalid(overrides: Sequence[str]) -> Composition:
     """Compose conf/ with the valid overrides; the result also has the problems of the others."""
     names, others = split_plugins(overrides)
     with search_plugins(names):

@@ -85,7 +85,9 @@ class FedAVG(WhiteBox):
         self, federation: Federation, context: PublicContext, streams: Streams, resume: State | None
     ) -> Iterator[Round]:
         """Fetch weights, average them, and request training that starts from the average."""
-        counts = KnownCounts(federation, context, requested=self.plan(context).releases_counts)
+        counts = KnownCounts(
+            federation, context, requested=self.plan(context).releases_class_counts
+        )
         student = context.make_teacher(0)
         last = 0
         if resume:

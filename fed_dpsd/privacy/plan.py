@@ -17,7 +17,7 @@ class Plan:
     trainings: int = 1  # number of training runs, >= 1
 
     @property
-    def trained(self) -> tuple[Stage, ...]:
+    def training_stages(self) -> tuple[Stage, ...]:
         """Return the stage of private training; empty if `training` is `Plain`."""
         if not isinstance(self.training, TrainingMechanism):
             return ()
@@ -26,7 +26,7 @@ class Plan:
     @property
     def charged(self) -> tuple[Stage, ...]:
         """Return all stages that a ledger records."""
-        return (*self.stages, *self.trained)
+        return (*self.stages, *self.training_stages)
 
     @property
     def budgeted(self) -> tuple[Stage, ...]:
@@ -34,10 +34,10 @@ class Plan:
 
         Private training covers everything that passes through its teachers, as post-processing.
         """
-        if not self.trained:
+        if not self.training_stages:
             return self.stages
         others = (s for s in self.stages if not s.mechanism.from_teachers)
-        return (*self.trained, *others)
+        return (*self.training_stages, *others)
 
     @property
     def ends_with_teachers(self) -> bool:
@@ -45,7 +45,7 @@ class Plan:
         return any(isinstance(stage.mechanism, KeptTeachers) for stage in self.stages)
 
     @property
-    def releases_counts(self) -> bool:
+    def releases_class_counts(self) -> bool:
         """Return whether class counts are released."""
         return any(isinstance(s.mechanism, ClassCounts | ExactCounts) for s in self.stages)
 

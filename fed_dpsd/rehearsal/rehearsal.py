@@ -17,7 +17,7 @@ import psutil
 
 from fed_dpsd.accounts.secret import exchange_key, load_or_create_secret
 from fed_dpsd.client.hospital import Hospital, open_hospital
-from fed_dpsd.config.compose import compose_valid
+from fed_dpsd.config.compose import compose_skipping_invalid
 from fed_dpsd.config.errors import quoted
 from fed_dpsd.config.grid import require_one_run
 from fed_dpsd.engines.clients import with_patients
@@ -55,7 +55,7 @@ class Rehearsal:
     listens_on = "127.0.0.1"  # the SuperLink's address
 
     def __init__(self, folder: Path, overrides: Sequence[str]) -> None:
-        require_one_run(overrides, composition := compose_valid(overrides))
+        require_one_run(overrides, composition := compose_skipping_invalid(overrides))
         # The hospitals' files have the simulated patients; a deployment knows only real ones.
         self._made_up = composition.values["data"]["records_per_patient"]
         self._overrides = [
@@ -88,7 +88,7 @@ class Rehearsal:
     def _with_unit(self, *overrides: str) -> list[str]:
         """Return the run's overrides and further ones; the unit is a simulated patient, if any."""
         whole = [*self._overrides, *overrides]
-        values = compose_valid(whole).values
+        values = compose_skipping_invalid(whole).values
         chosen = ("training", "answers") if self._made_up else ()
         unset = [group for group in chosen if values[group].get("unit", "") is None]
         return [*whole, *(f"{group}.unit=patient" for group in unset)]

@@ -103,7 +103,7 @@ def _run(
     summary["precision"]["teachers"] = precision_of_teachers(experiment, context)
     before = time.perf_counter()
     if config.diagnostics and config.federation.simulation and test is not None:
-        counted = experiment.plan.releases_counts
+        counted = experiment.plan.releases_class_counts
         weights = fetch_class_weights(federation, context) if counted else {}
         for metric, scores in diagnose(experiment, federation, weights, test.labels).items():
             summary[metric] |= scores

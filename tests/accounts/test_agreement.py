@@ -107,10 +107,10 @@ def charged(experiment, plan):
 
     with ledger.transaction():
         digests = [f"training {number}" for number in range(plan.trainings)]
-        for stage, digest in itertools.product(plan.trained, digests):
+        for stage, digest in itertools.product(plan.training_stages, digests):
             own.pay(stage.mechanism, digest, "training")
         for index, stage in enumerate(plan.stages):
-            covered = bool(plan.trained) and stage.mechanism.from_teachers
+            covered = bool(plan.training_stages) and stage.mechanism.from_teachers
             covering = digests[min(index, len(digests) - 1)] if covered else ""
             for _ in range(stage.requests):
                 number = next(numbers)

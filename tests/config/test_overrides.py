@@ -4,7 +4,12 @@ import subprocess
 
 import pytest
 
-from fed_dpsd.config.compose import compose, compose_valid, resolve_choices, sweep_choices
+from fed_dpsd.config.compose import (
+    compose,
+    compose_skipping_invalid,
+    resolve_choices,
+    sweep_choices,
+)
 from fed_dpsd.errors import ConfigError
 
 GRAMMAR = ("viable", "EOF", "expecting", "override", "Interpolation")
@@ -119,20 +124,22 @@ def test_a_key_that_is_there_may_be_typed_as_hydra_wants_it():
 
 
 def test_a_value_that_names_an_unknown_key_is_left_out():
-    composition = compose_valid(["out=${nope}", "teacher.seed=${rounds}", "rounds=3"])
+    composition = compose_skipping_invalid(["out=${nope}", "teacher.seed=${rounds}", "rounds=3"])
     assert composition.problems == ("out=${nope}: Interpolation key 'nope' not found",)
     assert composition.values["teacher"]["seed"] == composition.values["rounds"] == 3
 
 
 def test_a_composition_leaves_out_what_is_wrong():
-    composition = compose_valid(["rounds=3", "lr=1", "method=dpsd", "method.nope=2", "seed=4"])
+    composition = compose_skipping_invalid(
+        ["rounds=3", "lr=1", "method=dpsd", "method.nope=2", "seed=4"]
+    )
     assert len(composition.problems) == 2
     assert (composition.values["rounds"], composition.values["seed"]) == (3, 4)
     assert composition.values["num_clients"] == 1  # the method's own
 
 
 def test_a_composition_knows_where_a_value_comes_from():
-    sources = compose_valid(["method=direct"]).sources
+    sources = compose_skipping_invalid(["method=direct"]).sources
     assert sources["teacher.seed"] == sources["partition.seed"] == "seed"
     assert sources["client_device"] == "device"
     assert sources["model.teacher"] == "model.student"

@@ -98,7 +98,7 @@ def test_counts_that_nobody_releases_are_not_requested(small):
     ):
         experiment = small(*settings)
         federation, context = Counting(), experiment.public
-        assert not experiment.plan.releases_counts
+        assert not experiment.plan.releases_class_counts
         with pytest.raises(UserError, match="no client answers"):
             next(experiment.method.server(federation, context, Streams(0), None))
         assert [request.kind for request in federation.requests] == ["answers"]

@@ -395,7 +395,7 @@ def test_counts_without_noise_are_released_only_if_planned(small, tmp_path, meth
     off = ("method.class_counts=false",) if method == "fed_dpsd" else ()
     experiment = small(*CLEAR, f"method={method}", *off)
     federation, context = open_(experiment, tmp_path)
-    assert not experiment.plan.releases_counts
+    assert not experiment.plan.releases_class_counts
     counts = Request.without_images("counts", context.image_shape, context.num_classes)
     for refused in federation.each(counts).values():
         assert refused.reason.endswith("cost the client 1 releases of class_counts")

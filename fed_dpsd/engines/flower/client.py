@@ -1,7 +1,7 @@
 """Flower's ClientApp, with which a node answers for the clients that it hosts.
 
-A message reaches the client half of a method through five calls: `answer`, `_hospital_reply` (at a
-hospital), `_reply`, `client.site.answer` and `Method.client`.
+A message reaches the client half of a method through five calls: `answer_message`,
+`_hospital_reply` (at a hospital), `_reply`, `client.site.answer` and `Method.client`.
 
 A client's state is stored on disk, never in Flower's context, so any process can host the client.
 """
@@ -54,7 +54,7 @@ app = ClientApp()
 logger = logging.getLogger("fed_dpsd")
 
 
-def answer(message: Message, context: Context) -> Message:
+def answer_message(message: Message, context: Context) -> Message:
     """Answer a node's message for every client that it hosts.
 
     The configuration accompanies the message. A simulation's node accepts it unchanged. A
@@ -104,7 +104,7 @@ def answer(message: Message, context: Context) -> Message:
 
 
 for kind in (ANSWER, DIAGNOSE, HELLO, STEP):
-    app.query(kind.removeprefix("query."))(answer)
+    app.query(kind.removeprefix("query."))(answer_message)
 
 
 def _requests(message: Message, clients: Iterable[int]) -> dict[int, Request | SumStep | None]:

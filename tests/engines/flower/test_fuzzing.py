@@ -182,7 +182,7 @@ def test_a_hospital_takes_any_message(deployed, tmp_path, caplog, kind, examples
         message = Message(content, dst_node_id=1, message_type=named)
         message.metadata.__dict__["_message_id"] = "1"
         before = asks_of(file)
-        reply = client.answer(message, context).content
+        reply = client.answer_message(message, context).content
         new = asks_of(file)[len(before) :]
         assert reply["meta"]["error"] == ""
         (reason,) = json.loads(str(reply["refused"]["reasons"])).values() or [""]

@@ -238,7 +238,10 @@ class Site(Protocol):
         """Charge the teachers' private training, if any; it is charged only once."""
 
     def sensitive_probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
-        """Return the n teachers' (n, B, K) probabilities, which leave only through `release`."""
+        """Return the n teachers' (n, B, K) probabilities, which leave only through `release`.
+
+        Like `sensitive_weights`, it calls `pay_for_training` before it trains teachers.
+        """
 
     def sensitive_weights(self) -> NDArray[np.float32]:
         """Return the teachers' parameters, (1, n * P, 1), which leave only through `release`."""
@@ -372,7 +375,6 @@ class Method(ABC):
         """Return a client's answer to one request."""
         if request.kind != "answers":
             raise ProtocolError(f"method {type(self).__name__} does not answer {request.kind!r}")
-        site.pay_for_training()
         sensitive = site.sensitive_probabilities(request.images)
         if site.answers.input == "gradient":
             sensitive = self.gradients(sensitive, request.predictions)

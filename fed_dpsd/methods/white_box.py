@@ -47,7 +47,6 @@ WEIGHTS = Stage(Weights(), 1, 1)
 
 def release_weights(request: Request, site: Site) -> Response:
     """Release the weights of a client's teachers."""
-    site.pay_for_training()
     return site.release(Weights(), site.sensitive_weights(), request)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from dp_accounting import ComposedDpEvent
 
-from fed_dpsd.accounts.account import Account
+from fed_dpsd.accounts.account import Account, BudgetSpent
 from fed_dpsd.accounts.ledger import FileLedger, LedgerError, MemoryLedger
 from fed_dpsd.client import site as sites
 from fed_dpsd.client.site import Site
@@ -291,6 +291,9 @@ def test_over_budget_no_private_teacher_is_trained(small, records, monkeypatch):
     monkeypatch.setattr(DPSGD, "train", lambda *_: pytest.fail("it was trained"))
     site, answer = make(small(*PRIVATE, "privacy.budget=0.1", "teacher.seed=99"), records)
     assert isinstance(answer(request()), Refusal)
+    for ask in (lambda: site.sensitive_probabilities(request().images), site.sensitive_weights):
+        with pytest.raises(BudgetSpent):  # whatever a method asks for first
+            ask()
     assert not site.ledger.entries()
     assert np.isnan(site.diagnose()).all()
 

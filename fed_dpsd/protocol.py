@@ -18,8 +18,9 @@ from fed_dpsd.classes import look_of, text_of
 from fed_dpsd.errors import ProtocolError
 
 Array = NDArray[Any]
-Kind = Literal["answers", "counts", "weights", "baseline", "train", "gradients"]
-SUMMED = ("answers", "gradients")  # kinds of requests whose responses a secure sum may add up
+Kind = Literal["answers", "counts", "weights", "baseline", "train", "gradients", "statistics"]
+# kinds of requests whose responses a secure sum may add up
+SUMMED = ("answers", "gradients", "statistics")
 OF_WEIGHTS = ("weights", "baseline", "train")  # kinds of requests answered with parameters
 NOTHING = np.empty(0, np.float32)
 
@@ -107,12 +108,15 @@ class Request:
         kind: "answers"; "counts" for class counts; "weights" for the teachers' parameters,
             "baseline" for the parameters of one classifier trained on all of the client's records,
             "train" for the parameters after more local training that starts from `weights`, or
-            "gradients" for the sum of the records' gradients at `weights`. Only "answers" carries
+            "gradients" for the sum of the records' gradients at `weights`, or "statistics" for the
+            class counts and the sums of the records' features minus `weights`, and of their
+            products. Only "answers" carries
             images. A client answers the other kinds only if the method in its own
             configuration does. Parameters are released at epsilon = inf unless private training was
             charged.
         weights: (P,) float32 weights of a model for "train", optionally followed by other public
-            numbers, and for "gradients"; empty otherwise.
+            numbers, and for "gradients"; the (F,) centre of the features for "statistics"; empty
+            otherwise.
         acknowledged: releases by mechanism that the coordinator's card counts in addition to its
             plan; not part of the digest.
         heard: for each client, the releases that the run has charged to it, by the client's own
@@ -163,7 +167,7 @@ class Request:
             return f"kind={self.kind!r} is unknown"
         for needing, name, count in (
             (("answers",), "images", images),
-            (("train", "gradients"), "weights", weights),
+            (("train", "gradients", "statistics"), "weights", weights),
         ):
             if (self.kind in needing) != bool(count):
                 needed = f"{' and '.join(map(repr, needing))} need {name}, other kinds have none"
@@ -184,12 +188,19 @@ class Request:
     @property
     def queries(self) -> int:
         """Number of queries that an answer is charged for; class counts come with training."""
-        return 1 if self.kind in (*OF_WEIGHTS, "gradients") else len(self.images)
+        return 1 if self.kind in (*OF_WEIGHTS, "gradients", "statistics") else len(self.images)
 
     @property
     def summed_shape(self) -> tuple[int, ...]:
-        """Shape of a response to a request of `SUMMED`: (B, K), or (P, 1) for gradients."""
-        return self.predictions.shape if self.kind == "answers" else (len(self.weights), 1)
+        """Shape of a response to a request of `SUMMED`: (B, K), or (P, 1) for gradients.
+
+        Statistics of F features have a triangle of F rows, and F + 1 numbers for each class.
+        """
+        if self.kind == "answers":
+            return self.predictions.shape
+        size, num_classes = len(self.weights), self.predictions.shape[1]
+        statistics = size * (size + 1) // 2 + num_classes * (size + 1)
+        return (statistics if self.kind == "statistics" else size, 1)
 
     @functools.cached_property
     def digest(self) -> str:

@@ -19,6 +19,7 @@ _CHARGED = {
     "baseline": "the weights of a classifier trained on all records",
     "train": "weights after training",
     "gradients": "the sum of its records' gradients",
+    "statistics": "statistics of its records' features",
     "teachers": "its teachers as the result of the run",
 }
 

@@ -20,7 +20,6 @@ from fed_dpsd.data.intake import Split
 from fed_dpsd.errors import ProtocolError
 from fed_dpsd.methods.method import Method, TrainingLoss
 from fed_dpsd.models.inference import Images
-from fed_dpsd.privacy.clipped_gradients import ClippedGradients
 from fed_dpsd.privacy.mechanism import (
     ExactCounts,
     KeptTeachers,
@@ -30,6 +29,7 @@ from fed_dpsd.privacy.mechanism import (
     Weights,
 )
 from fed_dpsd.privacy.noise import Noise, SecretStreams, truncate
+from fed_dpsd.privacy.record_sums import RecordSums
 from fed_dpsd.privacy.secure_sum import SumError
 from fed_dpsd.privacy.training import BaselineWeights, ClassCounts, Training, TrainingMechanism
 from fed_dpsd.protocol import SUMMED, Refusal, Request, Response, SumStep
@@ -90,11 +90,9 @@ class Site:
             return Teachers(whole, own, client, records, shard_ids, secret, role="baseline")
 
         self._baseline = baseline
-        self._gradient_model = None
-        if isinstance(answers, ClippedGradients):
-            self._gradient_model = Teachers(
-                config, answers.step, client, records, shard_ids, secret
-            )
+        self._summed = None
+        if isinstance(answers, RecordSums):
+            self._summed = Teachers(config, answers.step, client, records, shard_ids, secret)
         self._test = test
         self._paid = False
         self.secure_sums = secure_sums
@@ -156,7 +154,7 @@ class Site:
                 plan.
             RecordsChanged: the records differ from before, and the client's policy is to refuse.
         """
-        records = int((self._gradient_model or self._teachers).records_digest, 16)
+        records = int((self._summed or self._teachers).records_digest, 16)
         keyed = self._noise.numpy("records of a run", self.client, records).random(4)
         due = self._due(request)  # computed before the ledger is locked
         with self.ledger.transaction():  # a write is durable at once, so no refusal undoes it
@@ -226,22 +224,19 @@ class Site:
             self._pay(counts, request, self._keys(counts, request))
         return self._teachers.class_counts
 
-    def sensitive_gradients(self, request: Request) -> NDArray[np.float64]:
-        """Return the sum of the records' clipped gradients at the request's weights, (1, P, 1).
-
-        It is private until released.
+    def sensitive_sum(self, request: Request) -> NDArray[np.float64]:
+        """Return the mechanism's sum over the records, (1, P, 1); private until released.
 
         Raises:
-            ProtocolError: the mechanism releases no gradients, or the weights belong to another
-                architecture; nothing was charged.
+            ProtocolError: the mechanism releases no sums, or the request's weights belong to
+                another architecture; nothing was charged.
         """
-        if self._gradient_model is None:
-            raise ProtocolError("this client's mechanism releases no gradients")
+        if self._summed is None or not isinstance(self.answers, RecordSums):
+            raise ProtocolError("this client's mechanism releases no sums over records")
         try:
-            self._gradient_model.check_weights(request.weights)
+            return self._summed.sensitive_sum(self.answers, request.weights)
         except ValueError as error:
             raise ProtocolError(f"this client was sent {error}") from None
-        return self._gradient_model.sensitive_gradients(request.weights)
 
     def sensitive_class_counts(self) -> NDArray[np.float64]:
         """Return the exact class counts of all records, (1, 1, K); private until released."""

@@ -47,8 +47,8 @@ from fed_dpsd.models.footprint import weight_bytes
 from fed_dpsd.models.functions import network_digest
 from fed_dpsd.models.inference import Images
 from fed_dpsd.privacy import lattice
-from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.noise import Noise, SecretStreams
+from fed_dpsd.privacy.record_sums import RecordSums
 from fed_dpsd.privacy.training import Plain, Training, TrainingMechanism
 from fed_dpsd.progress import track
 from fed_dpsd.streams import Streams
@@ -279,29 +279,23 @@ class Teachers:
         ]
         return torch.cat(vectors).numpy()[None, :, None]
 
-    def sensitive_gradients(self, weights: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Sum the clipped gradients of the records of the only shard at a linear layer's weights.
+    def sensitive_sum(self, mechanism: RecordSums, at: NDArray[np.float32]) -> NDArray[np.float64]:
+        """Return a mechanism's exact sum over the records of the only shard, (1, P, 1).
 
-        Args:
-            weights: (P,) weights of the classifier (see `to_vector` and `check_weights`).
-
-        Returns:
-            The exact sum, (1, P, 1), in units of the training's `max_grad_norm`.
+        Raises:
+            ValueError: `at` has the wrong length.
         """
-        layer, records, bound = self._linear
-        load_vector(layer, torch.from_numpy(weights))
-        with torch.no_grad():
-            total = lattice.linear_sum(layer, records, bound)
-        return torch.cat([part.flatten() for part in total]).numpy()[None, :, None]
+        if len(at) != (expected := mechanism.size_of_request(self._linear.layer)):
+            raise ValueError(f"{len(at)} weights instead of {expected}")
+        return mechanism.sensitive_sum(self._linear, at).numpy()[None, :, None]
 
     @functools.cached_property
-    def _linear(self) -> tuple[nn.Linear, lattice.Records, float]:
-        """Return the classifier, the records of the only shard, and the bound of a gradient."""
+    def _linear(self) -> lattice.LinearShard:
+        """Return the classifier and the records of the only shard."""
         (records,) = self._shards
-        assert isinstance(self._training, DPSGD)
         layer, inputs, labels = read_shard(self._untrained(0), records, self._training)
         assert isinstance(layer, nn.Linear)
-        return layer, lattice.Records.of(inputs, labels), self._training.max_grad_norm
+        return lattice.LinearShard(layer, inputs, labels)
 
     def sensitive_class_counts(self) -> NDArray[np.float64]:
         """Return (1, 1, K) exact class counts of all records."""

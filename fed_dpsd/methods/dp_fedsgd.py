@@ -14,83 +14,40 @@ import torch
 from pydantic.dataclasses import dataclass
 from torch import nn
 
-from fed_dpsd.config import STRICT, Config, Positive
-from fed_dpsd.errors import ProtocolError, UserError
+from fed_dpsd.config import STRICT, Positive
+from fed_dpsd.errors import UserError
 from fed_dpsd.methods.method import (
     Federation,
-    Method,
     PublicContext,
     Round,
-    Site,
     State,
     named_tensors,
     nobody_answers,
     tensors_of,
 )
+from fed_dpsd.methods.record_sums import SummingRecords
 from fed_dpsd.models import load_vector, to_vector
-from fed_dpsd.models.classifiers import FIXED
 from fed_dpsd.privacy.accounting import Stage
-from fed_dpsd.privacy.clipped_gradients import MOST_NUMBERS
-from fed_dpsd.privacy.mechanism import Mechanism
 from fed_dpsd.privacy.optimisers import Adam
 from fed_dpsd.privacy.plan import Plan
-from fed_dpsd.privacy.training import Training
-from fed_dpsd.protocol import Refusal, Request, Response
+from fed_dpsd.privacy.record_sums import MOST_NUMBERS
 from fed_dpsd.streams import Streams
 
 
 @dataclass(frozen=True, config=STRICT)
-class DPFedSGD(Method):
+class DPFedSGD(SummingRecords):
     """DP-FedSGD for a linear classifier on fixed features.
 
     Args:
         learning_rate: learning rate of the server's Adam, > 0.
     """
 
-    trainings: ClassVar[tuple[str, ...] | None] = ("plain",)
-    takes_gradients: ClassVar[bool] = True
-    averages: ClassVar[bool] = True  # one architecture, and a common start in each round
-    sums_gradients: ClassVar[bool] = True  # `ClippedGradients.check` requires it
+    sums: ClassVar[str] = "clipped_gradients"
     learning_rate: Positive
-
-    def check(self, config: Config, training: Training, answers: Mechanism) -> list[str]:
-        """Also require sums of gradients, linear models, and no teachers."""
-        problems = super().check(config, training, answers)
-        if answers.name != "clipped_gradients":
-            problems.append(
-                f"answers={answers.name}: method={self.name} needs sums of gradients; use "
-                "answers=clipped_gradients"
-            )
-        if (network := config.architecture(0)) not in FIXED:
-            problems.append(
-                f"model.teacher={network}: method={self.name} trains a linear classifier on fixed "
-                f"features; use model={' or '.join(FIXED)}"
-            )
-        if config.teacher.path is not None:
-            problems.append(
-                f"teacher.path={config.teacher.path}: method={self.name} has no teachers; use "
-                "teacher.path=null"
-            )
-        if config.diagnostics:
-            problems.append(
-                f"diagnostics=true: method={self.name} has no teachers to score; use "
-                "diagnostics=false"
-            )
-        return problems
 
     def plan(self, context: PublicContext) -> Plan:
         """Return one release for each round."""
         return Plan(context.training, (Stage(context.answers, context.rounds, 1),))
-
-    # --- client ------------------------------------------------------------------------------
-
-    def client(self, request: Request, site: Site) -> Response | Refusal:
-        """Release the sum of the records' clipped gradients at the request's weights."""
-        if request.kind != "gradients":
-            raise ProtocolError(f"method {type(self).__name__} does not answer {request.kind!r}")
-        return site.release(site.answers, site.sensitive_gradients(request), request)
-
-    # --- server ------------------------------------------------------------------------------
 
     def server(
         self, federation: Federation, context: PublicContext, streams: Streams, resume: State | None

@@ -7,10 +7,13 @@ round.
 The first round's models are the teachers themselves, so rounds=1 is one-shot FedAVG.
 `teacher.same_start=true` gives the teachers a common start, and all must have the same
 architecture.
+
+A client with few records of a class has a useless row for it in its last layer. `weights=classes`
+therefore weights each row by the clients' shares of the records of its class.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -22,7 +25,7 @@ from fed_dpsd.config import STRICT, Config
 from fed_dpsd.errors import ProtocolError
 from fed_dpsd.methods.class_counts import KnownCounts, counts_stage, release_class_counts
 from fed_dpsd.methods.method import Federation, PublicContext, Round, Site, State, nobody_answers
-from fed_dpsd.methods.white_box import WEIGHTS, WhiteBox
+from fed_dpsd.methods.white_box import WEIGHTS, WhiteBox, read_teachers
 from fed_dpsd.models import load_vector, to_vector
 from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.privacy.mechanism import Mechanism, Weights
@@ -37,15 +40,16 @@ class FedAVG(WhiteBox):
     """FedAVG, Algorithm 1; conf/method/fedavg.yaml explains the fields.
 
     Args:
-        weighted: whether clients are weighted by their numbers of records, as in the paper, or
-            equally.
+        weights: "equal"; "records", the clients' numbers of records, as in the paper; or "classes",
+            for which each row of the last layer is weighted by the numbers of its class, and all
+            other weights as by "records".
         local_epochs: E, epochs over a client's records in each round after the first, >= 1;
             private training uses its own number of steps instead.
     """
 
     averages: ClassVar[bool] = True
     supports_cohorts: ClassVar[bool] = True
-    weighted: bool
+    weights: Literal["equal", "records", "classes"]
     local_epochs: PositiveInt
 
     def warnings(self, config: Config, training: Training, answers: Mechanism) -> list[str]:
@@ -61,11 +65,11 @@ class FedAVG(WhiteBox):
         return found
 
     def plan(self, context: PublicContext) -> Plan:
-        """Return training and a stage of weights for each round, and class counts if weighted.
+        """Return training and a stage of weights for each round, and any class counts.
 
         All clients take part in the first round; cohorts apply only to later rounds.
         """
-        counts = counts_stage(context, clear=True) if self.weighted else ()
+        counts = counts_stage(context, clear=True) if self.weights != "equal" else ()
         asked = min(context.rounds, 1 + context.rounds_per_client)
         return Plan(context.training, (*counts, *(WEIGHTS,) * asked), asked)
 
@@ -73,7 +77,7 @@ class FedAVG(WhiteBox):
 
     def client(self, request: Request, site: Site) -> Response | Refusal:
         """Release the weights after local training (ClientUpdate) or, once, the class counts."""
-        if request.kind == "counts" and self.weighted:
+        if request.kind == "counts" and self.weights != "equal":
             return release_class_counts(request, site, clear=True)
         if request.kind == "train":
             return site.release(Weights(), site.retrain(request, self.local_epochs), request)
@@ -124,6 +128,8 @@ class FedAVG(WhiteBox):
             context: the public side of the experiment.
         """
         load_vector(student, average(models_of(replies), sizes_of(replies, counts.by_client)))
+        if self.weights == "classes":
+            average_rows(student, replies, counts.weights(replies.answers), context)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -137,6 +143,16 @@ class DPFedAVG(FedAVG):
     """
 
     trainings: ClassVar[tuple[str, ...] | None] = ("dp_sgd",)
+
+
+@dataclass(frozen=True)
+class WeightsOnce(FedAVG):
+    """One-shot FedAVG, with `weights="classes"`: a single message of each client's weights.
+
+    With private training, the training covers the weights and the class counts are noisy, so
+    nothing else is charged. Without it, nothing is proven. The class is separate because hospitals
+    allow methods by class.
+    """
 
 
 def models_of(replies: Replies) -> list[torch.Tensor]:
@@ -155,6 +171,34 @@ def sizes_of(replies: Replies, counts: Mapping[int, NDArray[Any]]) -> list[float
         for client, response in replies.answers.items()
         for _ in range(response.teachers)
     ]
+
+
+def average_rows(
+    student: Classifier,
+    replies: Replies,
+    shares: Mapping[int, NDArray[np.float64]],
+    context: PublicContext,
+) -> None:
+    """Set each row of the student's last layer to the weighted mean of the clients' rows.
+
+    Args:
+        student: the network whose last layer is set.
+        replies: the clients' weights, one or more teachers each.
+        shares: for each client, its (K,) shares of the records of each class; the shares of a class
+            sum to 1.
+        context: the public side of the experiment.
+    """
+    layer = student.classifier
+    rows = torch.zeros(layer.out_features, layer.in_features + 1, dtype=torch.float64)
+    for client, response in replies.answers.items():
+        share = torch.from_numpy(shares[client] / response.teachers)
+        for teacher in read_teachers(response, context, client):
+            own = teacher.classifier
+            both = torch.cat([own.weight, own.bias[:, None]], 1)
+            rows += share[:, None] * both.double().cpu()
+    with torch.no_grad():
+        layer.weight.copy_(rows[:, :-1])
+        layer.bias.copy_(rows[:, -1])
 
 
 def average(vectors: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:

@@ -262,8 +262,8 @@ class Site(Protocol):
     def class_counts(self, request: Request) -> NDArray[np.float64]:
         """Charge and draw (n, 1, K) noisy class counts, once; they leave only through `release`."""
 
-    def sensitive_gradients(self, request: Request) -> NDArray[np.float64]:
-        """Return the sum of the records' clipped gradients, (1, P, 1), private until released."""
+    def sensitive_sum(self, request: Request) -> NDArray[np.float64]:
+        """Return the mechanism's sum over the records, (1, P, 1), private until released."""
 
     def sensitive_class_counts(self) -> NDArray[np.float64]:
         """Return the exact class counts, (1, 1, K), which leave only through `release`."""

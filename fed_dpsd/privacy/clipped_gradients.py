@@ -1,156 +1,54 @@
 """Sums of records' clipped gradients plus Gaussian noise: a step of DP-SGD over many clients."""
 
-import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
-from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, NonPrivateDpEvent
+import torch
 from numpy.typing import NDArray
+from torch import nn
 
-from fed_dpsd.privacy.dp_sgd import DPSGD
-from fed_dpsd.privacy.events import FinitePrecisionDpEvent
-from fed_dpsd.privacy.mechanism import (
-    ONE_TEACHER,
-    Mechanism,
-    NoiseAt,
-    Quorum,
-    Relation,
-    Shards,
-    Unit,
-    Values,
-    check_noise_at,
-    check_size,
-    noise_share,
-)
-from fed_dpsd.privacy.noise import FARTHEST, GAUSSIAN_LOSS, Rng, lattice_spacing, noisy_sum
-from fed_dpsd.privacy.training import TrainedUnit, patient_problems
-
-MOST_NUMBERS = 2**20  # weights and biases of a layer
-MOST_STEPS = 2.0**48  # of the lattice, in a client's sum; the sums of 2^14 clients fit in 63 bits
+from fed_dpsd.privacy.lattice import LinearShard, linear_sum
+from fed_dpsd.privacy.mechanism import ONE_TEACHER, NoiseAt, Quorum, Shards
+from fed_dpsd.privacy.record_sums import RecordSums
+from fed_dpsd.privacy.training import TrainedUnit
 
 
 @dataclass(frozen=True)
-class ClippedGradients(Mechanism):
+class ClippedGradients(RecordSums):
     """The sum of all records' clipped gradients plus Gaussian noise, in units of `max_grad_norm`.
 
-    Guarantee: a record adds a vector of L2 norm at most 1 to the sum of its client
-    (`lattice.linear_sum`). Truncating the d numbers of a sum to the noise's lattice of spacing g
-    moves two sums at most g sqrt(d) further apart, and limiting their size moves none apart. With
-    `noise_at="distributed"`, the shares of threshold - colluding honest clients have the whole
-    variance. So a release is a Gaussian mechanism of noise multiplier noise_multiplier / (1 + g
-    sqrt(d)), or half of it for a replaced record (docs/proofs.md, Theorem 23). With
-    `unit="patient"`, patients replace records, as in `SampledGaussian`. Nothing is proven for a
-    client, whose records may be any number.
+    Guarantee: the guarantee of `RecordSums`. A record's part is its gradient, clipped to L2 norm
+    `max_grad_norm` (`lattice.linear_sum`).
     """
 
     name: ClassVar[str] = "clipped_gradients"
-    input: ClassVar[Literal["gradient"]] = "gradient"
-    calibrated_by: ClassVar[str] = "noise_multiplier"
-    additive: ClassVar[Literal[True]] = True
-    noise_law: ClassVar[Literal["gaussian"]] = "gaussian"
-    from_teachers: ClassVar[bool] = False
+    kind: ClassVar[str] = "gradients"
+    method: ClassVar[str] = "dp_fedsgd"
+    what: ClassVar[str] = "sums of its records' clipped gradients"
+    part: ClassVar[str] = "gradient"
     num_classes: int  # K, >= 2
-    # standard deviation of the noise / max_grad_norm, > 0
-    noise_multiplier: float
+    noise_multiplier: float  # standard deviation of the noise / max_grad_norm, > 0
     max_grad_norm: float  # bound of one record's, or one patient's, gradient, > 0
     unit: TrainedUnit = "record"  # the unit with clipped gradients
-    records_per_patient: int = 1  # as for `SampledGaussian`
-    copies: int = 1  # as for `SampledGaussian`
-    # "client" (each client adds the whole noise) or "distributed" (each adds a share)
+    records_per_patient: int = 1
+    copies: int = 1
     noise_at: NoiseAt = "client"
-    quorum: Quorum | None = None  # of the secure sum; only with noise_at="distributed"
+    quorum: Quorum | None = None
     shards: Shards = ONE_TEACHER
 
-    def __post_init__(self) -> None:
-        check_noise_at(self.noise_at, self.quorum)
-        if self.noise_at == "server":
-            raise ValueError("noise_at=server: no server may see these sums; use distributed")
-        _ = self.step  # checks the other fields
-        check_size("noise_multiplier", self.noise_multiplier)
-
     @property
-    def step(self) -> DPSGD:
-        """Return the step of DP-SGD on all records of all clients that a sum stands for."""
-        return DPSGD(
-            noise_multiplier=self.noise_multiplier,
-            sample_rate=1.0,
-            steps=1,
-            max_grad_norm=self.max_grad_norm,
-            learning_rate=1.0,  # the server's
-            copies=self.copies,
-            unit=self.unit,
-            records_per_patient=self.records_per_patient,
-        )
+    def largest_part(self) -> float:
+        """Return the norm of a gradient that becomes 1 in a sum."""
+        return self.max_grad_norm
 
-    @property
-    def reason(self) -> str:
-        """Return why nothing is proven for larger units."""
-        return self.step.reason
+    def sensitive_sum(self, shard: LinearShard, at: NDArray[np.float32]) -> torch.Tensor:
+        """Return the exact sum of the records' clipped gradients at the layer's weights, (P,)."""
+        nn.utils.vector_to_parameters(torch.from_numpy(at), shard.layer.parameters())
+        with torch.no_grad():
+            total = linear_sum(shard.layer, shard.records, self.max_grad_norm)
+        return torch.cat([part.flatten() for part in total])
 
-    @property
-    def scale(self) -> float:
-        """Return the standard deviation of a client's noise, or noise share."""
-        return noise_share(self.noise_multiplier, self.quorum)
-
-    @property
-    def lattice(self) -> float:
-        """Return the spacing of the noise's lattice; see `lattice_spacing`."""
-        return lattice_spacing(self.scale)
-
-    def constrain_sensitivity(
-        self, sensitive_value: Values, predictions: Values
-    ) -> NDArray[np.float64]:
-        """Limit the (P, 1) numbers of a sum, so that sums of clients are exact."""
-        most = MOST_STEPS * self.lattice
-        return np.clip(np.nan_to_num(np.asarray(sensitive_value, np.float64)), -most, most)
-
-    def add_noise(self, value: Values, predictions: Values, rng: Rng) -> NDArray[np.float64]:
-        """Sum (n, P, 1) `value` over n and add noise of `scale` to each number.
-
-        Raises:
-            ValueError: there are more numbers than an event covers.
-        """
-        if value[0].size > MOST_NUMBERS:
-            raise ValueError(f"{value[0].size:,} weights; a release covers {MOST_NUMBERS:,}")
-        return noisy_sum(value, self.scale, self.noise_law, rng)
-
-    def admissible(self, values: Values, predictions: Values, teachers: int) -> NDArray[np.bool_]:
-        """Mark the (P,) rows that are not too large."""
-        most = MOST_STEPS * self.lattice + FARTHEST * self.scale
-        return np.asarray((np.abs(values) <= most).all(axis=1))
-
-    def event(self, unit: Unit, relation: Relation) -> DpEvent:
-        """Return one Gaussian mechanism; truncation to the lattice lowers its multiplier."""
-        if not self.step.bounds(unit):
-            return NonPrivateDpEvent()
-        most = 2 if self.step.replaces(unit, relation) else 1
-        moved = most * (1 + self.lattice * math.sqrt(MOST_NUMBERS))
-        return ComposedDpEvent(
-            [
-                GaussianDpEvent(self.noise_multiplier / moved),
-                FinitePrecisionDpEvent(MOST_NUMBERS * GAUSSIAN_LOSS),
-            ]
-        )
-
-    def check(self, config: Any, method: Any, training: Any) -> list[str]:
-        """Return the problems with these answers in an experiment."""
-        problems = super().check(config, method, training)
-        if not getattr(method, "sums_gradients", False):
-            problems.append(
-                f"answers={self.name} releases sums of records' gradients; use method=dp_fedsgd"
-            )
-        return problems + patient_problems("answers", self.unit, config)
-
-    def describe(self) -> str:
-        """Describe what leaves a client."""
-        noise = "a share of the noise of" if self.quorum else "noise of"
-        return (
-            f"sums of its records' clipped gradients, with {noise} {self.noise_multiplier:.6g} "
-            f"times the largest gradient of a {self.unit}"
-        )
-
-    def worst_case(self) -> tuple[Values, Values]:
-        """Return the (1, 1, K) sums of two worlds, with one record's gradient replaced."""
-        first = np.eye(1, self.num_classes)[None]
-        return first, -first
+    def size_of_request(self, layer: nn.Linear) -> int:
+        """Return the number of the layer's weights and biases."""
+        return layer.weight.numel() + layer.out_features

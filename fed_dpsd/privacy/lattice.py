@@ -11,6 +11,7 @@ independent of order, number of threads and batch size.
 """
 
 import functools
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ UNIT = 2.0**-24  # fraction of max_grad_norm; all sums are integer multiples of 
 MOST_ROWS = 2**25  # copies of records in one sum: float64 holds every integer up to 2^53
 MOST_INPUTS = 2**12  # of a linear layer; with more, its weights would be rounded too coarsely
 ROOM = 1 - 2.0**-16  # part of the bound that norms may use; rounding may add the rest
+MOST_MOMENTS = 2**21  # copies of records in one sum of second moments
+OFF_DIAGONAL = 181 / 128  # just below sqrt(2): a triangle has at most the norm of its matrix
 CANCELLATION = 4  # if copies cancel by more than this factor, their mean length over it is used
 
 # A function from (B, A, ...) inputs and their labels to each record's gradients: (B, ...) for each
@@ -40,6 +44,9 @@ _RESIDUAL = 2.0**-20  # the unit of a residual
 _ROWS_AT_ONCE = 128  # as many products of at most 2^10 times 127 add up to less than 2^24
 _HALF = 2**10  # residuals are split into two numbers of at most this size
 _BEYOND = 1e200  # an inner product so large that clipped residuals become zero
+_LENGTH = 2**12  # the length of inputs, in units, whose moments are summed
+_SUM = 2**20  # the same, of inputs that are summed for each class
+_MOMENTS_AT_ONCE = 2**13
 _STEPS = 2**10  # entries of the table of exponentials for each unit of a logit
 
 
@@ -73,6 +80,26 @@ class Records:
         if len(chosen) == len(self.labels):
             return self
         return Records(*(part[chosen] for part in vars(self).values()))
+
+
+@dataclass(frozen=True)
+class LinearShard:
+    """A linear layer and the records that it reads.
+
+    Args:
+        layer: the layer, whose weights may change.
+        inputs: (N, A, D), the records' inputs, in A copies.
+        labels: (N,), or (N, A) if copies have their own labels.
+    """
+
+    layer: nn.Linear
+    inputs: torch.Tensor
+    labels: torch.Tensor
+
+    @functools.cached_property
+    def records(self) -> Records:
+        """Return the records as integers."""
+        return Records.of(self.inputs, self.labels)
 
 
 def too_many_inputs(count: int) -> str:
@@ -116,6 +143,72 @@ def linear_sum(layer: nn.Linear, records: Records, bound: float) -> tuple[torch.
     first, second = total.chunk(2)
     weight = (first * _HALF + second) * (_RESIDUAL * _INPUT)
     return weight, residuals.sum(1, dtype=torch.float64) * _RESIDUAL
+
+
+def moments_sum(
+    records: Records, num_classes: int, norms: tuple[float, float, float]
+) -> torch.Tensor:
+    """Sum the second moments of the records' inputs and, of each class, the inputs and the number.
+
+    A record's D inputs are scaled to length 1: u, (D,), or zero if all are below half a unit. Its
+    part consists of the matrix u u^T, of u in the row of its class and of 1 in the count of its
+    class, times `norms`. The part of a record with A copies is the mean of its copies' parts.
+
+    Guarantee: each record's part is a function of that record alone, with norm at most 1; the sum
+        is exact.
+
+    Args:
+        records: the records, N of them.
+        num_classes: K.
+        norms: the norms of the three components of a part; their squares sum to 1.
+
+    Returns:
+        (D (D + 1) / 2 + K (D + 1),) float64, for `of_moments`: the matrix's upper triangle, with
+        the numbers off the diagonal times OFF_DIAGONAL, then the K rows, then the K counts.
+
+    Raises:
+        ValueError: there are too many records.
+    """
+    copies, size = records.inputs.shape[1:]
+    rows, labels = records.inputs.flatten(0, 1), _labels(records.labels, copies)
+    if len(rows) > MOST_MOMENTS:
+        raise ValueError(
+            f"{len(rows):,} copies of records at one client: sums of moments are exact for "
+            f"{MOST_MOMENTS:,} at most; use fewer copies"
+        )
+    squares = records.inner.diagonal(dim1=1, dim2=2).flatten() - _INPUT**-2  # without the bias
+    lengths = _sqrt(squares.clamp_min_(1))
+    # Of copies, the parts are added: a mean of integers need not be one.
+    length_of_moments = ROOM * _LENGTH * math.sqrt(norms[0] / copies)
+    length_of_sums = ROOM * _SUM * norms[1] / copies
+    count = math.trunc(ROOM * _SUM * norms[2] / copies)
+    moments, sums = torch.zeros(size, size).double(), torch.zeros(num_classes, size).double()
+    for part, length, label in zip(
+        *(each.split(_MOMENTS_AT_ONCE) for each in (rows, lengths, labels)), strict=True
+    ):
+        whole = part.double()
+        scaled = whole.mul((length_of_moments / length)[:, None]).trunc_()
+        moments += scaled.T @ scaled
+        sums.index_add_(0, label, whole.mul_((length_of_sums / length)[:, None]).trunc_())
+    moments *= torch.full((size, size), OFF_DIAGONAL).fill_diagonal_(1.0)
+    triangle = moments[*torch.triu_indices(size, size)]
+    counts = torch.bincount(labels, minlength=num_classes).double() * count
+    return torch.cat([triangle / _LENGTH**2, sums.flatten() / _SUM, counts / _SUM])
+
+
+def of_moments(
+    numbers: NDArray[np.float64], num_classes: int, norms: tuple[float, float, float]
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Return the (D, D) sum of u u^T, the (K, D) sums of u and the (K,) counts of `moments_sum`."""
+    # D^2 / 2 + (K + 1/2) D + K numbers
+    half = num_classes + 0.5
+    size = round(math.sqrt(half**2 + 2 * (len(numbers) - num_classes)) - half)
+    triangle, sums, counts = np.split(numbers, [size * (size + 1) // 2, len(numbers) - num_classes])
+    upper = np.zeros((size, size))
+    upper[np.triu_indices(size)] = triangle / norms[0]
+    off = np.triu(upper, 1) / OFF_DIAGONAL
+    moments = off + off.T + np.diag(upper.diagonal())
+    return moments, sums.reshape(num_classes, size) / norms[1], counts / norms[2]
 
 
 def _labels(labels: torch.Tensor, copies: int) -> torch.Tensor:

@@ -42,7 +42,7 @@ WRONG = [
     ("method=dens method.x=1", "did you mean dense?"),
     ("data=null", "data=null is unknown; choose one of: celeba_gender"),
     ("model=resnet18", "architectures by model.teacher=... and model.student=..."),
-    ("method=fedavg method.weight=1", "did you mean method.weighted?"),
+    ("method=fedavg method.weight=1", "did you mean method.weights?"),
     ("training@method.baseline=dp_sgd", "belongs to method=dgd or method=dgd_plus"),
     ("model=patches model.teachr=mlp", "did you mean model.teacher?"),
     ("sweep.seed=1", "sweep.seed is not a configuration key"),

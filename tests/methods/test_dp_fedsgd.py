@@ -20,9 +20,10 @@ from fed_dpsd.errors import ProtocolError, UserError
 from fed_dpsd.experiment import load_data
 from fed_dpsd.methods import dp_fedsgd
 from fed_dpsd.privacy import lattice
-from fed_dpsd.privacy.clipped_gradients import MOST_NUMBERS, MOST_STEPS, ClippedGradients
+from fed_dpsd.privacy.clipped_gradients import ClippedGradients
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Quorum, with_shares
 from fed_dpsd.privacy.noise import SecretStreams
+from fed_dpsd.privacy.record_sums import MOST_NUMBERS, MOST_STEPS
 from fed_dpsd.protocol import Refusal, Request, Response
 from fed_dpsd.streams import Streams
 from tests.every import every
@@ -65,9 +66,7 @@ def unknown_noise(experiment, folder, known=1):
         total = federation.total(asked(number))
         assert total.count == len(there)
         members = [federation._sites[client] for client in there]
-        rest = total.sum - sum(
-            site.sensitive_gradients(asked(number))[0] for site in members[known:]
-        )
+        rest = total.sum - sum(site.sensitive_sum(asked(number))[0] for site in members[known:])
         for site in members[:known]:
             with site.ledger.transaction():
                 rest = rest - site.ledger.stored_answer(site.ledger.entries()[-1].digest)
@@ -114,7 +113,7 @@ def test_numbers_of_many_clients_fit_in_63_bits_and_lie_on_one_lattice():
     assert np.abs(units[[0, 2]]).min() > 0.99 * MOST_STEPS
     assert np.abs(units).max() * 2**14 < 2**63
     assert mechanism.admissible(units * mechanism.lattice, None, 1).all()
-    with pytest.raises(ValueError, match="weights; a release covers"):
+    with pytest.raises(ValueError, match="numbers; a release covers"):
         mechanism.add_noise(np.zeros((1, MOST_NUMBERS + 1, 1)), None, rng)
 
 
@@ -124,7 +123,7 @@ def test_numbers_of_many_clients_fit_in_63_bits_and_lie_on_one_lattice():
 def summed(experiment, records, at):
     ids = np.arange(len(records))
     teachers = Teachers(experiment.config, experiment.answers.step, 0, records, ids)
-    return teachers.sensitive_gradients(at)[0]
+    return teachers.sensitive_sum(experiment.answers, at)[0]
 
 
 def without(records, left_out):
@@ -329,8 +328,8 @@ def test_a_spent_budget_is_refused_before_a_gradient_is_computed(deployed, tmp_p
     text, computed = deployed(*SUMS, "num_clients=2").to_json(), []
     monkeypatch.setattr(
         Teachers,
-        "sensitive_gradients",
-        lambda self, weights: computed.append(1) or np.zeros((1, len(weights), 1)),
+        "sensitive_sum",
+        lambda self, mechanism, weights: computed.append(1) or np.zeros((1, len(weights), 1)),
     )
     for budget, sums in ((0.01, 0), (100.0, 1)):
         hospital = open_hospital(site_file(tmp_path / f"{budget}", budget=budget, **ALLOWED))

@@ -186,7 +186,7 @@ def test_one_round_averages_the_teachers_by_their_records(small, tmp_path):
     assert not torch.allclose(student, average(vectors, [1, 1]), atol=1e-6)
     # Without weights, and where private clients state no counts, all count alike.
     for settings in (
-        (*CLEAR, "method=fedavg", "method.weighted=false"),
+        (*CLEAR, "method=fedavg", "method.weights=equal"),
         (*PRIVATE, "method=dp_fedavg", "training.count_fraction=null"),
     ):
         federation, (alike,) = finish(small(*settings, "rounds=1"), tmp_path / settings[0])

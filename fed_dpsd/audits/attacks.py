@@ -44,11 +44,13 @@ from fed_dpsd.privacy.noisy_max import NoisyMax
 from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.published import published_epsilon
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
+from fed_dpsd.privacy.record_sums import RecordSums
 from fed_dpsd.privacy.training import ClassCounts, TrainingMechanism
 from fed_dpsd.progress import reporting
 
 CLOSE_QUERIES, CLOSE_RUNS = 4, 100_000
 ALONE_RUNS = 2_000  # fewer if each release needs its own request
+SUM_RUNS, SUM_NOISE = 1_500, 0.35  # sums, and noise at which a long part is noticed
 CLAIM_RUNS, CLAIM_FAILURE = 300, 1e-6
 # Enough steps to sample most canaries, and enough runs to count them.
 TIMES_SAMPLED, FEWEST_STEPS, STEPS_IN_ALL, RUNS = 3, 10, 12_000, (60, 1_000)
@@ -65,6 +67,7 @@ STEPS = (
 )
 WHITE_BOX = "the adversary chooses the records and sees the noisy sums of all steps"
 COUNTS = "the adversary chooses the records and sees the class counts"
+SUMS = "the adversary chooses the records, knows all others and sees the noisy sum"
 BLACK_BOX = "the adversary chooses the records and sees only the released probabilities"
 
 
@@ -74,6 +77,8 @@ def answer_attacks(
     """Attack answers at settings where audit and proof are close, then at the run's own."""
     mechanism, config = experiment.answers, experiment.config
     assert isinstance(mechanism, Audited)
+    if isinstance(mechanism, RecordSums):
+        yield _attack_sums(experiment, mechanism, broken, say)
     separate = rows_are_separate(mechanism)
     plan = experiment.plan
     stages = [stage for stage in plan.stages if stage.mechanism == mechanism]
@@ -120,6 +125,25 @@ def answer_attacks(
         published_epsilon(mechanism, queried, delta),
         tests_code=False,
         also=_also_released(experiment, plan),
+    )
+
+
+def _attack_sums(
+    experiment: Experiment, mechanism: RecordSums, broken: victims.Broken | None, say: Say
+) -> Attack:
+    """Attack a sum over records, with little noise, so that a part beyond its bound is noticed."""
+    config, delta = experiment.config, experiment.config.privacy.delta
+    close = dataclasses.replace(mechanism, noise_multiplier=SUM_NOISE)
+    say(f"sums over records: {SUM_RUNS:,} sums, with or without one {close.unit}")
+    attacked, secret = victims.break_noise(close, broken), next(audit_secrets(config, "sums"))
+    guesses = victims.guess_sums(config, attacked, secret, SUM_RUNS)
+    result = conclude(guesses, delta, ATTACK_FAILURE, 1, SUMS, mechanism.what, close.unit)
+    proof = Proof(
+        prove([Stage(close, 1, 1)], delta, close.unit, "add_remove"),
+        gaussian_mu(close.event(close.unit, "add_remove")),
+    )
+    return Attack(
+        "sums", f"sums over records, with or without one {close.unit}", close, result, proof
     )
 
 

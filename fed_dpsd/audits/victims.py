@@ -30,6 +30,7 @@ from fed_dpsd.privacy.mechanism import Mechanism, Probabilities, Values, quorum_
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.randomized_response import LARGEST_EPSILON
+from fed_dpsd.privacy.record_sums import RecordSums
 from fed_dpsd.privacy.training import ClassCounts, Plain, Training
 from fed_dpsd.progress import listening
 from fed_dpsd.protocol import Request
@@ -39,6 +40,7 @@ Broken = Literal["half", "none"]
 ALMOST_NONE = 1e-3  # the remaining fraction of the noise
 CANARIES, CANDIDATES = 8, 500  # images to query, and images to choose them from
 PILOT = 40  # training runs that set thresholds
+OTHERS = 20  # records or patients in a sum besides the canary
 
 
 def break_noise(mechanism: Any, broken: Broken | None) -> Any:
@@ -162,6 +164,42 @@ def _query_canaries(
     logs = np.log(np.maximum(values.astype(np.float64), 1e-30))
     scores = logs[np.arange(CANARIES), labels]
     return included, (scores - logs.mean(axis=1)) * num_classes / (num_classes - 1)
+
+
+def guess_sums(config: Config, mechanism: RecordSums, secret: SecretStreams, runs: int) -> Guesses:
+    """Release a sum over records `runs` times and guess whether it includes a canary.
+
+    The canary is a record, or a patient with equal records. The adversary knows the sum without it
+    and the canary's part, along which the score is measured. With a quorum, it sees the sum over
+    the honest clients.
+    """
+    sizes = config.data.shape, config.data.num_classes
+    width = mechanism.size_of_request(make_teacher(config, 0, 0).classifier)
+    each = mechanism.records_per_patient
+    rng = np.random.Generator(np.random.PCG64(0))
+    images = procedural.areas(1 + OTHERS, config.data.shape, rng)
+    labels = rng.integers(0, config.data.num_classes, 1 + OTHERS)
+    whole = Split(images, labels, np.arange(1 + OTHERS))
+    whole = whole.take(np.arange(1 + OTHERS).repeat(each))
+    others = whole.take(np.arange(each, len(whole)))
+    sites = [_site(config, Plain(), mechanism, secret, records=own) for own in (others, whole)]
+    honest = mechanism.quorum.honest if mechanism.quorum else 1
+    helpers = [_site(config, Plain(), mechanism, secret, client) for client in range(1, honest)]
+
+    def asked(number: int) -> Request:
+        return Request.without_images(mechanism.kind, *sizes, number, np.zeros(width, np.float32))
+
+    sums = [site.sensitive_sum(asked(0)) for site in sites]
+    part = (sums[1] - sums[0])[0]
+    included = secret.numpy("coins").random((runs, 1)) < 0.5
+    scores = np.empty((runs, 1))
+    for number, coin in enumerate(included[:, 0].astype(int)):
+        request = asked(number)
+        answers = [sites[coin].release(mechanism, sums[coin], request)]
+        answers += [site.release(mechanism, 0 * sums[0], request) for site in helpers]
+        arrived = np.sum(_through_flower([answer.values for answer in answers]), axis=0)
+        scores[number] = np.sum((arrived - sums[0][0] - part / 2) * part)
+    return Guesses(included, scores)
 
 
 def train_without_records(

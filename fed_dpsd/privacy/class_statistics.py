@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from fed_dpsd.privacy.lattice import LinearShard, Records, moments_sum, of_moments
+from fed_dpsd.privacy import lattice
 from fed_dpsd.privacy.mechanism import ONE_TEACHER, NoiseAt, Quorum, Shards
 from fed_dpsd.privacy.record_sums import RecordSums
 from fed_dpsd.privacy.training import TrainedUnit
@@ -47,14 +47,14 @@ class ClassStatistics(RecordSums):
     quorum: Quorum | None = None
     shards: Shards = ONE_TEACHER
 
-    def sensitive_sum(self, shard: LinearShard, at: NDArray[np.float32]) -> torch.Tensor:
+    def sensitive_sum(self, shard: lattice.LinearShard, at: NDArray[np.float32]) -> torch.Tensor:
         """Return the exact sum of the statistics of the records' features minus the (F,) `at`.
 
         Raises:
             ValueError: there are too many records.
         """
-        records = Records.of(shard.inputs - torch.from_numpy(at), shard.labels)
-        return moments_sum(records, self.num_classes, NORMS)
+        records = lattice.Records.of(shard.inputs - torch.from_numpy(at), shard.labels)
+        return lattice.moments_sum(records, self.num_classes, NORMS)
 
     def size_of_request(self, layer: nn.Linear) -> int:
         """Return F."""
@@ -64,7 +64,7 @@ class ClassStatistics(RecordSums):
         self, total: NDArray[np.float64]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
         """Return the (F, F) sum of u u^T, the (K, F) sums of u and the (K,) numbers of records."""
-        return of_moments(total, self.num_classes, NORMS)
+        return lattice.of_moments(total, self.num_classes, NORMS)
 
     def noise_of_moments(self, draws: float) -> float:
         """Return the standard deviation of the sum of u u^T, on its diagonal.

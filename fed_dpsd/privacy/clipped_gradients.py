@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from fed_dpsd.privacy.lattice import LinearShard, linear_sum
+from fed_dpsd.privacy import lattice
 from fed_dpsd.privacy.mechanism import ONE_TEACHER, NoiseAt, Quorum, Shards
 from fed_dpsd.privacy.record_sums import RecordSums
 from fed_dpsd.privacy.training import TrainedUnit
@@ -42,11 +42,11 @@ class ClippedGradients(RecordSums):
         """Return the norm of a gradient that becomes 1 in a sum."""
         return self.max_grad_norm
 
-    def sensitive_sum(self, shard: LinearShard, at: NDArray[np.float32]) -> torch.Tensor:
+    def sensitive_sum(self, shard: lattice.LinearShard, at: NDArray[np.float32]) -> torch.Tensor:
         """Return the exact sum of the records' clipped gradients at the layer's weights, (P,)."""
         nn.utils.vector_to_parameters(torch.from_numpy(at), shard.layer.parameters())
         with torch.no_grad():
-            total = linear_sum(shard.layer, shard.records, self.max_grad_norm)
+            total = lattice.linear_sum(shard.layer, shard.records, self.max_grad_norm)
         return torch.cat([part.flatten() for part in total])
 
     def size_of_request(self, layer: nn.Linear) -> int:

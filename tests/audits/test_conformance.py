@@ -21,12 +21,16 @@ ANSWERS = sorted((conf_folder() / "answers").glob("*.yaml"))
 NEEDS = {
     "gradient_sum": ("method=dpdfd", "num_clients=1"),
     "clipped_gradients": ("method=dp_fedsgd", "model=scattering", "diagnostics=false"),
+    "class_statistics": (
+        *("method=class_statistics", "model=scattering", "diagnostics=false", "rounds=1"),
+    ),
     "noisy_max": ("teachers_per_client=3",),
     "noisy_max_gaussian": ("teachers_per_client=3",),
 }
 AT = {"distributed": ("answers.quorum={threshold: 3, colluding: 1}", "num_clients=4")}
 REFUSED = [  # by the mechanism itself
     ("clipped_gradients", "noise_at=server"),
+    ("class_statistics", "noise_at=server"),
     ("gradient_sum", "noise_at=distributed"),  # with its method's one client
     ("votes", "noise_law=laplace", "noise_at=distributed"),
 ]
@@ -69,7 +73,8 @@ def whole(path):
 
 
 ALL = [case for path in ANSWERS for case in cases(path)] + VARIANTS
-PRIVATE = [case for case in ALL if not any("gradient" in setting for setting in case)]
+SUMS = "gradient", "class_statistics"
+PRIVATE = [c for c in ALL if not any(name in setting for setting in c for name in SUMS)]
 PRIVATE += [("answers=gradient",), ("answers=gradient", "answers.noise_at=server")]
 
 
@@ -117,7 +122,7 @@ def audited(experiment, broken=None):
 
 @pytest.mark.parametrize("settings", [marked(each) for each in [*ALL, *REQUESTS_ALONE]])
 def test_every_way_to_answer_passes_its_audit_and_almost_no_noise_is_refuted(small, settings):
-    experiment = small("training=plain", *settings, "rounds=2", "queries_per_round=8")
+    experiment = small("training=plain", "rounds=2", "queries_per_round=8", *settings)
     if isinstance(experiment.answers.event("record", "add_remove"), NonPrivateDpEvent):
         with pytest.raises(UserError, match="nothing to audit: nothing is proven of the answers"):
             audit_client(experiment, None, lambda text: None)

@@ -72,6 +72,8 @@ LABEL_PRIVATE = [
 SUMS = ("answers=clipped_gradients", "model=scattering", "diagnostics=false")
 SHARES = "answers.noise_at=distributed", "answers.quorum={threshold: 2, colluding: 1}"
 ANSWERED |= {"dp_fedsgd": [SUMS, (*SUMS, *SHARES)]}
+STATISTICS = ("answers=class_statistics", *SUMS[1:])
+ANSWERED |= {"class_statistics": [STATISTICS, (*STATISTICS, *SHARES)]}
 ANSWERED |= {"central": WHITE_BOX + LABEL_PRIVATE}
 ANSWERED |= {"dpsd": [ANSWERS[0], ANSWERS[2], PRIVATE, ON_BOTH_AXES[0]], "local": []}
 UNPROVEN = ("training=output_gradient", "training.steps=3", "answers=probabilities")
@@ -95,7 +97,9 @@ ANSWERED |= {name: [(f"training={name}", *TAUGHT, "answers=probabilities")] for 
 ONE_PLACE = ("central", "direct", "dp_merf", "dp_gan", "gs_wgan", "gep", *VOTED)
 ALONE = ("dpsd", "paper_dpsd", "dpdfd", "dp_dfd", *ONE_PLACE)
 NEEDS = dict.fromkeys(ALONE, ("num_clients=1",))
-ONE_ROUND = {"ensemble", *ONE_PLACE}
+ONE_MESSAGE = ("class_statistics", "weights_once")
+NEEDS |= dict.fromkeys(ONE_MESSAGE, ("rounds=1",))
+ONE_ROUND = {"ensemble", *ONE_PLACE, *ONE_MESSAGE}
 # Of refusals no answer is decoded: votes and probabilities end alike.
 ASKING_MANY = [("fed_dpsd", ANSWERS[0]), ("fed_dpsd", PRIVATE), ("dpsd", ANSWERS[0])]
 ASKING = [(method, ANSWERED[method][-1]) for method in METHODS if ANSWERED[method]]

@@ -50,7 +50,7 @@ REFUSED = {  # what is typed first, and more settings with the error of each
     ),
     "method=dp_fedsgd answers=clipped_gradients model=scattering diagnostics=false": (
         ("training=dp_sgd", "training=dp_sgd: method=dp_fedsgd does not support it; use"),
-        ("answers=gradient", "answers=gradient: method=dp_fedsgd needs sums of gradients; use"),
+        ("answers=gradient", "answers=gradient: method=dp_fedsgd needs sums over records; use"),
         ("model=cnn", "model.teacher=cnn: .* a linear classifier on fixed features; use model="),
         ("teachers_per_client=2", "teachers_per_client=2: .* use teachers_per_client=1"),
         ("diagnostics=true", "diagnostics=true: method=dp_fedsgd has no teachers to score; use"),

@@ -19,11 +19,13 @@ from fed_dpsd.client.site import Site
 from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.papers.gradient_sum import GradientSum
 from fed_dpsd.privacy import lattice
+from fed_dpsd.privacy.class_statistics import ClassStatistics
 from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.mechanism import Mechanism, top_k
 from fed_dpsd.privacy.noise import SecretStreams, SecureGenerator, lattice_spacing
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
+from fed_dpsd.privacy.record_sums import RecordSums
 from fed_dpsd.privacy.votes import NoisyVotes
 from fed_dpsd.protocol import Response
 from fed_dpsd.streams import Streams
@@ -646,3 +648,53 @@ def half_the_noise_in_answers(patch):
         return (value.sum(0) + noise(self, value, *rest)) / 2
 
     patch.setattr(NormalizedGradient, "add_noise", half)
+
+
+def features_keep_their_length(patch):
+    """Inputs of 1/16 times the number of features are not scaled to length 1."""
+    patch.setattr(lattice, "_sqrt", lambda values: torch.full_like(values, 16.0))
+
+
+def pairs_of_features_count_twice(patch):
+    """Numbers off the diagonal stand for two, but are twice as large instead of sqrt(2) times."""
+    patch.setattr(lattice, "OFF_DIAGONAL", 2.0)
+
+
+def copies_are_added(patch):
+    """A record with copies, or a patient, counts as many records."""
+    moments_sum = lattice.moments_sum
+
+    def alone(records, *rest):
+        inner = records.inner.diagonal(dim1=1, dim2=2).reshape(-1, 1, 1)
+        inputs, copies = records.inputs.flatten(0, 1)[:, None], records.inputs.shape[1]
+        labels = lattice._labels(records.labels, copies)
+        return moments_sum(lattice.Records(inputs, inner, labels), *rest)
+
+    patch.setattr(lattice, "moments_sum", alone)
+
+
+def features_centred_on_the_records_own_mean(patch):
+    sensitive_sum = ClassStatistics.sensitive_sum
+
+    def centred(self, shard, at):
+        return sensitive_sum(self, shard, shard.inputs.mean((0, 1)).numpy())
+
+    patch.setattr(ClassStatistics, "sensitive_sum", centred)
+
+
+def moments_in_single_precision(patch):
+    moments_sum = lattice.moments_sum
+    patch.setattr(lattice, "moments_sum", lambda *rest: moments_sum(*rest).float().double())
+
+
+def gradients_keep_their_length(patch):
+    patch.setattr(lattice, "_scale", lambda residuals, inner, bound: inner[:, 0, 0] * 0 + 1)
+
+
+def half_the_noise_in_sums(patch):
+    noise = RecordSums.add_noise
+
+    def half(self, value, *rest):
+        return (value.sum(0) + noise(self, value, *rest)) / 2
+
+    patch.setattr(RecordSums, "add_noise", half)

@@ -197,6 +197,10 @@ def on_answers(experiment):
     return attacks.answer_attacks(experiment, None, print)
 
 
+def on_sums(experiment):
+    return [attacks._attack_sums(experiment, experiment.answers, None, print)]
+
+
 def on_trainings(experiment):
     return attacks.training_attacks(experiment, None, print)
 
@@ -228,6 +232,13 @@ BATCH = (*GRADIENTS, "answers.normalise=batch")
 SHARES = (*GRADIENTS, "answers.noise_at=distributed", "num_clients=4")
 SHARES += ("answers.quorum={threshold: 3, colluding: 1}",)
 SUMS = (*PLAIN, "method=dpdfd", "num_clients=1", "answers=gradient_sum")
+STATISTICS = (*PLAIN, "method=class_statistics", "answers=class_statistics", "model=scattering")
+STATISTICS += ("rounds=1", "diagnostics=false")
+STATISTICS_OF_COPIES = (*STATISTICS, "answers.copies=3")
+STATISTICS_OF_PATIENTS = (*STATISTICS, "answers.unit=patient", "answers.records_per_patient=3")
+STATISTICS_OF_PATIENTS += ("data.records_per_patient=3",)
+STEPS_OF_SUMS = (*PLAIN, "method=dp_fedsgd", "answers=clipped_gradients", "model=scattering")
+STEPS_OF_SUMS += ("diagnostics=false",)
 GUMBEL = (*PLAIN, "answers=noisy_max", "answers.noise_law=gumbel", "teachers_per_client=5")
 LAPLACE_MAX = (*PLAIN, "answers=noisy_max", "teachers_per_client=5")
 PLANTED = [  # with settings of the audit, and its part
@@ -274,6 +285,11 @@ PLANTED = [  # with settings of the audit, and its part
     (planted.sensitivity_of_a_removed_teacher, GRADIENTS, on_answers),
     (planted.share_of_one_client_is_missing, SHARES, on_answers),
     (planted.shares_of_one_honest_client_too_many, SHARES, on_answers),
+    (planted.features_keep_their_length, STATISTICS, on_sums),
+    (planted.copies_are_added, STATISTICS_OF_COPIES, on_sums),
+    (planted.copies_are_added, STATISTICS_OF_PATIENTS, on_sums),
+    (planted.half_the_noise_in_sums, STATISTICS, on_sums),
+    (planted.gradients_keep_their_length, STEPS_OF_SUMS, on_sums),
     (planted.batches_of_fixed_size, SAMPLED_STEPS, on_samples),
     (planted.rate_ignored, SAMPLED_STEPS, on_samples),
     (planted.twice_the_rate, SAMPLED_STEPS, on_samples),
@@ -295,6 +311,7 @@ def quick(monkeypatch):
     """Fewer runs and draws than in an audit, enough for faults this large."""
     monkeypatch.setattr(attacks, "CLOSE_RUNS", 5_000)
     monkeypatch.setattr(attacks, "CLAIM_RUNS", 20)
+    monkeypatch.setattr(attacks, "SUM_RUNS", 500)
     monkeypatch.setattr(attacks, "RUNS", (60, 60))
     monkeypatch.setattr(attacks, "CLIPPED_RUNS", {"weights": 300, "bias": 400, "network": 150})
     monkeypatch.setattr(attacks, "SAMPLED_STEPS", 400)
@@ -310,8 +327,9 @@ PARTS = {
     "answers": (on_answers,),
     "trainings": (on_trainings, on_clipping),  # minutes of training; `OF_TRAININGS` are fast
     "samples": (on_samples,),
+    "sums": (on_sums,),
 }
-SLOW = {"draws": 30, "trainings": 25}
+SLOW = {"draws": 30, "trainings": 25, "sums": 30}
 KINDS = pytest.mark.parametrize(
     "parts",
     [

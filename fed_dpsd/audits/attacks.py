@@ -7,6 +7,7 @@ from the run's seed, so that it can be repeated; they protect nothing.
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from dp_accounting import GaussianDpEvent
@@ -129,7 +130,7 @@ def answer_attacks(
 
 
 def _attack_sums(
-    experiment: Experiment, mechanism: RecordSums, broken: victims.Broken | None, say: Say
+    experiment: Experiment, mechanism: Any, broken: victims.Broken | None, say: Say
 ) -> Attack:
     """Attack a sum over records, with little noise, so that a part beyond its bound is noticed."""
     config, delta = experiment.config, experiment.config.privacy.delta

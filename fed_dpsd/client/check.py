@@ -30,11 +30,12 @@ from fed_dpsd.data.datasets import ENOUGH
 from fed_dpsd.data.intake import first_few
 from fed_dpsd.errors import UserError, printable
 from fed_dpsd.experiment import Experiment, from_overrides
-from fed_dpsd.models import to_vector, torch_threads
+from fed_dpsd.models import torch_threads
 from fed_dpsd.models.inference import Images
 from fed_dpsd.models.public_networks import digest_of, shapes_in
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.privacy.plan import Plan
+from fed_dpsd.privacy.record_sums import RecordSums
 from fed_dpsd.protocol import Refusal, Request
 
 REHEARSED = 16  # images in the rehearsed request
@@ -121,7 +122,7 @@ def _units(hospital: Hospital) -> str:
         return "record, because the file names no patient_column"
     return (
         f"patient, because patient_column is {column}; the coordinator sets training.unit=patient "
-        "(with method=dp_fedsgd, answers.unit)"
+        "(with method=dp_fedsgd or class_statistics, answers.unit)"
     )
 
 
@@ -228,8 +229,8 @@ def _rehearse(hospital: Hospital, experiment: Experiment, folder: Path) -> str:
     config = dataclasses.replace(experiment.config, cache=str(folder))
     experiment = dataclasses.replace(experiment, config=config)
     site = rehearsed.open(experiment, "rehearsal")
-    if not experiment.answers.from_teachers:
-        request, asked = _gradient_request(experiment), "a sum of gradients"
+    if isinstance(experiment.answers, RecordSums):
+        request, asked = _sum_request(experiment, experiment.answers), "a sum over records"
     else:
         request, asked = _image_request(hospital), f"{REHEARSED} images"
     request = dataclasses.replace(request, acknowledged={experiment.answers.name: 10 * REHEARSED})
@@ -252,8 +253,8 @@ def _image_request(hospital: Hospital) -> Request:
     return Request(1, images, uniform)
 
 
-def _gradient_request(experiment: Experiment) -> Request:
-    """Return a request for gradients at weights of zero."""
+def _sum_request(experiment: Experiment, answers: RecordSums) -> Request:
+    """Return a request for a sum over records, with numbers of zero."""
     context = experiment.public
-    zeros = np.zeros(len(to_vector(context.make_teacher(0).classifier)), np.float32)
-    return context.request("gradients", 1, zeros)
+    size = answers.size_of_request(context.make_teacher(0).classifier)
+    return context.request(answers.kind, 1, np.zeros(size, np.float32))

@@ -7,7 +7,7 @@ Kurakin, Cutkosky: "Differentially Private Image Classification from Features", 
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ class ClassStatistics(RecordSums):
     """
 
     name: ClassVar[str] = "class_statistics"
-    kind: ClassVar[str] = "statistics"
+    kind: ClassVar[Literal["gradients", "statistics"]] = "statistics"
     method: ClassVar[str] = "class_statistics"
     what: ClassVar[str] = "class counts, and sums of its records' features and of their products"
     part: ClassVar[str] = "part"

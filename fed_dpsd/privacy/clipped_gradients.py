@@ -1,7 +1,7 @@
 """Sums of records' clipped gradients plus Gaussian noise: a step of DP-SGD over many clients."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ class ClippedGradients(RecordSums):
     """
 
     name: ClassVar[str] = "clipped_gradients"
-    kind: ClassVar[str] = "gradients"
+    kind: ClassVar[Literal["gradients", "statistics"]] = "gradients"
     method: ClassVar[str] = "dp_fedsgd"
     what: ClassVar[str] = "sums of its records' clipped gradients"
     part: ClassVar[str] = "gradient"

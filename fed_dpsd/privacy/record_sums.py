@@ -60,7 +60,7 @@ class RecordSums(Mechanism):
     additive: ClassVar[Literal[True]] = True
     noise_law: ClassVar[Literal["gaussian"]] = "gaussian"
     from_teachers: ClassVar[bool] = False
-    kind: ClassVar[str]
+    kind: ClassVar[Literal["gradients", "statistics"]]
     method: ClassVar[str]
     what: ClassVar[str]
     part: ClassVar[str]

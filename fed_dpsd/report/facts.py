@@ -148,7 +148,9 @@ class Facts:
     @property
     def answers_images(self) -> bool:
         """Return whether clients send answers to images, rather than weights, sums or nothing."""
-        return self.card["answers"] not in ("weights", "clipped_gradients", "nothing")
+        return self.card["answers"] not in (
+            *("weights", "clipped_gradients", "class_statistics", "nothing"),
+        )
 
     @property
     def releases_nothing(self) -> bool:

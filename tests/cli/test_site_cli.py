@@ -25,6 +25,7 @@ from fed_dpsd.client.hospital import open_hospital
 from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.engines.flower import supernode
 from fed_dpsd.errors import UserError
+from tests.every import every
 from tests.hospitals import certificate, private_key, site_file, summing
 from tests.processes import lives, wait_until
 
@@ -66,18 +67,22 @@ def test_a_check_counts_trains_and_rehearses_and_charges_nothing(fed_dpsd, tmp_p
     assert not (tmp_path / "hospital" / "state" / "cache" / "teachers").exists()
 
 
-def test_a_check_of_sums_of_gradients_rehearses_a_sum_and_trains_nothing(fed_dpsd, tmp_path):
-    file = site_file(
-        tmp_path / "hospital",
-        methods=["dp_fedsgd"],
-        answers=["clipped_gradients"],
-        models=["scattering"],
-    )
+@every(
+    ("method", "answers", "numbers"),
+    [
+        ("dp_fedsgd", "clipped_gradients", 10 * (68 + 1)),
+        ("class_statistics", "class_statistics", 68 * 69 // 2 + 10 * (68 + 1)),
+    ],
+)
+def test_a_check_of_sums_over_records_rehearses_a_sum_and_trains_nothing(
+    fed_dpsd, tmp_path, method, answers, numbers
+):
+    allowed = {"methods": [method], "answers": [answers], "models": ["scattering"]}
+    file = site_file(tmp_path / method, **allowed)
     code, out, err = fed_dpsd("site", "check", str(file))
     assert (code, err) == (0, "")
-    weights = 10 * (16 * 4 + 4 + 1)
     text = "\n".join(out)
-    assert f"an answer, rehearsed: a sum of gradients, {8 * weights:,} bytes, which" in text
+    assert f"an answer, rehearsed: a sum over records, {8 * numbers:,} bytes, which" in text
     assert "a teacher" not in text
     ledger = open_hospital(file).ledger
     with ledger.transaction():

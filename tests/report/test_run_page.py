@@ -352,9 +352,10 @@ def test_the_officers_page_is_in_plain_words(tmp_path):
     assert "client" in officer(run(tmp_path)).text_of("section", id="left")  # a simulation's
     assert "Teachers are the models that each hospital trains" in left
     facts = deployment(tmp_path, trained=words.NO_TEACHERS)
-    sums = officer(with_card(facts, answers="clipped_gradients")).text_of("section", id="left")
-    assert "synthetic image" not in sums
-    assert "eacher" not in sums
+    for name in ("clipped_gradients", "class_statistics"):
+        sums = officer(with_card(facts, answers=name)).text_of("section", id="left")
+        assert "synthetic image" not in sums
+        assert "eacher" not in sums
 
 
 def test_plain_words_hold_for_each_unit_relation_and_trust():

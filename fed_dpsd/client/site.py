@@ -233,10 +233,7 @@ class Site:
         """
         if self._summed is None or not isinstance(self.answers, RecordSums):
             raise ProtocolError("this client's mechanism releases no sums over records")
-        try:
-            return self._summed.sensitive_sum(self.answers, request.weights)
-        except ValueError as error:
-            raise ProtocolError(f"this client was sent {error}") from None
+        return self._summed.sensitive_sum(self.answers, request.weights)
 
     def sensitive_class_counts(self) -> NDArray[np.float64]:
         """Return the exact class counts of all records, (1, 1, K); private until released."""

@@ -29,7 +29,7 @@ from fed_dpsd.client.teacher_file import read_teacher
 from fed_dpsd.config import Config, is_function
 from fed_dpsd.config.plugins import code_digest
 from fed_dpsd.data.intake import Split
-from fed_dpsd.errors import UserError
+from fed_dpsd.errors import ProtocolError, UserError
 from fed_dpsd.methods.method import TrainingLoss
 from fed_dpsd.models import (
     initialise,
@@ -283,10 +283,10 @@ class Teachers:
         """Return a mechanism's exact sum over the records of the only shard, (1, P, 1).
 
         Raises:
-            ValueError: `at` has the wrong length.
+            ProtocolError: `at` has the wrong length.
         """
         if len(at) != (expected := mechanism.size_of_request(self._linear.layer)):
-            raise ValueError(f"{len(at)} weights instead of {expected}")
+            raise ProtocolError(f"this client was sent {len(at)} weights instead of {expected}")
         return mechanism.sensitive_sum(self._linear, at).numpy()[None, :, None]
 
     @functools.cached_property

@@ -145,7 +145,7 @@ class DPFedAVG(FedAVG):
     trainings: ClassVar[tuple[str, ...] | None] = ("dp_sgd",)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class WeightsOnce(FedAVG):
     """One-shot FedAVG, with `weights="classes"`: a single message of each client's weights.
 

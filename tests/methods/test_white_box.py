@@ -10,7 +10,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 from torch import nn
 
-from fed_dpsd.accounts.card import privacy_card
+from fed_dpsd.accounts.card import privacy_card, proven_epsilons
 from fed_dpsd.client import site as sites
 from fed_dpsd.client.teachers import make_teacher
 from fed_dpsd.engines.local import LocalFederation
@@ -23,7 +23,7 @@ from fed_dpsd.methods.white_box import (
     ensemble_logits,
     fetch_teachers,
 )
-from fed_dpsd.models import procedural, to_vector
+from fed_dpsd.models import load_vector, procedural, to_vector
 from fed_dpsd.models.inference import predict, to_bytes
 from fed_dpsd.privacy.accounting import Stage, best_bound, prove
 from fed_dpsd.protocol import Request
@@ -192,6 +192,41 @@ def test_one_round_averages_the_teachers_by_their_records(small, tmp_path):
         federation, (alike,) = finish(small(*settings, "rounds=1"), tmp_path / settings[0])
         vectors = [to_vector(site._teachers.models[0]) for site in federation._sites.values()]
         assert torch.equal(to_vector(alike.student), average(vectors, [1, 1]))
+
+
+def test_a_class_has_the_rows_of_the_clients_that_know_it(small, tmp_path):
+    """All other weights count by records. The control: some rows differ from such an average."""
+    experiment = small(*CLEAR, "method=weights_once", "rounds=1", "partition.alpha=0.1")
+    federation, (finished,) = finish(experiment, tmp_path)
+    sites = list(federation._sites.values())
+    counts = np.concatenate([site.sensitive_class_counts()[0] for site in sites])
+    teachers = [site._teachers.models[0] for site in sites]
+    whole = experiment.public.make_teacher(0)
+    load_vector(whole, average([to_vector(each) for each in teachers], counts.sum(1)))
+    for name, value in finished.student.state_dict().items():
+        if not name.startswith("classifier"):
+            assert torch.equal(value, whole.state_dict()[name])
+    shares = torch.from_numpy(counts / counts.sum(0))
+    for name in ("weight", "bias"):
+        own = torch.stack([getattr(each.classifier, name).detach().double() for each in teachers])
+        expected = torch.einsum("ck,ck...->k...", shares, own).numpy()
+        found = getattr(finished.student.classifier, name).detach().numpy()
+        assert found == pytest.approx(expected, abs=1e-6)
+        assert found != pytest.approx(getattr(whole.classifier, name).detach().numpy(), abs=1e-3)
+
+
+def test_private_weights_once_cost_their_training_alone(small):
+    """As much as the answers of the same teachers. The control: their class counts cost more."""
+    once, fed = (
+        small(*PRIVATE, *settings)
+        for settings in (("method=weights_once", "rounds=1"), ("method=fed_dpsd",))
+    )
+    costs = [
+        proven_epsilons(each, each.plan, "record", "add_remove")["training"].value
+        for each in (once, fed, small(*PRIVATE, "training.count_fraction=null"))
+    ]
+    assert costs[0] == costs[1] > costs[2]
+    assert once.plan.queries == 1
 
 
 def test_later_rounds_train_from_the_average(small, tmp_path):

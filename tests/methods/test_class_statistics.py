@@ -162,10 +162,11 @@ def test_statistics_are_the_records_own(small, records):
 def test_a_plan_costs_what_one_gaussian_release_does(small, unit):
     """Independently of the proofs here. The control: as if all five clients' noise counted."""
     experiment = small(*FOUR_OF_FIVE, *(PATIENTS if unit == "patient" else ()))
+    rounding = 2.0**10 * 2.0 ** (math.ceil(math.log2(4 / math.sqrt(3))) - 26)  # of the share
     for moved, changed, relation in ((1, unit, "add_remove"), (2, unit, "replace_one")):
         claim = proven_epsilons(experiment, experiment.plan, changed, relation)["answers"]
-        expected = gaussian_epsilon(moved / 4)
-        assert expected < claim.value < expected * (1 + 1e-3)
+        assert claim.value == pytest.approx(gaussian_epsilon(moved * (1 + rounding) / 4), rel=1e-6)
+        assert claim.value > gaussian_epsilon(moved / 4) * (1 + 1e-6)
         assert claim.trust == "threshold"
         assert claim.value > 1.1 * gaussian_epsilon(moved * math.sqrt(3 / 5) / 4)
     claim = proven_epsilons(experiment, experiment.plan, "client", "add_remove")["answers"]

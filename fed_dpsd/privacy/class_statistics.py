@@ -31,6 +31,7 @@ class ClassStatistics(RecordSums):
 
     Guarantee: the guarantee of `RecordSums`. A record's part consists of u u^T, of u for its class
     and of 1 for its class, with norms NORMS (`lattice.moments_sum`; docs/proofs.md, Theorem 24).
+    Only the inner product of u for two records may be negative, so replacing moves less than 2.
     """
 
     name: ClassVar[str] = "class_statistics"
@@ -38,6 +39,7 @@ class ClassStatistics(RecordSums):
     method: ClassVar[str] = "class_statistics"
     what: ClassVar[str] = "class counts, and sums of its records' features and of their products"
     part: ClassVar[str] = "part"
+    replaced: ClassVar[float] = math.sqrt(2 + 2 * NORMS[1] ** 2)
     num_classes: int  # K, >= 2
     noise_multiplier: float  # standard deviation of the noise / the largest norm of a part, > 0
     unit: TrainedUnit = "record"  # the unit with a part of norm at most 1

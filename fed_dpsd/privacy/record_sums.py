@@ -45,7 +45,7 @@ class RecordSums(Mechanism):
     moves two sums at most g sqrt(d) further apart, and limiting their size moves none apart. With
     `noise_at="distributed"`, the shares of threshold - colluding honest clients have the whole
     variance. So a release is a Gaussian mechanism of noise multiplier noise_multiplier / (1 + g
-    sqrt(d)), or half of it for a replaced record (docs/proofs.md, Theorem 23). With
+    sqrt(d)), divided by `replaced` for a replaced record (docs/proofs.md, Theorem 23). With
     `unit="patient"`, patients replace records, as in `SampledGaussian`. Nothing is proven for a
     client, whose records may be any number.
 
@@ -53,6 +53,7 @@ class RecordSums(Mechanism):
         kind: the kind of its requests.
         method: the method that learns from these sums.
         what: a description of the sums, and `part` of what a record adds.
+        replaced: the largest norm of the difference between two parts.
     """
 
     input: ClassVar[Literal["gradient"]] = "gradient"
@@ -64,6 +65,7 @@ class RecordSums(Mechanism):
     method: ClassVar[str]
     what: ClassVar[str]
     part: ClassVar[str]
+    replaced: ClassVar[float] = 2.0
     num_classes: int  # K, >= 2
     # standard deviation of the noise / the largest norm of a part, > 0
     noise_multiplier: float
@@ -155,7 +157,7 @@ class RecordSums(Mechanism):
         """Return one Gaussian mechanism; truncation to the lattice lowers its multiplier."""
         if not self.step.bounds(unit):
             return NonPrivateDpEvent()
-        most = 2 if self.step.replaces(unit, relation) else 1
+        most = self.replaced if self.step.replaces(unit, relation) else 1
         moved = most * (1 + self.lattice * math.sqrt(MOST_NUMBERS))
         return ComposedDpEvent(
             [
@@ -181,5 +183,5 @@ class RecordSums(Mechanism):
 
     def worst_case(self) -> tuple[Values, Values]:
         """Return the (1, 1, K) sums of two worlds, with one record's part replaced."""
-        first = np.eye(1, self.num_classes)[None]
+        first = self.replaced / 2 * np.eye(1, self.num_classes)[None]
         return first, -first

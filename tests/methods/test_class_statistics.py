@@ -38,6 +38,7 @@ ALLOWED = {
     "models": ["scattering"],
 }
 FEATURES = 64  # of `small`
+REPLACED = math.sqrt(2 + 2 * (1 - 0.6**2 - 0.3**2))
 NUMBERS = FEATURES * (FEATURES + 1) // 2 + 10 * (FEATURES + 1)
 
 
@@ -124,6 +125,22 @@ def test_a_planted_fault_breaks_a_rule(small, records, monkeypatch, fault, setti
     assert broken in set(broken_rules(small, records, settings))
 
 
+@every("settings", [(), ("answers.copies=3",), PATIENTS])
+def test_a_replaced_record_or_patient_moves_a_sum_by_at_most_its_event(small, records, settings):
+    """Between all pairs, and between opposite features, which are farther apart than sqrt(2)."""
+    experiment = small(*STATISTICS, *settings)
+    each = experiment.answers.records_per_patient
+    parts = [
+        summed(experiment, records.take(np.arange(first, first + each)), centre)
+        for centre in (0.0, -1e3, 1e3)
+        for first in range(0, len(records), each)
+    ]
+    most = max(np.linalg.norm(one - other) for one in parts for other in parts)
+    assert (1 if each > 1 else math.sqrt(2)) < most <= REPLACED  # patients have several labels
+    event = ideal(experiment.answers.event(experiment.answers.unit, "replace_one"))
+    assert most <= experiment.answers.noise_multiplier / event.noise_multiplier < REPLACED + 1e-3
+
+
 def test_a_sum_is_the_same_in_any_order(small, records):
     experiment = small(*STATISTICS)
     shuffled = records.take(np.random.Generator(np.random.PCG64(0)).permutation(len(records)))
@@ -163,10 +180,11 @@ def test_a_plan_costs_what_one_gaussian_release_does(small, unit):
     """Independently of the proofs here. The control: as if all five clients' noise counted."""
     experiment = small(*FOUR_OF_FIVE, *(PATIENTS if unit == "patient" else ()))
     rounding = 2.0**10 * 2.0 ** (math.ceil(math.log2(4 / math.sqrt(3))) - 26)  # of the share
-    for moved, changed, relation in ((1, unit, "add_remove"), (2, unit, "replace_one")):
+    for moved, changed, relation in ((1, unit, "add_remove"), (REPLACED, unit, "replace_one")):
         claim = proven_epsilons(experiment, experiment.plan, changed, relation)["answers"]
         assert claim.value == pytest.approx(gaussian_epsilon(moved * (1 + rounding) / 4), rel=1e-6)
         assert claim.value > gaussian_epsilon(moved / 4) * (1 + 1e-6)
+        assert (claim.unit, claim.relation) == (changed, relation)
         assert claim.trust == "threshold"
         assert claim.value > 1.1 * gaussian_epsilon(moved * math.sqrt(3 / 5) / 4)
     claim = proven_epsilons(experiment, experiment.plan, "client", "add_remove")["answers"]

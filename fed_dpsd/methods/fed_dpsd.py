@@ -3,11 +3,11 @@
 Liu, Ge, Wang, Li, Liu: "Privacy-Preserving Model Transcription with Differentially Private
 Synthetic Distillation", arXiv 2601.19090, Algorithm 2 (Appendix D).
 
-The server has generators and a student. In each round, it sends synthetic images with the student's
+The server has a generator and a student. In each round, it sends synthetic images with the student's
 predictions. Each client's teachers answer with normalised gradients, randomised-response labels,
-votes or probabilities. The server trains the student on all answers so far. New generators are made
-for every few images, and are trained against the student before the images are sent, so a generator
-depends on private data only through released answers.
+votes or probabilities. The server trains the student on all answers so far, and the generator
+against the student before it draws the next images, so the generator depends on private data only
+through released answers.
 
 The messages are as in the paper, but the server learns more from them.
 fed_dpsd/papers/paper_fed_dpsd.py is the paper's own loop, with one generator and one step per
@@ -75,6 +75,7 @@ class FedDPSD(Queries, Method):
 
     takes_gradients: ClassVar[bool] = True
     supports_cohorts: ClassVar[bool] = True
+    one_message: ClassVar[str | None] = "weights_once"
     student_steps: PositiveInt
     final_student_steps: PositiveInt
     final_fit: Literal["steps", "least_squares"]
@@ -171,14 +172,16 @@ class FedDPSD(Queries, Method):
     def server(
         self, federation: Federation, context: PublicContext, streams: Streams, resume: State | None
     ) -> Iterator[Round]:
-        """Run Algorithm 2, with a buffer of answered samples and new generators in each round."""
+        """Run Algorithm 2, with a buffer of answered samples."""
         student = context.make_student(streams.torch("student"))
         discriminator = self.fetch_discriminator(federation, context)
         counts = KnownCounts(federation, context, requested=bool(self.counts(context)))
-        buffer = resume.load(student=student) if resume else []
+        kept = self.make_kept(context, streams)
+        generators = {"generator": kept} if kept else {}
+        buffer = resume.load(student=student, **generators) if resume else []
 
         for number in range(len(buffer) + 1, context.rounds + 1):
-            images = self.draw(discriminator or student, context, streams, number, buffer)
+            images = self.draw(discriminator or student, context, streams, number, buffer, kept)
             images = procedural.apply_polarity(images, self.infer_polarity(buffer))
             predictions = self.predictions(student, images, context)
             sent = Request(number, images, predictions)
@@ -199,9 +202,10 @@ class FedDPSD(Queries, Method):
                 student = self.better_student(student, previous, buffer, context)
                 metrics["last_student_kept"] = float(student is not previous)
             generated = self.mixture(len(request.images))["generated"]
-            discriminated = generated * self.generator_steps if discriminator else 0
+            stepped = self.images_per_generator if kept else generated
+            discriminated = stepped * self.generator_steps if discriminator else 0
             yield Round(
-                State.of(len(buffer), buffer, student=student),
+                State.of(len(buffer), buffer, student=student, **generators),
                 student,
                 metrics,
                 total.refused,

@@ -25,6 +25,7 @@ from fed_dpsd.methods.fed_dpsd import FedDPSD
 from fed_dpsd.methods.method import Method, PublicContext, tensors_of
 from fed_dpsd.models import procedural, torch_threads
 from fed_dpsd.models.classifiers import Classifier
+from fed_dpsd.models.generators import Generator
 from fed_dpsd.models.inference import to_bytes
 from fed_dpsd.progress import reporting
 from fed_dpsd.server.cards import cards_in, dataset_card, privacy_card_of
@@ -116,7 +117,7 @@ def draw_images(
         source = "generator" if kept or makes else "queries"
     streams = Streams(seed)
     if source == "generator" and kept:
-        parts = _from_kept_generator(context, vars(method)["latent_size"], kept, streams)
+        parts = _from_kept_generator(context, method, kept, run, streams)
         origin = "The run's generator, as of the last round, drew them from new latent vectors"
         origin += "." if _is_trained(method) else "; it was never trained."
     elif source == "generator" and ours and makes:
@@ -128,7 +129,7 @@ def draw_images(
             "the images that it sent"
         )
     elif ours:
-        parts = _from_next_rounds(ours, student.model, context, run, streams)
+        parts = _from_next_rounds(ours, student.model, context, run, streams, kept)
         origin = "They are the queries that the run's next rounds would have sent."
     else:
         origin = "They are among the images that the run sent."
@@ -146,17 +147,32 @@ def _take(parts: Iterator[NDArray[np.uint8]], number: int) -> NDArray[np.uint8]:
 
 
 def _from_kept_generator(
-    context: PublicContext, latent_size: int, weights: dict[str, torch.Tensor], streams: Streams
+    context: PublicContext,
+    method: Method,
+    weights: dict[str, torch.Tensor],
+    run: CompletedRun,
+    streams: Streams,
 ) -> Iterator[NDArray[np.uint8]]:
-    """Yield batches as large as a round's, because the generator normalises over a batch."""
-    generator = context.make_generator(latent_size, torch.Generator())
-    generator.load_state_dict(weights)
-    generator.train()
+    """Yield batches as large as in the run, because the generator normalises over a batch."""
     rng = streams.torch(PURPOSE)
+    size, polarity = context.queries_per_round, None
+    if isinstance(method, FedDPSD):
+        size, polarity = method.images_per_generator, method.infer_polarity(list(run.state.buffer))
+    generator = _generator(context, method, weights)
+    generator.train()
     while True:
-        latents = torch.randn((context.queries_per_round, latent_size), generator=rng)
+        latents = torch.randn((size, generator.project.in_features), generator=rng)
         with torch.no_grad():
-            yield to_bytes(generator(latents))
+            images = to_bytes(generator(latents))
+        yield procedural.apply_polarity(images, polarity) if polarity else images
+
+
+def _generator(
+    context: PublicContext, method: Method, weights: dict[str, torch.Tensor]
+) -> Generator:
+    generator = context.make_generator(vars(method)["latent_size"], torch.Generator())
+    generator.load_state_dict(weights)
+    return generator
 
 
 def _is_trained(method: Method) -> bool:
@@ -185,12 +201,18 @@ def _origin_of_new_generators(method: FedDPSD) -> str:
 
 
 def _from_next_rounds(
-    method: FedDPSD, model: Classifier, context: PublicContext, run: CompletedRun, streams: Streams
+    method: FedDPSD,
+    model: Classifier,
+    context: PublicContext,
+    run: CompletedRun,
+    streams: Streams,
+    weights: dict[str, torch.Tensor],
 ) -> Iterator[NDArray[np.uint8]]:
     """Yield the images of rounds after the last one, in random order within a round."""
     buffer = list(run.state.buffer)
+    kept = _generator(context, method, weights) if weights else None
     for number in itertools.count(context.rounds + 1):
-        images = method.draw(model, context, streams, number, buffer)
+        images = method.draw(model, context, streams, number, buffer, kept)
         images = procedural.apply_polarity(images, method.infer_polarity(buffer))
         yield images[streams.numpy(PURPOSE, query_id=number).permutation(len(images))]
 

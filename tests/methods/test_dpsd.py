@@ -71,13 +71,15 @@ def test_its_generators_are_trained_against_the_very_teacher(small, tmp_path):
 
 @pytest.mark.parametrize("settings", [DPSD, AGAINST_TEACHER], ids=["student", "teacher"])
 def test_what_generators_learn_from_the_teacher_counts_as_answers(small, tmp_path, settings):
-    experiment = small(*settings, "method.generator_steps=3")
-    _, finished = finish(experiment, tmp_path)
-    generated = experiment.method.mixture(64)["generated"]
-    trained = 3 * generated if settings is AGAINST_TEACHER else 0
-    assert 0 < generated < 64
-    counted = [(each.forward_answers, each.backward_answers) for each in finished]
-    assert counted == [(64 + trained, trained)] * 3
+    for kind in ("kept", "new"):
+        kept = f"method.generators={kind}", "method.images_per_generator=48"
+        experiment = small(*settings, "method.generator_steps=3", *kept)
+        _, finished = finish(experiment, tmp_path / kind)
+        generated = experiment.method.mixture(64)["generated"]
+        trained = 3 * (48 if kind == "kept" else generated) if settings is AGAINST_TEACHER else 0
+        assert 0 < generated < 48
+        counted = [(each.forward_answers, each.backward_answers) for each in finished]
+        assert counted == [(64 + trained, trained)] * 3
 
 
 def test_weights_are_refused_where_the_clients_own_method_does_not_ship_them(small, tmp_path):

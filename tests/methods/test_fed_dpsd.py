@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from itertools import starmap
 
 import numpy as np
 import pytest
@@ -10,11 +11,13 @@ import torch
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.experiment import load_data
 from fed_dpsd.losses import decoupled_kd_gradient
-from fed_dpsd.methods.method import ReplayBuffer
+from fed_dpsd.methods.method import ReplayBuffer, tensors_of
 from fed_dpsd.models.inference import predict
 from fed_dpsd.protocol import Aggregate, Request
 from fed_dpsd.streams import Streams
 from tests.running import finish, rounds
+
+NO_OTHERS = ("method.areas_fraction=0", "method.lines_fraction=0")
 
 
 def test_gradient_labels_follow_eq_3(small):
@@ -55,6 +58,22 @@ def test_generator_training_lowers_its_loss_and_leaves_the_critic_alone(small):
     after = discriminator.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert all(parameter.requires_grad for parameter in discriminator.parameters())
+
+
+def test_a_kept_generator_is_trained_in_every_round_and_new_ones_are_not_kept(small, tmp_path):
+    def generators(*overrides):
+        folder = tmp_path / " ".join(overrides)
+        states = [each.state.tensors for each in rounds(small(*overrides), folder)]
+        own = ({k: v for k, v in s.items() if k.startswith("generator.")} for s in states)
+        return [{name: tensor.tolist() for name, tensor in each.items()} for each in own]
+
+    first, second, third = generators("method.generators=kept")
+    assert first != second != third
+    assert generators("method.generators=new") == [{}, {}, {}]
+    assert generators("method.generators=kept", "method.noise_fraction=1", *NO_OTHERS) == [{}] * 3
+    untrained = generators("method.generators=kept", "method.generator_steps=0")
+    weights = [each["generator.project.weight"] for each in untrained]
+    assert weights[0] == weights[1] == weights[2]  # the control
 
 
 def test_a_rounds_images_are_mixed_as_configured_and_as_many_as_planned(small):
@@ -143,7 +162,7 @@ def test_a_student_learns_in_training_mode_and_predicts_in_evaluation_mode(small
     first, second, _ = rounds(small(*settings, "rounds=3"), tmp_path / "three")
     (last,) = rounds(small(*settings, "rounds=1"), tmp_path / "one")
     for finished, steps in ((first, 5), (second, 10), (last, 10)):  # the last one's are others
-        tensors = finished.state.tensors.items()
+        tensors = tensors_of("student", finished.state.tensors).items()
         counts = {int(own) for name, own in tensors if name.endswith("batches_tracked")}
         assert counts == {steps}
 
@@ -223,10 +242,12 @@ def test_the_last_student_is_kept_if_it_agrees_better_with_the_answers(
     small, tmp_path, caplog, steps
 ):
     """After one step it does not, so the student before it stays; also in a resumed run."""
-    settings = "answers=probabilities", "method.student_steps=50", "method.class_counts=false"
+    settings = "answers=probabilities", "teacher.min_steps=100", "method.student_steps=50"
+    settings += ("method.class_counts=false",)
     experiment = small(*settings, f"method.final_student_steps={steps}")
     _, (*_, before, last) = finish(experiment, tmp_path / "straight")
-    same = all(last.state.tensors[name].equal(own) for name, own in before.state.tensors.items())
+    students = (tensors_of("student", each.state.tensors) for each in (last, before))
+    same = all(starmap(torch.equal, zip(*(own.values() for own in students), strict=True)))
     assert last.metrics["last_student_kept"] == (steps > 1) != same
     assert (f"final_student_steps={steps}: the last student agrees less" in caplog.text) == same
     state = replace(before.state, buffer=before.state.buffer[:-1])  # a run appends to its list

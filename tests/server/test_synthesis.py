@@ -72,15 +72,17 @@ def images_of(folder, number, source=None, seed=0):
 
 
 def test_generators_are_trained_on_the_student_as_those_of_the_run(finished):
-    folder, _, _ = finished("method.images_per_generator=8", "method.generator_steps=3")
+    settings = "method.images_per_generator=8", "method.generator_steps=3"
+    folder, _, _ = finished("method.generators=new", *settings)
     images, origin, _ = images_of(folder, 20)
     assert images.shape == (20, 1, 8, 8)
     assert origin == "New generators drew them, 8 each, after 3 steps against the student."
     assert len(np.unique(images, axis=0)) == 20
 
 
-def test_a_generator_that_the_run_keeps_draws_from_new_latent_vectors(finished):
-    folder, _, _ = finished(*GENERATED)
+@every("settings", [(), GENERATED])
+def test_a_generator_that_the_run_keeps_draws_from_new_latent_vectors(finished, settings):
+    folder, _, _ = finished(*settings)
     images, origin, run = images_of(folder, 100)
     assert origin.startswith("The run's generator, as of the last round, drew them from new ")
     assert len(np.unique(images, axis=0)) == 100
@@ -140,7 +142,8 @@ def test_a_method_without_images_says_so(finished):
 
 
 def test_the_teachers_place_is_taken_by_the_student(finished):
-    folder, _, _ = finished("method=dpsd", "method.discriminator=teacher", "num_clients=1")
+    settings = "method=dpsd", "method.discriminator=teacher", "method.generators=new"
+    folder, _, _ = finished(*settings, "num_clients=1")
     _, origin, _ = images_of(folder, 5)
     assert "against the student instead of the teacher, which the run does not keep" in origin
 

@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import functools
 import html
+import math
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -430,7 +431,22 @@ def plan(*overrides: str) -> PlannedRun:
     Raises:
         UserError: an override is wrong.
     """
-    return planned_run(experiment_of(overrides))
+    planned = planned_run(experiment_of(overrides))
+    return dataclasses.replace(planned, one_message=_one_message(planned, overrides))
+
+
+def _one_message(planned: PlannedRun, overrides: Sequence[str]) -> str | None:
+    """Return the method that releases the same teachers in one message, if it costs no more."""
+    name = planned.experiment.method.one_message
+    if name is None or math.isinf(planned.smallest_budget):
+        return None
+    own = ("method", "rounds", "queries_per_round")
+    others = [each for each in overrides if each.partition("=")[0].partition(".")[0] not in own]
+    try:
+        other = planned_run(experiment_of([*others, f"method={name}"]))
+    except UserError:  # such as teachers of several architectures
+        return None
+    return name if other.smallest_budget <= planned.smallest_budget else None
 
 
 def new_job(overrides: tuple[str, ...], engine: Engine = "local", nodes: int | None = None) -> Job:

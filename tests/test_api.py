@@ -352,3 +352,12 @@ def test_the_flower_engine_reads_the_experiment_from_its_run_folder(folder):
     typed = ("out=my runs", "ledger=kept", "model.teachers=[cnn, mlp]")
     job = api.new_job(("training=plain", "model=cnn", *typed), "flower")
     assert open_run_folder(job.folder) == job.experiment
+
+
+def test_a_plan_names_a_method_that_the_same_epsilon_covers_in_one_message():
+    line = "the same epsilon covers method=weights_once, which sends one message"
+    for overrides in ((), ("rounds=2", "method.student_steps=5"), ("privacy.target_epsilon=1",)):
+        assert str(fed_dpsd.plan(*overrides)).endswith(f"\n{line}")
+    several = "model.teachers=[scattering,patches]", "num_clients=2"
+    for overrides in (("training=plain",), several, ("method=weights_once",)):  # the control
+        assert line not in str(fed_dpsd.plan(*overrides))

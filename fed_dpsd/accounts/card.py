@@ -296,12 +296,14 @@ class PlannedRun:
         privacy: the published epsilon and every proven one.
         smallest_budget: the smallest privacy.budget that pays for the whole run; `inf` if none
             does.
+        one_message: a method that takes one message from each client for at most the same epsilon.
     """
 
     experiment: Experiment
     queries_per_client: int
     privacy: words.PrivacyCard
     smallest_budget: float
+    one_message: str | None = None
 
     def __str__(self) -> str:
         """Return the text that `fed-dpsd privacy plan` prints."""
@@ -328,6 +330,10 @@ class PlannedRun:
         lines.append(f"notes: {', '.join(notes)}")
         if self.privacy.content["reason"]:
             lines.append(f"reason: {self.privacy.content['reason']}")
+        if self.one_message:
+            lines.append(
+                f"the same epsilon covers method={self.one_message}, which sends one message"
+            )
         return "\n".join(lines)
 
     __repr__ = __str__

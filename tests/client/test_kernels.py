@@ -116,6 +116,7 @@ def test_another_kernel_draws_other_noise_and_is_charged(
 @pytest.mark.parametrize(
     ("settings", "kernel"), [(FIXED, other_features), (NETWORK, other_convolutions)]
 )
+@pytest.mark.slow
 def test_seeded_training_draws_the_same_noise_whatever_the_kernel(
     small, tmp_path, monkeypatch, settings, kernel
 ):

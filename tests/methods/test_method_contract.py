@@ -111,7 +111,8 @@ ESSENTIAL["fed_dpsd"] = [
     *(ANSWERS[0], ANSWERS[3], ANSWERS[7], ANSWERS[9], MAX),
     *(ANSWERS[14], ON_BOTH_AXES[0], ON_BOTH_AXES[4], ON_BOTH_AXES[6]),
 ]
-ESSENTIAL["dgd"] = BASELINE[1:]
+ESSENTIAL["dgd"] = BASELINE[1:2]
+ESSENTIAL["dp_gan"] = []  # five seconds of numerical composition
 ESSENTIAL["dp_fedsgd"] = ANSWERED["dp_fedsgd"]
 
 

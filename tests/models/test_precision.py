@@ -44,7 +44,12 @@ def test_auto_is_bfloat16_on_a_gpu_that_has_it(monkeypatch, name, supported):
 
 
 @pytest.mark.parametrize(
-    "name", ["scattering", "patches", "cnn", pytest.param("pretrained", marks=pytest.mark.slow)]
+    "name",
+    [
+        "scattering",
+        "cnn",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("patches", "pretrained")),
+    ],
 )
 def test_students_on_our_fixed_features_compute_in_float64_for_a_while(name):
     exact = name in ("scattering", "patches")

@@ -144,6 +144,7 @@ def test_both_noises_make_one_gaussian_mechanism_and_half_of_one_is_found(monkey
     assert 2 / (math.sqrt(2) * 3.0) ** 2 == pytest.approx(1 / 3.0**2)
 
 
+@pytest.mark.slow
 def test_its_epsilon_is_dp_accountings():
     """Sampled steps by dp_accounting's PLD; golden for two Gaussians of sqrt(2) z each."""
     mechanism = GEP(**SMALL | {"noise_multiplier": 1.2, "sample_rate": 0.05, "steps": 40})

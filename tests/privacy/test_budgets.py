@@ -153,6 +153,7 @@ NOISE = (1e7, 1e-2)
         (lambda value: dp_sgd(value, 0.02, 60), NOISE, 1.0),
     ],
 )
+@pytest.mark.slow
 def test_calibration_never_overshoots_and_wastes_little(make, ends, target):
     def spend(value):
         stage = Stage(make(value), 20, 64)

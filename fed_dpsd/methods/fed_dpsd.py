@@ -3,9 +3,9 @@
 Liu, Ge, Wang, Li, Liu: "Privacy-Preserving Model Transcription with Differentially Private
 Synthetic Distillation", arXiv 2601.19090, Algorithm 2 (Appendix D).
 
-The server has a generator and a student. In each round, it sends synthetic images with the student's
-predictions. Each client's teachers answer with normalised gradients, randomised-response labels,
-votes or probabilities. The server trains the student on all answers so far, and the generator
+The server has a generator and a student. In each round, it sends synthetic images with the
+student's predictions. Each client's teachers answer with normalised gradients, randomised-response
+labels, votes or probabilities. The server trains the student on all answers so far, and the generator
 against the student before it draws the next images, so the generator depends on private data only
 through released answers.
 

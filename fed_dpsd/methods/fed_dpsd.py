@@ -5,9 +5,9 @@ Synthetic Distillation", arXiv 2601.19090, Algorithm 2 (Appendix D).
 
 The server has a generator and a student. In each round, it sends synthetic images with the
 student's predictions. Each client's teachers answer with normalised gradients, randomised-response
-labels, votes or probabilities. The server trains the student on all answers so far, and the generator
-against the student before it draws the next images, so the generator depends on private data only
-through released answers.
+labels, votes or probabilities. The server trains the student on all answers so far, and the
+generator against the student before it draws the next images, so the generator depends on private
+data only through released answers.
 
 The messages are as in the paper, but the server learns more from them.
 fed_dpsd/papers/paper_fed_dpsd.py is the paper's own loop, with one generator and one step per

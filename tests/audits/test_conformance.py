@@ -89,15 +89,15 @@ EVERY_DAY = [
     {"answers=votes", "answers.noise_law=laplace", "answers.noise_at=client"},
     {"answers=noisy_max", "answers.noise_law=laplace"},
     {"answers=noisy_max_gaussian", "answers.noise_law=gaussian"},
-    {"answers=clipped_gradients", "answers.noise_at=distributed"},
 ]
 
 
 def marked(settings):
     """Mark the rare ways to answer slow; requests alone take seconds."""
     alone = settings in REQUESTS_ALONE or "answers=gradient_sum" in settings
+    sums = {"answers=clipped_gradients", "answers=class_statistics"} & set(settings)
     rare = not any(each <= set(settings) for each in EVERY_DAY)
-    slow = pytest.mark.slow(seconds=5 if alone else 2)
+    slow = pytest.mark.slow(seconds=20 if sums else 5 if alone else 2)
     return pytest.param(settings, id=" ".join(settings), marks=slow if alone or rare else ())
 
 

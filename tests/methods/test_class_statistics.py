@@ -109,6 +109,7 @@ def test_a_sum_adds_up_short_parts_of_one_record_each(small, records, settings):
     assert not set(broken_rules(small, records, settings))
 
 
+@pytest.mark.slow
 @every(
     ("fault", "settings", "broken"),
     [
@@ -125,6 +126,7 @@ def test_a_planted_fault_breaks_a_rule(small, records, monkeypatch, fault, setti
     assert broken in set(broken_rules(small, records, settings))
 
 
+@pytest.mark.slow
 @every("settings", [(), ("answers.copies=3",), PATIENTS])
 def test_a_replaced_record_or_patient_moves_a_sum_by_at_most_its_event(small, records, settings):
     """Between all pairs, and between opposite features, which are farther apart than sqrt(2)."""
@@ -234,6 +236,7 @@ def test_the_student_learns_however_the_records_are_spread(small, tmp_path):
     assert weights[0] == pytest.approx(weights[1], abs=0.02 * float(np.abs(weights[0]).max()))
 
 
+@pytest.mark.slow
 def test_hospitals_are_charged_once_and_limit_what_they_answer(deployed, tmp_path):
     quorum = "num_clients=3", "answers.quorum={threshold: 2, colluding: 0}"
     experiment = deployed(*STATISTICS, *FIVE[1:], *quorum)

@@ -77,7 +77,7 @@ def test_a_run_is_not_resumed_from_a_student_that_is_not_finite(small, monkeypat
     folder, *_ = complete(small("rounds=1"))
     state = checkpoint.load(folder / "checkpoint")
     assert complete(experiment, folder)[1]["status"] == "completed"  # the control
-    for tensor in state.tensors.values():
+    for tensor in tensors_of("student", state.tensors).values():
         tensor.fill_(math.nan)
     folder, *_ = complete(small("rounds=1", "seed=1"))
     checkpoint.save(folder / "checkpoint", state)
@@ -92,7 +92,7 @@ def test_a_student_that_is_not_finite_is_not_exported(finished, tmp_path):
     folder, *_ = finished()
     assert export(folder, tmp_path / "control", "safetensors").path.exists()
     state = checkpoint.load(folder / "checkpoint")
-    for tensor in state.tensors.values():
+    for tensor in tensors_of("student", state.tensors).values():
         tensor.fill_(math.nan)
     checkpoint.save(folder / "checkpoint", state)
     for kind in ("safetensors", "onnx"):

@@ -61,7 +61,7 @@ PROBLEMS = [
     ({"data_path": "/a", "overrides": "data.path=/b"}, "flat and as data.path in overrides"),
     ({"overrides": 3}, "3 is not a setting; write KEY=VALUE"),
     ({"overrides": "out='a"}, "out='a: a quote or bracket is not closed"),
-    ({"method": "dnse"}, "method=dnse is unknown; choose one of: central, co_boosting"),
+    ({"method": "dnse"}, "method=dnse is unknown; choose one of: central, class_statistics"),
     ({"num_clients": "x"}, "num_clients=x must be an integer"),
     ({"num_clients": 2.5}, "num_clients=2.5 must be an integer"),
     ({"alpha": "1"}, "alpha='1' must be a number"),

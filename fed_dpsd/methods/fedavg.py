@@ -147,12 +147,18 @@ class DPFedAVG(FedAVG):
 
 @dataclass(frozen=True, config=STRICT)
 class WeightsOnce(FedAVG):
-    """One-shot FedAVG, with `weights="classes"`: a single message of each client's weights.
+    """One-shot FedAVG: each client sends its teachers' weights once, and never trains again.
 
-    With private training, the training covers the weights and the class counts are noisy, so
-    nothing else is charged. Without it, nothing is proven. The class is separate because hospitals
-    allow methods by class.
+    With private training, the training covers the weights, and the noisy class counts are charged
+    as in FedDPSD. Without it, nothing is proven. The class is separate because hospitals allow
+    methods by class.
     """
+
+    def client(self, request: Request, site: Site) -> Response | Refusal:
+        """Release the weights or the class counts, and reject requests to train."""
+        if request.kind == "train":
+            raise ProtocolError(f"method {type(self).__name__} does not answer {request.kind!r}")
+        return super().client(request, site)
 
 
 def models_of(replies: Replies) -> list[torch.Tensor]:

@@ -33,6 +33,7 @@ from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.server.summary import scores_of
 from fed_dpsd.streams import Streams
 from tests.conftest import composed
+from tests.every import every
 from tests.ledgers import entries_of
 from tests.running import finish, rounds
 
@@ -215,8 +216,8 @@ def test_a_class_has_the_rows_of_the_clients_that_know_it(small, tmp_path):
         assert found != pytest.approx(getattr(whole.classifier, name).detach().numpy(), abs=1e-3)
 
 
-def test_private_weights_once_cost_their_training_alone(small):
-    """As much as the answers of the same teachers. The control: their class counts cost more."""
+def test_private_weights_once_cost_as_much_as_answers_of_the_same_teachers(small):
+    """Including class counts. The control: without counts, the cost is lower."""
     once, fed = (
         small(*PRIVATE, *settings)
         for settings in (("method=weights_once", "rounds=1"), ("method=fed_dpsd",))
@@ -423,6 +424,21 @@ def test_denses_student_sees_moved_images_only_if_they_are_answered_again(small,
 
 
 # --- what a client does not do ---
+
+
+@every(("method", "trains"), [("weights_once", False), ("dp_fedavg", True)])
+def test_weights_once_rejects_requests_to_train_before_anything_is_charged(
+    small, tmp_path, method, trains
+):
+    federation, context = open_(small(*PRIVATE, f"method={method}", "rounds=1"), tmp_path)
+    start = to_vector(context.make_teacher(0)).numpy()
+    request = replace(context.request("train", 1, start), acknowledged={"dp_sgd": 1, "weights": 1})
+    if trains:  # the control
+        assert federation.each(request).answers
+    else:
+        with pytest.raises(ProtocolError, match="WeightsOnce does not answer 'train'"):
+            federation.each(request)
+    assert any(entries_of(site.ledger) for site in federation._sites.values()) == trains
 
 
 @pytest.mark.parametrize("method", ["local", "dense", "fed_dpsd"])

@@ -29,7 +29,7 @@ from fed_dpsd.privacy.mechanism import (
     Weights,
 )
 from fed_dpsd.privacy.noise import Noise, SecretStreams, truncate
-from fed_dpsd.privacy.record_sums import RecordSums
+from fed_dpsd.privacy.record_sums import MOST_NUMBERS, RecordSums
 from fed_dpsd.privacy.secure_sum import SumError
 from fed_dpsd.privacy.training import BaselineWeights, ClassCounts, Training, TrainingMechanism
 from fed_dpsd.protocol import SUMMED, Refusal, Request, Response, SumStep
@@ -228,11 +228,16 @@ class Site:
         """Return the mechanism's sum over the records, (1, P, 1); private until released.
 
         Raises:
-            ProtocolError: the mechanism releases no sums, or the request's weights belong to
-                another architecture; nothing was charged.
+            ProtocolError: the mechanism releases no sums, the sum has more numbers than an event
+                covers, or the request's weights belong to another architecture; nothing was
+                charged.
         """
         if self._summed is None or not isinstance(self.answers, RecordSums):
             raise ProtocolError("this client's mechanism releases no sums over records")
+        if (count := request.summed_shape[0]) > MOST_NUMBERS:
+            raise ProtocolError(
+                f"this client was asked for {count:,} numbers; a release covers {MOST_NUMBERS:,}"
+            )
         return self._summed.sensitive_sum(self.answers, request.weights)
 
     def sensitive_class_counts(self) -> NDArray[np.float64]:

@@ -1,6 +1,7 @@
 """Class statistics: its sums, what a record moves in them, its cost, and what the server fits."""
 
 import math
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 from scipy.stats import multivariate_normal
 
 from fed_dpsd.accounts.card import proven_epsilons
+from fed_dpsd.client import site as client_site
 from fed_dpsd.client.hospital import open_hospital
 from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.data.intake import Split
@@ -261,6 +263,24 @@ def test_too_many_features_end_a_run_before_a_client_is_charged(small, tmp_path,
     with pytest.raises(UserError, match=r"64 features have 2,730 numbers; a release covers 2,729"):
         next(rounds(small(*STATISTICS), tmp_path / "run"))
     assert not list(tmp_path.rglob("*.sqlite"))
+
+
+@every("most", [NUMBERS - 1, NUMBERS])
+def test_a_hospital_rejects_sums_that_no_release_covers_before_it_reads_or_charges(
+    deployed, tmp_path, monkeypatch, most
+):
+    """The control: it answers sums of the largest size."""
+    monkeypatch.setattr(client_site, "MOST_NUMBERS", most)
+    read = Mock(side_effect=Teachers.sensitive_sum)
+    monkeypatch.setattr(Teachers, "sensitive_sum", lambda *given: read(*given))
+    hospital = open_hospital(site_file(tmp_path / "hospital", **ALLOWED))
+    text = deployed(*STATISTICS, "num_clients=2").to_json()
+    if most < NUMBERS:
+        with pytest.raises(ProtocolError, match="asked for 2,730 numbers; a release covers 2,729"):
+            answer(hospital, text, asked())
+    else:
+        answer(hospital, text, asked())
+    assert read.called == bool(charges(hospital)) == (most == NUMBERS)
 
 
 def test_a_hospital_that_does_not_allow_the_method_is_not_charged(deployed, tmp_path):

@@ -31,7 +31,8 @@ class ClassStatistics(RecordSums):
 
     Guarantee: the guarantee of `RecordSums`. A record's part consists of u u^T, of u for its class
     and of 1 for its class, with norms NORMS (`lattice.moments_sum`; docs/proofs.md, Theorem 24).
-    Only the inner product of u for two records may be negative, so replacing moves less than 2.
+    Only the inner product of u for two records may be negative, so replacing moves less than 2:
+    `replaced` is a bound, which no record reaches.
     """
 
     name: ClassVar[str] = "class_statistics"

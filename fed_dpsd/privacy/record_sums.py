@@ -53,7 +53,7 @@ class RecordSums(Mechanism):
         kind: the kind of its requests.
         method: the method that learns from these sums.
         what: a description of the sums, and `part` of what a record adds.
-        replaced: the largest norm of the difference between two parts.
+        replaced: a bound on the norm of the difference between two parts.
     """
 
     input: ClassVar[Literal["gradient"]] = "gradient"
@@ -182,6 +182,6 @@ class RecordSums(Mechanism):
         )
 
     def worst_case(self) -> tuple[Values, Values]:
-        """Return the (1, 1, K) sums of two worlds, with one record's part replaced."""
+        """Return the (1, 1, K) sums of two worlds, which are `replaced` apart."""
         first = self.replaced / 2 * np.eye(1, self.num_classes)[None]
         return first, -first

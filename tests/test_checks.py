@@ -1,4 +1,4 @@
-"""Runs in which a student learns nothing get a warning; other runs get none."""
+"""Runs whose settings defeat their method get a warning; other runs get none."""
 
 import numpy as np
 import pytest
@@ -32,13 +32,17 @@ WARNED = {  # overrides, and a part of the one warning
     "training=plain answers=gradient method=ensemble": NO_WARNING,  # weights leave, and no answers
     "method=dgd": "far below its teachers; use many more teachers (teachers_per_client) or queries",
     "method=dgd queries_per_round=512": NO_WARNING,
+    "method=weights_once training.count_fraction=null": "releases no class counts, so all clients",
+    "method=weights_once training.count_fraction=null method.weights=equal": NO_WARNING,
+    "method=weights_once": NO_WARNING,
+    "method=weights_once training=plain": NO_WARNING,
     "training=plain answers=noisy_max teachers_per_client=25": NO_WARNING,
     "training=plain answers=noisy_max answers.noise_multiplier=1": NO_WARNING,
 }
 
 
 @pytest.mark.slow
-def test_noise_that_hides_all_answers_gives_a_warning_with_a_remedy(tmp_path):
+def test_settings_that_defeat_a_method_give_a_warning_with_a_remedy(tmp_path):
     wrong = {}
     for typed, expected in WARNED.items():
         found = from_overrides(typed.split(), tmp_path).warnings

@@ -30,7 +30,7 @@ from fed_dpsd.models import load_vector, to_vector
 from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.privacy.mechanism import Mechanism, Weights
 from fed_dpsd.privacy.plan import Plan
-from fed_dpsd.privacy.training import Training
+from fed_dpsd.privacy.training import Training, TrainingMechanism
 from fed_dpsd.protocol import Refusal, Replies, Request, Response
 from fed_dpsd.streams import Streams
 
@@ -53,8 +53,15 @@ class FedAVG(WhiteBox):
     local_epochs: PositiveInt
 
     def warnings(self, config: Config, training: Training, answers: Mechanism) -> list[str]:
-        """Also warn about an epsilon that grows with the rounds."""
+        """Also warn about an epsilon that grows with the rounds, and about missing class counts."""
         found = super().warnings(config, training, answers)
+        uncounted = isinstance(training, TrainingMechanism) and not training.counts_classes
+        if self.weights != "equal" and uncounted:
+            found.append(
+                f"method={self.name} with method.weights={self.weights}: the training releases no "
+                "class counts, so all clients have equal weights; use method.weights=equal, or "
+                "training.count_fraction=0.05"
+            )
         if training.private and config.rounds > 1 and config.privacy.target_epsilon is None:
             found.append(
                 f"method={self.name} with rounds={config.rounds} and training={training.name}: "

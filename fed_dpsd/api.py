@@ -432,12 +432,12 @@ def plan(*overrides: str) -> PlannedRun:
         UserError: an override is wrong.
     """
     planned = planned_run(experiment_of(overrides))
-    return dataclasses.replace(planned, one_message=_one_message(planned, overrides))
+    return dataclasses.replace(planned, sends_once=_sends_once(planned, overrides))
 
 
-def _one_message(planned: PlannedRun, overrides: Sequence[str]) -> str | None:
-    """Return the method that releases the same teachers in one message, if it costs no more."""
-    name = planned.experiment.method.one_message
+def _sends_once(planned: PlannedRun, overrides: Sequence[str]) -> str | None:
+    """Return the method that sends weights of the same teachers once, if it costs no more."""
+    name = planned.experiment.method.sends_once
     if name is None or math.isinf(planned.smallest_budget):
         return None
     own = ("method", "rounds", "queries_per_round")

@@ -354,8 +354,8 @@ def test_the_flower_engine_reads_the_experiment_from_its_run_folder(folder):
     assert open_run_folder(job.folder) == job.experiment
 
 
-def test_a_plan_names_a_method_that_the_same_epsilon_covers_in_one_message():
-    line = "the same epsilon covers method=weights_once, which sends one message"
+def test_a_plan_names_a_method_that_the_same_epsilon_covers():
+    line = "the same epsilon covers method=weights_once, which sends weights once"
     for overrides in ((), ("rounds=2", "method.student_steps=5"), ("privacy.target_epsilon=1",)):
         assert str(fed_dpsd.plan(*overrides)).endswith(f"\n{line}")
     several = "model.teachers=[scattering,patches]", "num_clients=2"

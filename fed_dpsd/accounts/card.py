@@ -296,14 +296,14 @@ class PlannedRun:
         privacy: the published epsilon and every proven one.
         smallest_budget: the smallest privacy.budget that pays for the whole run; `inf` if none
             does.
-        one_message: a method that takes one message from each client for at most the same epsilon.
+        sends_once: a method that sends weights once, for at most the same epsilon; or None.
     """
 
     experiment: Experiment
     queries_per_client: int
     privacy: words.PrivacyCard
     smallest_budget: float
-    one_message: str | None = None
+    sends_once: str | None = None
 
     def __str__(self) -> str:
         """Return the text that `fed-dpsd privacy plan` prints."""
@@ -330,9 +330,9 @@ class PlannedRun:
         lines.append(f"notes: {', '.join(notes)}")
         if self.privacy.content["reason"]:
             lines.append(f"reason: {self.privacy.content['reason']}")
-        if self.one_message:
+        if self.sends_once:
             lines.append(
-                f"the same epsilon covers method={self.one_message}, which sends one message"
+                f"the same epsilon covers method={self.sends_once}, which sends weights once"
             )
         return "\n".join(lines)
 

@@ -75,7 +75,7 @@ class FedDPSD(Queries, Method):
 
     takes_gradients: ClassVar[bool] = True
     supports_cohorts: ClassVar[bool] = True
-    one_message: ClassVar[str | None] = "weights_once"
+    sends_once: ClassVar[str | None] = "weights_once"
     student_steps: PositiveInt
     final_student_steps: PositiveInt
     final_fit: Literal["steps", "least_squares"]

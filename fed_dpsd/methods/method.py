@@ -292,7 +292,7 @@ class Method(ABC):
             architecture and a common start.
         supports_cohorts: whether the method can send requests to different clients in each round.
         uses_teachers_alone: whether the method uses records only to train the teachers, once.
-        one_message: a method that releases the same teachers in one message, for plans; or None.
+        sends_once: a method that sends weights of the same teachers once, for plans; or None.
     """
 
     trainings: ClassVar[tuple[str, ...] | None] = None
@@ -300,7 +300,7 @@ class Method(ABC):
     averages: ClassVar[bool] = False
     supports_cohorts: ClassVar[bool] = False
     uses_teachers_alone: ClassVar[bool] = False
-    one_message: ClassVar[str | None] = None
+    sends_once: ClassVar[str | None] = None
     name: str = field(kw_only=True)
     needs: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
 

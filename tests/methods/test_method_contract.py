@@ -97,9 +97,9 @@ ANSWERED |= {name: [(f"training={name}", *TAUGHT, "answers=probabilities")] for 
 ONE_PLACE = ("central", "direct", "dp_merf", "dp_gan", "gs_wgan", "gep", *VOTED)
 ALONE = ("dpsd", "paper_dpsd", "dpdfd", "dp_dfd", *ONE_PLACE)
 NEEDS = dict.fromkeys(ALONE, ("num_clients=1",))
-ONE_MESSAGE = ("class_statistics", "weights_once")
-NEEDS |= dict.fromkeys(ONE_MESSAGE, ("rounds=1",))
-ONE_ROUND = {"ensemble", *ONE_PLACE, *ONE_MESSAGE}
+SENT_ONCE = ("class_statistics", "weights_once")
+NEEDS |= dict.fromkeys(SENT_ONCE, ("rounds=1",))
+ONE_ROUND = {"ensemble", *ONE_PLACE, *SENT_ONCE}
 # Of refusals no answer is decoded: votes and probabilities end alike.
 ASKING_MANY = [("fed_dpsd", ANSWERS[0]), ("fed_dpsd", PRIVATE), ("dpsd", ANSWERS[0])]
 ASKING = [(method, ANSWERED[method][-1]) for method in METHODS if ANSWERED[method]]

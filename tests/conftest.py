@@ -49,7 +49,7 @@ def contents(folder):
     return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in paths}
 
 
-PARTS = 20  # of the slow tests; every run of .ci/run takes the part of its day
+PARTS = 60  # of the slow tests; every run of .ci/run takes the part of its day
 SECONDS = 3  # of a slow test, unless its mark has its own `seconds`
 # Files that take longest come first: the two processes then end together.
 LONGEST = ("test_simulation.py", "test_mutations.py", "test_method_contract.py")

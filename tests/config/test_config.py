@@ -60,7 +60,7 @@ BAD_VALUES = [
     ("num_clients=five", "num_clients=five must be an integer"),
     ("num_clients=2.5", "num_clients=2.5 must be an integer"),
     ("seed=-1", "seed=-1 must be >= 0"),
-    ("method=fed_dpds", "method=fed_dpds is unknown; choose one of: central, co_boosting, "),
+    ("method=fed_dpds", "method=fed_dpds is unknown; choose one of: central, class_statistics, "),
     ("data=mnits", "data=mnits is unknown; choose one of: celeba_gender"),
     (
         "privcy.delta=2",

@@ -365,7 +365,7 @@ def test_no_part_of_the_audit_finds_anything_in_the_code_as_it_is(parts, small):
     of_row()
 
 
-@pytest.mark.slow(seconds=25)
+@pytest.mark.slow(seconds=60)
 def test_no_attack_on_networks_finds_anything_in_the_code_as_it_is(small, quick):
     assert not [str(found) for found in on_trainings(small(*NETWORK)) if found.contradicts]
 

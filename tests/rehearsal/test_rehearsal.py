@@ -16,7 +16,7 @@ from fed_dpsd.storage import app_folder
 from tests.proofs import spent
 from tests.rehearsal.faults import Hosts, reconcile, run_with_faults
 
-pytestmark = pytest.mark.slow(seconds=30)
+pytestmark = pytest.mark.slow(seconds=60)
 
 SMALL = (
     *("data=digits", "num_clients=3", "rounds=2", "queries_per_round=128"),

@@ -196,7 +196,6 @@ def test_flower_run_as_typed_on_a_fresh_clone(tmp_path, mark):
 
 
 @slow
-@pytest.mark.ci
 def test_the_wheel_gives_the_same_bits_on_both_engines_next_to_another_flower_app(tmp_path):
     program = with_wheel(tmp_path)
     (packages,) = tmp_path.glob("venv/lib/python*/site-packages")

@@ -19,6 +19,7 @@ from flwr.supernode.runtime import run_clientapp
 import client_app
 from fed_dpsd.engines.flower import supernode
 from fed_dpsd.errors import UserError
+from fed_dpsd.models import fixed_features
 from fed_dpsd.models.fixed_features import whitening
 from tests.forks import finished, fork
 from tests.hospitals import certificate, private_key, site_file
@@ -68,6 +69,7 @@ def keeper(tmp_path_factory):
         for name in [name for name in sys.modules if name.startswith(PREPARED)]:
             del sys.modules[name]
         whitening.cache_clear()
+        fixed_features._remembered.cache_clear()  # or features of an earlier test are found
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as in a process of its own
         supernode._client = stub
         os.environ.update(environment(folder))

@@ -2,6 +2,8 @@
 
 import re
 
+import numpy as np
+
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import ConfigError
 from fed_dpsd.streams import Streams
@@ -31,3 +33,8 @@ def not_refused(small, table, *first):
             if not re.search(expected, str(error)):
                 wrong[overrides] = str(error)
     return wrong
+
+
+def without(records, left_out):
+    """The records of a split, except those at some places."""
+    return records.take(np.flatnonzero(~np.isin(np.arange(len(records)), left_out)))

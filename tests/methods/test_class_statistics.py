@@ -12,10 +12,8 @@ from fed_dpsd.accounts.card import proven_epsilons
 from fed_dpsd.client import site as client_site
 from fed_dpsd.client.hospital import open_hospital
 from fed_dpsd.client.teachers import Teachers
-from fed_dpsd.data.intake import Split
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import ProtocolError, UserError
-from fed_dpsd.experiment import load_data
 from fed_dpsd.methods import class_statistics
 from fed_dpsd.methods.class_statistics import gaussian_classifier
 from fed_dpsd.protocol import Request
@@ -25,7 +23,7 @@ from tests.methods.test_dp_fedsgd import has_stddev
 from tests.privacy import planted
 from tests.privacy.ideals import ideal
 from tests.proofs import gaussian_epsilon
-from tests.running import finish, not_refused, rounds
+from tests.running import finish, not_refused, rounds, without
 
 STATISTICS = (
     *("method=class_statistics", "answers=class_statistics", "model=scattering", "rounds=1"),
@@ -59,17 +57,6 @@ def teachers_of(experiment, records):
 def summed(experiment, records, centre=0.0):
     at = asked(centre=centre).weights
     return teachers_of(experiment, records).sensitive_sum(experiment.answers, at)[0, :, 0]
-
-
-def without(records, left_out):
-    return records.take(np.flatnonzero(~np.isin(np.arange(len(records)), left_out)))
-
-
-@pytest.fixture
-def records(small):
-    config = small().config
-    split = load_data(config.data, config.cache).train.take(np.arange(60))
-    return Split(split.images, split.labels, np.arange(60) // 3)
 
 
 @every(("settings", "left_out"), [((), [7]), (("answers.copies=3",), [7]), (PATIENTS, [6, 7, 8])])

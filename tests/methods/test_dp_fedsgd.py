@@ -14,10 +14,8 @@ from fed_dpsd.client import site as sites
 from fed_dpsd.client.hospital import open_hospital
 from fed_dpsd.client.site import Site
 from fed_dpsd.client.teachers import Teachers
-from fed_dpsd.data.intake import Split
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import ProtocolError, UserError
-from fed_dpsd.experiment import load_data
 from fed_dpsd.methods import dp_fedsgd
 from fed_dpsd.privacy.clipped_gradients import ClippedGradients
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Quorum, with_shares
@@ -32,7 +30,7 @@ from tests.methods.test_method_contract import equal, weights
 from tests.privacy import planted
 from tests.privacy.ideals import ideal
 from tests.proofs import gaussian_epsilon
-from tests.running import rounds
+from tests.running import rounds, without
 
 SUMS = ("method=dp_fedsgd", "answers=clipped_gradients", "model=scattering", "diagnostics=false")
 FIVE = ("num_clients=5", "answers.noise_at=distributed", "answers.noise_multiplier=4")
@@ -124,17 +122,6 @@ def summed(experiment, records, at):
     ids = np.arange(len(records))
     teachers = Teachers(experiment.config, experiment.answers.step, 0, records, ids)
     return teachers.sensitive_sum(experiment.answers, at)[0]
-
-
-def without(records, left_out):
-    return records.take(np.flatnonzero(~np.isin(np.arange(len(records)), left_out)))
-
-
-@pytest.fixture
-def records(small):
-    config = small().config
-    split = load_data(config.data, config.cache).train.take(np.arange(60))
-    return Split(split.images, split.labels, np.arange(60) // 3)
 
 
 PATIENTS = ("answers.unit=patient", "answers.records_per_patient=3", "data.records_per_patient=3")

@@ -21,7 +21,7 @@ from torch import nn
 from fed_dpsd import losses
 from fed_dpsd.config import STRICT, Positive
 from fed_dpsd.methods.method import Federation, PublicContext, Round, State
-from fed_dpsd.methods.white_box import Ensemble, WhiteBox, divergence, fetch_ensemble
+from fed_dpsd.methods.white_box import Ensemble, Mean, WhiteBox, divergence, fetch_ensemble
 from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.models.divergence import descend, rates_of
 from fed_dpsd.privacy.optimisers import Adam
@@ -44,12 +44,13 @@ class FedDAFL(WhiteBox):
     one_hot_weight: NonNegativeFloat
     entropy_weight: NonNegativeFloat
     activation_weight: NonNegativeFloat
+    ensemble: Mean
 
     def server(
         self, federation: Federation, context: PublicContext, streams: Streams, resume: State | None
     ) -> Iterator[Round]:
         """Train the generator and the student in turn, one step each on the same batch."""
-        ensemble = fetch_ensemble(federation, context)
+        ensemble = fetch_ensemble(federation, context, self.ensemble)
         generator = context.make_generator(self.latent_size, streams.torch("generator"))
         student = context.make_student(streams.torch("student"))
         if resume:

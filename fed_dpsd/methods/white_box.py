@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from fed_dpsd.config import STRICT, Config, Positive
 from fed_dpsd.errors import ProtocolError
+from fed_dpsd.losses import SMALLEST_PROBABILITY
 from fed_dpsd.methods.method import (
     Federation,
     Method,
@@ -43,6 +44,7 @@ from fed_dpsd.protocol import Refusal, Request, Response
 from fed_dpsd.streams import Streams
 
 WEIGHTS = Stage(Weights(), 1, 1)
+Mean = Literal["logits", "probabilities"]  # of which an ensemble is the mean
 
 
 def release_weights(request: Request, site: Site) -> Response:
@@ -81,15 +83,21 @@ def read_teachers(response: Response, context: PublicContext, client: int) -> li
 
 
 class Ensemble(nn.Module):
-    """The mean of many teachers' logits.
+    """The mean of many teachers' logits, or of their probabilities.
+
+    Args:
+        teachers: the networks.
+        mean: "logits", or "probabilities", of which a teacher that is wrong and sure moves the mean
+            less. The ensemble's logits are then the logarithms of the mean probabilities.
 
     Attributes:
         forward_answers: number of images times teachers since the last `pop_counts`.
         backward_answers: how many of these had a gradient through the teacher.
     """
 
-    def __init__(self, teachers: Sequence[Classifier]) -> None:
+    def __init__(self, teachers: Sequence[Classifier], mean: Mean = "logits") -> None:
         super().__init__()
+        self.mean = mean
         self.teachers = nn.ModuleList(teachers)
         self._each = list(teachers)
         self.forward_answers = self.backward_answers = 0
@@ -119,8 +127,10 @@ class Ensemble(nn.Module):
         return logits, features
 
     def combine(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return the mean of the teachers' (n, B, K) logits, (B, K)."""
-        return logits.mean(0)
+        """Map the teachers' (n, B, K) logits to the ensemble's (B, K)."""
+        if self.mean == "logits":
+            return logits.mean(0)
+        return logits.softmax(2).mean(0).clamp_min(SMALLEST_PROBABILITY).log()
 
     def pop_counts(self) -> dict[str, Any]:
         """Return and reset the counts of answers, by their names in `Round`."""
@@ -129,15 +139,17 @@ class Ensemble(nn.Module):
         return counts
 
 
-def fetch_ensemble(federation: Federation, context: PublicContext) -> Ensemble:
-    """Return the ensemble of all clients' teachers.
+def fetch_ensemble(
+    federation: Federation, context: PublicContext, mean: Mean = "logits"
+) -> Ensemble:
+    """Return the ensemble of all clients' teachers, with the mean of `Ensemble`.
 
     Raises:
         UserError: as for `fetch_teachers`.
         ProtocolError: as for `fetch_teachers`.
     """
     teachers = fetch_teachers(federation, context)
-    return Ensemble([teacher for own in teachers.values() for teacher in own])
+    return Ensemble([teacher for own in teachers.values() for teacher in own], mean)
 
 
 class BatchStatistics:
@@ -256,12 +268,14 @@ class Distilling(WhiteBox):
         batch_size: images per step of the student, >= 1.
         temperature: temperature on both sides of the divergence, > 0.
         student_epochs: epochs over the buffer in each round, >= 1.
+        ensemble: "logits" or "probabilities": the ensemble is their mean.
     """
 
     student_learning_rate: Positive
     batch_size: PositiveInt
     temperature: Positive
     student_epochs: PositiveInt
+    ensemble: Mean
 
     @abstractmethod
     def synthesise(
@@ -299,7 +313,7 @@ class Distilling(WhiteBox):
         self, federation: Federation, context: PublicContext, streams: Streams, resume: State | None
     ) -> Iterator[Round]:
         """Synthesise images, add them to the buffer with their answers, and distil the buffer."""
-        ensemble = fetch_ensemble(federation, context)
+        ensemble = fetch_ensemble(federation, context, self.ensemble)
         student = self.initial_student(ensemble, context, streams)
         buffer = resume.load(student=student) if resume else []
         for number in range(len(buffer) + 1, context.rounds + 1):

@@ -49,6 +49,7 @@ from pydantic.dataclasses import dataclass
 from torch.nn import functional
 
 from fed_dpsd.config import STRICT, Positive
+from fed_dpsd.losses import SMALLEST_PROBABILITY
 from fed_dpsd.methods.method import (
     Federation,
     PublicContext,
@@ -60,6 +61,7 @@ from fed_dpsd.methods.method import (
 from fed_dpsd.methods.white_box import (
     Ensemble,
     Generating,
+    Mean,
     divergence,
     fetch_teachers,
 )
@@ -72,7 +74,7 @@ WEIGHTS = "ensemble.weights"  # their name in a state
 
 
 class WeightedEnsemble(Ensemble):
-    """The weighted mean of many teachers' logits.
+    """The weighted mean of many teachers' logits, or of their probabilities.
 
     Attributes:
         weights: (n,) float32, >= 0 with sum 1; equal at the start.
@@ -80,13 +82,15 @@ class WeightedEnsemble(Ensemble):
 
     weights: torch.Tensor
 
-    def __init__(self, teachers: Sequence[Classifier], device: torch.device) -> None:
-        super().__init__(teachers)
+    def __init__(
+        self, teachers: Sequence[Classifier], device: torch.device, mean: Mean = "logits"
+    ) -> None:
+        super().__init__(teachers, mean)
         self.weights = torch.full((len(teachers),), 1 / len(teachers), device=device)
 
     def combine(self, logits: torch.Tensor) -> torch.Tensor:
         """Map the teachers' (n, B, K) logits to the ensemble's (B, K)."""
-        return weighted_mean(logits, self.weights)
+        return weighted_mean(logits, self.weights, self.mean)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -107,7 +111,8 @@ class CoBoosting(Generating):
     ) -> Iterator[Round]:
         """Add a batch of hard samples, update the ensemble on the buffer, and distil it."""
         teachers = fetch_teachers(federation, context).values()
-        ensemble = WeightedEnsemble([each for own in teachers for each in own], context.device)
+        every = [each for own in teachers for each in own]
+        ensemble = WeightedEnsemble(every, context.device, self.ensemble)
         student = context.make_student(streams.torch("student"))
         buffer: list[ReplayBuffer] = []
         if resume:
@@ -175,7 +180,7 @@ class CoBoosting(Generating):
         for images, targets in self.epoch(buffer, ensemble.weights.device, rng):
             with torch.no_grad():  # the weights need no gradient through a teacher
                 logits, _ = ensemble.teacher_outputs(images)
-            ensemble.weights = moved_weights(ensemble.weights, logits, targets, step)
+            ensemble.weights = moved_weights(ensemble.weights, logits, targets, step, self.ensemble)
 
     # --- 3. and 4. student -------------------------------------------------------------------
 
@@ -222,13 +227,27 @@ def hard_sample_weights(
     return (1 - sure).pow(hardness)
 
 
-def weighted_mean(logits: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Return the (B, K) mean of (n, B, K) logits, weighted by (n,) weights of any sum > 0."""
-    return torch.einsum("n,nbk->bk", weights / weights.sum(), logits)
+def weighted_mean(
+    logits: torch.Tensor, weights: torch.Tensor, mean: Mean = "logits"
+) -> torch.Tensor:
+    """Return the (B, K) logits of n teachers together, from (n, B, K) logits.
+
+    They are the mean of the logits, or the logarithms of the mean probabilities, weighted by (n,)
+    weights of any sum > 0.
+    """
+    shares = weights / weights.sum()
+    if mean == "logits":
+        return torch.einsum("n,nbk->bk", shares, logits)
+    together = torch.einsum("n,nbk->bk", shares, logits.softmax(2))
+    return together.clamp_min(SMALLEST_PROBABILITY).log()
 
 
 def moved_weights(
-    weights: torch.Tensor, logits: torch.Tensor, targets: torch.Tensor, step: float
+    weights: torch.Tensor,
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    step: float,
+    mean: Mean = "logits",
 ) -> torch.Tensor:
     """Return (n,) weights after a step against the sign of the cross-entropy's gradient.
 
@@ -240,9 +259,10 @@ def moved_weights(
         logits: (n, B, K) logits of the n teachers.
         targets: (B,) classes.
         step: distance that each weight moves before the division by the sum, >= 0.
+        mean: as in `weighted_mean`.
     """
     free = weights.detach().clone().requires_grad_(True)
-    loss = functional.cross_entropy(weighted_mean(logits, free), targets)
+    loss = functional.cross_entropy(weighted_mean(logits, free, mean), targets)
     (gradient,) = torch.autograd.grad(loss, free)
     moved = (weights - step * gradient.sign()).clamp(min=0)
     return moved / moved.sum() if moved.any() else weights  # a large step may set all to 0

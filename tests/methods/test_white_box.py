@@ -74,6 +74,28 @@ def test_an_ensemble_counts_every_image_that_a_teacher_sees_and_every_gradient(s
     assert (ensemble.forward_answers, ensemble.backward_answers) == (34, 12)
 
 
+def test_one_sure_teacher_rules_a_mean_of_logits_but_not_of_probabilities():
+    logits = torch.tensor([[[0.0, 50.0]], [[3.0, 0.0]], [[3.0, 0.0]]])  # the first is wrong
+    assert Ensemble([]).combine(logits).argmax() == 1
+    together = Ensemble([], "probabilities").combine(logits)
+    assert together.argmax() == 0
+    assert torch.allclose(together.softmax(1), logits.softmax(2).mean(0))
+
+
+@pytest.mark.parametrize("method", ["dense", "feddf", "fedadi", "feddafl", "co_boosting"])
+def test_methods_distil_the_mean_that_is_chosen(small, tmp_path, method):
+    few = ("method.generator_steps=1",) * (method in ("dense", "co_boosting"))
+    few += {"fedadi": ("method.pixel_steps=1",), "feddafl": ("method.steps_per_round=1",)}.get(
+        method, ()
+    )
+    losses = []
+    for mean in ("logits", "probabilities"):
+        settings = (*CLEAR, f"method={method}", f"method.ensemble={mean}", "rounds=1", *few)
+        _, finished = finish(small(*settings), tmp_path / mean)
+        losses.append(finished[-1].metrics["student_loss"])
+    assert losses[0] != losses[1]
+
+
 @pytest.mark.parametrize("settings", [(), ("teachers_per_client=3",), WITH_STATISTICS])
 def test_the_servers_teachers_are_the_clients_own(small, tmp_path, settings):
     """With the statistics that BatchNorm keeps; every teacher of a client."""

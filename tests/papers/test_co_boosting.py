@@ -125,19 +125,21 @@ def test_weights_move_to_good_clients_and_from_one_with_shuffled_labels(small, c
     assert ensemble.weights.sum().item() == pytest.approx(1)
 
 
-def test_any_step_leaves_weights_that_are_shares():
+@pytest.mark.parametrize("mean", ["logits", "probabilities"])
+def test_any_step_leaves_weights_that_are_shares(mean):
     rng = generator()
     weights = torch.full((4,), 0.25)
     for step in (0.01, 0.3, 1.0, 50.0) * 10:
         logits = 5 * torch.randn((4, 6, CLASSES), generator=rng)
         targets = torch.randint(CLASSES, (6,), generator=rng)
-        weights = moved_weights(weights, logits, targets, step)
+        weights = moved_weights(weights, logits, targets, step, mean)
         assert (weights >= 0).all()
         assert weights.sum().item() == pytest.approx(1)
     # Equal teachers: none is better, whatever the labels.
     alike = torch.randn((1, 6, CLASSES), generator=rng).expand(2, -1, -1)
     half = torch.full((2,), 0.5)
-    assert moved_weights(half, alike, targets, 0.01).tolist() == pytest.approx([0.5, 0.5], abs=0.02)
+    moved = moved_weights(half, alike, targets, 0.01, mean)
+    assert moved.tolist() == pytest.approx([0.5, 0.5], abs=0.02)
 
 
 # --- diversification ---

@@ -23,7 +23,7 @@ from fed_dpsd.config.grid import require_one_run
 from fed_dpsd.data import datasets, partition, sources
 from fed_dpsd.data.datasets import Dataset
 from fed_dpsd.data.intake import Split
-from fed_dpsd.data.partition import PARTITIONS, Partition
+from fed_dpsd.data.partition import Partition
 from fed_dpsd.data.sources import with_classes
 from fed_dpsd.errors import ConfigError, UserError, format_value, warn_once
 from fed_dpsd.methods.method import Method, PublicContext
@@ -239,7 +239,7 @@ def _bound(raw: Mapping[str, Any], base: Path | None, written: bool, binder: Bin
     answering = _with_unit(binder, config.answers, "answers", patients)
     raw = {**raw, "answers": _with_noise(binder, answering, training)}
     answers = _bind_class(binder, Mechanism, raw["answers"], "answers", public, name)
-    partition = _bind_partition(binder, config.partition)
+    partition = _bind_class(binder, Partition, config.partition, "partition", {})
     binder.finish()
 
     binder.problems += check(config, method, training, answers, partition)
@@ -418,23 +418,6 @@ def _bind_class(
             del arguments[key]
     arguments |= {key: value for key, value in public.items() if key in names}
     return binder.bind(cls, arguments, f"{where}.")
-
-
-def _bind_partition(binder: Binder, values: Mapping[str, Any]) -> Any:
-    """Return an instance of one of our partitions, by its name, or of a plug-in's class."""
-    arguments, known = dict(values), PARTITIONS
-    name, target = arguments.pop("name", None), arguments.pop("_target_", None)
-    if target is not None:
-        cls: Any = _class_of(binder, Partition, target, "partition")
-        if cls is None:
-            return None
-        known = {cls.name: cls}
-    if name not in known:
-        binder.problems.append(
-            f"partition.name={format_value(name)} is not one of {', '.join(known)}"
-        )
-        return None
-    return binder.bind(known[name], arguments, "partition.")
 
 
 def _resolve_paths(binder: Binder, config: Config, base: Path | None, written: bool) -> Config:

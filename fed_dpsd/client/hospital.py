@@ -120,7 +120,8 @@ class Hospital(Terms):
             "precision": self.precision,
             "server_device": "cpu",  # the coordinator's is not on this machine
             "noise": "secure",
-            "partition": {"name": "iid", "seed": 0},  # unused: a hospital has its own records
+            # unused: a hospital has its own records
+            "partition": {"_target_": "fed_dpsd.data.partition.IID", "seed": 0},
             "data": {**raw["data"], **own},
             "privacy": {**raw["privacy"], **budget},
             "model": {**raw["model"], **self._own_weights(raw)},

@@ -217,9 +217,6 @@ class Counts(Partition):
         return parts
 
 
-PARTITIONS: dict[str, type] = {kind.name: kind for kind in (Dirichlet, IID, ByClass, Coins, Counts)}
-
-
 def load_or_split(
     partition: Partition,
     labels: NDArray[np.int64],

@@ -46,7 +46,8 @@ def key_texts(experiments: Sequence[Experiment]) -> list[Row]:
     for each in experiments:
         known = {key: format_value(value) for key, value in leaves(configuration(each))}
         known |= {"training": each.training.name, "answers": each.answers.name}
-        known["partition"] = known.pop("partition.name")
+        known["partition"] = each.partition.name
+        del known["partition._target_"]
         seed, seeds = known.pop("seed"), COPIES_OF_SEED & known.keys()
         other = frozenset((key, text) for key, text in known.items() if key not in seeds)
         fixed |= {(other, key, known[key]) for key in seeds if known[key] != seed}

@@ -286,7 +286,8 @@ def _epsilon(plan: Plan, releases: Mapping[str, int], delta: float, unit: Unit) 
 
 def _settings(experiment: Experiment) -> dict[str, Any]:
     values = leaves(json.loads(experiment.to_json()))
-    return {
+    parts = {part: getattr(experiment, part).name for part in ("training", "answers", "partition")}
+    return parts | {
         key: value
         for key, value in values
         if not key.endswith("_target_") and not (isinstance(value, str) and os.sep in value)

@@ -155,8 +155,8 @@ BAD_VALUES = [
         "method._target_=1 is not an allowed class; give fed_dpsd.methods.MODULE.CLASS",
     ),
     (
-        "partition.name=random",
-        "partition.name=random is not one of dirichlet, iid, class, coins, counts",
+        "partition._target_=os.system",
+        "partition._target_=os.system is not an allowed class; give fed_dpsd.data.MODULE.CLASS",
     ),
     (
         "+privacy.sigma=1",

@@ -221,7 +221,6 @@ def test_a_partition_of_a_plugin_deals_again_when_its_code_changes(tmp_path):
     ("typed", "problem"),
     [
         ("partition.ratio=0", "partition.ratio=0 must be >= 1"),
-        ("partition.name=equal", "partition.name=equal is not one of unequal"),
         (
             "partition._target_=fed_dpsd_example.blend.Blend",
             "partition._target_=fed_dpsd_example.blend.Blend does not derive from fed_dpsd.data",

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 from dp_accounting import NonPrivateDpEvent
+from hydra.utils import get_class
 
+from fed_dpsd.client.terms import choices
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import UserError
 from fed_dpsd.privacy import dp_sgd
@@ -16,14 +18,13 @@ from fed_dpsd.privacy.accounting import best_bound, prove
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Noiseless
 from fed_dpsd.protocol import Aggregate, Refusal, Replies, Response
 from fed_dpsd.server import checkpoint
-from fed_dpsd.storage import conf_folder
 from fed_dpsd.streams import Streams
 from tests.conftest import quick_for
 from tests.ledgers import entries_of
 from tests.proofs import bases, spent
 from tests.running import finish, rounds
 
-METHODS = sorted(path.stem for path in (conf_folder() / "method").glob("*.yaml"))
+METHODS = sorted(choices("method"))
 PLAIN = [
     ("answers=label",),
     ("answers=label", "answers.k=3"),
@@ -54,8 +55,18 @@ ON_BOTH_AXES = [
 ]
 ANSWERS = [*(("training=plain", *answers) for answers in PLAIN), PRIVATE, *ON_BOTH_AXES]
 WHITE_BOX = [CLEAR, PRIVATE]
-# A method's answers, if not all, and its needs beyond the small experiment.
-ANSWERED = dict.fromkeys(METHODS, WHITE_BOX) | {"fed_dpsd": ANSWERS, "dp_fedavg": [PRIVATE]}
+
+
+def supported(method):
+    """The settings of WHITE_BOX with a training that the method supports."""
+    trainings = get_class(choices("method")[method]).trainings
+    if not isinstance(trainings, tuple):  # None for any, or a property: listed below
+        return WHITE_BOX
+    return [each for each in WHITE_BOX if each[0].removeprefix("training=") in trainings]
+
+
+# A method's answers, and its needs beyond the small experiment.
+ANSWERED = {method: supported(method) for method in METHODS} | {"fed_dpsd": ANSWERS}
 PAPER = [ANSWERS[0], ANSWERS[3], PRIVATE, ON_BOTH_AXES[2]]
 ANSWERED |= dict.fromkeys(("paper_fed_dpsd", "paper_dpsd"), PAPER)
 SUM = ("training=plain", "answers=gradient_sum")

@@ -16,7 +16,7 @@ from fed_dpsd.client.teachers import make_teacher
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import ConfigError, ProtocolError
 from fed_dpsd.experiment import load_data, set_up
-from fed_dpsd.methods.fedavg import average
+from fed_dpsd.methods.fedavg import average, sizes_of
 from fed_dpsd.methods.white_box import (
     BatchStatistics,
     Ensemble,
@@ -26,7 +26,7 @@ from fed_dpsd.methods.white_box import (
 from fed_dpsd.models import load_vector, procedural, to_vector
 from fed_dpsd.models.inference import predict, to_bytes
 from fed_dpsd.privacy.accounting import Stage, best_bound, prove
-from fed_dpsd.protocol import Request
+from fed_dpsd.protocol import Replies, Request, Response
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.metrics import accuracy
 from fed_dpsd.server.run_folder import new_run_folder
@@ -215,6 +215,16 @@ def test_one_round_averages_the_teachers_by_their_records(small, tmp_path):
         federation, (alike,) = finish(small(*settings, "rounds=1"), tmp_path / settings[0])
         vectors = [to_vector(site._teachers.models[0]) for site in federation._sites.values()]
         assert torch.equal(to_vector(alike.student), average(vectors, [1, 1]))
+
+
+def test_a_clients_teachers_share_its_records():
+    """A client with more teachers counts no more; one without counts has a record to share."""
+    answers = {
+        client: Response(0, np.zeros((6, 1)), teachers) for client, teachers in enumerate((1, 2, 3))
+    }
+    replies = Replies(Request.without_images("weights", (1, 8, 8), 10), answers)
+    counts = {0: np.array([5, 4]), 1: np.array([0, 9])}
+    assert sizes_of(replies, counts) == [9, 4.5, 4.5, *[pytest.approx(1 / 3)] * 3]
 
 
 def test_a_class_has_the_rows_of_the_clients_that_know_it(small, tmp_path):

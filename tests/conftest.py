@@ -189,6 +189,22 @@ def small(tmp_path):
     return make
 
 
+@pytest.fixture(scope="module")
+def few_examples():
+    """Fixed features are whitened by an eighth of the images in a whole module."""
+    from fed_dpsd.models import fixed_features, patches, scattering
+
+    caches = patches.patterns, fixed_features.whitening, fixed_features._remembered
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (patches, scattering):
+            patch.setattr(module, "EXAMPLES", module.EXAMPLES // 8)
+        for cache in caches:
+            cache.cache_clear()
+        yield
+    for cache in caches:
+        cache.cache_clear()
+
+
 @pytest.fixture
 def clock(monkeypatch):
     """The coordinator's time in seconds, in a list of one; only its sleeps move it."""

@@ -78,8 +78,8 @@ def test_a_record_or_patient_moves_a_sum_by_at_most_its_event(
 
 
 def broken_rules(small, records, settings):
-    """The rules of Theorem 24 that the sums over these records break."""
-    experiment = small(*STATISTICS, *settings)
+    """The rules of Theorem 24 that the sums over the first of these records break."""
+    experiment, records = small(*STATISTICS, *settings), records.take(np.arange(18))
     each = experiment.answers.records_per_patient
     units = np.arange(len(records)).reshape(-1, each)
     whole, parts = summed(experiment, records), []

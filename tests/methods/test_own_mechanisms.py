@@ -10,6 +10,7 @@ from fed_dpsd.server.metrics import accuracy
 from tests.plugin import PACKAGE, installed, write
 from tests.running import finish, not_refused
 
+pytestmark = pytest.mark.usefixtures("few_examples")
 SOURCE = '''
 from dataclasses import dataclass
 from typing import ClassVar

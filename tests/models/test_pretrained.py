@@ -18,6 +18,7 @@ from fed_dpsd.models.fixed_features import feature_cache
 from fed_dpsd.models.pretrained import Pretrained
 from tests.every import every
 
+pytestmark = pytest.mark.usefixtures("few_examples")
 PALACE = 698  # class of ImageNet
 
 

@@ -163,6 +163,17 @@ def composed_by_hand(trained, answered, counted, eps):
     return sum(quad(at, *part, epsabs=1e-14, epsrel=1e-10, limit=200)[0] for part in parts)
 
 
+def test_each_release_that_bypasses_the_teachers_counts():
+    """Four releases cost as much as one with half of the noise; the control: one costs less."""
+    trained, answered = gaussian(0.7), gaussian(0.6)
+    once, four, doubled = (
+        contraction_bound(trained, answered, others, DELTA).epsilon
+        for others in (gaussian(0.1), SelfComposedDpEvent(gaussian(0.1), 4), gaussian(0.2))
+    )
+    assert four == pytest.approx(doubled, rel=1e-9)
+    assert once < 0.99 * four
+
+
 def test_a_plan_prints_what_training_and_answers_prove_together():
     """With class counts, which pass through no teacher, composed separately."""
     queries = 20 * 256

@@ -57,6 +57,21 @@ def test_a_round_continues_without_a_hospital_that_is_away(deployed, tmp_path, c
     assert waited == [(1, 60), (1, 10), (1, 10), (2, 0)]
 
 
+def test_a_hospital_learns_of_no_other_hospitals_charges(deployed, tmp_path, clock):
+    """A request repeats what its own hospital has stated."""
+    grid = Hospitals(site_files(tmp_path))
+    federation, sent, push = federate(deployed(*PLAIN), grid), [], grid.push_messages
+    grid.push_messages = lambda messages: (sent.extend(messages), push(messages))[1]
+    for number in (1, 2):
+        sent.clear()
+        assert federation.total(request(number)).count == 2
+    repeated = {m.metadata.dst_node_id: m.content["request"]["heard"] for m in sent}
+    assert {node: json.loads(heard) for node, heard in repeated.items()} == {
+        100: {"0": {"gradient": 16}},
+        101: {"1": {"gradient": 16}},
+    }
+
+
 def test_a_run_waits_for_all_hospitals_and_names_those_that_did_not_connect(
     deployed, tmp_path, clock
 ):

@@ -165,6 +165,11 @@ def test_ledger_prints_every_charge_where_asked(fed_dpsd):
     for line in out:
         if "so far" in line or line.startswith("spent: "):
             assert "trust nobody, delta 1e-05, gdp_exact)" in line
+    so_far = [float(line.partition("so far ")[2].split()[0]) for line in out if "so far " in line]
+    for own in (so_far[:3], so_far[3:]):  # a line counts the charges up to its own
+        assert own[0] < own[1] < own[2]
+    spent = [line.split()[1] for line in out if line.startswith("spent: ")]
+    assert so_far[2] == so_far[5] == float(spent[0])
     code, out, _ = fed_dpsd("privacy", "ledger", f"{folder}/ledger/client_001.sqlite", "--json")
     (account,) = json.loads(out[0]).values()
     assert [entry["query_id"] for entry in account["entries"]] == [1, 2, 3]

@@ -82,6 +82,22 @@ def read_teachers(response: Response, context: PublicContext, client: int) -> li
     return teachers
 
 
+def logits_together(
+    logits: torch.Tensor, mean: Mean, weights: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return the (B, K) logits of n teachers together, from (n, B, K) logits.
+
+    They are the mean of the logits, or the logarithms of the mean probabilities. (n,) weights of
+    any sum > 0 weight the teachers; otherwise all count equally.
+    """
+    values = logits if mean == "logits" else logits.softmax(2)
+    if weights is None:
+        together = values.mean(0)
+    else:
+        together = torch.einsum("n,nbk->bk", weights / weights.sum(), values)
+    return together if mean == "logits" else together.clamp_min(SMALLEST_PROBABILITY).log()
+
+
 class Ensemble(nn.Module):
     """The mean of many teachers' logits, or of their probabilities.
 
@@ -128,9 +144,7 @@ class Ensemble(nn.Module):
 
     def combine(self, logits: torch.Tensor) -> torch.Tensor:
         """Map the teachers' (n, B, K) logits to the ensemble's (B, K)."""
-        if self.mean == "logits":
-            return logits.mean(0)
-        return logits.softmax(2).mean(0).clamp_min(SMALLEST_PROBABILITY).log()
+        return logits_together(logits, self.mean)
 
     def pop_counts(self) -> dict[str, Any]:
         """Return and reset the counts of answers, by their names in `Round`."""

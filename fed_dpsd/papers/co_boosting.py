@@ -49,7 +49,6 @@ from pydantic.dataclasses import dataclass
 from torch.nn import functional
 
 from fed_dpsd.config import STRICT, Positive
-from fed_dpsd.losses import SMALLEST_PROBABILITY
 from fed_dpsd.methods.method import (
     Federation,
     PublicContext,
@@ -64,6 +63,7 @@ from fed_dpsd.methods.white_box import (
     Mean,
     divergence,
     fetch_teachers,
+    logits_together,
 )
 from fed_dpsd.models.augmentation import augment
 from fed_dpsd.models.classifiers import Classifier
@@ -90,7 +90,7 @@ class WeightedEnsemble(Ensemble):
 
     def combine(self, logits: torch.Tensor) -> torch.Tensor:
         """Map the teachers' (n, B, K) logits to the ensemble's (B, K)."""
-        return weighted_mean(logits, self.weights, self.mean)
+        return logits_together(logits, self.mean, self.weights)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -227,27 +227,12 @@ def hard_sample_weights(
     return (1 - sure).pow(hardness)
 
 
-def weighted_mean(
-    logits: torch.Tensor, weights: torch.Tensor, mean: Mean = "logits"
-) -> torch.Tensor:
-    """Return the (B, K) logits of n teachers together, from (n, B, K) logits.
-
-    They are the mean of the logits, or the logarithms of the mean probabilities, weighted by (n,)
-    weights of any sum > 0.
-    """
-    shares = weights / weights.sum()
-    if mean == "logits":
-        return torch.einsum("n,nbk->bk", shares, logits)
-    together = torch.einsum("n,nbk->bk", shares, logits.softmax(2))
-    return together.clamp_min(SMALLEST_PROBABILITY).log()
-
-
 def moved_weights(
     weights: torch.Tensor,
     logits: torch.Tensor,
     targets: torch.Tensor,
     step: float,
-    mean: Mean = "logits",
+    mean: Mean,
 ) -> torch.Tensor:
     """Return (n,) weights after a step against the sign of the cross-entropy's gradient.
 
@@ -259,10 +244,10 @@ def moved_weights(
         logits: (n, B, K) logits of the n teachers.
         targets: (B,) classes.
         step: distance that each weight moves before the division by the sum, >= 0.
-        mean: as in `weighted_mean`.
+        mean: as in `logits_together`.
     """
     free = weights.detach().clone().requires_grad_(True)
-    loss = functional.cross_entropy(weighted_mean(logits, free, mean), targets)
+    loss = functional.cross_entropy(logits_together(logits, mean, free), targets)
     (gradient,) = torch.autograd.grad(loss, free)
     moved = (weights - step * gradient.sign()).clamp(min=0)
     return moved / moved.sum() if moved.any() else weights  # a large step may set all to 0

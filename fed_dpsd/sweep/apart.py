@@ -31,6 +31,11 @@ def configuration(experiment: Experiment) -> dict[str, Any]:
     return config
 
 
+def named_parts(experiment: Experiment) -> Row:
+    """Return the names of a run's training, answers and partition."""
+    return {part: getattr(experiment, part).name for part in ("training", "answers", "partition")}
+
+
 def _plain(text: str) -> float:
     number = float(text)
     return int(number) if number.is_integer() else number
@@ -45,8 +50,7 @@ def key_texts(experiments: Sequence[Experiment]) -> list[Row]:
     found, others, fixed = [], [], set()
     for each in experiments:
         known = {key: format_value(value) for key, value in leaves(configuration(each))}
-        known |= {"training": each.training.name, "answers": each.answers.name}
-        known["partition"] = each.partition.name
+        known |= named_parts(each)
         del known["partition._target_"]
         seed, seeds = known.pop("seed"), COPIES_OF_SEED & known.keys()
         other = frozenset((key, text) for key, text in known.items() if key not in seeds)

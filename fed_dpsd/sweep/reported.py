@@ -41,7 +41,7 @@ from fed_dpsd.server.summary import (
     record_round,
 )
 from fed_dpsd.storage import client_name, shown_path, writing
-from fed_dpsd.sweep.apart import distinguish_rows, key_texts, try_open_experiment
+from fed_dpsd.sweep.apart import distinguish_rows, key_texts, named_parts, try_open_experiment
 from fed_dpsd.sweep.sweep import TABLE, Cell, Say, read_table, write_tables
 
 REPORTED = (
@@ -286,8 +286,7 @@ def _epsilon(plan: Plan, releases: Mapping[str, int], delta: float, unit: Unit) 
 
 def _settings(experiment: Experiment) -> dict[str, Any]:
     values = leaves(json.loads(experiment.to_json()))
-    parts = {part: getattr(experiment, part).name for part in ("training", "answers", "partition")}
-    return parts | {
+    return named_parts(experiment) | {
         key: value
         for key, value in values
         if not key.endswith("_target_") and not (isinstance(value, str) and os.sep in value)

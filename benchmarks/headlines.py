@@ -5,7 +5,7 @@
 A page's rows are in the CSV files that it links to, and each row has its commit. Its code is the
 module of the row's method and what it imports from the rooms below. A file has changed if its
 syntax tree has, so comments and docstrings do not count. A change need not move an accuracy: repeat
-a row to find out, as results/README.md explains.
+a row to find out, as results/README.md explains. A commit that this repository lacks is named.
 """
 
 import ast
@@ -23,6 +23,7 @@ from fed_dpsd.report.tables import markdown_table
 ROOT = Path(__file__).parents[1]
 HEADER = ["page", "commits", "number of commits", "changed files", "such as"]
 ROOMS = ("client", "data", "losses", "methods", "models", "papers", "privacy", "streams")
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 STARTS = ("client/learning.py", "client/teachers.py", "data/partition.py")  # every row needs them
 
 
@@ -58,13 +59,23 @@ def shown(changed: set[str]) -> tuple[str, str]:
 @functools.cache
 def changed_since(commit: str, method: str) -> set[str]:
     """Return the files of a method's code whose syntax trees differ between a commit and HEAD."""
+    if (files := files_changed_since(commit)) is None:
+        return {f"commit {commit} is not here"}
     config = ROOT / f"conf/method/{method}.yaml"
     if not config.exists():
-        return {f"conf/method/{method}.yaml, which is gone"}
+        return {f"conf/method/{method}.yaml is gone"}
     settings = yaml.safe_load(config.read_text())
     target = settings.get("method", settings)["_target_"]
     module = ROOT / (target.rpartition(".")[0].replace(".", "/") + ".py")
-    return {name for name in imported(module) if tree_at(commit, name) != tree_at("HEAD", name)}
+    changed = imported(module) & files
+    return {name for name in changed if tree_at(commit, name) != tree_at("HEAD", name)}
+
+
+@functools.cache
+def files_changed_since(commit: str) -> frozenset[str] | None:
+    """Return the files that differ between a commit and HEAD; None without such a commit."""
+    changed = git("diff", "--name-only", "--no-renames", commit, "HEAD")
+    return None if changed.returncode else frozenset(changed.stdout.split())
 
 
 @functools.cache
@@ -85,15 +96,16 @@ def imported(module: Path) -> frozenset[str]:
 @functools.cache
 def tree_at(commit: str, name: str) -> str:
     """Return a file's syntax tree at a commit without docstrings; empty if it was not there."""
-    shown = subprocess.run(
-        ["git", "-C", ROOT, "show", f"{commit}:{name}"], capture_output=True, text=True, check=False
-    )
-    tree = ast.parse(shown.stdout)
+    tree = ast.parse(git("show", f"{commit}:{name}").stdout)
     for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
-            node.body = body[1:]  # type: ignore[attr-defined]
+        if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+            del node.body[0]
     return ast.dump(tree)
+
+
+def git(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run git in this repository."""
+    return subprocess.run(["git", "-C", ROOT, *words], capture_output=True, text=True, check=False)
 
 
 if __name__ == "__main__":

@@ -164,6 +164,7 @@ def page(found):
         "Each pair learns, is refused, or warns before it starts and names the key to change.",
         "All other settings are the defaults: digits, five clients, seed 0. A cell has the",
         "accuracies of the student and of its teachers together, in %; `local` has no student.",
+        "The rows' commit is not recorded ([what is repeated](README.md#where-are-the-rows-from)).",
         "",
         "    python -m tests.test_defaults",
         "",

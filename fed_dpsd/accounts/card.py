@@ -22,7 +22,7 @@ from fed_dpsd.config.bind import read_yaml
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment, calibrated_axis
 from fed_dpsd.models.pretrained import public_of
-from fed_dpsd.privacy.accounting import Bound, prove
+from fed_dpsd.privacy.accounting import Bound, Stage, prove
 from fed_dpsd.privacy.epsilon import NOT_REVIEWED_NOTE, Epsilon, add_review_note
 from fed_dpsd.privacy.label_dp import LabelPrivate, prove_label
 from fed_dpsd.privacy.mechanism import (
@@ -97,65 +97,87 @@ def privacy_card(
             including reused charges of other runs; empty if hospitals keep their ledgers.
     """
     settings, answers = experiment.config.privacy, experiment.answers
-    uncovered = not covers(plan, charged)
-    rows = []
     first = requested_unit(experiment)
-    for unit, relation in sorted(UNITS_AND_RELATIONS, key=lambda pair: pair[0] != first):
-        found = proven_epsilons(experiment, plan, unit, relation, notes)
-        more = _charged(plan, charged, settings.delta, unit, relation)
-        paid = [charges_of_entries(ledger, unit, relation) for ledger in ledgers]
-        paid += [
-            charges_of_plan(plan, each, unit, relation) for each in stated if covers(plan, each)
-        ]
+    rows = []
+    for pair in sorted(UNITS_AND_RELATIONS, key=lambda pair: pair[0] != first):
+        planned = proven_epsilons(experiment, plan, *pair, notes)
+        paid = [charges_of_entries(ledger, *pair) for ledger in ledgers]
+        paid += [charges_of_plan(plan, each, *pair) for each in stated if covers(plan, each)]
         used = [proofs(charges, settings.delta) for charges in paid]
-        alternatives = []
-        for basis, planned in found.items():
-            spent = [bound_on(basis, each) for each in used]
-            all_charged = [bound_on(basis, each) for each in more] + spent
-            most = max(all_charged, key=lambda bound: bound.epsilon, default=None)
-            claim = planned
-            if most is not None and most.epsilon > planned.value:
-                claim = dataclasses.replace(
-                    planned,
-                    value=most.epsilon,
-                    delta=settings.delta,
-                    accountant=most.accountant,
-                    notes=(*planned.notes, words.MORE_NOTE),
-                )
-            row = claim.to_json() | {"basis": basis, "planned": _number(planned.value)}
-            if spent:
-                row["spent"] = _number(max(bound.epsilon for bound in spent))
-            alternatives.append(row)
-        rows.append(_with_others(sorted(alternatives, key=lambda row: float(row["epsilon"]))))
-    charges = [stage.mechanism for stage in plan.charged]
-    uncharged = () if plan.training_stages else (experiment.training,)
-    reasons = [each.reason for each in (*uncharged, *charges) if each.reason]
-    reason = None
-    if uncovered:
-        reason = UNCOVERED
-    elif any(row["epsilon"] == "inf" for row in rows):
-        reason = "; ".join(dict.fromkeys(reasons)) or TOO_LITTLE_NOISE
+        more = _charged(plan, charged, settings.delta, *pair)
+        found = [
+            _row(basis, epsilon, used, more, settings.delta) for basis, epsilon in planned.items()
+        ]
+        rows.append(_with_others(sorted(found, key=lambda row: float(row["epsilon"]))))
     asked = [stage for stage in plan.stages if stage.mechanism == answers]
-    counted = sum(stage.requests * stage.queries for stage in asked)
-    num_classes = experiment.config.data.num_classes
-    published = math.inf
-    if plan.stages:
-        published = experiment.training.published(plan.trainings, num_classes, settings.delta)
-    if asked:
-        published = published_epsilon(answers, counted, settings.delta)
     left = [stage.mechanism.name for stage in asked or plan.stages[-1:]]
     return {
         "training": experiment.training.name,
         "answers": left[0] if left else "nothing",
         "unit": first,
         "epsilon_stated": settings.epsilon_stated,
-        "epsilon_published": _number(published),
+        "epsilon_published": _number(_published(experiment, plan, asked)),
         "proven": rows,
         "colluding": quorum.colluding if (quorum := quorum_of(answers)) else None,
         "observers": _observers(experiment, plan, charged, rows),
         "label": _label(experiment, plan),
-        "reason": reason,
+        "reason": _reason(experiment, plan, rows) if covers(plan, charged) else UNCOVERED,
     }
+
+
+def _row(
+    basis: Basis,
+    planned: Epsilon,
+    used: Sequence[Sequence[Bound]],
+    more: Sequence[Sequence[Bound]],
+    delta: float,
+) -> dict[str, Any]:
+    """Return a card's row for a planned epsilon, or for a larger one if more was charged.
+
+    Args:
+        basis: what the epsilon's proof rests on.
+        planned: the epsilon of the plan.
+        used: the bounds on what each client was charged for.
+        more: the bounds on the plan together with everything charged in addition.
+        delta: the delta of the bounds.
+    """
+    spent = [bound_on(basis, each) for each in used]
+    every = [*(bound_on(basis, each) for each in more), *spent]
+    most = max(every, key=lambda bound: bound.epsilon, default=None)
+    claim = planned
+    if most is not None and most.epsilon > planned.value:
+        claim = dataclasses.replace(
+            planned,
+            value=most.epsilon,
+            delta=delta,
+            accountant=most.accountant,
+            notes=(*planned.notes, words.MORE_NOTE),
+        )
+    row = claim.to_json() | {"basis": basis, "planned": _number(planned.value)}
+    if spent:
+        row["spent"] = _number(max(bound.epsilon for bound in spent))
+    return row
+
+
+def _published(experiment: Experiment, plan: Plan, asked: Sequence[Stage]) -> float:
+    """Return the epsilon of the papers' formulas; `asked` are the stages of the answers."""
+    delta = experiment.config.privacy.delta
+    if asked:
+        counted = sum(stage.requests * stage.queries for stage in asked)
+        return published_epsilon(experiment.answers, counted, delta)
+    if plan.stages:
+        num_classes = experiment.config.data.num_classes
+        return experiment.training.published(plan.trainings, num_classes, delta)
+    return math.inf
+
+
+def _reason(experiment: Experiment, plan: Plan, rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return why an epsilon is infinite; None if none is."""
+    if all(row["epsilon"] != "inf" for row in rows):
+        return None
+    uncharged = () if plan.training_stages else (experiment.training,)
+    parts = (*uncharged, *(stage.mechanism for stage in plan.charged))
+    return "; ".join(dict.fromkeys(p.reason for p in parts if p.reason)) or TOO_LITTLE_NOISE
 
 
 def _observers(
@@ -237,11 +259,22 @@ def proven_epsilons(
     further_notes: tuple[str, ...] = (),
 ) -> dict[Basis, Epsilon]:
     """Return the proven epsilons of a plan, with their caveats, by the proof's basis."""
-    config, delta = experiment.config, experiment.config.privacy.delta
+    delta = experiment.config.privacy.delta
     further_notes = (*further_notes, *plugins_note(experiment))
     if not plan.stages:
         nothing = prove((), delta, unit, relation, (words.NOTHING_NOTE, *further_notes))
         return {"answers": nothing}
+    mechanisms = (stage.mechanism for stage in plan.charged)
+    notes = (*_caveats(experiment, plan, unit, relation), *further_notes)
+    notes = add_review_note(notes, *mechanisms)
+    charges = charges_of_plan(plan, plan.releases, unit, relation)
+    found = claims(charges, delta, unit, relation, plan.queries)
+    return {basis: dataclasses.replace(claim, notes=notes) for basis, claim in found.items()}
+
+
+def _caveats(experiment: Experiment, plan: Plan, unit: Unit, relation: Relation) -> list[str]:
+    """Return the notes on what the epsilons of a plan do not cover or take as given."""
+    config = experiment.config
     notes = [*seeded_note(experiment), words.RUN_NOTE, words.TUNING_NOTE, words.DELTA_NOTE]
     if config.federation.simulation:
         notes.append(words.TEST_NOTE)
@@ -265,12 +298,7 @@ def proven_epsilons(
         notes.append(words.TEACHER_NOTE)
     if "pretrained" in {*map(config.architecture, range(config.num_clients)), config.model.student}:
         notes.append(public_of(config.model).note)
-    mechanisms = (stage.mechanism for stage in plan.charged)
-    caveats = add_review_note((*notes, *further_notes), *mechanisms)
-    found = claims(
-        charges_of_plan(plan, plan.releases, unit, relation), delta, unit, relation, plan.queries
-    )
-    return {basis: dataclasses.replace(claim, notes=caveats) for basis, claim in found.items()}
+    return notes
 
 
 def requested_unit(experiment: Experiment) -> Unit:

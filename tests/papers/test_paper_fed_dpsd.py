@@ -160,7 +160,7 @@ def test_readings_of_eq_8(small):
 
 
 def test_the_defaults_are_the_print():
-    """Each is the reading that docs/papers.md calls printed."""
+    """Each is the reading that the file calls printed."""
     for method, expected in (
         ("paper_fed_dpsd", ("drawn", "clients")),
         ("paper_dpsd", ("kept", "batch")),

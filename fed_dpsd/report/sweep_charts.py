@@ -12,6 +12,12 @@ MOST_SETTINGS = 60  # dots in one chart
 LARGEST_EPSILON = 100.0  # larger epsilons are as meaningless, and drawn beyond the axis
 CLAIM = "record_add_remove"
 ROUND_COLUMNS = ("round", "seconds", "forward_answers", "backward_answers", "student_accuracy")
+# keys with a chart of accuracy against their values: a short name, and the title of the axis
+AXES = {
+    ALPHA: ("alpha", "Dirichlet alpha (the smaller, the more clients differ)"),
+    "answers.epsilon_per_answer": ("answer", "published epsilon of an answer"),
+    "answers.noise_multiplier": ("noise", "noise multiplier of an answer"),
+}
 PUBLISHED = "published at the stated epsilon: not proven"
 
 
@@ -32,10 +38,13 @@ def looks(settings: Sequence[Setting], names: Sequence[str]) -> dict[str, tuple[
 
 
 def _labels_and_looks(
-    settings: Sequence[Setting],
+    settings: Sequence[Setting], without: Sequence[str] = PANEL
 ) -> tuple[dict[int, str], dict[str, tuple[int, int]]]:
-    """Return each setting's name in a panel, by its id, and the look of each name."""
-    names = setting_names(settings, PANEL)
+    """Return each setting's name, by its id, and the look of each name.
+
+    Names leave out the columns in `without`, which a chart shows elsewhere.
+    """
+    names = setting_names(settings, without)
     return dict(zip(map(id, settings), names, strict=True)), looks(settings, names)
 
 
@@ -208,30 +217,30 @@ def over_rounds(
     return charts
 
 
-def over_alpha(settings: Sequence[Setting], most: int | None = None) -> list[Chart]:
-    """Return charts of accuracy against Dirichlet alpha, by data set, if alphas differ."""
-    known = [setting for setting in settings if setting.values.get(ALPHA)]
-    if len({float(setting.values[ALPHA]) for setting in known}) < 2:
+def over_key(settings: Sequence[Setting], key: str, most: int | None = None) -> list[Chart]:
+    """Return charts of accuracy against a key of AXES, by data set, if its values differ.
+
+    For other keys than alpha, there is a chart for each alpha.
+    """
+    known = [setting for setting in settings if setting.values.get(key)]
+    if len({float(setting.values[key]) for setting in known}) < 2:
         return []
-    labels, look = _labels_and_looks(known)
-    x = Axis(
-        "Dirichlet alpha (the smaller, the more clients differ)",
-        logarithmic=True,
-        side_by_side=True,
-    )
+    name, title = AXES[key]
+    labels, look = _labels_and_looks(known, (*PANEL, key))
+    x = Axis(title, logarithmic=True, side_by_side=True)
     charts = []
-    for number, (title, group) in enumerate(group_by_data(known).items()):
+    for number, (panel, group) in enumerate(group_by_data(known, alphas=key != ALPHA).items()):
         lines: dict[str, list[Setting]] = {}
         for setting in group:
             lines.setdefault(labels[id(setting)], []).append(setting)
         best = _pick_best_lines(lines, most)
-        note = _omission_note(title, len(lines), len(best), "lines")
+        note = _omission_note(panel, len(lines), len(best), "lines")
         series = [
-            _score_series(name, [(float(s.values[ALPHA]), s) for s in own], look[name])
-            for name, own in best.items()
+            _score_series(line, [(float(s.values[key]), s) for s in own], look[line])
+            for line, own in best.items()
         ]
-        heading = f"Accuracy against alpha: {title}"
-        charts.append(_accuracy_chart(f"alpha-{number}", heading, x, series, note, title))
+        heading = f"Accuracy against the {name}: {panel}"
+        charts.append(_accuracy_chart(f"{name}-{number}", heading, x, series, note, panel))
     return charts
 
 

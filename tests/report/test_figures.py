@@ -3,6 +3,7 @@
 import itertools
 import math
 import re
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -279,13 +280,25 @@ def test_settings_that_differ_in_alpha_alone_are_a_line(table):
         {"partition.alpha": 0.1, "student": 0.2, "method": "dense"},
         {"partition": "iid", "student": 0.9, "method": "dense"},
     ]
-    (chart,) = sweep_charts.over_alpha(read_settings([table(*rows)]))
+    (chart,) = sweep_charts.over_key(read_settings([table(*rows)]), "partition.alpha")
     found = by_name(chart)
     assert np.array(found["dpsd"].points) == pytest.approx(np.array([[0.1, 30], [0.5, 50]]))
     assert [x for x, _ in found["dense"].points] == [0.1]
     assert chart.x.logarithmic
     one = read_settings([table({"partition.alpha": 0.5}, {"partition": "iid"})])
-    assert sweep_charts.over_alpha(one) == []
+    assert sweep_charts.over_key(one, "partition.alpha") == []
+
+
+def test_a_chart_shows_accuracy_over_an_answers_epsilon_if_nothing_is_proven(table):
+    rows = [
+        {"answers.k": k, "answers.epsilon_per_answer": e, "partition.alpha": alpha, "student": s}
+        for alpha in (0.5, 0.1)
+        for k, e, s in ((2, 1, 0.5), (2, 4, 0.8), (10, 1, 0.7), (10, 4, 0.9))
+    ]
+    charts = sweep_charts.over_key(read_settings([table(*rows)]), "answers.epsilon_per_answer")
+    assert [chart.panel for chart in charts] == ["mnist, alpha 0.5", "mnist, alpha 0.1"]
+    found = {name: [x for x, _ in own.points] for name, own in by_name(charts[0]).items()}
+    assert found == {"k=2": [1, 4], "k=10": [1, 4]}
 
 
 def test_a_dot_shows_mean_and_deviation_and_what_a_table_prints_for_its_grid(table):
@@ -325,7 +338,8 @@ def test_a_method_has_one_colour_and_marker_in_every_chart_and_sweep(table):
     known = rounds(*((f"curve.csv{n}", k, k, 10 * k, 0, 0.5) for n in range(8) for k in (1, 2)))
     settings = read_settings([table(*rows)])
     found, names = {}, set()
-    charts = sweep_charts.over_rounds(settings, known) + sweep_charts.over_alpha(settings)
+    charts = sweep_charts.over_rounds(settings, known)
+    charts += sweep_charts.over_key(settings, "partition.alpha")
     for series in (s for chart in charts for s in chart.series):
         found.setdefault(series.name.partition(",")[0], set()).add(series.look[0])
         names.add((series.name, series.look))
@@ -356,7 +370,8 @@ def test_axes_show_the_differences_and_no_label_is_printed_over_another(table, k
         | {"record_add_remove": (3000, 4000)[n % 2] / 1000, "method": "abcd"[n // 2]}
         for n in range(8)
     ]
-    charts_of = {"epsilon": sweep_charts.over_epsilon, "alpha": sweep_charts.over_alpha}
+    by_alpha = partial(sweep_charts.over_key, key="partition.alpha")
+    charts_of = {"epsilon": sweep_charts.over_epsilon, "alpha": by_alpha}
     for worst, full in ((0.947, True), (0.1, False)):
         settings = read_settings([table(*[rows[0] | {"student": worst}, *rows[1:]])])
         if kind == "settings":

@@ -205,7 +205,7 @@ def _print_table(file: TextIO, header: Sequence[str], rows: Sequence[Sequence[st
 
 def _files(paths: Sequence[Path]) -> list[Path]:
     """Return the files, replacing each folder by all files below it except hidden ones."""
-    from fed_dpsd.data.folders import walk_classes
+    from fed_dpsd.data.reader import walk_classes
 
     files: list[Path] = []
     for path in paths:

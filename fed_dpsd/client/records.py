@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fed_dpsd.classes import label_numbers, text_of
-from fed_dpsd.data.folders import Folder
 from fed_dpsd.data.intake import NO_CLASS, UNREADABLE, Count, Split, first_few, take_records
-from fed_dpsd.data.reader import Columns
+from fed_dpsd.data.reader import Columns, Folder
 from fed_dpsd.data.sources import reader_of
 from fed_dpsd.errors import UserError
 

@@ -18,9 +18,17 @@ from fed_dpsd.classes import (
 )
 from fed_dpsd.config import DataConfig
 from fed_dpsd.data.arrays import ARRAYS, Arrays, splits_of
-from fed_dpsd.data.folders import Folder, class_folders, walk_classes
 from fed_dpsd.data.intake import first_few
-from fed_dpsd.data.reader import Columns, Reader, classes_setting, reading, split_of
+from fed_dpsd.data.reader import (
+    Columns,
+    Folder,
+    Reader,
+    class_folders,
+    classes_setting,
+    reading,
+    split_of,
+    walk_classes,
+)
 from fed_dpsd.data.tables import METADATA, TABLES, Table
 from fed_dpsd.errors import UserError
 from fed_dpsd.storage import expanded

@@ -34,6 +34,7 @@ SMALL = (
     "method.student_steps=5",
     "method.final_student_steps=10",
     "method.batch_size=32",
+    "method.generator_steps=2",
     "model.generator_width=4",
     "model.student_width=4",
     "model.teacher_width=4",

@@ -23,8 +23,17 @@ from torch import nn
 
 from fed_dpsd import __version__
 from fed_dpsd.client.device import device_of, teacher_cache
-from fed_dpsd.client.inputs import CPU, digest_of_shard, places_of_patients, read_shard
-from fed_dpsd.client.learning import Role, ShardLearner, Watch, added_loss, reporting_steps
+from fed_dpsd.client.learning import (
+    CPU,
+    Role,
+    ShardLearner,
+    Watch,
+    added_loss,
+    digest_of_shard,
+    places_of_patients,
+    read_shard,
+    reporting_steps,
+)
 from fed_dpsd.client.teacher_file import read_teacher
 from fed_dpsd.config import Config, is_function
 from fed_dpsd.config.plugins import code_digest

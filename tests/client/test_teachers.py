@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from fed_dpsd.client import inputs, teachers
+from fed_dpsd.client import learning, teachers
 from fed_dpsd.client.device import TeacherCache
-from fed_dpsd.client.inputs import safe_batch, shifted
+from fed_dpsd.client.learning import safe_batch, shifted
 from fed_dpsd.client.teachers import Teachers, assign_shards, make_teacher
 from fed_dpsd.data.intake import Split
 from fed_dpsd.engines.local import LocalFederation
@@ -57,7 +57,7 @@ def test_records_are_taken_one_by_one_where_places_in_a_batch_do_not_agree(monke
     build = functools.partial(CLASSIFIERS["scattering"], (1, 8, 8), 10, 4)
     teacher = initialise(build, Streams(0).torch("teacher"))
     images = np.zeros((3, 1, 8, 8), np.uint8)
-    monkeypatch.setattr(inputs, "_safe_batches", {})
+    monkeypatch.setattr(learning, "_safe_batches", {})
     assert safe_batch(teacher, images) == IMAGES_AT_ONCE
     features = teacher.features
 
@@ -66,7 +66,7 @@ def test_records_are_taken_one_by_one_where_places_in_a_batch_do_not_agree(monke
 
     monkeypatch.setattr(teacher, "features", by_place)
     assert safe_batch(teacher, images) == IMAGES_AT_ONCE  # it was found before
-    monkeypatch.setattr(inputs, "_safe_batches", {})
+    monkeypatch.setattr(learning, "_safe_batches", {})
     assert safe_batch(teacher, images) == 1
 
 

@@ -82,10 +82,7 @@ def write(
     differences = tables.differences(settings, against) if against else []
     rounds = rows_by_key(paths, "rounds", sweep_charts.ROUND_COLUMNS)
     progress = sweep_charts.over_rounds(settings, rounds, MOST_PRINTED)
-    by_key = {
-        f"_{name}": sweep_charts.over_key(settings, key, MOST_PRINTED)
-        for key, (name, _) in sweep_charts.AXES.items()
-    }
+    by_key = sweep_charts.over_keys(settings, MOST_PRINTED)
     epsilons = sweep_charts.over_epsilon(settings, MOST_PRINTED)
     compared = sweep_charts.dots([s for s in settings if GRID in s.values])
     yield write_own(folder / f"{stem}.md", tables.markdown(settings, differences))
@@ -99,7 +96,9 @@ def write(
             "": figures.draw(epsilons, width),
             "_settings": figures.draw_dots(compared, width),
             "_progress": figures.draw(progress, width, across),
-        } | {kind: figures.draw(own, width, min(across, len(own))) for kind, own in by_key.items()}
+        }
+        for key, own in by_key.items():
+            drawn[f"_{key}"] = figures.draw(own, width, min(across, len(own)))
         for kind, figure in drawn.items():
             for suffix in ("png", "pdf", "svg") if across == 2 else ("pdf", "svg"):
                 name = f"{stem}{kind}{'' if across == 2 else '_column'}.{suffix}"
@@ -363,10 +362,7 @@ def sweep_page(
         differences_note=tables.DIFFERENCES,
         main=sweep_charts.over_epsilon(settings) or sweep_charts.dots(settings),
         over_rounds=sweep_charts.over_rounds(settings, rounds, MOST_LINES),
-        over_keys={
-            name: sweep_charts.over_key(settings, key, MOST_LINES)
-            for key, (name, _) in sweep_charts.AXES.items()
-        },
+        over_keys=sweep_charts.over_keys(settings, MOST_LINES),
         preface=tables.preface(settings),
         origin_of=tables.origin(settings),
     )

@@ -220,9 +220,10 @@ def over_rounds(
 def over_key(settings: Sequence[Setting], key: str, most: int | None = None) -> list[Chart]:
     """Return charts of accuracy against a key of AXES, by data set, if its values differ.
 
-    For other keys than alpha, there is a chart for each alpha.
+    For other keys than alpha, there is a chart for each alpha. Settings whose value is not a finite
+    number above 0, such as an infinite epsilon or no noise, are omitted.
     """
-    known = [setting for setting in settings if setting.values.get(key)]
+    known = [s for s in settings if 0 < _number(s.values.get(key, "")) < math.inf]
     if len({float(setting.values[key]) for setting in known}) < 2:
         return []
     name, title = AXES[key]
@@ -242,6 +243,19 @@ def over_key(settings: Sequence[Setting], key: str, most: int | None = None) -> 
         heading = f"Accuracy against the {name}: {panel}"
         charts.append(_accuracy_chart(f"{name}-{number}", heading, x, series, note, panel))
     return charts
+
+
+def over_keys(settings: Sequence[Setting], most: int | None = None) -> dict[str, list[Chart]]:
+    """Return the charts of `over_key` for each key of AXES, by its short name."""
+    return {name: over_key(settings, key, most) for key, (name, _) in AXES.items()}
+
+
+def _number(text: str) -> float:
+    """Return a value as a number; NaN for others, such as null."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def pick_best(settings: Sequence[Setting], most: int | None) -> list[Setting]:

@@ -301,6 +301,15 @@ def test_a_chart_shows_accuracy_over_an_answers_epsilon_if_nothing_is_proven(tab
     assert found == {"k=2": [1, 4], "k=10": [1, 4]}
 
 
+@pytest.mark.parametrize("value", ["0", "inf", "null"])
+def test_a_value_without_a_place_on_the_axis_is_left_out(table, value):
+    values = ("1", "2", value)
+    rows = [{"answers.noise_multiplier": v, "student": 0.5} for v in values]
+    (chart,) = sweep_charts.over_keys(read_settings([table(*rows)]))["noise"]
+    assert [x for own in chart.series for x, _ in own.points] == [1, 2]
+    figures.draw([chart])
+
+
 def test_a_dot_shows_mean_and_deviation_and_what_a_table_prints_for_its_grid(table):
     first, second = (
         {"experiment": "table6", "grid": grid} for grid in ("labels, all", "labels, without IE")

@@ -22,7 +22,7 @@ from fed_dpsd.config.errors import choices_with_key, file_sets
 from fed_dpsd.config.grid import require_one_run
 from fed_dpsd.data import datasets, partition, sources
 from fed_dpsd.data.datasets import Dataset
-from fed_dpsd.data.intake import Split
+from fed_dpsd.data.intake import Records
 from fed_dpsd.data.partition import Partition
 from fed_dpsd.data.sources import with_classes
 from fed_dpsd.errors import ConfigError, UserError, format_value, warn_once
@@ -337,7 +337,7 @@ def _names_images(data: DataConfig) -> bool:
     return data.path is not None or data.hub is not None or data.name == BUNDLED
 
 
-def test_split(experiment: Experiment) -> Split | None:
+def test_split(experiment: Experiment) -> Records | None:
     """Return the split that the server tests its student on; None without images."""
     config = experiment.config
     if not (_names_images(config.data) or config.federation.simulation):
@@ -346,7 +346,7 @@ def test_split(experiment: Experiment) -> Split | None:
     return test if len(test) else None
 
 
-def evaluated_on(experiment: Experiment, test: Split | None) -> str:
+def evaluated_on(experiment: Experiment, test: Records | None) -> str:
     """Describe the images that accuracies are measured on (in a deployment, the coordinator's)."""
     if test is None:
         return "nothing: there are no test images"

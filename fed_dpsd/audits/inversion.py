@@ -22,7 +22,7 @@ from fed_dpsd.audits.claims import Say
 from fed_dpsd.audits.shadows import Row, ShadowRun, Victim, facts, rows_of
 from fed_dpsd.client.learning import train
 from fed_dpsd.config import DataConfig
-from fed_dpsd.data.intake import Split
+from fed_dpsd.data.intake import Records
 from fed_dpsd.models import initialise, to_vector, torch_threads
 from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
 from fed_dpsd.models.generators import Generator
@@ -299,7 +299,7 @@ def train_recogniser(run: ShadowRun) -> Classifier:
     )
     # Its settings are fixed, so all settings of a sweep have the same judge.
     settings = dataclasses.replace(config.teacher, **LEARNING, momentum=None)
-    known = Split(run.data.train.images, run.data.train.labels)
+    known = Records(run.data.train.images, run.data.train.labels)
     rng = Streams(0).torch("recogniser batches")
     train(model, known, dataclasses.replace(config, teacher=settings), rng)
     return model.eval()

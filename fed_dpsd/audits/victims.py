@@ -21,7 +21,7 @@ from fed_dpsd.audits.one_run import Guesses
 from fed_dpsd.client.site import Site
 from fed_dpsd.client.teachers import make_teacher
 from fed_dpsd.config import Config
-from fed_dpsd.data.intake import Split
+from fed_dpsd.data.intake import Records
 from fed_dpsd.models import procedural
 from fed_dpsd.models.inference import to_unit
 from fed_dpsd.privacy.accounting import Stage
@@ -153,7 +153,7 @@ def _query_canaries(
     """Train on the canaries that coins include, and query all; return the coins and the scores."""
     included = secret.numpy("coins").random(CANARIES) < 0.5
     with tempfile.TemporaryDirectory() as cache, listening(None):  # the audit reports
-        records = Split(images[included], labels[included], np.flatnonzero(included))
+        records = Records(images[included], labels[included], np.flatnonzero(included))
         own = dataclasses.replace(config, cache=cache)
         site = _site(own, training, Probabilities(), secret, records=records)
         num_classes = config.data.num_classes
@@ -179,7 +179,7 @@ def guess_sums(config: Config, mechanism: RecordSums, secret: SecretStreams, run
     rng = np.random.Generator(np.random.PCG64(0))
     images = procedural.areas(1 + OTHERS, config.data.shape, rng)
     labels = rng.integers(0, config.data.num_classes, 1 + OTHERS)
-    whole = Split(images, labels, np.arange(1 + OTHERS))
+    whole = Records(images, labels, np.arange(1 + OTHERS))
     whole = whole.take(np.arange(1 + OTHERS).repeat(each))
     others = whole.take(np.arange(each, len(whole)))
     sites = [_site(config, Plain(), mechanism, secret, records=own) for own in (others, whole)]
@@ -242,7 +242,7 @@ def _site(
     answers: Mechanism,
     secret: SecretStreams | None,
     client: int = 0,
-    records: Split | None = None,
+    records: Records | None = None,
 ) -> Site:
     """Return a site with these records, or none, and an account that pays for a whole audit.
 
@@ -250,7 +250,7 @@ def _site(
     """
     if records is None:
         nobody = np.zeros(0, np.int64)
-        records = Split(np.zeros((0, *config.data.shape), np.uint8), nobody, nobody)
+        records = Records(np.zeros((0, *config.data.shape), np.uint8), nobody, nobody)
     privacy = dataclasses.replace(config.privacy, budget=None)
     stages = [Stage(answers, requests=10**12, queries=1)]
     if isinstance(training, DPSGD) and training.counts_classes:

@@ -12,7 +12,7 @@ from fed_dpsd.errors import UserError, printable
 from fed_dpsd.progress import PlainConsole, show_progress
 
 if TYPE_CHECKING:
-    from fed_dpsd.data.intake import Split
+    from fed_dpsd.data.intake import Records
 
 
 def data(
@@ -64,10 +64,10 @@ def data(
         print(figures.save(plots.draw_partition(counts, names), out.absolute()))
 
 
-def _size(split: "Split") -> str:
+def _size(records: "Records") -> str:
     from fed_dpsd.errors import counted
 
-    patients = split.num_patients
+    patients = records.num_patients
     if patients is None:
-        return f"{len(split):,}"
-    return f"{len(split):,} ({counted(patients, 'patient')})"
+        return f"{len(records):,}"
+    return f"{len(records):,} ({counted(patients, 'patient')})"

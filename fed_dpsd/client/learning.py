@@ -20,7 +20,7 @@ from torch.optim.optimizer import (
 )
 
 from fed_dpsd.config import Config, TeacherConfig
-from fed_dpsd.data.intake import Split
+from fed_dpsd.data.intake import Records
 from fed_dpsd.errors import Diverged
 from fed_dpsd.methods.method import TrainingLoss
 from fed_dpsd.models.augmentation import augment
@@ -44,7 +44,7 @@ _safe_batches: dict[tuple[object, ...], int] = {}
 
 def train(
     teacher: Classifier,
-    records: Split,
+    records: Records,
     config: Config,
     rng: torch.Generator,
     device: torch.device = CPU,
@@ -117,7 +117,7 @@ class ShardLearner:
     def __init__(
         self,
         teacher: Classifier,
-        records: Split,
+        records: Records,
         config: Config,
         draw: Callable[[str], torch.Generator],
         device: torch.device = CPU,
@@ -186,7 +186,7 @@ class ShardLearner:
 
 
 def read_shard(
-    teacher: Classifier, records: Split, training: Training
+    teacher: Classifier, records: Records, training: Training
 ) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     """Return the trainable part of a teacher, and the inputs and labels that it reads.
 
@@ -248,13 +248,13 @@ def shifted(images: NDArray[np.uint8], copies: int) -> NDArray[np.uint8]:
     return np.stack(moved, axis=1)
 
 
-def places_of_patients(records: Split, training: Training) -> NDArray[np.int64]:
+def places_of_patients(records: Records, training: Training) -> NDArray[np.int64]:
     """Return the (P, R) indices of the records that represent each patient of a shard."""
     assert records.patients is not None
     return patient_places(records.patients, training.records_per_patient)
 
 
-def digest_of_shard(key: str, teacher: Classifier, records: Split, training: Training) -> str:
+def digest_of_shard(key: str, teacher: Classifier, records: Records, training: Training) -> str:
     """Return a digest of a key, the initial weights, the inputs and the labels, in that order.
 
     With fixed features, the features are the inputs. Otherwise, the network computes more, so its

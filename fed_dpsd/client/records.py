@@ -13,7 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fed_dpsd.classes import label_numbers, text_of
-from fed_dpsd.data.intake import NO_CLASS, UNREADABLE, Count, Split, first_few, take_records
+from fed_dpsd.data.intake import (
+    NO_CLASS,
+    UNREADABLE,
+    Count,
+    Records,
+    first_few,
+    take_records,
+)
 from fed_dpsd.data.reader import Columns, Folder
 from fed_dpsd.data.sources import reader_of
 from fed_dpsd.errors import UserError
@@ -93,7 +100,7 @@ class HospitalRecords:
         notes: suggestions for the hospital.
     """
 
-    records: Split
+    records: Records
     ids: NDArray[np.int64]
     count: Count
     notes: tuple[str, ...]

@@ -16,7 +16,7 @@ from fed_dpsd.accounts.database import LedgerError
 from fed_dpsd.client.secure_sum import SecureSums
 from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.config import Config
-from fed_dpsd.data.intake import Split
+from fed_dpsd.data.intake import Records
 from fed_dpsd.errors import ProtocolError
 from fed_dpsd.methods.method import Method, TrainingLoss
 from fed_dpsd.models.inference import Images
@@ -70,7 +70,7 @@ class Site:
         training: Training,
         answers: Mechanism,
         client: int,
-        records: Split,
+        records: Records,
         shard_ids: NDArray[np.int64],
         test: Images | None,
         account: Account,

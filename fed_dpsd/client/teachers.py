@@ -37,7 +37,7 @@ from fed_dpsd.client.learning import (
 from fed_dpsd.client.teacher_file import read_teacher
 from fed_dpsd.config import Config, is_function
 from fed_dpsd.config.plugins import code_digest
-from fed_dpsd.data.intake import Split
+from fed_dpsd.data.intake import Records
 from fed_dpsd.errors import ProtocolError, UserError
 from fed_dpsd.methods.method import TrainingLoss
 from fed_dpsd.models import (
@@ -103,7 +103,7 @@ class Teachers:
         config: Config,
         training: Training,
         client: int,
-        records: Split,
+        records: Records,
         shard_ids: NDArray[np.int64],
         secret: SecretStreams | None = None,
         role: Role = "teacher",
@@ -239,8 +239,15 @@ class Teachers:
         reveal that the shard is empty.
         """
         models = self._models
-        if models is None:
-            models = [self._from_file] if self._from_file else self._load_or_train_all()
+        if models is None and self._from_file:
+            models = [self._from_file]
+        elif models is None:
+            each, clients = len(self._shards), self._config.num_clients  # clients train in turn
+            shards = track("teachers", self._shards, self._client * each, clients * each)
+            models = [
+                self._load_or_train(shard) if len(records) or self._training.private else None
+                for shard, records in enumerate(shards)
+            ]
         size = sum(weight_bytes(teacher) for teacher in models if teacher)
         teacher_cache(self._device).use(self, size)
         self._models = [teacher and teacher.to(self._device) for teacher in models]
@@ -359,44 +366,40 @@ class Teachers:
             vectors.append(to_vector(teacher))
         return torch.cat(vectors).numpy()[None, :, None]
 
-    def _load_or_train_all(self) -> list[Classifier | None]:
-        each, clients = len(self._shards), self._config.num_clients  # clients train in turn
-        shards = track("teachers", self._shards, self._client * each, clients * each)
-        return [
-            self._load_or_train(shard) if len(records) or self._training.private else None
-            for shard, records in enumerate(shards)
-        ]
-
     def _load_or_train(self, shard: int) -> Classifier:
         """Return a shard's teacher, on the CPU, read from the cache or newly trained."""
         config, path = self._config, self._cached(shard)
-        teacher = self._untrained(shard)
-        if path.exists():
-            try:
-                weights, facts = read_file(path)  # another process may replace it at any time
-                if not self._may_draw_noise or facts.get(INPUT) == self.digests[shard]:
-                    teacher.load_state_dict(weights)
-                    with contextlib.suppress(OSError):  # another user's cache cannot be modified
-                        os.utime(path)  # marks the last use
-                    self.watch.check(teacher, shard)
-                    return teacher
-            except (ValueError, RuntimeError):
-                path.unlink(missing_ok=True)  # a damaged teacher is trained again
+        if path.exists() and (known := self._load(shard, path)):
+            return known
         digest = self.digests[shard]
         if self._may_draw_noise and self._input(shard) != digest:
             raise UserError(
                 f"{path} is missing, and this machine would not train the teacher that was paid "
                 "for; restart to train and charge a new one"
             )
-        purpose = (
-            f"private training of a {self._role}"
-            if self._may_draw_noise
-            else f"{self._role} batches"
-        )
+        noisy = f"private training of a {self._role}"
+        purpose = noisy if self._may_draw_noise else f"{self._role} batches"
+        teacher = self._untrained(shard)
         self._train(teacher, shard, config, purpose, shard, digest)
         self.watch.check(teacher, shard)
         write_weights(teacher, path, {INPUT: digest} if self._may_draw_noise else None)
         return teacher.to(CPU)
+
+    def _load(self, shard: int, path: Path) -> Classifier | None:
+        """Return a cached teacher; None if it is damaged or was trained on another input."""
+        teacher = self._untrained(shard)
+        try:
+            weights, facts = read_file(path)  # another process may replace it at any time
+            if self._may_draw_noise and facts.get(INPUT) != self.digests[shard]:
+                return None
+            teacher.load_state_dict(weights)
+            with contextlib.suppress(OSError):  # another user's cache cannot be modified
+                os.utime(path)  # marks the last use
+            self.watch.check(teacher, shard)
+            return teacher
+        except (ValueError, RuntimeError):
+            path.unlink(missing_ok=True)  # a damaged teacher is trained again
+            return None
 
     @property
     def _numbers(self) -> range:
@@ -456,7 +459,7 @@ class Teachers:
             self._inputs[shard] = digest_of_shard(key, teacher, records, self._training)
         return self._inputs[shard]
 
-    def _digest_records(self, records: Split, update: Callable[[bytes], None]) -> None:
+    def _digest_records(self, records: Records, update: Callable[[bytes], None]) -> None:
         """Add a shard's images and labels to a digest, and its patients if teachers use them."""
         update(f"{records.images.shape}".encode())
         update(np.ascontiguousarray(records.images).tobytes())

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fed_dpsd.classes import default_class_names, label_numbers
 from fed_dpsd.config import BUNDLED, DataConfig
 from fed_dpsd.data import sources
-from fed_dpsd.data.intake import Split, first_few, take_records
+from fed_dpsd.data.intake import Records, first_few, take_records
 from fed_dpsd.data.reader import classes_setting
 from fed_dpsd.errors import UserError, warn_once
 from fed_dpsd.storage import write_together
@@ -44,16 +44,16 @@ class Dataset:
     each split, in the order of records. File names, times and places do not matter.
     """
 
-    train: Split
-    test: Split
+    train: Records
+    test: Records
     counts: tuple[str, ...]
     digests: Mapping[str, str]
 
 
 class Loaded(NamedTuple):
-    """A split, a sentence on its numbers of files or rows, and its `Split.digests`."""
+    """A split, a sentence on its numbers of files or rows, and its `Records.digests`."""
 
-    records: Split
+    records: Records
     counted: str
     digests: NDArray[np.int64]
 
@@ -90,7 +90,7 @@ def load(config: DataConfig, cache: Path) -> Dataset:
     return data
 
 
-def load_test(config: DataConfig, cache: Path) -> Split:
+def load_test(config: DataConfig, cache: Path) -> Records:
     """Load only the test split; see `load`."""
     return _digits().test if config.name == BUNDLED else _load_split(config, "test", cache).records
 
@@ -127,7 +127,7 @@ def _digits() -> Dataset:
     (folder,) = find_spec("sklearn").submodule_search_locations  # type: ignore[union-attr, misc]
     table = np.loadtxt(Path(folder, "datasets", "data", "digits.csv.gz"), delimiter=",")
     images = np.round(table[:, :-1].reshape(-1, 1, 8, 8) * (255 / 16)).astype(np.uint8)
-    records = Split(images, table[:, -1].astype(np.int64))
+    records = Records(images, table[:, -1].astype(np.int64))
     order = np.random.Generator(np.random.PCG64(0)).permutation(len(records))
     train, test = records.take(order[DIGITS_TEST_SIZE:]), records.take(order[:DIGITS_TEST_SIZE])
     count = f"{len(records):,} images found, {len(records):,} used"
@@ -165,7 +165,7 @@ def _load_split(config: DataConfig, split: str, cache: Path) -> Loaded:
         patients = np.load(place("patients.npy")) if known else None
         images = np.load(place("images.npy"), mmap_mode="r")
         digests = np.load(place("digests.npy"))
-        records = Split(images, np.load(place("labels.npy")), patients)
+        records = Records(images, np.load(place("labels.npy")), patients)
     except (OSError, ValueError, EOFError):  # missing, or damaged
         parts, about, cacheable = _read(config, source, split)
         if cacheable:
@@ -178,7 +178,7 @@ def _load_split(config: DataConfig, split: str, cache: Path) -> Loaded:
 
 def _read(
     config: DataConfig, source: sources.Source, split: str
-) -> tuple[dict[str, Split], dict[str, Any], bool]:
+) -> tuple[dict[str, Records], dict[str, Any], bool]:
     """Read a split, or both splits if the data is not divided: `take_records`, then `divide`.
 
     Returns:
@@ -249,7 +249,7 @@ def _code_digest() -> str:
     return digest.hexdigest()
 
 
-def _missing_classes(config: DataConfig, records: Split) -> str:
+def _missing_classes(config: DataConfig, records: Records) -> str:
     """Name the classes without records; "" if there are none."""
     counts = np.bincount(records.labels, minlength=config.num_classes)
     return first_few(
@@ -257,12 +257,12 @@ def _missing_classes(config: DataConfig, records: Split) -> str:
     )
 
 
-def divide(records: Split) -> tuple[Split, Split]:
+def divide(records: Records) -> tuple[Records, Records]:
     """Divide records into a training and a test split, about one in TEST_PART for testing.
 
-    A keyed hash of a record's id (`Split.ids`) decides: the patient if known, otherwise the pixels.
-    The label, the location and other records do not matter. So if data sets differ in one record,
-    patient or label, their training splits differ in no other.
+    A keyed hash of a record's id (`Records.ids`) decides: the patient if known, otherwise the
+    pixels. The label, the location and other records do not matter. So if data sets differ
+    in one record, patient or label, their training splits differ in no other.
     """
 
     def in_test(record: int) -> bool:
@@ -274,7 +274,7 @@ def divide(records: Split) -> tuple[Split, Split]:
     return records.take(np.flatnonzero(~tested)), records.take(np.flatnonzero(tested))
 
 
-def _save(splits: Mapping[Callable[[str], Path], Split], about: dict[str, Any]) -> None:
+def _save(splits: Mapping[Callable[[str], Path], Records], about: dict[str, Any]) -> None:
     """Write all splits or none; a split's key is a function that returns a file's path."""
     files: dict[Path, Any] = {}
     for place, split in splits.items():

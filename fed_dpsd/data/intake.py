@@ -89,7 +89,7 @@ class Count:
 
 
 @dataclass(frozen=True)
-class Split:
+class Records:
     """Images, (N, C, H, W) uint8, with labels and, where known, patients, (N,) int64 each."""
 
     images: NDArray[np.uint8]
@@ -118,12 +118,12 @@ class Split:
         """Return the number of patients; None if unknown."""
         return None if self.patients is None else len(np.unique(self.patients))
 
-    def take(self, indices: NDArray[np.int64]) -> "Split":
+    def take(self, indices: NDArray[np.int64]) -> "Records":
         """Return the records at `indices`."""
         patients = None if self.patients is None else self.patients[indices]
-        return Split(self.images[indices], self.labels[indices], patients)
+        return Records(self.images[indices], self.labels[indices], patients)
 
-    def in_order(self) -> "Split":
+    def in_order(self) -> "Records":
         """Return the records in the order of their digests, then patients, then labels.
 
         Equal sets of records give equal splits; adding or removing a record keeps the order of the
@@ -140,7 +140,7 @@ class Taken:
     `cacheable` is False if an image could not be read for a reason that may be temporary.
     """
 
-    records: Split
+    records: Records
     count: Count
     notes: tuple[str, ...]
     cacheable: bool
@@ -184,39 +184,19 @@ def take_records(
         UserError: a label is unknown, a file is named twice, a size is wrong, LOST_AT_MOST images
             and most of those so far cannot be opened, or no item becomes a record.
     """
-    count, widest, cacheable = Count(unit), 0, True
-    lost, first_lost = 0, ""
+    seen = _Seen(where, Count(unit))
     images, labels, ids = [], [], []
-    unknown: dict[str, str] = {}
     for item in _reject_repeats(items, where):
-        count.found += 1
-        if item.skipped:
-            count.skip(item.skipped, item.name)
-            continue
-        if item.label not in numbers:  # a class may have any name
-            if is_missing(item.label):
-                count.skip(NO_LABEL, f"{item.name}: {item.label}" if item.label else item.name)
-            elif holds_several(item.label, numbers):
-                count.skip(SEVERAL_LABELS, f"{item.name}: {item.label}")
-            else:
-                unknown.setdefault(item.label, item.name)
+        seen.count.found += 1
+        if item.skipped or item.label not in numbers:  # a class may have any name
+            seen.skip_without_class(item, numbers)
             continue
         try:
             opened = open_image(item.image, shape[0], bits)
         except (OSError, ValueError) as error:
-            count.skip(UNREADABLE, f"{item.name}: {reason_of(error)}")
-            # A missing file changes the fingerprint if it appears later.
-            cacheable &= not isinstance(error, OSError) or isinstance(error, FileNotFoundError)
-            if isinstance(error, OSError) and isinstance(item.image, Path):
-                first_lost = first_lost or _not_opened(item.name, item.image, error)
-                lost += 1
-                if lost >= LOST_AT_MOST and lost > count.found / 2:
-                    raise UserError(
-                        f"{where}: {lost:,} of the first {count.found:,} images cannot be opened; "
-                        f"{first_lost}"
-                    ) from None
+            seen.skip_unreadable(item, error)
             continue
-        widest = max(widest, opened.info.get("bits", 0))
+        seen.widest = max(seen.widest, opened.info.get("bits", 0))
         pixels = crop_and_scale(opened, shape) if resize else to_pixels(opened)
         if pixels.shape != shape:
             raise UserError(
@@ -226,23 +206,72 @@ def take_records(
         images.append(pixels)
         labels.append(numbers[item.label])
         ids.append(hash64(item.patient) if patients else 0)
-    if unknown:
-        raise UserError(_unknown_labels(unknown, where, numbers, remedy))
-    if not images:
-        found = f"no record can be read: {count}" if count.found else "there is no image"
-        raise UserError(f"{where}: {found}; {first_lost or 'give images with labels'}")
-    notes: tuple[str, ...] = ()
-    if 0 < widest <= DARK and bits == 16:
-        notes = (
-            f"{where}: its 16-bit images use at most {widest} bits, so they are nearly black; "
-            f"pixel_bits={max(widest, 8)} uses the upper 8 of these",
-        )
-    if not widest and bits < 16:
-        notes = (f"{where}: pixel_bits={bits} has no effect: none of its images has 16 bits",)
+    seen.check(len(images), numbers, remedy)
     known = np.array(ids, np.int64) if patients else None
-    return Taken(
-        Split(np.stack(images), np.array(labels, np.int64), known), count, notes, cacheable
-    )
+    records = Records(np.stack(images), np.array(labels, np.int64), known)
+    return Taken(records, seen.count, seen.notes(bits), seen.cacheable)
+
+
+@dataclass
+class _Seen:
+    """What did not become a record so far, and why; `widest` is the most bits of an image."""
+
+    where: str
+    count: Count
+    widest: int = 0
+    cacheable: bool = True
+    unknown: dict[str, str] = field(default_factory=dict)
+    lost: int = 0
+    first_lost: str = ""
+
+    def skip_without_class(self, item: Item, numbers: Mapping[str, int]) -> None:
+        """Count an item without a class, or remember its unknown label."""
+        if item.skipped:
+            self.count.skip(item.skipped, item.name)
+        elif is_missing(item.label):
+            named = f"{item.name}: {item.label}" if item.label else item.name
+            self.count.skip(NO_LABEL, named)
+        elif holds_several(item.label, numbers):
+            self.count.skip(SEVERAL_LABELS, f"{item.name}: {item.label}")
+        else:
+            self.unknown.setdefault(item.label, item.name)
+
+    def skip_unreadable(self, item: Item, error: OSError | ValueError) -> None:
+        """Count an unreadable image; raise UserError if most files cannot be opened."""
+        self.count.skip(UNREADABLE, f"{item.name}: {reason_of(error)}")
+        # A missing file changes the fingerprint if it appears later.
+        self.cacheable &= not isinstance(error, OSError) or isinstance(error, FileNotFoundError)
+        if not (isinstance(error, OSError) and isinstance(item.image, Path)):
+            return
+        self.first_lost = self.first_lost or _not_opened(item.name, item.image, error)
+        self.lost += 1
+        if self.lost >= LOST_AT_MOST and self.lost > self.count.found / 2:
+            raise UserError(
+                f"{self.where}: {self.lost:,} of the first {self.count.found:,} images cannot be "
+                f"opened; {self.first_lost}"
+            ) from None
+
+    def check(self, records: int, numbers: Mapping[str, int], remedy: str) -> None:
+        """Raise UserError if a label is unknown or there is no record."""
+        if self.unknown:
+            raise UserError(_unknown_labels(self.unknown, self.where, numbers, remedy))
+        if not records:
+            count = self.count
+            found = f"no record can be read: {count}" if count.found else "there is no image"
+            remedy = self.first_lost or "give images with labels"
+            raise UserError(f"{self.where}: {found}; {remedy}")
+
+    def notes(self, bits: int) -> tuple[str, ...]:
+        """Return notes on `pixel_bits`."""
+        if 0 < self.widest <= DARK and bits == 16:
+            return (
+                f"{self.where}: its 16-bit images use at most {self.widest} bits, so they are "
+                f"nearly black; pixel_bits={max(self.widest, 8)} uses the upper 8 of these",
+            )
+        if not self.widest and bits < 16:
+            text = f"pixel_bits={bits} has no effect: none of its images has 16 bits"
+            return (f"{self.where}: {text}",)
+        return ()
 
 
 def _not_opened(name: str, image: Path, error: OSError) -> str:

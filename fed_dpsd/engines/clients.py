@@ -13,7 +13,7 @@ from fed_dpsd.client.site import Site
 from fed_dpsd.client.teacher_file import read_teacher
 from fed_dpsd.client.teachers import make_teacher
 from fed_dpsd.config import DataConfig
-from fed_dpsd.data.intake import Split
+from fed_dpsd.data.intake import Records
 from fed_dpsd.data.partition import made_up_patients
 from fed_dpsd.engines.placement import Placement, place_on_this_machine
 from fed_dpsd.experiment import Experiment, load_data, partition_digest, partitions
@@ -65,7 +65,7 @@ def data_set_name(experiment: Experiment, client: int) -> str:
     return f"{name}, client {client} of {config.num_clients} by {rule}"
 
 
-def with_patients(records: Split, size: int | None) -> Split:
+def with_patients(records: Records, size: int | None) -> Records:
     """Return a client's records with simulated patients of `size` records each; None adds none."""
     if size is None:
         return records

@@ -15,7 +15,7 @@ import torch
 from fed_dpsd.client.device import TEACHER_BYTES
 from fed_dpsd.client.learning import train
 from fed_dpsd.config import Config, require_device
-from fed_dpsd.data.intake import Split
+from fed_dpsd.data.intake import Records
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.models.classifiers import FIXED, Classifier, builder
@@ -241,7 +241,7 @@ def _answering_bytes(teacher: Classifier, config: Config) -> int:
 def _learning_bytes(classifier: Classifier, config: Config) -> int:
     """Return the peak bytes of tensors during two training steps, which include Adam's state."""
     size = config.teacher.batch_size
-    records = Split(np.zeros((size, *config.data.shape), np.uint8), np.zeros(size, np.int64))
+    records = Records(np.zeros((size, *config.data.shape), np.uint8), np.zeros(size, np.int64))
     settings = dataclasses.replace(config.teacher, epochs=0, min_steps=2)
     config = dataclasses.replace(config, teacher=settings)
 

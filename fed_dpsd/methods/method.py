@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fed_dpsd.config import Config
-from fed_dpsd.data.intake import Split
+from fed_dpsd.data.intake import Records
 from fed_dpsd.errors import ProtocolError, UserError, format_value
 from fed_dpsd.methods.cohort import most_rounds
 from fed_dpsd.models import initialise
@@ -44,7 +44,7 @@ class PublicContext:
     config: Config
     training: Training
     answers: Mechanism
-    test: Split | None = None
+    test: Records | None = None
 
     @property
     def image_shape(self) -> tuple[int, ...]:

@@ -56,7 +56,7 @@ class ClassStatistics(RecordSums):
         Raises:
             ValueError: there are too many records.
         """
-        records = lattice.Records.of(shard.inputs - torch.from_numpy(at), shard.labels)
+        records = lattice.Rows.of(shard.inputs - torch.from_numpy(at), shard.labels)
         return lattice.moments_sum(records, self.num_classes, NORMS)
 
     def size_of_request(self, layer: nn.Linear) -> int:

@@ -356,7 +356,7 @@ class DPSGD(SampledGaussian):
         """Train on residuals and inputs, which give the norm of a record's gradient directly."""
         optimiser = Adam(layer.parameters(), self.learning_rate)
         size = layer.weight.numel() + layer.bias.numel()
-        records = lattice.Records.of(inputs, labels)
+        records = lattice.Rows.of(inputs, labels)
         for _ in range(self.steps):
             chosen = records.take(self._sample(len(labels), rng))
             with torch.no_grad():

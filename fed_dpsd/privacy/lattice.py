@@ -51,7 +51,7 @@ _STEPS = 2**10  # entries of the table of exponentials for each unit of a logit
 
 
 @dataclass(frozen=True)
-class Records:
+class Rows:
     """Records as integers for a linear layer; no record depends on another."""
 
     # (N, A, D) float32 integers of magnitude at most 127, in units of 1/16; larger inputs are
@@ -63,7 +63,7 @@ class Records:
     labels: torch.Tensor  # (N,), or (N, A) if copies have their own labels
 
     @classmethod
-    def of(cls, inputs: torch.Tensor, labels: torch.Tensor) -> "Records":
+    def of(cls, inputs: torch.Tensor, labels: torch.Tensor) -> "Rows":
         """Round (N, A, D) inputs of about unit size to integers, with their labels."""
         check_rows(inputs.shape[0] * inputs.shape[1])
         if inputs.shape[2] > MOST_INPUTS:
@@ -75,11 +75,11 @@ class Records:
         inner[~finite] = _BEYOND
         return cls(whole, inner, labels)
 
-    def take(self, chosen: torch.Tensor) -> "Records":
+    def take(self, chosen: torch.Tensor) -> "Rows":
         """Return the records with the chosen numbers, in the given order."""
         if len(chosen) == len(self.labels):
             return self
-        return Records(*(part[chosen] for part in vars(self).values()))
+        return Rows(*(part[chosen] for part in vars(self).values()))
 
 
 @dataclass(frozen=True)
@@ -97,9 +97,9 @@ class LinearShard:
     labels: torch.Tensor
 
     @functools.cached_property
-    def records(self) -> Records:
+    def records(self) -> Rows:
         """Return the records as integers."""
-        return Records.of(self.inputs, self.labels)
+        return Rows.of(self.inputs, self.labels)
 
 
 def too_many_inputs(count: int) -> str:
@@ -119,7 +119,7 @@ def check_rows(rows: int) -> None:
         )
 
 
-def linear_sum(layer: nn.Linear, records: Records, bound: float) -> tuple[torch.Tensor, ...]:
+def linear_sum(layer: nn.Linear, records: Rows, bound: float) -> tuple[torch.Tensor, ...]:
     """Sum clipped gradients of a linear layer under cross-entropy exactly, divided by `bound`.
 
     A record's part is the mean of its A copies' gradients, clipped to L2 norm `bound`. A gradient
@@ -145,9 +145,7 @@ def linear_sum(layer: nn.Linear, records: Records, bound: float) -> tuple[torch.
     return weight, residuals.sum(1, dtype=torch.float64) * _RESIDUAL
 
 
-def moments_sum(
-    records: Records, num_classes: int, norms: tuple[float, float, float]
-) -> torch.Tensor:
+def moments_sum(records: Rows, num_classes: int, norms: tuple[float, float, float]) -> torch.Tensor:
     """Sum the second moments of the records' inputs and, of each class, the inputs and the number.
 
     A record's D inputs are scaled to length 1: u, (D,), or zero if all are below half a unit. Its

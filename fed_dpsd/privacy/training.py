@@ -247,8 +247,8 @@ def patient_places(patients: NDArray[np.int64], most: int) -> NDArray[np.int64]:
     """Return the (P, R) numbers of the records that represent each patient, R = `most`.
 
     A patient's first R records are taken in order; if there are fewer, they are repeated in turn.
-    Records with known patients are in the order of their digests (`Split.in_order`), so a patient's
-    row depends only on this patient's records.
+    Records with known patients are in the order of their digests (`Records.in_order`), so a
+    patient's row depends only on this patient's records.
     """
     order = np.argsort(patients, kind="stable")
     _, first, count = np.unique(patients[order], return_index=True, return_counts=True)

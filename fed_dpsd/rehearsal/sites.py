@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from fed_dpsd.data.intake import Split
+from fed_dpsd.data.intake import Records
 from fed_dpsd.experiment import Experiment
 
 # What every file allows, by key, in addition to the run's needs.
@@ -51,7 +51,9 @@ def site_keys(experiment: Experiment) -> dict[str, Any]:
     return facts | ({"plugins": list(config.plugins)} if config.plugins else {})
 
 
-def write_site(path: Path, records: Split, names: Sequence[str], facts: Mapping[str, Any]) -> None:
+def write_site(
+    path: Path, records: Records, names: Sequence[str], facts: Mapping[str, Any]
+) -> None:
     """Write a hospital's records, with class names as labels, and its file next to them.
 
     Args:

@@ -15,7 +15,7 @@ from torch import nn
 
 from fed_dpsd.accounts.card import plugins_note, requested_unit, seeded_note
 from fed_dpsd.claims import smallest_claim
-from fed_dpsd.data.intake import Split
+from fed_dpsd.data.intake import Records
 from fed_dpsd.errors import Diverged, one_line
 from fed_dpsd.experiment import Experiment, evaluated_on, test_split
 from fed_dpsd.methods.class_counts import fetch_class_weights
@@ -173,7 +173,11 @@ def _costs(plan: Plan, charges: Mapping[int, Releases], experiment: Experiment) 
 
 
 def _student_scores(
-    folder: Path, test: Split | None, images: Images | None, student: nn.Module | None, number: int
+    folder: Path,
+    test: Records | None,
+    images: Images | None,
+    student: nn.Module | None,
+    number: int,
 ) -> dict[str, Any]:
     """Store the student's predictions and return its scores; None without student or test split."""
     metrics = METRICS | {"confusion": confusion, "calibration": calibration}

@@ -24,7 +24,7 @@ from PIL import Image
 from fed_dpsd import __version__
 from fed_dpsd.accounts.secret import LEDGER, draw_secret
 from fed_dpsd.config.bind import read_run
-from fed_dpsd.data.intake import Split
+from fed_dpsd.data.intake import Records
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment, set_up
 from fed_dpsd.methods.method import ReplayBuffer, State
@@ -228,7 +228,7 @@ def read_log(folder: Path, seen: int = 0) -> list[dict[str, Any]]:
 
 
 def save_predictions(
-    folder: Path, probabilities: NDArray[np.floating], test: Split, number: int
+    folder: Path, probabilities: NDArray[np.floating], test: Records, number: int
 ) -> None:
     """Write the student's predictions for the test images after a round.
 

@@ -32,7 +32,7 @@ from fed_dpsd.accounts.database import journal_path, open_connection
 from fed_dpsd.accounts.ledger import FileLedger, LedgerError
 from fed_dpsd.client.site import Site, answer
 from fed_dpsd.config.compose import compose
-from fed_dpsd.data.intake import Split
+from fed_dpsd.data.intake import Records
 from fed_dpsd.experiment import set_up
 from fed_dpsd.privacy.accounting import Stage, unchanged_epsilon, within_budget
 from fed_dpsd.privacy.gaussian import NormalizedGradient
@@ -43,7 +43,7 @@ from tests.every import every
 
 MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None  # where a sync costs nothing
 CLASSES = 4
-RECORDS = Split(np.zeros((2, 1, 8, 8), np.uint8), np.array([0, 1]))
+RECORDS = Records(np.zeros((2, 1, 8, 8), np.uint8), np.array([0, 1]))
 SENSITIVE = np.ones((1, 1, CLASSES))
 DELTA = 1e-5
 

@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image
 
 from fed_dpsd.cli.data import _size
-from fed_dpsd.data.intake import Split
+from fed_dpsd.data.intake import Records
 from tests.shapes import write_shapes
 
 
@@ -26,9 +26,9 @@ def test_data_shows_every_client_and_class(fed_dpsd):
 
 def test_patients_are_counted_where_they_are_known():
     images, labels = np.zeros((3, 1, 8, 8), np.uint8), np.zeros(3, np.int64)
-    assert _size(Split(images, labels)) == "3"
-    assert _size(Split(images, labels, np.array([4, 9, 4]))) == "3 (2 patients)"
-    assert _size(Split(images, labels, labels)) == "3 (1 patient)"
+    assert _size(Records(images, labels)) == "3"
+    assert _size(Records(images, labels, np.array([4, 9, 4]))) == "3 (2 patients)"
+    assert _size(Records(images, labels, labels)) == "3 (1 patient)"
 
 
 def test_names_of_classes_are_column_heads_and_the_picture_lies_where_it_is_wanted(

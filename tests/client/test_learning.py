@@ -11,7 +11,7 @@ from dp_accounting import LaplaceDpEvent
 
 from fed_dpsd.client.learning import ShardLearner, train
 from fed_dpsd.client.teachers import Teachers, make_teacher
-from fed_dpsd.data.intake import Split
+from fed_dpsd.data.intake import Records
 from fed_dpsd.models.inference import predict
 from fed_dpsd.privacy.label_dp import LabelPrivate
 from fed_dpsd.privacy.noise import SecretStreams
@@ -172,7 +172,7 @@ def test_batches_follow_no_label_and_secret_noise_follows_all(small, records, no
             config,
             Blind(noisy),
             0,
-            Split(records.images, labels),
+            Records(records.images, labels),
             np.arange(60),
             secret,
         )

@@ -11,7 +11,7 @@ import yaml
 from fed_dpsd.accounts.card import planned_run, privacy_card
 from fed_dpsd.client import hospital as hospitals
 from fed_dpsd.client.teachers import Teachers
-from fed_dpsd.data.intake import Split
+from fed_dpsd.data.intake import Records
 from fed_dpsd.data.partition import made_up_patients
 from fed_dpsd.engines.clients import open_site
 from fed_dpsd.errors import ConfigError, UserError
@@ -37,7 +37,7 @@ NAMED = ("data=folder", "data.shape=[1,8,8]", "data.num_classes=10", "data.patie
 def records(small):
     config = small().config
     split = load_data(config.data, config.cache).train.take(np.arange(60))
-    return Split(split.images, split.labels, np.arange(60) % 20)
+    return Records(split.images, split.labels, np.arange(60) % 20)
 
 
 def make(experiment, records):

@@ -14,7 +14,7 @@ from fed_dpsd.accounts.ledger import FileLedger, LedgerError, MemoryLedger
 from fed_dpsd.client import site as sites
 from fed_dpsd.client.site import Site
 from fed_dpsd.client.teachers import Teachers
-from fed_dpsd.data.intake import Split
+from fed_dpsd.data.intake import Records
 from fed_dpsd.errors import ProtocolError
 from fed_dpsd.models.inference import Images
 from fed_dpsd.privacy.accounting import best_bound
@@ -399,7 +399,7 @@ def test_over_budget_no_class_is_counted(small, records, monkeypatch):
 
 @every("labels", [np.zeros(60, np.int64), np.array([3]), np.arange(5)])
 def test_a_client_with_one_class_or_few_records_works(small, records, labels):
-    few = Split(records.images[: len(labels)], labels)
+    few = Records(records.images[: len(labels)], labels)
     site, answer = make(small("teacher.batch_size=64"), few)
     assert np.isfinite(site.sensitive_probabilities(request().images)).all()
     assert isinstance(answer(request()), Response)

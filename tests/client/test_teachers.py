@@ -14,7 +14,7 @@ from fed_dpsd.client import learning, teachers
 from fed_dpsd.client.device import TeacherCache
 from fed_dpsd.client.learning import safe_batch, shifted
 from fed_dpsd.client.teachers import Teachers, assign_shards, make_teacher
-from fed_dpsd.data.intake import Split
+from fed_dpsd.data.intake import Records
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import UserError
 from fed_dpsd.models import initialise, precision, write_weights
@@ -86,7 +86,7 @@ def test_one_changed_record_changes_one_teacher(small, records):
     images = records.images.copy()
     images[17] = 255 - images[17]
     before = make(experiment, records).models
-    after = make(experiment, Split(images, records.labels)).models
+    after = make(experiment, Records(images, records.labels)).models
     changed = [not same(one, other) for one, other in zip(before, after, strict=True)]
     shard = assign_shards(np.array([17]), 4, experiment.config.teacher.seed)[0]
     assert changed == [i == shard for i in range(4)]
@@ -285,7 +285,7 @@ def test_class_counts_are_each_shards_own_and_the_same_at_every_call(small, reco
     assert not np.isclose(first, exact, atol=1e-4).any()  # 30 draws: 2e-3, by the fixed seed
     images = records.images.copy()
     images[17] = 255 - images[17]  # its label stays
-    changed = Split(images, records.labels)
+    changed = Records(images, records.labels)
     after = make(experiment, changed, secret=SECRET).class_counts
     shard = assign_shards(np.array([17]), 3, experiment.config.teacher.seed)[0]
     assert [bool((a != b).any()) for a, b in zip(first, after, strict=True)] == [
@@ -350,7 +350,7 @@ class Recording:
 def test_a_training_with_steps_of_its_own_draws_other_noise_for_other_records(small, records):
     """Like private training; plain training draws none."""
     custom = small("training=output_gradient", "training.steps=2")
-    changed = Split(255 - records.images, records.labels)
+    changed = Records(255 - records.images, records.labels)
     seen = []
     for experiment, each in ((custom, records), (custom, changed), (small(), records)):
         teachers_ = make(experiment, each)

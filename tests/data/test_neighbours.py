@@ -252,7 +252,7 @@ def check(before, after, records, patients, whole=True):
 
 def on_each_side(records, patients):
     """A record for training and one for testing, of data that is not divided."""
-    split = datasets.Split(
+    split = datasets.Records(
         np.stack([record.pixels[None] for record in records]),
         np.arange(len(records)),
         np.array([hash64(record.patient) for record in records]) if patients else None,
@@ -342,7 +342,9 @@ def test_control_a_part_of_each_class_by_position_fails(tmp_path, monkeypatch):
 
 def test_control_shards_by_position_fail(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        datasets.Split, "ids", property(lambda split: np.arange(len(split), dtype=np.int64))
+        datasets.Records,
+        "ids",
+        property(lambda split: np.arange(len(split), dtype=np.int64)),
     )
     before = load("csv, train and test", False, tmp_path / "before", RECORDS, monkeypatch)
     records = changed("added", RECORDS[20], 100)

@@ -14,7 +14,7 @@ def clip_records_alone(patch, scale):
     def of_records(layer, records, bound):
         inner = records.inner.diagonal(dim1=1, dim2=2).reshape(-1, 1, 1)
         inputs = records.inputs.flatten(0, 1)[:, None]
-        return linear_sum(layer, lattice.Records(inputs, inner, records.labels.flatten()), bound)
+        return linear_sum(layer, lattice.Rows(inputs, inner, records.labels.flatten()), bound)
 
     def of_images(model, inputs, labels):
         count = inputs.shape[:2]

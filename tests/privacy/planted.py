@@ -611,7 +611,7 @@ def clipping_error_on_the_bias(patch):
 
     def without(layer, records, bound):
         inner = records.inner - lattice._INPUT**-2
-        return linear_sum(layer, lattice.Records(records.inputs, inner, records.labels), bound)
+        return linear_sum(layer, lattice.Rows(records.inputs, inner, records.labels), bound)
 
     patch.setattr(lattice, "linear_sum", without)
 
@@ -668,7 +668,7 @@ def copies_are_added(patch):
         inner = records.inner.diagonal(dim1=1, dim2=2).reshape(-1, 1, 1)
         inputs, copies = records.inputs.flatten(0, 1)[:, None], records.inputs.shape[1]
         labels = lattice._labels(records.labels, copies)
-        return moments_sum(lattice.Records(inputs, inner, labels), *rest)
+        return moments_sum(lattice.Rows(inputs, inner, labels), *rest)
 
     patch.setattr(lattice, "moments_sum", alone)
 

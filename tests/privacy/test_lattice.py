@@ -44,7 +44,7 @@ def norm(difference):
 
 def exact_sum(layer, inputs, labels):
     with torch.no_grad():
-        return units(lattice.linear_sum(layer, lattice.Records.of(inputs, labels), BOUND))
+        return units(lattice.linear_sum(layer, lattice.Rows.of(inputs, labels), BOUND))
 
 
 def float32_sum(layer, inputs, labels, columns=1):
@@ -172,10 +172,10 @@ def test_roots_are_correctly_rounded():
 
 def test_sizes_that_sums_are_not_exact_for_are_refused(monkeypatch):
     with pytest.raises(ValueError, match="4,097 inputs of a linear layer.*4,096 at most"):
-        lattice.Records.of(torch.zeros(1, 1, 4_097), torch.zeros(1))
+        lattice.Rows.of(torch.zeros(1, 1, 4_097), torch.zeros(1))
     monkeypatch.setattr(lattice, "MOST_ROWS", 5)
     with pytest.raises(ValueError, match="6 copies of records at one teacher.*teachers_per_client"):
-        lattice.Records.of(torch.zeros(2, 3, 1), torch.zeros(2))
+        lattice.Rows.of(torch.zeros(2, 3, 1), torch.zeros(2))
 
 
 def test_the_largest_numbers_are_held_exactly():

@@ -155,7 +155,7 @@ def test_no_patient_of_random_data_leaves_the_bound_however_many_places():
 
         def add(chosen, layer=layer, inputs=inputs, labels=labels):
             with torch.no_grad():
-                records = lattice.Records.of(inputs[chosen], labels[chosen])
+                records = lattice.Rows.of(inputs[chosen], labels[chosen])
                 parts = lattice.linear_sum(layer, records, 0.1)
             return np.concatenate([part.numpy().ravel() for part in parts]) / lattice.UNIT
 

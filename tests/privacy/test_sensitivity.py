@@ -11,7 +11,7 @@ import pytest
 
 from fed_dpsd import losses
 from fed_dpsd.client.teachers import Teachers
-from fed_dpsd.data.intake import Split
+from fed_dpsd.data.intake import Records
 from fed_dpsd.models.inference import Images
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.mechanism import Shards
@@ -125,7 +125,7 @@ def test_a_client_with_or_without_records_moves_a_sum_no_further_than_its_event(
     asked = np.full((1, 10), 0.1, np.float32)
 
     def encoded(label, count):
-        own = Split(np.repeat(images, count, 0), np.full(count, label))
+        own = Records(np.repeat(images, count, 0), np.full(count, label))
         teachers = Teachers(config, experiment.training, 0, own, np.arange(count))
         sensitive = teachers.sensitive_probabilities(Images(images)).astype(np.float64)[0]
         if answers == "gradient":

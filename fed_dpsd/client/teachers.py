@@ -80,6 +80,16 @@ def assign_shards(shard_ids: NDArray[np.int64], shards: int, key: int) -> NDArra
     return np.array([shard(int(record)) for record in shard_ids], np.int64)
 
 
+def _patients_of(records: Records) -> NDArray[np.int64]:
+    if records.patients is None:
+        raise UserError(
+            "training.unit=patient: the records name no patients; give data.patient_column or "
+            "data.records_per_patient=N in a simulation, files.patient_column in a hospital's "
+            "site.yaml"
+        )
+    return records.patients
+
+
 class Teachers:
     """The n = teachers_per_client teachers of a client, trained when `models` is first read.
 
@@ -123,17 +133,10 @@ class Teachers:
         if config.teacher.path is not None:
             self._from_file = read_teacher(self._untrained(0), config, client)
         self._by_patient = training.unit == "patient"
-        if self._by_patient:
-            if records.patients is None:
-                raise UserError(
-                    "training.unit=patient: the records name no patients; give data.patient_column "
-                    "or data.records_per_patient=N in a simulation, files.patient_column in a "
-                    "hospital's site.yaml"
-                )
-            shard_ids = records.patients
-        keys = assign_shards(shard_ids, config.teachers_per_client, config.teacher.seed)
+        ids = _patients_of(records) if self._by_patient else shard_ids
+        shards = assign_shards(ids, config.teachers_per_client, config.teacher.seed)
         self._shards = [
-            records.take(np.flatnonzero(keys == shard))
+            records.take(np.flatnonzero(shards == shard))
             for shard in range(config.teachers_per_client)
         ]
 

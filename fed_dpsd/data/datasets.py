@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from fed_dpsd.classes import default_class_names, label_numbers
 from fed_dpsd.config import BUNDLED, DataConfig
 from fed_dpsd.data import sources
-from fed_dpsd.data.intake import Records, first_few, take_records
-from fed_dpsd.data.reader import classes_setting
+from fed_dpsd.data.intake import Records, Taken, first_few, take_records
+from fed_dpsd.data.reader import Reader, classes_setting
 from fed_dpsd.errors import UserError, warn_once
 from fed_dpsd.storage import write_together
 
@@ -199,17 +199,32 @@ def _read(
         "data.num_classes=null to take all labels as classes, or name each in data.classes=[...]",
     )
     records = taken.records if source.keeps_rows else taken.records.in_order()
-    notes, parts = [*taken.notes], {split: records}
+    parts = {split: records}
+    if not source.divided:
+        parts = dict(zip(sources.SPLITS, divide(records), strict=True))
+    count = f"{split}: {taken.count.numbers}" if source.divided else taken.count.numbers
+    notes = _notes(config, source, reader, taken, parts)
+    return parts, {"count": count, "notes": notes}, taken.cacheable
+
+
+def _notes(
+    config: DataConfig,
+    source: sources.Source,
+    reader: Reader,
+    taken: Taken,
+    parts: Mapping[str, Records],
+) -> list[str]:
+    """Return what to tell the user about records that were read, divided into `parts`."""
+    where, names, notes = source.where, config.class_names, [*taken.notes]
     if taken.count.skipped:
         notes.insert(0, f"{where}: {taken.count}")
     if not source.divided:
-        parts = dict(zip(sources.SPLITS, divide(records), strict=True))
-        unit, own = ("image", "pixels") if records.patients is None else ("patient", "id")
+        unit, own = ("image", "pixels") if taken.records.patients is None else ("patient", "id")
         notes.append(
             f"{where} has no train and test splits: one {unit} in {TEST_PART} is for testing, "
-            f"chosen by a hash of its {own}, {len(parts['test']):,} of {len(records):,} images; "
-            "to divide it differently, name folders or tables train and test, or arrays of an npz "
-            "train_... and test_..."
+            f"chosen by a hash of its {own}, {len(parts['test']):,} of {len(taken.records):,} "
+            "images; to divide it differently, name folders or tables train and test, or arrays of "
+            "an npz train_... and test_..."
         )
     for name, part in parts.items():
         if lacking := _missing_classes(config, part):
@@ -225,8 +240,7 @@ def _read(
         )
     if left := source.unused():
         notes.append(f"{where}: {left}")
-    count = f"{split}: {taken.count.numbers}" if source.divided else taken.count.numbers
-    return parts, {"count": count, "notes": notes}, taken.cacheable
+    return notes
 
 
 def _cached(config: DataConfig, files: str, split: str, cache: Path) -> Callable[[str], Path]:

@@ -70,7 +70,10 @@ def features(images: torch.Tensor) -> torch.Tensor:
 def maps(images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the (B, 208, 5, 5) and (B, 352, 5, 5) maps of the last two groups of blocks."""
     images = images.expand(-1, 3, -1, -1)
-    scaled = functional.interpolate(images, (SIDE, SIDE), mode="bilinear", align_corners=False)
+    large = images.shape[-1] > SIDE
+    scaled = functional.interpolate(
+        images, (SIDE, SIDE), mode="bilinear", align_corners=False, antialias=large
+    )
     stem, blocks = layers(images.device)
     before = after = stem(scaled.contiguous(memory_format=torch.channels_last))
     for block in blocks:

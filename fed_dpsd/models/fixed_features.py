@@ -10,9 +10,11 @@ import contextlib
 import functools
 import hashlib
 import inspect
+import itertools
+import math
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Literal
@@ -21,12 +23,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
+from torch.nn import functional
 
 from fed_dpsd.models import procedural, torch_threads
 from fed_dpsd.storage import Unwritable, write_together
 
 WHITENING = 0.5  # a principal component is divided by its standard deviation to this power
 REMEMBERED = 4_096  # batches whose features are cached
+SIDE = procedural.SIDE  # pixels; larger images are reduced to this side
+AT_ONCE = 2**23  # pixels of large images that are computed at once
 
 Remembering = Literal["asked", "records", "nothing"]
 _remembering: ContextVar[Remembering] = ContextVar("remembering", default="asked")
@@ -91,8 +96,8 @@ class FixedFeatures(nn.Module, ABC):
 
     @staticmethod
     @abstractmethod
-    def examples(shape: tuple[int, ...]) -> NDArray[np.uint8]:
-        """Draw the (N, C, S, S) procedural images that determine the principal components."""
+    def examples(shape: tuple[int, ...]) -> Iterator[NDArray[np.uint8]]:
+        """Draw the procedural images that determine the principal components, in parts."""
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Map (B, C, S, S) floats in [-1, 1] to (B, F) float32."""
@@ -148,22 +153,23 @@ def whitening(
     examples = kind.examples(shape)
     if folder is None:
         return _components(kind, examples, num_features)
-    drawn = hashlib.blake2b(examples.tobytes(), digest_size=8).hexdigest()
-    name = f"{kind.__name__}-{num_features}-{kind.version()}-{drawn}"
+    first = next(examples)
+    drawn = hashlib.blake2b(first.tobytes(), digest_size=8).hexdigest()
+    name = f"{kind.__name__}-{num_features}-{kind.version()}-{shape[1]}-{drawn}"
     files = [folder / f"{name}.{part}.npy" for part in ("mean", "components")]
     with contextlib.suppress(OSError, EOFError, ValueError):
         mean, components = (torch.from_numpy(np.load(file)) for file in files)
         fits = components.shape == (len(mean), min(num_features, len(mean)))
         if fits and bool(mean.isfinite().all() and components.isfinite().all()):
             return mean, components
-    found = _components(kind, examples, num_features)
+    found = _components(kind, itertools.chain([first], examples), num_features)
     with contextlib.suppress(Unwritable):  # another process computes them again
         write_together(dict(zip(files, (each.numpy() for each in found), strict=True)))
     return found
 
 
 def _components(
-    kind: type[FixedFeatures], examples: NDArray[np.uint8], num_features: int
+    kind: type[FixedFeatures], examples: Iterable[NDArray[np.uint8]], num_features: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the result of `whitening`.
 
@@ -172,8 +178,11 @@ def _components(
     thread makes all processes of a machine agree to the last bit.
     """
     with torch_threads(1), torch.no_grad():
-        images = torch.from_numpy(examples)
-        parts = [kind.coefficients(to_pixels(part)) for part in images.split(8)]
+        parts = [
+            kind.coefficients(to_pixels(few))
+            for part in examples
+            for few in torch.from_numpy(part).split(8)
+        ]
         drawn = torch.cat(parts)
         mean = drawn.mean(0)
         covariance = (drawn - mean).T @ (drawn - mean) / len(drawn)
@@ -181,6 +190,40 @@ def _components(
         variances, axes = variances.flip(0)[:num_features], axes.flip(1)[:, :num_features]
         axes = axes * axes.gather(0, axes.abs().argmax(0, keepdim=True)).sign()
         return mean, axes / variances.clamp_min(1e-12) ** (WHITENING / 2)
+
+
+def halvings(size: int) -> int:
+    """Return how often a side of `size` pixels must be halved to have at most SIDE."""
+    return math.ceil(math.log2(procedural.enlarged(size)))
+
+
+def reduced(images: torch.Tensor) -> torch.Tensor:
+    """Return (B, C, S, S) images with S at most SIDE; a pixel is the mean of an area."""
+    if images.shape[-1] <= SIDE:
+        return images
+    return functional.adaptive_avg_pool2d(images, SIDE)
+
+
+def in_parts(
+    function: Callable[[torch.Tensor], torch.Tensor], images: torch.Tensor
+) -> torch.Tensor:
+    """Apply a function to (B, C, S, S) images; to large ones in parts, to bound the memory."""
+    if images.shape[-1] <= SIDE or torch.compiler.is_compiling():  # an exported graph has no parts
+        return function(images)
+    at_once = max(1, AT_ONCE // (images[:1].numel() * 16))
+    return torch.cat([function(part) for part in images.split(at_once)])
+
+
+def drawn_in_parts(
+    draw: Callable[..., NDArray[np.uint8]],
+    count: int,
+    shape: tuple[int, ...],
+    rng: np.random.Generator,
+) -> Iterator[NDArray[np.uint8]]:
+    """Draw `count` procedural images, at most AT_ONCE pixels at a time."""
+    at_once = max(1, AT_ONCE // math.prod(shape))
+    for start in range(0, count, at_once):
+        yield draw(min(at_once, count - start), shape, rng)
 
 
 def to_pixels(images: torch.Tensor) -> torch.Tensor:

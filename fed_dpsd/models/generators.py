@@ -4,6 +4,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+SIDE = 32  # pixels; larger images are enlarged
 CONTRAST = (1.0, 6.0)
 BRIGHTNESS = (-4.0, 2.0)
 
@@ -31,7 +32,8 @@ class Generator(nn.Module):
     """Up-sampling generator for data-free distillation (as in Fast-Datafree and DENSE).
 
     The normalisation before the sigmoid provides contrast; without it, an untrained generator makes
-    only grey images.
+    only grey images. Images of more than 32 pixels are made with 32 and enlarged, so the number of
+    weights does not grow.
 
     Args:
         shape: (C, size, size) of the images; size is a multiple of 4.
@@ -49,7 +51,8 @@ class Generator(nn.Module):
         self, shape: tuple[int, ...], latent_size: int, width: int, normalised: bool = True
     ) -> None:
         super().__init__()
-        channels, size, _ = shape
+        channels, self.size, _ = shape
+        size = min(self.size, SIDE)
         self.normalised = normalised
         self.project = nn.Linear(latent_size, 2 * width * (size // 4) ** 2)
         self.small = (2 * width, size // 4, size // 4)
@@ -84,8 +87,12 @@ class Generator(nn.Module):
     def forward(self, latents: torch.Tensor) -> torch.Tensor:
         """Map (B, latent_size) to (B, C, H, W) in [0, 1]."""
         small = self.project(latents).unflatten(1, self.small)
-        if not self.in_bfloat16:
-            return self.layers(small)
-        with torch.autocast(latents.device.type, torch.bfloat16):
-            values = self.layers[:8](small)
-        return self.layers[8:](values.float())  # bfloat16 has no more than 8 bits for a pixel
+        if self.in_bfloat16:
+            with torch.autocast(latents.device.type, torch.bfloat16):
+                values = self.layers[:8](small)
+            images = self.layers[8:](values.float())  # bfloat16 has at most 8 bits for a pixel
+        else:
+            images = self.layers(small)
+        if self.size == images.shape[-1]:
+            return images
+        return functional.interpolate(images, self.size, mode="bilinear")

@@ -1,6 +1,5 @@
 """Inference on images stored as bytes: pixels, features and probabilities."""
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, cast
@@ -13,6 +12,7 @@ from torch import nn
 from fed_dpsd.errors import Diverged
 from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.models.fixed_features import feature_cache
+from fed_dpsd.models.pictures import Pictures
 from fed_dpsd.progress import reporting
 
 # A batch this small lets the allocator reuse memory. With 1,024 images a processor spends more time
@@ -44,7 +44,7 @@ def to_bytes(
 
 
 def batches(
-    images: NDArray[np.uint8], device: torch.device, at_once: int = IMAGES_AT_ONCE
+    images: NDArray[np.uint8] | Pictures, device: torch.device, at_once: int = IMAGES_AT_ONCE
 ) -> Iterator[torch.Tensor]:
     """Yield (N, C, H, W) images as float pixels, in batches of at most `at_once`."""
     with reporting("images", len(images)) as task:
@@ -56,28 +56,46 @@ def batches(
 
 def trainable_part(
     model: Classifier,
-    images: NDArray[np.uint8],
+    images: NDArray[np.uint8] | Pictures,
     device: torch.device,
     at_once: int = IMAGES_AT_ONCE,
+    known: list[torch.Tensor] | None = None,
 ) -> tuple[nn.Module, Callable[[Any], torch.Tensor]]:
     """Return the trainable part of a classifier, and a function from indices to its inputs.
 
     The indices point into (N, C, H, W) `images`. Fixed features are computed once, and only the
     last layer is trained on them. Rounding depends on the shape of a batch, so every batch has
     `at_once` images, and an image's features do not depend on the number of images.
+
+    Args:
+        model: the classifier.
+        images: the images.
+        device: where to compute.
+        at_once: the number of images in a batch.
+        known: features of the first batches, which are not computed again; those of other full
+            batches are added.
     """
     if not model.fixed:
         return model, lambda chosen: to_unit(images[chosen], device)
-    missing = -len(images) % at_once
-    padded = np.concatenate([images, np.zeros((missing, *images.shape[1:]), np.uint8)])
-    parts: list[torch.Tensor] = []
-    for batch in batches(padded, device, at_once):
-        filled_up = (len(parts) + 1) * at_once > len(images)
-        # Each client has at most one such batch; thousands of clients would fill the cache.
-        with feature_cache("nothing") if filled_up else contextlib.nullcontext():
-            parts.append(model.features(batch))
-    features = torch.cat(parts) if parts else model.features(to_unit(images, device))
-    return model.classifier, features[: len(images)].__getitem__
+    known = [] if known is None else known
+    first, count = len(known) * at_once, len(images)
+    parts = []
+    with reporting("images", count - first) as task:
+        for start in range(first, count, at_once):
+            batch = images[start : start + at_once]
+            missing = at_once - len(batch)
+            if not missing:
+                known.append(model.features(to_unit(batch, device)))
+            else:
+                zeros = np.zeros((missing, *images.shape[1:]), np.uint8)
+                # Each client has at most one such batch; thousands of clients would fill the cache.
+                with feature_cache("nothing"):
+                    last = model.features(to_unit(np.concatenate([batch, zeros]), device))
+                parts = [last[: len(batch)]]
+            task.advance(len(batch))
+    parts = [*known, *parts]
+    features = torch.cat(parts) if parts else model.features(to_unit(images[:0], device))
+    return model.classifier, features.__getitem__
 
 
 class Images:
@@ -87,7 +105,7 @@ class Images:
         images: (N, C, H, W) uint8.
     """
 
-    def __init__(self, images: NDArray[np.uint8]) -> None:
+    def __init__(self, images: NDArray[np.uint8] | Pictures) -> None:
         self._images = images
         self._features: dict[object, list[torch.Tensor]] = {}
 

@@ -6,6 +6,7 @@ Here, procedural patches and their negatives are clustered on the sphere.
 """
 
 import functools
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -13,12 +14,12 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from fed_dpsd.models import procedural, torch_threads
-from fed_dpsd.models.fixed_features import FixedFeatures, to_pixels
+from fed_dpsd.models.fixed_features import SIDE, FixedFeatures, reduced, to_pixels
 from fed_dpsd.streams import Streams
 
 EXAMPLES = 2_000  # procedural images
 PATCHES = 25  # of each image
-SIDE = 6  # of a patch, in pixels
+PATCH = 6  # side, in pixels
 PATTERNS = 128
 ITERATIONS = 10  # of k-means
 FLOOR = 10 * (2 / 255) ** 2  # added to a patch's variance, so that noise is not amplified
@@ -31,9 +32,10 @@ AT_ONCE = 32 * 32**2  # pixels in a batch, which must fit into a processor's cac
 class Patches(FixedFeatures):
     """Responses to 128 patterns and their negatives in nine parts of an image: 2,304 coefficients.
 
-    A patch is centred and divided by its standard deviation, so a response depends on form, but not
-    on brightness and contrast. Photographs are as likely as their mirror images, so a colour image
-    has the mean responses of both; an X-ray's sides differ.
+    Images of more than 32 pixels are reduced to 32. A patch is centred and divided by its standard
+    deviation, so a response depends on form, but not on brightness and contrast. Photographs are as
+    likely as their mirror images, so a colour image has the mean responses of both; an X-ray's
+    sides differ.
     """
 
     @staticmethod
@@ -44,6 +46,7 @@ class Patches(FixedFeatures):
     @staticmethod
     def coefficients(images: torch.Tensor) -> torch.Tensor:
         """Map (B, C, S, S) floats in [-1, 1] to (B, 2304) coefficients, with rows of length 1."""
+        images = reduced(images)
         at_once = min(32, max(1, AT_ONCE // images.shape[-1] ** 2))
         # an exported network takes any number of images, so its graph has no parts
         parts = [images] if torch.compiler.is_compiling() else images.split(at_once)
@@ -53,15 +56,13 @@ class Patches(FixedFeatures):
         return functional.normalize(torch.cat(both))
 
     @staticmethod
-    def examples(shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    def examples(shape: tuple[int, ...]) -> Iterator[NDArray[np.uint8]]:
         """Draw 2,000 images: dead leaves for colour images, otherwise half areas and half lines."""
         kinds = [procedural.areas, procedural.lines] if shape[0] == 1 else [procedural.leaves]
-        return np.concatenate(
-            [
-                draw(EXAMPLES // len(kinds), shape, Streams(0).numpy(f"patches {draw.__name__}"))
-                for draw in kinds
-            ]
-        )
+        side = min(shape[1], SIDE)
+        for draw in kinds:
+            rng = Streams(0).numpy(f"patches {draw.__name__}")
+            yield draw(EXAMPLES // len(kinds), (shape[0], side, side), rng)
 
 
 def _coefficients(images: torch.Tensor) -> torch.Tensor:
@@ -91,7 +92,8 @@ def patterns(shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
     """
     with torch_threads(1), torch.inference_mode(False), torch.no_grad():
         rng = Streams(0).numpy("patches")
-        drawn = to_pixels(torch.from_numpy(_patches(Patches.examples(shape), rng)))
+        examples = np.concatenate([*Patches.examples(shape)])
+        drawn = to_pixels(torch.from_numpy(_patches(examples, rng)))
         drawn -= drawn.mean(1, keepdim=True)
         drawn /= (drawn.square().mean(1, keepdim=True) + FLOOR).sqrt()
         mean = drawn.mean(0)
@@ -101,12 +103,12 @@ def patterns(shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
         kernels = centres @ whitening
         offsets = kernels @ mean
         kernels -= kernels.mean(1, keepdim=True)
-        return kernels.view(-1, shape[0], SIDE, SIDE), offsets
+        return kernels.view(-1, shape[0], PATCH, PATCH), offsets
 
 
 def _patches(images: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
     """Return 25 random patches of each image, as rows."""
-    windows = np.lib.stride_tricks.sliding_window_view(images, (SIDE, SIDE), (2, 3))
+    windows = np.lib.stride_tricks.sliding_window_view(images, (PATCH, PATCH), (2, 3))
     places = rng.integers(windows.shape[2], size=(2, len(images), PATCHES))
     chosen = windows[np.arange(len(images))[:, None], :, places[0], places[1]]
     return chosen.reshape(len(images) * PATCHES, -1)

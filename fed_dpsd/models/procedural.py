@@ -5,6 +5,9 @@ processors round differently, but then almost never to another byte. The procedu
 only two facts: pictures consist of areas and lines, and objects occlude one another. Such
 images train a network almost as well as photographs (Baradad et al.: Learning to See by Looking at
 Noise, arXiv 2106.05963).
+
+What is measured in pixels scales with images of more than 32. Leaves and textures are between as
+blurred as enlarged images of 32 pixels and as sharp as their own pixels allow.
 """
 
 import math
@@ -16,10 +19,12 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
+from fed_dpsd.models.pictures import Pictures
 from fed_dpsd.streams import Streams
 
 Polarity = Literal["both", "dark", "light"]
-GROUP = 64  # number of images drawn together, with equally coarse areas and lines
+SIDE = 32  # pixels; larger images are enlarged or have more detail
+GROUP = 64  # images of at most SIDE drawn together, with equally coarse areas and lines
 LEAVES = 25  # in each image of dead leaves
 RADII = 1 / 16, 7 / 16  # of leaves, as fractions of an image's side
 COLOURS = 4  # of leaves in one image
@@ -36,7 +41,7 @@ def areas(count: int, shape: tuple[int, ...], rng: np.random.Generator) -> NDArr
 
     def draw(count: int) -> torch.Tensor:
         mode = "bicubic" if rng.random() < 0.5 else "bilinear"
-        fields = _fields(count, int(rng.integers(3, size // 2 + 1)), size, mode, rng)
+        fields = _fields(count, int(rng.integers(3, min(size, SIDE) // 2 + 1)), size, mode, rng)
         threshold = _uniform(count, -1, 1.5, rng)
         sharpness = _uniform(count, 0, 3, rng).exp()
         return torch.sigmoid(sharpness * (fields - threshold))
@@ -55,7 +60,7 @@ def lines(count: int, shape: tuple[int, ...], rng: np.random.Generator) -> NDArr
         down = fields[:, :, 1:, :-1] - fields[:, :, :-1, :-1]
         right = fields[:, :, :-1, 1:] - fields[:, :, :-1, :-1]
         slope = functional.pad((down**2 + right**2).sqrt(), (0, 1, 0, 1)) + 1e-3
-        distance = fields.abs() / slope  # to the line, in pixels
+        distance = fields.abs() / slope / enlarged(size)  # to the line, in pixels of SIDE
         line = torch.sigmoid(3 * (_uniform(count, 0.8, 2.5, rng) - distance))
         radius = _uniform(count, 0.4, 1.2, rng)
         row, column = _uniform(count, -0.3, 0.3, rng), _uniform(count, -0.3, 0.3, rng)
@@ -110,7 +115,9 @@ def apply_polarity(images: NDArray[np.uint8], polarity: Polarity) -> NDArray[np.
     return np.where(wrong[:, None, None, None], 255 - images, images)
 
 
-def varied_polarity(answered: NDArray[np.uint8], labels: NDArray[np.floating]) -> Polarity:
+def varied_polarity(
+    answered: NDArray[np.uint8] | Pictures, labels: NDArray[np.floating]
+) -> Polarity:
     """Return the polarity with the more varied answers so far.
 
     On average, noise in the answers adds equally to both variances. If noise dominates the answers,
@@ -126,9 +133,21 @@ def varied_polarity(answered: NDArray[np.uint8], labels: NDArray[np.floating]) -
     return "dark" if labels[dark].var(0).sum() > labels[~dark].var(0).sum() else "light"
 
 
-def _dark(images: NDArray[np.uint8]) -> NDArray[np.bool_]:
+def _dark(images: NDArray[np.uint8] | Pictures) -> NDArray[np.bool_]:
     """Return the (B,) mask of the images that are darker than medium grey."""
-    return images.mean((1, 2, 3)) < 127.5
+    starts = range(0, len(images), GROUP)
+    means = [images[start : start + GROUP].mean((1, 2, 3)) for start in starts]
+    return np.concatenate([np.empty(0), *means]) < 127.5
+
+
+def enlarged(size: int) -> float:
+    """Return how many times larger than SIDE a side of `size` pixels is, at least 1."""
+    return max(1.0, size / SIDE)
+
+
+def _blurs(count: int, size: int, rng: np.random.Generator) -> torch.Tensor | float:
+    """Draw (count, 1, 1, 1) widths of the narrowest edges, in pixels; 1 for images up to SIDE."""
+    return 1.0 if size <= SIDE else enlarged(size) ** _uniform(count, 0, 1, rng)
 
 
 def _fields(
@@ -177,8 +196,9 @@ def _drawn(
 ) -> NDArray[np.uint8]:
     """Round (count, C, S, S) pixels to bytes; `draw` returns them one group at a time."""
     images = np.empty((count, *shape), np.uint8)
-    for start in range(0, count, GROUP):
-        part = images[start : start + GROUP]
+    group = max(1, int(GROUP / enlarged(shape[1]) ** 2))
+    for start in range(0, count, group):
+        part = images[start : start + group]
         pixels = draw(len(part), shape, rng)
         part[:] = (pixels.clamp(0, 1) * 255).round().to(torch.uint8).numpy()
     return images
@@ -194,7 +214,7 @@ def _palettes(count: int, channels: int, rng: np.random.Generator) -> torch.Tens
 def _textured(count: int, channels: int, size: int, rng: np.random.Generator) -> torch.Tensor:
     """Draw (count, C, S, S) mostly grey textures with mean 0 and random strength."""
     strength, grey = _uniform(count, 0, 0.25, rng), _uniform(count, 0.6, 1, rng)
-    fields = _textures(count * (channels + 1), size, rng).view(count, channels + 1, size, size)
+    fields = _textures(count, channels + 1, size, _blurs(count, size, rng), rng)
     return strength * (grey * fields[:, :1] + (1 - grey) * fields[:, 1:])
 
 
@@ -270,21 +290,24 @@ def _dead_leaves(count: int, shape: tuple[int, ...], rng: np.random.Generator) -
 
     paint, shades = leaf()
     canvas = paint.expand(-1, -1, size, size).clone()
+    blurs = _blurs(count, size, rng)
     for _ in range(LEAVES):
-        mask = _leaf_mask(count, size, rng)
+        mask = _leaf_mask(count, size, blurs, rng)
         paint, shade = leaf()
         canvas += mask * (paint - canvas)
         shades.lerp_(shade, mask)
     pixels = canvas[:, :channels] + shades
     strength, grey = _uniform(count, 0, 0.3, rng), _uniform(count, 0.7, 1, rng)
     for texture in range(2):
-        fields = _textures(count * (channels + 1), size, rng).view(count, channels + 1, size, size)
+        fields = _textures(count, channels + 1, size, blurs, rng)
         mixed = grey * fields[:, :1] + (1 - grey) * fields[:, 1:]
         pixels += strength * canvas[:, channels + texture, None] * mixed
     return pixels
 
 
-def _leaf_mask(count: int, size: int, rng: np.random.Generator) -> torch.Tensor:
+def _leaf_mask(
+    count: int, size: int, blurs: torch.Tensor | float, rng: np.random.Generator
+) -> torch.Tensor:
     """Draw (count, 1, S, S) masks in [0, 1], each a stretched disc, square or triangle."""
     line = torch.arange(size) + 0.5
     rows, columns = torch.meshgrid(line, line, indexing="ij")
@@ -300,19 +323,25 @@ def _leaf_mask(count: int, size: int, rng: np.random.Generator) -> torch.Tensor:
     distances = torch.where(kind == 0, disc, torch.where(kind == 1, square, triangle))
     smallest, largest = (radius * size for radius in RADII)
     radii = 1 / _uniform(count, 1 / largest, 1 / smallest, rng)  # density r^-2
-    return torch.sigmoid(_uniform(count, 1, 6, rng) * (radii - distances))
+    return torch.sigmoid(_uniform(count, 1, 6, rng) / blurs * (radii - distances))
 
 
-def _textures(count: int, size: int, rng: np.random.Generator) -> torch.Tensor:
-    """Draw (count, S, S) fields: mean 0, variance 1, spectra f^-a with random a and direction."""
+def _textures(
+    count: int, fields: int, size: int, blurs: torch.Tensor | float, rng: np.random.Generator
+) -> torch.Tensor:
+    """Draw (count, fields, S, S) textures: mean 0, variance 1, spectra f^-a, random directions."""
     rows, columns = torch.fft.fftfreq(size)[:, None], torch.fft.rfftfreq(size)
-    angle = _uniform(count, 0, math.pi, rng)[:, 0]
-    stretch = _uniform(count, 0, 1.2, rng)[:, 0].exp()
+    angle = _uniform(count * fields, 0, math.pi, rng)[:, 0]
+    stretch = _uniform(count * fields, 0, 1.2, rng)[:, 0].exp()
     across = stretch * (angle.cos() * rows + angle.sin() * columns)
     down = (angle.cos() * columns - angle.sin() * rows) / stretch
     frequency = (across**2 + down**2).sqrt().clamp_min(1 / size)
-    amplitude = frequency ** -_uniform(count, 0.5, 2.5, rng)[:, 0]
-    white = torch.from_numpy(rng.standard_normal((count, size, size)))
-    fields = torch.fft.irfft2(torch.fft.rfft2(white) * amplitude, s=(size, size))
-    fields = fields - fields.mean((1, 2), keepdim=True)
-    return fields / fields.std((1, 2), keepdim=True)
+    amplitude = frequency ** -_uniform(count * fields, 0.5, 2.5, rng)[:, 0]
+    if size > SIDE:
+        waves = (2 * (rows**2 + columns**2).sqrt() * blurs) ** 4  # at 1, a wave has 2 blurs
+        amplitude *= torch.exp(-waves).expand(count, fields, -1, -1).flatten(0, 1)
+    white = torch.from_numpy(rng.standard_normal((count * fields, size, size)))
+    drawn = torch.fft.irfft2(torch.fft.rfft2(white) * amplitude, s=(size, size))
+    drawn = drawn - drawn.mean((1, 2), keepdim=True)
+    drawn = drawn / drawn.std((1, 2), keepdim=True)
+    return drawn.view(count, fields, size, size)

@@ -113,8 +113,10 @@ class PublicNetwork:
         """
         network, mean, std = _loaded(self, images.device)
         images = images.expand(-1, 3, -1, -1)
-        size = self.pixels, self.pixels
-        scaled = functional.interpolate(images, size, mode="bilinear", align_corners=False)
+        size, large = (self.pixels, self.pixels), images.shape[-1] > self.pixels
+        scaled = functional.interpolate(
+            images, size, mode="bilinear", align_corners=False, antialias=large
+        )
         normalised = ((scaled + 1) / 2 - mean) / std
         return network(normalised.contiguous(memory_format=torch.channels_last))
 

@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from fed_dpsd.models import procedural
+from fed_dpsd.models.pictures import Pictures
 
 TURN = 0.35  # largest angle, in radians
 SCALE = 0.25  # largest logarithm of a factor, for each axis
@@ -14,7 +15,7 @@ PASTED = 0.5  # probability of pasting in a second image
 
 
 def recombine(
-    answered: NDArray[np.uint8],
+    answered: NDArray[np.uint8] | Pictures,
     labels: NDArray[np.floating],
     count: int,
     rng: np.random.Generator,
@@ -38,17 +39,20 @@ def recombine(
     classes = labels.argmax(1)
     weights = 1 / (np.bincount(classes, minlength=labels.shape[1]) + 1.0)[classes]
     first, second = rng.choice(len(answered), (2, count), p=weights / weights.sum())
-    images = _moved(answered[first], rng)
-    areas = procedural.areas(count, (1, *answered.shape[2:]), rng) / 255
-    areas[rng.random(count) >= PASTED] = 1
-    mixed = areas * images + (1 - areas) * answered[second]
-    recombined: NDArray[np.uint8] = mixed.round().astype(np.uint8)
+    moves = _moves(count, rng)
+    areas = procedural.areas(count, (1, *answered.shape[2:]), rng)
+    areas[rng.random(count) >= PASTED] = 255
+    recombined = np.empty((count, *answered.shape[1:]), np.uint8)
+    for start in range(0, count, procedural.GROUP):  # in float64, all would take much memory
+        part = slice(start, start + procedural.GROUP)
+        area, images = areas[part] / 255, _moved(answered[first[part]], moves[part])
+        mixed = area * images + (1 - area) * answered[second[part]]
+        recombined[part] = mixed.round().astype(np.uint8)
     return recombined
 
 
-def _moved(images: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.float64]:
-    """Rotate, scale and shift each image; new pixels repeat its edge."""
-    count = len(images)
+def _moves(count: int, rng: np.random.Generator) -> torch.Tensor:
+    """Draw (count, 2, 3) affine maps that rotate, scale and shift."""
     angles = rng.uniform(-TURN, TURN, count)
     across, down = np.exp(rng.uniform(-SCALE, SCALE, (2, count)))
     right, below = rng.uniform(-SHIFT, SHIFT, (2, count))
@@ -56,8 +60,12 @@ def _moved(images: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.fl
         [across * np.cos(angles), -down * np.sin(angles), right],
         [across * np.sin(angles), down * np.cos(angles), below],
     ]
-    maps = torch.from_numpy(np.array(rows)).permute(2, 0, 1)
-    grid = functional.affine_grid(maps, list(images.shape), align_corners=False)
+    return torch.from_numpy(np.array(rows)).permute(2, 0, 1)
+
+
+def _moved(images: NDArray[np.uint8], moves: torch.Tensor) -> NDArray[np.float64]:
+    """Move each image by its affine map; new pixels repeat its edge."""
+    grid = functional.affine_grid(moves, list(images.shape), align_corners=False)
     pixels = torch.from_numpy(images).double()
     moved = functional.grid_sample(pixels, grid, padding_mode="border", align_corners=False)
     return moved.clamp(0, 255).numpy()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fed_dpsd.models import fixed_features, initialise, patches, procedural
+from fed_dpsd.models import fixed_features, initialise, patches, procedural, scattering
 from fed_dpsd.models.classifiers import CLASSIFIERS
 from fed_dpsd.models.fixed_features import feature_cache, to_pixels, whitening
 from fed_dpsd.models.inference import Images, predict, trainable_part
@@ -55,9 +55,13 @@ def empty_memory():
         (Scattering, SMALL, 68),
         (Scattering, (1, 28, 28), 833),
         (Scattering, (3, 32, 32), 3_264),
+        (Scattering, (1, 96, 96), 1_344),
+        (Scattering, (1, 512, 512), 1_600),
+        (Scattering, (3, 224, 224), 4_416),
         (Patches, SMALL, 2_304),
         (Patches, (1, 29, 29), 2_304),
         (Patches, (3, 32, 32), 2_304),
+        (Patches, (1, 224, 224), 2_304),
     ],
 )
 def test_images_of_any_shape_have_as_many_features_as_said_at_length_one(kind, shape, most):
@@ -67,6 +71,28 @@ def test_images_of_any_shape_have_as_many_features_as_said_at_length_one(kind, s
     assert kind.num_coefficients(shape) == most
     assert kind(shape, 10_000).num_features == most
     assert rows.norm(dim=1) == pytest.approx([1, 1, 1], rel=1e-5)
+
+
+def test_large_images_are_computed_in_parts_that_do_not_change_them(monkeypatch):
+    images = pixels(drawn(5, (1, 96, 96)))
+    together = Scattering.coefficients(images)
+    sizes, original = [], scattering._coefficients
+    monkeypatch.setattr(
+        scattering, "_coefficients", lambda part: sizes.append(len(part)) or original(part)
+    )
+    monkeypatch.setattr(fixed_features, "AT_ONCE", 2 * 16 * 96**2)
+    assert Scattering.coefficients(images) == pytest.approx(together, abs=1e-12)
+    assert sizes == [2, 2, 1]
+
+
+def test_details_of_large_images_have_features():
+    """Stripes of 3 pixels vanish when an image is reduced to 32."""
+    line = torch.arange(96, dtype=torch.float64) * (2 * torch.pi / 3)
+    stripes = torch.stack([line.sin().expand(96, 96), line.sin().expand(96, 96).T])[:, None] / 2
+    across, along = Scattering.coefficients(stripes)
+    assert (across - along).norm() > 0.3
+    across, along = Patches.coefficients(stripes)  # the control: without details
+    assert (across - along).norm() < 1e-6
 
 
 def test_no_image_has_no_features():
@@ -211,7 +237,18 @@ def test_the_features_of_many_images_are_reported_as_they_are_computed():
     hearing = Hearing()
     with listening(hearing):
         trainable_part(classifier(), drawn(200), torch.device("cpu"))
-    assert hearing.heard == [("images", 128, 256), ("images", 256, 256)]  # filled up with zeros
+    assert hearing.heard == [("images", 128, 200), ("images", 200, 200)]
+
+
+def test_known_features_are_not_computed_again():
+    images, known, cpu = drawn(300), [], torch.device("cpu")
+    trainable_part(classifier(), images[:200], cpu, known=known)
+    hearing = Hearing()
+    with listening(hearing):
+        _, take = trainable_part(classifier(), images, cpu, known=known)
+    assert hearing.heard == [("images", 128, 172), ("images", 172, 172)]
+    _, fresh = trainable_part(classifier(), images, cpu)
+    assert torch.equal(take(slice(None)), fresh(slice(None)))
 
 
 def test_images_that_are_predicted_often_have_the_bits_of_others(monkeypatch):

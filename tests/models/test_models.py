@@ -161,6 +161,18 @@ def test_weights_are_a_function_of_the_stream_and_touch_no_global_generator():
     assert all(torch.isfinite(tensor.float()).all() for tensor in first.values())
 
 
+def test_a_generator_of_large_images_has_no_more_weights():
+    small, large = (
+        initialise(lambda size=size: Generator((3, size, size), 6, 4), Streams(0).torch("g")).eval()
+        for size in (32, 96)
+    )
+    latents = torch.randn((2, 6), generator=Streams(0).torch("latents"))
+    with torch.no_grad():
+        drawn, enlarged = small(latents), large(latents)
+    assert enlarged.shape == (2, 3, 96, 96)
+    assert torch.nn.functional.adaptive_avg_pool2d(enlarged, 32) == pytest.approx(drawn, abs=0.1)
+
+
 def test_a_vector_holds_all_that_a_prediction_depends_on():
     """BatchNorm's statistics too; of another architecture it is refused."""
 

@@ -20,7 +20,7 @@ def test_coefficients_are_square_roots_of_mean_responses_to_the_patches_of_a_par
     """Each patch is taken by itself; the control forgets that a patch's mean is taken off."""
     kernels, offsets = patterns(SHAPE)
     images = leaves(2)
-    rows = torch.nn.functional.unfold(images, patches.SIDE).mT  # (2, 49, C * 36)
+    rows = torch.nn.functional.unfold(images, patches.PATCH).mT  # (2, 49, C * 36)
 
     def computed(centred):
         deviations = (centred.square().mean(2, keepdim=True) + patches.FLOOR).sqrt()

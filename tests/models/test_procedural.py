@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
+import torch
 
 from fed_dpsd.models import procedural
 from fed_dpsd.streams import Streams
 
 PROCEDURES = list(procedural.PROCEDURES.values())
-SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32)]
+SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 64, 64)]
 
 
 def name(procedure):
@@ -25,6 +26,29 @@ def test_images_are_bytes_all_different_and_a_function_of_their_stream(procedure
     assert (first == again).all()
     assert (first != other).any()
     assert procedure(0, (1, 8, 8), Streams(0).numpy("images")).shape == (0, 1, 8, 8)
+
+
+def slopes(images, side=32):
+    """Return the mean difference of neighbours, once images are reduced to `side`."""
+    pixels = torch.from_numpy(images).double()
+    reduced = torch.nn.functional.adaptive_avg_pool2d(pixels, side)
+    return reduced.diff(dim=3).abs().mean().item()
+
+
+@pytest.mark.parametrize("procedure", PROCEDURES[1:], ids=name)
+def test_what_is_drawn_grows_with_the_image(procedure):
+    small, large = (
+        slopes(procedure(64, (1, size, size), Streams(0).numpy("images"))) for size in (32, 96)
+    )
+    assert large == pytest.approx(small, rel=0.3)
+
+
+def test_control_noise_does_not_grow_with_the_image():
+    small, large = (
+        slopes(procedural.noise(64, (1, size, size), Streams(0).numpy("images")))
+        for size in (32, 96)
+    )
+    assert large < 0.4 * small
 
 
 def test_images_are_turned_to_the_side_whose_answers_vary_more():

@@ -81,7 +81,7 @@ class DPFedSGD(SummingRecords):
                 optimiser.step()
                 load_vector(student.classifier, weights.detach())
             own = {f"optimiser.{k}": v.clone() for k, v in optimiser.state[weights].items()}
-            state = State(last, named_tensors(student=student) | own, ())
+            state = State(last, named_tensors(student=student) | own, [])
             yield Round(state, student.eval(), {}, total.refused)
             if not total.count:  # every client's budget is spent
                 return

@@ -179,6 +179,7 @@ class FedDPSD(Queries, Method):
         kept = self.make_kept(context, streams)
         generators = {"generator": kept} if kept else {}
         buffer = resume.load(student=student, **generators) if resume else []
+        known: list[torch.Tensor] = []  # features of the first batches of the buffer
 
         for number in range(len(buffer) + 1, context.rounds + 1):
             images = self.draw(discriminator or student, context, streams, number, buffer, kept)
@@ -197,7 +198,7 @@ class FedDPSD(Queries, Method):
             if last:  # a student first trained on few answers never catches up: restart it
                 student = context.make_student(streams.torch("last student"))
             with in_float64(student):
-                metrics = self.train_student(student, buffer, context, streams, number, last)
+                metrics = self.train_student(student, buffer, context, streams, number, last, known)
             if last and number > 1:
                 student = self.better_student(student, previous, buffer, context)
                 metrics["last_student_kept"] = float(student is not previous)
@@ -275,17 +276,19 @@ class FedDPSD(Queries, Method):
         streams: Streams,
         number: int,
         last: bool,
+        known: list[torch.Tensor] | None = None,
     ) -> dict[str, float]:
         """Train the student by Eq. 7 on batches from the whole buffer, with Adam.
 
-        With `final_fit="least_squares"`, the last student is solved for instead.
+        With `final_fit="least_squares"`, the last student is solved for instead. `known` are
+        features of earlier rounds' images, as for `trainable_part`.
 
         Returns:
             The last loss, and the wall-clock seconds of all steps, as metrics of the round.
         """
         steps = self.final_student_steps if last else self.student_steps
         whole = ReplayBuffer.joined(buffer)
-        model, take = trainable_part(student, whole.images, context.device)
+        model, take = trainable_part(student, whole.images, context.device, known=known)
         started = time.perf_counter()
         if last and self.final_fit == "least_squares":
             labels = torch.from_numpy(whole.labels).to(context.device)

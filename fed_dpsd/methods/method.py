@@ -21,6 +21,7 @@ from fed_dpsd.models import initialise
 from fed_dpsd.models.classifiers import Classifier, builder
 from fed_dpsd.models.devices import torch_device
 from fed_dpsd.models.generators import Generator
+from fed_dpsd.models.pictures import Pictures
 from fed_dpsd.models.precision import Network, choose_precision
 from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.mechanism import Mechanism
@@ -138,12 +139,12 @@ class ReplayBuffer:
     """The answered samples of one round, which are all public.
 
     Args:
-        images: (B, C, H, W) uint8, as sent.
+        images: (B, C, H, W) uint8, as sent; several rounds' are joined without a copy.
         predictions: (B, K) float32, the student's predictions, as sent.
         labels: (B, K) float32, noisy soft labels.
     """
 
-    images: NDArray[np.uint8]
+    images: NDArray[np.uint8] | Pictures
     predictions: NDArray[np.float32]
     labels: NDArray[np.float32]
 
@@ -156,25 +157,30 @@ class ReplayBuffer:
     def joined(cls, parts: Sequence["ReplayBuffer"]) -> "ReplayBuffer":
         """Merge the samples of one or more rounds."""
         return cls(
-            *(
-                np.concatenate([getattr(part, name) for part in parts])
-                for name in ("images", "predictions", "labels")
-            )
+            Pictures([part.images for part in parts]),
+            np.concatenate([part.predictions for part in parts]),
+            np.concatenate([part.labels for part in parts]),
         )
 
 
 @dataclass(frozen=True)
 class State:
-    """A server's state after `round`: named tensors and any samples of each round."""
+    """A server's state after `round`: named tensors and any samples of each round.
+
+    When a run has saved a state, the images at the end of its `buffer` are those of the checkpoint,
+    mapped from its file.
+    """
 
     round: int
     tensors: dict[str, torch.Tensor]
-    buffer: Sequence[ReplayBuffer]
+    buffer: list[ReplayBuffer]
 
     @classmethod
-    def of(cls, number: int, buffer: Sequence[ReplayBuffer] = (), **learners: nn.Module) -> "State":
+    def of(
+        cls, number: int, buffer: list[ReplayBuffer] | None = None, **learners: nn.Module
+    ) -> "State":
         """Return the state after round `number`, with copies of the learners' tensors."""
-        return cls(number, named_tensors(**learners), buffer)
+        return cls(number, named_tensors(**learners), [] if buffer is None else buffer)
 
     def load(self, **learners: nn.Module) -> list[ReplayBuffer]:
         """Restore the learners; return the buffer."""

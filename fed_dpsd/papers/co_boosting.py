@@ -137,7 +137,7 @@ class CoBoosting(Generating):
 
     def synthesise(self, *args: Any, **kwargs: Any) -> NDArray[np.uint8]:
         """Return only the images of `hard_samples`, which takes the same arguments."""
-        return self.hard_samples(*args, **kwargs).images
+        return self.hard_samples(*args, **kwargs).images[:]
 
     def hard_samples(
         self,

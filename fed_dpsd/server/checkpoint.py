@@ -10,6 +10,7 @@ import numpy as np
 import safetensors.numpy
 import safetensors.torch
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from fed_dpsd.errors import UserError
@@ -22,14 +23,17 @@ KEPT = 2
 def save(folder: Path, state: State) -> None:
     """Write `state` below `folder`; a crash at any time leaves a complete older checkpoint.
 
-    The newest part of the replay buffer is written first, then the tensors. The JSON file is
+    The newest part of the replay buffer is written first, then the tensors. From then on, its
+    images are read from that file. The JSON file is
     written last and makes the checkpoint valid. Then all states except the last two are removed.
     """
     digests = []
     if state.buffer:
         # safetensors writes memory as it is, which could transpose arrays that are not contiguous.
         part = {name: np.ascontiguousarray(a) for name, a in vars(state.buffer[-1]).items()}
-        digests = [_write(_buffer_file(folder, len(state.buffer)), safetensors.numpy.save(part))]
+        file = _buffer_file(folder, len(state.buffer))
+        digests = [_write(file, safetensors.numpy.save(part))]
+        state.buffer[-1] = _mapped(file, part)
     if state.buffer and state.round > 1:
         digests = [*_read_index(folder, state.round - 1)["bank"], *digests]
     tensors = {name: tensor.cpu().contiguous() for name, tensor in state.tensors.items()}
@@ -42,6 +46,18 @@ def save(folder: Path, state: State) -> None:
     for number in _rounds(folder)[:-KEPT]:
         _index_file(folder, number).unlink()
         _state_file(folder, number).unlink(missing_ok=True)
+
+
+def _mapped(file: Path, part: dict[str, NDArray[Any]]) -> ReplayBuffer:
+    """Return a round's samples; images are mapped from the file, so they take no memory."""
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        start = json.loads(opened.read(length))["images"]["data_offsets"][0]
+    shape = part["images"].shape
+    if part["images"].size:
+        images = np.memmap(file, np.uint8, "r", 8 + length + start, shape)
+        part = {**part, "images": images}
+    return ReplayBuffer(**part)
 
 
 def latest(folder: Path) -> int:
@@ -68,8 +84,8 @@ def load(folder: Path) -> State | None:
         raise _corrupt(state_file, str(error), remedy) from error
     buffer = []
     for number, digest in enumerate(index["bank"], start=1):
-        part = safetensors.numpy.load(_read(_buffer_file(folder, number), digest, remedy))
-        buffer.append(ReplayBuffer(**part))
+        file = _buffer_file(folder, number)
+        buffer.append(_mapped(file, safetensors.numpy.load(_read(file, digest, remedy))))
     return State(newest, tensors, buffer)
 
 

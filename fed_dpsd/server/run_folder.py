@@ -175,7 +175,7 @@ def open_completed(folder: Path) -> CompletedRun:
             f"{shown_path(folder)}`, or run it again with other settings"
         )
     require_checkpoint(folder, summary)
-    state = checkpoint.load(folder / "checkpoint") or State(0, {}, ())
+    state = checkpoint.load(folder / "checkpoint") or State(0, {}, [])
     return CompletedRun(folder, experiment, summary, state)
 
 

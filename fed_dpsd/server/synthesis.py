@@ -27,6 +27,7 @@ from fed_dpsd.models import procedural, torch_threads
 from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.models.generators import Generator
 from fed_dpsd.models.inference import to_bytes
+from fed_dpsd.models.pictures import Pictures
 from fed_dpsd.progress import reporting
 from fed_dpsd.server.cards import cards_in, dataset_card, privacy_card_of
 from fed_dpsd.server.run_folder import CompletedRun, open_completed
@@ -224,7 +225,7 @@ def _from_buffer(run: CompletedRun, number: int, streams: Streams) -> NDArray[np
             f"{run.folder}: method {run.summary['method']} neither keeps a generator nor sends "
             "images; choose a run of another method, such as fed_dpsd"
         )
-    images = np.concatenate(sent)
+    images = Pictures(sent)
     if number > len(images):
         raise UserError(
             f"{number:,} images are too many: the run sent {len(images):,}, and its method cannot "

@@ -34,7 +34,7 @@ def scored(experiment):
 
 def exported(folder, experiment, summary):
     """The text of everything that leaves: the result line, cards, and the trackers' numbers."""
-    run = CompletedRun(folder, experiment, summary, State(0, {}, ()))
+    run = CompletedRun(folder, experiment, summary, State(0, {}, []))
     card = privacy_card_of(run)
     yield result_line(experiment, summary)
     yield json.dumps(card)

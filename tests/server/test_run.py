@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -16,6 +17,7 @@ from fed_dpsd.accounts.words import PrivacyCard, sentences
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import partitions
+from fed_dpsd.methods.method import ReplayBuffer, State
 from fed_dpsd.models import precision
 from fed_dpsd.server import checkpoint
 from fed_dpsd.server import run as runs
@@ -364,6 +366,18 @@ def copied(straight, tmp_path):
         return shutil.copytree(folder, tmp_path / "copied"), summary
 
     return copy_of
+
+
+def test_saved_images_are_read_from_the_checkpoint_and_take_no_memory(tmp_path):
+    images = np.random.default_rng(0).integers(0, 256, (5, 3, 8, 8), dtype=np.uint8)
+    rows = np.zeros((5, 2), np.float32)
+    state = State(1, {}, [ReplayBuffer(images, rows, rows)])
+    checkpoint.save(tmp_path, state)
+    for saved in (state, checkpoint.load(tmp_path)):
+        (part,) = saved.buffer
+        assert isinstance(part.images, np.memmap)
+        assert (part.images == images).all()
+        assert not part.images.flags.writeable
 
 
 def test_a_log_that_holds_less_than_its_checkpoint_is_named(small, copied):

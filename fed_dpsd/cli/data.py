@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 
 from fed_dpsd.cli.console import Overrides, console, importing
-from fed_dpsd.errors import UserError, printable
+from fed_dpsd.errors import UserError, format_value, printable
 from fed_dpsd.progress import PlainConsole, show_progress
 
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ def data(
         f"{len(names)} classes, shape {list(config.data.shape)}; "
         f"partition {experiment.partition.name}, {config.num_clients} clients"
     )
+    if config.data.resize:
+        print(f"fit: {config.data.fit}; window: {format_value(config.data.window)}")
     table = Table("client", "records", box=None, padding=(0, 1, 0, 0))
     for name in names:
         table.add_column(name, justify="right")

@@ -158,16 +158,17 @@ def _predict_rows(
     """Yield the cells of each readable image; report unreadable images and add them to `bad`."""
     import numpy as np
 
-    from fed_dpsd.data.images import crop_and_scale, open_image
+    from fed_dpsd.data.images import open_image, scale
     from fed_dpsd.progress import reporting
 
-    shape, bits = student.network.shape, student.facts["pixel_bits"]
+    shape, fit, bits, window = student.conversion
     with reporting("images", len(files)) as task:
         for start in range(0, len(files), AT_ONCE):
             images = {}
             for path in files[start : start + AT_ONCE]:
                 try:
-                    images[path] = crop_and_scale(open_image(path, shape[0], bits), shape)
+                    opened = open_image(path, shape[0], bits, window)
+                    images[path] = scale(opened, shape, fit or "crop")
                 except (OSError, ValueError) as error:
                     bad.append(path)
                     say_failed(f"{path} is skipped: {reason_of(error)}")

@@ -28,7 +28,7 @@ from fed_dpsd.config import PrivacyConfig
 from fed_dpsd.config.errors import quoted
 from fed_dpsd.data.datasets import ENOUGH
 from fed_dpsd.data.intake import first_few
-from fed_dpsd.errors import UserError, printable
+from fed_dpsd.errors import UserError, format_value, printable
 from fed_dpsd.experiment import Experiment, from_overrides
 from fed_dpsd.models import torch_threads
 from fed_dpsd.models.inference import Images
@@ -67,6 +67,7 @@ def check(hospital: Hospital, overrides: list[str]) -> Iterator[str | Table]:
         digest = digest_of("weights", hospital.weights)
         count = len(shapes_in("weights", hospital.weights))
         yield f"weights: tensors: {count:,}; model.digest={digest}"
+    yield f"fit: {hospital.fit}; window: {format_value(hospital.files.window)}"
     yield f"pixels: {pixels.min()} to {pixels.max()} of 255, {pixels.mean():.0f} on average"
     experiment = _experiment(hospital, overrides)
     yield f"training: {how_trained(experiment)}"
@@ -146,6 +147,7 @@ def _experiment(hospital: Hospital, overrides: list[str]) -> Experiment:
     defaults = [
         *("federation=deployment", "data=folder", f"num_clients={hospital.num_clients}"),
         f"data.shape={list(hospital.shape)}".replace(" ", ""),
+        f"data.fit={hospital.fit}",
     ]
     if not any(each.startswith("data=") for each in overrides):  # other data sets name their own
         names = ",".join(map(quoted, hospital.classes))

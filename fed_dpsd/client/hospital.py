@@ -65,7 +65,7 @@ class Hospital(Terms):
 
     def read(self) -> HospitalRecords:
         """Read the records. Raises UserError if they do not match `files`."""
-        return read(self.files, self.shape, self.classes)
+        return read(self.files, self.shape, self.classes, self.fit)
 
     def problem_of_delta(self, records: int) -> str:
         """Return why `delta` is too large for a number of records; "" if it is not."""

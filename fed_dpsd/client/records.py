@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fed_dpsd.classes import label_numbers, text_of
+from fed_dpsd.config import Fit, Window
+from fed_dpsd.data.images import Conversion
 from fed_dpsd.data.intake import (
     NO_CLASS,
     UNREADABLE,
@@ -35,13 +37,14 @@ class HospitalFiles:
         image_column: a CSV's column of paths from its folder, an npz's array (N, H, W) or
             (N, H, W, 3), or a parquet file's column of encoded images or of paths.
         label_column: the column, or the npz's array, of labels; None with `label_columns`.
-        patient_column: the column, or the npz's array, of patients. All records of a patient go to
-            the same teacher of the client.
+        patient_column: the column, or the npz's array, of patients; PatientID for class folders of
+            DICOM images. All records of a patient go to the same teacher of the client.
         skip_unreadable: whether unreadable images are skipped; otherwise they are an error. Records
             without a label are always skipped.
         labels: the federation's class for each local label; {} if the labels are the class names.
         label_columns: columns of booleans, one for each class, in place of `label_column`.
         pixel_bits: how many bits 16-bit images use.
+        window: the window of grey DICOM images: None, "header", or centre and width.
     """
 
     path: str
@@ -52,6 +55,7 @@ class HospitalFiles:
     labels: Mapping[Any, Any] = field(default_factory=dict)  # of texts, checked below
     label_columns: tuple[str, ...] = ()
     pixel_bits: int = 16
+    window: Window = None
 
     def __post_init__(self) -> None:
         if not self.path.strip():
@@ -106,13 +110,16 @@ class HospitalRecords:
     notes: tuple[str, ...]
 
 
-def read(files: HospitalFiles, shape: tuple[int, ...], classes: Sequence[str]) -> HospitalRecords:
+def read(
+    files: HospitalFiles, shape: tuple[int, ...], classes: Sequence[str], fit: Fit = "crop"
+) -> HospitalRecords:
     """Read every record; images are converted to grey or RGB and scaled to the federation's size.
 
     Args:
         files: the location and format of the records.
         shape: (C, size, size) of the federation's images.
         classes: the names of the federation's classes, in their order.
+        fit: how the federation's images become square (`images.Conversion`).
 
     Raises:
         UserError: files, columns or labels do not match `files`, or unreadable images must not be
@@ -136,8 +143,7 @@ def read(files: HospitalFiles, shape: tuple[int, ...], classes: Sequence[str]) -
         reader.unit,
         str(path),
         label_numbers(classes, files.labels or {name: name for name in classes}),
-        shape,
-        bits=files.pixel_bits,
+        Conversion(shape, fit, files.pixel_bits, files.window),
         patients=files.patient_column is not None,
         remedy=f"add each to files.labels, with one of the classes {first_few(classes)}",
     )

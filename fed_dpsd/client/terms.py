@@ -20,6 +20,7 @@ from fed_dpsd.config import (
     MOST_THREADS,
     DataConfig,
     Device,
+    Fit,
     Precision,
 )
 from fed_dpsd.config.bind import bind_dataclass, read_yaml
@@ -80,6 +81,7 @@ class Terms:
         state: folder of the ledger, the teachers and the noise secret.
         files: its records.
         shape: (C, size, size) of the federation's images.
+        fit: how images become square at all hospitals: crop, pad or stretch.
         classes: the names of the federation's classes, in the agreed order; the same list as the
             experiment's.
         budget: lifetime limit on the epsilon (record, add_remove) spent on this data, at `delta`.
@@ -141,6 +143,7 @@ class Terms:
     precision: Precision = "auto"
     plugins: tuple[str, ...] = ()
     weights: str | None = None
+    fit: Fit = "crop"
 
     def __post_init__(self) -> None:
         for key, what in (("name", "a name of the data set"), ("state", "a folder")):
@@ -235,7 +238,8 @@ class Terms:
                     f"model.digest is {digest} at this site (weights: in its file); all sites must "
                     "have the same file of public features"
                 )
-        for key, fact in (("num_clients", self.num_clients), ("data.shape", list(self.shape))):
+        facts = {"num_clients": self.num_clients, "data.shape": list(self.shape)}
+        for key, fact in (facts | {"data.fit": self.fit}).items():
             if _value_at(raw, key) != fact:
                 raise NotAllowed(f"{key} is {fact} at this site")
         for key, most in {**LIMITS, **self.limits}.items():

@@ -13,6 +13,7 @@ from fed_dpsd.config.schema import STRICT as STRICT
 from fed_dpsd.config.schema import Config as Config
 from fed_dpsd.config.schema import DataConfig as DataConfig
 from fed_dpsd.config.schema import Device as Device
+from fed_dpsd.config.schema import Fit as Fit
 from fed_dpsd.config.schema import Fraction as Fraction
 from fed_dpsd.config.schema import ModelConfig as ModelConfig
 from fed_dpsd.config.schema import Positive as Positive
@@ -20,6 +21,7 @@ from fed_dpsd.config.schema import Precision as Precision
 from fed_dpsd.config.schema import PrivacyConfig as PrivacyConfig
 from fed_dpsd.config.schema import Shift as Shift
 from fed_dpsd.config.schema import TeacherConfig as TeacherConfig
+from fed_dpsd.config.schema import Window as Window
 from fed_dpsd.config.schema import is_function as is_function
 from fed_dpsd.config.schema import leaves as leaves
 from fed_dpsd.config.schema import require_device as require_device

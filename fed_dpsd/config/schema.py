@@ -8,11 +8,12 @@ shell.
 
 import dataclasses
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 
@@ -39,6 +40,24 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 Shift = Annotated[int, Field(ge=0, le=LARGEST_SHIFT)]  # of an image, in pixels
 Device = Annotated[str, AfterValidator(_device_name)]
 Precision = Literal["auto", "float32", "bfloat16"]
+Fit = Literal["crop", "pad", "stretch"]
+
+
+def _window(value: Any) -> Any:
+    if value in (None, "header"):
+        return value
+    numbers = isinstance(value, tuple) and len(value) == 2 and all(map(_is_finite, value))
+    if not numbers or value[1] < 1:
+        raise ValueError("must be null, header or [CENTRE,WIDTH], a width of at least 1")
+    return value
+
+
+def _is_finite(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+# Of grey levels, as in dicom.pixels_of.
+Window = Annotated[Literal["header"] | tuple[float, float] | None, BeforeValidator(_window)]
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -66,12 +85,22 @@ class DataConfig:
     records_per_patient: int | None = Field(
         None, ge=1, description="in simulations: N records of one class form a simulated patient"
     )
-    resize: bool = Field(False, description="true scales the central square of each image to shape")
+    resize: bool = Field(False, description="true scales each image to shape, as fit says")
     label_columns: tuple[str, ...] = Field((), description="a column of booleans per class")
     classes: tuple[str, ...] = Field(
         (), description="class names in order; [] reads them from the data"
     )
     pixel_bits: int = Field(16, ge=8, le=16, description="number of bits that 16-bit images use")
+    fit: Fit = Field(
+        "crop",
+        description="how images become square: crop cuts the central square, pad adds black, "
+        "stretch scales each side",
+    )
+    window: Window = Field(
+        None,
+        description="window of grey DICOM images: header (the file's own) or [CENTRE,WIDTH]; null "
+        "uses all stored bits",
+    )
 
     def __post_init__(self) -> None:
         if self.path == "":  # as a path, it would be the working directory

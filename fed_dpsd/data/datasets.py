@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from fed_dpsd.classes import default_class_names, label_numbers
 from fed_dpsd.config import BUNDLED, DataConfig
 from fed_dpsd.data import sources
+from fed_dpsd.data.dicom import decoder_versions
+from fed_dpsd.data.images import Conversion
 from fed_dpsd.data.intake import Records, Taken, first_few, take_records
 from fed_dpsd.data.reader import Reader, classes_setting
 from fed_dpsd.errors import UserError, warn_once
@@ -191,9 +193,12 @@ def _read(
         reader.unit,
         where,
         label_numbers(names, declared=reader.declared),
-        config.shape,
-        resize=config.resize,
-        bits=config.pixel_bits,
+        Conversion(
+            config.shape,
+            config.fit if config.resize else None,
+            config.pixel_bits,
+            config.window,
+        ),
         patients=config.patient_column is not None,
         remedy=f"the classes are {first_few(names)}; correct the labels, set "
         "data.num_classes=null to take all labels as classes, or name each in data.classes=[...]",
@@ -256,8 +261,8 @@ def _cached(config: DataConfig, files: str, split: str, cache: Path) -> Callable
 
 @functools.cache  # a process keeps the code that it imported
 def _code_digest() -> str:
-    """Return a digest of the code that turns files into records, and Pillow's version."""
-    digest = hashlib.sha256(PIL.__version__.encode())
+    """Return a digest of the code that turns files into records, and of its decoders' versions."""
+    digest = hashlib.sha256(f"{PIL.__version__} {decoder_versions()}".encode())
     for file in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(file.read_bytes())
     return digest.hexdigest()

@@ -4,31 +4,55 @@ import io
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from fed_dpsd.config import Fit, Window
+from fed_dpsd.data.dicom import is_dicom, pixels_of
+
 # TIFF tags
 BITS, PHOTOMETRIC, SAMPLES, SAMPLE_FORMAT = 258, 262, 277, 339
 WHITE_IS_ZERO, SIGNED = 0, 2
 FORMATS = ("PNG", "JPEG", "TIFF", "BMP", "WEBP")
+FITS = {"crop": ImageOps.fit, "pad": ImageOps.pad}
 UNSIGNED = "its pixels are floats, signed or 32-bit; convert it to unsigned 8 or 16 bits"
 
 
+class Conversion(NamedTuple):
+    """How images become arrays of one shape, each image by itself.
+
+    Args:
+        shape: (C, S, S); C is 1 for grey, 3 for RGB.
+        fit: how images of other sizes become square: "crop" cuts the central square, "pad" adds
+            black borders, "stretch" scales each side; None does not scale.
+        bits: number of bits that 16-bit images other than DICOM use, 8 to 16.
+        window: the window of grey DICOM images; see `dicom.pixels_of`.
+    """
+
+    shape: tuple[int, ...]
+    fit: Fit | None = "crop"
+    bits: int = 16
+    window: Window = None
+
+
 def open_image(
-    image: Path | bytes | NDArray[np.uint8], channels: int, bits: int = 16
+    image: Path | bytes | NDArray[np.uint8], channels: int, bits: int = 16, window: Window = None
 ) -> Image.Image:
     """Return an image, grey or RGB, 8 bits per channel.
 
     Args:
         image: a file, its bytes, or (H, W) or (H, W, 3) pixels.
         channels: 1 for grey, 3 for RGB.
-        bits: number of bits that a 16-bit image uses, 8 to 16. The result's `info["bits"]` is the
-            number of bits of its largest value.
+        bits: as for `Conversion`. The result's `info["bits"]` is the number of bits of the largest
+            value of a 16-bit image.
+        window: as for `Conversion`. For DICOM, `info["lacks_window"]` says whether the header lacks
+            it, and `info["levels"]` how many grey levels the darkest and lightest pixel span.
 
     Raises:
+        UserError: the image is DICOM, and a package that reads it is not installed.
         OSError: the file cannot be read.
         ValueError: the file is not an image, has several pages or frames, is transparent, or has
             pixels that would lose bits or channels.
@@ -40,6 +64,11 @@ def open_image(
     content = image.read_bytes() if isinstance(image, Path) else image
     if not content:
         raise ValueError("it is empty")
+    if is_dicom(content, image.name if isinstance(image, Path) else ""):
+        pixels, lacks_window = pixels_of(content, window)
+        converted = _convert(Image.fromarray(pixels), channels, bits)
+        converted.info |= {"lacks_window": lacks_window, "levels": int(np.ptp(pixels)) + 1}
+        return converted
     try:
         with (
             warnings.catch_warnings(action="ignore", category=Image.DecompressionBombWarning),
@@ -51,7 +80,7 @@ def open_image(
             ImageOps.exif_transpose(opened, in_place=True)
             return _convert(opened, channels, bits, inverted)
     except UnidentifiedImageError:
-        raise ValueError(f"it is not a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} image") from None
+        raise ValueError(f"it is not a {', '.join(FORMATS)} or DICOM image") from None
     except (ValueError, MemoryError):
         raise
     except Exception as error:  # Pillow's plugins raise any type of error on broken bytes
@@ -110,11 +139,12 @@ def _is_transparent(image: Image.Image) -> bool:
     return bool(np.asarray(image.convert("RGBA").getchannel("A")).min() < 255)
 
 
-def crop_and_scale(image: Image.Image, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """Return (C, size, size) pixels of `shape`: the central square, scaled with antialiasing."""
+def scale(image: Image.Image, shape: tuple[int, ...], fit: Fit) -> NDArray[np.uint8]:
+    """Return (C, size, size) pixels of `shape`, scaled with antialiasing; see `Conversion`."""
     size = shape[2], shape[1]
+    how = Image.Resampling.BILINEAR
     if image.size != size:
-        image = ImageOps.fit(image, size, Image.Resampling.BILINEAR)
+        image = image.resize(size, how) if fit == "stretch" else FITS[fit](image, size, how)
     return to_pixels(image)
 
 

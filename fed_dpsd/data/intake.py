@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fed_dpsd.classes import holds_several, is_missing, look_alikes, seems_several
-from fed_dpsd.data.images import crop_and_scale, open_image, to_pixels
+from fed_dpsd.data.images import Conversion, open_image, scale, to_pixels
 from fed_dpsd.errors import BYTES, UserError, printable, reason_of
 
 NAMED_AT_MOST, LONGEST_NAME = 5, 120
@@ -26,19 +26,21 @@ SEVERAL_REMEDY = (
 )
 LOST_AT_MOST = 1_000  # images that cannot be opened, if these are most of the images so far
 DARK = 14  # bits: 16-bit images that use no more are nearly black
+FLAT = 64  # grey levels of 256: DICOM images that use no more have little contrast
 
 
 class Item(NamedTuple):
     """A record before its image is decoded.
 
     `image` is a file, its bytes, or (H, W) or (H, W, 3) pixels. `name` is its file or row, and
-    `skipped` the reason why it cannot be a record; both are used in messages.
+    `skipped` the reason why it cannot be a record; both are used in messages. `patient` may be a
+    function, because a patient in the image's own file is read only if the image is.
     """
 
     name: str
     image: Path | bytes | NDArray[np.uint8]
     label: str = ""
-    patient: str = ""
+    patient: str | Callable[[], str] = ""
     skipped: str = ""
 
 
@@ -161,22 +163,18 @@ def take_records(
     unit: str,
     where: str,
     numbers: Mapping[str, int],
-    shape: tuple[int, ...],
-    resize: bool = True,
-    bits: int = 16,
+    conversion: Conversion,
     patients: bool = False,
     remedy: str = "",
 ) -> Taken:
-    """Turn items into records: grey or RGB images of `shape` with the numbers of their classes.
+    """Turn items into records: images of one shape with the numbers of their classes.
 
     Args:
         items: the items, in any order.
         unit: "files", "rows" or "images".
         where: the data set and its location, for errors.
         numbers: the class number of each label.
-        shape: (C, S, S) of the images.
-        resize: whether images of a different size are scaled; otherwise they are errors.
-        bits: number of bits that 16-bit images use.
+        conversion: how images become arrays; without a fit, other sizes are errors.
         patients: whether items have patients.
         remedy: the error's remedy for labels that are not in `numbers`.
 
@@ -184,6 +182,7 @@ def take_records(
         UserError: a label is unknown, a file is named twice, a size is wrong, LOST_AT_MOST images
             and most of those so far cannot be opened, or no item becomes a record.
     """
+    shape, fit, bits, window = conversion
     seen = _Seen(where, Count(unit))
     images, labels, ids = [], [], []
     for item in _reject_repeats(items, where):
@@ -192,12 +191,15 @@ def take_records(
             seen.skip_without_class(item, numbers)
             continue
         try:
-            opened = open_image(item.image, shape[0], bits)
+            opened = open_image(item.image, shape[0], bits, window)
+            patient = item.patient if isinstance(item.patient, str) else item.patient()
         except (OSError, ValueError) as error:
             seen.skip_unreadable(item, error)
             continue
         seen.widest = max(seen.widest, opened.info.get("bits", 0))
-        pixels = crop_and_scale(opened, shape) if resize else to_pixels(opened)
+        seen.windowless += opened.info.get("lacks_window", False)
+        seen.levels = max(seen.levels, opened.info.get("levels", 0))
+        pixels = to_pixels(opened) if fit is None else scale(opened, shape, fit)
         if pixels.shape != shape:
             raise UserError(
                 f"{where}: {item.name} has shape {list(pixels.shape)}, but "
@@ -205,7 +207,7 @@ def take_records(
             )
         images.append(pixels)
         labels.append(numbers[item.label])
-        ids.append(hash64(item.patient) if patients else 0)
+        ids.append(hash64(patient) if patients else 0)
     seen.check(len(images), numbers, remedy)
     known = np.array(ids, np.int64) if patients else None
     records = Records(np.stack(images), np.array(labels, np.int64), known)
@@ -214,11 +216,17 @@ def take_records(
 
 @dataclass
 class _Seen:
-    """What did not become a record so far, and why; `widest` is the most bits of an image."""
+    """What did not become a record so far, and why.
+
+    `widest` is the most bits of an image. Of DICOM images, `windowless` have no window of their
+    own although it was asked for, and each uses at most `levels` grey levels.
+    """
 
     where: str
     count: Count
     widest: int = 0
+    windowless: int = 0
+    levels: int = 0
     cacheable: bool = True
     unknown: dict[str, str] = field(default_factory=dict)
     lost: int = 0
@@ -262,16 +270,29 @@ class _Seen:
             raise UserError(f"{self.where}: {found}; {remedy}")
 
     def notes(self, bits: int) -> tuple[str, ...]:
-        """Return notes on `pixel_bits`."""
+        """Return notes on `pixel_bits` and `window`."""
+        notes = []
         if 0 < self.widest <= DARK and bits == 16:
-            return (
-                f"{self.where}: its 16-bit images use at most {self.widest} bits, so they are "
-                f"nearly black; pixel_bits={max(self.widest, 8)} uses the upper 8 of these",
+            notes.append(
+                f"its 16-bit images use at most {self.widest} bits, so they are nearly black; "
+                f"pixel_bits={max(self.widest, 8)} uses the upper 8 of these"
             )
-        if not self.widest and bits < 16:
-            text = f"pixel_bits={bits} has no effect: none of its images has 16 bits"
-            return (f"{self.where}: {text}",)
-        return ()
+        elif not self.widest and bits < 16:
+            notes.append(
+                f"pixel_bits={bits} has no effect: none of its images has 16 bits (DICOM images "
+                "name their own)"
+            )
+        if self.windowless:
+            notes.append(
+                f"{self.windowless:,} DICOM images have no window of their own, so all their "
+                "stored bits are used; window=[CENTRE,WIDTH] treats all images alike"
+            )
+        if 0 < self.levels <= FLAT:
+            notes.append(
+                f"its DICOM images use at most {self.levels} of 256 grey levels; window=header or "
+                "[CENTRE,WIDTH] uses more"
+            )
+        return tuple(f"{self.where}: {note}" for note in notes)
 
 
 def _not_opened(name: str, image: Path, error: OSError) -> str:

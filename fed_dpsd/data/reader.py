@@ -5,6 +5,7 @@ hospitals use the same readers. Readers do not decode images.
 """
 
 import contextlib
+import functools
 import os
 import re
 import shlex
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from fed_dpsd.classes import is_missing, look_of, text_of
+from fed_dpsd.data.dicom import PATIENT_ID, patient_of
 from fed_dpsd.data.intake import NO_CLASS, Item
 from fed_dpsd.errors import UserError, reason_of
 from fed_dpsd.progress import track
@@ -118,18 +120,18 @@ def reading(path: Path) -> Iterator[None]:
 
 
 class Folder:
-    """A folder with a subfolder for each class, which contains images at any depth."""
+    """A folder with a subfolder for each class, which contains images at any depth.
+
+    If `columns` names PatientID as the patients, they come from the headers of DICOM images.
+    """
 
     unit = "files"
     declared: Sequence[str] = ()
 
     def __init__(self, path: Path, columns: Columns) -> None:
-        self._path = path
-        if columns.patient is not None:
-            raise UserError(
-                f"{path}: {columns.keys}patient_column={columns.patient}: class folders name "
-                "no patients; use null, or a table with a column of patients"
-            )
+        self._path, self._columns = path, columns
+        if columns.patient not in (None, PATIENT_ID):
+            raise self._no_patients(f"{path}")
         self._labels = {folder: text_of(folder) for folder in class_folders(path)}
         texts = list(self._labels.values())
         if twice := next((f for f, text in self._labels.items() if texts.count(text) > 1), None):
@@ -137,6 +139,20 @@ class Folder:
                 f"{path}: folder {twice!a} has the same name as another, ignoring spaces, the "
                 "encoding of accents and number formats; merge the two"
             )
+
+    def _no_patients(self, where: str) -> UserError:
+        columns = self._columns
+        return UserError(
+            f"{where}: {columns.keys}patient_column={columns.patient}: class folders name no "
+            f"patients; use null, {PATIENT_ID} if all images are DICOM, or a table with a column "
+            "of patients"
+        )
+
+    def _patient(self, file: Path) -> str:
+        """Return the text of the patient in a file's header."""
+        if (patient := patient_of(file)) is None:
+            raise self._no_patients(f"{file}")
+        return id_of(patient, self._columns, f"{file}")
 
     @property
     def ignored(self) -> str:
@@ -152,7 +168,8 @@ class Folder:
             files = sorted(walk_classes(self._path), key=lambda found: found[0])
             for file, folder in track("files read", files):
                 label, skipped = ("", NO_CLASS) if folder is None else (self._labels[folder], "")
-                yield Item(str(file.relative_to(self._path)), file, label, skipped=skipped)
+                patient = functools.partial(self._patient, file) if self._columns.patient else ""
+                yield Item(str(file.relative_to(self._path)), file, label, patient, skipped)
 
     def labels(self) -> dict[str, str]:
         """Return the names of the subfolders, which may be empty."""

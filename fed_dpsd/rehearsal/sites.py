@@ -33,6 +33,7 @@ def site_keys(experiment: Experiment) -> dict[str, Any]:
         "num_clients": config.num_clients,
         "state": "state",
         "shape": list(config.data.shape),
+        "fit": config.data.fit,
         "classes": list(config.data.class_names),
         "budget": 100.0,
         "delta": 1e-5,

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fed_dpsd import __version__
 from fed_dpsd.config import ModelConfig, is_function
 from fed_dpsd.config.bind import bind_dataclass
+from fed_dpsd.data.images import Conversion
 from fed_dpsd.errors import ConfigError, Diverged, UserError
 from fed_dpsd.methods.method import tensors_of
 from fed_dpsd.models import initialise, procedural, read_file, weights_mismatch
@@ -28,7 +29,8 @@ from fed_dpsd.storage import shown_path
 from fed_dpsd.streams import Streams
 
 FACTS = "fed_dpsd"  # key in the metadata of a file
-FACT_KEYS = {"result", "classes", "pixel_bits", "check", "student_sha256", "privacy", "card"}
+CONVERSION = ("fit", "pixel_bits", "window")  # keys of `data`, in the order of `Conversion`
+FACT_KEYS = {"result", "classes", "check", "student_sha256", "privacy", "card", *CONVERSION}
 ALL_TEACHERS = "its result is the ensemble of all teachers; export a run of another method"
 ROUNDING = 1e-3  # largest difference of a probability between processors
 
@@ -87,6 +89,11 @@ class Student(Generic[Model]):
         return tuple(self.facts["classes"] or map(str, range(self.network.num_classes)))
 
     @property
+    def conversion(self) -> Conversion:
+        """Return how the run converts images."""
+        return Conversion(self.network.shape, *(self.facts[key] for key in CONVERSION))
+
+    @property
     def card(self) -> dict[str, Any]:
         """The privacy card (fed_dpsd/server/cards.py)."""
         return {**self.facts["card"], "privacy": self.facts["privacy"]}
@@ -141,7 +148,7 @@ def student_of(run: CompletedRun) -> Student[Classifier]:
         "network": vars(network),
         "result": result_line(run.experiment, summary),
         "classes": config.data.class_names,
-        "pixel_bits": config.data.pixel_bits,
+        **{key: getattr(config.data, key) for key in CONVERSION},
         "check": check.tolist(),
         **{key: summary[key] for key in ("method", "data")},
         "student_sha256": digest,

@@ -37,11 +37,12 @@ def test_names_of_classes_are_column_heads_and_the_picture_lies_where_it_is_want
     write_shapes(tmp_path / "pictures", 60)
     overrides = "data=imagefolder", "data.path=pictures", "num_clients=2"
     code, lines, _ = fed_dpsd("data", *overrides, "--out", "parts.png")
-    count, heading, header, *rows, path = lines
+    count, heading, fit, header, *rows, path = lines
     assert code == 0
     assert count == "imagefolder: 60 files found, 60 used"
     found = re.match(r"imagefolder: (\d+) to train, (\d+) to test, 3 classes, shape \[3,", heading)
     assert sum(map(int, found.groups())) == 60
+    assert fit == "fit: crop; window: null"
     assert header.split() == ["client", "records", "circle", "square", "triangle"]
     assert len(rows) == 2
     assert path == str(tmp_path / "parts.png")
@@ -71,7 +72,7 @@ def test_names_of_files_and_classes_are_printed_with_escapes(fed_dpsd, tmp_path,
     overrides = "data=imagefolder", "data.path=pictures", "data.shape=[1,8,8]", "num_clients=2"
     code, out, _ = fed_dpsd("data", *overrides)
     assert code == 0
-    assert out[2].split() == ["client", "records", r"[red]no\nrm", r"i\x1b[31mll"]
+    assert out[3].split() == ["client", "records", r"[red]no\nrm", r"i\x1b[31mll"]
     assert r"1 unreadable ([red]no\nrm/\x1b]0;title\x07.png: it is not a PNG" in caplog.text
     code, _, err = fed_dpsd("data", *overrides[:1], 'data.path="no\x1b[31m"')
     assert (code, r"no\x1b[31m does not exist" in err) == (1, True)

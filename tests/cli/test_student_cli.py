@@ -11,6 +11,7 @@ from PIL import Image
 from fed_dpsd.experiment import test_split as held_out
 from fed_dpsd.server.run_folder import open_run_folder
 from tests.conftest import SMALL
+from tests.data.files import dicom
 from tests.shapes import CLASSES, write_shapes
 
 
@@ -102,6 +103,21 @@ def test_deep_images_are_predicted_with_the_runs_bits(fed_dpsd, tmp_path):
     assert (code, len(printed)) == (1, 3)
     assert printed[1].replace("12.png", "8.png") == printed[2]
     assert "13.png is skipped: its pixels have 13 bits, more than pixel_bits=12" in err
+
+
+def test_images_are_predicted_with_the_runs_window_and_fit(fed_dpsd, tmp_path):
+    write_shapes(tmp_path / "pictures", 30)
+    settings = *SMALL, "rounds=1", "data=imagefolder", "data.path=pictures", "data.shape=[1,8,8]"
+    more = "num_clients=1", "data.window=[1000,201]", "data.fit=pad"
+    _, printed, _ = fed_dpsd("run", *settings, *more)
+    _, (student, *_), _ = fed_dpsd("export", printed[-1])
+    (tmp_path / "scan").write_bytes(dicom(np.full((8, 16), 1_000, np.uint16), 12))
+    for name, rows in (("seen", slice(2, 6)), ("unseen", slice(8))):
+        pixels = np.zeros((8, 8), np.uint8)
+        pixels[rows] = 128
+        Image.fromarray(pixels).save(tmp_path / f"{name}.png")
+    _, (_, scan, seen, unseen), _ = fed_dpsd("predict", student, "scan", "seen.png", "unseen.png")
+    assert scan.partition(",")[2] == seen.partition(",")[2] != unseen.partition(",")[2]
 
 
 def test_a_folder_without_files_is_an_error(fed_dpsd, tmp_path, model):

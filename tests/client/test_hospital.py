@@ -140,6 +140,7 @@ def test_a_method_of_the_same_class_is_allowed_by_its_own_name_and_needs_only(de
         ),
         ((), {"classes": [*DIGITS, "none"]}, "only the hospital has 'none'"),
         ((), {"shape": [1, 12, 12]}, r"data.shape is \[1, 12, 12\]"),
+        ((), {"fit": "pad"}, "data.fit is pad"),
         (("num_clients=3",), {}, "num_clients is 2"),
         (("queries_per_round=8",), {}, "16 images in one request"),
         ((), {"budget": 0.0}, "budget is spent"),

@@ -5,6 +5,7 @@ import io
 
 import pyarrow
 import pyarrow.parquet
+import pydicom
 from PIL import Image
 
 from fed_dpsd.client import records
@@ -13,6 +14,7 @@ from fed_dpsd.data import datasets
 from fed_dpsd.experiment import set_up
 
 CLASSES = ("ill", "well")
+NAME, BORN = "Mockingbird^Ada", "19010203"  # in the headers of DICOM files
 
 
 def bound(base, path, *overrides):
@@ -36,6 +38,33 @@ def png(shade, size=(8, 8), mode="L"):
     buffer = io.BytesIO()
     Image.new(mode, size, shade).save(buffer, "PNG")
     return buffer.getvalue()
+
+
+def dicom(pixels, bits=None, form=pydicom.uid.ExplicitVRLittleEndian, **tags):
+    """A DICOM file of (H, W) or (H, W, 3) pixels, with a made-up person in its header."""
+    header = pydicom.Dataset()
+    header.file_meta = pydicom.dataset.FileMetaDataset()
+    header.file_meta.TransferSyntaxUID = pydicom.uid.ExplicitVRLittleEndian
+    header.SOPClassUID, header.SOPInstanceUID = "1.2.840.10008.5.1.4.1.1.1", "1.2.3"
+    header.PatientName, header.PatientBirthDate = NAME, BORN
+    header.Rows, header.Columns = pixels.shape[:2]
+    header.SamplesPerPixel, header.PhotometricInterpretation = 1, "MONOCHROME2"
+    if pixels.ndim == 3:
+        header.SamplesPerPixel, header.PhotometricInterpretation = 3, "RGB"
+        header.PlanarConfiguration = 0
+    header.BitsAllocated = 8 * pixels.itemsize
+    header.BitsStored = bits or header.BitsAllocated
+    header.HighBit = header.BitsStored - 1
+    header.PixelRepresentation = int(pixels.dtype.kind == "i")
+    header.PixelData = pixels.tobytes()
+    for tag, value in tags.items():
+        setattr(header, tag, value)
+    if form == pydicom.uid.RLELossless:
+        header.compress(form)
+    header.file_meta.TransferSyntaxUID = form
+    content = io.BytesIO()
+    header.save_as(content, enforce_file_format=True)
+    return content.getvalue()
 
 
 def picture(path, shade=1):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fed_dpsd.data.images import open_image, to_pixels
+from fed_dpsd.data.images import FITS, open_image, scale, to_pixels
 
 GREY, COLOUR, GREY_ALPHA, COLOUR_ALPHA = 0, 2, 4, 6  # a PNG's colour types
 CHANNELS = {GREY: 1, COLOUR: 3, GREY_ALPHA: 2, COLOUR_ALPHA: 4}
@@ -93,7 +93,7 @@ def palette(alpha):
         (saved("PNG", frames=3), "it has 3 frames; save each as a separate file"),
         (saved("WEBP", "RGB", (9, 9, 9), frames=2, lossless=True), "it has 2 frames; save each"),
         (saved("TIFF", frames=4), "it has 4 pages; save each as a separate file"),
-        (saved("GIF"), "it is not a PNG, JPEG, TIFF, BMP or WEBP image"),
+        (saved("GIF"), "it is not a PNG, JPEG, TIFF, BMP, WEBP or DICOM image"),
         (b"", "it is empty"),
     ],
     ids=lambda value: "image" if isinstance(value, bytes) else str(value),
@@ -129,3 +129,18 @@ def test_what_is_opaque_is_read(content, shade):
         pixels = to_pixels(open_image(content, channels, 12))
         assert pixels.shape == (channels, 8, 8)
         assert np.unique(pixels).tolist() == [shade]
+
+
+def test_a_picture_becomes_square_as_fit_says():
+    wide = np.zeros((8, 16), np.uint8)
+    wide[:, :4], wide[:, 4:12] = 200, 100
+    scaled = {
+        fit: scale(open_image(wide, 1), (1, 8, 8), fit)[0] for fit in ("crop", "pad", "stretch")
+    }
+    assert (scaled["crop"] == 100).all()  # without its left border
+    assert (scaled["pad"][[0, 1, 6, 7]] == 0).all()
+    assert (scaled["pad"][2:6, 0] == 200).all()
+    assert (scaled["stretch"][:, 0] == 200).all()
+    assert (scaled["stretch"][:, 7] == 0).all()
+    square = wide[:, :8]
+    assert all(np.array_equal(scale(open_image(square, 1), (1, 8, 8), f)[0], square) for f in FITS)

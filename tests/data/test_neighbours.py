@@ -5,6 +5,7 @@ on. The old rule, which took a part of each class by position, is the control.
 """
 
 import csv
+import functools
 import io
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -20,10 +21,12 @@ from fed_dpsd.client import records as hospitals
 from fed_dpsd.client.teachers import assign_shards
 from fed_dpsd.config import DataConfig
 from fed_dpsd.data import datasets, partition
+from fed_dpsd.data.dicom import PATIENT_ID
 from fed_dpsd.data.intake import hash64
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import from_overrides, load_data
 from fed_dpsd.privacy.training import patient_places
+from tests.data.files import dicom
 
 CLASSES = ("cat", "cow", "dog")
 SHARDS = 4
@@ -47,6 +50,12 @@ class Record:
         buffer = io.BytesIO()
         Image.fromarray(self.pixels).save(buffer, "PNG")
         return buffer.getvalue()[: 40 if self.broken else None]
+
+    @functools.cached_property
+    def scan(self):
+        """The same as DICOM, which names the patient."""
+        content = dicom(self.pixels, PatientID=self.patient)
+        return content[: 400 if self.broken else None]
 
     @property
     def row(self):
@@ -97,6 +106,14 @@ def folder(place, records):
         (place / name).mkdir(parents=True)
     for number, record in enumerate(records):
         (place / CLASSES[record.label] / f"{number:03}.png").write_bytes(record.file)
+    return place
+
+
+def scans(place, records):
+    for name in CLASSES:
+        (place / name).mkdir(parents=True)
+    for number, record in enumerate(records):
+        (place / CLASSES[record.label] / f"{number:03}").write_bytes(record.scan)
     return place
 
 
@@ -156,13 +173,16 @@ def divided(write):
 
 
 TABLES = (table_csv, table_parquet, npz)
-WHOLE = {"folder": folder, "csv": table_csv, "parquet": table_parquet}
-LAYOUTS = WHOLE | {f"{name}, train and test": divided(write) for name, write in WHOLE.items()}
+WHOLE = {"folder": folder, "scans": scans, "csv": table_csv, "parquet": table_parquet}
+LAYOUTS = WHOLE | {
+    f"{name}, train and test": divided(WHOLE[name]) for name in ("folder", "csv", "parquet")
+}
 WITH_PATIENTS = [layout for layout in (*LAYOUTS, "hub") if not layout.startswith("folder")]
 # In the quick tests each edit is made in a layout of each kind; all pairs are slow.
 PLACES = [(layout, False) for layout in (*LAYOUTS, "hub")]
 PLACES += [(layout, True) for layout in WITH_PATIENTS]
-AT_HOSPITALS = [(write, False) for write in (folder, *TABLES)] + [(write, True) for write in TABLES]
+AT_HOSPITALS = [(write, False) for write in (folder, scans, *TABLES)]
+AT_HOSPITALS += [(write, True) for write in (scans, *TABLES)]
 
 
 def with_edits(places):
@@ -196,9 +216,13 @@ def rows_of(split, patients):
     ]
 
 
+def column_of(layout):
+    return PATIENT_ID if layout.startswith("scans") else "patient"
+
+
 def load(layout, patients, place, records, monkeypatch):
     """The training records of a data set on the disk, or at the hub."""
-    column = "patient" if patients else None
+    column = column_of(layout) if patients else None
     config = replace(CONFIG, patient_column=column, path=str(place))
     if layout == "hub":
         monkeypatch.setattr(partition, "read_hub", lambda *_: hub_table(records))
@@ -282,7 +306,7 @@ def test_one_record_changes_the_training_by_itself_alone(
 
 @pytest.mark.parametrize(("write", "patients", "edits"), with_edits(AT_HOSPITALS))
 def test_a_hospital_reads_each_record_by_itself(tmp_path, write, patients, edits):
-    column = "patient" if patients else None
+    column = column_of(write.__name__) if patients else None
 
     def read(place, records):
         path = str(write(place, records))
@@ -318,9 +342,13 @@ def by_position(records):
 @pytest.mark.slow
 def test_control_a_part_of_each_class_by_position_fails(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets, "divide", by_position)
-    for layout, edits in zip(
-        WHOLE, (("added", "removed"), ("relabelled", "replaced"), ("unreadable",)), strict=True
-    ):
+    edits_of = {
+        "folder": ("added",),
+        "scans": ("removed",),
+        "csv": ("relabelled", "replaced"),
+        "parquet": ("unreadable",),
+    }
+    for layout, edits in edits_of.items():
         before = load(layout, False, tmp_path / layout, RECORDS, monkeypatch)
         for edit in edits:
             wrong = 0

@@ -6,7 +6,7 @@ message, and sends nothing.
 
 A record's way, started by `load` in datasets.py: sources.py chooses the `Reader` of a layout
 (`Folder` in reader.py, tables.py, arrays.py), which yields an undecoded `Item`. `take_records` in
-intake.py makes it one of the `Records`, with `open_image` in images.py. datasets.py caches the
-split and holds out test images. partition.py deals records to clients. scikit-learn's digits skip
-the files: `_digits` in datasets.py has `Records` already.
+intake.py makes it one of the `Records`, with `open_image` in images.py (and dicom.py). datasets.py
+caches the split and holds out test images. partition.py deals records to clients. scikit-learn's
+digits skip the files: `_digits` in datasets.py has `Records` already.
 """

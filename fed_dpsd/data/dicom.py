@@ -63,9 +63,11 @@ def pixels_of(content: bytes, window: Window) -> tuple[NDArray[np.uint8], bool]:
         header = _header(content, PIXEL_TAGS)
         _require_readable(header)
         pixels = _decoded(header)
-        if header.SamplesPerPixel > 1:
-            return pixels, False
-        return _grey(pixels, header, window)
+        if pixels.ndim == 2:
+            return _grey(pixels, header, window)
+        if pixels.dtype != np.uint8 or pixels.shape[2:] != (3,):
+            raise _Unreadable("its colours are not RGB with 8 bits per channel; save it as that")
+        return pixels, False
 
 
 def patient_of(file: Path) -> str | None:
@@ -130,8 +132,6 @@ def _require_readable(header: Any) -> None:
         raise _Unreadable(f"it has {frames} frames; save each as a separate file")
     if header.PhotometricInterpretation == "PALETTE COLOR":
         raise _Unreadable("its colours are in a palette; save it as RGB")
-    if header.SamplesPerPixel > 1 and header.BitsAllocated > 8:
-        raise _Unreadable("its colours have more than 8 bits per channel; save it with 8 bits")
     if header.BitsStored > LARGEST_DEPTH:
         raise _Unreadable(f"it stores more than {LARGEST_DEPTH} bits per pixel")
 

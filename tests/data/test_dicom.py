@@ -143,7 +143,7 @@ def test_colours_are_read_as_rgb():
             dicom(np.zeros((24, 8), np.uint8), Rows=8, NumberOfFrames=3),
             "it has 3 frames; save",
         ),
-        (dicom(RGB.astype(np.uint16)), "its colours have more than 8 bits per channel"),
+        (dicom(RGB.astype(np.uint16)), "its colours are not RGB with 8 bits per"),
         (dicom(RGB[..., 0], PhotometricInterpretation="PALETTE COLOR"), "in a palette; save it as"),
         (dicom(np.zeros((8, 8), np.uint32)), "it stores more than 16 bits per pixel"),
         (dicom(DEEP, 12, RescaleSlope="-1", RescaleIntercept="0"), "slope is not positive"),

@@ -115,7 +115,9 @@ class FixedFeatures(nn.Module, ABC):
                 torch.inference_mode(False),
                 torch.no_grad(),
             ):  # a classifier may train on them
-                remembered[key] = self._features(images)
+                # Made before larger tensors: kept after them, rows would fragment the memory.
+                rows = images.new_empty(len(images), self.num_features)
+                remembered[key] = rows.copy_(self._features(images))
             if len(remembered) > REMEMBERED:
                 remembered.popitem(last=False)
         return remembered[key]
@@ -178,18 +180,26 @@ def _components(
     thread makes all processes of a machine agree to the last bit.
     """
     with torch_threads(1), torch.no_grad():
-        parts = [
-            kind.coefficients(to_pixels(few))
-            for part in examples
-            for few in torch.from_numpy(part).split(8)
-        ]
-        drawn = torch.cat(parts)
+        drawn = torch.cat([_coefficients(kind, torch.from_numpy(part)) for part in examples])
         mean = drawn.mean(0)
         covariance = (drawn - mean).T @ (drawn - mean) / len(drawn)
         variances, axes = torch.linalg.eigh(covariance)  # ascending
         variances, axes = variances.flip(0)[:num_features], axes.flip(1)[:, :num_features]
         axes = axes * axes.gather(0, axes.abs().argmax(0, keepdim=True)).sign()
         return mean, axes / variances.clamp_min(1e-12) ** (WHITENING / 2)
+
+
+def _coefficients(kind: type[FixedFeatures], images: torch.Tensor) -> torch.Tensor:
+    """Return the (N, P) coefficients of images, computed eight at a time.
+
+    They fill one tensor: small ones, kept between what is freed, would fragment the memory.
+    """
+    rows = images.new_empty(
+        len(images), kind.num_coefficients(images.shape[1:]), dtype=torch.double
+    )
+    for few, filled in zip(images.split(8), rows.split(8), strict=True):
+        filled.copy_(kind.coefficients(to_pixels(few)))
+    return rows
 
 
 def halvings(size: int) -> int:

@@ -4,12 +4,13 @@ Methods, training, mechanisms and partitions, including plug-ins' own, check the
 calls these checks, then checks the remaining keys.
 """
 
+import math
 from collections.abc import Sequence
 
 from fed_dpsd.config import BUNDLED, Config, is_function
 from fed_dpsd.data.partition import Partition
-from fed_dpsd.errors import UserError, format_value
-from fed_dpsd.methods.method import Method
+from fed_dpsd.errors import UserError, format_value, size_text
+from fed_dpsd.methods.method import Method, PublicContext
 from fed_dpsd.models.classifiers import CLASSIFIERS, FIXED, NO_DP_SGD, OURS, on_meta
 from fed_dpsd.models.own_networks import network_problem
 from fed_dpsd.models.pretrained import public_of
@@ -23,6 +24,8 @@ from fed_dpsd.privacy.training import Training, TrainingMechanism
 # 75.7 % at 64,000 (results/mnist.md). On digits, it reaches 23 to 34 % at 198, 28 % at 611,
 # and 36 to 49 % at 2,500 (results/defaults.md). Runs with the least noise are just short.
 NEAR_CHANCE, TOO_LITTLE, TOO_SHORT = 1_000, 3_000, 256
+
+LARGEST_REQUEST = 2**29  # bytes of the images in a request
 
 
 def check(
@@ -44,7 +47,27 @@ def check(
     problems += training.check(config, method, partition)
     problems += method.check(config, training, answers)
     problems += answers.check(config, method, training)
+    if not problems:  # a plan needs choices that fit
+        planned = method.plan(PublicContext(config, training, answers))
+        problems += large_requests(config, planned, answers)
     return problems
+
+
+def large_requests(config: Config, plan: Plan, answers: Mechanism) -> list[str]:
+    """Return the number of images in a request if a message cannot hold them."""
+    own = [stage for stage in plan.stages if stage.mechanism == answers]
+    queries = max((stage.queries for stage in own), default=0)
+    image = math.prod(config.data.shape)
+    if not answers.from_teachers or queries * image <= LARGEST_REQUEST:
+        return []
+    fitting = LARGEST_REQUEST // image
+    rounds = math.ceil(config.rounds * queries / fitting)
+    return [
+        f"queries_per_round={config.queries_per_round}: a request has {queries:,} images of shape "
+        f"{list(config.data.shape)}, {size_text(queries * image)}, and a message holds "
+        f"{size_text(LARGEST_REQUEST)}; use queries_per_round={fitting}, with more rounds for the "
+        f"same number of queries (rounds={rounds})"
+    ]
 
 
 def _teachers_keys(config: Config) -> dict[str, str]:

@@ -130,6 +130,14 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def size_text(count: float) -> str:
+    """Return a number of bytes as text, such as "3.4 MB"."""
+    for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if count >= factor:
+            return f"{count / factor:,.1f} {unit}"
+    return f"{count:,.0f} B"
+
+
 def format_value(value: Any) -> str:
     """Return a value in the syntax of overrides: null, true, [1, 2]; "1" keeps its quotes."""
     if value is None or isinstance(value, bool):

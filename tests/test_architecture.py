@@ -14,6 +14,7 @@ LADDER = (
     {"methods"},
     {"checks", "claims"},
     {"experiment"},
+    {"needs"},
     {"accounts"},
     {"report"},
     {"client", "server"},

@@ -34,10 +34,12 @@ def data(
     with importing():
         from fed_dpsd.api import experiment_of
         from fed_dpsd.experiment import load_data, partitions, unused_records
+        from fed_dpsd.needs import needs_of, require_room
 
     with show_progress(console):
         experiment = experiment_of(overrides or ())
         config = experiment.config
+        require_room(experiment)
         loaded = load_data(config.data, config.cache)
     labels, names = loaded.train.labels, tuple(map(printable, config.data.class_names))
     counts = np.stack(
@@ -60,6 +62,7 @@ def data(
     PlainConsole(width=None if sys.stdout.isatty() else 100_000).print(table)
     if left_out := unused_records(experiment):
         print(left_out)
+    print(needs_of(experiment, len(loaded.train)))
     if out is not None:
         from fed_dpsd.report import figures, plots
 

@@ -32,6 +32,8 @@ UNEXPECTED = 3  # exit code of an audit with an unexpected outcome
 def plan(overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Print the privacy cost of a run without running it; nothing is spent.
 
+    The last lines estimate its memory, disk and messages. A run that does not fit is an error.
+
     Example: fed-dpsd privacy plan
 
     Or: fed-dpsd privacy plan privacy.target_epsilon=1
@@ -40,6 +42,7 @@ def plan(overrides: Overrides = None, as_json: AsJson = False) -> None:
     """
     with importing():
         from fed_dpsd import api
+        from fed_dpsd.needs import needs_of, require_room
 
     planned = api.plan(*(overrides or ()))
     if as_json:
@@ -47,8 +50,9 @@ def plan(overrides: Overrides = None, as_json: AsJson = False) -> None:
         budget = planned.smallest_budget
         facts = {"queries_per_client": queries, "privacy": card}
         print(json.dumps(facts | {"smallest_budget": "inf" if math.isinf(budget) else budget}))
-        return
-    print(planned)
+    else:
+        print(f"{planned}\n{needs_of(planned.experiment)}")
+    require_room(planned.experiment)
 
 
 def audit(

@@ -33,6 +33,7 @@ from fed_dpsd.experiment import Experiment, from_overrides
 from fed_dpsd.models import torch_threads
 from fed_dpsd.models.inference import Images
 from fed_dpsd.models.public_networks import digest_of, shapes_in
+from fed_dpsd.needs import needs_of, require_room_of_hospital
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.record_sums import RecordSums
@@ -50,9 +51,12 @@ def check(hospital: Hospital, overrides: list[str]) -> Iterator[str | Table]:
         overrides: the coordinator's overrides; without a method, from the file's first choices.
 
     Raises:
-        UserError: the file of public features cannot be read, the hospital's file does not allow
-            such a run, training diverges, or an answer would be refused.
+        UserError: the hospital's file does not allow such a run, the run does not fit into this
+            machine, the file of public features cannot be read, training diverges, or an answer
+            would be refused.
     """
+    experiment = _experiment(hospital, overrides)
+    require_room_of_hospital(experiment)
     content = hospital.read()
     yield _counts(hospital, content)
     yield f"records: {content.count}"
@@ -69,7 +73,7 @@ def check(hospital: Hospital, overrides: list[str]) -> Iterator[str | Table]:
         yield f"weights: tensors: {count:,}; model.digest={digest}"
     yield f"fit: {hospital.fit}; window: {format_value(hospital.files.window)}"
     yield f"pixels: {pixels.min()} to {pixels.max()} of 255, {pixels.mean():.0f} on average"
-    experiment = _experiment(hospital, overrides)
+    yield str(needs_of(experiment, len(content.records)))
     yield f"training: {how_trained(experiment)}"
     yield f"answers: {how_answered(experiment)}"
     planned = experiment.plan

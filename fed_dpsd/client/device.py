@@ -8,13 +8,16 @@ from weakref import WeakKeyDictionary
 import torch
 
 from fed_dpsd.config import Config, require_device
-from fed_dpsd.models.devices import named_device, number_of_gpus, torch_device
+from fed_dpsd.models.devices import (
+    PROCESSOR_BYTES,
+    named_device,
+    number_of_gpus,
+    torch_device,
+)
 
 # Bytes of a GPU that a process may fill with teachers. Set it when several processes share a GPU;
 # otherwise a process takes half of the memory that is free when it loads its first teacher.
 TEACHER_BYTES = "FED_DPSD_TEACHER_BYTES"
-# Bytes of main memory that a process may fill with teachers, for any number of clients.
-PROCESSOR_BYTES = 2**28
 
 
 def device_of(config: Config, client: int) -> torch.device:

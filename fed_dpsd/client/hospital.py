@@ -25,6 +25,7 @@ from fed_dpsd.errors import UserError, format_value
 from fed_dpsd.experiment import Experiment, calibrated_axis, set_up
 from fed_dpsd.models.devices import number_of_gpus, torch_device
 from fed_dpsd.models.precision import uses_bfloat16
+from fed_dpsd.needs import require_room_of_hospital
 from fed_dpsd.privacy.mechanism import quorum_of, trust_of
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.privacy.secure_sum import Party
@@ -139,11 +140,12 @@ class Hospital(Terms):
 
         Raises:
             NotAllowed: the secure sums withstand too few colluding clients.
-            UserError: the records or the secret cannot be read, the keys are wrong, or the device
-                does not exist.
+            UserError: the records or the secret cannot be read, the keys are wrong, the device does
+                not exist, or the run does not fit into this machine.
         """
         require_device("device", self.device, number_of_gpus())
         uses_bfloat16(self.precision, torch_device(self.device))  # raises if it lacks it
+        require_room_of_hospital(experiment)
         content = self.read()
         if content.count.skipped:
             logger.warning("%s", content.count)

@@ -12,13 +12,12 @@ from pathlib import Path
 
 import psutil
 
-from fed_dpsd.client.device import PROCESSOR_BYTES
 from fed_dpsd.engines.flower import LOOPBACK, direct, proxies
 from fed_dpsd.engines.placement import on_meta, place, place_on_this_machine
 from fed_dpsd.engines.ready import nearest_existing, require_writable, run_warnings
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment, from_overrides, partitions
-from fed_dpsd.models.devices import Device, gib, gpus
+from fed_dpsd.models.devices import PROCESSOR_BYTES, Device, gib, gpus
 from fed_dpsd.models.footprint import weight_bytes
 from fed_dpsd.storage import app_folder, home
 

@@ -13,6 +13,7 @@ from fed_dpsd.experiment import Experiment, largest_partition, partitions, test_
 from fed_dpsd.models.devices import number_of_gpus, torch_device
 from fed_dpsd.models.functions import require_functions
 from fed_dpsd.models.precision import uses_bfloat16
+from fed_dpsd.needs import require_room
 from fed_dpsd.server.inputs import require_same_inputs
 from fed_dpsd.server.trackers import require_tracker
 from fed_dpsd.storage import app_folder
@@ -38,8 +39,8 @@ def check_run(
     Raises:
         UserError: the secret of a resumed run, a Python function or a tracker is missing, a device
             does not exist or lacks the precision, the budget is too small, a folder cannot be
-            written, the data cannot be read or has changed since the run started, the data does not
-            allow so many clients, or `place` raises it.
+            written, memory or disk are too small, the data cannot be read or has changed since the
+            run started, the data does not allow so many clients, or `place` raises it.
     """
     config, simulated = experiment.config, experiment.config.federation.simulation
     if resumed:
@@ -56,6 +57,7 @@ def check_run(
             require_writable("ledger", Path(config.ledger))
     if not (resumed or config.run_folder):
         require_writable("out", Path(config.out))
+    require_room(experiment, new=not resumed)
     if resumed:
         require_same_inputs(experiment, resumed)
     placed = place()

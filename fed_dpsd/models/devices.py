@@ -8,6 +8,9 @@ from fed_dpsd.config import Config
 from fed_dpsd.errors import UserError
 from fed_dpsd.models.classifiers import FIXED
 
+# Bytes of main memory that a process may fill with teachers, for any number of clients.
+PROCESSOR_BYTES = 2**28
+
 
 @dataclass(frozen=True)
 class Device:

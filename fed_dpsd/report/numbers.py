@@ -1,4 +1,4 @@
-"""Readable numbers: percentages with intervals, bytes, seconds."""
+"""Readable numbers: percentages with intervals, seconds."""
 
 import math
 
@@ -50,14 +50,6 @@ def compact(value: float) -> str:
     if math.isinf(value):
         return "inf"
     return f"{value:,.10g}" if abs(value) < 1e6 else f"{value:.3g}".replace("e+0", "e")
-
-
-def size(count: float) -> str:
-    """Return a number of bytes as text, such as "3.4 MB"."""
-    for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if count >= factor:
-            return f"{count / factor:,.1f} {unit}"
-    return f"{count:,.0f} B"
 
 
 def duration(seconds: float) -> str:

@@ -19,7 +19,7 @@ from PIL import Image
 from fed_dpsd.accounts import words
 from fed_dpsd.accounts.words import MEANINGFUL, MEANINGFUL_DELTA
 from fed_dpsd.config.plugins import files_of
-from fed_dpsd.errors import counted, printable
+from fed_dpsd.errors import counted, printable, size_text
 from fed_dpsd.privacy.epsilon import rounded_up
 from fed_dpsd.report import charts, figures, guarantee, numbers, scores, sweep_charts, tables
 from fed_dpsd.report.charts import Chart, Dots
@@ -142,7 +142,7 @@ def _svg(chart: Chart | Dots) -> tuple[str, Markup]:
 @functools.cache
 def _environment() -> Environment:
     environment = jinja_environment(__file__, autoescape=True, finalize=_to_html)
-    shared = (*("percent", "percent_at_most", "percents", "score", "size", "duration"),)
+    shared = (*("percent", "percent_at_most", "percents", "score", "duration"),)
     environment.filters |= {name: getattr(numbers, name) for name in shared}
     more: dict[str, Callable[..., Any]] = {
         "capitalised": lambda text: f"{text[:1].upper()}{text[1:]}",
@@ -153,6 +153,7 @@ def _environment() -> Environment:
         "json": json.dumps,
         "legend": lambda setting: (setting.all_of("trust"), setting.all_of("delta")),
         "rounded_up": rounded_up,
+        "size": size_text,
         "svg": _svg,
         "with_interval": lambda counts: with_interval(*counts),
     }

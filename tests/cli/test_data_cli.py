@@ -11,8 +11,10 @@ from tests.shapes import write_shapes
 
 
 def test_data_shows_every_client_and_class(fed_dpsd):
-    code, (count, heading, header, *out), _ = fed_dpsd("data", "num_clients=3")
+    code, (count, heading, header, *out, need, sent), _ = fed_dpsd("data", "num_clients=3")
     assert code == 0
+    assert need.startswith("estimated need: memory about ")
+    assert sent.startswith("estimated traffic: about ")
     assert count == "digits: 1,797 images found, 1,797 used"
     assert heading.startswith("digits: 1,437 to train, 360 to test, 10 classes, shape [1, 8, 8]; ")
     assert header.split() == ["client", "records", *"0123456789"]
@@ -37,7 +39,7 @@ def test_names_of_classes_are_column_heads_and_the_picture_lies_where_it_is_want
     write_shapes(tmp_path / "pictures", 60)
     overrides = "data=imagefolder", "data.path=pictures", "num_clients=2"
     code, lines, _ = fed_dpsd("data", *overrides, "--out", "parts.png")
-    count, heading, fit, header, *rows, path = lines
+    count, heading, fit, header, *rows, _, _, path = lines
     assert code == 0
     assert count == "imagefolder: 60 files found, 60 used"
     found = re.match(r"imagefolder: (\d+) to train, (\d+) to test, 3 classes, shape \[3,", heading)

@@ -1,10 +1,13 @@
 """`fed-dpsd privacy`: planned costs, actual costs and the results of audits."""
 
 import json
+import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pytest
 
 from fed_dpsd.accounts.words import NO_SECRET_NOTE
@@ -67,6 +70,18 @@ def test_plan_for_people_prints_no_bare_epsilon(fed_dpsd):
     (reason,) = [line for line in out if line.startswith("reason: ")]
     assert "probabilities leave the clients without noise" in reason
     assert "exact class counts leave the clients" in reason
+    need, sent = out[-2:]
+    assert re.match(r"estimated need, besides the records: memory about [\d.]+ MB for the ", need)
+    assert sent.startswith("estimated traffic: about ")
+
+
+def test_a_plan_that_does_not_fit_is_printed_and_refused(fed_dpsd, monkeypatch):
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=600_000_000))
+    for form in ((), ("--json",)):
+        code, out, err = fed_dpsd("privacy", "plan", "training=plain", *form)
+        assert code == 1
+        assert out
+        assert "this machine has 600.0 MB; use " in err
 
 
 @pytest.mark.slow(seconds=7)

@@ -144,6 +144,7 @@ def test_colours_are_read_as_rgb():
             "it has 3 frames; save",
         ),
         (dicom(RGB.astype(np.uint16)), "its colours are not RGB with 8 bits per"),
+        (dicom(RGB.astype(np.int8)), "its colours are not RGB with 8 bits per"),
         (dicom(RGB[..., 0], PhotometricInterpretation="PALETTE COLOR"), "in a palette; save it as"),
         (dicom(np.zeros((8, 8), np.uint32)), "it stores more than 16 bits per pixel"),
         (dicom(DEEP, 12, RescaleSlope="-1", RescaleIntercept="0"), "slope is not positive"),

@@ -14,7 +14,7 @@ from fed_dpsd.data import datasets
 from fed_dpsd.experiment import set_up
 
 CLASSES = ("ill", "well")
-NAME, BORN = "Mockingbird^Ada", "19010203"  # in the headers of DICOM files
+NAME, BORN = "Mockingbird^Quillan", "19010203"  # in the headers of DICOM files
 
 
 def bound(base, path, *overrides):

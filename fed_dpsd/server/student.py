@@ -29,8 +29,7 @@ from fed_dpsd.storage import shown_path
 from fed_dpsd.streams import Streams
 
 FACTS = "fed_dpsd"  # key in the metadata of a file
-CONVERSION = ("fit", "pixel_bits", "window")  # keys of `data`, in the order of `Conversion`
-FACT_KEYS = {"result", "classes", "check", "student_sha256", "privacy", "card", *CONVERSION}
+FACT_KEYS = {"result", "classes", "pixel_bits", "check", "student_sha256", "privacy", "card"}
 ALL_TEACHERS = "its result is the ensemble of all teachers; export a run of another method"
 ROUNDING = 1e-3  # largest difference of a probability between processors
 
@@ -90,8 +89,9 @@ class Student(Generic[Model]):
 
     @property
     def conversion(self) -> Conversion:
-        """Return how the run converts images."""
-        return Conversion(self.network.shape, *(self.facts[key] for key in CONVERSION))
+        """Return how the run converts images; files from before `data.fit` name no fit."""
+        fit, window = self.facts.get("fit", "crop"), self.facts.get("window")
+        return Conversion(self.network.shape, fit, self.facts["pixel_bits"], window)
 
     @property
     def card(self) -> dict[str, Any]:
@@ -148,7 +148,7 @@ def student_of(run: CompletedRun) -> Student[Classifier]:
         "network": vars(network),
         "result": result_line(run.experiment, summary),
         "classes": config.data.class_names,
-        **{key: getattr(config.data, key) for key in CONVERSION},
+        **{key: getattr(config.data, key) for key in ("fit", "pixel_bits", "window")},
         "check": check.tolist(),
         **{key: summary[key] for key in ("method", "data")},
         "student_sha256": digest,

@@ -230,6 +230,16 @@ def test_a_student_that_lacks_a_fact_is_refused(finished, tmp_path, lacking):
         open_student(path)
 
 
+def test_a_student_from_before_fit_and_window_predicts_as_then(finished, tmp_path):
+    path = export(finished()[0], tmp_path, "safetensors").path
+    with safetensors.safe_open(path, "pt") as file:
+        facts = json.loads(file.metadata()[FACTS])
+    del facts["fit"], facts["window"]
+    weights = safetensors.torch.load_file(path)
+    path.write_bytes(safetensors.torch.save(weights, {FACTS: json.dumps(facts)}))
+    assert open_student(path).conversion == ((1, 8, 8), "crop", 16, None)
+
+
 def test_a_damaged_student_is_refused(finished, tmp_path):
     path = export(finished()[0], tmp_path, "safetensors").path
     weights = safetensors.torch.load_file(path)

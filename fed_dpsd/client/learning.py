@@ -28,6 +28,7 @@ from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.models.divergence import check_losses, is_finite
 from fed_dpsd.models.fixed_features import feature_cache
 from fed_dpsd.models.inference import IMAGES_AT_ONCE, to_unit, trainable_part
+from fed_dpsd.models.pictures import Pictures
 from fed_dpsd.privacy.lattice import places_agree
 from fed_dpsd.privacy.optimisers import SGD, Adam
 from fed_dpsd.privacy.training import Plain, Targets, Training, fixed_targets, patient_places
@@ -201,12 +202,11 @@ def read_shard(
         with feature_cache("records"):
             model, take = trainable_part(teacher, images, CPU)
         return model, take(slice(None)), labels
-    copies = shifted(images, training.copies)
-    images = copies.reshape(-1, *images.shape[1:])
+    copies = ShiftedCopies(images, training.copies)
     with feature_cache("records"):
         batch = safe_batch(teacher, images)
-        model, take = trainable_part(teacher, images, CPU, batch)
-    inputs = take(slice(None)).unflatten(0, copies.shape[:2])
+        model, take = trainable_part(teacher, copies, CPU, batch)
+    inputs = take(slice(None)).unflatten(0, (len(images), training.copies))
     if training.unit == "patient":
         of_patients = torch.from_numpy(places_of_patients(records, training))
         inputs = inputs[of_patients].flatten(1, 2)
@@ -229,9 +229,23 @@ def safe_batch(teacher: Classifier, images: NDArray[np.uint8]) -> int:
         return IMAGES_AT_ONCE
     key = (*teacher.features_key, images.shape[1:])
     if key not in _safe_batches:
-        agree = places_agree(features, torch.from_numpy(images), IMAGES_AT_ONCE)
+        agree = places_agree(features, torch.from_numpy(images[:1]), IMAGES_AT_ONCE)
         _safe_batches[key] = IMAGES_AT_ONCE if agree else 1
     return _safe_batches[key]
+
+
+class ShiftedCopies(Pictures):
+    """(N * A, C, H, W) images: A copies of each of N images in turn, made when they are read."""
+
+    def __init__(self, images: NDArray[np.uint8], copies: int) -> None:
+        self._images, self._copies = images, copies
+        self.shape = (len(images) * copies, *images.shape[1:])
+
+    def __getitem__(self, chosen: slice | NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Return the images in a slice or at non-negative (n,) indices."""
+        records, copies = np.divmod(np.arange(len(self))[chosen], self._copies)
+        own, places = np.unique(records, return_inverse=True)
+        return shifted(self._images[own], self._copies)[places, copies]
 
 
 def shifted(images: NDArray[np.uint8], copies: int) -> NDArray[np.uint8]:

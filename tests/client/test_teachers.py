@@ -12,7 +12,7 @@ from torch import nn
 
 from fed_dpsd.client import learning, teachers
 from fed_dpsd.client.device import TeacherCache
-from fed_dpsd.client.learning import safe_batch, shifted
+from fed_dpsd.client.learning import ShiftedCopies, safe_batch, shifted
 from fed_dpsd.client.teachers import Teachers, assign_shards, make_teacher
 from fed_dpsd.data.intake import Records
 from fed_dpsd.engines.local import LocalFederation
@@ -262,6 +262,14 @@ def test_copies_are_the_image_moved_by_a_pixel_and_itself():
     assert len({copy.tobytes() for copy in copies[0]}) == 9
     assert (copies[0, 1, 0] == image[0, 0, [1, 2, 2]]).all()  # what comes in is what was there
     assert (copies[0, 4, 0] == image[0, 0][:, [0, 0, 1, 2]]).all()
+
+
+def test_copies_are_made_when_they_are_read():
+    images = np.random.default_rng(0).integers(0, 256, (5, 3, 8, 8), dtype=np.uint8)
+    every, lazy = shifted(images, 4).reshape(20, 3, 8, 8), ShiftedCopies(images, 4)
+    assert (len(lazy), lazy.shape) == (20, every.shape)
+    for chosen in (slice(3, 14), slice(None), slice(0, 0), np.array([19, 2, 2, 7])):
+        assert (lazy[chosen] == every[chosen]).all()
 
 
 def test_class_counts_are_each_shards_own_and_the_same_at_every_call(small, records):

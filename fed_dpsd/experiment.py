@@ -44,6 +44,7 @@ PLUGINS_RUN = (
     "plug-ins run with all rights of this process, and nothing is proven about them until their "
     "code and proofs have been reviewed"
 )
+SHEET = 32  # test images of a contact sheet, at most
 # For each field that calibrates a mechanism: the values that spend the least and the most.
 CALIBRATED_BETWEEN = {
     "noise_multiplier": (1e7, 1e-2),
@@ -344,6 +345,28 @@ def test_split(experiment: Experiment) -> Records | None:
         return None
     test = datasets.load_test(config.data, Path(config.cache))
     return test if len(test) else None
+
+
+def contact_sheet(experiment: Experiment, test: Records | None) -> dict[int, NDArray[np.uint8]]:
+    """Return the first (n, C, H, W) test images of each class, by label; at most SHEET in all.
+
+    Never a training record: the copies of training images in a test split are left out.
+
+    Args:
+        experiment: the experiment.
+        test: its `test_split`; None gives {}.
+    """
+    if test is None:
+        return {}
+    config, shown = experiment.config, np.arange(len(test))
+    if config.federation.simulation:
+        shown = np.flatnonzero(~load_data(config.data, config.cache).copied)
+    labels = test.labels[shown]
+    classes = np.unique(labels)[:SHEET]
+    return {
+        int(label): np.asarray(test.images[shown[labels == label][: SHEET // len(classes)]])
+        for label in classes
+    }
 
 
 def evaluated_on(experiment: Experiment, test: Records | None) -> str:

@@ -20,7 +20,7 @@ from fed_dpsd.config import Config, ModelConfig
 from fed_dpsd.errors import UserError, size_text
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.methods.queries import Queries
-from fed_dpsd.models.classifiers import FIXED, Classifier, builder
+from fed_dpsd.models.classifiers import FIXED, OURS, Classifier, builder
 from fed_dpsd.models.devices import PROCESSOR_BYTES
 from fed_dpsd.models.fixed_features import FixedFeatures
 from fed_dpsd.models.footprint import peak_bytes, weight_bytes
@@ -289,7 +289,7 @@ def _work(
     classifier, small = _network(model, name, shape, classes, width), _small(shape, batch)
     if isinstance(classifier.backbone, FixedFeatures):
         return small + _whitening(classifier.backbone)
-    if classifier.fixed or classifier.own or shape[1] <= SMALL_SIDE:
+    if classifier.fixed or name not in OURS or shape[1] <= SMALL_SIDE:
         return small
 
     def step() -> None:

@@ -20,6 +20,9 @@ def data(
     out: Annotated[
         Path | None, typer.Option(help="PNG file for a picture of the partition.")
     ] = None,
+    sheet: Annotated[
+        Path | None, typer.Option(help="PNG file for a few test images, as networks see them.")
+    ] = None,
 ) -> None:
     """Show the sizes of the splits, and each simulated client's number of records by class.
 
@@ -29,11 +32,12 @@ def data(
     """
     import numpy as np
 
-    if out is not None and (out.suffix.lower() != ".png" or out.is_dir()):
-        raise UserError(f"--out {out} must end in .png, as in partition.png")
+    for option, path, name in (("out", out, "partition"), ("sheet", sheet, "sheet")):
+        if path is not None and (path.suffix.lower() != ".png" or path.is_dir()):
+            raise UserError(f"--{option} {path} must end in .png, as in {name}.png")
     with importing():
         from fed_dpsd.api import experiment_of
-        from fed_dpsd.experiment import load_data, partitions, unused_records
+        from fed_dpsd.experiment import contact_sheet, load_data, partitions, unused_records
         from fed_dpsd.needs import needs_of, require_room
 
     with show_progress(console):
@@ -63,10 +67,17 @@ def data(
     if left_out := unused_records(experiment):
         print(left_out)
     print(needs_of(experiment, len(loaded.train)))
-    if out is not None:
-        from fed_dpsd.report import figures, plots
+    if out is None and sheet is None:
+        return
+    from fed_dpsd.report import figures, plots
 
+    if out is not None:
         print(figures.save(plots.draw_partition(counts, names), out.absolute()))
+    if sheet is not None:
+        seen = {names[k]: images for k, images in contact_sheet(experiment, loaded.test).items()}
+        if not seen:
+            raise UserError(f"--sheet {sheet}: there is no test image that is not a training image")
+        print(figures.save(plots.draw_sheet(seen), sheet.absolute()))
 
 
 def _size(records: "Records") -> str:

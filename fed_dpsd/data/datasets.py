@@ -44,12 +44,15 @@ class Dataset:
 
     `digests` names the content: digests of the images as decoded, the labels and the patients of
     each split, in the order of records. File names, times and places do not matter.
+
+    `copied` (len(test),) marks the test images that are training images too, pixel for pixel.
     """
 
     train: Records
     test: Records
     counts: tuple[str, ...]
     digests: Mapping[str, str]
+    copied: NDArray[np.bool_]
 
 
 class Loaded(NamedTuple):
@@ -77,14 +80,15 @@ def load(config: DataConfig, cache: Path) -> Dataset:
     counts = dict.fromkeys(each.counted for each in loaded.values())
     train, test = (loaded[split].records for split in sources.SPLITS)
     digests = digests_of(training=loaded["train"], test=loaded["test"])
-    data = Dataset(train, test, tuple(counts), digests)
+    copied = np.isin(loaded["test"].digests, loaded["train"].digests)
+    data = Dataset(train, test, tuple(counts), digests, copied)
     _check_shared_patients(config, data)
     if len(test) < ENOUGH:
         warn_once(
             f"data={config.name} ({config.path or config.hub}): {len(test):,} test images are too "
             f"few to judge a student; {ENOUGH} would be enough"
         )
-    if copies := int(np.isin(loaded["test"].digests, loaded["train"].digests).sum()):
+    if copies := int(copied.sum()):
         warn_once(
             f"data={config.name} ({config.path or config.hub}): {copies:,} of {len(data.test):,} "
             "test images are training images too, pixel for pixel, which inflates scores"
@@ -135,7 +139,7 @@ def _digits() -> Dataset:
     count = f"{len(records):,} images found, {len(records):,} used"
     loaded = [Loaded(split, count, split.digests) for split in (train, test)]
     digests = digests_of(training=loaded[0], test=loaded[1])
-    return Dataset(train, test, (count,), digests)
+    return Dataset(train, test, (count,), digests, np.isin(loaded[1].digests, loaded[0].digests))
 
 
 def digests_of(**splits: Loaded) -> dict[str, str]:

@@ -58,6 +58,8 @@ class Facts:
     costs: Mapping[int, float] = field(default_factory=dict)  # the same for the whole run
     # pictures of synthetic images, by round
     samples: Mapping[int, Path] = field(default_factory=dict)
+    # pictures of public test images, by the number of their class
+    test_images: Mapping[int, Path] = field(default_factory=dict)
     requests: Sequence[Mapping[str, Any]] = ()  # the lines of asks.jsonl, written by Flower servers
     # by hospital, how many of its requests it answered, in words; empty for all requests
     absent: Mapping[int, str] = field(default_factory=dict)

@@ -49,6 +49,7 @@ MOST_LINES = 8  # settings in one chart
 MOST_PRINTED = 6  # settings in one chart of a paper
 PICTURES = 6
 LARGEST_PICTURE = 400  # pixels; larger ones are scaled down
+LARGEST_SHEET = 1_000  # pixels, of eight test images
 SCORE_NAMES = {
     f"{prefix}{column}": f"{name}, {metric}"
     for prefix, metric in (("", "accuracy"), ("auroc_", "AUROC"))
@@ -186,6 +187,7 @@ def run_page(facts: Facts) -> str:
         calibration=charts.calibration(calibration) if calibration else [],
         overconfident=calibration and charts.overconfidence(calibration) > 0,
         pictures=_pictures(facts),
+        sheet=_sheet(facts),
         refused=Counter(int(client) for line in facts.rounds for client in line["refused"]),
         settings=sorted(facts.settings.items(), key=lambda item: item[0].rpartition(".")[0]),
         most_clients=MOST_CLIENTS,
@@ -256,12 +258,20 @@ def _pictures(facts: Facts) -> list[tuple[int, str, float | None]]:
     ]
 
 
-def shrink_png(path: Path) -> bytes:
+def _sheet(facts: Facts) -> list[tuple[str, str]]:
+    """Return the class and the base64 PNG of each picture of test images, in order."""
+    return [
+        (facts.classes[label], base64.b64encode(shrink_png(path, LARGEST_SHEET)).decode())
+        for label, path in sorted(facts.test_images.items())
+    ]
+
+
+def shrink_png(path: Path, largest: int = LARGEST_PICTURE) -> bytes:
     """Return a PNG of a grid of images that is small enough for a page."""
     with Image.open(path) as picture:
         red, green, blue = picture.convert("RGB").split()
         small = picture.convert("L" if red == green == blue else "RGB")
-    small.thumbnail((LARGEST_PICTURE, LARGEST_PICTURE))
+    small.thumbnail((largest, largest))
     content = io.BytesIO()
     small.save(content, "PNG", optimize=True)
     return content.getvalue()

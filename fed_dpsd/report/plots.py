@@ -1,6 +1,6 @@
 """Figures of clients' classes and of attacks, which are only saved as files."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import matplotlib
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from fed_dpsd.report.figures import COLOURS, PRINT, SOFT, TEXT, add_legend, look, new_figure
 
 MOST_LEGEND = 20  # classes that a legend can name
+ACROSS = 8  # images in a row
 
 
 def draw_partition(counts: NDArray[np.int64], classes: Sequence[str]) -> Figure:
@@ -70,6 +71,17 @@ def draw_roc(curves: Sequence[tuple[str, str, Sequence[NDArray[np.float64]]]]) -
             axes.set_title(f"{title}\ntrue positive rate", loc="left")
         add_legend(figure, legend)
     return figure
+
+
+def draw_sheet(images: Mapping[str, NDArray[np.uint8]]) -> Figure:
+    """Draw the (n, C, H, W) images of each class in rows; the first has the name of the class."""
+    across, rows = min(ACROSS, max(map(len, images.values()))), []
+    for name, own in images.items():
+        for start in range(0, len(own), across):
+            row = own[start : start + across]
+            margin = np.full((across - len(row), *row.shape[1:]), 255, np.uint8)
+            rows.append(("" if start else name, np.concatenate([row, margin])))
+    return draw_pictures(rows)
 
 
 def draw_pictures(rows: Sequence[tuple[str, NDArray[np.uint8]]]) -> Figure:

@@ -17,7 +17,7 @@ from fed_dpsd.accounts.card import plugins_note, requested_unit, seeded_note
 from fed_dpsd.claims import smallest_claim
 from fed_dpsd.data.intake import Records
 from fed_dpsd.errors import Diverged, one_line
-from fed_dpsd.experiment import Experiment, evaluated_on, test_split
+from fed_dpsd.experiment import Experiment, contact_sheet, evaluated_on, test_split
 from fed_dpsd.methods.class_counts import fetch_class_weights
 from fed_dpsd.methods.method import PublicContext, Round, State, tensors_of
 from fed_dpsd.models import keep_freed_memory
@@ -31,7 +31,12 @@ from fed_dpsd.server.charge_log import by_ranges
 from fed_dpsd.server.diagnostics import diagnose
 from fed_dpsd.server.federation import HostedFederation
 from fed_dpsd.server.metrics import METRICS, agreement, calibration, confusion
-from fed_dpsd.server.run_folder import open_log, save_predictions, save_samples
+from fed_dpsd.server.run_folder import (
+    open_log,
+    save_predictions,
+    save_samples,
+    save_test_images,
+)
 from fed_dpsd.server.summary import (
     ANSWERS,
     TRAVELLED,
@@ -98,6 +103,7 @@ def _run(
     log, lines = open_log(folder / "rounds.jsonl", resume.round if resume else 0)
     test = test_split(experiment)
     summary["accuracy"]["evaluated_on"] = evaluated_on(experiment, test)
+    save_test_images(folder, contact_sheet(experiment, test))
     context = dataclasses.replace(experiment.public, test=test)
 
     summary["precision"]["teachers"] = precision_of_teachers(experiment, context)

@@ -44,6 +44,8 @@ from fed_dpsd.storage import (
 )
 
 PREDICTIONS = "predictions.npz"  # of the student, for the test images
+TEST_IMAGES = "test_images"  # the folder of pictures of test images, one for each class
+LARGEST_GRID = 4_096  # pixels of a side of a picture; larger ones are scaled down
 GAP = 2  # pixels between images of a picture
 TYPED = "overrides.json"  # what the user typed; null if unknown
 REHEARSAL = "FED_DPSD_REHEARSAL"  # set in the environment of a rehearsal's coordinator
@@ -255,7 +257,16 @@ def read_predictions(folder: Path, number: int) -> dict[str, NDArray[Any]]:
 
 def save_samples(folder: Path, buffer: ReplayBuffer, number: int) -> None:
     """Write a PNG grid of the round's first 64 synthetic images, 8 in a row."""
-    images = buffer.images[:64]
+    _save_grid(buffer.images[:64], sample_path(folder, number))
+
+
+def save_test_images(folder: Path, sheet: Mapping[int, NDArray[np.uint8]]) -> None:
+    """Write a PNG grid of public test images of each class, 8 in a row, as networks see them."""
+    for label, images in sheet.items():
+        _save_grid(images, folder / TEST_IMAGES / f"{label:05d}.png")
+
+
+def _save_grid(images: NDArray[np.uint8], path: Path) -> None:
     count, channels, *size = images.shape
     height, width = (side + GAP for side in size)
     rows, columns = -(-count // 8), min(count, 8)
@@ -264,8 +275,10 @@ def save_samples(folder: Path, buffer: ReplayBuffer, number: int) -> None:
         top, left = place // 8 * height + GAP, place % 8 * width + GAP
         grid[:, top : top + size[0], left : left + size[1]] = image
     colours = np.broadcast_to(grid, (3, *grid.shape[1:]))
-    with replacing(sample_path(folder, number)) as temporary:
-        Image.fromarray(np.ascontiguousarray(colours.transpose(1, 2, 0))).save(temporary, "png")
+    picture = Image.fromarray(np.ascontiguousarray(colours.transpose(1, 2, 0)))
+    picture.thumbnail((LARGEST_GRID, LARGEST_GRID))
+    with replacing(path) as temporary:
+        picture.save(temporary, "png")
 
 
 def sample_path(folder: Path, number: int) -> Path:

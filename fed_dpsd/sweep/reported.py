@@ -32,7 +32,13 @@ from fed_dpsd.server.attendance import incomplete_attendance, requests_of
 from fed_dpsd.server.charge_log import clients_in
 from fed_dpsd.server.federation import in_use
 from fed_dpsd.server.inputs import digests_of_inputs
-from fed_dpsd.server.run_folder import is_run_folder, open_run_folder, read_log, read_predictions
+from fed_dpsd.server.run_folder import (
+    TEST_IMAGES,
+    is_run_folder,
+    open_run_folder,
+    read_log,
+    read_predictions,
+)
 from fed_dpsd.server.summary import (
     TRAVELLED,
     add_privacy,
@@ -256,6 +262,7 @@ def facts_of(
         spent=[_spent(plan, line.get("charged", {}), delta, card.unit) for line in rounds],
         costs={n: _epsilon(plan, releases, delta, card.unit) for n, releases in stated.items()},
         samples=_samples(folder),
+        test_images={int(path.stem): path for path in (folder / TEST_IMAGES).glob("*.png")},
         requests=(requests := requests_of(folder)),
         absent={client: str(missed) for client, missed in incomplete_attendance(requests).items()},
         charges=charges,

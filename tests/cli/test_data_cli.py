@@ -26,6 +26,13 @@ def test_data_shows_every_client_and_class(fed_dpsd):
     assert all(len(line) <= 80 for line in out)
 
 
+def test_a_sheet_of_test_images_is_drawn(fed_dpsd, tmp_path):
+    code, (*_, path), _ = fed_dpsd("data", "--sheet", "sheet.png")
+    assert (code, path) == (0, str(tmp_path / "sheet.png"))
+    with Image.open(path) as picture:
+        assert len(np.unique(np.asarray(picture.convert("L")))) > 10
+
+
 def test_patients_are_counted_where_they_are_known():
     images, labels = np.zeros((3, 1, 8, 8), np.uint8), np.zeros(3, np.int64)
     assert _size(Records(images, labels)) == "3"

@@ -504,6 +504,21 @@ def test_what_a_log_does_not_have_is_not_drawn(tmp_path):
     assert not any("spent" in text for text in infinite)
 
 
+def test_test_images_are_shown_by_class_and_only_where_there_are_some(shown, tmp_path):
+    assert "Test images" not in shown.texts("h2")
+    path = tmp_path / "large.png"
+    Image.new("RGB", (2_000, 500), "grey").save(path)
+    for facts, said in (
+        (run(tmp_path), "no training record is among them"),
+        (deployment(tmp_path), "They are the coordinator's own."),
+    ):
+        seen = page(dataclasses.replace(facts, test_images={1: path, 0: path}))
+        assert "Test images" in seen.texts("h2")
+        alt = [f"Test images of class {name}" for name in facts.classes[:2]]
+        assert [each["alt"] for each in seen.all("img") if "Test" in each["alt"]] == alt
+        assert said in " ".join(" ".join(seen.texts("p")).split())
+
+
 def test_the_pictures_are_scaled_down(shown, tmp_path):
     rounds = ["Synthetic images of round 1", "Synthetic images of round 5"]
     assert [each["alt"] for each in shown.all("img")] == rounds

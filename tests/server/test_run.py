@@ -97,6 +97,7 @@ def test_what_a_run_leaves_behind(straight):
     sent = sorted(path.name for path in (folder / "asks").iterdir())
     assert sent == ["00002_answers.npz", "00003_answers.npz"]  # the first is in both checkpoints
     assert Image.open(folder / "samples" / "round_00003.png").size == (82, 82)
+    assert len(list((folder / "test_images").iterdir())) == 10
     assert json.loads((folder / "versions.json").read_text())["torch"]
     assert not list(folder.rglob("*.tmp"))
 

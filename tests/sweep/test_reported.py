@@ -298,6 +298,7 @@ def test_the_facts_are_those_of_the_folder(run):
     summary = json.loads((run / "summary.json").read_text())
     assert (facts.name, facts.summary) == (run.name, summary)
     assert sorted(facts.samples) == [1]
+    assert sorted(facts.test_images) == list(range(10))
     assert facts.settings["queries_per_round"] == 64
     assert not any("/" in str(value) for value in facts.settings.values())
     assert facts.verdict[0].startswith("no meaningful protection at epsilon 641")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from fed_dpsd.config import BUNDLED, Config, is_function
 from fed_dpsd.data.partition import Partition
-from fed_dpsd.errors import UserError, format_value, size_text
+from fed_dpsd.errors import UserError, format_value
 from fed_dpsd.methods.method import Method, PublicContext
 from fed_dpsd.models.classifiers import CLASSIFIERS, FIXED, NO_DP_SGD, OURS, on_meta
 from fed_dpsd.models.own_networks import network_problem
@@ -62,11 +62,14 @@ def large_requests(config: Config, plan: Plan, answers: Mechanism) -> list[str]:
         return []
     fitting = LARGEST_REQUEST // image
     rounds = math.ceil(config.rounds * queries / fitting)
+    size, most = (
+        f"{math.ceil(count / 2**20):,} MiB" for count in (queries * image, LARGEST_REQUEST)
+    )
     return [
         f"queries_per_round={config.queries_per_round}: a request has {queries:,} images of shape "
-        f"{list(config.data.shape)}, {size_text(queries * image)}, and a message holds "
-        f"{size_text(LARGEST_REQUEST)}; use queries_per_round={fitting}, with more rounds for the "
-        f"same number of queries (rounds={rounds})"
+        f"{list(config.data.shape)}, {size}, and a message holds {most}; use "
+        f"queries_per_round={fitting}, with more rounds for the same number of queries "
+        f"(rounds={rounds})"
     ]
 
 

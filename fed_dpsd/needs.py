@@ -30,6 +30,7 @@ from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.mechanism import Weights
 from fed_dpsd.privacy.record_sums import RecordSums
 from fed_dpsd.privacy.training import BaselineWeights
+from fed_dpsd.storage import nearest_existing
 
 PROCESS = 650 * 10**6  # bytes of Python, torch and the other libraries
 SMALL_SIDE = 32  # pixels; larger images are measured, which takes torch seconds to prepare
@@ -185,8 +186,8 @@ def needs_of(experiment: Experiment, records: int | None = None) -> Needs:
     )
 
 
-def require_room(experiment: Experiment, new: bool = True) -> Needs:
-    """Check that a run fits into this machine's memory and disk; return what it needs.
+def require_room(experiment: Experiment, new: bool = True) -> None:
+    """Check that a run fits into this machine's memory and disk.
 
     Args:
         experiment: the run.
@@ -199,20 +200,18 @@ def require_room(experiment: Experiment, new: bool = True) -> Needs:
     _require_memory(needs.here, _typed(config))
     if new:
         folder = Path(config.run_folder or config.out)
-        _require_disk(folder, needs.run_disk, _typed(config), REMEDIES["queries"])
-    return needs
+        _require_disk(folder, needs.run_disk, _typed(config))
 
 
-def require_room_of_hospital(experiment: Experiment) -> Needs:
-    """Check that a hospital's part of a run fits into its machine; return what the run needs.
+def require_room_of_hospital(experiment: Experiment) -> None:
+    """Check that a hospital's part of a run fits into its machine.
 
     Raises:
         UserError: it does not fit; the message names the keys to change. Nothing was read.
     """
     needs, config = needs_of(experiment), experiment.config
     _require_memory({"process": PROCESS, **needs.client}, _typed(config))
-    _require_disk(Path(config.out), needs.client_disk, _typed(config), REMEDIES["queries"])
-    return needs
+    _require_disk(Path(config.out), needs.client_disk, _typed(config))
 
 
 def _typed(config: Config) -> str:
@@ -230,13 +229,12 @@ def _require_memory(parts: Mapping[str, int], typed: str) -> None:
         )
 
 
-def _require_disk(folder: Path, needed: int, typed: str, remedy: str) -> None:
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    free = shutil.disk_usage(there).free
+def _require_disk(folder: Path, needed: int, typed: str) -> None:
+    free = shutil.disk_usage(nearest_existing(folder)).free
     if needed > free:
         raise UserError(
             f"{typed}: the run writes about {size_text(needed)} to {folder}, which has "
-            f"{size_text(free)} free; use {remedy}, or another folder"
+            f"{size_text(free)} free; use {REMEDIES['queries']}, or another folder"
         )
 
 

@@ -65,6 +65,11 @@ def expanded(path: str) -> Path:
         ) from None
 
 
+def nearest_existing(folder: Path) -> Path:
+    """Return a folder, or its nearest existing ancestor."""
+    return next(path for path in (folder, *folder.parents) if path.exists())
+
+
 def app_folder() -> Path:
     """Return the folder of the Flower app: inside an installed wheel, otherwise the checkout."""
     package = Path(__file__).resolve().parent

@@ -13,6 +13,7 @@ from fed_dpsd import experiment as experiments
 from fed_dpsd.client.hospital import Hospital
 from fed_dpsd.config.compose import compose
 from fed_dpsd.engines.clients import prepare_clients
+from fed_dpsd.engines.doctor import examine_run
 from fed_dpsd.engines.ready import check_run
 from fed_dpsd.errors import ConfigError, UserError, size_text
 from fed_dpsd.experiment import set_up
@@ -192,3 +193,14 @@ def test_a_hospital_refuses_what_its_machine_cannot_hold_before_it_reads(
             needs.require_room_of_hospital(experiment)
     machine(monkeypatch, estimated.client_memory, estimated.client_disk)
     needs.require_room_of_hospital(experiment)
+
+
+def test_the_doctor_checks_the_same_needs(small, monkeypatch):
+    experiment = small("partition=iid")
+    records = len(experiments.load_data(experiment.config.data, experiment.config.cache).train)
+    needed = memory(experiment, records)
+    for available, good in ((needed - 1, False), (needed + 1, True)):
+        free = SimpleNamespace(available=available)
+        monkeypatch.setattr(psutil, "virtual_memory", lambda free=free: free)
+        (check,) = [each for each in examine_run(experiment) if each.name == "memory"]
+        assert (check.good, size_text(needed) in check.state) == (good, True)

@@ -1,7 +1,6 @@
 """Checks of a machine, in general or for a run, each with its remedy."""
 
 import importlib
-import math
 import os
 import socket
 import tempfile
@@ -13,13 +12,13 @@ from pathlib import Path
 import psutil
 
 from fed_dpsd.engines.flower import LOOPBACK, direct, proxies
-from fed_dpsd.engines.placement import on_meta, place, place_on_this_machine
-from fed_dpsd.engines.ready import nearest_existing, require_writable, run_warnings
-from fed_dpsd.errors import UserError
+from fed_dpsd.engines.placement import place, place_on_this_machine
+from fed_dpsd.engines.ready import require_writable, run_warnings
+from fed_dpsd.errors import UserError, size_text
 from fed_dpsd.experiment import Experiment, from_overrides, partitions
-from fed_dpsd.models.devices import PROCESSOR_BYTES, Device, gib, gpus
-from fed_dpsd.models.footprint import weight_bytes
-from fed_dpsd.storage import app_folder, home
+from fed_dpsd.models.devices import Device, gpus
+from fed_dpsd.needs import needs_of
+from fed_dpsd.storage import app_folder, home, nearest_existing
 
 FLOWER_MINORS = ("1.41", "1.42")
 # The variables that Flower reads, and the ports of the SuperLink that `flwr run` starts.
@@ -53,12 +52,15 @@ def examine() -> list[Check]:
 def examine_run(experiment: Experiment) -> list[Check]:
     """Return the checks for a run on this machine, which read data but train and charge nothing."""
     config, data = experiment.config, _checked("data", lambda: _data(experiment))
+    records = sum(map(len, partitions(experiment))) if data.good else None
+    needs = needs_of(experiment, records)
     return [
         data,
         _checked("devices", lambda: str(place_on_this_machine(experiment, 1))),
         _checked("budget", lambda: "; ".join(run_warnings(experiment)) or "admits the whole plan"),
-        *(_folder(key, Path(getattr(config, key)), experiment) for key in ("out", "cache")),
-        *([_memory(experiment)] if data.good else []),
+        _folder("out", Path(config.out), needs.run_disk),
+        _folder("cache", Path(config.cache), needs.cache_disk),
+        _memory(sum(needs.here.values())),
     ]
 
 
@@ -78,38 +80,24 @@ def _data(experiment: Experiment) -> str:
     )
 
 
-def _folder(key: str, folder: Path, experiment: Experiment) -> Check:
-    """Check that a folder is writable and that the cache has room for the teachers."""
+def _folder(key: str, folder: Path, needed: int) -> Check:
+    """Check that a folder is writable and has room for what the run writes to it."""
     try:
         require_writable(key, folder)
     except UserError as error:
         return Check(key, False, str(folder), str(error))
     free = psutil.disk_usage(str(nearest_existing(folder))).free
-    needed = _bytes_of_teachers(experiment) if key == "cache" else 0
-    state = f"{folder} is writable, {gib(free)} GiB free"
-    state += f"; teachers take {gib(needed)}" if needed else ""
+    state = f"{folder} is writable, {size_text(free)} free"
+    state += f"; the run writes about {size_text(needed)}"
     remedy = "" if needed < free else f"free some space, or give {key}="
     return Check(key, needed < free, state, remedy)
 
 
-def _memory(experiment: Experiment) -> Check:
-    """Check that records and teachers fit into free memory; a round needs some more."""
-    pixels = math.prod(experiment.config.data.shape)
-    needed = sum(map(len, partitions(experiment))) * pixels
-    needed += min(_bytes_of_teachers(experiment), PROCESSOR_BYTES)
+def _memory(needed: int) -> Check:
+    """Check that a run fits into free memory."""
     free = psutil.virtual_memory().available
-    state = f"{gib(free)} GiB free; records and teachers take {gib(needed)}"
+    state = f"{size_text(free)} free; the run takes about {size_text(needed)}"
     return Check("memory", needed < free, state, "" if needed < free else "close other programs")
-
-
-def _bytes_of_teachers(experiment: Experiment) -> int:
-    """Return the bytes of all clients' weights if each had the largest architecture."""
-    config = experiment.config
-    largest = max(
-        weight_bytes(on_meta(config, architecture, config.model.teacher_width))
-        for architecture in set(map(config.architecture, range(config.num_clients)))
-    )
-    return config.num_clients * config.teachers_per_client * largest
 
 
 def _flower() -> Check:

@@ -16,7 +16,7 @@ from fed_dpsd.models.precision import uses_bfloat16
 from fed_dpsd.needs import require_room
 from fed_dpsd.server.inputs import require_same_inputs
 from fed_dpsd.server.trackers import require_tracker
-from fed_dpsd.storage import app_folder
+from fed_dpsd.storage import app_folder, nearest_existing
 
 Placed = TypeVar("Placed")
 
@@ -115,8 +115,3 @@ def require_writable(key: str, folder: Path) -> None:
     except OSError as error:
         reason = "no space left" if is_disk_full(error) else "not writable"
         raise UserError(f"{key}={folder} is {reason}; choose another folder") from None
-
-
-def nearest_existing(folder: Path) -> Path:
-    """Return a folder, or its nearest existing ancestor."""
-    return next(path for path in (folder, *folder.parents) if path.exists())

@@ -4,6 +4,7 @@ Decoded images are cached. The handling of a record depends on that record alone
 (docs/mechanisms.md, "From files to records").
 """
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -32,6 +33,7 @@ ENOUGH = 25  # images or patients to state an accuracy; its standard error is th
 TEST_PART = 5  # one in so many records, or patients, is for testing if data is not divided
 # Key of the hash that divides data. It is not a setting: users could choose a favourable split.
 SPLIT_KEY = b"fed_dpsd: test split"
+DAMAGED = OSError, ValueError, EOFError  # of files in the cache
 PURPOSES = {"train": "training", "test": "testing"}
 
 
@@ -159,27 +161,34 @@ def digests_of(**splits: Loaded) -> dict[str, str]:
 def _load_split(config: DataConfig, split: str, cache: Path) -> Loaded:
     """Load a split, from the cache if it was read before; divide the data if it has no splits.
 
-    Skipped records and classes without images cause warnings, once per process; an error would
-    reveal them.
+    Images in the cache are mapped from their file, so they take no memory. Skipped records and
+    classes without images cause warnings, once per process; an error would reveal them.
     """
     source = sources.Source(config, split)
     files = source.fingerprint()
     place = _cached(config, files, split, cache)
+    known = config.patient_column is not None
     try:
-        about = json.loads(place("about.json").read_text())
-        known = config.patient_column is not None
-        patients = np.load(place("patients.npy")) if known else None
-        images = np.load(place("images.npy"), mmap_mode="r")
-        digests = np.load(place("digests.npy"))
-        records = Records(images, np.load(place("labels.npy")), patients)
-    except (OSError, ValueError, EOFError):  # missing, or damaged
+        loaded, notes = _saved(place, known)
+    except DAMAGED:  # or missing
         parts, about, cacheable = _read(config, source, split)
+        loaded, notes = Loaded(parts[split], about["count"], parts[split].digests), about["notes"]
         if cacheable:
             _save({_cached(config, files, name, cache): parts[name] for name in parts}, about)
-        records, digests = parts[split], parts[split].digests
-    for note in about["notes"]:
+            with contextlib.suppress(*DAMAGED):  # a full folder keeps nothing
+                loaded, notes = _saved(place, known)
+    for note in notes:
         warn_once(note)
-    return Loaded(records, about["count"], digests)
+    return loaded
+
+
+def _saved(place: Callable[[str], Path], patients: bool) -> tuple[Loaded, list[str]]:
+    """Return a split from the cache, and notes for the user; raise one of DAMAGED if it cannot."""
+    about = json.loads(place("about.json").read_text())
+    images = np.load(place("images.npy"), mmap_mode="r")
+    known = np.load(place("patients.npy")) if patients else None
+    records = Records(images, np.load(place("labels.npy")), known)
+    return Loaded(records, about["count"], np.load(place("digests.npy"))), about["notes"]
 
 
 def _read(

@@ -184,7 +184,7 @@ def take_records(
     """
     shape, fit, bits, window = conversion
     seen = _Seen(where, Count(unit))
-    images, labels, ids = [], [], []
+    joined, labels, ids = bytearray(), [], []  # a list of images would need memory twice
     for item in _reject_repeats(items, where):
         seen.count.found += 1
         if item.skipped or item.label not in numbers:  # a class may have any name
@@ -205,12 +205,13 @@ def take_records(
                 f"{where}: {item.name} has shape {list(pixels.shape)}, but "
                 f"data.shape={list(shape)}; set its shape, or data.resize=true to scale it"
             )
-        images.append(pixels)
+        joined += pixels.tobytes()
         labels.append(numbers[item.label])
         ids.append(hash64(patient) if patients else 0)
-    seen.check(len(images), numbers, remedy)
+    seen.check(len(labels), numbers, remedy)
     known = np.array(ids, np.int64) if patients else None
-    records = Records(np.stack(images), np.array(labels, np.int64), known)
+    images = np.frombuffer(joined, np.uint8).reshape(-1, *shape)
+    records = Records(images, np.array(labels, np.int64), known)
     return Taken(records, seen.count, seen.notes(bits), seen.cacheable)
 
 

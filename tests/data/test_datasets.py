@@ -192,6 +192,16 @@ def test_other_code_decodes_a_folder_again(tmp_path, monkeypatch):
         loaded(tmp_path, tmp_path / "D")
 
 
+def test_images_are_mapped_from_the_cache_at_once_and_take_no_memory(tmp_path):
+    for number in range(8):
+        picture(tmp_path / "D" / ("ill", "well")[number % 2] / f"{number}.bmp", number)
+    for _ in range(2):
+        data = loaded(tmp_path, tmp_path / "D")
+        assert isinstance(data.train.images, np.memmap)
+        assert isinstance(data.test.images, np.memmap)
+        assert everything(data) == {number: number % 2 for number in range(8)}
+
+
 def test_a_failure_that_may_pass_is_not_cached(tmp_path, monkeypatch):
     """Otherwise the failure would stay cached after permissions are fixed."""
     path = table(tmp_path / "t.csv", [f"{i}.png,{('ill', 'well')[i % 2]}" for i in range(20)])

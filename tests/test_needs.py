@@ -96,6 +96,11 @@ MEASURED = {
         ((*ROUND, "rounds=10"), 2_000),
         70e6,
     ),
+    "3,840 more images in a round": (
+        ((*ROUND, "queries_per_round=256", "rounds=1"), 2_000),
+        ((*ROUND, "queries_per_round=4096", "rounds=1"), 2_000),
+        48e6,
+    ),
     "10,000 more records of 32 pixels": ((GREY, 2_000), (GREY, 12_000), 138e6),
     "3,500 more records of 128 pixels": ((LARGE, 500), (LARGE, 4_000), 231e6),
 }

@@ -462,10 +462,10 @@ class Teachers:
             self._inputs[shard] = digest_of_shard(key, teacher, records, self._training)
         return self._inputs[shard]
 
-    def _digest_records(self, records: Records, update: Callable[[bytes], None]) -> None:
+    def _digest_records(self, records: Records, update: Callable[[Any], None]) -> None:
         """Add a shard's images and labels to a digest, and its patients if teachers use them."""
         update(f"{records.images.shape}".encode())
-        update(np.ascontiguousarray(records.images).tobytes())
+        update(np.ascontiguousarray(records.images).data)
         update(records.labels.tobytes())
         if self._by_patient:
             assert records.patients is not None

@@ -229,7 +229,7 @@ def safe_batch(teacher: Classifier, images: NDArray[np.uint8]) -> int:
         return IMAGES_AT_ONCE
     key = (*teacher.features_key, images.shape[1:])
     if key not in _safe_batches:
-        agree = places_agree(features, torch.from_numpy(images[:1]), IMAGES_AT_ONCE)
+        agree = places_agree(features, torch.empty(0, *images.shape[1:]), IMAGES_AT_ONCE)
         _safe_batches[key] = IMAGES_AT_ONCE if agree else 1
     return _safe_batches[key]
 

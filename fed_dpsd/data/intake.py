@@ -121,7 +121,7 @@ class Records:
         return None if self.patients is None else len(np.unique(self.patients))
 
     def take(self, indices: NDArray[np.int64]) -> "Records":
-        """Return the records at `indices`; these records, not a copy, if all are chosen in order."""
+        """Return the records at `indices`; these records, not a copy, if all are chosen."""
         if np.array_equal(indices, np.arange(len(self))):
             return self
         patients = None if self.patients is None else self.patients[indices]

@@ -457,6 +457,8 @@ class Uncapped(Account):
         {"account_class": Uncapped},
     ],
 )
+@pytest.mark.slow
+@pytest.mark.ci
 def test_a_broken_ledger_or_site_is_caught(config, broken):
     @hypothesis.settings(ANY, phases=[hypothesis.Phase.generate], report_multiple_bugs=False)
     @hypothesis.given(STEPS)

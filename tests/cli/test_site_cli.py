@@ -74,6 +74,8 @@ def test_a_check_counts_trains_and_rehearses_and_charges_nothing(fed_dpsd, tmp_p
         ("class_statistics", "class_statistics", 68 * 69 // 2 + 10 * (68 + 1)),
     ],
 )
+@pytest.mark.slow
+@pytest.mark.ci
 def test_a_check_of_sums_over_records_rehearses_a_sum_and_trains_nothing(
     fed_dpsd, tmp_path, method, answers, numbers
 ):

@@ -173,6 +173,8 @@ def test_a_kept_teacher_that_goes_is_not_trained_by_another_kernel(
     assert len(entries_of(ledger)) == 2
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_a_teacher_that_another_machine_puts_in_its_place_is_not_taken_for_the_one_that_was_paid(
     small, tmp_path, drawn, monkeypatch
 ):
@@ -200,6 +202,8 @@ def test_a_teacher_that_another_machine_puts_in_its_place_is_not_taken_for_the_o
     assert len(entries_of(ledger)) == 1
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_control_a_digest_of_the_records_alone_shows_what_noise_hides(
     small, tmp_path, drawn, monkeypatch
 ):

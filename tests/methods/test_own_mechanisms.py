@@ -119,6 +119,8 @@ LEARNING += ("method.final_student_steps=200", "method.batch_size=128", "method.
         ("laplace_probabilities", True),
     ],
 )
+@pytest.mark.slow
+@pytest.mark.ci
 def test_a_student_learns_from_a_mechanism_that_decodes_its_answers(own, tmp_path, answers, learns):
     """As from ours; if a mechanism decodes its answers wrongly, the student is near chance."""
     noise = "answers.noise_multiplier=0.2"

@@ -60,6 +60,8 @@ def test_every_network_takes_a_step(name, shape):
         ),
     ],
 )
+@pytest.mark.slow
+@pytest.mark.ci
 def test_dp_sgd_takes_a_step_of_every_kind(name, monkeypatch):
     """Each record's gradient depends on the record alone, and the step moves every weight.
 
@@ -170,6 +172,8 @@ def test_pixels_of_another_file_must_be_described(small, tmp_path):
         assert str(path) in str(error.value)
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_another_architecture_channels_or_classes_are_named(small, tmp_path):
     path = tmp_path / "theirs.safetensors"
     elsewhere(path, "mobilenet_v2")

@@ -25,7 +25,8 @@ from fed_dpsd.models.devices import PROCESSOR_BYTES
 from fed_dpsd.models.fixed_features import FixedFeatures
 from fed_dpsd.models.footprint import peak_bytes, weight_bytes
 from fed_dpsd.models.generators import Generator
-from fed_dpsd.models.scattering import Scattering
+from fed_dpsd.models.procedural import SIDE
+from fed_dpsd.models.scattering import EXAMPLES, Scattering
 from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.mechanism import Weights
 from fed_dpsd.privacy.record_sums import RecordSums
@@ -33,9 +34,9 @@ from fed_dpsd.privacy.training import BaselineWeights
 from fed_dpsd.storage import nearest_existing
 
 PROCESS = 650 * 10**6  # bytes of Python, torch and the other libraries
-SMALL_SIDE = 32  # pixels; larger images are measured, which takes torch seconds to prepare
-SMALL_WORK = 2_000  # bytes for each pixel of a small image in a step
-EXAMPLES = 4_000  # procedural images whose principal components are found, at most
+# Bytes for each pixel of an image of at most SIDE in a step. Larger ones are measured, which takes
+# torch seconds to prepare.
+SMALL_WORK = 2_000
 KEPT = 3  # requests that a server and the states that a checkpoint keep on disk, at most
 PICTURES = 64  # images of a round in a run folder's pictures
 IN_WORK = 6  # copies of a round's images while they are drawn, packed and answered
@@ -89,7 +90,7 @@ class Needs:
 
     @property
     def here(self) -> Mapping[str, int]:
-        """Return the memory of this machine: the server's, and that of simulated clients.
+        """Return the memory of this machine: the server's and the simulated clients'.
 
         Simulated clients share what they compute of the requests' images, and a limited memory for
         teachers.
@@ -287,7 +288,7 @@ def _work(
     classifier, small = _network(model, name, shape, classes, width), _small(shape, batch)
     if isinstance(classifier.backbone, FixedFeatures):
         return small + _whitening(classifier.backbone)
-    if classifier.fixed or name not in OURS or shape[1] <= SMALL_SIDE:
+    if classifier.fixed or name not in OURS or shape[1] <= SIDE:
         return small
 
     def step() -> None:
@@ -300,7 +301,7 @@ def _work(
 
 def _small(shape: tuple[int, ...], batch: int) -> int:
     """Return about what a batch of small images takes, which is not worth measuring."""
-    return SMALL_WORK * batch * min(shape[1], SMALL_SIDE) ** 2
+    return SMALL_WORK * batch * min(shape[1], SIDE) ** 2
 
 
 def _whitening(features: FixedFeatures) -> int:
@@ -328,7 +329,7 @@ def _generating(experiment: Experiment) -> int:
 
 @functools.lru_cache(maxsize=32)
 def _generator_step(model: ModelConfig, shape: tuple[int, ...], count: int, latent: int) -> int:
-    if shape[1] <= SMALL_SIDE:
+    if shape[1] <= SIDE:
         return _small(shape, count)
     scattering = model.student == "scattering"
     dtype = torch.float64 if model.student in FIXED else torch.float32

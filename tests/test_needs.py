@@ -108,7 +108,7 @@ MEASURED = {
 
 @pytest.mark.parametrize("case", MEASURED)
 def test_memory_grows_as_it_was_measured(monkeypatch, case):
-    monkeypatch.setattr(needs, "SMALL_SIDE", 128)  # the work on a batch does not grow
+    monkeypatch.setattr(needs, "SIDE", 128)  # the work on a batch does not grow
     less, more, measured = MEASURED[case]
     start, end = (
         memory(set_up(compose((*overrides, "num_clients=2")), Path.cwd()), records)

@@ -79,23 +79,26 @@ def load(config: DataConfig, cache: Path) -> Dataset:
     if config.name == BUNDLED:
         return _digits()
     loaded = {split: _load_split(config, split, cache) for split in sources.SPLITS}
-    counts = dict.fromkeys(each.counted for each in loaded.values())
-    train, test = (loaded[split].records for split in sources.SPLITS)
-    digests = digests_of(training=loaded["train"], test=loaded["test"])
-    copied = np.isin(loaded["test"].digests, loaded["train"].digests)
-    data = Dataset(train, test, tuple(counts), digests, copied)
+    data = _dataset(**loaded)
     _check_shared_patients(config, data)
-    if len(test) < ENOUGH:
+    if len(data.test) < ENOUGH:
         warn_once(
-            f"data={config.name} ({config.path or config.hub}): {len(test):,} test images are too "
-            f"few to judge a student; {ENOUGH} would be enough"
+            f"data={config.name} ({config.path or config.hub}): {len(data.test):,} test images are "
+            f"too few to judge a student; {ENOUGH} would be enough"
         )
-    if copies := int(copied.sum()):
+    if copies := int(data.copied.sum()):
         warn_once(
             f"data={config.name} ({config.path or config.hub}): {copies:,} of {len(data.test):,} "
             "test images are training images too, pixel for pixel, which inflates scores"
         )
     return data
+
+
+def _dataset(train: Loaded, test: Loaded) -> Dataset:
+    counts = tuple(dict.fromkeys((train.counted, test.counted)))
+    copied = np.isin(test.digests, train.digests)
+    digests = digests_of(training=train, test=test)
+    return Dataset(train.records, test.records, counts, digests, copied)
 
 
 def load_test(config: DataConfig, cache: Path) -> Records:
@@ -140,8 +143,7 @@ def _digits() -> Dataset:
     train, test = records.take(order[DIGITS_TEST_SIZE:]), records.take(order[:DIGITS_TEST_SIZE])
     count = f"{len(records):,} images found, {len(records):,} used"
     loaded = [Loaded(split, count, split.digests) for split in (train, test)]
-    digests = digests_of(training=loaded[0], test=loaded[1])
-    return Dataset(train, test, (count,), digests, np.isin(loaded[1].digests, loaded[0].digests))
+    return _dataset(*loaded)
 
 
 def digests_of(**splits: Loaded) -> dict[str, str]:

@@ -34,7 +34,7 @@ class _Unreadable(ValueError):
 
 
 def is_dicom(content: bytes, name: str = "") -> bool:
-    """Return whether bytes, or the name of their file, are those of a DICOM file."""
+    """Return whether a file is DICOM, by its content or its name."""
     return content[128:132] == b"DICM" or name.lower().endswith(".dcm")
 
 

@@ -167,8 +167,7 @@ class ReplayBuffer:
 class State:
     """A server's state after `round`: named tensors and any samples of each round.
 
-    When a run has saved a state, the images at the end of its `buffer` are those of the checkpoint,
-    mapped from its file.
+    When a run has saved a state, the last images of its `buffer` are mapped from the checkpoint.
     """
 
     round: int

@@ -4,7 +4,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-SIDE = 32  # pixels; larger images are enlarged
+from fed_dpsd.models.procedural import SIDE
+
 CONTRAST = (1.0, 6.0)
 BRIGHTNESS = (-4.0, 2.0)
 

@@ -72,8 +72,8 @@ def trainable_part(
         images: the images.
         device: where to compute.
         at_once: the number of images in a batch.
-        known: features of the first batches, which are not computed again; those of other full
-            batches are added.
+        known: features of the first batches, which are not computed again; other full batches are
+            added.
     """
     if not model.fixed:
         return model, lambda chosen: to_unit(images[chosen], device)

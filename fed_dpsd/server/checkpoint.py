@@ -23,9 +23,9 @@ KEPT = 2
 def save(folder: Path, state: State) -> None:
     """Write `state` below `folder`; a crash at any time leaves a complete older checkpoint.
 
-    The newest part of the replay buffer is written first, then the tensors. From then on, its
-    images are read from that file. The JSON file is
-    written last and makes the checkpoint valid. Then all states except the last two are removed.
+    The newest part of the replay buffer is written first, and its images are read from that file
+    from then on. The tensors follow. The JSON file is written last and makes the checkpoint valid.
+    Then all states except the last two are removed.
     """
     digests = []
     if state.buffer:

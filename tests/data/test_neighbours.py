@@ -101,20 +101,17 @@ ALL_EDITS = (*RECORD_EDITS, "patient added", "patient removed", "patient replace
 # --- files ---
 
 
-def folder(place, records):
+def folder(place, records, ending=".png", content="file"):
     for name in CLASSES:
         (place / name).mkdir(parents=True)
     for number, record in enumerate(records):
-        (place / CLASSES[record.label] / f"{number:03}.png").write_bytes(record.file)
+        file = place / CLASSES[record.label] / f"{number:03}{ending}"
+        file.write_bytes(getattr(record, content))
     return place
 
 
 def scans(place, records):
-    for name in CLASSES:
-        (place / name).mkdir(parents=True)
-    for number, record in enumerate(records):
-        (place / CLASSES[record.label] / f"{number:03}").write_bytes(record.scan)
-    return place
+    return folder(place, records, ending="", content="scan")
 
 
 def table_csv(place, records):

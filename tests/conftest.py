@@ -3,8 +3,10 @@
 Heavy libraries are imported inside functions: the process that only hands out tests needs none.
 """
 
+import copy
 import functools
 import gc
+import io
 import os
 import pwd
 import shutil
@@ -102,6 +104,25 @@ def pytest_collection_finish():
     """Leave the libraries' many objects out of garbage collections, and have fewer of them."""
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _each_configuration_file_is_parsed_once():
+    """A command composes conf/ once or twice; the tests, hundreds of times."""
+    from omegaconf import OmegaConf
+
+    load = OmegaConf.load
+
+    @functools.cache
+    def parsed(text):
+        return load(io.StringIO(text))
+
+    def load_once(file):
+        return copy.deepcopy(parsed(file.read())) if hasattr(file, "read") else load(file)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OmegaConf, "load", staticmethod(load_once))
+        yield
 
 
 @pytest.fixture

@@ -78,15 +78,18 @@ PRIVATE = [c for c in ALL if not any(name in setting for setting in c for name i
 PRIVATE += [("answers=gradient",), ("answers=gradient", "answers.noise_at=server")]
 
 
-# Each mechanism, law and place of noise is among them; the others are slow.
+# Fast; the others are slow.
 EVERY_DAY = [
     {"answers=probabilities"},
-    {"answers=label", "answers.noise_at=distributed"},
     {"answers=label", "answers.threshold=0.1"},
     {"answers=label", "answers.k=3"},
     {"answers=gradient", "answers.noise_at=server"},
     {"answers=gradient", "answers.mask=private"},
     {"answers=votes", "answers.noise_law=laplace", "answers.noise_at=client"},
+]
+# With those, each mechanism, law and place of noise is in every run of .ci/run.
+EVERY_PUSH = [
+    {"answers=label", "answers.noise_at=distributed"},
     {"answers=noisy_max", "answers.noise_law=laplace"},
     {"answers=noisy_max_gaussian", "answers.noise_law=gaussian"},
 ]
@@ -96,9 +99,12 @@ def marked(settings):
     """Mark the rare ways to answer slow; requests alone take seconds."""
     alone = settings in REQUESTS_ALONE or "answers=gradient_sum" in settings
     sums = {"answers=clipped_gradients", "answers=class_statistics"} & set(settings)
-    rare = not any(each <= set(settings) for each in EVERY_DAY)
-    slow = pytest.mark.slow(seconds=20 if sums else 5 if alone else 2)
-    return pytest.param(settings, id=" ".join(settings), marks=slow if alone or rare else ())
+    marks = []
+    if alone or not any(each <= set(settings) for each in EVERY_DAY):
+        marks.append(pytest.mark.slow(seconds=20 if sums else 5 if alone else 2))
+    if any(each <= set(settings) for each in EVERY_PUSH):
+        marks.append(pytest.mark.ci)
+    return pytest.param(settings, id=" ".join(settings), marks=marks)
 
 
 @pytest.fixture(autouse=True)

@@ -164,6 +164,8 @@ def test_an_answer_s_noise_is_not_claimed_for_teachers(tmp_path):
     assert run.proven("teachers").number(5) == "inf"
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 def test_a_table_names_the_seeds_and_commits_that_there_are(plain):
     (row,) = shadows.rows_of(plain)
     assert shadows.facts(row, "student")["seeds"] == f"0-{RUNS - 1}"
@@ -183,6 +185,8 @@ def test_a_method_that_ends_with_teachers_has_no_student_to_attack(tmp_path):
     assert both.victims == ("teachers", "student")
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 def test_coins_decide_who_is_a_member_and_nothing_else(plain):
     (row,) = shadows.rows_of(plain)
     first, second = row.runs[:2]
@@ -204,6 +208,8 @@ def test_runs_without_coins_and_too_few_of_them_are_refused(tmp_path, plain):
         list(membership.attack(folder, lambda line: None))
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 @every(
     ("change", "says"),
     [
@@ -226,6 +232,8 @@ def test_runs_whose_coins_or_holders_are_not_as_theorems_have_them_are_refused(
         next(membership.attack(plain, lambda line: None))  # before anything is attacked
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 @every(
     ("known", "other", "says"),
     [
@@ -251,12 +259,16 @@ def test_settings_in_which_a_coin_is_not_one_record_are_refused(
             next(attack(folder, lambda line: None))
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 def test_a_table_without_its_run_folders_is_refused(plain, tmp_path):
     shutil.copy(plain / "results.csv", tmp_path)
     with pytest.raises(UserError, match="does not exist; an attack needs a sweep's run folders"):
         next(membership.attack(tmp_path, lambda line: None))
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 def test_the_command_writes_a_table_and_a_figure(plain, tmp_path, monkeypatch, capsys):
     outcomes = list(attacked(plain).values())
     monkeypatch.setattr(membership, "attack", lambda path, say: iter(outcomes))
@@ -273,6 +285,8 @@ def test_the_command_writes_a_table_and_a_figure(plain, tmp_path, monkeypatch, c
     assert {row["resolved@1%"] for row in rows} == {"True"}
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 def test_the_command_reports_which_proof_is_wrong(plain, tmp_path, monkeypatch, capsys):
     lies = [
         dataclasses.replace(o, scores=np.where(o.included, 1.0, -1.0), claims=((0.1, 1e-5),))
@@ -288,6 +302,8 @@ def test_the_command_reports_which_proof_is_wrong(plain, tmp_path, monkeypatch, 
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 def test_pictures_are_compared_with_as_many_members_as_others_of_each_class(plain):
     (row,) = shadows.rows_of(plain)
     run, records = row.runs[0], row.runs[0].data.train
@@ -304,6 +320,8 @@ def test_pictures_are_compared_with_as_many_members_as_others_of_each_class(plai
         assert most / 2 < len(members) + len(others) <= most
 
 
+@pytest.mark.ci
+@pytest.mark.slow
 def test_a_runs_experiment_is_read_back_with_its_coins(plain):
     (row,) = shadows.rows_of(plain)
     assert open_run_folder(row.runs[3].folder).partition == Coins(seed=0, coins=3, fraction=0.5)

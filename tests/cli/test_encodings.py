@@ -64,7 +64,10 @@ def model(said, tmp_path):
     [
         ("utf-8", "αβ".encode(), b"r\xe9s.png"),
         pytest.param("cp1252", rb"\u03b1\u03b2", rb"r\udce9s.png", marks=pytest.mark.slow),
-        ("ascii", rb"\u03b1\u03b2", rb"r\udce9s.png"),
+        pytest.param(
+            *("ascii", rb"\u03b1\u03b2", rb"r\udce9s.png"),
+            marks=(pytest.mark.ci, pytest.mark.slow),
+        ),
     ],
 )
 def test_every_command_prints_what_an_encoding_lacks(said, model, encoding, greek, latin):

@@ -210,12 +210,12 @@ def pretrained(
 
 def resnet9(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
     """Build a ResNet-9 with BatchNorm, which learns CIFAR10 in minutes; DAWNBench uses width 64."""
-    return Classifier(ResNet9(shape[0], width), 8 * width, num_classes)
+    return Classifier(ResNet9(shape, width), 8 * width, num_classes)
 
 
 def resnet9_gn(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
     """Build a ResNet-9 with GroupNorm, which DP-SGD can train."""
-    return Classifier(ResNet9(shape[0], width, group_norm=True), 8 * width, num_classes)
+    return Classifier(ResNet9(shape, width, group_norm=True), 8 * width, num_classes)
 
 
 def _torchvision_network(
@@ -233,26 +233,31 @@ def _torchvision() -> Any:
 
 
 def resnet18(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
-    """Build torchvision's ResNet-18 for small images: a 3x3 stem of stride 1 without pooling."""
+    """Build torchvision's ResNet-18; small images get a 3x3 stem of stride 1 without pooling."""
     backbone = _torchvision().resnet18(norm_layer=_group_norm)
-    backbone.conv1 = nn.Conv2d(shape[0], 64, 3, padding=1, bias=False)
-    backbone.maxpool = nn.Identity()
+    if shape[1] < LARGE:
+        backbone.conv1 = nn.Conv2d(shape[0], 64, 3, padding=1, bias=False)
+        backbone.maxpool = nn.Identity()
+    else:
+        backbone.conv1 = nn.Conv2d(shape[0], 64, 7, stride=2, padding=3, bias=False)
     backbone.fc = nn.Identity()
     return Classifier(backbone, 512, num_classes)
 
 
 def mobilenet(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
-    """Build torchvision's MobileNetV3-small for small images: stride 1 in the first convolution."""
+    """Build torchvision's MobileNetV3-small; its first stride is 1 for small images."""
     whole = _torchvision().mobilenet_v3_small(norm_layer=_group_norm)
-    whole.features[0][0] = nn.Conv2d(shape[0], 16, 3, padding=1, bias=False)
+    stride = 1 if shape[1] < LARGE else 2
+    whole.features[0][0] = nn.Conv2d(shape[0], 16, 3, stride, padding=1, bias=False)
     backbone = nn.Sequential(whole.features, whole.avgpool, nn.Flatten())
     return Classifier(backbone, 576, num_classes)
 
 
 def squeezenet(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
-    """Build torchvision's SqueezeNet 1.1 for small images: stride 1 in the first convolution."""
+    """Build torchvision's SqueezeNet 1.1; its first stride is 1 for small images."""
     whole = _torchvision().squeezenet1_1()
-    whole.features[0] = nn.Conv2d(shape[0], 64, 3, padding=1)
+    stride = 1 if shape[1] < LARGE else 2
+    whole.features[0] = nn.Conv2d(shape[0], 64, 3, stride, padding=1)
     backbone = nn.Sequential(whole.features, nn.AdaptiveAvgPool2d(1), nn.Flatten())
     return Classifier(backbone, 512, num_classes)
 
@@ -260,6 +265,8 @@ def squeezenet(shape: tuple[int, ...], num_classes: int, width: int) -> Classifi
 # Architectures that DP-SGD cannot train: BatchNorm mixes the records of a batch, so no bound holds
 # for a single record, and Opacus cannot separate the gradients of layers that work in place.
 NO_DP_SGD = ("cnn_bn", "resnet9", "resnet18", "mobilenet", "squeezenet", *GROUP_FORMS)
+
+LARGE = 64  # pixels a side, from which networks reduce an image early
 
 # Architectures in which only the linear classifier learns.
 FIXED = ("scattering", "patches", "pretrained")

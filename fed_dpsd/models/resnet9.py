@@ -1,13 +1,15 @@
-"""ResNet-9 for small images: eight convolutions, two residual blocks and a linear classifier.
+"""ResNet-9: eight convolutions, two residual blocks and a linear classifier.
 
 This is the network of DAWNBench's fastest entries on CIFAR10 (github.com/davidcpage/cifar10-fast),
 without its constant factor on the logits. The form with GroupNorm keeps no statistics of the data,
-so DP-SGD can train it.
+so DP-SGD can train it. The first convolution has a stride for images of 64 pixels or more, so the
+other layers cost as much as on small images.
 """
 
 import torch
 from torch import nn
 
+SIDE = 32  # of the first layer's maps, or up to 63
 GROUPS = 8  # of GroupNorm, or fewer, so that the number divides the channels
 
 
@@ -15,17 +17,17 @@ class ResNet9(nn.Sequential):
     """The backbone, from (B, C, S, S) to (B, 8 * width) features; S >= 8.
 
     Args:
-        channels: number of channels of the images.
+        shape: (C, S, S) of the images.
         width: number of channels of the first layer, >= 1.
         group_norm: whether to use GroupNorm instead of BatchNorm.
     """
 
-    def __init__(self, channels: int, width: int, group_norm: bool = False) -> None:
+    def __init__(self, shape: tuple[int, ...], width: int, group_norm: bool = False) -> None:
         # At width 1, the last maps may have one value per channel; a group needs several values.
         most = GROUPS if width > 1 else GROUPS // 2
 
-        def layer(inputs: int, outputs: int, pool: bool = False) -> nn.Sequential:
-            convolution = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
+        def layer(inputs: int, outputs: int, pool: bool = False, stride: int = 1) -> nn.Sequential:
+            convolution = nn.Conv2d(inputs, outputs, stride + 2, stride, padding=1, bias=False)
             if group_norm:
                 norm: nn.Module = nn.GroupNorm(_groups(outputs, most), outputs)
             else:
@@ -34,7 +36,7 @@ class ResNet9(nn.Sequential):
             return nn.Sequential(convolution, norm, *[nn.MaxPool2d(2)] * pool, nn.ReLU())
 
         super().__init__(
-            layer(channels, width),
+            layer(shape[0], width, stride=max(1, shape[1] // SIDE)),
             layer(width, 2 * width, pool=True),
             Residual(layer(2 * width, 2 * width), layer(2 * width, 2 * width)),
             layer(2 * width, 4 * width, pool=True),

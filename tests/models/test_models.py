@@ -15,7 +15,8 @@ from fed_dpsd.models import (
     weights_mismatch,
     write_weights,
 )
-from fed_dpsd.models.classifiers import CLASSIFIERS, TemperedSigmoid
+from fed_dpsd.models.classifiers import CLASSIFIERS, TemperedSigmoid, on_meta
+from fed_dpsd.models.footprint import peak_bytes, weight_bytes
 from fed_dpsd.models.generators import Generator, UpConvolution
 from fed_dpsd.models.torchvision_networks import GROUP_FORMS, NETWORKS
 from fed_dpsd.streams import Streams
@@ -53,6 +54,19 @@ def test_classifiers_take_any_shape(cases):
         assert logits.std() > 0
 
     of_case()
+
+
+@every("name", ["resnet9", "resnet9_gn", "resnet18", "mobilenet", "squeezenet"])
+def test_a_large_image_is_reduced_early(name):
+    """It has 49 times as many pixels, and its step needs less than 13 times the memory."""
+
+    def needs(side):
+        model = on_meta(name, (3, side, side), 7, 16)
+        images = torch.empty(16, 3, side, side, device="meta")
+        return peak_bytes(model, lambda: model(images).sum().backward()) - weight_bytes(model)
+
+    assert needs(224) < 13 * needs(32)
+    assert needs(60) > 2 * needs(32)  # the control: a small image is not
 
 
 def test_the_tempered_network_is_the_papers():

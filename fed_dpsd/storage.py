@@ -11,12 +11,14 @@ import functools
 import io
 import json
 import math
+import mmap
 import os
 import platform
 import shlex
 import shutil
 import signal
 import sys
+import tempfile
 import threading
 import zlib
 from collections.abc import Iterator, Mapping
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
 CLIENT = "client_"  # how the names of a client's files begin
 RUN_NAME = "name"  # the file of a run folder that keeps the run's name
+LARGE = 2**28  # bytes of an array that need not be in memory
 
 
 class Unwritable(UserError):
@@ -140,6 +143,21 @@ def run_name(folder: Path) -> str:
     """
     name = folder / RUN_NAME  # an engine may use a folder without it
     return os.fsdecode(name.read_bytes()) if name.exists() else folder.name
+
+
+def large_array(shape: tuple[int, ...], dtype: type) -> NDArray[Any]:
+    """Return an array of zeros or, in memory, of any values, to be filled.
+
+    One of LARGE bytes or more is mapped from an unnamed file in the folder for temporary files,
+    which disappears with the array or the process. It is in memory if that folder lacks the room.
+    """
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    if size < LARGE:
+        return np.empty(shape, dtype)
+    with suppress(OSError), tempfile.TemporaryFile() as file:
+        os.posix_fallocate(file.fileno(), 0, size)  # a write to a map cannot report a full disk
+        return np.ndarray(shape, dtype, mmap.mmap(file.fileno(), size))
+    return np.empty(shape, dtype)
 
 
 def to_npz(arrays: Mapping[str, Any]) -> bytes:

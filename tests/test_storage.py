@@ -4,6 +4,7 @@ import errno
 import io
 import os
 import signal
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from fed_dpsd.errors import UserError
 from fed_dpsd.storage import (
     Unwritable,
     append_line,
+    large_array,
     replacing,
     write_atomically,
     write_together,
@@ -260,3 +262,23 @@ def test_text_that_is_no_unicode_is_an_escape_too(monkeypatch):
     print("\ud800 \udce9", end="", flush=True)
     assert stream.buffer.getvalue() == b"\\ud800 \xe9"
     assert storage.to_utf8("\ud800 \udce9 é") == rb"\ud800 \udce9 " + "é".encode()
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux")
+def test_a_large_array_is_in_a_file_without_a_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(storage, "LARGE", 2**22)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    array = large_array((2**20,), np.float32)
+    array[:] = 7
+    assert f"{tmp_path}/" in Path("/proc/self/maps").read_text()
+    assert list(tmp_path.iterdir()) == []
+    assert array.sum() == 7 * 2**20
+
+
+def test_a_large_array_that_no_disk_can_hold_is_in_memory(small_disk, monkeypatch):
+    folder, _ = small_disk
+    monkeypatch.setattr(storage, "LARGE", 2**20)
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    array = large_array((2**20,), np.uint8)
+    array[:] = 1
+    assert array.sum() == 2**20

@@ -27,7 +27,7 @@ from fed_dpsd.models.augmentation import augment
 from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.models.divergence import check_losses, is_finite
 from fed_dpsd.models.fixed_features import feature_cache
-from fed_dpsd.models.inference import IMAGES_AT_ONCE, to_unit, trainable_part
+from fed_dpsd.models.inference import IMAGES_AT_ONCE, to_unit, to_unit_all, trainable_part
 from fed_dpsd.models.pictures import Pictures
 from fed_dpsd.privacy.lattice import places_agree
 from fed_dpsd.privacy.optimisers import SGD, Adam
@@ -201,12 +201,13 @@ def read_shard(
     if not training.private:
         with feature_cache("records"):
             model, take = trainable_part(teacher, images, CPU)
-        return model, take(slice(None)), labels
+        return model, take(slice(None)) if teacher.fixed else to_unit_all(images), labels
     copies = ShiftedCopies(images, training.copies)
     with feature_cache("records"):
         batch = safe_batch(teacher, images)
         model, take = trainable_part(teacher, copies, CPU, batch)
-    inputs = take(slice(None)).unflatten(0, (len(images), training.copies))
+    inputs = take(slice(None)) if teacher.fixed else to_unit_all(copies)
+    inputs = inputs.unflatten(0, (len(images), training.copies))
     if training.unit == "patient":
         of_patients = torch.from_numpy(places_of_patients(records, training))
         inputs = inputs[of_patients].flatten(1, 2)
@@ -276,7 +277,8 @@ def digest_of_shard(key: str, teacher: Classifier, records: Records, training: T
     """
     model, inputs, labels = read_shard(teacher, records, training)
     digest = hashlib.sha256(f"{key} {tuple(inputs.shape)}".encode())
-    for tensor in (*model.state_dict().values(), inputs, labels):
+    parts = inputs.split(IMAGES_AT_ONCE)  # a copy of all need not fit in memory
+    for tensor in (*model.state_dict().values(), *parts, labels):
         digest.update(np.ascontiguousarray(tensor.detach().numpy()).data)
     if not teacher.fixed and len(inputs):
         first = inputs[:PROBED].flatten(0, inputs.ndim - 4)[:PROBED]

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from fed_dpsd.classes import holds_several, is_missing, look_alikes, seems_several
 from fed_dpsd.data.images import Conversion, open_image, scale, to_pixels
 from fed_dpsd.errors import BYTES, UserError, printable, reason_of
+from fed_dpsd.storage import large_array
 
 NAMED_AT_MOST, LONGEST_NAME = 5, 120
 NO_LABEL, SEVERAL_LABELS = "without a label", "with several labels"
@@ -26,6 +27,7 @@ SEVERAL_REMEDY = (
 )
 LOST_AT_MOST = 1_000  # images that cannot be opened, if these are most of the images so far
 DARK = 14  # bits: 16-bit images that use no more are nearly black
+TAKEN_AT_ONCE = 256  # images
 FLAT = 64  # grey levels of 256: DICOM images that use no more have little contrast
 
 
@@ -125,7 +127,11 @@ class Records:
         if np.array_equal(indices, np.arange(len(self))):
             return self
         patients = None if self.patients is None else self.patients[indices]
-        return Records(self.images[indices], self.labels[indices], patients)
+        images = large_array((len(indices), *self.images.shape[1:]), np.uint8)
+        for start in range(0, len(indices), TAKEN_AT_ONCE):
+            part = slice(start, start + TAKEN_AT_ONCE)
+            images[part] = self.images[indices[part]]
+        return Records(images, self.labels[indices], patients)
 
     def in_order(self) -> "Records":
         """Return the records in the order of their digests, then patients, then labels.

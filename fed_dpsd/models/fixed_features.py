@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from fed_dpsd.models import procedural, torch_threads
 from fed_dpsd.storage import Unwritable, write_together
@@ -220,8 +221,11 @@ def in_parts(
     """Apply a function to (B, C, S, S) images; to large ones in parts, to bound the memory."""
     if images.shape[-1] <= SIDE or torch.compiler.is_compiling():  # an exported graph has no parts
         return function(images)
-    at_once = max(1, AT_ONCE // (images[:1].numel() * 16))
-    return torch.cat([function(part) for part in images.split(at_once)])
+    parts = images.split(max(1, AT_ONCE // (images[:1].numel() * 16)))
+    if not (torch.is_grad_enabled() and images.requires_grad):
+        return torch.cat([function(part) for part in parts])
+    # To compute a part again for its gradient takes less than to keep all maps of all parts.
+    return torch.cat([checkpoint(function, part, use_reentrant=False) for part in parts])
 
 
 def drawn_in_parts(

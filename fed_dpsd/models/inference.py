@@ -1,5 +1,6 @@
 """Inference on images stored as bytes: pixels, features and probabilities."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, cast
@@ -14,6 +15,7 @@ from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.models.fixed_features import feature_cache
 from fed_dpsd.models.pictures import Pictures
 from fed_dpsd.progress import reporting
+from fed_dpsd.storage import LARGE, large_array
 
 # A batch this small lets the allocator reuse memory. With 1,024 images a processor spends more time
 # on new memory pages than on arithmetic.
@@ -24,6 +26,19 @@ def to_unit(images: NDArray[np.uint8], device: torch.device) -> torch.Tensor:
     """Convert bytes to float pixels in [0, 1] on `device`, channels last."""
     pixels = torch.tensor(np.asarray(images), device=device).float().div_(255)
     return pixels.contiguous(memory_format=torch.channels_last)
+
+
+def to_unit_all(images: NDArray[np.uint8] | Pictures) -> torch.Tensor:
+    """Convert (N, C, H, W) images as `to_unit` does; they need not fit in memory."""
+    if 4 * math.prod(images.shape) < LARGE:
+        return to_unit(images[:], torch.device("cpu"))
+    count, channels, *sides = images.shape
+    pixels = torch.from_numpy(large_array((count, *sides, channels), np.float32))
+    pixels = pixels.permute(0, 3, 1, 2)  # channels last
+    for start in range(0, count, IMAGES_AT_ONCE):
+        part = slice(start, start + IMAGES_AT_ONCE)
+        pixels[part] = to_unit(images[part], pixels.device)
+    return pixels
 
 
 def to_bytes(

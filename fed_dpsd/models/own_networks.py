@@ -141,7 +141,7 @@ def _draws_random_numbers(network: nn.Module, images: torch.Tensor) -> bool:
 def _mixes_images(network: nn.Module, images: torch.Tensor) -> bool:
     """Return whether, during training, an image's output depends on the others or their order."""
     network.train()
-    batches = lattice.with_others(images)
+    batches = list(lattice.with_others(images))
     outputs = [network(batch).detach() for batch in batches]
     reversed_ = network(batches[0].flip(0)).detach().flip(0)
     last = torch.cat([images[:1].expand_as(images[1:]), images[-1:]])

@@ -13,7 +13,7 @@ independent of order, number of threads and batch size.
 import functools
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -369,7 +369,8 @@ def places_agree(
         size: B.
     """
     rng = torch.Generator().manual_seed(0)
-    records, *others = with_others(torch.rand((size, *inputs.shape[1:]), generator=rng))
+    others = with_others(torch.rand((size, *inputs.shape[1:]), generator=rng))
+    records = next(others)
     labels = torch.arange(size) % 2
     results = function(records, labels)
     shifted = function(records.roll(1, 0), labels.roll(1, 0))
@@ -383,13 +384,16 @@ def places_agree(
     )
 
 
-def with_others(records: torch.Tensor) -> list[torch.Tensor]:
-    """Return batches of (B, ...) records in [0, 1] with the same first record among others.
+def with_others(records: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield batches of (B, ...) records in [0, 1] with the same first record among others.
 
     The first has a narrow range, so the others decide the extremes. They are random, mirrored
     (which keeps their absolute values around 0.5), narrowed, rounded, all one and all zero.
     """
     first, rest = 0.4 + 0.2 * records[:1], records[1:]
-    ones = torch.ones_like(rest)
-    every = rest, 1 - rest, 0.4 + 0.2 * rest, rest.round(), ones, 0 * ones
-    return [torch.cat([first, others]) for others in every]
+    yield torch.cat([first, rest])
+    yield torch.cat([first, 1 - rest])
+    yield torch.cat([first, 0.4 + 0.2 * rest])
+    yield torch.cat([first, rest.round()])
+    yield torch.cat([first, torch.ones_like(rest)])
+    yield torch.cat([first, torch.zeros_like(rest)])

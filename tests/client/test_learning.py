@@ -1,5 +1,6 @@
 """Learning without noise in the steps, on labels that may be private."""
 
+import copy
 import functools
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,9 +10,11 @@ import pytest
 import torch
 from dp_accounting import LaplaceDpEvent
 
-from fed_dpsd.client.learning import ShardLearner, train
+from fed_dpsd import storage
+from fed_dpsd.client.learning import ShardLearner, digest_of_shard, read_shard, train
 from fed_dpsd.client.teachers import Teachers, make_teacher
 from fed_dpsd.data.intake import Records
+from fed_dpsd.models import inference
 from fed_dpsd.models.inference import predict
 from fed_dpsd.privacy.label_dp import LabelPrivate
 from fed_dpsd.privacy.noise import SecretStreams
@@ -232,3 +235,26 @@ def test_a_lone_record_or_batch_of_one_trains_like_any_other(
     some = records if records_at_once == 1 else records.take(np.arange(1))
     losses = train(make_teacher(config, 0, 0), some, config, torch.Generator())
     assert torch.stack(losses).isfinite().all()
+
+
+@every("training", ["training=plain", "training=dp_sgd"])
+def test_records_that_need_not_fit_in_memory_are_the_same(small, monkeypatch, training):
+    whole = small(training, "training.copies=2") if "dp_sgd" in training else small(training)
+    images = np.random.default_rng(0).integers(0, 256, (300, 3, 8, 8), np.uint8)
+    records = Records(images, np.arange(300) % 10)
+    teacher = inference.Classifier(
+        torch.nn.Sequential(torch.nn.Conv2d(3, 2, 3), torch.nn.Flatten()), 72, 10
+    )
+
+    def read():
+        chosen = records.take(np.arange(299)[::-1])
+        digest = digest_of_shard("", copy.deepcopy(teacher), chosen, whole.training)
+        return chosen.images, read_shard(teacher, chosen, whole.training)[1], digest
+
+    images, inputs, digest = read()
+    for module in (storage, inference):
+        monkeypatch.setattr(module, "LARGE", 1)
+    again = read()
+    assert np.array_equal(images, again[0])
+    assert torch.equal(inputs, again[1])
+    assert digest == again[2]

@@ -74,15 +74,21 @@ def test_images_of_any_shape_have_as_many_features_as_said_at_length_one(kind, s
 
 
 def test_large_images_are_computed_in_parts_that_do_not_change_them(monkeypatch):
-    images = pixels(drawn(5, (1, 96, 96)))
+    images = pixels(drawn(5, (1, 96, 96))).requires_grad_()
+    weights = torch.rand(Scattering.num_coefficients((1, 96, 96)), dtype=torch.float64)
     together = Scattering.coefficients(images)
+    (slopes,) = torch.autograd.grad((together @ weights).sum(), images)
     sizes, original = [], scattering._coefficients
     monkeypatch.setattr(
         scattering, "_coefficients", lambda part: sizes.append(len(part)) or original(part)
     )
     monkeypatch.setattr(fixed_features, "AT_ONCE", 2 * 16 * 96**2)
-    assert Scattering.coefficients(images) == pytest.approx(together, abs=1e-12)
+    apart = Scattering.coefficients(images)
+    assert torch.allclose(apart, together, atol=1e-12)
     assert sizes == [2, 2, 1]
+    (each,) = torch.autograd.grad((apart @ weights).sum(), images)
+    assert torch.allclose(each, slopes, atol=1e-12)
+    assert sizes[3:] == [1, 2, 2]  # for their gradients, in the reverse order
 
 
 def test_details_of_large_images_have_features():

@@ -50,7 +50,7 @@ def test_every_network_takes_a_step(name, shape):
 @pytest.mark.parametrize(
     "name",
     [
-        "shufflenet_v2_x1_0_gn",
+        pytest.param("shufflenet_v2_x1_0_gn", marks=(pytest.mark.ci, pytest.mark.slow)),
         *(
             pytest.param(name, marks=pytest.mark.slow(seconds=15))
             for name in (
@@ -60,8 +60,6 @@ def test_every_network_takes_a_step(name, shape):
         ),
     ],
 )
-@pytest.mark.slow
-@pytest.mark.ci
 def test_dp_sgd_takes_a_step_of_every_kind(name, monkeypatch):
     """Each record's gradient depends on the record alone, and the step moves every weight.
 

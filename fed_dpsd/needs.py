@@ -31,7 +31,7 @@ from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.mechanism import Weights
 from fed_dpsd.privacy.record_sums import RecordSums
 from fed_dpsd.privacy.training import BaselineWeights
-from fed_dpsd.storage import nearest_existing
+from fed_dpsd.storage import LARGE, nearest_existing
 
 PROCESS = 650 * 10**6  # bytes of Python, torch and the other libraries
 # Bytes for each pixel of an image of at most SIDE in a step. Larger ones are measured, which takes
@@ -61,8 +61,8 @@ class Needs:
         client: a client's memory in addition to a process, by the keys of REMEDIES.
         clients: the number of clients that this machine simulates; 0 if they are hospitals.
         run_disk: the bytes of the run folder, with simulated clients' ledgers.
-        cache_disk: the bytes of the cache.
-        client_disk: the bytes of a hospital's ledger and teachers.
+        cache_disk: the bytes of the cache and of temporary files.
+        client_disk: the bytes of a hospital's ledger, teachers and temporary files.
         request: the bytes of the largest request and of its answer.
         per_client: the bytes of all requests to a client and of their answers.
         records: the number of training records that are counted; None if it is unknown.
@@ -160,6 +160,8 @@ def needs_of(experiment: Experiment, records: int | None = None) -> Needs:
     sends_weights = any(isinstance(s.mechanism, WEIGHTS) for s in experiment.plan.stages)
     own = math.ceil((records or 0) / max(clients, 1))
     answers, components = asked * row, sum(map(_components, {student, teacher}))
+    copies = 3 * own * pixels  # of records that were read; large ones are in temporary files
+    held = min(copies, 2 * LARGE)
     return Needs(
         server={
             "process": PROCESS,
@@ -172,15 +174,15 @@ def needs_of(experiment: Experiment, records: int | None = None) -> Needs:
             "queries": each * (pixels + FLOAT * _features(teacher)),
             "images": max(0, teaching - learning) if clients else teaching,
             "teachers": weights,
-            "records": own * (4 * pixels + 10 * FLOAT * _features(teacher)),
+            "records": own * (pixels + 10 * FLOAT * _features(teacher)) + held,
         },
         clients=clients,
         run_disk=kept * (pixels + 2 * classes * FLOAT)
         + (config.rounds * min(each, PICTURES) * pixels)
         + KEPT * (each * (pixels + classes * FLOAT) + weight_bytes(student))
         + clients * answers,
-        cache_disk=(records or 0) * pixels + clients * weights + components,
-        client_disk=answers + weights + components,
+        cache_disk=(records or 0) * pixels + clients * (weights + copies - held) + components,
+        client_disk=answers + weights + components + copies - held,
         request=max((one for one, _ in exchanged), default=0),
         per_client=sum(every for _, every in exchanged),
         records=records,

@@ -18,7 +18,7 @@ from fed_dpsd.data.intake import Records
 from fed_dpsd.errors import ProtocolError, UserError, format_value
 from fed_dpsd.methods.cohort import most_rounds
 from fed_dpsd.models import initialise
-from fed_dpsd.models.classifiers import Classifier, builder
+from fed_dpsd.models.classifiers import FIXED, Classifier, builder
 from fed_dpsd.models.devices import torch_device
 from fed_dpsd.models.generators import Generator
 from fed_dpsd.models.pictures import Pictures
@@ -336,15 +336,16 @@ class Method(ABC):
             )
         if not self.averages or config.teacher.path is not None:
             return problems
-        if len(set(map(config.architecture, range(config.num_clients)))) > 1:
+        architectures = set(map(config.architecture, range(config.num_clients)))
+        if len(architectures) > 1:
             problems.append(
                 f"model.teachers={format_value(config.model.teachers)}: method={self.name} "
                 "averages weights of one architecture; use model.teachers=[]"
             )
-        if not config.teacher.same_start:
+        if not config.teacher.same_start and not architectures <= set(FIXED):
             problems.append(
-                f"teacher.same_start=false: method={self.name} averages weights, "
-                "which is useless unless they start from the same values; use "
+                f"teacher.same_start=false: method={self.name} averages weights, which is useless "
+                "for networks with hidden layers unless they start from the same values; use "
                 "teacher.same_start=true"
             )
         return problems

@@ -284,6 +284,18 @@ def test_weights_that_no_average_has_a_meaning_for_are_an_error(small, settings)
     assert "use model.teachers=[]" in several
     assert "use teacher.same_start=true" in apart
     small(*settings, "model.teachers=[]", "teacher.same_start=true")
+    small(*settings, "model.teacher=scattering", "teacher.same_start=false")  # one linear layer
+
+
+@every("start", ["false", "true"])
+def test_weights_are_those_of_the_teachers_that_answer(small, tmp_path, start):
+    """Two methods then compare what leaves, not two trainings."""
+    both = []
+    for method in ("fed_dpsd", "weights_once"):
+        settings = "model=scattering", "training=dp_sgd", f"teacher.same_start={start}", "rounds=1"
+        federation = LocalFederation(small(f"method={method}", *settings), tmp_path / method)
+        both.append(federation._sites[1]._teachers.models[0])
+    assert torch.equal(*map(to_vector, both))
 
 
 def test_vectors_of_several_lengths_cannot_be_averaged():

@@ -7,6 +7,7 @@ import contextlib
 import functools
 import hashlib
 import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -28,7 +29,7 @@ from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.models.divergence import check_losses, is_finite
 from fed_dpsd.models.fixed_features import feature_cache
 from fed_dpsd.models.inference import IMAGES_AT_ONCE, to_unit, to_unit_all, trainable_part
-from fed_dpsd.models.pictures import Pictures
+from fed_dpsd.models.pictures import Chosen, Pictures
 from fed_dpsd.privacy.lattice import places_agree
 from fed_dpsd.privacy.optimisers import SGD, Adam
 from fed_dpsd.privacy.training import Plain, Targets, Training, fixed_targets, patient_places
@@ -202,17 +203,19 @@ def read_shard(
         with feature_cache("records"):
             model, take = trainable_part(teacher, images, CPU)
         return model, take(slice(None)) if teacher.fixed else to_unit_all(images), labels
-    copies = ShiftedCopies(images, training.copies)
+    count, copies = training.copies, ShiftedCopies(images, training.copies)
+    of_patients = places_of_patients(records, training) if training.unit == "patient" else None
     with feature_cache("records"):
         batch = safe_batch(teacher, images)
         model, take = trainable_part(teacher, copies, CPU, batch)
-    inputs = take(slice(None)) if teacher.fixed else to_unit_all(copies)
-    inputs = inputs.unflatten(0, (len(images), training.copies))
-    if training.unit == "patient":
-        of_patients = torch.from_numpy(places_of_patients(records, training))
-        inputs = inputs[of_patients].flatten(1, 2)
-        labels = labels[of_patients].repeat_interleave(training.copies, dim=1)
-    return model, inputs, labels
+    if of_patients is None:
+        inputs = take(slice(None)) if teacher.fixed else to_unit_all(copies)
+        return model, inputs.unflatten(0, (len(images), count)), labels
+    places = (of_patients[:, :, None] * count + np.arange(count)).reshape(len(of_patients), -1)
+    flat = places.ravel()
+    inputs = take(torch.from_numpy(flat)) if teacher.fixed else to_unit_all(Chosen(copies, flat))
+    labels = labels[torch.from_numpy(of_patients)].repeat_interleave(count, dim=1)
+    return model, inputs.unflatten(0, places.shape), labels
 
 
 def safe_batch(teacher: Classifier, images: NDArray[np.uint8]) -> int:
@@ -277,7 +280,8 @@ def digest_of_shard(key: str, teacher: Classifier, records: Records, training: T
     """
     model, inputs, labels = read_shard(teacher, records, training)
     digest = hashlib.sha256(f"{key} {tuple(inputs.shape)}".encode())
-    parts = inputs.split(IMAGES_AT_ONCE)  # a copy of all need not fit in memory
+    at_once = max(1, IMAGES_AT_ONCE // math.prod(inputs.shape[1:-3]))
+    parts = inputs.split(at_once)  # a copy of all need not fit in memory
     for tensor in (*model.state_dict().values(), *parts, labels):
         digest.update(np.ascontiguousarray(tensor.detach().numpy()).data)
     if not teacher.fixed and len(inputs):

@@ -222,7 +222,7 @@ def in_parts(
     if images.shape[-1] <= SIDE or torch.compiler.is_compiling():  # an exported graph has no parts
         return function(images)
     parts = images.split(max(1, AT_ONCE // (images[:1].numel() * 16)))
-    if not (torch.is_grad_enabled() and images.requires_grad):
+    if len(parts) == 1 or not (torch.is_grad_enabled() and images.requires_grad):
         return torch.cat([function(part) for part in parts])
     # To compute a part again for its gradient takes less than to keep all maps of all parts.
     return torch.cat([checkpoint(function, part, use_reentrant=False) for part in parts])

@@ -33,8 +33,11 @@ def to_unit_all(images: NDArray[np.uint8] | Pictures) -> torch.Tensor:
     if 4 * math.prod(images.shape) < LARGE:
         return to_unit(images[:], torch.device("cpu"))
     count, channels, *sides = images.shape
-    pixels = torch.from_numpy(large_array((count, *sides, channels), np.float32))
-    pixels = pixels.permute(0, 3, 1, 2)  # channels last
+    if channels == 1:
+        pixels = torch.from_numpy(large_array((count, 1, *sides), np.float32))
+    else:  # channels last
+        pixels = torch.from_numpy(large_array((count, *sides, channels), np.float32))
+        pixels = pixels.permute(0, 3, 1, 2)
     for start in range(0, count, IMAGES_AT_ONCE):
         part = slice(start, start + IMAGES_AT_ONCE)
         pixels[part] = to_unit(images[part], pixels.device)

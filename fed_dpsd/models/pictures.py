@@ -29,3 +29,15 @@ class Pictures:
             own, first = owners == owner, self._ends[owner] - len(self._parts[owner])
             images[own] = self._parts[owner][indices[own] - first]
         return images
+
+
+class Chosen(Pictures):
+    """(n, C, H, W) images at (n,) indices of others, read when they are needed."""
+
+    def __init__(self, images: "NDArray[np.uint8] | Pictures", indices: NDArray[np.int64]) -> None:
+        self._images, self._indices = images, indices
+        self.shape = (len(indices), *images.shape[1:])
+
+    def __getitem__(self, chosen: slice | NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Return the images in a slice or at non-negative (n,) indices."""
+        return self._images[self._indices[chosen]]

@@ -3,9 +3,9 @@
     python benchmarks/memory.py --out FOLDER --pictures 6000 --side 512 -- rounds=3
 
 The pictures are grey PNG files of two classes in FOLDER, and a tenth more of them are for testing.
-All else after `--` is an override of `fed-dpsd run`. The peak is of anonymous memory, which nothing
-can take from a process, and of all resident memory, with pages of mapped files, which a system
-takes back when it needs them.
+All else after `--` is an override of `fed-dpsd run`. The first peak is of memory that nothing can
+take from the process, seen ten times a second; the second is of all resident memory, with pages of
+mapped files, which a system takes back when it needs them.
 """
 
 import argparse
@@ -37,9 +37,10 @@ def main() -> None:
     words = sys.argv[1:]
     end = words.index("--") if "--" in words else len(words)
     options, more = parser.parse_args(words[:end]), words[end + 1 :]
-    make_pictures(options.out / "pictures", options.pictures, options.side)
-    rows = [measured(*command) for command in commands(options.out, options.side, more)]
-    header = ["command", "anonymous, GB", "resident, GB", "s"]
+    folder = options.out / f"{options.pictures}x{options.side}"
+    make_pictures(folder / "pictures", options.pictures, options.side)
+    rows = [measured(*command) for command in commands(folder, options.side, more)]
+    header = ["command", "own, GB", "resident, GB", "s"]
     print(markdown_table([header, *rows]))
 
 
@@ -84,19 +85,19 @@ def commands(folder: Path, side: int, more: list[str]) -> Iterator[tuple[str, ..
 def measured(name: str, *words: str) -> list[str]:
     """Run a command; return its row."""
     command = ["fed-dpsd", *re.sub(r" \(.*", "", name).split(), *words]
-    anonymous = resident = 0.0
+    own = resident = 0.0
     start = time.monotonic()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     while process.poll() is None:
         status = Path(f"/proc/{process.pid}/status").read_text()
         found = {key: int(value) / 1e6 for key, value in re.findall(r"(\w+):\s+(\d+) kB", status)}
-        anonymous = max(anonymous, found.get("RssAnon", 0))
-        resident = max(resident, found.get("VmRSS", 0))
+        own = max(own, found.get("RssAnon", 0) + found.get("RssShmem", 0))
+        resident = max(resident, found.get("VmHWM", 0))
         time.sleep(0.1)
     if process.returncode:
         raise SystemExit(f"{' '.join(command)}: exit code {process.returncode}")
     seconds = time.monotonic() - start
-    return [name, f"{anonymous:.1f}", f"{resident:.1f}", f"{seconds:.0f}"]
+    return [name, f"{own:.1f}", f"{resident:.1f}", f"{seconds:.0f}"]
 
 
 if __name__ == "__main__":

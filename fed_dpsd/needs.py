@@ -160,8 +160,10 @@ def needs_of(experiment: Experiment, records: int | None = None) -> Needs:
     sends_weights = any(isinstance(s.mechanism, WEIGHTS) for s in experiment.plan.stages)
     own = math.ceil((records or 0) / max(clients, 1))
     answers, components = asked * row, sum(map(_components, {student, teacher}))
-    copies = 3 * own * pixels  # of records that were read; large ones are in temporary files
-    held = min(copies, 2 * LARGE)
+    # Copies of records that were read, and what a network learns from; large ones are in files.
+    floats = 0 if teacher.fixed else 4 * getattr(experiment.training, "copies", 1)
+    held = sum(min(own * pixels * number, 2 * LARGE) for number in (3, floats))
+    in_files = own * pixels * (3 + floats) - held
     return Needs(
         server={
             "process": PROCESS,
@@ -181,8 +183,8 @@ def needs_of(experiment: Experiment, records: int | None = None) -> Needs:
         + (config.rounds * min(each, PICTURES) * pixels)
         + KEPT * (each * (pixels + classes * FLOAT) + weight_bytes(student))
         + clients * answers,
-        cache_disk=(records or 0) * pixels + clients * (weights + copies - held) + components,
-        client_disk=answers + weights + components + copies - held,
+        cache_disk=(records or 0) * pixels + clients * (weights + in_files) + components,
+        client_disk=answers + weights + components + in_files,
         request=max((one for one, _ in exchanged), default=0),
         per_client=sum(every for _, every in exchanged),
         records=records,

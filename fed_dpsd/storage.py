@@ -10,6 +10,7 @@ import fcntl
 import functools
 import io
 import json
+import logging
 import math
 import mmap
 import os
@@ -35,6 +36,7 @@ from fed_dpsd.errors import UserError, is_disk_full, reason_of
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+logger = logging.getLogger("fed_dpsd")
 CLIENT = "client_"  # how the names of a client's files begin
 RUN_NAME = "name"  # the file of a run folder that keeps the run's name
 LARGE = 2**28  # bytes of an array that need not be in memory
@@ -154,10 +156,16 @@ def large_array(shape: tuple[int, ...], dtype: type) -> NDArray[Any]:
     size = math.prod(shape) * np.dtype(dtype).itemsize
     if size < LARGE:
         return np.empty(shape, dtype)
-    with suppress(OSError), tempfile.TemporaryFile() as file:
-        os.posix_fallocate(file.fileno(), 0, size)  # a write to a map cannot report a full disk
-        return np.ndarray(shape, dtype, mmap.mmap(file.fileno(), size))
-    return np.empty(shape, dtype)
+    try:
+        with tempfile.TemporaryFile() as file:
+            os.posix_fallocate(file.fileno(), 0, size)  # a write to a map cannot report a full disk
+            return np.ndarray(shape, dtype, mmap.mmap(file.fileno(), size))
+    except OSError as error:
+        logger.warning(
+            "%s has no room for %.1f GB, now kept in memory (%s); TMPDIR names another folder",
+            *(tempfile.gettempdir(), size / 1e9, reason_of(error)),
+        )
+        return np.empty(shape, dtype)
 
 
 def to_npz(arrays: Mapping[str, Any]) -> bytes:

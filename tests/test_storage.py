@@ -275,10 +275,11 @@ def test_a_large_array_is_in_a_file_without_a_name(tmp_path, monkeypatch):
     assert array.sum() == 7 * 2**20
 
 
-def test_a_large_array_that_no_disk_can_hold_is_in_memory(small_disk, monkeypatch):
+def test_a_large_array_that_no_disk_can_hold_is_in_memory(small_disk, monkeypatch, caplog):
     folder, _ = small_disk
     monkeypatch.setattr(storage, "LARGE", 2**20)
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     array = large_array((2**20,), np.uint8)
     array[:] = 1
     assert array.sum() == 2**20
+    assert f"{folder} has no room for 0.0 GB" in caplog.text

@@ -13,6 +13,7 @@ import yaml
 from fed_dpsd.privacy.accounting import best_bound
 from fed_dpsd.rehearsal.rehearsal import COMPLETED, PORT
 from fed_dpsd.storage import app_folder
+from tests import pages
 from tests.proofs import spent
 from tests.rehearsal.faults import Hosts, reconcile, run_with_faults
 
@@ -115,20 +116,40 @@ def test_faults_change_nothing_that_is_promised(rehearsal):
     assert not clean.differences
 
 
-def test_the_readmes_command(tmp_path):
-    """In a separate process, which leaves no process behind."""
-    command = [sys.executable, "-c", "from fed_dpsd.cli import main; main()", "rehearse", *SMALL]
+def rehearse(folder, *settings):
+    """The summary of a rehearsal in a separate process, which leaves no process behind."""
+    command = [sys.executable, "-c", "from fed_dpsd.cli import main; main()", "rehearse"]
     done = subprocess.run(
-        [*command, "rounds=1", "--out", str(tmp_path / "mine")],
-        capture_output=True,
-        text=True,
-        check=False,
+        [*command, *settings, "--out", str(folder)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert (Path(done.stdout.splitlines()[-1]) / "summary.json").exists()
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            assert str(tmp_path / "mine") not in " ".join(process.cmdline())
+            assert str(folder) not in " ".join(process.cmdline())
+    return json.loads((Path(done.stdout.splitlines()[-1]) / "summary.json").read_text())
+
+
+def test_the_readmes_command(tmp_path):
+    assert rehearse(tmp_path / "mine", *SMALL, "rounds=1")["status"] == "completed"
+
+
+def test_the_tutorials_dicom_files(tmp_path, monkeypatch):
+    """With fewer patients, at 16 pixels and for one round; the unit is a patient."""
+    monkeypatch.chdir(tmp_path)
+    made, typed = "", []
+    for step in pages.steps(pages.text_of("docs/tutorial.md")):
+        if isinstance(step, str):
+            made = pages.of_few_patients(step)
+        elif step.words[1:3] == ["rehearse", "data=imagefolder"]:
+            typed = step.words[2 : step.words.index("--out")]
+    exec(compile(made, "docs/tutorial.md", "exec"), {})
+    small = {"data.shape=[1,224,224]": "data.shape=[1,16,16]", "rounds=5": "rounds=1"}
+    assert small.keys() < set(typed)
+    card = rehearse(tmp_path / "day", *(small.get(word, word) for word in typed))["privacy"]
+    (first, *_) = card["proven"]
+    assert (first["unit"], first["relation"], first["trust"]) == ("patient", "add_remove", "nobody")
+    assert 0.99 < float(first["epsilon"]) <= 1
+    assert "seeded noise" not in first["notes"]
 
 
 # --- strangers ---

@@ -203,18 +203,18 @@ def read_shard(
         with feature_cache("records"):
             model, take = trainable_part(teacher, images, CPU)
         return model, take(slice(None)) if teacher.fixed else to_unit_all(images), labels
-    count, copies = training.copies, ShiftedCopies(images, training.copies)
-    of_patients = places_of_patients(records, training) if training.unit == "patient" else None
+    copies = ShiftedCopies(images, training.copies)
     with feature_cache("records"):
         batch = safe_batch(teacher, images)
         model, take = trainable_part(teacher, copies, CPU, batch)
-    if of_patients is None:
-        inputs = take(slice(None)) if teacher.fixed else to_unit_all(copies)
-        return model, inputs.unflatten(0, (len(images), count)), labels
-    places = (of_patients[:, :, None] * count + np.arange(count)).reshape(len(of_patients), -1)
+    places = np.arange(len(copies)).reshape(len(images), training.copies)
+    if training.unit == "patient":
+        of_patients = places_of_patients(records, training)
+        patients, most = of_patients.shape  # a shard may have none
+        places = places[of_patients].reshape(patients, most * training.copies)
+        labels = labels[torch.from_numpy(of_patients)].repeat_interleave(training.copies, dim=1)
     flat = places.ravel()
     inputs = take(torch.from_numpy(flat)) if teacher.fixed else to_unit_all(Chosen(copies, flat))
-    labels = labels[torch.from_numpy(of_patients)].repeat_interleave(count, dim=1)
     return model, inputs.unflatten(0, places.shape), labels
 
 

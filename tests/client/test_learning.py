@@ -260,3 +260,16 @@ def test_records_that_need_not_fit_in_memory_are_the_same(small, monkeypatch, tr
     assert torch.equal(inputs, again[1])
     assert inputs.stride() == again[1].stride()  # kernels depend on it
     assert digest == again[2]
+
+
+@every("network", ["scattering", "mlp"])
+def test_a_shard_without_patients_has_no_inputs(small, network):
+    """A crash would reveal that it is empty."""
+    settings = "training=dp_sgd", "training.unit=patient", "data.records_per_patient=3"
+    experiment = small(*settings, f"model.teacher={network}")
+    none = np.zeros(0, np.int64)
+    records = Records(np.zeros((0, 1, 8, 8), np.uint8), none, none)
+    teacher = make_teacher(experiment.config, 0, 0)
+    _, inputs, labels = read_shard(teacher, records, experiment.training)
+    assert len(inputs) == len(labels) == 0
+    assert inputs.shape[1] == labels.shape[1] > 0

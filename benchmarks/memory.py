@@ -11,7 +11,6 @@ mapped files, which a system takes back when it needs them.
 import argparse
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,12 +33,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--pictures", type=int, default=6_000)
     parser.add_argument("--side", type=int, default=512)
-    words = sys.argv[1:]
-    end = words.index("--") if "--" in words else len(words)
-    options, more = parser.parse_args(words[:end]), words[end + 1 :]
+    parser.add_argument("overrides", nargs="*", help="after --")
+    options = parser.parse_args()
     folder = options.out / f"{options.pictures}x{options.side}"
     make_pictures(folder / "pictures", options.pictures, options.side)
-    rows = [measured(*command) for command in commands(folder, options.side, more)]
+    rows = [measured(*command) for command in commands(folder, options.side, options.overrides)]
     header = ["command", "own, GB", "resident, GB", "s"]
     print(markdown_table([header, *rows]))
 
@@ -56,11 +54,12 @@ def make_pictures(folder: Path, count: int, side: int) -> None:
                 Image.fromarray(image[0]).save(place / f"{index:05}.png", compress_level=1)
 
 
-def commands(folder: Path, side: int, more: list[str]) -> Iterator[tuple[str, ...]]:
+def commands(folder: Path, side: int, overrides: list[str]) -> Iterator[tuple[str, ...]]:
     """Yield the commands, each as its name and its words."""
     run, pictures = folder / "run", folder / "pictures"
-    named = "data=imagefolder", f"data.path={pictures}", f"data.shape=[1,{side},{side}]"
-    settings = *named, "num_clients=3", "partition=iid", f"cache={folder / 'cache'}", *more
+    agreed = f"data.shape=[1,{side},{side}]", "num_clients=3", "partition=iid", *overrides
+    own = "data=imagefolder", f"data.path={pictures}", f"cache={folder / 'cache'}"
+    settings = *own, *agreed
     site = site_keys(from_overrides(settings, folder))
     site |= {"client": 0, "state": str(folder / "state")}
     site["files"] = {
@@ -73,8 +72,7 @@ def commands(folder: Path, side: int, more: list[str]) -> Iterator[tuple[str, ..
     (folder / "site.yaml").write_text(yaml.safe_dump(site))
     yield "data", *settings
     yield "data (again)", *settings
-    needed = (each for each in settings if not each.startswith(("data=", "data.path=", "cache=")))
-    yield "site check", str(folder / "site.yaml"), *needed
+    yield "site check", str(folder / "site.yaml"), *agreed
     yield "run", *settings, f"run_folder={run}"
     yield "report", str(run)
     yield "export", str(run), "--out", str(folder / "model")

@@ -110,7 +110,7 @@ class Needs:
             each = f"{size_text(sum(self.here.values()))} for the server and all clients"
         disk = f"{size_text(self.run_disk)} in the run folder"
         if self.clients:
-            disk += f", {size_text(self.cache_disk)} in the cache"
+            disk += f", {size_text(self.cache_disk)} in the cache and temporary files"
         else:
             disk += f", {size_text(self.client_disk)} at a client"
         left_out = "" if self.records else ", besides the records"

@@ -38,9 +38,9 @@ def to_unit_all(images: NDArray[np.uint8] | Pictures) -> torch.Tensor:
     else:  # channels last
         pixels = torch.from_numpy(large_array((count, *sides, channels), np.float32))
         pixels = pixels.permute(0, 3, 1, 2)
-    for start in range(0, count, IMAGES_AT_ONCE):
-        part = slice(start, start + IMAGES_AT_ONCE)
-        pixels[part] = to_unit(images[part], pixels.device)
+    every = batches(images, pixels.device)
+    for part, batch in zip(pixels.split(IMAGES_AT_ONCE), every, strict=True):
+        part.copy_(batch)
     return pixels
 
 

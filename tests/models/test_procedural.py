@@ -8,7 +8,7 @@ from fed_dpsd.models import procedural
 from fed_dpsd.streams import Streams
 
 PROCEDURES = list(procedural.PROCEDURES.values())
-SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32)]
+SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 64, 64)]
 
 
 def name(procedure):

@@ -72,6 +72,20 @@ def batches(
             task.advance(len(batch))
 
 
+def _joined(parts: Iterable[torch.Tensor], count: int, dim: int = 0) -> torch.Tensor:
+    """Join tensors, of `count` rows in all, as they are computed.
+
+    Small tensors that are kept between large batches would fragment the memory.
+    """
+    joined, first = torch.empty(0), 0
+    for part in parts:
+        if not first:
+            joined = part.new_empty((*part.shape[:dim], count, *part.shape[dim + 1 :]))
+        joined.narrow(dim, first, part.shape[dim]).copy_(part)
+        first += part.shape[dim]
+    return joined
+
+
 def trainable_part(
     model: Classifier,
     images: NDArray[np.uint8] | Pictures,
@@ -97,21 +111,26 @@ def trainable_part(
         return model, lambda chosen: to_unit(images[chosen], device)
     known = [] if known is None else known
     first, count = len(known) * at_once, len(images)
-    parts = []
-    with reporting("images", count - first) as task:
-        for start in range(first, count, at_once):
-            batch = images[start : start + at_once]
-            missing = at_once - len(batch)
-            if not missing:
-                known.append(model.features(to_unit(batch, device)))
-            else:
-                zeros = np.zeros((missing, *images.shape[1:]), np.uint8)
-                # Each client has at most one such batch; thousands of clients would fill the cache.
-                with feature_cache("nothing"):
-                    last = model.features(to_unit(np.concatenate([batch, zeros]), device))
-                parts = [last[: len(batch)]]
-            task.advance(len(batch))
-    parts = [*known, *parts]
+
+    def computed() -> Iterator[torch.Tensor]:
+        with reporting("images", count - first) as task:
+            for start in range(first, count, at_once):
+                batch = images[start : start + at_once]
+                size = len(batch)
+                if size == at_once:
+                    yield model.features(to_unit(batch, device))
+                else:
+                    zeros = np.zeros((at_once - size, *images.shape[1:]), np.uint8)
+                    # Each client has at most one such batch; thousands of clients would fill the
+                    # cache.
+                    with feature_cache("nothing"):
+                        last = model.features(to_unit(np.concatenate([batch, zeros]), device))
+                    yield last[:size]
+                task.advance(size)
+
+    new = _joined(computed(), count - first).split(at_once) if count > first else ()
+    parts = [*known, *new]
+    known += new[: (count - first) // at_once]
     features = torch.cat(parts) if parts else model.features(to_unit(images[:0], device))
     return model.classifier, features.__getitem__
 
@@ -125,7 +144,7 @@ class Images:
 
     def __init__(self, images: NDArray[np.uint8] | Pictures) -> None:
         self._images = images
-        self._features: dict[object, list[torch.Tensor]] = {}
+        self._features: dict[object, Sequence[torch.Tensor]] = {}
 
     def __len__(self) -> int:
         return len(self._images)
@@ -150,15 +169,15 @@ class Images:
         if isinstance(models[0], Classifier) and models[0].fixed:
             heads = [cast(Classifier, model).classifier for model in models]
             inputs = self._fixed_features(models[0], device)
-        parts = [[head(part).softmax(1).cpu().numpy() for head in heads] for part in inputs]
-        return np.concatenate([np.stack(part) for part in parts], axis=1)
+        parts = (torch.stack([head(part).softmax(1) for head in heads]).cpu() for part in inputs)
+        return _joined(parts, len(self), dim=1).numpy()
 
-    def _fixed_features(self, model: Classifier, device: torch.device) -> list[torch.Tensor]:
+    def _fixed_features(self, model: Classifier, device: torch.device) -> Sequence[torch.Tensor]:
         """Return the fixed features of each batch, which are computed at the first call."""
         key = (*model.features_key, device)
         if key not in self._features:
-            computed = [model.features(batch) for batch in batches(self._images, device)]
-            self._features[key] = computed
+            computed = (model.features(batch) for batch in batches(self._images, device))
+            self._features[key] = _joined(computed, len(self)).split(IMAGES_AT_ONCE)
         return self._features[key]
 
 

@@ -5,8 +5,12 @@ Synthetic Distillation", arXiv 2601.19090, Algorithm 2 (Appendix D).
 
 One generator is used for the whole run. In each of T rounds (the paper's iterations), it makes b
 images, the clients answer them once, the student takes one step on the answers, and the generator
-takes one step against the student. Answers are not stored and reused; fed_dpsd/methods/fed_dpsd.py
-adds this and all other improvements.
+takes one step against the student.
+
+Appendix D takes the generator's settings from FastDFKD (its reference [25]), where an iteration is
+an epoch: several steps of the generator, and hundreds of the student on a bank of all images so
+far. `generator_steps`, `student_steps` and `bank` are this reading. fed_dpsd/methods/fed_dpsd.py
+has all other improvements.
 
 Where the printed algorithm contradicts itself, the text or its references, a key chooses the
 reading (conf/method/paper_fed_dpsd.yaml, docs/papers.md). What it leaves open:
@@ -21,6 +25,7 @@ reading (conf/method/paper_fed_dpsd.yaml, docs/papers.md). What it leaves open:
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -53,7 +58,11 @@ from fed_dpsd.privacy.training import Training
 from fed_dpsd.protocol import Aggregate, Request
 from fed_dpsd.streams import Streams
 
-OPTIMISERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"adam": Adam, "sgd": SGD}
+OPTIMISERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "adam": Adam,
+    "sgd": SGD,
+    "momentum": partial(SGD, momentum=0.9, weight_decay=1e-4),
+}
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -69,7 +78,11 @@ class PaperFedDPSD(Method):
     student_learning_rate: Positive
     student_learning_rate_falls: bool
     generator_learning_rate: NonNegativeFloat
-    optimiser: Literal["adam", "sgd"]
+    student_steps: PositiveInt
+    generator_steps: PositiveInt
+    bank: bool
+    student_optimiser: Literal["adam", "sgd", "momentum"]
+    generator_optimiser: Literal["adam", "sgd"]
     distillation: Literal["decoupled", "classic"]
     balance: NonNegativeFloat
     divisor: Literal["target", "own"]
@@ -129,22 +142,25 @@ class PaperFedDPSD(Method):
                     raise nobody_answers(total.refused)
                 return
             labels = self.noisy_labels(context, total).astype(np.float32)  # 14
+            buffer.append(ReplayBuffer.of(total, labels))
             student.train()
-            targets = torch.from_numpy(labels).to(context.device)
-            logits = student(to_unit(request.images, context.device))
-            student_loss = self.student_loss(logits, targets)  # 15
             for group in student_optimiser.param_groups:
                 group["lr"] = self.rate(number, context.rounds)
             done = number - 1
-            # 16
-            loss = descend(student_optimiser, [student_loss], "the student", student_rate, done)
+            steps = self.student_losses(student, buffer, context, streams)  # 15
+            taken = done * self.student_steps
+            loss = descend(student_optimiser, steps, "the student", student_rate, taken)  # 16
             metrics = {"student_loss": loss.item()}
             if self.generator_learning_rate > 0:
-                loss = self.generator_loss(student, generator(latents), targets)  # 17
+                targets = torch.from_numpy(labels).to(context.device)
+                steps = (
+                    self.generator_loss(student, generator(latents), targets)  # 17
+                    for _ in range(self.generator_steps)
+                )
                 either = student_rate | generator_rate  # either may be the cause
-                loss = descend(generator_optimiser, [loss], "the generator", either, done)  # 18
+                taken = done * self.generator_steps
+                loss = descend(generator_optimiser, steps, "the generator", either, taken)  # 18
                 metrics["generator_loss"] = loss.item()
-            buffer.append(ReplayBuffer.of(total, labels))
             yield Round(
                 State(number, state_tensors(learners, latents), buffer),
                 student,
@@ -168,11 +184,11 @@ class PaperFedDPSD(Method):
         self, student: nn.Module, generator: nn.Module, latents: torch.Tensor
     ) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
         """Return the student's optimiser, and the optimiser of the generator and learnt latents."""
-        make = OPTIMISERS[self.optimiser]
         learnt = [latents] if self.latents == "kept" else []
+        make, makes = OPTIMISERS[self.student_optimiser], OPTIMISERS[self.generator_optimiser]
         return (
             make(student.parameters(), self.student_learning_rate),
-            make([*generator.parameters(), *learnt], self.generator_learning_rate),
+            makes([*generator.parameters(), *learnt], self.generator_learning_rate),
         )
 
     def rate(self, number: int, rounds: int) -> float:
@@ -197,6 +213,25 @@ class PaperFedDPSD(Method):
             logits = np.log(np.maximum(predictions, losses.SMALLEST_PROBABILITY))
             return np.asarray(softmax(logits - step, axis=1))
         return np.asarray(predictions - step)
+
+    def student_losses(
+        self,
+        student: Classifier,
+        buffer: list[ReplayBuffer],
+        context: PublicContext,
+        streams: Streams,
+    ) -> Iterator[torch.Tensor]:
+        """Yield L_s of each of the student's steps, on the last images or on b of the bank."""
+        number = len(buffer)
+        source = ReplayBuffer.joined(buffer if self.bank else buffer[-1:])
+        size = len(buffer[-1].labels)
+        chosen, rng = np.arange(size), streams.torch("bank", query_id=number)
+        for _ in range(self.student_steps):
+            if self.bank:
+                chosen = torch.randint(len(source.labels), (size,), generator=rng).numpy()
+            images = to_unit(source.images[chosen], context.device)
+            labels = torch.from_numpy(source.labels[chosen]).to(context.device)
+            yield self.student_loss(student(images), labels)
 
     def student_loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return L_s of Eq. 7: the sum of the cross-entropies."""

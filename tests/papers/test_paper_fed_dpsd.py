@@ -15,7 +15,9 @@ from fed_dpsd.protocol import Aggregate, Request
 from fed_dpsd.streams import Streams
 from tests.conftest import composed
 
-FED = ("method=paper_fed_dpsd", "training=plain", "answers=gradient", "model=cnn")
+ONCE = ("method.student_steps=1", "method.generator_steps=1")
+FED = ("method=paper_fed_dpsd", "training=plain", "answers=gradient", "model=cnn", *ONCE)
+PLAIN = ("method.student_optimiser=sgd", "method.generator_optimiser=sgd")
 ONE = ("method=paper_dpsd", *FED[1:], "num_clients=1")
 
 
@@ -40,7 +42,7 @@ def after(experiment, rounds):
 
 def test_one_iteration_by_hand(small):
     """Alg. 2, lines 3 to 18, with plain gradient steps."""
-    experiment = small(*FED, "method.optimiser=sgd", "rounds=1", "queries_per_round=8")
+    experiment = small(*FED, *PLAIN, "rounds=1", "queries_per_round=8")
     method, context = experiment.method, experiment.public
     student, generator, _ = method.start(context, Streams(0))
     draw = Streams(0).torch("latents", query_id=1)
@@ -168,7 +170,8 @@ def test_the_defaults_are_the_print():
         defaults = composed(f"method={method}")["method"]
         assert (defaults["latents"], defaults["mean_over"]) == expected
         words = (
-            "optimiser",
+            "student_optimiser",
+            "generator_optimiser",
             "divisor",
             "gradients_of",
             "label",
@@ -176,9 +179,11 @@ def test_the_defaults_are_the_print():
             "student_loss_sign",
             "activation",
         )
-        printed = ["adam", "own", "probabilities", "step", "samples", "plus", "plus"]
+        printed = ["adam", "adam", "own", "probabilities", "step", "samples", "plus", "plus"]
         assert [defaults[word] for word in words] == printed
+        assert (defaults["student_steps"], defaults["generator_steps"]) == (1, 1)
         assert not defaults["student_learning_rate_falls"]
+        assert not defaults["bank"]
 
 
 class Teachers:
@@ -222,15 +227,15 @@ def test_a_client_answers_with_the_gradient_of_classic_distillation_if_asked(sma
     predictions = np.random.default_rng(0).dirichlet(np.ones(10), 3).astype(np.float32)
     for method in ("method=fed_dpsd", "method=paper_fed_dpsd"):
         for distillation, classic in (("classic", True), ("decoupled", False)):
-            experiment = small(method, *FED[1:], f"method.distillation={distillation}")
+            experiment = small(method, *FED[1:4], f"method.distillation={distillation}")
             released, probabilities = answered(experiment, predictions)
             expected = pytest.approx(kd_gradients(probabilities, predictions))
             assert (released == expected) == classic, (method, distillation)
 
 
 def test_a_bad_reading_is_one_clear_error(small):
-    with pytest.raises(Exception, match="method.optimiser=rmsprop must be adam or sgd"):
-        small(*FED, "method.optimiser=rmsprop")
+    with pytest.raises(Exception, match="method.generator_optimiser=rmsprop must be adam or sgd"):
+        small(*FED, "method.generator_optimiser=rmsprop")
 
 
 def test_the_untrained_generator_has_the_levels_of_its_keys(small):
@@ -249,7 +254,7 @@ def test_a_rate_that_falls_moves_the_student_less(small):
 
     def steps(falls):
         experiment = small(
-            *FED, "method.optimiser=sgd", "rounds=2",
+            *FED, *PLAIN, "rounds=2",
             "queries_per_round=8", f"method.student_learning_rate_falls={falls}",
         )  # fmt: skip
         start, _, _ = experiment.method.start(experiment.public, Streams(0))
@@ -268,3 +273,50 @@ def test_without_a_rate_the_generator_stays_as_it_was_drawn(small):
         _, states = after(small(*FED, f"method.generator_learning_rate={rate}", "rounds=3"), 3)
         weights = [state.tensors["generator.project.weight"] for state in states]
         assert torch.equal(weights[0], weights[2]) == stays
+
+
+def test_an_epoch_takes_so_many_steps_of_each_network(small):
+    """With plain gradient steps, on the last images, and against the labels of the last images."""
+    epoch = "method.student_steps=3", "method.generator_steps=2", "rounds=1"
+    experiment = small(*FED, *PLAIN, *epoch, "queries_per_round=8")
+    method, context = experiment.method, experiment.public
+    student, generator, _ = method.start(context, Streams(0))
+    draw = Streams(0).torch("latents", query_id=1)
+    latents = torch.randn((8, method.latent_size), generator=draw)
+    _, (state,) = after(experiment, 1)
+    images = torch.from_numpy(state.buffer[0].images).float() / 255
+    labels = torch.from_numpy(state.buffer[0].labels)
+    generator.train()(latents)  # the images that were sent; it normalises by moving averages
+    for _ in range(3):
+        step(student.train(), method.student_loss(student(images), labels), 0.1)
+    for _ in range(2):
+        step(generator, method.generator_loss(student, generator(latents), labels), 0.01)
+    for name, module in (("student", student), ("generator", generator)):
+        for key, tensor in module.state_dict().items():
+            found = state.tensors[f"{name}.{key}"]
+            torch.testing.assert_close(found, tensor, rtol=1e-3, atol=1e-4)
+
+
+def step(module, loss, rate):
+    parameters = list(module.parameters())
+    for parameter, slope in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+        parameter.data -= rate * slope
+
+
+@pytest.mark.parametrize("bank", [True, False])
+def test_only_with_a_bank_does_a_student_learn_from_earlier_images(small, bank):
+    experiment = small(*FED, "rounds=3", f"method.bank={str(bank).lower()}")
+    method, context = experiment.method, experiment.public
+    _, (*_, state) = after(experiment, 3)
+    for number, part in enumerate(state.buffer):
+        part.labels[:] = number  # so that a label names its round
+    seen = []
+    twin = copy.copy(method)
+    object.__setattr__(twin, "student_steps", 5)
+    object.__setattr__(twin, "student_loss", lambda logits, labels: seen.append(labels[:, 0]))
+    student, _, _ = method.start(context, Streams(0))
+    list(twin.student_losses(student, state.buffer, context, Streams(0)))
+    assert len(seen) == 5
+    assert len(seen[0]) == len(state.buffer[-1].labels)
+    assert set(torch.cat(seen).tolist()) == ({0.0, 1.0, 2.0} if bank else {2.0})
+    assert len({tuple(labels.tolist()) for labels in seen}) == (5 if bank else 1)

@@ -49,6 +49,11 @@ class Classifier(nn.Module):
         return self
 
     @property
+    def fixed_features(self) -> FixedFeatures | None:
+        """Return the features that procedural images determine, if there are any."""
+        return next((m for m in self.modules() if isinstance(m, FixedFeatures)), None)
+
+    @property
     def fixed(self) -> bool:
         """Return whether only the linear classifier is trained."""
         return next(self.backbone.parameters(), None) is None
@@ -61,6 +66,7 @@ class Classifier(nn.Module):
         than ours are unknown, so each has its own key.
         """
         ours = type(self.backbone) in (Scattering, Patches, Pretrained)
+        ours &= self.fixed_features is None or self.fixed_features.given is None
         backbone = type(self.backbone) if ours else self.backbone
         public = getattr(self.backbone, "public", None)
         return backbone, public, self.classifier.in_features, torch.get_num_threads()

@@ -14,7 +14,7 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Literal
@@ -71,9 +71,11 @@ class FixedFeatures(nn.Module, ABC):
 
     Attributes:
         folder: where other processes find the principal components, if set.
+        given: the constants to compute with, such as an exported student's; None computes them.
     """
 
     folder: Path | None = None
+    given: Mapping[str, torch.Tensor] | None = None
 
     def __init__(self, shape: tuple[int, ...], num_features: int) -> None:
         super().__init__()
@@ -92,7 +94,9 @@ class FixedFeatures(nn.Module, ABC):
 
     @staticmethod
     @abstractmethod
-    def coefficients(images: torch.Tensor) -> torch.Tensor:
+    def coefficients(
+        images: torch.Tensor, given: Mapping[str, torch.Tensor] | None = None
+    ) -> torch.Tensor:
         """Map (B, C, S, S) floats to (B, P) coefficients, with rows of length 1."""
 
     @staticmethod
@@ -104,7 +108,7 @@ class FixedFeatures(nn.Module, ABC):
         """Map (B, C, S, S) floats in [-1, 1] to (B, F) float32."""
         images = images.contiguous(memory_format=torch.channels_last)  # the layout affects rounding
         memory = memory_for(images)
-        if memory == "nothing":
+        if memory == "nothing" or self.given is not None:
             return self._features(images)
         # In a simulation all clients answer the same images, so features are cached.
         remembered = _remembered(type(self), self.shape, self.num_features, memory)
@@ -123,9 +127,24 @@ class FixedFeatures(nn.Module, ABC):
                 remembered.popitem(last=False)
         return remembered[key]
 
+    def constants(self) -> dict[str, torch.Tensor]:
+        """Return all tensors that the features are computed with, in float32.
+
+        Another process of this or another processor that is `given` them computes the same
+        features, up to the rounding of its arithmetic.
+        """
+        mean, components = self._whitening()
+        return {"mean": mean.float(), "components": components.float()}
+
+    def _whitening(self) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.given is not None:
+            return self.given["mean"], self.given["components"]
+        return whitening(type(self), self.shape, self.num_features, self.folder)
+
     def _features(self, images: torch.Tensor) -> torch.Tensor:
-        mean, components = whitening(type(self), self.shape, self.num_features, self.folder)
-        features = (self.coefficients(images) - mean.to(images)) @ components.to(images)
+        mean, components = self._whitening()
+        coefficients = self.coefficients(images, self.given)
+        features = (coefficients - mean.to(images)) @ components.to(images)
         length = features.norm(dim=1, keepdim=True).clamp_min(1e-6)
         return features * (self.num_features**0.5 / length)
 

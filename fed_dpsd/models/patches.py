@@ -6,7 +6,7 @@ Here, procedural patches and their negatives are clustered on the sphere.
 """
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
@@ -44,16 +44,31 @@ class Patches(FixedFeatures):
         return 2 * PATTERNS * PARTS**2
 
     @staticmethod
-    def coefficients(images: torch.Tensor) -> torch.Tensor:
+    def coefficients(
+        images: torch.Tensor, given: Mapping[str, torch.Tensor] | None = None
+    ) -> torch.Tensor:
         """Map (B, C, S, S) floats in [-1, 1] to (B, 2304) coefficients, with rows of length 1."""
         images = reduced(images)
+        found = (given["kernels"], given["offsets"]) if given else patterns(tuple(images.shape[1:]))
+        kernels, offsets = (tensor.to(images) for tensor in found)
         at_once = min(32, max(1, AT_ONCE // images.shape[-1] ** 2))
         # an exported network takes any number of images, so its graph has no parts
         parts = [images] if torch.compiler.is_compiling() else images.split(at_once)
         if images.shape[1] == 1:
-            return torch.cat([_coefficients(part) for part in parts])
-        both = [_coefficients(part) + _coefficients(part.flip(3)) for part in parts]
+            return torch.cat([_coefficients(part, kernels, offsets) for part in parts])
+        both = [
+            _coefficients(part, kernels, offsets) + _coefficients(part.flip(3), kernels, offsets)
+            for part in parts
+        ]
         return functional.normalize(torch.cat(both))
+
+    def constants(self) -> dict[str, torch.Tensor]:
+        """Return also the patterns."""
+        if self.given is not None:
+            return dict(self.given)
+        side = min(self.shape[1], SIDE)
+        kernels, offsets = patterns((self.shape[0], side, side))
+        return super().constants() | {"kernels": kernels.float(), "offsets": offsets.float()}
 
     @staticmethod
     def examples(shape: tuple[int, ...]) -> Iterator[NDArray[np.uint8]]:
@@ -65,8 +80,9 @@ class Patches(FixedFeatures):
             yield draw(EXAMPLES // len(kinds), (shape[0], side, side), rng)
 
 
-def _coefficients(images: torch.Tensor) -> torch.Tensor:
-    kernels, offsets = (tensor.to(images) for tensor in patterns(tuple(images.shape[1:])))
+def _coefficients(
+    images: torch.Tensor, kernels: torch.Tensor, offsets: torch.Tensor
+) -> torch.Tensor:
     box = torch.full_like(kernels[:1], 1 / kernels[0].numel())
     mean, square = functional.conv2d(images, box), functional.conv2d(images**2, box)
     deviation = ((square - mean**2).clamp_min(0) + FLOOR).sqrt()

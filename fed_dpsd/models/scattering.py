@@ -6,7 +6,7 @@ Features (or Much More Data)", arXiv 2011.11660.
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
@@ -51,7 +51,9 @@ class Scattering(FixedFeatures):
         return channels * (kept + halvings(size) * ORIENTATIONS * PARTS**2)
 
     @staticmethod
-    def coefficients(images: torch.Tensor) -> torch.Tensor:
+    def coefficients(
+        images: torch.Tensor, given: Mapping[str, torch.Tensor] | None = None
+    ) -> torch.Tensor:
         """Map (B, C, S, S) floats to (B, P) coefficients, with rows of length 1."""
         return in_parts(_coefficients, images)
 

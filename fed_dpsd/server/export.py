@@ -18,7 +18,7 @@ from fed_dpsd.models.inference import predict
 from fed_dpsd.server import onnx_file
 from fed_dpsd.server.cards import cards_in, model_card
 from fed_dpsd.server.run_folder import CompletedRun, open_completed
-from fed_dpsd.server.student import FACTS, Student, student_of
+from fed_dpsd.server.student import FACTS, Student, constants_of, student_of
 from fed_dpsd.storage import to_json_bytes, to_utf8, write_together
 from fed_dpsd.streams import Streams
 
@@ -39,7 +39,8 @@ class Exported(NamedTuple):
 def export(run_folder: Path, folder: Path, form: Format) -> Exported:
     """Write the student of a completed run to FOLDER/student.safetensors or .onnx, and its cards.
 
-    The file's metadata contains the network, its classes, the run's result and its privacy card.
+    The file's metadata contains the network, its classes, the run's result and its privacy card. A
+    safetensors file has everything that fixed features are computed with, but no public network.
     The cards next to the file are privacy_card.json and PRIVACY.md, README.md (a model card for the
     Hugging Face hub) and config.json (classes and sizes). An ONNX file is compared with torch on
     the run's test images before it is written.
@@ -64,8 +65,8 @@ def export(run_folder: Path, folder: Path, form: Format) -> Exported:
         content = onnx_file.to_onnx(student.model, student.network.shape, metadata)
         compared = _compared(content, student, run)
     else:
-        weights = {name: w.contiguous() for name, w in student.model.state_dict().items()}
-        content = safetensors.torch.save(weights, metadata)
+        weights = student.model.state_dict() | constants_of(student.model)
+        content = safetensors.torch.save({k: w.contiguous() for k, w in weights.items()}, metadata)
     files[path.name] = {"sha256": hashlib.sha256(content).hexdigest(), "compared": compared or None}
     card = {"artefact": f"the student in {' and '.join(sorted(files))}", **student.card}
     card["files"] = files

@@ -29,9 +29,13 @@ from fed_dpsd.storage import shown_path
 from fed_dpsd.streams import Streams
 
 FACTS = "fed_dpsd"  # key in the metadata of a file
-FACT_KEYS = {"result", "classes", "pixel_bits", "check", "student_sha256", "privacy", "card"}
+FACT_KEYS = {
+    *("result", "classes", "pixel_bits", "check", "student_sha256", "constants_sha256"),
+    *("privacy", "card"),
+}
+CONSTANTS = "constants."  # how the names of fixed features' tensors begin in a file
 ALL_TEACHERS = "its result is the ensemble of all teachers; export a run of another method"
-ROUNDING = 1e-3  # largest difference of a probability between processors
+ROUNDING = 1e-4  # largest difference of a probability between processors
 
 Model = TypeVar("Model", bound=Classifier | OnnxModel, covariant=True)
 
@@ -152,10 +156,22 @@ def student_of(run: CompletedRun) -> Student[Classifier]:
         "check": check.tolist(),
         **{key: summary[key] for key in ("method", "data")},
         "student_sha256": digest,
+        "constants_sha256": checkpoint.digest_of(constants_of(model)),
         "privacy": card.pop("privacy"),
         "card": card,
     }
     return Student(network, model, facts)
+
+
+def constants_of(model: Classifier) -> dict[str, torch.Tensor]:
+    """Return the tensors that a network's fixed features are computed with, as a file names them.
+
+    They are in the file, because procedural images determine them in seconds to minutes, and
+    processors of different kinds round them differently.
+    """
+    features = model.fixed_features
+    constants = features.constants() if features else {}
+    return {f"{CONSTANTS}{name}": tensor for name, tensor in constants.items()}
 
 
 def open_student(path: Path) -> Student[Classifier | OnnxModel]:
@@ -188,16 +204,23 @@ def open_student(path: Path) -> Student[Classifier | OnnxModel]:
 
 
 def _load_network(
-    network: Network, weights: dict[str, torch.Tensor], facts: Mapping[str, Any], path: Path
+    network: Network, tensors: dict[str, torch.Tensor], facts: Mapping[str, Any], path: Path
 ) -> Classifier:
     model = network.build()
+    constants = {name: t for name, t in tensors.items() if name.startswith(CONSTANTS)}
+    weights = {name: t for name, t in tensors.items() if name not in constants}
     if reason := weights_mismatch(model, weights):
         raise UserError(f"{path}: {reason}; export the student again")
-    if checkpoint.digest_of(weights) != facts["student_sha256"]:
+    digests = checkpoint.digest_of(weights), checkpoint.digest_of(constants)
+    if digests != (facts["student_sha256"], facts["constants_sha256"]):
         raise UserError(
             f"{path} is damaged: its weights differ from the exported ones; export it again"
         )
     model.load_state_dict(weights)
+    if features := model.fixed_features:
+        features.given = {name.removeprefix(CONSTANTS): t for name, t in constants.items()}
+    if features is model.backbone:
+        model.double()  # so that instructions of different processors agree to the last digits
     return model
 
 
@@ -214,8 +237,7 @@ def _no_model(path: Path) -> str:
 def _check_predictions(model: Classifier | OnnxModel, network: Network) -> NDArray[np.float32]:
     """Return a student's (4, K) probabilities on images of random pixels.
 
-    An exported file stores them, because processors of different kinds may compute different
-    constants of fixed features, which a safetensors file lacks (fed_dpsd/models/patches.py).
+    An exported file stores them, because code or a processor may compute other features.
     """
     return _probabilities(model, procedural.noise(4, network.shape, Streams(0).numpy("check")))
 
@@ -225,8 +247,8 @@ def _why_predictions_differ(model: Classifier | OnnxModel) -> str:
     if isinstance(model, OnnxModel):
         return "its predictions differ from the exported student's; export the student again"
     return (
-        "this processor computes fixed features differently from the one that trained the student; "
-        "use a processor of that kind, or an export with --format onnx, which includes the features"
+        "its predictions differ from the exported student's, because this processor or version "
+        "computes something else; export the student again, or with --format onnx"
     )
 
 

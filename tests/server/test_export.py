@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 import re
+import subprocess
 import sys
 from collections import OrderedDict
 
@@ -19,7 +21,8 @@ from fed_dpsd.models.inference import predict
 from fed_dpsd.server import checkpoint, onnx_file
 from fed_dpsd.server import export as exports
 from fed_dpsd.server.export import export
-from fed_dpsd.server.student import FACT_KEYS, FACTS, Network, open_student
+from fed_dpsd.server.run_folder import open_completed
+from fed_dpsd.server.student import FACT_KEYS, FACTS, Network, open_student, student_of
 from fed_dpsd.server.words import next_steps
 from tests.every import every
 
@@ -41,21 +44,63 @@ def test_a_student_from_its_file_scores_as_in_its_run(finished, tmp_path, overri
     student = open_student(path)
     scores = predict(student.model, test.images, torch.device("cpu"))
     assert (scores.argmax(1) == test.labels).mean() == summary["accuracy"]["student"]
-    assert checkpoint.digest_of(student.model.state_dict()) == summary["student_sha256"]
+    assert checkpoint.digest_of(student.model.float().state_dict()) == summary["student_sha256"]
     assert student.facts["privacy"] == summary["privacy"]
     assert "proven" in student.facts["result"]
 
 
 @pytest.mark.slow  # fits patches
-def test_a_processor_with_other_features_is_refused(finished, tmp_path, monkeypatch):
-    """As where rounding has clusters of patches part otherwise; the control is this processor."""
-    path = export(finished("model=patches")[0], tmp_path, "safetensors").path
-    open_student(path)
-    kernels, offsets = patches.patterns((1, 8, 8))
-    monkeypatch.setattr(patches, "patterns", lambda _: (kernels.flip(0), offsets))
+@pytest.mark.parametrize("kind", ["patches", "scattering"])
+def test_a_file_has_all_that_fixed_features_are_computed_with(
+    finished, tmp_path, monkeypatch, kind
+):
+    """A processor whose rounding finds other features predicts the same, and computes none."""
+    folder, _, test = finished(f"model={kind}")
+    path = export(folder, tmp_path, "safetensors").path
+    student = open_student(path)
+    expected = student.predict(test.images)
+    monkeypatch.setattr(patches, "patterns", lambda _: pytest.fail("patterns"))
+    monkeypatch.setattr(fixed_features, "whitening", lambda *_: pytest.fail("whitening"))
     monkeypatch.setattr(fixed_features, "_remembered", lambda *_: OrderedDict())
-    with pytest.raises(UserError, match="computes fixed features differently from the one"):
-        open_student(path)
+    again = open_student(path)
+    assert (again.predict(test.images) == expected).all()
+    with pytest.raises(pytest.fail.Exception):  # the control: a run computes them
+        student_of(open_completed(folder))
+
+
+def test_a_file_with_other_constants_is_refused(finished, tmp_path):
+    path = export(finished("model=scattering")[0], tmp_path, "safetensors").path
+    tensors = safetensors.torch.load(path.read_bytes())  # load_file would map the file
+    with safetensors.safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    for name in ("constants.mean", "constants.components"):
+        other = tensors | {name: tensors[name] + 1e-3}
+        path.write_bytes(safetensors.torch.save(other, metadata))
+        with pytest.raises(UserError, match="damaged"):
+            open_student(path)
+    path.write_bytes(safetensors.torch.save(tensors, metadata))
+    open_student(path)
+
+
+PREDICT = """
+import sys, numpy as np
+from pathlib import Path
+from fed_dpsd.server.student import open_student
+images = np.random.default_rng(0).integers(0, 256, (64, 1, 8, 8), np.uint8)
+np.save(sys.argv[2], open_student(Path(sys.argv[1])).predict(images))
+"""
+
+
+@pytest.mark.slow  # two processes import torch
+def test_the_instructions_of_a_processor_do_not_change_predictions(finished, tmp_path):
+    path = export(finished("model=scattering")[0], tmp_path, "safetensors").path
+    found = []
+    for kernels in ("default", "avx2"):
+        file = tmp_path / f"{kernels}.npy"
+        environment = {**os.environ, "ATEN_CPU_CAPABILITY": kernels}
+        subprocess.run([sys.executable, "-c", PREDICT, path, file], env=environment, check=True)
+        found.append(np.load(file))
+    assert np.abs(found[0] - found[1]).max() <= 1e-6
 
 
 # --- ONNX ---

@@ -121,7 +121,7 @@ class Fault:
     kind: str
     host: str  # the host with the fault
     rounds: int  # number of rounds finished before the fault
-    seconds: float  # time until the host was restarted or the link was back
+    down_seconds: float  # time until the host was restarted or the link was back
     outcome: str  # "went on", or "resumed" by a new run from the checkpoint
 
 

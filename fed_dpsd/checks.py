@@ -21,8 +21,9 @@ from fed_dpsd.privacy.training import Training, TrainingMechanism
 
 # Squared signal-to-noise ratios of a whole run up to which students are near chance, or have less
 # than about half of their teachers' accuracy. On MNIST, a student is at chance at 128, and reaches
-# 75.7 % at 64,000 (results/mnist.md). On digits, it reaches 23 to 34 % at 198, 28 % at 611,
-# and 36 to 49 % at 2,500 (results/defaults.md). Runs with the least noise are just short.
+# 26.6 % at 1,024 and 54.1 % at 3,564 (results/data_sensitive.md). On digits, it reaches 23 to 34 %
+# at 198, 28 % at 611, and 36 to 49 % at 2,500 (results/defaults.md). Runs with the least noise are
+# just short.
 NEAR_CHANCE, TOO_LITTLE, TOO_SHORT = 1_000, 3_000, 256
 
 LARGEST_REQUEST = 2**29  # bytes of the images in a request

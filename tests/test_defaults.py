@@ -1,7 +1,7 @@
 """Each pair of method, training and answers learns, is refused, or warns with a remedy.
 
-`python -m tests.test_defaults` measures what results/defaults.csv lacks, and rewrites it and
-results/defaults.md; it takes about a minute for each different run.
+`python -m tests.test_defaults` measures what results/defaults.csv lacks, or with --again all of it,
+and rewrites it and results/defaults.md; it takes up to a minute for each different run.
 """
 
 import csv
@@ -16,6 +16,7 @@ import pytest
 import fed_dpsd
 from fed_dpsd.errors import ConfigError
 from fed_dpsd.experiment import Experiment, from_overrides
+from fed_dpsd.server.run_folder import versions
 
 ROOT = Path(__file__).parents[1]
 TABLE, PAGE = ROOT / "results/defaults.csv", ROOT / "results/defaults.md"
@@ -23,7 +24,8 @@ AXES = {
     axis: sorted(path.stem for path in (ROOT / "conf" / axis).glob("*.yaml"))
     for axis in ("method", "training", "answers")
 }
-FIELDS = ("typed", "outcome", "student", "ensemble", "says")
+FIELDS = ("typed", "outcome", "student", "ensemble", "says", "commit")
+SCORES = ("student", "ensemble", "commit")
 HOPELESS = "near chance", "far below its teachers"  # in warnings of runs that are not measured
 
 
@@ -158,13 +160,15 @@ def cell(row):
 def page(found):
     """The page, whose text stands here so that the command writes all of it."""
     by = {row["typed"]: row for row in found}
+    commits = sorted({row["commit"][:8] for row in found if row.get("commit")})
+    where = f"Commits: {', '.join(commits)}" if commits else "The rows' commit is not recorded"
     lines = [
         "# Which method, training and answers go together?",
         "",
         "Each pair learns, is refused, or warns before it starts and names the key to change.",
         "All other settings are the defaults: digits, five clients, seed 0. A cell has the",
         "accuracies of the student and of its teachers together, in %; `local` has no student.",
-        "The rows' commit is not recorded ([what is repeated](README.md#where-are-the-rows-from)).",
+        f"{where} ([what is repeated](README.md#where-are-the-rows-from)).",
         "",
         "    python -m tests.test_defaults",
         "",
@@ -188,7 +192,8 @@ def page(found):
 
 
 def main():
-    known = {row["typed"]: row for row in rows()} if TABLE.exists() else {}
+    again = "--again" in sys.argv
+    known = {row["typed"]: row for row in rows()} if TABLE.exists() and not again else {}
     found, results = [], {}
     for text in typed():
         experiment, warning = judged(text)
@@ -202,16 +207,18 @@ def main():
             if key not in results:
                 before = known.get(text, {"outcome": ""})
                 if before["outcome"] == "learns":
-                    results[key] = before["student"], before["ensemble"]
+                    results[key] = [before.get(name, "") for name in SCORES]
                 else:
                     print(f"{text or 'default'} ...", file=sys.stderr)
                     with tempfile.TemporaryDirectory() as out:
                         scores = measured(text, out)
-                    results[key] = tuple("" if s is None else f"{s:.4f}" for s in scores)
-            student, ensemble = results[key]
+                    results[key] = ["" if s is None else f"{s:.4f}" for s in scores]
+                    results[key].append(versions()["commit"] or "")
+            student, ensemble, commit = results[key]
             scores = [float(each) if each else None for each in (student, ensemble)]
             outcome = "learns" if learns(*scores) else "warned" if warning else "fails"
             row |= {"outcome": outcome, "student": student, "ensemble": ensemble, "says": warning}
+            row["commit"] = commit
         found.append(row)
     with TABLE.open("w") as file:
         writer = csv.DictWriter(file, FIELDS, lineterminator="\n")

@@ -235,8 +235,9 @@ def _require_memory(parts: Mapping[str, int], typed: str) -> None:
 
 
 def _require_disk(folder: Path, needed: int, typed: str) -> None:
-    free = shutil.disk_usage(nearest_existing(folder)).free
-    if needed > free:
+    disk = shutil.disk_usage(nearest_existing(folder))
+    free = disk.free
+    if needed > free and disk.total:  # a folder as /proc has none, and cannot be written anyway
         raise UserError(
             f"{typed}: the run writes about {size_text(needed)} to {folder}, which has "
             f"{size_text(free)} free; use {REMEDIES['queries']}, or another folder"

@@ -32,7 +32,7 @@ def memory(experiment, records=None):
 def machine(monkeypatch, total=2**50, free=2**50):
     """Gives this machine `total` bytes of memory and a disk with `free` bytes."""
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=total))
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free, total=10**15))
 
 
 @pytest.mark.parametrize(

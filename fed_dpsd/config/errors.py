@@ -151,7 +151,8 @@ def file_sets(group: str, choice: str, key: str) -> bool:
     own = flat_keys(tree if text.startswith("# @package _global_") else {group: tree})
     if key in own or ("@" in key and f"/{key}:" in text):  # in its defaults list
         return True
-    bases = (each for each in tree.get("defaults", ()) if isinstance(each, str))
+    names = (each for each in tree.get("defaults", ()) if isinstance(each, str))
+    bases = (name.partition("@")[0] for name in names)
     return any(file_sets(group, base, key) for base in bases)
 
 

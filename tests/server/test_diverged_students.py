@@ -16,7 +16,7 @@ from fed_dpsd.server.run_folder import new_run_folder
 from tests.every import every
 from tests.server.test_run import complete
 
-PAPER = "method=paper_fed_dpsd", "method.generator_learning_rate=0"
+PAPER = "method=paper_fed_dpsd", "method.generator_learning_rate=0", "method.student_steps=1"
 
 
 def failed(experiment, folder=None):

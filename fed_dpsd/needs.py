@@ -237,7 +237,7 @@ def _require_memory(parts: Mapping[str, int], typed: str) -> None:
 def _require_disk(folder: Path, needed: int, typed: str) -> None:
     disk = shutil.disk_usage(nearest_existing(folder))
     free = disk.free
-    if needed > free and disk.total:  # a folder as /proc has none, and cannot be written anyway
+    if needed > free and disk.total:  # /proc has no disk; a write says what is wrong
         raise UserError(
             f"{typed}: the run writes about {size_text(needed)} to {folder}, which has "
             f"{size_text(free)} free; use {REMEDIES['queries']}, or another folder"

@@ -210,16 +210,23 @@ def _components(
 
 
 def _coefficients(kind: type[FixedFeatures], images: torch.Tensor) -> torch.Tensor:
-    """Return the (N, P) coefficients of images, computed eight at a time.
+    """Return the (N, P) coefficients of images, computed eight at a time."""
+    parts = (kind.coefficients(to_pixels(few)) for few in images.split(8))
+    return joined(parts, len(images))
 
-    They fill one tensor: small ones, kept between what is freed, would fragment the memory.
+
+def joined(parts: Iterable[torch.Tensor], count: int, dim: int = 0) -> torch.Tensor:
+    """Join tensors, of `count` rows in all, as they are computed.
+
+    Small tensors that are kept between large batches would fragment the memory.
     """
-    rows = images.new_empty(
-        len(images), kind.num_coefficients(images.shape[1:]), dtype=torch.double
-    )
-    for few, filled in zip(images.split(8), rows.split(8), strict=True):
-        filled.copy_(kind.coefficients(to_pixels(few)))
-    return rows
+    joined, first = torch.empty(0), 0
+    for part in parts:
+        if not first:
+            joined = part.new_empty((*part.shape[:dim], count, *part.shape[dim + 1 :]))
+        joined.narrow(dim, first, part.shape[dim]).copy_(part)
+        first += part.shape[dim]
+    return joined
 
 
 def halvings(size: int) -> int:

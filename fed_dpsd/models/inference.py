@@ -12,7 +12,7 @@ from torch import nn
 
 from fed_dpsd.errors import Diverged
 from fed_dpsd.models.classifiers import Classifier
-from fed_dpsd.models.fixed_features import feature_cache
+from fed_dpsd.models.fixed_features import feature_cache, joined
 from fed_dpsd.models.pictures import Pictures
 from fed_dpsd.progress import reporting
 from fed_dpsd.storage import LARGE, large_array
@@ -72,20 +72,6 @@ def batches(
             task.advance(len(batch))
 
 
-def _joined(parts: Iterable[torch.Tensor], count: int, dim: int = 0) -> torch.Tensor:
-    """Join tensors, of `count` rows in all, as they are computed.
-
-    Small tensors that are kept between large batches would fragment the memory.
-    """
-    joined, first = torch.empty(0), 0
-    for part in parts:
-        if not first:
-            joined = part.new_empty((*part.shape[:dim], count, *part.shape[dim + 1 :]))
-        joined.narrow(dim, first, part.shape[dim]).copy_(part)
-        first += part.shape[dim]
-    return joined
-
-
 def trainable_part(
     model: Classifier,
     images: NDArray[np.uint8] | Pictures,
@@ -128,7 +114,7 @@ def trainable_part(
                     yield last[:size]
                 task.advance(size)
 
-    new = _joined(computed(), count - first).split(at_once) if count > first else ()
+    new = joined(computed(), count - first).split(at_once) if count > first else ()
     parts = [*known, *new]
     known += new[: (count - first) // at_once]
     features = torch.cat(parts) if parts else model.features(to_unit(images[:0], device))
@@ -170,14 +156,14 @@ class Images:
             heads = [cast(Classifier, model).classifier for model in models]
             inputs = self._fixed_features(models[0], device)
         parts = (torch.stack([head(part).softmax(1) for head in heads]).cpu() for part in inputs)
-        return _joined(parts, len(self), dim=1).numpy()
+        return joined(parts, len(self), dim=1).numpy()
 
     def _fixed_features(self, model: Classifier, device: torch.device) -> Sequence[torch.Tensor]:
         """Return the fixed features of each batch, which are computed at the first call."""
         key = (*model.features_key, device)
         if key not in self._features:
             computed = (model.features(batch) for batch in batches(self._images, device))
-            self._features[key] = _joined(computed, len(self)).split(IMAGES_AT_ONCE)
+            self._features[key] = joined(computed, len(self)).split(IMAGES_AT_ONCE)
         return self._features[key]
 
 

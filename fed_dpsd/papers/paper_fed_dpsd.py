@@ -185,10 +185,10 @@ class PaperFedDPSD(Method):
     ) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
         """Return the student's optimiser, and the optimiser of the generator and learnt latents."""
         learnt = [latents] if self.latents == "kept" else []
-        make, makes = OPTIMISERS[self.student_optimiser], OPTIMISERS[self.generator_optimiser]
+        drawing = [*generator.parameters(), *learnt]
         return (
-            make(student.parameters(), self.student_learning_rate),
-            makes([*generator.parameters(), *learnt], self.generator_learning_rate),
+            OPTIMISERS[self.student_optimiser](student.parameters(), self.student_learning_rate),
+            OPTIMISERS[self.generator_optimiser](drawing, self.generator_learning_rate),
         )
 
     def rate(self, number: int, rounds: int) -> float:
@@ -222,10 +222,9 @@ class PaperFedDPSD(Method):
         streams: Streams,
     ) -> Iterator[torch.Tensor]:
         """Yield L_s of each of the student's steps, on the last images or on b of the bank."""
-        number = len(buffer)
         source = ReplayBuffer.joined(buffer if self.bank else buffer[-1:])
         size = len(buffer[-1].labels)
-        chosen, rng = np.arange(size), streams.torch("bank", query_id=number)
+        chosen, rng = np.arange(size), streams.torch("bank", query_id=len(buffer))
         for _ in range(self.student_steps):
             if self.bank:
                 chosen = torch.randint(len(source.labels), (size,), generator=rng).numpy()

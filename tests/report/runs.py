@@ -91,7 +91,7 @@ def run(folder, **changes):
 def deployment(folder, **changes):
     """The facts of a deployment in which hospital 1 was late, refused and was restored."""
     sent = {"kind": "answers", "ask": "aa", "at": "2026-11-25T08:52:23Z", "seconds": 1.5}
-    late = {"1": "no answer within 20 s"}
+    late = {"1": "no answer in time"}
     requests = [
         sent | {"kind": "counts", "query_id": 0, "answered": [0, 1, 2], "refused": {}},
         sent | {"query_id": 1, "answered": [0, 1, 2], "refused": {}},

@@ -63,7 +63,7 @@ HELLO_SECONDS = 10.0  # until a node that is no hospital of this run gets anothe
 LAST_HELLO_SECONDS = 5.0  # for other nodes' replies to a hello once all hospitals are known
 NOT_CONNECTED = "had not connected"
 SHOWN_SECONDS = 10.0  # between two lines about awaited hospitals
-LATE, OTHER_CODE = "no answer within", "runs different code from this server"
+LATE, OTHER_CODE = "no answer in time", "runs different code from this server"
 DIAGNOSED_AT_ONCE = 64  # clients: each sends (n, N, K) floats
 logger = logging.getLogger("fed_dpsd")
 
@@ -110,8 +110,8 @@ class GridFederation(HostedFederation):
     In a simulation, nodes host clients in turn, and all must answer. In a deployment, a node is one
     hospital, which reports its own client number. The run waits for all hospitals; after
     federation.node_timeout_seconds, federation.min_clients of them suffice. A round continues
-    without hospitals that do not answer, as long as federation.min_clients do. Each request's
-    outcome is a line in the run's asks.jsonl.
+    without hospitals that have not answered federation.grace_seconds after federation.min_clients
+    have. Each request's outcome is a line in the run's asks.jsonl.
 
     Args:
         experiment: the experiment of the run.
@@ -392,12 +392,10 @@ class GridFederation(HostedFederation):
         for node, clients in hosts.items():
             heard = {client: n for client, n in request.heard.items() if client in clients}
             packed[node] = pack_request(replace(request, heard=heard))  # of its own clients only
-        sent = time.monotonic()
         replies = self._exchange(ANSWER, request.query_id, packed, hosts)
         teachers = self.experiment.config.teachers_per_client
         answers: dict[int, Response | Refusal] = {}
-        now = time.monotonic()
-        reasons = self._silent([client for client in asked if client not in replies], now - sent)
+        reasons = self._silent([client for client in asked if client not in replies])
         for client in asked:
             reply = replies.get(client) or Absent(request.query_id, reasons[client])
             if isinstance(reply, Reply):
@@ -409,7 +407,7 @@ class GridFederation(HostedFederation):
                 )
             else:
                 answers[client] = reply
-        self._log(request, answers, now - started)
+        self._log(request, answers, time.monotonic() - started)
         self._show_changes(request, answers)
         absent = {c: a.reason for c, a in answers.items() if isinstance(a, Absent)}
         if len(answers) - len(absent) < min(self._least, len(asked)):
@@ -419,13 +417,11 @@ class GridFederation(HostedFederation):
             raise UserError(f"{few}; {self._remedy}")
         return answers
 
-    def _silent(self, clients: Sequence[int], waited: float) -> dict[int, str]:
-        """Return a public reason for each client that has not replied after `waited` seconds."""
+    def _silent(self, clients: Sequence[int]) -> dict[int, str]:
+        """Return a public reason for each client that has not replied."""
         if not clients:
             return {}
         problems = self._problems
-        timeout, first = self._settings.round_timeout_seconds, self._settings.retry_seconds
-        late = f"{LATE} {timeout if waited > timeout else first:g} s"
         online = set(self._grid.get_node_ids())
         for number, node in self._nodes.items():  # one that has returned is new to the next request
             node.online &= number in online
@@ -433,8 +429,8 @@ class GridFederation(HostedFederation):
         present = {client for number in connected for client in self._nodes[number].clients}
         reasons = {}
         for client in clients:
-            away = f"disconnected; {late}" if client in self._clients else NOT_CONNECTED
-            reasons[client] = late if client in present else problems.get(client, away)
+            away = f"disconnected; {LATE}" if client in self._clients else NOT_CONNECTED
+            reasons[client] = LATE if client in present else problems.get(client, away)
         return {client: public_line(reason) for client, reason in reasons.items()}
 
     def _show_changes(self, request: Request, answers: Mapping[int, Response | Refusal]) -> None:
@@ -519,12 +515,12 @@ class GridFederation(HostedFederation):
     ) -> dict[int, Reply | Refusal]:
         """Send a message to each node, and return the replies that arrive in time, by client."""
 
-        def message(node: int) -> Message:
-            return self._message(kind, query_id, node, contents[node], hosts[node])
+        def message(node: int, seconds: float) -> Message:
+            return self._message(kind, query_id, node, contents[node], hosts[node], seconds)
 
         timeout = self._settings.round_timeout_seconds
         if self._settings.simulation:
-            messages = [message(node) for node in hosts]
+            messages = [message(node, timeout) for node in hosts]
             arrived = self._grid.send_and_receive(messages, timeout=timeout) if messages else ()
             replies = {reply.metadata.src_node_id: reply for reply in arrived}
         elif kind == ANSWER:
@@ -548,8 +544,18 @@ class GridFederation(HostedFederation):
         node: int,
         content: Mapping[str, Any] | None = None,
         clients: Sequence[int] = (),
+        seconds: float | None = None,
     ) -> Message:
-        """Return a message to a node, with the experiment and the run's identity."""
+        """Return a message to a node, with the experiment and the run's identity.
+
+        Args:
+            kind: the message's type.
+            query_id: the request's number.
+            node: the receiver.
+            content: the request.
+            clients: the node's clients.
+            seconds: until Flower no longer delivers it; None keeps Flower's own limit.
+        """
         meta: dict[str, Any] = {
             "experiment": self._text,
             "run_folder": self._run,
@@ -559,7 +565,9 @@ class GridFederation(HostedFederation):
         if self._shares:
             meta["shares"] = json.dumps(asdict(self._shares))
         record = RecordDict({**(content or {}), "meta": ConfigRecord(meta)})
-        return Message(record, dst_node_id=node, message_type=kind, group_id=str(query_id))
+        return Message(
+            record, dst_node_id=node, message_type=kind, group_id=str(query_id), ttl=seconds
+        )
 
     def _push(self, message: Message) -> str | None:
         """Send a message; return its number, or None if Flower rejects it (and logs the reason)."""
@@ -568,21 +576,22 @@ class GridFederation(HostedFederation):
     def _send_with_retries(
         self,
         nodes: Iterable[int],
-        message: Callable[[int], Message],
+        message: Callable[[int, float], Message],
         enough: float = math.inf,
     ) -> dict[int, Message]:
         """Send messages to nodes until each has replied or the time is up.
 
-        Once `enough` nodes have replied, the nodes that did not answer the last request have only
-        federation.retry_seconds left. Otherwise, every round would wait the whole timeout for a
-        hospital that has left.
+        Once `enough` nodes have replied, the others have federation.grace_seconds left. If none of
+        them answered the last request, the time is up after federation.retry_seconds.
 
         A message may be lost with the process that received it, so it is sent again: to a silent
         node after twice the time of its last reply, doubling each time; to an unreachable node at
         regular intervals; and immediately to a node with a failed process. The request is the same,
-        so nothing is charged twice.
+        so nothing is charged twice. A node that did not answer the last request gets no message
+        after the next one is due, so that a hospital that returns answers no closed round.
         """
         started, first = time.monotonic(), self._settings.retry_seconds
+        timeout, until = self._settings.round_timeout_seconds, math.inf
         due = dict.fromkeys(nodes, started)
         pause = {node: max(first, 2 * self._nodes[node].last_seconds) for node in due}
         attempts = dict.fromkeys(due, ATTEMPTS)
@@ -591,8 +600,9 @@ class GridFederation(HostedFederation):
         while due:
             now = time.monotonic()
             for node in [node for node, when in due.items() if when <= now]:
+                lives = pause[node] if self._nodes[node].away else timeout
                 due[node], pause[node] = now + pause[node], 2 * pause[node]
-                if number := self._push(message(node)):
+                if number := self._push(message(node, lives)):
                     pushed[number] = node
             # The grid's own loop would sleep for 3 s.
             for reply in self._grid.pull_messages(list(pushed)):
@@ -609,14 +619,15 @@ class GridFederation(HostedFederation):
                     due[node] = now
                 else:
                     del due[node]
-            waited = now - started
+            if sum(not reply.has_error() for reply in replies.values()) >= enough:
+                away = all(self._nodes[node].away for node in due)
+                until = min(until, now + self._settings.grace_seconds)
+                until = min(until, max(now, started + first)) if away else until
+                self._until = min(self._until, until)
             if due:
                 clients = [client for node in due for client in self._nodes[node].clients]
                 self._show(f"waiting for the reply of {_hospitals(clients)}")
-            many = sum(not reply.has_error() for reply in replies.values()) >= enough
-            late = waited > self._settings.round_timeout_seconds
-            away = all(self._nodes[node].away for node in due)
-            if late or (waited > first and many and away):
+            if now > min(until, started + timeout):
                 break
             time.sleep(POLL_SECONDS if due else 0)
         return {

@@ -27,6 +27,7 @@ from fed_dpsd.experiment import Experiment, forget_data, one_run, unused_records
 from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.models.functions import MakeNetwork, add_functions
 from fed_dpsd.progress import PlainConsole, reporting, show_progress
+from fed_dpsd.server.completed import student_of
 from fed_dpsd.server.export import Format, export
 from fed_dpsd.server.federation import InUse
 from fed_dpsd.server.run import Progress
@@ -38,7 +39,7 @@ from fed_dpsd.server.run_folder import (
     read_log,
     require_checkpoint,
 )
-from fed_dpsd.server.student import Student, open_student, student_of
+from fed_dpsd.server.student import Student, open_student
 from fed_dpsd.server.summary import read_summary, result_line, round_text, write_failure
 from fed_dpsd.server.synthesis import Source, synthesize
 from fed_dpsd.server.words import describe_start

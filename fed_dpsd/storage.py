@@ -137,6 +137,11 @@ def shown_path(path: Path) -> str:
     return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
 
 
+def is_run_folder(folder: Path) -> bool:
+    """Return whether a folder holds the configuration of a run."""
+    return (folder / "config.yaml").is_file()
+
+
 def run_name(folder: Path) -> str:
     """Return the name under which a run charges clients: its folder's original name.
 

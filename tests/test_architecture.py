@@ -25,6 +25,7 @@ LADDER = (
     {"rehearsal"},
     {"audits"},
     {"cli"},
+    {"__main__"},
 )
 APART = {  # rooms that may import less than their place on the ladder allows
     "privacy": {"losses", "privacy"},
@@ -129,7 +130,7 @@ def test_the_core_leads_to_no_outer_room():
     def outer(module, sources=MODULES):
         return {room_of(f"{name}.") for name in reached(module, sources)} & OUTER
 
-    core = [m for m in MODULES if room_of(f"{m}.") not in OUTER | {"cli"}]
+    core = [m for m in MODULES if room_of(f"{m}.") not in OUTER | {"cli", "__main__"}]
     assert {module: found for module in core if (found := outer(module))} == {}
     planted = "def late():\n    from fed_dpsd.papers.gradient_sum import GradientSum"  # the control
     changed = MODULES | {"fed_dpsd.checks": f"{MODULES['fed_dpsd.checks']}\n{planted}\n"}

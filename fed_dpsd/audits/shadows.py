@@ -30,11 +30,11 @@ from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.privacy.accounting import Stage, prove
 from fed_dpsd.privacy.epsilon import Epsilon
 from fed_dpsd.report.settings import setting_names
+from fed_dpsd.server.completed import student_of
 from fed_dpsd.server.inputs import require_same_inputs
-from fed_dpsd.server.run_folder import is_run_folder, open_completed, open_run_folder
-from fed_dpsd.server.student import student_of
+from fed_dpsd.server.run_folder import open_completed, open_run_folder
 from fed_dpsd.server.summary import read_summary, scores_of
-from fed_dpsd.storage import client_name
+from fed_dpsd.storage import client_name, is_run_folder
 from fed_dpsd.sweep.reported import settings_in, tables_of
 
 Victim = Literal["student", "teachers", "untrained teachers"]

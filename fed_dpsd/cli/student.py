@@ -119,15 +119,16 @@ def predict(
     Read on: docs/artefacts.md
     """
     with importing():
-        from fed_dpsd.api import load_student
         from fed_dpsd.progress import show_progress
-        from fed_dpsd.server.cards import as_markdown
+        from fed_dpsd.server.student import open_student
         from fed_dpsd.storage import ANY_TEXT, replacing
 
     if out is not None and out.exists():
         raise UserError(f"--out {out} already exists; choose another file")
-    student = load_student(model)
+    student = open_student(model)
     if about:
+        from fed_dpsd.server.cards import as_markdown  # a second more
+
         say(student.facts["result"])
         say(as_markdown(student.card))
     files, bad = _files(paths), list[Path]()

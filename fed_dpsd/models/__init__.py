@@ -6,6 +6,7 @@ A cache of features (fixed_features.py) may hold private values, and stays on it
 
 import contextlib
 import ctypes
+import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -94,6 +95,16 @@ def load_vector(module: nn.Module, vector: torch.Tensor) -> None:
         raise ValueError(f"{vector.numel()} weights instead of {expected}")
     for tensor, part in zip(tensors, vector.split([t.numel() for t in tensors]), strict=True):
         tensor.copy_(part.view(tensor.shape))
+
+
+def digest_of(tensors: dict[str, torch.Tensor]) -> str:
+    """Return the SHA-256 of the names, shapes, types and bytes of tensors, ordered by name."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        array = tensors[name].detach().cpu().contiguous().numpy()
+        digest.update(f"{name} {array.shape} {array.dtype}".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
 
 
 def write_weights(module: nn.Module, path: Path, facts: dict[str, str] | None = None) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 import safetensors.torch
-import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
@@ -87,16 +86,6 @@ def load(folder: Path) -> State | None:
         file = _buffer_file(folder, number)
         buffer.append(_mapped(file, safetensors.numpy.load(_read(file, digest, remedy))))
     return State(newest, tensors, buffer)
-
-
-def digest_of(tensors: dict[str, torch.Tensor]) -> str:
-    """Return the SHA-256 of the names, shapes, types and bytes of tensors, ordered by name."""
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        array = tensors[name].detach().cpu().contiguous().numpy()
-        digest.update(f"{name} {array.shape} {array.dtype}".encode())
-        digest.update(array.tobytes())
-    return digest.hexdigest()
 
 
 def _write(path: Path, content: bytes) -> str:

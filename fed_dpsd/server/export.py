@@ -17,8 +17,9 @@ from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.models.inference import predict
 from fed_dpsd.server import onnx_file
 from fed_dpsd.server.cards import cards_in, model_card
+from fed_dpsd.server.completed import student_of
 from fed_dpsd.server.run_folder import CompletedRun, open_completed
-from fed_dpsd.server.student import FACTS, Student, constants_of, student_of
+from fed_dpsd.server.student import FACTS, Student, constants_of
 from fed_dpsd.storage import to_json_bytes, to_utf8, write_together
 from fed_dpsd.streams import Streams
 

@@ -20,7 +20,7 @@ from fed_dpsd.errors import Diverged, one_line
 from fed_dpsd.experiment import Experiment, contact_sheet, evaluated_on, test_split
 from fed_dpsd.methods.class_counts import fetch_class_weights
 from fed_dpsd.methods.method import PublicContext, Round, State, tensors_of
-from fed_dpsd.models import keep_freed_memory
+from fed_dpsd.models import digest_of, keep_freed_memory
 from fed_dpsd.models.divergence import is_finite
 from fed_dpsd.models.inference import Images
 from fed_dpsd.models.precision import precision_of
@@ -197,7 +197,7 @@ def _student_scores(
 def _record_round(summary: dict[str, Any], state: State, line: Mapping[str, Any]) -> None:
     """Record the latest round, so that the summary of a failed run shows its progress."""
     record_round(summary, line)
-    summary["student_sha256"] = checkpoint.digest_of(tensors_of("student", state.tensors))
+    summary["student_sha256"] = digest_of(tensors_of("student", state.tensors))
 
 
 def _round_line(

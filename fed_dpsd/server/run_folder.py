@@ -34,6 +34,7 @@ from fed_dpsd.server.summary import read_summary
 from fed_dpsd.storage import (
     RUN_NAME,
     Unwritable,
+    is_run_folder,
     replacing,
     shown_path,
     to_json_bytes,
@@ -140,11 +141,6 @@ def _machine() -> str:
     """Describe the hardware that the run's times depend on, omitting the host name."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     return f"{platform.machine()}, {os.cpu_count()} cores, {gpu}"
-
-
-def is_run_folder(folder: Path) -> bool:
-    """Return whether a folder holds the configuration of a run."""
-    return (folder / "config.yaml").is_file()
 
 
 def open_run_folder(folder: Path) -> Experiment:

@@ -1,4 +1,7 @@
-"""Students: the network of a completed run or an exported file, with facts about it."""
+"""Students, with facts about their runs, and exported files of students.
+
+`fed-dpsd predict` imports this file, so it imports nothing large except torch.
+"""
 
 import json
 from collections.abc import Mapping
@@ -10,22 +13,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fed_dpsd import __version__
 from fed_dpsd.config import ModelConfig, is_function
 from fed_dpsd.config.bind import bind_dataclass
 from fed_dpsd.data.images import Conversion
-from fed_dpsd.errors import ConfigError, Diverged, UserError
-from fed_dpsd.methods.method import tensors_of
-from fed_dpsd.models import initialise, procedural, read_file, weights_mismatch
+from fed_dpsd.errors import ConfigError, UserError
+from fed_dpsd.models import digest_of, initialise, procedural, read_file, weights_mismatch
 from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier, builder
 from fed_dpsd.models.functions import missing_function
 from fed_dpsd.models.inference import predict
-from fed_dpsd.server import checkpoint
-from fed_dpsd.server.cards import privacy_card_of
 from fed_dpsd.server.onnx_file import OnnxModel
-from fed_dpsd.server.run_folder import CompletedRun, is_run_folder
-from fed_dpsd.server.summary import result_line
-from fed_dpsd.storage import shown_path
+from fed_dpsd.storage import is_run_folder, shown_path
 from fed_dpsd.streams import Streams
 
 FACTS = "fed_dpsd"  # key in the metadata of a file
@@ -34,7 +31,6 @@ FACT_KEYS = {
     *("privacy", "card"),
 }
 CONSTANTS = "constants."  # how the names of fixed features' tensors begin in a file
-ALL_TEACHERS = "its result is the ensemble of all teachers; export a run of another method"
 ROUNDING = 1e-4  # largest difference of a probability between processors
 
 Model = TypeVar("Model", bound=Classifier | OnnxModel, covariant=True)
@@ -123,46 +119,6 @@ class Student(Generic[Model]):
         return f"Student({self.network}, {self.facts['result']!r})"
 
 
-def student_of(run: CompletedRun) -> Student[Classifier]:
-    """Return the student of a completed run, from its last checkpoint."""
-    config, summary = run.experiment.config, run.summary
-    arch, width = config.model.student, config.model.student_width
-    weights = tensors_of("student", run.state.tensors)
-    # An ensemble of one teacher is that teacher.
-    if alone := tensors_of("teachers.0", weights):
-        weights = alone if len(alone) == len(weights) else {}
-    if run.experiment.method.averages or alone:  # they have the teachers' architecture
-        arch, width = config.architecture(0), config.model.teacher_width
-    network = Network(arch, width, config.data.shape, config.data.num_classes)
-    model = network.build(config.model)
-    if reason := weights_mismatch(model, weights):
-        reason = ALL_TEACHERS if alone else reason if weights else "it trains none"
-        raise UserError(
-            f"{run.folder}: method {summary['method']} has no student of its own: {reason}"
-        )
-    model.load_state_dict(weights)
-    card = privacy_card_of(run)
-    digest = checkpoint.digest_of(weights)  # as in the summary, unless a prefix was removed
-    card["run"]["student_sha256"] = digest
-    check = _check_predictions(model, network)
-    if not np.isfinite(check).all():
-        raise Diverged(f"the student of {run.folder} predicts NaN or infinity", {})
-    facts = {
-        "version": __version__,
-        "network": vars(network),
-        "result": result_line(run.experiment, summary),
-        "classes": config.data.class_names,
-        **{key: getattr(config.data, key) for key in ("fit", "pixel_bits", "window")},
-        "check": check.tolist(),
-        **{key: summary[key] for key in ("method", "data")},
-        "student_sha256": digest,
-        "constants_sha256": checkpoint.digest_of(constants_of(model)),
-        "privacy": card.pop("privacy"),
-        "card": card,
-    }
-    return Student(network, model, facts)
-
-
 def constants_of(model: Classifier) -> dict[str, torch.Tensor]:
     """Return the tensors that a network's fixed features are computed with, as a file names them.
 
@@ -198,7 +154,7 @@ def open_student(path: Path) -> Student[Classifier | OnnxModel]:
     if path.suffix != ".onnx":
         model = _load_network(network, weights, facts, path)
     # NaN is not close to anything, so such a student is rejected too.
-    if not np.abs(_check_predictions(model, network) - facts["check"]).max() <= ROUNDING:
+    if not np.abs(check_predictions(model, network) - facts["check"]).max() <= ROUNDING:
         raise UserError(f"{path}: {_why_predictions_differ(model)}")
     return Student(network, model, facts)
 
@@ -211,7 +167,7 @@ def _load_network(
     weights = {name: t for name, t in tensors.items() if name not in constants}
     if reason := weights_mismatch(model, weights):
         raise UserError(f"{path}: {reason}; export the student again")
-    digests = checkpoint.digest_of(weights), checkpoint.digest_of(constants)
+    digests = digest_of(weights), digest_of(constants)
     if digests != (facts["student_sha256"], facts["constants_sha256"]):
         raise UserError(
             f"{path} is damaged: its weights differ from the exported ones; export it again"
@@ -234,7 +190,7 @@ def _no_model(path: Path) -> str:
     return "" if path.exists() else "does not exist; `fed-dpsd export RUN` writes such a file"
 
 
-def _check_predictions(model: Classifier | OnnxModel, network: Network) -> NDArray[np.float32]:
+def check_predictions(model: Classifier | OnnxModel, network: Network) -> NDArray[np.float32]:
     """Return a student's (4, K) probabilities on images of random pixels.
 
     An exported file stores them, because code or a processor may compute other features.

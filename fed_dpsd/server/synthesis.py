@@ -30,8 +30,9 @@ from fed_dpsd.models.inference import to_bytes
 from fed_dpsd.models.pictures import Pictures
 from fed_dpsd.progress import reporting
 from fed_dpsd.server.cards import cards_in, dataset_card, privacy_card_of
+from fed_dpsd.server.completed import student_of
 from fed_dpsd.server.run_folder import CompletedRun, open_completed
-from fed_dpsd.server.student import Student, student_of
+from fed_dpsd.server.student import Student
 from fed_dpsd.storage import to_utf8, write_together
 from fed_dpsd.streams import Streams
 

@@ -9,9 +9,8 @@ from fed_dpsd.accounts.words import NOTHING_NOTE, SEEDED_NOTE, PrivacyCard, shor
 from fed_dpsd.errors import counted, one_line
 from fed_dpsd.experiment import Experiment, data_counts
 from fed_dpsd.server import checkpoint
-from fed_dpsd.server.run_folder import is_run_folder
 from fed_dpsd.server.summary import read_summary
-from fed_dpsd.storage import shown_path
+from fed_dpsd.storage import is_run_folder, shown_path
 
 NO_GUARANTEE = (
     "seeded noise: anyone who knows the seed, which is in the run folder, can remove it, so the "

@@ -34,7 +34,6 @@ from fed_dpsd.server.federation import in_use
 from fed_dpsd.server.inputs import digests_of_inputs
 from fed_dpsd.server.run_folder import (
     TEST_IMAGES,
-    is_run_folder,
     open_run_folder,
     read_log,
     read_predictions,
@@ -46,7 +45,7 @@ from fed_dpsd.server.summary import (
     read_summary,
     record_round,
 )
-from fed_dpsd.storage import client_name, shown_path, writing
+from fed_dpsd.storage import client_name, is_run_folder, shown_path, writing
 from fed_dpsd.sweep.apart import distinguish_rows, key_texts, named_parts, try_open_experiment
 from fed_dpsd.sweep.sweep import TABLE, Cell, Say, read_table, write_tables
 

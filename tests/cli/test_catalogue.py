@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import yaml
+from PIL import Image
 
 import fed_dpsd as package
 from fed_dpsd.cli.catalogue import GROUPS
@@ -117,14 +118,21 @@ def test_commands_that_only_print_import_nothing_heavy():
 
 
 @pytest.mark.slow
-def test_a_plan_and_a_run_import_no_more_than_they_need(tmp_path):
+def test_a_plan_a_run_and_a_prediction_import_no_more_than_they_need(tmp_path):
     unneeded = {"matplotlib", "flwr", "ray", "opacus", "sklearn", "torchmetrics"}
     modules = imported("privacy plan")
     assert {"torch", "dp_accounting", "hydra"} <= modules  # the control
     assert (unneeded | {"torchvision", "datasets"}).isdisjoint(modules)
     small = "rounds=1 num_clients=1 method.final_student_steps=1"  # one client: no partitioner
-    run = imported(f"run {small} out={tmp_path} cache={tmp_path}")
-    assert {"flwr", "ray", "opacus"}.isdisjoint(run)
+    run, model = tmp_path / "run", tmp_path / "model"
+    assert {"flwr", "ray", "opacus"}.isdisjoint(
+        imported(f"run {small} run_folder={run} cache={tmp_path}")
+    )
+    imported(f"export {run} --out {model}")
+    Image.new("L", (8, 8)).save(tmp_path / "image.png")
+    predicted = imported(f"predict {model}/student.safetensors {tmp_path}/image.png")
+    assert "torch" in predicted
+    assert (unneeded | {"dp_accounting", "scipy", "pandas"}).isdisjoint(predicted)
 
 
 def test_the_configuration_is_shown_as_the_run_would_store_it(fed_dpsd, tmp_path):

@@ -3,13 +3,15 @@
 import inspect
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from flwr.cli import constant
 from typer.main import get_command
 
-from fed_dpsd import api, cli
+from fed_dpsd import __version__, api, cli
 from fed_dpsd.config.compose import compose
 from fed_dpsd.engines import doctor
 from fed_dpsd.engines.flower import direct, proxies
@@ -203,6 +205,12 @@ def test_an_empty_value_is_refused(fed_dpsd, tmp_path):
     _, _, err = fed_dpsd("report", "nowhere", "--title=a=")
     assert "nowhere does not exist" in err
     assert not list(tmp_path.iterdir())
+
+
+def test_the_package_is_the_command():
+    command = [sys.executable, "-m", "fed_dpsd", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{__version__}\n", "")
 
 
 def test_a_command_is_suggested_once(fed_dpsd):

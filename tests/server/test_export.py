@@ -16,13 +16,14 @@ import safetensors.torch
 import torch
 
 from fed_dpsd.errors import UserError
-from fed_dpsd.models import fixed_features, patches
+from fed_dpsd.models import digest_of, fixed_features, patches
 from fed_dpsd.models.inference import predict
-from fed_dpsd.server import checkpoint, onnx_file
 from fed_dpsd.server import export as exports
+from fed_dpsd.server import onnx_file
+from fed_dpsd.server.completed import student_of
 from fed_dpsd.server.export import export
 from fed_dpsd.server.run_folder import open_completed
-from fed_dpsd.server.student import FACT_KEYS, FACTS, Network, open_student, student_of
+from fed_dpsd.server.student import FACT_KEYS, FACTS, Network, open_student
 from fed_dpsd.server.words import next_steps
 from tests.every import every
 
@@ -44,7 +45,7 @@ def test_a_student_from_its_file_scores_as_in_its_run(finished, tmp_path, overri
     student = open_student(path)
     scores = predict(student.model, test.images, torch.device("cpu"))
     assert (scores.argmax(1) == test.labels).mean() == summary["accuracy"]["student"]
-    assert checkpoint.digest_of(student.model.float().state_dict()) == summary["student_sha256"]
+    assert digest_of(student.model.float().state_dict()) == summary["student_sha256"]
     assert student.facts["privacy"] == summary["privacy"]
     assert "proven" in student.facts["result"]
 

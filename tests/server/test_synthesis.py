@@ -10,8 +10,8 @@ from fed_dpsd.config.compose import compose
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import set_up
 from fed_dpsd.models import procedural
+from fed_dpsd.server.completed import student_of
 from fed_dpsd.server.run_folder import open_completed
-from fed_dpsd.server.student import student_of
 from fed_dpsd.server.synthesis import draw_images, synthesize
 from fed_dpsd.streams import Streams
 from tests.every import every

@@ -1,0 +1,5 @@
+"""`python -m fed_dpsd` is the console script `fed-dpsd`."""
+
+from fed_dpsd.cli import main
+
+main()

@@ -32,6 +32,7 @@ RESULTS = {
 }
 ALPHA = "partition.alpha"
 GRID = "grid"
+MEASURED_AT = "measured at"  # a column of tables of one grid from several commits
 PANEL = ("data", "num_classes", ALPHA)  # columns that a title or an axis shows, so names omit them
 NEEDED = (
     *("key", "seed", "data", "num_classes", "mechanism", "teachers_per_client"),
@@ -133,7 +134,7 @@ def name_parts(settings: Sequence[Setting], without: Sequence[str] = ()) -> list
 
 def _word(column: str, text: str) -> str:
     word = text.isidentifier() and text not in ("true", "false", "null")
-    return text if word or column == GRID else f"{column.rpartition('.')[2]}={text}"
+    return text if word or column in (GRID, MEASURED_AT) else f"{column.rpartition('.')[2]}={text}"
 
 
 def group_by_data(settings: Sequence[Setting], alphas: bool = False) -> dict[str, list[Setting]]:
@@ -196,12 +197,19 @@ def contents_notes(settings: Sequence[Setting]) -> list[str]:
 def read_settings(
     paths: Sequence[Path], change: Callable[[list[Row]], list[Row]] = list
 ) -> list[Setting]:
-    """Read the settings in tables of `fed-dpsd sweep`; for each key, the last row counts.
+    """Read the settings in tables of `fed-dpsd sweep`; of a key and commit, the last row counts.
 
     `change` may change the rows before they form settings.
     """
-    read = {row["key"]: row for path in paths for row in _rows(path, NEEDED, NUMBERS)}
-    rows = change(list(read.values()))
+    read = [row for path in paths for row in _rows(path, NEEDED, NUMBERS)]
+    commits: dict[str, set[str]] = {}
+    for row in read:
+        commits.setdefault(row["key"], set()).add(row["commit"])
+    for row in read:
+        if len(commits[row["key"]]) > 1:
+            row[MEASURED_AT] = f"commit {row['commit']}"
+            row["key"] = _key_at(row)
+    rows = change(list({row["key"]: row for row in read}.values()))
     settings: dict[tuple[tuple[str, str], ...], dict[str, dict[str, str]]] = {}
     for row in rows:
         seeds = settings.setdefault(setting_of(row), {})
@@ -223,15 +231,24 @@ def read_settings(
 
 
 def rows_by_key(paths: Sequence[Path], name: str, columns: Sequence[str]) -> dict[str, list[Row]]:
-    """Read the rows of STEM_NAME.csv next to each table, if it exists, by the run's key."""
+    """Read the rows of STEM_NAME.csv next to each table, if it exists, by the run's key.
+
+    They are also found by the key that a run has if its grid was measured at several commits.
+    """
     found: dict[str, list[Row]] = {}
-    for path in (path.with_stem(f"{path.stem}_{name}") for path in paths):
+    for table in paths:
+        path = table.with_stem(f"{table.stem}_{name}")
         if path.exists():
             rows: dict[str, list[Row]] = {}
             for row in _rows(path, ("key", *columns), columns):
                 rows.setdefault(row["key"], []).append(row)
-            found |= rows
+            runs = _rows(table, ("key", "commit"), ()) if rows else ()
+            found |= rows | {_key_at(run): rows[run["key"]] for run in runs if run["key"] in rows}
     return found
+
+
+def _key_at(run: Row) -> str:
+    return f"{run['key']}@{run['commit']}"
 
 
 def _rows(path: Path, needed: Sequence[str], numbers: Sequence[str]) -> list[Row]:

@@ -11,7 +11,10 @@ from fed_dpsd.report.settings import ALPHA, GRID, PANEL, Row, Setting, group_by_
 MOST_SETTINGS = 60  # dots in one chart
 LARGEST_EPSILON = 100.0  # larger epsilons are as meaningless, and drawn beyond the axis
 CLAIM = "record_add_remove"
-ROUND_COLUMNS = ("round", "seconds", "forward_answers", "backward_answers", "student_accuracy")
+ROUND_COLUMNS = (
+    *("round", "seconds", "forward_answers", "backward_answers", "student_accuracy"),
+    *("bytes_to_clients", "bytes_to_server"),
+)
 # keys with a chart of accuracy against their values: a short name, and the title of the axis
 AXES = {
     ALPHA: ("alpha", "Dirichlet alpha (the smaller, the more clients differ)"),
@@ -172,19 +175,19 @@ def _printed(setting: Setting) -> float | None:
 def mean_over_seeds(
     setting: Setting, rounds: Mapping[str, Sequence[Row]]
 ) -> list[tuple[float, float, float, float]]:
-    """Return each round's mean answers, seconds and accuracy, and the accuracy's deviation.
+    """Return each round's mean megabytes so far, number and accuracy, and the latter's deviation.
 
-    The deviation is NaN for a single seed.
+    Megabytes are NaN where a table lacks them, and the deviation for a single seed.
     """
     import pandas  # takes a second to import
 
     rows = [row for run in setting.runs for row in rounds.get(run["key"], ())]
     known = [row for row in rows if row["student_accuracy"]]
     frame = pandas.DataFrame(known, columns=list(ROUND_COLUMNS), dtype=float)
-    frame["answers"] = frame["forward_answers"] + frame["backward_answers"]
-    frame["score"] = 100 * frame["student_accuracy"]
+    frame["megabytes"] = (frame["bytes_to_clients"] + frame["bytes_to_server"]) / 1e6
+    frame["number"], frame["score"] = frame["round"], 100 * frame["student_accuracy"]
     by_round = frame.groupby("round")
-    means = by_round[["answers", "seconds", "score"]].mean()
+    means = by_round[["megabytes", "number", "score"]].mean()
     means["deviation"] = by_round["score"].std()
     return list(means.itertuples(index=False, name=None))
 
@@ -192,21 +195,26 @@ def mean_over_seeds(
 def over_rounds(
     settings: Sequence[Setting], rounds: Mapping[str, Sequence[Row]], most: int | None = None
 ) -> list[Chart]:
-    """Return charts of accuracy against answers and seconds, for each data set and alpha."""
+    """Return charts of accuracy against bytes and rounds, for each data set and alpha.
+
+    A method of one round is a point; without longer ones, there is no chart.
+    """
     lines = {id(setting): mean_over_seeds(setting, rounds) for setting in settings}
-    known = [setting for setting in settings if len(lines[id(setting)]) > 1]
+    known = [setting for setting in settings if lines[id(setting)]]
+    if all(len(lines[id(setting)]) == 1 for setting in known):
+        return []
     labels, look = _labels_and_looks(known)
     charts = []
     for number, (title, group) in enumerate(group_by_data(known, alphas=True).items()):
         best = pick_best(group, most)
         note = _omission_note(title, len(group), len(best), "settings")
         for column, name, x in (
-            (0, "answers", Axis("teacher answers so far", logarithmic=True)),
-            (1, "seconds", Axis("seconds of rounds so far", 0)),
+            (0, "bytes", Axis("megabytes so far, to and from all clients", logarithmic=True)),
+            (1, "rounds", Axis("round", 0)),
         ):
             series = []
             for setting in best:
-                points = [p for p in lines[id(setting)] if p[column] or not x.logarithmic]
+                points = [p for p in lines[id(setting)] if p[column] > 0]
                 drawn = [(p[column], p[2]) for p in points]
                 label, deviations = labels[id(setting)], [p[3] for p in points]
                 series.append(Series(label, drawn, deviations, "band", look[label]))

@@ -210,9 +210,9 @@ def differences(settings: Sequence[Setting], against: str) -> list[list[str]]:
     """Return a header and the rows of other settings' scores minus the scores of `against`.
 
     Two runs form a pair if they have equal seeds, data, alphas and values of every key that varies
-    among the settings called `against`. A line of settings has a row for all its pairs and a row
-    for each setting. The interval is from a paired t-test, which assumes normal differences; there
-    is none for fewer than LEAST_PAIRS pairs.
+    among the settings called `against`. Pairs of several settings are not pooled. The interval is
+    from a paired t-test, which assumes normal differences; there is none for fewer than
+    LEAST_PAIRS pairs.
 
     Args:
         settings: the settings of a report.
@@ -240,21 +240,16 @@ def differences(settings: Sequence[Setting], against: str) -> list[list[str]]:
         )
     paired = ("seed", *dict.fromkeys([*PANEL, *differing_columns(base)]))
     scores = ["student", "auroc_student"] if base[0].values["num_classes"] == "2" else ["student"]
-    others: dict[str, list[tuple[str, Setting]]] = {}
-    for setting, name, line in zip(settings, full, lines, strict=True):
-        if setting not in base:
-            others.setdefault(line, []).append((name, setting))
     table = [[f"minus {against}", *scores, "pairs"]]
-    for line, own in others.items():
-        rows = [(line, [s for _, s in own])] * (len(own) > 1) + [(name, [s]) for name, s in own]
-        for name, some in rows:
-            pairs = [_pairs(some, base, paired, score) for score in scores]
+    for setting, name in zip(settings, full, strict=True):
+        if setting not in base:
+            pairs = [_pairs(setting, base, paired, score) for score in scores]
             table.append([name, *map(_interval, pairs), str(len(pairs[0]))])
     return table
 
 
 def _pairs(
-    settings: Sequence[Setting], base: Sequence[Setting], keys: Sequence[str], score: str
+    setting: Setting, base: Sequence[Setting], keys: Sequence[str], score: str
 ) -> list[float]:
     """Return the differences in points of all pairs of runs in which both have a score."""
 
@@ -267,7 +262,7 @@ def _pairs(
         }
 
     known = scores(base)
-    return [100 * (own - known[at]) for at, own in scores(settings).items() if at in known]
+    return [100 * (own - known[at]) for at, own in scores([setting]).items() if at in known]
 
 
 def _interval(values: Sequence[float]) -> str:

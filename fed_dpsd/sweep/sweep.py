@@ -43,7 +43,10 @@ from fed_dpsd.storage import to_utf8, write_together, writing
 from fed_dpsd.sweep.apart import PLACES, configuration, distinguish_rows, try_open_experiment
 
 TABLE, VERSIONS = "results.csv", "versions.json"
-ROUNDS = ("key", "round", "seconds", *ANSWERS, "student_accuracy")
+ROUNDS = (
+    *("key", "round", "seconds", *ANSWERS, "student_accuracy"),
+    *("bytes_to_clients", "bytes_to_server"),
+)
 
 Say = Callable[[str], None]
 Work = Callable[[Experiment, Path], Any]
@@ -448,7 +451,7 @@ def _versions(path: Path) -> dict[str, Any]:
 
 
 def _rounds(cell: Cell) -> list[Row]:
-    """Return a row per line of rounds.jsonl; answers and seconds are totals so far."""
+    """Return a row per line of rounds.jsonl; answers, bytes and seconds are totals so far."""
     lines = (line | {"key": cell.key} for line in read_log(cell.folder))
     return [_as_texts({column: line.get(column) for column in ROUNDS}) for line in lines]
 

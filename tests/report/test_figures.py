@@ -32,8 +32,11 @@ def rows_of(columns, *rows):
 
 
 def rounds(*rows):
-    """Key, round, seconds, answers (forward, backward) and accuracy."""
-    return rows_of(sweep_charts.ROUND_COLUMNS, *rows)
+    """Key, round, accuracy, and megabytes to and from clients."""
+    given = [
+        (key, n, 1, 10, 0, score, 1e6 * there, 1e6 * back) for key, n, score, there, back in rows
+    ]
+    return rows_of(sweep_charts.ROUND_COLUMNS, *given)
 
 
 def chart(*series, x=None, y=None):
@@ -218,22 +221,21 @@ def test_a_line_is_the_mean_over_seeds_of_each_round_in_a_band_of_one_deviation(
     rows = [{"method": "dpsd"}, {"method": "dpsd"}, {"method": "dense", "seed": 0}]
     rows.append({"method": "fedavg", "seed": 0})
     known = rounds(
-        *[("curve.csv0", 2, 3, 200, 50, 0.7), ("curve.csv0", 1, 1, 100, 25, 0.2)],
-        *[("curve.csv1", 1, 2, 100, 75, 0.4), ("curve.csv1", 2, 5, 200, 150, 0.7)],
-        *[("curve.csv2", 1, 9, 64, 0, 0.5), ("curve.csv2", 2, 19, 96, 0, 0.6)],
-        *[("curve.csv3", 1, 1, 0, 0, 0.2), ("curve.csv3", 2, 2, 0, 0, 0.2)],
-        ("a run of another table", 1, 9, 64, 0, 0.5),
+        *[("curve.csv0", 2, 0.7, 200, 50), ("curve.csv0", 1, 0.2, 100, 25)],
+        *[("curve.csv1", 1, 0.4, 100, 75), ("curve.csv1", 2, 0.7, 200, 150)],
+        *[("curve.csv2", 1, 0.5, 64, 0), ("curve.csv2", 2, 0.6, 96, 0)],
+        ("curve.csv3", 1, 0.3, 8, 8),
+        ("a run of another table", 1, 0.5, 64, 0),
     )
-    answers, seconds = sweep_charts.over_rounds(read_settings([table(*rows)]), known)
-    assert answers.note == ""
-    dpsd = by_name(answers)["dpsd"]
+    megabytes, number = sweep_charts.over_rounds(read_settings([table(*rows)]), known)
+    assert megabytes.note == ""
+    dpsd = by_name(megabytes)["dpsd"]
     assert np.array(dpsd.points) == pytest.approx(np.array([[150, 30], [300, 70]]))
     assert dpsd.deviations() == pytest.approx([10 * math.sqrt(2), 0])
-    assert [x for x, _ in by_name(answers)["dense"].points] == [64, 96]
-    assert [x for x, _ in by_name(seconds)["dpsd"].points] == [1.5, 4]
-    assert not by_name(answers)["fedavg"].points  # it asks no teacher
-    assert by_name(seconds)["fedavg"].points
-    left, right = figures.draw([answers, seconds], figures.TEXT, 2).axes
+    assert [x for x, _ in by_name(megabytes)["dense"].points] == [64, 96]
+    assert [x for x, _ in by_name(number)["dpsd"].points] == [1, 2]
+    assert by_name(megabytes)["fedavg"].points == [(16, 30)]  # one round is a point
+    left, right = figures.draw([megabytes, number], figures.TEXT, 2).axes
     assert (left.get_xscale(), right.get_xscale()) == ("log", "linear")
     colours = [
         [line.get_color() for line in axes.lines if len(line.get_xdata())] for axes in (left, right)
@@ -247,7 +249,7 @@ def test_a_line_is_the_mean_over_seeds_of_each_round_in_a_band_of_one_deviation(
 
 def test_of_many_settings_a_page_has_the_best(table):
     rows = [{"answers.k": k, "student": k / 10} for k in range(1, 6)]
-    known = rounds(*((f"curve.csv{n}", k, k, 10 * k, 0, 0.5) for n in range(5) for k in (1, 2)))
+    known = rounds(*((f"curve.csv{n}", k, 0.5, k, 0) for n in range(5) for k in (1, 2)))
     chart, _ = sweep_charts.over_rounds(read_settings([table(*rows)]), known, 2)
     assert chart.note == "mnist: the best 2 of 5 settings."
     assert [series.name for series in chart.series] == ["k=5", "k=4"]
@@ -256,7 +258,7 @@ def test_of_many_settings_a_page_has_the_best(table):
 def test_a_data_set_and_an_alpha_have_charts_of_their_own(table):
     places = [("mnist", 0.5), ("mnist", 0.1), ("digits", 0.5)]
     cells = [{"data": d, "partition.alpha": a, "method": m} for d, a in places for m in "ab"]
-    known = rounds(*((f"curve.csv{n}", k, k, 10 * k, 0, 0.5) for n in range(6) for k in (1, 2)))
+    known = rounds(*((f"curve.csv{n}", k, 0.5, k, 0) for n in range(6) for k in (1, 2)))
     found = sweep_charts.over_rounds(read_settings([table(*cells)]), known)
     titles = [f"{data}, alpha {alpha}" for data, alpha in places]
     assert [chart.title.partition(": ")[2] for chart in found[::2]] == titles
@@ -267,8 +269,8 @@ def test_without_two_known_rounds_there_is_no_line(table):
     settings = read_settings([table({})])
     for known in (
         {},
-        rounds(("curve.csv0", 1, 1, 5, 0, 0.5)),
-        rounds(("curve.csv0", 1, 1, 5, 0, "")),
+        rounds(("curve.csv0", 1, 0.5, 1, 0)),
+        rounds(("curve.csv0", 1, "", 1, 0)),
     ):
         assert sweep_charts.over_rounds(settings, known) == []
 
@@ -344,7 +346,7 @@ def test_a_method_has_one_colour_and_marker_in_every_chart_and_sweep(table):
         )
         for alpha in (0.5, 0.1)
     ]
-    known = rounds(*((f"curve.csv{n}", k, k, 10 * k, 0, 0.5) for n in range(8) for k in (1, 2)))
+    known = rounds(*((f"curve.csv{n}", k, 0.5, k, 0) for n in range(8) for k in (1, 2)))
     settings = read_settings([table(*rows)])
     found, names = {}, set()
     charts = sweep_charts.over_rounds(settings, known)
@@ -467,7 +469,7 @@ def test_what_there_are_no_numbers_for_is_not_written(table, tmp_path, monkeypat
     assert (found[:3], found[-1]) == (first, "curve.html")
     assert set(found[3:-1]) == both("") | both("_alpha")
     columns = ",".join(("key", *sweep_charts.ROUND_COLUMNS))
-    lines = f"{columns}\ncurve.csv0,1,1,5,0,0.5\ncurve.csv0,2,2,9,0,0.6\n"
+    lines = f"{columns}\ncurve.csv0,1,1,5,0,0.5,8,8\ncurve.csv0,2,2,9,0,0.6,9,9\n"
     (tmp_path / "curve_rounds.csv").write_text(lines)
     every = set().union(*map(both, ("", "_progress", "_alpha")))
     assert set(written(path)[3:-1]) == every

@@ -5,6 +5,7 @@ import pytest
 from fed_dpsd.report.facts import Unfinished
 from fed_dpsd.report.pages import sweep_page
 from fed_dpsd.report.settings import read_settings
+from fed_dpsd.report.sweep_charts import ROUND_COLUMNS
 from fed_dpsd.report.tables import FIRST_LINE
 from tests.report.conftest import write_table
 from tests.report.runs import check_structure
@@ -111,7 +112,7 @@ def test_a_plug_ins_epsilon_is_not_reviewed(table):
 
 def test_curves_alphas_and_differences_are_there_if_known(shown, table):
     path = table(*({"partition.alpha": a, "seed": 0} for a in (0.1, 0.5)))
-    line = {"seconds": 1, "forward_answers": 10, "backward_answers": 0, "student_accuracy": 0.5}
+    line = dict.fromkeys(ROUND_COLUMNS, 1) | {"student_accuracy": 0.5}
     rounds = {
         "curve.csv0": [{k: str(v) for k, v in line.items()} | {"round": str(n)} for n in (1, 2)]
     }

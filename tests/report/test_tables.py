@@ -167,15 +167,17 @@ def test_a_wrong_file_next_to_a_table_is_an_error_and_of_two_files_the_last_coun
     cases = {
         "key,round\n": "curve_rounds.csv has no column 'seconds'",
         "round\n": "curve_rounds.csv has no column 'key'",
-        f"{header}\nk,one,,,,\n": "curve_rounds.csv: round='one' of k is not a number",
-        f"{header}\nk,1,,0,0,\n": "curve_rounds.csv: seconds='' of k is not a number",
+        f"{header}\nk,one,,,,,,\n": "curve_rounds.csv: round='one' of k is not a number",
+        f"{header}\nk,1,,0,0,,,\n": "curve_rounds.csv: seconds='' of k is not a number",
     }
+    for name in ("curve.csv", "again.csv"):
+        (tmp_path / name).write_text("key,commit\nk,abc\nother,abc\n")
     for content, expected in cases.items():
         (tmp_path / "curve_rounds.csv").write_text(content)
         with pytest.raises(UserError, match=expected):
             rows_by_key([tmp_path / "curve.csv"], "rounds", columns)
-    (tmp_path / "curve_rounds.csv").write_text(f"{header}\nk,1,1,5,0,0.5\nother,1,1,5,0,0.5\n")
-    (tmp_path / "again_rounds.csv").write_text(f"{header}\nk,1,1,5,0,0.7\n")
+    (tmp_path / "curve_rounds.csv").write_text(f"{header}\nk,1,1,5,0,0.5,,\nother,1,1,5,0,0.5,,\n")
+    (tmp_path / "again_rounds.csv").write_text(f"{header}\nk,1,1,5,0,0.7,,\n")
     paths = [tmp_path / "curve.csv", tmp_path / "again.csv", tmp_path / "none.csv"]
     found = rows_by_key(paths, "rounds", columns)
     assert [row["student_accuracy"] for row in found["k"]] == ["0.7"]
@@ -205,6 +207,30 @@ def test_every_column_of_a_sweep_is_a_result_or_a_setting(tmp_path):
     fixed = {"method", "data", "num_classes", "num_clients", "teachers_per_client", "mechanism"}
     assert set(setting.values) == given | fixed
     assert set(setting.runs[0]) == given | fixed | RESULTS | {"grid"}  # which is empty here
+
+
+def test_one_grid_of_two_commits_is_compared_and_not_merged(table):
+    rows = [{"key": f"{g}{n}", "grid": g, "seed": n} for g in "ab" for n in range(3)]
+    old = table(*(row | {"student": 0.5 + 0.01 * row["seed"]} for row in rows), name="old.csv")
+    new = table(*(row | {"student": 0.6, "commit": "1ced"} for row in rows), name="new.csv")
+    for path, score in ((old, 0.5), (new, 0.6)):
+        lines = [f"{row['key']},{n},1,0,0,{score},8,8" for row in rows for n in (1, 2)]
+        header = ",".join(("key", *ROUND_COLUMNS))
+        path.with_stem(f"{path.stem}_rounds").write_text("\n".join([header, *lines, ""]))
+    settings = read_settings([old, new])
+    names = ["a, commit abc", "b, commit abc", "a, commit 1ced", "b, commit 1ced"]
+    assert setting_names(settings) == names
+    assert [len(setting.runs) for setting in settings] == [3] * 4
+    known = rows_by_key([old, new], "rounds", ROUND_COLUMNS)
+    scores = [known[run["key"]][0]["student_accuracy"] for s in settings for run in s.runs]
+    assert scores == ["0.5"] * 6 + ["0.6"] * 6
+    _, *found = differences(settings, "commit abc")
+    assert [(row[0], row[1].partition(" (")[0]) for row in found] == [
+        ("a, commit 1ced", "+9.0 ± 1.0"),
+        ("b, commit 1ced", "+9.0 ± 1.0"),
+    ]
+    same = [table(*rows, name=name) for name in ("one.csv", "two.csv")]
+    assert setting_names(read_settings(same)) == ["a", "b"]  # the control: one commit
 
 
 # --- paired differences ---
@@ -270,13 +296,12 @@ def test_runs_are_paired_by_seed_and_by_every_varied_key(table):
     header, *found = differences(settings, "a")
     assert header == ["minus a", "student", "pairs"]
     assert [(row[0], row[1].partition(" (")[0], row[2]) for row in found] == [
-        ("b", "+2.2 ± 0.4", "6"),
         ("b, alpha=0.5", "+2.0 ± 0.0", "3"),
         ("b, alpha=0.1", "+2.3 ± 0.6", "3"),
     ]
     _, *found = differences(settings, "a, alpha=0.5")
     assert {row[0]: row[2] for row in found} == {
-        **{"a, alpha=0.1": "0", "b": "3", "b, alpha=0.5": "3", "b, alpha=0.1": "0"},
+        **{"a, alpha=0.1": "0", "b, alpha=0.5": "3", "b, alpha=0.1": "0"},
     }
 
 

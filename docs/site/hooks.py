@@ -4,6 +4,7 @@ Links in docs lead to files of the repository, as on GitHub. The site replaces t
 Markdown file, or by a page that shows the source.
 """
 
+import itertools
 import json
 import logging
 import posixpath
@@ -13,6 +14,7 @@ from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import examples
 import reference
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -160,7 +162,7 @@ def _named(nav: Any) -> Iterator[str]:
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     """Add the pages that are made, and complete the nav."""
-    for page, text in made_pages():
+    for page, text in itertools.chain(made_pages(), examples.pages()):
         files.append(File.generated(config, page, content=text))
     for path in sorted((ROOT / "results").glob("*.*")):
         if path.suffix != ".html":  # written by `fed-dpsd report`

@@ -28,7 +28,7 @@ SUMS = (
     *("training=plain", "answers=gradient", "answers.noise_at=distributed"),
     "answers.quorum={threshold:2,colluding:0}",
 )
-CONNECTED = "SuperNode ID"  # what an admitted node logs
+CONNECTED = "connected to"  # what an admitted node logs
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +155,7 @@ def test_the_tutorials_dicom_files(tmp_path, monkeypatch):
 # --- strangers ---
 
 
-def stranger(rehearsal, tmp_path, certificate=None, key=None, command=()):
+def stranger(rehearsal, tmp_path, certificate=None, key=None, command=(), host=None):
     """The output of a faulty node in its first half minute."""
     own = tmp_path / "stranger"
     own.mkdir()
@@ -170,7 +170,8 @@ def stranger(rehearsal, tmp_path, certificate=None, key=None, command=()):
     authority = certificate or rehearsal.folder / "certificates" / "ca.crt"
     command = command or (
         *("fed-dpsd", "site", "serve", str(own / "site.yaml")),
-        *("--superlink", f"{rehearsal.address(0)}:{PORT}", "--certificate", str(authority)),
+        *("--superlink", f"{host or rehearsal.address(0)}:{PORT}"),
+        *("--certificate", str(authority)),
         *("--node-key", str(key), "--port", "9399"),
     )
     log = own / "log"
@@ -191,10 +192,18 @@ def stranger(rehearsal, tmp_path, certificate=None, key=None, command=()):
     return log.read_text()
 
 
+def short(log):
+    """The log of a node that was not admitted, with a line for each event."""
+    assert CONNECTED not in log
+    assert "Traceback" not in log
+    assert len(log.splitlines()) <= 4
+    return log
+
+
 def test_a_node_that_is_not_registered_is_refused(rehearsal, tmp_path):
     """Its certificate is correct, its key is its own; the same for a hospital with another key."""
     log = stranger(rehearsal, tmp_path)
-    assert CONNECTED not in log
+    assert "the coordinator does not admit the key of --node-key" in short(log)
 
 
 def test_a_coordinator_of_another_authority_is_refused(rehearsal, tmp_path):
@@ -203,10 +212,15 @@ def test_a_coordinator_of_another_authority_is_refused(rehearsal, tmp_path):
     made = [str(app_folder() / "deploy" / "certificates.sh"), str(other), "127.0.0.1"]
     subprocess.run(made, check=True, capture_output=True)
     log = stranger(rehearsal, tmp_path, other / "ca.crt", rehearsal.node_key(0))
-    assert CONNECTED not in log
+    assert "the authority of --certificate" in short(log)
+
+
+def test_a_coordinator_of_another_host_name_is_refused(rehearsal, tmp_path):
+    log = stranger(rehearsal, tmp_path, key=rehearsal.node_key(0), host="localhost")
+    assert "certificate is not for the host of --superlink localhost:" in short(log)
 
 
 def test_plain_text_is_refused(rehearsal, tmp_path):
     command = ("flower-supernode", "--insecure", "--superlink", f"{rehearsal.address(0)}:{PORT}")
     log = stranger(rehearsal, tmp_path, command=(*command, "--port", "9399"))
-    assert CONNECTED not in log
+    assert "SuperNode ID" not in log

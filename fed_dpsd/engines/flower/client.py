@@ -94,7 +94,7 @@ def answer_message(message: Message, context: Context) -> Message:
         if isinstance(error, UserError):
             logger.error("%s failed: %s", failing, one_line(error))
         else:
-            logger.exception("%s failed", failing)
+            logger.exception("%s failed: %s", failing, one_line(error))
         cause = "see its log" if is_hospital else one_line(error)
         about["error"] = f"{failing} failed: {cause}"
         replies = {}

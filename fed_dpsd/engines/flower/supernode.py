@@ -13,6 +13,7 @@ import functools
 import json
 import logging
 import os
+import re
 import select
 import shlex
 import signal
@@ -43,6 +44,28 @@ REJECTED = (
     "with status 0: the coordinator may have rejected its signature because this machine's clock "
     "is wrong (check NTP, for example with `timedatectl`) or its key is no longer registered"
 )
+LOG = "flower.log"  # in a hospital's folder: all lines of Flower's processes
+LARGEST_LOG = 10_000_000  # bytes, when a node starts
+OURS = re.compile(r"[\d-]{10} [\d:,]{12} [A-Z]+: ")  # how `_log_to_console` begins a line
+NODE = "SuperNode ID: "
+UNREACHED, PATIENCE = "Connection attempt failed", 3  # lines until this is a problem
+# What Flower's lines mean; the first that is in a line counts.
+PROBLEMS = {
+    "Hostname mismatch": "the coordinator's certificate is not for the host of --superlink "
+    "{superlink}; give the name in the certificate",
+    "IP address mismatch": "the coordinator's certificate is not for the address of --superlink "
+    "{superlink}; give the name in the certificate",
+    "certificate is not yet valid": "the coordinator's certificate is not valid yet, or this "
+    "machine's clock is wrong",
+    "certificate has expired": "the coordinator's certificate has expired, or this machine's clock "
+    "is wrong",
+    "certificate verify failed": "the authority of --certificate {authority} has not signed the "
+    "coordinator's certificate; ask the coordinator for its ca.crt",
+    "Failed to activate SuperNode": "the coordinator does not admit the key of --node-key {key}; "
+    "it registers its .pub. Or this machine's clock is wrong",
+    UNREACHED: "no coordinator answers at --superlink {superlink}; this node tries again. If it "
+    "lasts, check the address and the firewall",
+}
 LONGEST_SOCKET = 107  # bytes of a path that AF_UNIX allows on Linux
 USUAL_WIDTH = 16  # of teachers in conf/model; with other widths each message computes constants
 
@@ -83,14 +106,64 @@ def serve(
         settings = environment(folder / COMMANDS, {**QUIET, **os.environ, **direct(os.environ)})
         settings.setdefault("FLWR_HOME", str(folder / "flower"))
         kept = f"{import_line()}; keep_ready({str(site.absolute())!r})"
-        subprocess.Popen([sys.executable, "-c", kept], env=settings)
+        lines, output = os.pipe()
+        subprocess.Popen([sys.executable, "-c", kept], env=settings, stdout=output, stderr=output)
         Thread(target=_check_records, args=(site,), name="records", daemon=True).start()
-        while True:
-            status = _run([*command, "--port", str(port or _free_port())], settings)
-            why = "with an error" if status else REJECTED
-            line = f"the node ended {why}; it starts again in {RESTART_SECONDS:g} s"
+        console = Console({"superlink": superlink, "authority": authority, "key": key})
+        Thread(target=console.follow, args=(lines, folder / LOG), daemon=True).start()
+        try:
+            while True:
+                status = _run([*command, "--port", str(port or _free_port())], settings, output)
+                why = f"with an error, see {folder / LOG}" if status else REJECTED
+                console.say(f"the node ended {why}; it starts again every {RESTART_SECONDS:g} s")
+                time.sleep(RESTART_SECONDS)
+        finally:
+            os.close(output)
+
+
+class Console:
+    """What a hospital's administrator sees: one line per event, each once until another happens.
+
+    Args:
+        names: the settings that PROBLEMS names.
+    """
+
+    def __init__(self, names: Mapping[str, object]) -> None:
+        self._names = names
+        self._said: set[str] = set()
+        self._unreached = 0
+
+    def say(self, text: str) -> None:
+        """Print a line, unless it was printed since the node was last connected."""
+        if text not in self._said:
+            self._said.add(text)
+            print(text, file=sys.stderr, flush=True)
+
+    def follow(self, lines: int, log: Path) -> None:
+        """Write the lines of a pipe to a file; print our own, and what Flower's mean."""
+        old = log.exists() and log.stat().st_size > LARGEST_LOG
+        with (
+            open(lines, encoding="utf-8", errors="replace") as every,
+            log.open("w" if old else "a", encoding="utf-8") as file,
+        ):
+            log.chmod(0o600)
+            for line in every:
+                file.write(line)
+                file.flush()
+                self.read(line.strip())
+
+    def read(self, line: str) -> None:
+        """Print a line of ours, or what a line of Flower's means."""
+        self._unreached = self._unreached + 1 if UNREACHED in line else 0
+        problem = next((PROBLEMS[part] for part in PROBLEMS if part in line), "")
+        if OURS.match(line):
             print(line, file=sys.stderr, flush=True)
-            time.sleep(RESTART_SECONDS)
+        elif NODE in line:
+            self._said.clear()
+            node = line.partition(NODE)[2]
+            print(f"connected to {self._names['superlink']}: node {node}", file=sys.stderr)
+        elif problem and (UNREACHED not in line or self._unreached == PATIENCE):
+            self.say(problem.format(**self._names))
 
 
 def _lock_folder(folder: Path) -> IO[bytes]:
@@ -191,10 +264,10 @@ def _check_records(site: Path) -> None:
         print(f"warning: {problem}", file=sys.stderr, flush=True)
 
 
-def _run(command: list[str], settings: dict[str, str]) -> int:
+def _run(command: list[str], settings: dict[str, str], output: int) -> int:
     """Run a node, which never outlives this process; return its exit status."""
     try:
-        process = subprocess.Popen(command, env=settings)
+        process = subprocess.Popen(command, env=settings, stdout=output, stderr=output)
     except OSError as error:
         raise UserError(f"{command[0]} cannot be started ({error.strerror})") from None
     try:

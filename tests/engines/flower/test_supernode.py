@@ -232,6 +232,56 @@ def test_nothing_is_started_or_drawn_for_a_key_that_is_none(tmp_path, monkeypatc
     ended.terminate.assert_called_once()
 
 
+FAILED = "Failed to initialize the connection to the SuperLink."
+CERTIFICATE = "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: "
+RETRY = "WARNING :   Connection attempt failed, retrying in 0.99 seconds"
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (["INFO :      Starting Flower SuperNode", FAILED], []),
+        (["INFO :      SuperNode ID: 12"], ["connected to fl:1: node 12"]),
+        (
+            ["[code: 2004] Failed to activate SuperNode."],
+            ["the coordinator does not admit the key of --node-key k"],
+        ),
+        (
+            [f"{CERTIFICATE}unable to get local issuer certificate (_ssl.c:1006)"],
+            ["the authority of --certificate a has not signed the coordinator's certificate"],
+        ),
+        (
+            [f"{CERTIFICATE}Hostname mismatch, certificate is not valid for 'fl'. (_ssl.c:1006)"],
+            ["the coordinator's certificate is not for the host of --superlink fl:1"],
+        ),
+        ([RETRY] * 2, []),
+        ([RETRY] * 9, ["no coordinator answers at --superlink fl:1"]),
+        (["Failed to activate SuperNode."] * 9, ["the coordinator does not admit the key"]),
+        (
+            [*["Failed to activate SuperNode.", "SuperNode ID: 1"] * 2],
+            [*["the coordinator does not admit the key", "connected to fl:1: node 1"] * 2],
+        ),
+        (
+            ["Traceback (most recent call last):", "2026-11-29 19:35:33,906 INFO: run r: answered"],
+            ["2026-11-29 19:35:33,906 INFO: run r: answered"],
+        ),
+    ],
+)
+def test_an_administrator_sees_a_line_for_each_event_and_the_log_has_all(
+    lines, said, tmp_path, capsys
+):
+    """Flower 1.42 wrote these lines when the key, the authority, the host or nothing was wrong."""
+    read, write = os.pipe()
+    os.write(write, "\n".join([*lines, ""]).encode())
+    os.close(write)
+    console = supernode.Console({"superlink": "fl:1", "authority": "a", "key": "k"})
+    console.follow(read, tmp_path / "log")
+    assert (tmp_path / "log").read_text().splitlines() == lines
+    shown = capsys.readouterr().err.splitlines()
+    assert len(shown) == len(said)
+    assert all(line.startswith(start) for line, start in zip(shown, said, strict=True))
+
+
 def test_a_state_whose_socket_no_process_could_open_is_refused(tmp_path):
     """The longest allowed path is one that the operating system allows."""
     fitting = supernode.LONGEST_SOCKET - len(os.fsencode(tmp_path / "x/commands/socket")) + 1

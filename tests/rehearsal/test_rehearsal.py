@@ -1,9 +1,11 @@
 """Hosts on this machine, with TLS, node keys and processes, and their faults."""
 
 import contextlib
+import ipaddress
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -14,6 +16,7 @@ from fed_dpsd.privacy.accounting import best_bound
 from fed_dpsd.rehearsal.rehearsal import COMPLETED, PORT
 from fed_dpsd.storage import app_folder
 from tests import pages
+from tests.processes import wait_until
 from tests.proofs import spent
 from tests.rehearsal.faults import Hosts, reconcile, run_with_faults
 
@@ -155,8 +158,8 @@ def test_the_tutorials_dicom_files(tmp_path, monkeypatch):
 # --- strangers ---
 
 
-def stranger(rehearsal, tmp_path, certificate=None, key=None, command=(), host=None):
-    """The output of a faulty node in its first half minute."""
+def stranger(rehearsal, tmp_path, says, certificate=None, key=None, command=(), host=None):
+    """The output of a faulty node until it says something, and then for five seconds."""
     own = tmp_path / "stranger"
     own.mkdir()
     site = yaml.safe_load(rehearsal.site(0).read_text())
@@ -183,8 +186,9 @@ def stranger(rehearsal, tmp_path, certificate=None, key=None, command=(), host=N
             cwd=own,
         )
         try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
+            wait_until(lambda: says in log.read_text(), process)
+            time.sleep(5)
+        finally:
             process.terminate()  # and its node with it
             process.wait()
     assert not (own / "state" / "ledger").exists()
@@ -192,18 +196,17 @@ def stranger(rehearsal, tmp_path, certificate=None, key=None, command=(), host=N
     return log.read_text()
 
 
-def short(log):
-    """The log of a node that was not admitted, with a line for each event."""
+def require_short(log):
+    """The log of a node that was not admitted has a line for each event."""
     assert CONNECTED not in log
     assert "Traceback" not in log
-    assert len(log.splitlines()) <= 4
-    return log
+    assert len(log.splitlines()) <= 4, log
 
 
 def test_a_node_that_is_not_registered_is_refused(rehearsal, tmp_path):
     """Its certificate is correct, its key is its own; the same for a hospital with another key."""
-    log = stranger(rehearsal, tmp_path)
-    assert "the coordinator does not admit the key of --node-key" in short(log)
+    says = "the coordinator does not admit the key of --node-key"
+    require_short(stranger(rehearsal, tmp_path, says))
 
 
 def test_a_coordinator_of_another_authority_is_refused(rehearsal, tmp_path):
@@ -211,16 +214,19 @@ def test_a_coordinator_of_another_authority_is_refused(rehearsal, tmp_path):
     other = tmp_path / "other"
     made = [str(app_folder() / "deploy" / "certificates.sh"), str(other), "127.0.0.1"]
     subprocess.run(made, check=True, capture_output=True)
-    log = stranger(rehearsal, tmp_path, other / "ca.crt", rehearsal.node_key(0))
-    assert "the authority of --certificate" in short(log)
+    key = rehearsal.node_key(0)
+    says = "has not signed the coordinator's certificate"
+    require_short(stranger(rehearsal, tmp_path, says, other / "ca.crt", key))
 
 
 def test_a_coordinator_of_another_host_name_is_refused(rehearsal, tmp_path):
-    log = stranger(rehearsal, tmp_path, key=rehearsal.node_key(0), host="localhost")
-    assert "certificate is not for the host of --superlink localhost:" in short(log)
+    """Its address, written as one number, is a host name that its certificate lacks."""
+    host = str(int(ipaddress.ip_address(rehearsal.address(0))))
+    key, says = rehearsal.node_key(0), f"not for the host of --superlink {host}:"
+    require_short(stranger(rehearsal, tmp_path, says, key=key, host=host))
 
 
 def test_plain_text_is_refused(rehearsal, tmp_path):
     command = ("flower-supernode", "--insecure", "--superlink", f"{rehearsal.address(0)}:{PORT}")
-    log = stranger(rehearsal, tmp_path, command=(*command, "--port", "9399"))
-    assert "SuperNode ID" not in log
+    says, command = "Connection attempt failed", (*command, "--port", "9399")
+    assert "SuperNode ID" not in stranger(rehearsal, tmp_path, says, command=command)

@@ -5,7 +5,7 @@
 >>> plan.queries_per_client
 512
 >>> print(plan.privacy.epsilon("record", "replace_one"))
-5,120.1 (record, replace_one, trust nobody, delta 0, pure)
+5,121 (record, replace_one, trust nobody, delta 0, pure)
 
 `run` trains, `resume` continues after a crash, `load_student` reads an exported student, `sweep`
 runs a grid, and `report` writes a page. Heavy libraries are imported when one of these functions is

@@ -124,7 +124,7 @@ def other_observers(card: Mapping[str, Any]) -> Iterator[str]:
     for seen in card["observers"][1:]:
         rows = [row for row in seen["proven"] if row["unit"] == card["unit"]] or seen["proven"]
         numbers = " and ".join(
-            f"{rounded_up(float(row['epsilon']), 4)} ({row['unit']}, {row['relation']})"
+            f"{rounded_up(float(row['epsilon']))} ({row['unit']}, {row['relation']})"
             for row in rows
         )
         deltas = " and ".join(dict.fromkeys(f"{row['delta']:g}" for row in rows))
@@ -224,7 +224,7 @@ def line(row: Mapping[str, Any]) -> str:
     """Return a row's smallest epsilon, with the bases of its proofs if there are several."""
     text = str(Epsilon.from_json(row)) + (f" by {BY[row['basis']]}" if row["beside"] else "")
     for other in row["beside"]:
-        number = rounded_up(float(other["epsilon"]), 5)
+        number = rounded_up(float(other["epsilon"]))
         text += f"; by {BY[other['basis']]} {number} ({further_trust(other['trust'])})"
     return text
 
@@ -244,12 +244,12 @@ def short(card: PrivacyCard) -> str:
     review = f", {added.review}" if added.review else ""
     parts = [
         f"{published} ({card.content['answers']})",
-        f"{card.word} {added.number(3)} ({unit}, add_remove), {replaced.number(3)} (replace_one), "
+        f"{card.word} {added.number} ({unit}, add_remove), {replaced.number} (replace_one), "
         f"{trust}, delta {max(added.delta, replaced.delta):g}{seeded}{weak}{review}",
     ]
     if label := card.label:
         parts.append(
-            f"of labels alone {label.number(3)} (label, {label.relation}), trust {label.trust}, "
+            f"of labels alone {label.number} (label, {label.relation}), trust {label.trust}, "
             f"delta {label.delta:g}: {IMAGES_NOTE}"
         )
     return " · ".join(parts)
@@ -261,7 +261,7 @@ def spent(row: Mapping[str, Any]) -> str:
     epsilon = Epsilon(float(row["epsilon"]), *meaning, "", 0, tuple(row.get("notes", ())))
     seeded = f", {SEEDED_NOTE}" if SEEDED_NOTE in epsilon.notes else ""
     review = f", {NOT_REVIEWED}" if epsilon.review else ""
-    return f"epsilon {epsilon.number(3)} spent ({epsilon.unit}, {epsilon.relation}{seeded}{review})"
+    return f"epsilon {epsilon.number} spent ({epsilon.unit}, {epsilon.relation}{seeded}{review})"
 
 
 # --- sentences ---
@@ -287,7 +287,7 @@ def sentences(card: PrivacyCard, seeded: bool) -> Iterator[str]:
         yield _describe_unit(card, unit)
     yield from other_observers(card.content)
     if card.label:
-        number, terms = card.label.number(3), _terms(card, card.label)
+        number, terms = card.label.number, _terms(card, card.label)
         yield f"epsilon {number} for a replaced label alone, {terms}: {IMAGES_NOTE}"
     for unit in (each for each in CHANGES if each not in first):
         yield _describe_unit(card, unit)
@@ -309,12 +309,12 @@ def _describe_unit(card: PrivacyCard, unit: Unit) -> str:
     if not is_meaningful(added):
         of = "at" if unit == "record" else f"for {whole}:"
         return (
-            f"no meaningful protection {of} epsilon {added.number(3)} ({unit}, add_remove) and "
-            f"{replaced.number(3)} ({unit}, replace_one), {terms}"
+            f"no meaningful protection {of} epsilon {added.number} ({unit}, add_remove) and "
+            f"{replaced.number} ({unit}, replace_one), {terms}"
         )
     of = "" if unit == "record" else f"for {whole}: "
-    second = "nothing proven" if math.isinf(replaced.value) else replaced.number(3)
-    numbers = f"{of}epsilon {added.number(3)} for {one}, {second} for {other}"
+    second = "nothing proven" if math.isinf(replaced.value) else replaced.number
+    numbers = f"{of}epsilon {added.number} for {one}, {second} for {other}"
     if not is_meaningful(replaced):
         numbers += ", which is not meaningful"
     return f"{numbers}, {terms}"

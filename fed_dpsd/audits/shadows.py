@@ -28,7 +28,7 @@ from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment, load_data, partitions
 from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.privacy.accounting import Stage, prove
-from fed_dpsd.privacy.epsilon import Epsilon
+from fed_dpsd.privacy.epsilon import Epsilon, rounded_up
 from fed_dpsd.report.settings import setting_names
 from fed_dpsd.server.completed import student_of
 from fed_dpsd.server.inputs import require_same_inputs
@@ -188,7 +188,7 @@ def facts(row: Row, victim: Victim) -> dict[str, Any]:
         "accuracy": accuracy,
         "accuracy_deviation": deviation,
         "seeds": row.seeds,
-        "epsilon_proven": proven.number(5),
+        "epsilon_proven": rounded_up(proven.value, 5),
         "unit": proven.unit,
         "relation": proven.relation,
         "delta": proven.delta,

@@ -283,7 +283,7 @@ def _spent_table(
     for file, entries in accounts.items():
         own = [spent[file][pair] for pair in shown]
         queries = sum(entry.queries for entry in entries)
-        cells = (f"{len(entries):,}", f"{queries:,}", *(epsilon.number(4) for epsilon in own))
+        cells = (f"{len(entries):,}", f"{queries:,}", *(epsilon.number for epsilon in own))
         review = f" ({NOT_REVIEWED})" if any(epsilon.review for epsilon in own) else ""
         table.add_row(file.stem + review, *cells, combined_trust(epsilon.trust for epsilon in own))
     return table

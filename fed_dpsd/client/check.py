@@ -243,12 +243,7 @@ def _rehearse(hospital: Hospital, experiment: Experiment, folder: Path) -> str:
     response = sites.answer(experiment.method, request, site)
     if isinstance(response, Refusal):
         raise UserError(f"a request for {asked} would be refused: {response.reason}")
-    with site.ledger.transaction():
-        entries = site.ledger.entries()
-    cost = next(
-        iter(cards.ledger_epsilons(entries, hospital.delta, "record", "add_remove").values())
-    )
-    return f"{asked}, {response.nbytes:,} bytes, which would cost {cost}"
+    return f"{asked}, {response.nbytes:,} bytes"
 
 
 def _image_request(hospital: Hospital) -> Request:

@@ -77,7 +77,7 @@ def _budget_left(hospital: Hospital, entries: Sequence[Entry]) -> str:
     spent = proofs.get("training", proofs["answers"])  # what a budget counts
     left = max(hospital.budget - spent.value, 0.0)
     return (
-        f"spent epsilon {spent.number(3)} of {hospital.budget:g} (record, {spent.relation}, delta "
+        f"spent epsilon {spent.number} of {hospital.budget:g} (record, {spent.relation}, delta "
         f"{spent.delta:g}), {left:.3g} left"
     )
 

@@ -44,9 +44,10 @@ class Epsilon:
     queries: int
     notes: tuple[str, ...] = ()
 
-    def number(self, digits: int) -> str:
-        """Return the value with `digits` digits, rounded up because it is an upper bound."""
-        return rounded_up(self.value, digits)
+    @property
+    def number(self) -> str:
+        """Return the value as it is printed everywhere, rounded up since it is an upper bound."""
+        return rounded_up(self.value)
 
     @property
     def review(self) -> str:
@@ -55,7 +56,7 @@ class Epsilon:
 
     def __str__(self) -> str:
         return (
-            f"{self.number(5)} ({self.unit}, {self.relation}, trust {self.trust}, "
+            f"{self.number} ({self.unit}, {self.relation}, trust {self.trust}, "
             f"delta {self.delta:g}, {self.accountant}"
             f"{f', {NOT_REVIEWED}' if self.review else ''})"
         )

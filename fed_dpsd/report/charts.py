@@ -40,7 +40,7 @@ class Axis:
     def text(self, value: float, decimals: int | None = None) -> str:
         """Return a value as text; bounds are rounded up to five digits."""
         if self.bound:
-            return rounded_up(value, 5)
+            return rounded_up(value)
         if decimals is not None:
             return f"{value:,.{decimals}f}"
         return compact(round(value, 3) if abs(value) >= 1 else float(f"{value:.3g}"))

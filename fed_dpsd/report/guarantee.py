@@ -166,7 +166,7 @@ def split_by_proof(
         proof = f"{row['accountant']}, by {BY[row['basis']]}"
         for other in row["beside"]:
             if math.isfinite(float(other["epsilon"])):
-                number = rounded_up(float(other["epsilon"]), 5)
+                number = rounded_up(float(other["epsilon"]))
                 proof += f"; by {BY[other['basis']]} {number}, {further_trust(other['trust'])}"
         finite.append((row, change, proof))
     return finite, infinite

@@ -181,7 +181,7 @@ def _not_covered_of_teachers(experiment: Experiment, card: PrivacyCard) -> Itera
         )
         return
     numbers = " and ".join(
-        f"{rounded_up(float(row['epsilon']), 5)} (record, {row['relation']})" for row in trained
+        f"{rounded_up(float(row['epsilon']))} (record, {row['relation']})" for row in trained
     )
     yield (
         f"the teachers themselves: against anyone who has one, their training alone proves "
@@ -212,10 +212,10 @@ def as_markdown(card: Mapping[str, Any]) -> str:
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     claim = Epsilon.from_json(row)
     planned, spent = (
-        rounded_up(float(row[key]), 5) if key in row else "" for key in ("planned", "spent")
+        rounded_up(float(row[key])) if key in row else "" for key in ("planned", "spent")
     )
     return (
-        *(claim.unit, claim.relation, claim.number(5), f"{claim.delta:g}", claim.trust),
+        *(claim.unit, claim.relation, claim.number, f"{claim.delta:g}", claim.trust),
         *(BY[row.get("basis", "training")], planned, spent, claim.accountant),
     )
 

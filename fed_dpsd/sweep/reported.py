@@ -324,7 +324,7 @@ def _ledgers(experiment: Experiment, folder: Path, place: Path) -> dict[int, str
         (proof, *_) = ledger_epsilons(
             entries, config.privacy.delta, "record", "add_remove"
         ).values()
-        described[number] = f"{len(entries):,} charges: epsilon {proof.number(3)}"
+        described[number] = f"{len(entries):,} charges: epsilon {proof.number}"
     return described
 
 

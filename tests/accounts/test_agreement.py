@@ -138,7 +138,7 @@ def check(experiment):
         assert numbers == pytest.approx([value] * 5, rel=1e-9)
         assert (before["basis"], before["trust"]) == (row["basis"], row["trust"])
         assert ledger.trust == row["trust"] or math.isinf(value)
-        assert claim.number(5) in cards._cells(row)
+        assert claim.number in cards._cells(row)
         assert guarantee.epsilon_clause(row, card["colluding"]).startswith(
             f"epsilon {rounded_up(value)} ({unit}, "
         )
@@ -148,7 +148,7 @@ def check(experiment):
     assert said in result_line(experiment, summary)
     if plan.stages:
         for row in card["proven"][:2]:
-            assert f"{Epsilon.from_json(row).number(3)} (" in said
+            assert f"{Epsilon.from_json(row).number} (" in said
     assert json.loads(json.dumps(card)) == card
     return bases
 

@@ -110,8 +110,8 @@ def test_a_plan_says_whom_each_number_holds_against(small, number):
     for seen in card["observers"][1:]:
         (said,) = (each for each in others if each.endswith(f"against {seen['observer']}"))
         (added, replaced) = (row for row in seen["proven"] if row["unit"] == "record")
-        assert f"epsilon {rounded_up(added['epsilon'], 4)} (record, add_remove) and " in said
-        assert f" {rounded_up(replaced['epsilon'], 4)} (record, replace_one), delta 1e-05" in said
+        assert f"epsilon {rounded_up(added['epsilon'])} (record, add_remove) and " in said
+        assert f" {rounded_up(replaced['epsilon'])} (record, replace_one), delta 1e-05" in said
 
 
 @every(

@@ -430,7 +430,7 @@ def test_where_others_are_trusted_with_noise_there_is_some(make, field, places):
 @every("show", [str, repr, "{}".format, "{:.1f}".format, lambda e: f"{e}"])
 def test_an_epsilon_cannot_be_printed_without_its_meaning(show):
     text = show(Epsilon(28.8388, 1e-5, "record", "replace_one", "nobody", "pld", 51_200))
-    assert text == "28.839 (record, replace_one, trust nobody, delta 1e-05, pld)"
+    assert text == "28.9 (record, replace_one, trust nobody, delta 1e-05, pld)"
 
 
 def test_an_infinite_epsilon_is_the_string_inf():

@@ -87,7 +87,7 @@ def test_large_values_stand_together_beyond_the_axis_and_keep_their_numbers():
 def test_the_table_of_a_chart_has_every_number_and_rounds_no_bound_down():
     bound = Axis("epsilon", bound=True)
     shown = chart(Series("s", [(2.987952144403, 5.632237)]), x=bound, y=bound).numbers()
-    assert shown == (["epsilon", "s"], [["2.988", "5.6323"]])
+    assert shown == (["epsilon", "s"], [["2.99", "5.64"]])
     several = chart(
         Series("s", [(1, 50), (1, 60), (2, 70)], [10, math.nan, math.nan]),
         Series("chance", [(0, 10)], kind="level"),

@@ -85,8 +85,8 @@ def test_published_and_proven_numbers_stand_apart(shown, tmp_path):
     assert "Epsilon published (no guarantee): 10." in shown.text_of("div", class_="apart")
     assert "Papers state this number" in shown.text_of("div", class_="apart")
     rows = shown.rows("Bounds of this run")
-    assert [row["epsilon of the whole plan"] for row in rows] == ["2.988", "6.5828"]
-    assert [row["spent"] for row in rows] == ["2.988", "6.5828"]
+    assert [row["epsilon of the whole plan"] for row in rows] == ["2.99", "6.59"]
+    assert [row["spent"] for row in rows] == ["2.99", "6.59"]
     assert {row["who must be trusted"] for row in rows} == {"nobody"}
     infinite = "epsilon is inf, if all records of a patient at a client are added"
     assert infinite in shown.text_of("section", id="privacy")
@@ -126,7 +126,7 @@ def test_the_officer_reads_what_is_proven_against_each_observer_of_secure_sums(t
     trusted = shown.text_of("section", id="trusted")
     hospitals = THRESHOLD.replace("client", "hospital")
     assert f"All hospitals but 1: the bound holds against {hospitals}." in trusted
-    assert "Epsilon 3.752 (record, add_remove), delta 1e-05, against a hospital that" in trusted
+    assert "Epsilon 3.76 (record, add_remove), delta 1e-05, against a hospital that" in trusted
     assert "who sees everything that the coordinator sees" not in shown.text_of("main")
     assert "all hospitals but 1 have to be trusted" in shown.text_of("p", class_="lead")
 
@@ -194,10 +194,10 @@ def test_every_other_proof_stands_behind_the_smallest(tmp_path):
     ]
     proven = epsilon_of_all(0.45712, basis="contraction", beside=others)
     row = page(with_card(run(tmp_path), proven=proven)).rows("Bounds of this")[0]
-    assert row["epsilon of the whole plan"] == "0.45712"
+    assert row["epsilon of the whole plan"] == "0.458"
     assert row["proof"] == (
-        "gdp_exact, by the training and the answers together; by the answers 1.8915, trust nobody; "
-        "by the training 2.988, trust nobody"
+        "gdp_exact, by the training and the answers together; by the answers 1.9, trust nobody; "
+        "by the training 2.99, trust nobody"
     )
 
 
@@ -240,7 +240,7 @@ def test_the_unit_that_was_asked_for_comes_first(shown, tmp_path):
     assert "(patient, add_remove," in shown.text_of("section", id="clients")
     rows = shown.rows("Bounds of this run")
     assert [row["epsilon of the whole plan"] for row in rows] == [
-        *("2.988", "6.5828", "6.5679", "6.5828")
+        *("2.99", "6.59", "6.57", "6.59")
     ]
     note = "counts like replacing its patient"
     assert note in shown.text_of("section", id="privacy")
@@ -484,7 +484,7 @@ def test_curves_have_their_numbers_next_to_them(shown, tmp_path):
     spent = shown.rows("Epsilon spent by each client")
     assert spent[-1]["clients 0, 1"] == "2.5"
     assert spent[-1]["client 2"] == "1.25"
-    assert spent[-1]["the whole plan: 2.99"] == "2.988"  # of 2.98795, never rounded down
+    assert spent[-1]["the whole plan: 2.99"] == "2.99"  # of 2.98795, never rounded down
     said = [text for text in shown.texts("desc") if "spent" in text]
     assert "has spent epsilon 2.5 (record, add_remove) after round 5; the plan is 2.99" in said[0]
     many = run(tmp_path, spent=[{c: 0.1 * c * n for c in range(20)} for n in range(1, 6)])

@@ -59,7 +59,7 @@ def test_a_card_has_the_runs_own_numbers_each_with_its_meaning(
             if line.startswith(f"| {claim.unit} | {claim.relation} |")
         )
         cells = [cell.strip() for cell in line.strip("|").split("|")]
-        assert cells[2:5] == [claim.number(5), f"{claim.delta:g}", claim.trust]
+        assert cells[2:5] == [claim.number, f"{claim.delta:g}", claim.trust]
         nothing = f"{claim.unit}, {claim.relation}"
         assert math.isinf(claim.value) == any(nothing in line for line in card["not_covered"])
     before, published = text.split("## Published epsilon, which guarantees nothing")
@@ -118,7 +118,7 @@ def test_teachers_have_the_proof_of_their_training_alone(finished):
     assert proofs == ["contraction", "answers", "training"]  # the smallest first
     (teachers,) = (line for line in card["not_covered"] if "teachers themselves" in line)
     other = dataclasses.replace(Epsilon.from_json(record), value=by(record, "training"))
-    assert f"{other.number(5)} (record, add_remove)" in teachers
+    assert f"{other.number} (record, add_remove)" in teachers
     assert "replace_one" in teachers
     assert "delta 1e-05" in teachers
 

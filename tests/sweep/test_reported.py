@@ -227,8 +227,8 @@ def test_a_stopped_run_reports_its_progress_its_cost_and_how_to_continue(stopped
     assert "What is charged stays charged" in page(facts_of([stopped]))
     commands = [each["text"] for each in shown.all("pre")]
     assert commands[0] == "fed-dpsd resume stopped"
-    assert shown.rows("Bounds of this run")[0]["epsilon of the whole plan"] == "1,920.1"
-    assert shown.rows("Bounds of this run")[0]["spent"] == "640.01"
+    assert shown.rows("Bounds of this run")[0]["epsilon of the whole plan"] == "1,921"
+    assert shown.rows("Bounds of this run")[0]["spent"] == "641"
 
 
 def test_a_killed_run_has_the_same_page_without_a_word_on_why(stopped):

@@ -524,10 +524,8 @@ class GridFederation(HostedFederation):
             arrived = self._grid.send_and_receive(messages, timeout=timeout) if messages else ()
             replies = {reply.metadata.src_node_id: reply for reply in arrived}
         elif kind == ANSWER:
-            self._shown_at = time.monotonic()  # a fast round needs no line
-            self._until = self._shown_at + timeout
             replies = self._send_with_retries(hosts, message, min(self._least, len(hosts)))
-            answered = {number for number, reply in replies.items() if not reply.has_error()}
+            answered = {number for number, reply in replies.items() if not self._failed(reply)}
             for number, known in self._nodes.items():
                 known.away = number in hosts.keys() - answered
         else:
@@ -581,17 +579,20 @@ class GridFederation(HostedFederation):
     ) -> dict[int, Message]:
         """Send messages to nodes until each has replied or the time is up.
 
-        Once `enough` nodes have replied, the others have federation.grace_seconds left. If none of
-        them answered the last request, the time is up after federation.retry_seconds.
+        Once `enough` nodes have answered or refused, the others have federation.grace_seconds left.
+        If all of these are disconnected and did not answer the last request, the time is up after
+        federation.retry_seconds.
 
         A message may be lost with the process that received it, so it is sent again: to a silent
         node after twice the time of its last reply, doubling each time; to an unreachable node at
         regular intervals; and immediately to a node with a failed process. The request is the same,
-        so nothing is charged twice. A node that did not answer the last request gets no message
-        after the next one is due, so that a hospital that returns answers no closed round.
+        so nothing is charged twice. No message outlives the timeout. One to a node that did not
+        answer the last request ends with the round, or when the next one is due, so that a hospital
+        that returns answers hardly more than one closed round.
         """
         started, first = time.monotonic(), self._settings.retry_seconds
-        timeout, until = self._settings.round_timeout_seconds, math.inf
+        latest = until = started + self._settings.round_timeout_seconds
+        self._shown_at, self._until = started, until  # a fast round needs no line
         due = dict.fromkeys(nodes, started)
         pause = {node: max(first, 2 * self._nodes[node].last_seconds) for node in due}
         attempts = dict.fromkeys(due, ATTEMPTS)
@@ -599,10 +600,12 @@ class GridFederation(HostedFederation):
         replies: dict[int, Message] = {}
         while due:
             now = time.monotonic()
+            if now >= until:
+                break
             for node in [node for node, when in due.items() if when <= now]:
-                lives = pause[node] if self._nodes[node].away else timeout
+                ends = min(until, now + pause[node]) if self._nodes[node].away else latest
                 due[node], pause[node] = now + pause[node], 2 * pause[node]
-                if number := self._push(message(node, lives)):
+                if number := self._push(message(node, ends - now)):
                     pushed[number] = node
             # The grid's own loop would sleep for 3 s.
             for reply in self._grid.pull_messages(list(pushed)):
@@ -619,22 +622,28 @@ class GridFederation(HostedFederation):
                     due[node] = now
                 else:
                     del due[node]
-            if sum(not reply.has_error() for reply in replies.values()) >= enough:
-                away = all(self._nodes[node].away for node in due)
+            if sum(not self._failed(reply) for reply in replies.values()) >= enough:
+                left = [self._nodes[node] for node in due]
                 until = min(until, now + self._settings.grace_seconds)
-                until = min(until, max(now, started + first)) if away else until
-                self._until = min(self._until, until)
+                if all(node.away and not node.online for node in left):
+                    until = min(until, max(now, started + first))
+                self._until = until
             if due:
                 clients = [client for node in due for client in self._nodes[node].clients]
                 self._show(f"waiting for the reply of {_hospitals(clients)}")
-            if now > min(until, started + timeout):
-                break
             time.sleep(POLL_SECONDS if due else 0)
         return {
             node: reply
             for node, reply in replies.items()
             if not (reply.has_error() and reply.error.code in OUT_OF_REACH)
         }
+
+    def _failed(self, reply: Message) -> bool:
+        """Return whether a reply is neither an answer nor a refusal."""
+        if reply.has_error():
+            return True
+        meta = reply.content.config_records.get("meta", ConfigRecord())
+        return bool(meta.get("error")) or meta.get("code") != self._code
 
     def _read(self, node: int, reply: Message) -> dict[int, Reply | Refusal]:
         """Check and unpack a node's reply; in a deployment, clients with bad replies are absent.

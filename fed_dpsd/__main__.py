@@ -2,4 +2,5 @@
 
 from fed_dpsd.cli import main
 
-main()
+if __name__ == "__main__":
+    main()

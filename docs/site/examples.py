@@ -1,8 +1,8 @@
 """What a run leaves, as pages to click: a small run is made whenever the site is built."""
 
+import functools
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import fed_dpsd
 
@@ -17,8 +17,13 @@ Made with this site, from `fed-dpsd run {" ".join(RUN)}` on digits:
 """
 
 
-def pages() -> Iterator[tuple[str, str]]:
-    """Yield each page's name and content, HTML or Markdown."""
+@functools.cache
+def pages() -> tuple[tuple[str, str], ...]:
+    """Return each page's name and content, HTML or Markdown."""
+    return tuple(_made())
+
+
+def _made() -> Iterator[tuple[str, str]]:
     yield "examples/index.md", INDEX
     with tempfile.TemporaryDirectory() as folder:
         run = fed_dpsd.run(*RUN, f"run_folder={folder}/run", progress=False)

@@ -3,6 +3,7 @@
 The lines are exact and private, and stay in the hospital's own log.
 """
 
+import math
 from collections.abc import Sequence
 
 from fed_dpsd.accounts import card as cards
@@ -78,7 +79,7 @@ def _budget_left(hospital: Hospital, entries: Sequence[Entry]) -> str:
     left = max(hospital.budget - spent.value, 0.0)
     return (
         f"spent epsilon {spent.number} of {hospital.budget:g} (record, {spent.relation}, delta "
-        f"{spent.delta:g}), {left:.3g} left"
+        f"{spent.delta:g}), {math.floor(100 * left) / 100:,g} left"
     )
 
 

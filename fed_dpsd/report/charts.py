@@ -38,7 +38,7 @@ class Axis:
     side_by_side: bool = False
 
     def text(self, value: float, decimals: int | None = None) -> str:
-        """Return a value as text; bounds are rounded up to five digits."""
+        """Return a value as text; bounds are rounded up."""
         if self.bound:
             return rounded_up(value)
         if decimals is not None:

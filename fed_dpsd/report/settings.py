@@ -197,18 +197,18 @@ def contents_notes(settings: Sequence[Setting]) -> list[str]:
 def read_settings(
     paths: Sequence[Path], change: Callable[[list[Row]], list[Row]] = list
 ) -> list[Setting]:
-    """Read the settings in tables of `fed-dpsd sweep`; of a key and commit, the last row counts.
+    """Read the settings in tables of `fed-dpsd sweep`; for each key, the last row counts.
 
-    `change` may change the rows before they form settings.
+    If two tables have a run, a setting and a seed, at two commits, all rows are told apart by their
+    commits. `change` may change the rows before they form settings.
     """
-    read = [row for path in paths for row in _rows(path, NEEDED, NUMBERS)]
-    commits: dict[str, set[str]] = {}
-    for row in read:
-        commits.setdefault(row["key"], set()).add(row["commit"])
-    for row in read:
-        if len(commits[row["key"]]) > 1:
-            row[MEASURED_AT] = f"commit {row['commit']}"
-            row["key"] = _key_at(row)
+    tables = [_rows(path, NEEDED, NUMBERS) for path in paths]
+    read = [row for rows in tables for row in rows]
+    runs = [{(setting_of(row), row["seed"]): row["commit"] for row in rows} for rows in tables]
+    first: dict[object, str] = {}
+    if any(first.setdefault(run, commit) != commit for own in runs for run, commit in own.items()):
+        for row in read:
+            row |= {MEASURED_AT: f"commit {row['commit']}", "key": _key_at(row)}
     rows = change(list({row["key"]: row for row in read}.values()))
     settings: dict[tuple[tuple[str, str], ...], dict[str, dict[str, str]]] = {}
     for row in rows:
@@ -240,7 +240,8 @@ def rows_by_key(paths: Sequence[Path], name: str, columns: Sequence[str]) -> dic
         path = table.with_stem(f"{table.stem}_{name}")
         if path.exists():
             rows: dict[str, list[Row]] = {}
-            for row in _rows(path, ("key", *columns), columns):
+            needed = [column for column in columns if column not in COSTS]
+            for row in _rows(path, ("key", *needed), columns):
                 rows.setdefault(row["key"], []).append(row)
             runs = _rows(table, ("key", "commit"), ()) if rows else ()
             found |= rows | {_key_at(run): rows[run["key"]] for run in runs if run["key"] in rows}

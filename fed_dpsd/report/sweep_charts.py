@@ -11,10 +11,7 @@ from fed_dpsd.report.settings import ALPHA, GRID, PANEL, Row, Setting, group_by_
 MOST_SETTINGS = 60  # dots in one chart
 LARGEST_EPSILON = 100.0  # larger epsilons are as meaningless, and drawn beyond the axis
 CLAIM = "record_add_remove"
-ROUND_COLUMNS = (
-    *("round", "seconds", "forward_answers", "backward_answers", "student_accuracy"),
-    *("bytes_to_clients", "bytes_to_server"),
-)
+ROUND_COLUMNS = ("round", "student_accuracy", "bytes_to_clients", "bytes_to_server")
 # keys with a chart of accuracy against their values: a short name, and the title of the axis
 AXES = {
     ALPHA: ("alpha", "Dirichlet alpha (the smaller, the more clients differ)"),

@@ -62,7 +62,7 @@ def table_rows(settings: Sequence[Setting]) -> list[list[str]]:
         row += [spread(*setting.score(score), unknown="") for score in scores]
         row += [str(len(setting.runs)), *(texts[number] for texts in costs.values())]
         review = f" ({setting.review})" if setting.review else ""
-        row += [rounded_up(setting.epsilon(claim), 5) + review for claim in CLAIMS]
+        row += [rounded_up(setting.epsilon(claim)) + review for claim in CLAIMS]
         row += [setting.all_of("delta"), setting.all_of("trust")]
         row += [texts[number] for texts in labels.values()]
         lines.append([*row, reasons[number]] if why else row)
@@ -188,7 +188,7 @@ def _labels(settings: Sequence[Setting]) -> dict[str, list[str]]:
         return {}
     title = "epsilon of labels alone, replace_one"
     legend = zip(("its delta", "its trust"), LABEL_LEGEND, strict=True)
-    return {title: ["" if e is None else rounded_up(e, 5) for e in known]} | {
+    return {title: ["" if e is None else rounded_up(e) for e in known]} | {
         title: [s.all_of(column) for s in settings] for title, column in legend
     }
 

@@ -12,10 +12,11 @@ from fed_dpsd.experiment import Experiment
 from fed_dpsd.report.settings import DIGESTS, GRID, RESULTS, Row, setting_of
 from fed_dpsd.server.run_folder import open_run_folder
 
-# Keys that do not distinguish runs: paths and the names of classes.
+# Keys that do not distinguish runs: paths, the names of classes, and deadlines.
 PLACES = (
     *("out", "cache", "run_folder", "ledger", "tracker"),
     *("data.path", "data.classes", "teacher.path"),
+    *(f"federation.{time}_seconds" for time in ("node_timeout", "round_timeout", "grace", "retry")),
 )
 COPIES_OF_SEED = {"partition.seed", "partition.coins", "teacher.seed"}  # by default
 # Rows of one setting that are equal in these columns are of copies of a run.

@@ -33,9 +33,7 @@ def rows_of(columns, *rows):
 
 def rounds(*rows):
     """Key, round, accuracy, and megabytes to and from clients."""
-    given = [
-        (key, n, 1, 10, 0, score, 1e6 * there, 1e6 * back) for key, n, score, there, back in rows
-    ]
+    given = [(key, n, score, 1e6 * there, 1e6 * back) for key, n, score, there, back in rows]
     return rows_of(sweep_charts.ROUND_COLUMNS, *given)
 
 
@@ -469,7 +467,7 @@ def test_what_there_are_no_numbers_for_is_not_written(table, tmp_path, monkeypat
     assert (found[:3], found[-1]) == (first, "curve.html")
     assert set(found[3:-1]) == both("") | both("_alpha")
     columns = ",".join(("key", *sweep_charts.ROUND_COLUMNS))
-    lines = f"{columns}\ncurve.csv0,1,1,5,0,0.5,8,8\ncurve.csv0,2,2,9,0,0.6,9,9\n"
+    lines = f"{columns}\ncurve.csv0,1,0.5,8,8\ncurve.csv0,2,0.6,9,9\n"
     (tmp_path / "curve_rounds.csv").write_text(lines)
     every = set().union(*map(both, ("", "_progress", "_alpha")))
     assert set(written(path)[3:-1]) == every

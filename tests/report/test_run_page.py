@@ -239,9 +239,7 @@ def test_the_unit_that_was_asked_for_comes_first(shown, tmp_path):
     assert "the plan is 2.99" in next(text for text in shown.texts("desc") if "spent" in text)
     assert "(patient, add_remove," in shown.text_of("section", id="clients")
     rows = shown.rows("Bounds of this run")
-    assert [row["epsilon of the whole plan"] for row in rows] == [
-        *("2.99", "6.59", "6.57", "6.59")
-    ]
+    assert [row["epsilon of the whole plan"] for row in rows] == [*("2.99", "6.59", "6.57", "6.59")]
     note = "counts like replacing its patient"
     assert note in shown.text_of("section", id="privacy")
     assert note not in control.text_of("main")

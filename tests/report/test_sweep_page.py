@@ -96,7 +96,7 @@ def test_details_hold_every_epsilon_with_its_meaning_and_the_published_one_apart
     (text, *_) = page(table(two)).texts("details")
     assert "student, accuracy, %50.0" in text
     assert "student, AUROC, %75.0" in text
-    assert "(label, replace_one)1.0001; delta, trust: 0.0, nobody; it protects no image" in text
+    assert "(label, replace_one)1.01; delta, trust: 0.0, nobody; it protects no image" in text
     assert "formulas3; it guarantees nothing" in text
     assert "why an epsilon is infwhy" in text
     assert "AUROC" not in shown.text_of("main")

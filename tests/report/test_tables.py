@@ -62,7 +62,7 @@ def test_an_epsilon_is_rounded_up_and_is_the_largest_of_its_seeds(table):
         [table({"record_add_remove": 1.00001}, {"record_add_remove": 1.23451})]
     )
     _, (row,) = lines(markdown(settings))
-    assert row["epsilon record, add_remove"] == "1.2346"
+    assert row["epsilon record, add_remove"] == "1.24"
     (row,) = csv.DictReader(io.StringIO(summary(settings)))
     assert row["record_add_remove"] == "1.23451"  # unrounded
 
@@ -165,10 +165,10 @@ def test_a_wrong_file_next_to_a_table_is_an_error_and_of_two_files_the_last_coun
     columns = ROUND_COLUMNS
     header = ",".join(("key", *columns))
     cases = {
-        "key,round\n": "curve_rounds.csv has no column 'seconds'",
+        "key,round\n": "curve_rounds.csv has no column 'student_accuracy'",
         "round\n": "curve_rounds.csv has no column 'key'",
-        f"{header}\nk,one,,,,,,\n": "curve_rounds.csv: round='one' of k is not a number",
-        f"{header}\nk,1,,0,0,,,\n": "curve_rounds.csv: seconds='' of k is not a number",
+        f"{header}\nk,one,,,\n": "curve_rounds.csv: round='one' of k is not a number",
+        f"{header}\nk,1,a,0,0\n": "curve_rounds.csv: student_accuracy='a' of k is not a number",
     }
     for name in ("curve.csv", "again.csv"):
         (tmp_path / name).write_text("key,commit\nk,abc\nother,abc\n")
@@ -176,8 +176,8 @@ def test_a_wrong_file_next_to_a_table_is_an_error_and_of_two_files_the_last_coun
         (tmp_path / "curve_rounds.csv").write_text(content)
         with pytest.raises(UserError, match=expected):
             rows_by_key([tmp_path / "curve.csv"], "rounds", columns)
-    (tmp_path / "curve_rounds.csv").write_text(f"{header}\nk,1,1,5,0,0.5,,\nother,1,1,5,0,0.5,,\n")
-    (tmp_path / "again_rounds.csv").write_text(f"{header}\nk,1,1,5,0,0.7,,\n")
+    (tmp_path / "curve_rounds.csv").write_text(f"{header}\nk,1,0.5,,\nother,1,0.5,,\n")
+    (tmp_path / "again_rounds.csv").write_text("key,round,seconds,student_accuracy\nk,1,5,0.7\n")
     paths = [tmp_path / "curve.csv", tmp_path / "again.csv", tmp_path / "none.csv"]
     found = rows_by_key(paths, "rounds", columns)
     assert [row["student_accuracy"] for row in found["k"]] == ["0.7"]
@@ -214,7 +214,7 @@ def test_one_grid_of_two_commits_is_compared_and_not_merged(table):
     old = table(*(row | {"student": 0.5 + 0.01 * row["seed"]} for row in rows), name="old.csv")
     new = table(*(row | {"student": 0.6, "commit": "1ced"} for row in rows), name="new.csv")
     for path, score in ((old, 0.5), (new, 0.6)):
-        lines = [f"{row['key']},{n},1,0,0,{score},8,8" for row in rows for n in (1, 2)]
+        lines = [f"{row['key']},{n},{score},8,8" for row in rows for n in (1, 2)]
         header = ",".join(("key", *ROUND_COLUMNS))
         path.with_stem(f"{path.stem}_rounds").write_text("\n".join([header, *lines, ""]))
     settings = read_settings([old, new])
@@ -229,6 +229,8 @@ def test_one_grid_of_two_commits_is_compared_and_not_merged(table):
         ("a, commit 1ced", "+9.0 ± 1.0"),
         ("b, commit 1ced", "+9.0 ± 1.0"),
     ]
+    part = table({**rows[0], "key": "other", "commit": "1ced"}, name="part.csv")  # another key
+    assert setting_names(read_settings([old, part])) == ["a, commit abc", "b", "a, commit 1ced"]
     same = [table(*rows, name=name) for name in ("one.csv", "two.csv")]
     assert setting_names(read_settings(same)) == ["a", "b"]  # the control: one commit
 

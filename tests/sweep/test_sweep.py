@@ -111,7 +111,7 @@ def test_every_key_and_value_is_checked_before_any_noise_is_calibrated(tmp_path,
 # --- keys ---
 
 
-def test_a_key_depends_on_every_setting_and_on_no_place(tmp_path):
+def test_a_key_depends_on_every_setting_but_places_and_deadlines(tmp_path):
     experiment = set_up(compose(["training=plain", "answers=gradient"]), tmp_path)
 
     def key(config):
@@ -129,7 +129,10 @@ def test_a_key_depends_on_every_setting_and_on_no_place(tmp_path):
         if key(config) == original:
             unchanged.append(name)
     places = {"out", "cache", "run_folder", "ledger", "tracker"}
-    assert set(unchanged) == places | {"data.path", "data.classes", "teacher.path"}
+    places |= {"data.path", "data.classes", "teacher.path"}
+    deadlines = {f"federation.{time}_seconds" for time in ("node_timeout", "round_timeout")}
+    deadlines |= {"federation.grace_seconds", "federation.retry_seconds"}
+    assert set(unchanged) == places | deadlines
 
     def key_of(*overrides):
         settings = "data=mnist", "training=plain", "answers=gradient", *overrides

@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import re
+import secrets
 import select
 import shlex
 import signal
@@ -28,7 +29,7 @@ from threading import Thread
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from fed_dpsd.errors import UserError, one_line, reason_of
-from fed_dpsd.storage import try_lock, write_atomically
+from fed_dpsd.storage import try_lock, write_atomically, writing
 
 if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
@@ -38,6 +39,7 @@ REFUSED = ("flwr-serverapp", "flwr-agentapp", "flwr-model", "flwr-connector", "f
 COMMANDS = "commands"  # folder in a hospital's folder
 SOCKET = "FED_DPSD_SITE_SOCKET"
 PARENT_CHECK_SECONDS = 1.0
+LAST_LINES_SECONDS = 1.0  # for what a node writes as it ends
 RESTART_SECONDS = 10.0
 FORK_SECONDS = 120.0  # until a command gives up on the process that should fork for it
 REJECTED = (
@@ -45,10 +47,11 @@ REJECTED = (
     "is wrong (check NTP, for example with `timedatectl`) or its key is no longer registered"
 )
 LOG = "flower.log"  # in a hospital's folder: all lines of Flower's processes
-LARGEST_LOG = 10_000_000  # bytes, when a node starts
-OURS = re.compile(r"[\d-]{10} [\d:,]{12} [A-Z]+: ")  # how `_log_to_console` begins a line
-NODE = "SuperNode ID: "
+LARGEST_LOG = 10_000_000  # bytes
+MARK = "FED_DPSD_SITE_MARK"  # how lines of our own begin, which no coordinator knows
+NODE, AGAIN = re.compile(r"SuperNode ID: (\d+)$"), "Connection successful after"
 UNREACHED, PATIENCE = "Connection attempt failed", 3  # lines until this is a problem
+RUNS_NOTHING_ELSE = "this site runs client processes only"
 # What Flower's lines mean; the first that is in a line counts.
 PROBLEMS = {
     "Hostname mismatch": "the coordinator's certificate is not for the host of --superlink "
@@ -63,6 +66,8 @@ PROBLEMS = {
     "coordinator's certificate; ask the coordinator for its ca.crt",
     "Failed to activate SuperNode": "the coordinator does not admit the key of --node-key {key}; "
     "it registers its .pub. Or this machine's clock is wrong",
+    RUNS_NOTHING_ELSE: f"a process of another kind was refused: {RUNS_NOTHING_ELSE}",
+    "Traceback (most recent call last)": "a process of this node failed; see {log}",
     UNREACHED: "no coordinator answers at --superlink {superlink}; this node tries again. If it "
     "lasts, check the address and the firewall",
 }
@@ -105,12 +110,15 @@ def serve(
     with _lock_folder(folder):
         settings = environment(folder / COMMANDS, {**QUIET, **os.environ, **direct(os.environ)})
         settings.setdefault("FLWR_HOME", str(folder / "flower"))
+        settings[MARK] = f"{secrets.token_hex(8)} "
+        names = {"superlink": superlink, "authority": authority, "key": key}
+        console = Console(folder / LOG, settings[MARK], names)
         kept = f"{import_line()}; keep_ready({str(site.absolute())!r})"
         lines, output = os.pipe()
         subprocess.Popen([sys.executable, "-c", kept], env=settings, stdout=output, stderr=output)
         Thread(target=_check_records, args=(site,), name="records", daemon=True).start()
-        console = Console({"superlink": superlink, "authority": authority, "key": key})
-        Thread(target=console.follow, args=(lines, folder / LOG), daemon=True).start()
+        follower = Thread(target=console.follow, args=(lines,), daemon=True)
+        follower.start()
         try:
             while True:
                 status = _run([*command, "--port", str(port or _free_port())], settings, output)
@@ -119,51 +127,67 @@ def serve(
                 time.sleep(RESTART_SECONDS)
         finally:
             os.close(output)
+            follower.join(LAST_LINES_SECONDS)
 
 
 class Console:
     """What a hospital's administrator sees: one line per event, each once until another happens.
 
     Args:
+        log: the file that gets every line; it is moved to NAME.1 when it is large.
+        mark: how lines of our own begin.
         names: the settings that PROBLEMS names.
+
+    Raises:
+        UserError: the file cannot be written.
     """
 
-    def __init__(self, names: Mapping[str, object]) -> None:
-        self._names = names
+    def __init__(self, log: Path, mark: str, names: Mapping[str, object]) -> None:
+        self._log, self._mark, self._names = log, mark, names
         self._said: set[str] = set()
         self._unreached = 0
+        with writing(log):
+            self._open().close()
 
     def say(self, text: str) -> None:
         """Print a line, unless it was printed since the node was last connected."""
         if text not in self._said:
             self._said.add(text)
-            print(text, file=sys.stderr, flush=True)
+            self._print(text)
 
-    def follow(self, lines: int, log: Path) -> None:
-        """Write the lines of a pipe to a file; print our own, and what Flower's mean."""
-        old = log.exists() and log.stat().st_size > LARGEST_LOG
-        with (
-            open(lines, encoding="utf-8", errors="replace") as every,
-            log.open("w" if old else "a", encoding="utf-8") as file,
-        ):
-            log.chmod(0o600)
+    def follow(self, lines: int) -> None:
+        """Write the lines of a pipe to the file; print our own, and what Flower's mean."""
+        with open(lines, encoding="utf-8", errors="replace") as every:
             for line in every:
-                file.write(line)
-                file.flush()
+                try:
+                    if self._log.stat().st_size > LARGEST_LOG:
+                        self._log.replace(self._log.with_name(f"{self._log.name}.1"))
+                    with self._open() as file:
+                        file.write(line.removeprefix(self._mark))
+                except OSError as error:  # the node goes on without this file
+                    self.say(f"warning: {self._log} cannot be written ({reason_of(error)})")
                 self.read(line.strip())
 
     def read(self, line: str) -> None:
         """Print a line of ours, or what a line of Flower's means."""
         self._unreached = self._unreached + 1 if UNREACHED in line else 0
         problem = next((PROBLEMS[part] for part in PROBLEMS if part in line), "")
-        if OURS.match(line):
-            print(line, file=sys.stderr, flush=True)
-        elif NODE in line:
+        if line.startswith(self._mark):
+            self._print(line.removeprefix(self._mark))
+        elif node := NODE.search(line):
             self._said.clear()
-            node = line.partition(NODE)[2]
-            print(f"connected to {self._names['superlink']}: node {node}", file=sys.stderr)
+            self._print(f"connected to {self._names['superlink']}: node {node[1]}")
+        elif AGAIN in line and self._said:
+            self._said.clear()
+            self._print(f"connected to {self._names['superlink']} again")
         elif problem and (UNREACHED not in line or self._unreached == PATIENCE):
-            self.say(problem.format(**self._names))
+            self.say(problem.format(log=self._log, **self._names))
+
+    def _print(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    def _open(self) -> IO[str]:
+        return open(self._log, "a", encoding="utf-8", opener=lambda p, f: os.open(p, f, 0o600))
 
 
 def _lock_folder(folder: Path) -> IO[bytes]:
@@ -280,7 +304,7 @@ def environment(folder: Path, base: Mapping[str, str]) -> dict[str, str]:
     """Write replacements of Flower's commands; return `base` with `folder` first in PATH."""
     _write(folder / CLIENT, f"{import_line()}; forward()")
     for name in REFUSED:
-        _write(folder / name, f"raise SystemExit('{name}: this site runs client processes only')")
+        _write(folder / name, f"raise SystemExit('{name}: {RUNS_NOTHING_ELSE}')")
     path = os.pathsep.join([str(folder), str(Path(sys.executable).parent), base.get("PATH", "")])
     return {**base, "PATH": path, SOCKET: str(_socket_in(folder))}
 
@@ -415,7 +439,8 @@ def _client() -> None:
 def _log_to_console() -> None:
     """Show the hospital's own log only on the console that the node runs on."""
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s: %(message)s"))
+    mark = os.environ.get(MARK, "")
+    handler.setFormatter(logging.Formatter(f"{mark}%(asctime)s %(levelname)s: %(message)s"))
     logger = logging.getLogger("fed_dpsd")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)

@@ -262,8 +262,18 @@ RETRY = "WARNING :   Connection attempt failed, retrying in 0.99 seconds"
             [*["the coordinator does not admit the key", "connected to fl:1: node 1"] * 2],
         ),
         (
-            ["Traceback (most recent call last):", "2026-11-29 19:35:33,906 INFO: run r: answered"],
-            ["2026-11-29 19:35:33,906 INFO: run r: answered"],
+            [*[RETRY] * 4, "INFO :      Connection successful after 9.00 seconds and 4 tries."] * 2,
+            [*["no coordinator answers at", "connected to fl:1 again"] * 2],
+        ),
+        (["INFO :      Connection successful after 1.00 seconds and 2 tries."], []),
+        (
+            ["Traceback (most recent call last):", "mark 2026-11-29 INFO: run r: answered"],
+            ["a process of this node failed; see ", "2026-11-29 INFO: run r: answered"],
+        ),
+        (["2026-11-29 19:35:33,906 INFO: run r: answered", "[ROUND SuperNode ID: 9 ...]"], []),
+        (
+            ["flwr-serverapp: this site runs client processes only"] * 2,
+            ["a process of another kind was refused: this site runs client processes only"],
         ),
     ],
 )
@@ -274,12 +284,45 @@ def test_an_administrator_sees_a_line_for_each_event_and_the_log_has_all(
     read, write = os.pipe()
     os.write(write, "\n".join([*lines, ""]).encode())
     os.close(write)
-    console = supernode.Console({"superlink": "fl:1", "authority": "a", "key": "k"})
-    console.follow(read, tmp_path / "log")
-    assert (tmp_path / "log").read_text().splitlines() == lines
+    console = console_of(tmp_path / "log")
+    console.follow(read)
+    written = (tmp_path / "log").read_text().splitlines()
+    assert written == [line.removeprefix("mark ") for line in lines]
     shown = capsys.readouterr().err.splitlines()
     assert len(shown) == len(said)
     assert all(line.startswith(start) for line, start in zip(shown, said, strict=True))
+
+
+def console_of(log):
+    return supernode.Console(log, "mark ", {"superlink": "fl:1", "authority": "a", "key": "k"})
+
+
+def test_a_large_log_is_moved_and_one_that_cannot_be_written_stops_nothing(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(supernode, "LARGEST_LOG", 20)
+    log = tmp_path / "state" / "log"
+    with pytest.raises(UserError, match="cannot be written"):
+        console_of(log)
+    log.parent.mkdir()
+    console = console_of(log)
+    assert log.stat().st_mode & 0o777 == 0o600
+    for number in range(3):
+        read, write = os.pipe()
+        os.write(write, f"a line of Flower's {number}\n".encode())
+        os.close(write)
+        console.follow(read)
+    assert log.read_text() == "a line of Flower's 2\n"
+    assert log.with_name("log.1").read_text() == "a line of Flower's 1\n"
+    log.unlink()
+    log.mkdir()
+    read, write = os.pipe()
+    os.write(write, b"mark one\nmark two\n")
+    os.close(write)
+    console.follow(read)
+    warning, *lines = capsys.readouterr().err.splitlines()
+    assert warning.startswith(f"warning: {log} cannot be written (")
+    assert lines == ["one", "two"]
 
 
 def test_a_state_whose_socket_no_process_could_open_is_refused(tmp_path):

@@ -85,7 +85,7 @@ def test_a_check_of_sums_over_records_rehearses_a_sum_and_trains_nothing(
     assert (code, err) == (0, "")
     text = "\n".join(out)
     assert "estimated need: memory about " in text
-    assert f"an answer, rehearsed: a sum over records, {8 * numbers:,} bytes, which" in text
+    assert f"an answer, rehearsed: a sum over records, {8 * numbers:,} bytes" in text
     assert "a teacher" not in text
     ledger = open_hospital(file).ledger
     with ledger.transaction():

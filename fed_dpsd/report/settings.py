@@ -199,8 +199,8 @@ def read_settings(
 ) -> list[Setting]:
     """Read the settings in tables of `fed-dpsd sweep`; for each key, the last row counts.
 
-    If two tables have a run, a setting and a seed, at two commits, all rows are told apart by their
-    commits. `change` may change the rows before they form settings.
+    If two tables have one setting and seed at two commits, the commit is part of every setting.
+    `change` may change the rows before they form settings.
     """
     tables = [_rows(path, NEEDED, NUMBERS) for path in paths]
     read = [row for rows in tables for row in rows]

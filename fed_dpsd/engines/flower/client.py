@@ -91,10 +91,8 @@ def answer_message(message: Message, context: Context) -> Message:
         else:
             raise ProtocolError(NOT_SIMULATED)
     except Exception as error:
-        if isinstance(error, UserError):
-            logger.error("%s failed: %s", failing, one_line(error))
-        else:
-            logger.exception("%s failed: %s", failing, one_line(error))
+        traced = not isinstance(error, UserError)
+        logger.error("%s failed: %s", failing, one_line(error), exc_info=traced)
         cause = "see its log" if is_hospital else one_line(error)
         about["error"] = f"{failing} failed: {cause}"
         replies = {}

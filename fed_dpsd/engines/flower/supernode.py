@@ -164,7 +164,7 @@ class Console:
                         self._log.replace(self._log.with_name(f"{self._log.name}.1"))
                     with self._open() as file:
                         file.write(line.removeprefix(self._mark))
-                except OSError as error:  # the node goes on without this file
+                except OSError as error:  # the node continues without this file
                     self.say(f"warning: {self._log} cannot be written ({reason_of(error)})")
                 self.read(line.strip())
 

@@ -138,7 +138,7 @@ _add(privacy.ledger, to=privacy.app)
 _add(sweep.sweep, sweep.report, panel=MEASURE)
 _add(rehearse.rehearse, panel=DEPLOY)
 app.add_typer(site.app, name="site", rich_help_panel=DEPLOY)
-_add(site.init, site.key, site.check, site.serve, to=site.app)
+_add(site.init, site.key, site.check, site.serve, site.list_, site.revoke, to=site.app)
 
 
 def main() -> None:

@@ -1,11 +1,11 @@
-"""The commands `fed-dpsd site`, which a hospital runs on its own machine.
+"""The commands `fed-dpsd site`: a hospital's own, and the coordinator's `list` and `revoke`.
 
-Only `serve` connects to a coordinator.
+Of a hospital's, only `serve` connects to a coordinator.
 """
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -14,15 +14,21 @@ from fed_dpsd.cli.console import OVERRIDE, console
 from fed_dpsd.errors import UserError
 from fed_dpsd.progress import PlainConsole, show_progress
 
+if TYPE_CHECKING:
+    from fed_dpsd.server.attendance import Member
+
 app = typer.Typer(
     no_args_is_help=True,
     suggest_commands=False,  # click does
-    help="For hospitals: create the file and the key, check the data, and connect.",
+    help="For hospitals: create the file and the key, check the data, and connect. For the "
+    "coordinator: list and revoke hospitals.",
 )
 File = Annotated[
     Path,
     typer.Argument(help="The hospital's file, as written by `fed-dpsd site init`.", metavar="FILE"),
 ]
+Run = Annotated[Path, typer.Argument(help="The run folder, at the coordinator.", metavar="RUN")]
+Connection = Annotated[str, typer.Option(help="The SuperLink's name in Flower's configuration.")]
 
 
 def init(file: File) -> None:
@@ -126,3 +132,61 @@ def serve(
         if not path.is_file():
             raise UserError(f"{path} does not exist; see docs/deployment.md")
     serve(file, open_hospital(file).folder, superlink, certificate, node_key, port)
+
+
+def list_(run: Run, connection: Connection = "federation") -> None:
+    """List a run's hospitals and all registered nodes, at the coordinator.
+
+    Hospitals state their own names and numbers; Flower knows nodes by their keys alone.
+
+    Example: fed-dpsd site list runs/NAME
+
+    Read on: docs/deployment.md
+    """
+    from fed_dpsd.engines.flower.nodes import node_states
+    from fed_dpsd.server.attendance import last_answers
+
+    members, states = _members(run), node_states(connection)
+    answers = last_answers(run)
+    table = Table("number", "hospital", "node", "state", "last answer (UTC)")
+    for number, member in sorted(members.items()):
+        state, last = states.pop(member.node, "unknown"), answers.get(number, "-")
+        table.add_row(str(number), member.name or "-", str(member.node), state, last)
+    for node, state in states.items():
+        if state != "unregistered":
+            table.add_row("-", "-", str(node), state, "-")
+    PlainConsole().print(table)
+
+
+def revoke(
+    run: Run,
+    hospital: Annotated[str, typer.Argument(help="Its number or name.", metavar="HOSPITAL")],
+    connection: Connection = "federation",
+) -> None:
+    """Unregister a hospital's node, at the coordinator: its key can no longer connect.
+
+    Answers that the hospital has sent stay in the run.
+
+    Example: fed-dpsd site revoke runs/NAME "St Mary's"
+
+    Read on: docs/deployment.md
+    """
+    from fed_dpsd.engines.flower.nodes import unregister
+    from fed_dpsd.server.attendance import hospital_text
+
+    members = _members(run)
+    found = [n for n, member in members.items() if hospital in (str(n), member.name)]
+    if len(found) != 1:
+        known = hospital_text(members, *sorted(members))
+        raise UserError(f"{hospital!r} names {len(found)} hospitals of {run}; it has {known}")
+    (number,) = found
+    unregister(members[number].node, connection)
+    print(f"{hospital_text(members, number)}: node {members[number].node} is unregistered")
+
+
+def _members(run: Path) -> "dict[int, Member]":
+    from fed_dpsd.server.attendance import FILE, members_of
+
+    if not (members := members_of(run)):
+        raise UserError(f"{run} has no {FILE}: no hospital has connected to a run in this folder")
+    return members

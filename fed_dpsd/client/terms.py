@@ -31,7 +31,7 @@ from fed_dpsd.models.classifiers import CLASSIFIERS, add_networks
 from fed_dpsd.models.public_networks import digest_of
 from fed_dpsd.privacy.mechanism import Relation, Trust
 from fed_dpsd.privacy.training import TrainedUnit
-from fed_dpsd.protocol import MOST_CLASSES, is_class_list, require_equal_classes
+from fed_dpsd.protocol import LONGEST_NAME, MOST_CLASSES, is_class_list, require_equal_classes
 
 # The largest values that a message may request, by key of conf/; a hospital's file may set others.
 LIMITS = {
@@ -77,6 +77,7 @@ class Terms:
     Args:
         name: name of this data set and its ledger. A budget covers the data set's lifetime.
         client: number of the hospital among the federation's `num_clients`, from 0.
+        hospital: public name of the hospital, which the coordinator shows next to its number.
         num_clients: number of clients of the federation.
         state: folder of the ledger, the teachers and the noise secret.
         files: its records.
@@ -144,11 +145,16 @@ class Terms:
     plugins: tuple[str, ...] = ()
     weights: str | None = None
     fit: Fit = "crop"
+    hospital: str = ""
 
     def __post_init__(self) -> None:
         for key, what in (("name", "a name of the data set"), ("state", "a folder")):
             if not getattr(self, key).strip():
                 raise ValueError(f"{key}= is empty; give {what}")
+        if len(self.hospital) > LONGEST_NAME or not self.hospital.isprintable():
+            raise ValueError(
+                f"hospital={self.hospital!r} must be printable, and at most {LONGEST_NAME} long"
+            )
         if (
             len(self.shape) != 3
             or self.shape[0] not in (1, 3)

@@ -60,6 +60,7 @@ class Facts:
     samples: Mapping[int, Path] = field(default_factory=dict)
     # pictures of public test images, by the number of their class
     test_images: Mapping[int, Path] = field(default_factory=dict)
+    hospitals: Sequence[str] = ()  # how texts call each hospital
     requests: Sequence[Mapping[str, Any]] = ()  # the lines of asks.jsonl, written by Flower servers
     # by hospital, how many of its requests it answered, in words; empty for all requests
     absent: Mapping[int, str] = field(default_factory=dict)

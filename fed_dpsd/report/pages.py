@@ -193,7 +193,7 @@ def run_page(facts: Facts) -> str:
         most_clients=MOST_CLIENTS,
         **_performance(facts),
         **_classes(facts),
-        **_hospitals(facts),
+        **({} if facts.simulated else _hospitals(facts)),
     )
 
 
@@ -307,18 +307,21 @@ def _hospitals(facts: Facts) -> dict[str, Any]:
             remarks.append(f"its ledger lost {lost_text}: an older state was restored")
         if changed := statement.get("changed"):
             remarks.append(f"its records changed {counted(changed, 'time')}")
-        rows.append((answered, answered + refused, stated, "; ".join(remarks)))
-    seen: dict[tuple[str, str], list[str]] = {}
+        rows.append(
+            (facts.hospitals[number], answered, answered + refused, stated, "; ".join(remarks))
+        )
+    seen: dict[tuple[int, str], list[str]] = {}
     for request in facts.requests:
-        for number, given in request["refused"].items():
-            reason = NEVER if facts.absent.get(int(number)) == NEVER else given
+        for key, given in request["refused"].items():
+            number = int(key)
+            reason = NEVER if facts.absent.get(number) == NEVER else given
             seen.setdefault((number, reason), []).append(_request_time(request))
     return {
         "hospitals_of": rows,
         "never": NEVER,
         "faults": [
-            [f"hospital {n}", reason, len(when), when[0], when[-1] if len(when) > 1 else "-"]
-            for (n, reason), when in sorted(seen.items(), key=lambda item: int(item[0][0]))
+            [facts.hospitals[n], reason, len(when), when[0], when[-1] if len(when) > 1 else "-"]
+            for (n, reason), when in sorted(seen.items())
         ],
         "repeated": len(facts.requests) - len({(r["kind"], r["query_id"]) for r in facts.requests}),
     }

@@ -1,10 +1,57 @@
-"""Hospitals' attendance in a run, from the outcomes of its requests in asks.jsonl."""
+"""The hospitals of a run, from hospitals.json, and their attendance, from asks.jsonl.
+
+Only Flower servers write these files.
+"""
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from fed_dpsd.storage import write_json
+
+FILE = "hospitals.json"
+
+
+@dataclass(frozen=True)
+class Member:
+    """A hospital as it introduced itself to the coordinator.
+
+    Args:
+        client: its number.
+        name: its public name; "" if its file has none.
+        node: the ID of its Flower node.
+    """
+
+    client: int
+    name: str
+    node: int
+
+
+def hospital_text(members: Mapping[int, Member], *clients: int) -> str:
+    """Return how texts call some hospitals: by number, and by name if it is known.
+
+    >>> members = {1: Member(1, "St Mary's", node=7)}
+    >>> hospital_text(members, 0), hospital_text(members, 0, 1)
+    ('hospital 0', "hospitals 0, 1 (St Mary's)")
+    """
+    names = {client: member.name for client, member in members.items() if member.name}
+    each = [f"{n} ({names[n]})" if n in names else str(n) for n in clients]
+    return f"hospital{'s' * (len(each) != 1)} {', '.join(each)}"
+
+
+def members_of(run_folder: Path) -> dict[int, Member]:
+    """Return the hospitals that have connected to a run, by their numbers."""
+    path = run_folder / FILE
+    read = json.loads(path.read_text())["hospitals"] if path.exists() else []
+    return {line["client"]: Member(**line) for line in read}
+
+
+def store_members(run_folder: Path, members: Iterable[Member]) -> None:
+    """Write the hospitals that have connected to a run."""
+    listed = sorted(members, key=lambda member: member.client)
+    write_json(run_folder / FILE, {"hospitals": [asdict(member) for member in listed]})
 
 
 @dataclass
@@ -28,9 +75,18 @@ class Attendance:
 
 
 def requests_of(run_folder: Path) -> list[dict[str, Any]]:
-    """Return the lines of a run's asks.jsonl, which only Flower servers write."""
+    """Return the lines of a run's asks.jsonl."""
     path = run_folder / "asks.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def last_answers(run_folder: Path) -> dict[int, str]:
+    """Return the time of each hospital's last answer, as in 2026-01-31 12:00:00."""
+    return {
+        client: str(line["at"]).replace("T", " ").removesuffix("Z")
+        for line in requests_of(run_folder)
+        for client in line["answered"]
+    }
 
 
 def incomplete_attendance(requests: Iterable[Mapping[str, Any]]) -> dict[int, Attendance]:

@@ -28,7 +28,12 @@ from fed_dpsd.report.settings import (
     read_settings,
 )
 from fed_dpsd.server import checkpoint
-from fed_dpsd.server.attendance import incomplete_attendance, requests_of
+from fed_dpsd.server.attendance import (
+    hospital_text,
+    incomplete_attendance,
+    members_of,
+    requests_of,
+)
 from fed_dpsd.server.charge_log import clients_in
 from fed_dpsd.server.federation import in_use
 from fed_dpsd.server.inputs import digests_of_inputs
@@ -243,6 +248,7 @@ def facts_of(
             f"--threshold={threshold:g}: {folder.name} has no test predictions of two classes; "
             "leave out this option"
         )
+    members = members_of(folder)
     stated = {int(n): known["charged"] for n, known in charges.get("clients", {}).items()}
     return Facts(
         name=folder.name,
@@ -262,6 +268,7 @@ def facts_of(
         costs={n: _epsilon(plan, releases, delta, card.unit) for n, releases in stated.items()},
         samples=_samples(folder),
         test_images={int(path.stem): path for path in (folder / TEST_IMAGES).glob("*.png")},
+        hospitals=[hospital_text(members, n) for n in range(experiment.config.num_clients)],
         requests=(requests := requests_of(folder)),
         absent={client: str(missed) for client, missed in incomplete_attendance(requests).items()},
         charges=charges,

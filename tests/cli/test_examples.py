@@ -14,6 +14,8 @@ from PIL import Image
 from typer.main import get_command
 
 from fed_dpsd import api, cli
+from fed_dpsd.engines.flower import nodes
+from fed_dpsd.server.attendance import Member, store_members
 from tests.conftest import SMALL
 from tests.hospitals import site_file
 
@@ -100,6 +102,13 @@ def node(site, tmp_path, monkeypatch):
 
 
 @pytest.fixture
+def members(tmp_path, monkeypatch):
+    """A run's list of hospitals, and a stub in place of Flower's commands."""
+    store_members(tmp_path / "runs" / "NAME", [Member(0, "St Mary's", 100)])
+    monkeypatch.setattr(nodes, "_flwr", lambda *_: {"nodes": []})
+
+
+@pytest.fixture
 def swept(fed_dpsd):
     code, _, err = fed_dpsd("sweep", "seed=0", *SMALL, "rounds=1")
     assert code == 0, err
@@ -167,6 +176,8 @@ NEEDS = {
     "fed-dpsd site key": ("site", ()),
     "fed-dpsd site check": ("site", ("training.steps=3",)),
     "fed-dpsd site serve": ("node", ()),
+    "fed-dpsd site list": ("members", ()),
+    "fed-dpsd site revoke": ("members", ()),
 }
 
 

@@ -5,12 +5,13 @@ All of them share one network, with default settings: no port or folder is given
 
 import contextlib
 import json
+import subprocess
 import time
 
 import psutil
 import pytest
 
-from fed_dpsd.rehearsal.rehearsal import COMPLETED, Rehearsal
+from fed_dpsd.rehearsal.rehearsal import COMPLETED, COORDINATOR, Rehearsal
 from fed_dpsd.report.pages import run_page
 from fed_dpsd.sweep.reported import facts_of
 from tests.rehearsal.faults import reconcile
@@ -115,3 +116,40 @@ def test_two_hospitals_on_one_machine_share_no_port_and_no_folder(rehearsal):
         ports += listening
     assert len(set(ports)) == 2
     assert len({rehearsal.hospital(number).folder for number in (0, 1)}) == 2
+
+
+def site(rehearsal, *arguments):
+    """What the coordinator's command prints, in lines."""
+    done = subprocess.run(
+        ["fed-dpsd", "site", *arguments, "--connection", "here"],
+        env={**rehearsal._environment(COORDINATOR), "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_a_hospital_is_listed_and_revoked_by_its_name(rehearsal):
+    """Its node learns of it at once; the next run has only the other. No log is long."""
+    path = rehearsal.site(1)
+    path.write_text(f"{path.read_text()}hospital: St Mary's\n")
+    folder, status = run(rehearsal, "named", "rounds=2")
+    assert status == COMPLETED
+    named = "│ 1      │ St Mary's │"
+    (listed,) = (line for line in site(rehearsal, "list", str(folder)) if named in line)
+    assert "│ online │ 20" in listed
+    (said,) = site(rehearsal, "revoke", str(folder), "St Mary's")
+    assert said.startswith("hospital 1 (St Mary's): node ")
+    (listed,) = (line for line in site(rehearsal, "list", str(folder)) if named in line)
+    assert "│ unregistered │ 20" in listed
+    settings = "rounds=1", "federation.min_clients=1", "federation.node_timeout_seconds=20"
+    folder, status = run(rehearsal, "alone", *settings)
+    assert status == COMPLETED
+    assert all(line["answered"] == [0] for line in lines(folder / "asks.jsonl"))
+    for number in (0, 1):
+        log = log_of(rehearsal, number)
+        assert len(log.splitlines()) <= 30
+        assert "Traceback" not in log
+    assert "does not admit the key" in log_of(rehearsal, 1)

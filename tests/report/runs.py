@@ -84,6 +84,7 @@ def run(folder, **changes):
         spent=[{0: 0.5 * n, 1: 0.5 * n, 2: 0.25 * n} for n in range(1, 6)],
         costs={0: 2.5, 1: 2.5, 2: 1.25},
         samples={1: path, 5: path},
+        hospitals=("hospital 0", "hospital 1 (St <Mary>)", "hospital 2"),
     )
     return dataclasses.replace(facts, **changes)
 

@@ -624,6 +624,8 @@ def test_each_fault_is_reported_once_with_when_it_was_seen(tmp_path):
     assert (late["times"], spent["times"]) == ("2", "1")
     assert late["first"] == "round 2, 2026-11-25 08:52:23"
     assert late["last"].startswith("round 3, ")
+    assert {late["hospital"], spent["hospital"]} == {"hospital 1 (St <Mary>)"}
+    assert shown.rows("Each hospital")[1]["hospital"] == "hospital 1 (St <Mary>)"
     assert spent["last"] == "-"
     assert "sent again, 1 time:" in shown.text_of("section", id="hospitals")
     assert "The longest wait was 20.0 s, in round 2." in shown.texts("desc")

@@ -256,7 +256,7 @@ def test_a_deployments_card_names_absent_hospitals(finished, tmp_path):
     (run.folder / "asks.jsonl").write_text(json.dumps(away) + "\n")
     card = cards.privacy_card_of(run)
     everyone = run.experiment.config.num_clients
-    assert card["asked"].startswith(f"{everyone} clients (client 1 never connected), ")
+    assert card["asked"].startswith(f"{everyone} hospitals (hospital 1 never connected), ")
     text = cards.model_card(run, "x.onnx", "0123456789", card)
     assert f"{everyone - 1} client" in " ".join(text.split())
     assert f"made of what {everyone} client" not in " ".join(text.split())

@@ -75,6 +75,7 @@ def answer_message(message: Message, context: Context) -> Message:
             failing = f"client {client}"
             if message.metadata.message_type == HELLO:
                 about["classes"] = list(hospital.classes)
+                about["hospital"] = hospital.hospital
                 _compare_classes(message, hospital)
                 logger.info("a coordinator asked this node to identify itself: hospital %d", client)
             else:

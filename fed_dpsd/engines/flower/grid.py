@@ -41,6 +41,7 @@ from fed_dpsd.experiment import Experiment
 from fed_dpsd.methods.class_counts import released_counts
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.protocol import (
+    LONGEST_NAME,
     Absent,
     Refusal,
     Replies,
@@ -49,6 +50,7 @@ from fed_dpsd.protocol import (
     SumStep,
     require_equal_classes,
 )
+from fed_dpsd.server.attendance import Member, hospital_text, members_of, store_members
 from fed_dpsd.server.federation import OF_ROUNDS, HostedFederation
 from fed_dpsd.storage import append_line, run_name
 
@@ -66,11 +68,6 @@ SHOWN_SECONDS = 10.0  # between two lines about awaited hospitals
 LATE, OTHER_CODE = "no answer in time", "runs different code from this server"
 DIAGNOSED_AT_ONCE = 64  # clients: each sends (n, N, K) floats
 logger = logging.getLogger("fed_dpsd")
-
-
-def _hospitals(clients: Iterable[int]) -> str:
-    numbers = sorted(clients)
-    return f"hospital{'s' * (len(numbers) != 1)} {', '.join(map(str, numbers))}"
 
 
 def _duration(seconds: float) -> str:
@@ -111,7 +108,8 @@ class GridFederation(HostedFederation):
     hospital, which reports its own client number. The run waits for all hospitals; after
     federation.node_timeout_seconds, federation.min_clients of them suffice. A round continues
     without hospitals that have not answered federation.grace_seconds after federation.min_clients
-    have. Each request's outcome is a line in the run's asks.jsonl.
+    have. Each request's outcome is a line in the run's asks.jsonl; hospitals.json has the names and
+    nodes of hospitals that have connected.
 
     Args:
         experiment: the experiment of the run.
@@ -152,6 +150,7 @@ class GridFederation(HostedFederation):
         self._missing: dict[int, str] = {}  # clients that did not answer last time: why
         self._heard_from: set[int] = set()  # clients that have answered a request
         self._warned: set[str] = set()
+        self._members = members_of(run_folder)
         self._stated: dict[int, float] = {}  # clients' numbers of records, by their class counts
         self._shown, self._shown_at, self._until = "", 0.0, 0.0
         self._connect()
@@ -202,9 +201,10 @@ class GridFederation(HostedFederation):
             (first,) = self._hosts_of({node.client})
             if node.online and self._nodes[first].online:
                 raise UserError(
-                    f"nodes {first} and {number} both claim to be hospital {node.client}. Find the "
-                    "wrong one (`flwr supernode list federation`). Correct `client` in its file, "
-                    "stop it or unregister it (`flwr supernode unregister`); see docs/deployment.md"
+                    f"nodes {first} and {number} both claim to be {self._text_of(node.client)}. "
+                    "Find the wrong one (`flwr supernode list federation`). Correct `client` in "
+                    "its file, stop it or unregister it (`flwr supernode unregister`); see "
+                    "docs/deployment.md"
                 )
 
     def _connected(self) -> str:
@@ -213,12 +213,14 @@ class GridFederation(HostedFederation):
         waiting = [client for client in range(everyone) if client not in there]
         text = f"{len(there)} of {everyone} hospitals connected"
         if waiting:
-            text += f"; waiting for {_hospitals(waiting)}"
+            text += f"; waiting for {self._text_of(*waiting)}"
         problems = self._problems
-        reasons = [
-            f"hospital {client} {problems[client]}" for client in waiting if client in problems
-        ]
+        reasons = [f"{self._text_of(c)} {problems[c]}" for c in waiting if c in problems]
         return f"{text} ({'; '.join(reasons)})" if reasons else text
+
+    def _text_of(self, *clients: int) -> str:
+        text = hospital_text(self._members, *clients)
+        return text.replace("hospital", "client", 1) if self._settings.simulation else text
 
     def _show(self, text: str, at_once: bool = False) -> None:
         """Show the awaited hospitals every few seconds, or `at_once` when they change."""
@@ -289,7 +291,7 @@ class GridFederation(HostedFederation):
             if node.problem == "other classes" and node.client not in there
         }
         if everyone - len(refused) < self._least:
-            reasons = "; ".join(f"client {client}: {reason}" for client, reason in refused.items())
+            reasons = "; ".join(f"{self._text_of(c)}: {reason}" for c, reason in refused.items())
             raise UserError(
                 f"{reasons}. Agree on one list, in one order: data.classes here, and classes in "
                 "the hospital's file"
@@ -322,18 +324,24 @@ class GridFederation(HostedFederation):
             self._warn(f"node {number} is not a hospital of this federation")
             return
         node.client = client
+        name = meta.get("hospital")
+        name = public_line(name)[:LONGEST_NAME] if isinstance(name, str) and name else ""
+        member = Member(client, name, number)
+        said = hospital_text({client: member}, client)
         if client in self._clients:
-            self._warn(f"node {number} claims to be client {client}, as another node does")
+            self._warn(f"node {number} claims to be {said}, as another node does")
             if meta.get("code") == self._code and not self._other_classes(meta.get("classes")):
                 node.problem = "rival"  # otherwise it may belong to another federation
         elif meta.get("code") != self._code:
-            self._warn(f"client {client} {OTHER_CODE}")
+            self._warn(f"{said} {OTHER_CODE}")
             node.problem, node.reason = "other code", OTHER_CODE
         elif reason := self._other_classes(meta.get("classes")):
-            self._warn(f"client {client} is refused: {reason}")
+            self._warn(f"{said} is refused: {reason}")
             node.problem, node.reason = "other classes", reason
         else:
             node.clients = [client]
+            self._members[client] = member
+            store_members(self._run_folder, self._members.values())
             for other in self._nodes.values():
                 if other.client == client and other.problem == "other code":
                     other.problem = ""
@@ -368,11 +376,11 @@ class GridFederation(HostedFederation):
         self._stated |= stated
         total = sum(self._stated.values()) or 1
         shares = {client: own / total for client, own in sorted(self._stated.items())}
-        listed = (f"hospital {client} {share:.1%}" for client, share in shares.items())
+        listed = (f"{self._text_of(client)} {share:.1%}" for client, share in shares.items())
         self._say(f"shares of the stated records: {', '.join(listed)}")
         for client, share in shares.items():
             if share > 0.5 and len(shares) > 2:
-                self._warn(f"client {client} states more records than all others together")
+                self._warn(f"{self._text_of(client)} states more records than all others together")
 
     def _deliver(self, request: Request) -> dict[int, Response | Refusal]:
         """Send a request to every client; clients that do not answer in time are absent.
@@ -411,9 +419,10 @@ class GridFederation(HostedFederation):
         self._show_changes(request, answers)
         absent = {c: a.reason for c, a in answers.items() if isinstance(a, Absent)}
         if len(answers) - len(absent) < min(self._least, len(asked)):
-            listed = "; ".join(f"client {client}: {reason}" for client, reason in absent.items())
+            listed = "; ".join(f"{self._text_of(c)}: {reason}" for c, reason in absent.items())
             self._charge_log.take(answers)
-            few = f"{len(absent)} of {len(answers)} clients did not answer ({listed})"
+            who = "clients" if self._settings.simulation else "hospitals"
+            few = f"{len(absent)} of {len(answers)} {who} did not answer ({listed})"
             raise UserError(f"{few}; {self._remedy}")
         return answers
 
@@ -442,10 +451,10 @@ class GridFederation(HostedFederation):
             reason = response.reason if isinstance(response, Refusal) else ""
             if reason and reason != self._missing.get(client):
                 verb = "does not answer" if isinstance(response, Absent) else "refuses"
-                self._say(f"{where}: hospital {client} {verb}: {reason}")
+                self._say(f"{where}: {self._text_of(client)} {verb}: {reason}")
             elif not reason and client in self._missing:
                 back = "is back" if client in self._heard_from else "has joined"
-                self._say(f"{where}: hospital {client} {back}")
+                self._say(f"{where}: {self._text_of(client)} {back}")
             self._missing.pop(client, None)
             if reason:
                 self._missing[client] = reason
@@ -630,7 +639,7 @@ class GridFederation(HostedFederation):
                 self._until = until
             if due:
                 clients = [client for node in due for client in self._nodes[node].clients]
-                self._show(f"waiting for the reply of {_hospitals(clients)}")
+                self._show(f"waiting for the reply of {self._text_of(*clients)}")
             time.sleep(POLL_SECONDS if due else 0)
         return {
             node: reply

@@ -87,7 +87,7 @@ def test_two_orders_of_one_list_are_refused_by_both_sides_before_anything(
     with pytest.raises(UserError) as caught:
         federate(experiment, Hospitals(files))
     assert clock[0] == 0  # it does not wait
-    assert f"client 0: {BOTH}; client 1: {BOTH}. Agree on one list" in str(caught.value)
+    assert f"hospital 0: {BOTH}; hospital 1: {BOTH}. Agree on one list" in str(caught.value)
     assert warned(caplog).count(f"refused: {BOTH}") == 2  # in each hospital's log
     assert untouched(files)
 
@@ -106,7 +106,7 @@ def test_either_side_alone_would_refuse(deployed, tmp_path, monkeypatch, caplog)
     caplog.clear()
     with monkeypatch.context() as patch:  # hospitals that do not compare are not asked
         patch.setattr(terms, "require_equal_classes", lambda hospital, experiment: None)
-        with pytest.raises(UserError, match="client 0: the hospital's classes are"):
+        with pytest.raises(UserError, match="hospital 0: the hospital's classes are"):
             federate(experiment, Hospitals(files))
         assert untouched(files)
         patch.setattr(grids, "require_equal_classes", lambda hospital, experiment: None)
@@ -151,7 +151,7 @@ def test_a_hospital_with_other_classes_is_left_out_where_the_others_are_enough(
     )
     federation = federate(experiment, Hospitals(files))
     assert clock[0] == 0
-    (said,) = (line for line in warned(caplog) if line.startswith("client 1 is refused: "))
+    (said,) = (line for line in warned(caplog) if line.startswith("hospital 1 is refused: "))
     assert said.endswith("; only the hospital has 'flu'")
     total = federation.total(ask_of_two())
     assert (total.count, list(total.refused)) == (1, [1])
@@ -161,7 +161,7 @@ def test_a_hospital_with_other_classes_is_left_out_where_the_others_are_enough(
         *(deployed, tmp_path, "data.classes=[normal,covid]", "federation.min_clients=2"),
         "federation.node_timeout_seconds=300",
     )
-    with pytest.raises(UserError, match="^client 1: .*; only the hospital has 'flu'. Agree on one"):
+    with pytest.raises(UserError, match="^hospital 1: .*; only the hospital has 'flu'. Agree"):
         federate(needed, Hospitals(files))
     # Its file is corrected, so it takes part from the next round.
     settings = yaml.safe_load(files[1].read_text())
@@ -209,7 +209,7 @@ def test_a_malformed_list_is_a_refusal_in_one_printable_line(deployed, tmp_path,
         caplog.clear()
         federation = federate(experiment, grid)
         (said,) = warned(caplog)
-        assert said.startswith("client 1 is refused: the hospital's classes must be a list of 2 to")
+        assert said.startswith("hospital 1 is refused: the hospital's classes must be a list of 2")
         assert said.isprintable(), classes
         assert federation._clients == {0}, classes
         with pytest.raises(ProtocolError):

@@ -248,7 +248,7 @@ def test_a_hospital_that_states_most_records_is_shown(deployed, tmp_path, caplog
         "shares of the stated records: hospital 0 0.0%, hospital 1 0.0%, hospital 2 100.0%",
     ]
     warned = [line for line in caplog.messages if "states" in line]
-    assert warned == ["client 2 states more records than all others together"]
+    assert warned == ["hospital 2 states more records than all others together"]
 
 
 def sealing(size):

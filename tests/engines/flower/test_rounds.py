@@ -13,7 +13,13 @@ from fed_dpsd.engines.flower.grid import ATTEMPTS, LAST_HELLO_SECONDS, GridFeder
 from fed_dpsd.errors import UserError
 from fed_dpsd.protocol import Response
 from fed_dpsd.server import run as runs
-from fed_dpsd.server.attendance import incomplete_attendance, requests_of
+from fed_dpsd.server.attendance import (
+    Member,
+    incomplete_attendance,
+    last_answers,
+    members_of,
+    requests_of,
+)
 from fed_dpsd.server.run_folder import new_run_folder
 from tests.hospitals import PLAIN, Hospitals, charges, federate, request, site_file, site_files
 
@@ -207,7 +213,7 @@ def test_each_hospital_counts_as_soon_as_it_answers(deployed, tmp_path, clock, c
         grid.replies[reply.metadata.reply_to_message_id] = reply
     assert federation._discover_nodes()
     assert federation._hosts == {100: [0], 101: [1], 103: [2]}
-    assert "node 102 claims to be client 0, as another node does" in caplog.text
+    assert "node 102 claims to be hospital 0, as another node does" in caplog.text
 
 
 @pytest.mark.slow
@@ -266,6 +272,38 @@ def test_absence_and_return_are_shown_as_they_happen(deployed, tmp_path, clock):
     assert not incomplete_attendance(lines[1:2])
 
 
+def test_hospitals_are_called_by_their_names(deployed, tmp_path, clock):
+    """Also those that have left. A name is one printable line of limited length."""
+    files = [site_file(tmp_path / "0", 0), site_file(tmp_path / "1", 1, hospital="St Mary's")]
+    grid, said, experiment = Hospitals(files), [], deployed(*PLAIN, *PATIENT)
+    folder = new_run_folder(experiment)
+    federation = GridFederation(experiment, grid, folder, said.append)
+    federation.total(request())
+    assert members_of(folder) == {0: Member(0, "", 100), 1: Member(1, "St Mary's", 101)}
+    times = last_answers(folder)
+    assert times.keys() == {0, 1}
+    grid.offline = {101}
+    federation.total(request(2))
+    assert said[-1].startswith("round 2: hospital 1 (St Mary's) does not answer")
+    assert "waiting for the reply of hospital 1 (St Mary's) (50 s left)" in said
+    assert last_answers(folder)[1] == times[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [("a\x1b[31m\nb", "a\\x1b[31m b"), ("x" * 1000, "x" * 64), (7, ""), (["x"], "")],
+    ids=["control", "long", "number", "list"],
+)
+def test_a_name_is_one_printable_line(deployed, tmp_path, name, shown):
+    def lie(reply):
+        reply.content["meta"]["hospital"] = name
+        return reply
+
+    folder = new_run_folder(experiment := deployed(*PLAIN))
+    GridFederation(experiment, Hospitals(site_files(tmp_path), spoiling(101, HELLO, lie)), folder)
+    assert members_of(folder)[1].name == shown
+
+
 def test_a_hospital_that_is_back_has_the_whole_time_again(deployed, tmp_path, clock):
     """Its teachers may have to be trained; one that has left has not."""
     grid = Hospitals(site_files(tmp_path))
@@ -305,7 +343,7 @@ def test_too_few_hospitals_end_the_run_and_the_round_can_be_asked_again(deployed
         before = clock[0]
         with pytest.raises(
             UserError,
-            match=r"1 of 2 clients did not answer \(client 0: disconnected; no answer in time",
+            match=r"1 of 2 hospitals did not answer \(hospital 0: disconnected; no answer in time",
         ):
             federation.each(request())
         assert clock[0] - before >= 60
@@ -366,7 +404,7 @@ def test_other_code_on_either_side_is_refused_and_nothing_charged(deployed, tmp_
     files = site_files(tmp_path)
     federation = federate(deployed(*PLAIN), Hospitals(files, spoiling(101, HELLO, other)))
     assert federation.total(request()).count == 1
-    assert "client 1 runs different code from this server" in caplog.text
+    assert "hospital 1 runs different code from this server" in caplog.text
     assert not hospitals.open_hospital(files[1]).folder.exists()
     federation = federate(deployed(*PLAIN), Hospitals(files[1:]))
     federation._code = "0" * 64
@@ -430,14 +468,14 @@ def test_a_node_that_has_left_is_no_rival(deployed, tmp_path, clock, caplog):
     grid = Hospitals([site_file(tmp_path / f"{n}", 0) for n in range(2)])
     grid.get_node_ids = lambda: [100] if clock[0] < 1 else [101]
     federate(deployed(*PLAIN, "federation.node_timeout_seconds=5"), grid)
-    assert "node 101 claims to be client 0, as another node does" in caplog.text
+    assert "node 101 claims to be hospital 0, as another node does" in caplog.text
 
 
 def test_another_federations_hospital_is_no_rival(deployed, tmp_path, caplog):
     other = site_file(tmp_path / "other", 0, classes=[f"{9 - label}" for label in range(10)])
     files = [site_file(tmp_path / "0", 0), other]
     assert federate(deployed(*PLAIN), Hospitals(files))._hosts == {100: [0]}
-    assert "node 101 claims to be client 0, as another node does" in caplog.text
+    assert "node 101 claims to be hospital 0, as another node does" in caplog.text
 
 
 def test_a_node_that_claims_a_known_number_later_changes_nothing(deployed, tmp_path, caplog):
@@ -448,9 +486,9 @@ def test_a_node_that_claims_a_known_number_later_changes_nothing(deployed, tmp_p
     federation = federate(deployed(*PLAIN), grid)
     grid.offline = set()
     assert [federation.total(request(number)).count for number in (1, 2)] == [1, 1]
-    assert "node 101 claims to be client 0, as another node does" in caplog.text
+    assert "node 101 claims to be hospital 0, as another node does" in caplog.text
     grid.offline = {100}
-    with pytest.raises(UserError, match="2 of 2 clients did not answer"):
+    with pytest.raises(UserError, match="2 of 2 hospitals did not answer"):
         federation.total(request(3))
 
 
@@ -529,7 +567,7 @@ def test_a_run_that_too_few_answered_resumes_where_it_stopped(deployed, tmp_path
     federation = GridFederation(experiment, grid, folder)
     with pytest.raises(
         UserError,
-        match=r"1 of 2 clients did not answer \(client 1: disconnected; no answer in time",
+        match=r"1 of 2 hospitals did not answer \(hospital 1: disconnected; no answer in time",
     ):
         runs.run(experiment, federation, folder, lambda line: setattr(grid, "offline", {101}))
     grid.offline = set()

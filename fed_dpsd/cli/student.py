@@ -30,16 +30,18 @@ def export(
     run_folder: Run,
     out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("model"),
     form: Annotated[
-        Literal["safetensors", "onnx"],
+        Literal["safetensors", "onnx", "pt2"],
         typer.Option(
-            "--format", help="safetensors, or onnx for other tools; `fed-dpsd predict` reads both."
+            "--format",
+            help="safetensors or onnx, which `fed-dpsd predict` reads; pt2 for torch.export.load.",
         ),
     ] = "safetensors",
 ) -> None:
     """Write a run's student with its privacy card, and print the file's path.
 
     PRIVACY.md, privacy_card.json, README.md (a model card for the Hugging Face hub) and config.json
-    are written next to it. An ONNX file is first compared with torch on the run's test images.
+    are written next to it. An ONNX or pt2 file is first compared with the student on the run's test
+    images.
 
     Example: fed-dpsd export runs/RUN --out model
 

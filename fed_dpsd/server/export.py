@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -15,7 +16,7 @@ from fed_dpsd.experiment import test_split
 from fed_dpsd.models import procedural
 from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.models.inference import predict
-from fed_dpsd.server import onnx_file
+from fed_dpsd.server import onnx_file, program_file
 from fed_dpsd.server.cards import cards_in, model_card
 from fed_dpsd.server.completed import student_of
 from fed_dpsd.server.run_folder import CompletedRun, open_completed
@@ -24,27 +25,27 @@ from fed_dpsd.storage import to_json_bytes, to_utf8, write_together
 from fed_dpsd.streams import Streams
 
 NAME = "student"
-Format = Literal["safetensors", "onnx"]
+Format = Literal["safetensors", "onnx", "pt2"]
 CARDS = ("privacy_card.json", "PRIVACY.md", "README.md", "config.json")
-AGREEMENT = 1e-4  # largest allowed difference of a probability between ONNX and torch
+AGREEMENT = 1e-4  # largest allowed difference of a probability between a file and the student
 DRAWN = 256  # images for the comparison if the run's test split cannot be read
 
 
 class Exported(NamedTuple):
-    """An exported student's file, and its comparison with torch ("" for safetensors)."""
+    """An exported student's file, and its comparison with the student ("" for safetensors)."""
 
     path: Path
     compared: str
 
 
 def export(run_folder: Path, folder: Path, form: Format) -> Exported:
-    """Write the student of a completed run to FOLDER/student.safetensors or .onnx, and its cards.
+    """Write the student of a completed run to FOLDER/student.FORM, and its cards.
 
     The file's metadata contains the network, its classes, the run's result and its privacy card. A
     safetensors file has everything that fixed features are computed with, but no public network.
     The cards next to the file are privacy_card.json and PRIVACY.md, README.md (a model card for the
-    Hugging Face hub) and config.json (classes and sizes). An ONNX file is compared with torch on
-    the run's test images before it is written.
+    Hugging Face hub) and config.json (classes and sizes). An ONNX or pt2 file is compared with the
+    student on the run's test images before it is written.
     """
     path = folder / f"{NAME}.{form}"
     if path.exists():
@@ -57,14 +58,17 @@ def export(run_folder: Path, folder: Path, form: Format) -> Exported:
     if form == "safetensors" and backbone and student.network.architecture == "pretrained":
         raise UserError(
             f"--format safetensors would leave out the features of model.backbone={backbone}; use "
-            "--format onnx, which includes them"
+            "--format onnx or pt2, which include them"
         )
     digest = str(student.facts["student_sha256"])
     files = _files_of(folder, digest)
     metadata, compared = {FACTS: json.dumps(student.facts)}, ""
     if form == "onnx":
         content = onnx_file.to_onnx(student.model, student.network.shape, metadata)
-        compared = _compared(content, student, run)
+        compared = _compared("ONNX", onnx_file.OnnxModel(content).predict, student, run)
+    elif form == "pt2":
+        content = program_file.to_pt2(student.model, student.network.shape, metadata)
+        compared = _compared("the program", program_file.predictor(content), student, run)
     else:
         weights = student.model.state_dict() | constants_of(student.model)
         content = safetensors.torch.save({k: w.contiguous() for k, w in weights.items()}, metadata)
@@ -107,11 +111,16 @@ def _config(student: Student[Classifier]) -> dict[str, Any]:
     }
 
 
-def _compared(content: bytes, student: Student[Classifier], run: CompletedRun) -> str:
+def _compared(
+    what: str,
+    exported: Callable[[NDArray[np.uint8]], NDArray[np.float32]],
+    student: Student[Classifier],
+    run: CompletedRun,
+) -> str:
     images, named = _test_images(run)
     own = predict(student.model, images, torch.device("cpu"))
-    largest = float(np.abs(onnx_file.OnnxModel(content).predict(images) - own).max())
-    compared = f"ONNX and torch differ by at most {largest:.1e} on {named}"
+    largest = float(np.abs(exported(images) - own).max())
+    compared = f"{what} and the student differ by at most {largest:.1e} on {named}"
     if not largest <= AGREEMENT:
         raise UserError(
             f"{compared}, more than {AGREEMENT:g}; nothing was written: use --format safetensors"

@@ -187,6 +187,8 @@ def _no_model(path: Path) -> str:
     if path.is_dir():
         files = sorted([*path.glob("*.safetensors"), *path.glob("*.onnx")])
         return f"is a folder; give the file {files[-1] if files else 'that `export` wrote'}"
+    if path.suffix == ".pt2":
+        return "is for torch.export.load; give a file of --format safetensors or onnx"
     return "" if path.exists() else "does not exist; `fed-dpsd export RUN` writes such a file"
 
 

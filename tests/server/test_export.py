@@ -1,5 +1,6 @@
 """An exported student predicts as in its run, and its file states its cost."""
 
+import copy
 import json
 import math
 import os
@@ -19,7 +20,7 @@ from fed_dpsd.errors import UserError
 from fed_dpsd.models import digest_of, fixed_features, patches
 from fed_dpsd.models.inference import predict
 from fed_dpsd.server import export as exports
-from fed_dpsd.server import onnx_file
+from fed_dpsd.server import onnx_file, program_file
 from fed_dpsd.server.completed import student_of
 from fed_dpsd.server.export import export
 from fed_dpsd.server.run_folder import open_completed
@@ -123,7 +124,7 @@ def test_an_onnx_file_gives_the_same_probabilities_of_every_test_image(
     (scores,) = session.run(["probabilities"], {"images": (test.images / 255).astype(np.float32)})
     np.testing.assert_allclose(scores, own.predict(test.images), atol=1e-4)
     match = re.fullmatch(
-        r"ONNX and torch differ by at most (\S+) on 360 test images of digits", compared
+        r"ONNX and the student differ by at most (\S+) on 360 test images of digits", compared
     )
     assert float(match[1]) <= 1e-4
     facts = json.loads(session.get_modelmeta().custom_metadata_map[FACTS])
@@ -190,6 +191,51 @@ def test_a_file_that_is_no_onnx_is_refused(tmp_path, content):
     path.write_bytes(content)
     with pytest.raises(UserError, match="is not an exported student .onnxruntime cannot run it"):
         open_student(path)
+
+
+# --- programs of torch ---
+
+RUN_PROGRAM = """
+import json, sys, numpy, torch
+facts = {"fed_dpsd": ""}
+module = torch.export.load(sys.argv[1], extra_files=facts).module()
+images = torch.from_numpy(numpy.load(sys.argv[2]))
+every, first = module(images).detach(), module(images[:1]).detach()
+assert torch.allclose(every[:1], first, atol=1e-6) and "fed_dpsd" not in sys.modules
+numpy.save(sys.argv[3], every.numpy())
+print(json.loads(facts["fed_dpsd"])["result"])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["cnn", "scattering"])
+def test_torch_alone_runs_a_program(finished, tmp_path, model):
+    folder, _, test = finished(f"model={model}")
+    own = open_student(export(folder, tmp_path, "safetensors").path)
+    path, compared = export(folder, tmp_path, "pt2")
+    assert compared.endswith(" on 360 test images of digits")
+    np.save(tmp_path / "images.npy", (test.images / 255).astype(np.float32))
+    command = [sys.executable, "-c", RUN_PROGRAM, path, "images.npy", "scores.npy"]
+    done = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == own.facts["result"]
+    scores = np.load(tmp_path / "scores.npy")
+    np.testing.assert_allclose(scores, own.predict(test.images), atol=1e-4)
+    with pytest.raises(UserError, match="is for torch.export.load; give a file of --format safe"):
+        open_student(path)
+
+
+@pytest.mark.slow
+def test_a_program_that_answers_otherwise_is_noticed(finished, tmp_path, monkeypatch):
+    def other(model, shape, metadata):
+        for weights in model.parameters():
+            torch.nn.init.zeros_(weights)
+        return convert(model, shape, metadata)
+
+    convert = program_file.to_pt2
+    monkeypatch.setattr(program_file, "to_pt2", lambda m, *more: other(copy.deepcopy(m), *more))
+    with pytest.raises(UserError, match="360 test images of digits, more than 0.0001; nothing was"):
+        export(finished()[0], tmp_path / "bad", "pt2")
+    assert not (tmp_path / "bad").exists()
 
 
 # --- files ---

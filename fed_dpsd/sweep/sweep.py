@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from fed_dpsd.accounts.words import mechanism_of
+from fed_dpsd.config.compose import compose
 from fed_dpsd.config.grid import expand, name_points, own_grid
 from fed_dpsd.errors import ConfigError, UserError, one_line
 from fed_dpsd.experiment import Experiment, calibrated, forget_data, from_overrides
@@ -47,6 +48,8 @@ ROUNDS = (
     *("key", "round", "seconds", *ANSWERS, "student_accuracy"),
     *("bytes_to_clients", "bytes_to_server"),
 )
+
+TRAINING = re.compile("(steps|epochs)(_per_round)?$")  # keys of a method's training
 
 Say = Callable[[str], None]
 Work = Callable[[Experiment, Path], Any]
@@ -134,6 +137,8 @@ def plan(
                 typed = [f"{key}={value}" for key, value in point.overrides.items()]
                 bound.append((name, point, from_overrides(typed, base, calibrate=False)))
         problems.finish()
+        for line in _unequal_training([experiment for _, _, experiment in bound]):
+            say(f"warning: {line}")
         cells: dict[str, Cell] = {}
         taken: dict[str, str] = {}
         for number, (name, point, experiment) in enumerate(bound, start=1):
@@ -159,6 +164,30 @@ def plan(
                 cells[whole] = Cell(own, name, point.grid, point.overrides, experiment)
         problems.finish()
     return list(cells.values())
+
+
+def _unequal_training(experiments: Iterable[Experiment]) -> Iterator[str]:
+    """Yield a line for each method that trains less than its default, if another one does not.
+
+    The largest value of a key in the sweep counts, so it may vary.
+    """
+    most: dict[str, dict[str, int]] = {}
+    for experiment in experiments:
+        own = most.setdefault(experiment.method_name, {})
+        for key, value in vars(experiment.method).items():
+            if TRAINING.search(key):
+                own[key] = max(value, own.get(key, 0))
+    less = {}
+    for name, own in most.items():
+        default = compose([f"method={name}"])["method"] if own and len(most) > 1 else {}
+        less[name] = [
+            f"{name} has method.{key}={value}, below its default of {default[key]}"
+            for key, value in own.items()
+            if value < default.get(key, 0)
+        ]
+    if not all(less.values()):
+        remedy = "check that the comparison is fair to it"
+        yield from (f"{line}; {remedy}" for lines in less.values() for line in lines)
 
 
 def _folder_of(

@@ -9,6 +9,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import yaml
 
 from fed_dpsd.config import leaves
 from fed_dpsd.config.compose import compose
@@ -109,6 +110,25 @@ def test_every_key_and_value_is_checked_before_any_noise_is_calibrated(tmp_path,
 
 
 # --- keys ---
+
+
+def test_a_comparison_that_trains_one_method_less_is_a_warning(tmp_path):
+    """Not if a method is alone, its largest value is the default, or all methods train less."""
+    key = "method.final_student_steps"
+    both = {"A": {"method": "dense"}, "B": {"method": "fed_dpsd", key: "5"}}
+    fewer = both | {"A": {"method": "dense", "method.generator_steps": "1"}}
+    for grid, warns in (
+        (both, True),
+        (both | {"C": {"method": "fed_dpsd"}}, False),
+        ({"B": both["B"]}, False),
+        (fewer, False),
+    ):
+        said = []
+        (tmp_path / "grid.yaml").write_text(yaml.safe_dump({"sweep": grid}))
+        plan(tmp_path, "grid.yaml", "training=plain", "answers=probabilities", say=said.append)
+        warned = [line for line in said if line.startswith("warning: ")]
+        expected = f"warning: fed_dpsd has {key}=5, below its default of 2000; check that the comparison is fair"
+        assert [line.startswith(expected) for line in warned] == [True] * warns, warned
 
 
 def test_a_key_depends_on_every_setting_but_places_and_deadlines(tmp_path):

@@ -101,6 +101,9 @@ def check(hospital: Hospital, overrides: list[str]) -> Iterator[str | Table]:
     # A copy of the secret lies in this folder, so it must be inside the hospital's own.
     place = tempfile.TemporaryDirectory(prefix="check-", dir=hospital.folder)
     with torch_threads(experiment.config.threads_client), place as folder:
+        kept = hospital.folder / "cache" / "features"  # public, and slow to compute
+        kept.mkdir(parents=True, exist_ok=True)
+        (Path(folder) / kept.name).symlink_to(kept)
         if experiment.answers.from_teachers:
             yield f"a teacher: {_train(hospital, content, experiment, Path(folder))}"
         outcome = _rehearse(hospital, experiment, Path(folder))

@@ -25,6 +25,7 @@ from fed_dpsd.client.hospital import open_hospital
 from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.engines.flower import supernode
 from fed_dpsd.errors import UserError
+from fed_dpsd.models import fixed_features
 from tests.every import every
 from tests.hospitals import certificate, private_key, site_file, summing
 from tests.processes import lives, wait_until
@@ -243,6 +244,17 @@ def test_a_check_states_the_units_and_why_and_trains_by_the_first(
     if unit == "patient":
         with pytest.raises(UserError, match=r"rounds=2: training.unit=record: .*unit=patient, or"):
             list(check.check(hospital, ["rounds=2"]))
+
+
+@pytest.mark.slow
+def test_a_second_check_does_not_compute_what_features_are_made_with(tmp_path, monkeypatch):
+    """It is public and slow; teachers and answers of a check are still thrown away."""
+    terms = {"training": ["dp_sgd"], "models": ["scattering"], "queries": 10_000}
+    hospital = open_hospital(site_file(tmp_path / "hospital", **terms))
+    list(check.check(hospital, [*SMALL]))
+    assert {path.name for path in (hospital.folder / "cache").iterdir()} == {"features"}
+    monkeypatch.setattr(fixed_features, "_components", pytest.fail)
+    list(check.check(hospital, [*SMALL]))
 
 
 def test_a_check_reads_the_weights(tmp_path):

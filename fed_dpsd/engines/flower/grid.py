@@ -64,6 +64,7 @@ POLL_SECONDS = 0.5
 HELLO_SECONDS = 10.0  # until a node that is no hospital of this run gets another hello
 LAST_HELLO_SECONDS = 5.0  # for other nodes' replies to a hello once all hospitals are known
 NOT_CONNECTED = "had not connected"
+RETURN_SECONDS = 5.0  # between two looks whether a node that is gone has returned
 SHOWN_SECONDS = 10.0  # between two lines about awaited hospitals
 LATE, OTHER_CODE = "no answer in time", "runs different code from this server"
 DIAGNOSED_AT_ONCE = 64  # clients: each sends (n, N, K) floats
@@ -589,15 +590,14 @@ class GridFederation(HostedFederation):
         """Send messages to nodes until each has replied or the time is up.
 
         Once `enough` nodes have answered or refused, the others have federation.grace_seconds left.
-        If all of these are disconnected and did not answer the last request, the time is up after
-        federation.retry_seconds.
+        If all of these are gone, the time is up at once.
 
         A message may be lost with the process that received it, so it is sent again: to a silent
         node after twice the time of its last reply, doubling each time; to an unreachable node at
         regular intervals; and immediately to a node with a failed process. The request is the same,
         so nothing is charged twice. No message outlives the timeout. One to a node that did not
-        answer the last request ends with the round, or when the next one is due, so that a hospital
-        that returns answers hardly more than one closed round.
+        answer the last request ends with the round, or when the next one is due, and one that is
+        gone gets none until it returns, so that it answers hardly more than one closed round.
         """
         started, first = time.monotonic(), self._settings.retry_seconds
         latest = until = started + self._settings.round_timeout_seconds
@@ -612,6 +612,9 @@ class GridFederation(HostedFederation):
             if now >= until:
                 break
             for node in [node for node, when in due.items() if when <= now]:
+                if self._gone(node):
+                    due[node] = now + RETURN_SECONDS
+                    continue
                 ends = min(until, now + pause[node]) if self._nodes[node].away else latest
                 due[node], pause[node] = now + pause[node], 2 * pause[node]
                 if number := self._push(message(node, ends - now)):
@@ -634,8 +637,8 @@ class GridFederation(HostedFederation):
             if sum(not self._failed(reply) for reply in replies.values()) >= enough:
                 left = [self._nodes[node] for node in due]
                 until = min(until, now + self._settings.grace_seconds)
-                if all(node.away and not node.online for node in left):
-                    until = min(until, max(now, started + first))
+                if all(node.away and not node.online for node in left):  # they are gone
+                    until = now
                 self._until = until
             if due:
                 clients = [client for node in due for client in self._nodes[node].clients]
@@ -646,6 +649,13 @@ class GridFederation(HostedFederation):
             for node, reply in replies.items()
             if not (reply.has_error() and reply.error.code in OUT_OF_REACH)
         }
+
+    def _gone(self, number: int) -> bool:
+        """Return whether a node left, did not answer the last request, and has not returned."""
+        node = self._nodes[number]
+        if node.away and not node.online and number in self._grid.get_node_ids():
+            node.away, node.online = False, True
+        return node.away and not node.online
 
     def _failed(self, reply: Message) -> bool:
         """Return whether a reply is neither an answer nor a refusal."""

@@ -486,8 +486,15 @@ def load_data(config: DataConfig, cache: str) -> Dataset:
     return datasets.load(config, Path(cache))
 
 
+@functools.lru_cache(maxsize=2)
+def count_items(config: DataConfig, cache: str) -> tuple[int | None, bool]:
+    """Return `datasets.count_items`, counted once per process or since `forget_data`."""
+    return datasets.count_items(config, Path(cache))
+
+
 def forget_data() -> None:
     """Read data again when it is next needed: its files may have changed."""
+    count_items.cache_clear()
     load_data.cache_clear()
     _partitions.cache_clear()
 

@@ -1,14 +1,16 @@
 """Estimates of the memory, the disk and the messages of a run, from its configuration alone.
 
 They count what grows: with the queries, the records, the side of an image and the networks. The
-rest of a process is a constant. Nothing here reads data or depends on records, except on their
-number where the caller knows it.
+rest of a process is a constant. Nothing here reads an image or depends on records, except on their
+number.
 """
 
+import contextlib
 import functools
 import math
 import shutil
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from torch import nn
 
 from fed_dpsd.config import Config, ModelConfig
 from fed_dpsd.errors import UserError, size_text
-from fed_dpsd.experiment import Experiment
+from fed_dpsd.experiment import Experiment, count_items
 from fed_dpsd.methods.queries import Queries
 from fed_dpsd.models.classifiers import FIXED, OURS, Classifier, builder
 from fed_dpsd.models.devices import PROCESSOR_BYTES
@@ -37,6 +39,8 @@ PROCESS = 650 * 10**6  # bytes of Python, torch and the other libraries
 # Bytes for each pixel of an image of at most SIDE in a step. Larger ones are measured, which takes
 # torch seconds to prepare.
 SMALL_WORK = 2_000
+# where Linux states the control groups of this process, and their limits
+CONTROL_GROUPS, CONTROLS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 KEPT = 3  # requests that a server and the states that a checkpoint keep on disk, at most
 PICTURES = 64  # images of a round in a run folder's pictures
 IN_WORK = 6  # copies of a round's images while they are drawn, packed and answered
@@ -61,8 +65,9 @@ class Needs:
         client: a client's memory in addition to a process, by the keys of REMEDIES.
         clients: the number of clients that this machine simulates; 0 if they are hospitals.
         run_disk: the bytes of the run folder, with simulated clients' ledgers.
-        cache_disk: the bytes of the cache and of temporary files.
-        client_disk: the bytes of a hospital's ledger, teachers and temporary files.
+        cache_disk: the bytes of the cache, of which `decoded` are decoded records.
+        client_disk: the bytes of a hospital's ledger and teachers.
+        temporary: the bytes of temporary files, of all simulated clients or of a hospital.
         request: the bytes of the largest request and of its answer.
         per_client: the bytes of all requests to a client and of their answers.
         records: the number of training records that are counted; None if it is unknown.
@@ -73,7 +78,9 @@ class Needs:
     clients: int
     run_disk: int
     cache_disk: int
+    decoded: int
     client_disk: int
+    temporary: int
     request: int
     per_client: int
     records: int | None
@@ -110,9 +117,10 @@ class Needs:
             each = f"{size_text(sum(self.here.values()))} for the server and all clients"
         disk = f"{size_text(self.run_disk)} in the run folder"
         if self.clients:
-            disk += f", {size_text(self.cache_disk)} in the cache and temporary files"
+            more = self.cache_disk + self.temporary
+            disk += f", {size_text(more)} in the cache and temporary files"
         else:
-            disk += f", {size_text(self.client_disk)} at a client"
+            disk += f", {size_text(self.client_disk + self.temporary)} at a client"
         left_out = "" if self.records else ", besides the records"
         return (
             f"estimated need{left_out}: memory about {each}; disk about {disk}\n"
@@ -183,40 +191,50 @@ def needs_of(experiment: Experiment, records: int | None = None) -> Needs:
         + (config.rounds * min(each, PICTURES) * pixels)
         + KEPT * (each * (pixels + classes * FLOAT) + weight_bytes(student))
         + clients * answers,
-        cache_disk=(records or 0) * pixels + clients * (weights + in_files) + components,
-        client_disk=answers + weights + components + in_files,
+        cache_disk=(records or 0) * pixels + clients * weights + components,
+        decoded=(records or 0) * pixels,
+        client_disk=answers + weights + components,
+        temporary=max(clients, 1) * in_files,
         request=max((one for one, _ in exchanged), default=0),
         per_client=sum(every for _, every in exchanged),
         records=records,
     )
 
 
-def require_room(experiment: Experiment, new: bool = True) -> None:
+def require_room(experiment: Experiment, new: bool = True, count: bool = False) -> None:
     """Check that a run fits into this machine's memory and disk.
 
     Args:
         experiment: the run.
         new: whether the run starts; a resumed run has written a part of its files.
+        count: whether to count a simulation's files or rows; otherwise, records are left out.
 
     Raises:
-        UserError: it does not fit; the message names the keys to change. Nothing was read.
+        UserError: it does not fit; the message names the keys to change. No image was read.
     """
-    needs, config = needs_of(experiment), experiment.config
-    _require_memory(needs.here, _typed(config))
-    if new:
-        folder = Path(config.run_folder or config.out)
-        _require_disk(folder, needs.run_disk, _typed(config))
+    config, records, cached = experiment.config, None, False
+    if count and config.federation.simulation:
+        records, cached = count_items(config.data, config.cache)
+    needs, typed = needs_of(experiment, records), _typed(config)
+    _require_memory(needs.here, typed)
+    if not new:
+        return
+    _require_disk(Path(config.run_folder or config.out), needs.run_disk, typed, "queries")
+    decoded = needs.decoded if cached else 0
+    _require_disk(Path(config.cache), needs.cache_disk - decoded, typed, "records")
+    _require_disk(Path(tempfile.gettempdir()), needs.temporary, typed, "records")
 
 
-def require_room_of_hospital(experiment: Experiment) -> None:
-    """Check that a hospital's part of a run fits into its machine.
+def require_room_of_hospital(experiment: Experiment, records: int) -> None:
+    """Check that a hospital's part of a run fits into its machine, with this many records.
 
     Raises:
-        UserError: it does not fit; the message names the keys to change. Nothing was read.
+        UserError: it does not fit; the message names the keys to change. No image was read.
     """
-    needs, config = needs_of(experiment), experiment.config
+    needs, config = needs_of(experiment, records), experiment.config
     _require_memory({"process": PROCESS, **needs.client}, _typed(config))
-    _require_disk(Path(config.out), needs.client_disk, _typed(config))
+    _require_disk(Path(config.out), needs.client_disk, _typed(config), "queries")
+    _require_disk(Path(tempfile.gettempdir()), needs.temporary, _typed(config), "records")
 
 
 def _typed(config: Config) -> str:
@@ -225,7 +243,7 @@ def _typed(config: Config) -> str:
 
 
 def _require_memory(parts: Mapping[str, int], typed: str) -> None:
-    needed, total = sum(parts.values()), psutil.virtual_memory().total
+    needed, total = sum(parts.values()), min([psutil.virtual_memory().total, *_limits()])
     if needed > total:
         most = max(REMEDIES, key=lambda part: parts.get(part, 0))
         raise UserError(
@@ -234,13 +252,23 @@ def _require_memory(parts: Mapping[str, int], typed: str) -> None:
         )
 
 
-def _require_disk(folder: Path, needed: int, typed: str) -> None:
+def _limits() -> Iterator[int]:
+    """Yield the memory limits of this process's control groups, such as a service's."""
+    with contextlib.suppress(OSError):
+        for line in CONTROL_GROUPS.read_text().splitlines():
+            own = Path(line.rpartition(":")[2])
+            for place in (own, *own.parents):
+                with contextlib.suppress(OSError, ValueError):  # "max" is no limit
+                    yield int((CONTROLS / str(place).lstrip("/") / "memory.max").read_text())
+
+
+def _require_disk(folder: Path, needed: int, typed: str, part: str) -> None:
     disk = shutil.disk_usage(nearest_existing(folder))
     free = disk.free
     if needed > free and disk.total:  # /proc has no disk; a write says what is wrong
         raise UserError(
             f"{typed}: the run writes about {size_text(needed)} to {folder}, which has "
-            f"{size_text(free)} free; use {REMEDIES['queries']}, or another folder"
+            f"{size_text(free)} free; use {REMEDIES[part]}, or another folder"
         )
 
 

@@ -1,6 +1,7 @@
 """What a run needs: estimates that grow with it, and refusals before anything is read."""
 
 import shutil
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -191,13 +192,73 @@ def test_a_hospital_refuses_what_its_machine_cannot_hold_before_it_reads(
 ):
     experiment = deployed("rounds=50", "queries_per_round=500")
     monkeypatch.setattr(Hospital, "read", pytest.fail)
-    estimated = needs_of(experiment)
+    estimated = needs_of(experiment, 1_000)
+    assert estimated.client_memory > needs_of(experiment).client_memory
     for total, free in ((estimated.client_memory - 1, 2**50), (2**50, estimated.client_disk - 1)):
         machine(monkeypatch, total, free)
         with pytest.raises(UserError, match="^rounds=50 queries_per_round=500 "):
-            needs.require_room_of_hospital(experiment)
+            needs.require_room_of_hospital(experiment, 1_000)
     machine(monkeypatch, estimated.client_memory, estimated.client_disk)
-    needs.require_room_of_hospital(experiment)
+    needs.require_room_of_hospital(experiment, 1_000)
+
+
+def test_records_are_counted_before_an_image_is_read(small, monkeypatch, tmp_path):
+    """The files are no images; the control fits. Decoded images in the cache need no new room."""
+    for name in ("a", "b"):
+        (tmp_path / "scans" / name).mkdir(parents=True)
+        for number in range(50):
+            (tmp_path / "scans" / name / f"{number}.png").write_bytes(b"no image")
+    where = f"data.path={tmp_path}/scans", "data.classes=[a,b]", "data.num_classes=2"
+    experiment = small(
+        "data=imagefolder", *where, "data.shape=[1,1024,1024]", "queries_per_round=1"
+    )
+    estimated = needs_of(experiment, 100)
+    total, disk = sum(estimated.here.values()), estimated.cache_disk
+    for given, said in (
+        ((total - 1, 2**50), "of memory, and this machine has"),
+        ((2**50, disk - 1), "writes about .* to .*cache, which .*; use a smaller data.shape"),
+    ):
+        machine(monkeypatch, *given)
+        with pytest.raises(UserError, match=f"^rounds=.* data.shape=.1,1024,1024.: .*{said}"):
+            require_room(experiment, count=True)
+    machine(monkeypatch, total, max(disk, estimated.run_disk, estimated.temporary))
+    require_room(experiment, count=True)
+    monkeypatch.setattr(needs, "count_items", lambda *_: (100, True))
+    assert memory(experiment) < total - 1
+    machine(monkeypatch, total, max(disk - estimated.decoded, estimated.run_disk))
+    require_room(experiment, count=True)
+
+
+def test_large_temporary_files_need_room_too(small, monkeypatch):
+    """Copies of records for networks of 512 pixels; in TMPDIR."""
+    experiment = small(*PICTURES, "data.shape=[1,512,512]", "model=cnn", "num_clients=1")
+    monkeypatch.setattr(needs, "count_items", lambda *_: (5_000, True))
+    estimated = needs_of(experiment, 5_000)
+    assert estimated.temporary > 2**30
+    machine(monkeypatch, free=estimated.temporary - 1)
+    with pytest.raises(UserError, match=f"to {tempfile.gettempdir()}, which has"):
+        require_room(experiment, count=True)
+    machine(monkeypatch, free=estimated.temporary)
+    require_room(experiment, count=True)
+
+
+def test_the_limit_of_a_service_or_container_counts(small, monkeypatch, tmp_path):
+    """The limit of any group above the process's own; "max" is none."""
+    experiment = small()
+    needed = memory(experiment)
+    machine(monkeypatch)
+    monkeypatch.setattr(needs, "CONTROL_GROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(needs, "CONTROLS", tmp_path)
+    (tmp_path / "cgroup").write_text("0::/system.slice/fed-dpsd.service\n")
+    (tmp_path / "system.slice" / "fed-dpsd.service").mkdir(parents=True)
+    (tmp_path / "system.slice" / "fed-dpsd.service" / "memory.max").write_text("max\n")
+    for limit, fits in ((needed, True), (needed - 1, False)):
+        (tmp_path / "system.slice" / "memory.max").write_text(f"{limit}\n")
+        if fits:
+            require_room(experiment)
+            continue
+        with pytest.raises(UserError, match="of memory, and this machine has"):
+            require_room(experiment)
 
 
 def test_the_doctor_checks_the_same_needs(small, monkeypatch):

@@ -21,7 +21,7 @@ def data(
         Path | None, typer.Option(help="PNG file for a picture of the partition.")
     ] = None,
     sheet: Annotated[
-        Path | None, typer.Option(help="PNG file for a few test images, as networks see them.")
+        Path | None, typer.Option(help="PNG file for a few test images, scaled.")
     ] = None,
 ) -> None:
     """Show the sizes of the splits, and each simulated client's number of records by class.
@@ -43,7 +43,7 @@ def data(
     with show_progress(console):
         experiment = experiment_of(overrides or ())
         config = experiment.config
-        require_room(experiment)
+        require_room(experiment, count=True)
         loaded = load_data(config.data, config.cache)
     labels, names = loaded.train.labels, tuple(map(printable, config.data.class_names))
     counts = np.stack(

@@ -21,7 +21,7 @@ from fed_dpsd.accounts.secret import load_or_create_secret
 from fed_dpsd.accounts.words import PrivacyCard, against, other_observers
 from fed_dpsd.client import site as sites
 from fed_dpsd.client.hospital import Hospital
-from fed_dpsd.client.records import HospitalRecords
+from fed_dpsd.client.records import HospitalRecords, count_items
 from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.client.terms import NotAllowed
 from fed_dpsd.config import PrivacyConfig
@@ -56,7 +56,7 @@ def check(hospital: Hospital, overrides: list[str]) -> Iterator[str | Table]:
             would be refused.
     """
     experiment = _experiment(hospital, overrides)
-    require_room_of_hospital(experiment)
+    require_room_of_hospital(experiment, count_items(hospital.files))
     content = hospital.read()
     yield _counts(hospital, content)
     yield f"records: {content.count}"
@@ -155,6 +155,7 @@ def _experiment(hospital: Hospital, overrides: list[str]) -> Experiment:
         *("federation=deployment", "data=folder", f"num_clients={hospital.num_clients}"),
         f"data.shape={list(hospital.shape)}".replace(" ", ""),
         f"data.fit={hospital.fit}",
+        f"data.window={format_value(hospital.files.window)}".replace(" ", ""),
     ]
     if not any(each.startswith("data=") for each in overrides):  # other data sets name their own
         names = ",".join(map(quoted, hospital.classes))

@@ -15,7 +15,7 @@ from fed_dpsd.accounts.account import Account
 from fed_dpsd.accounts.database import ledgers_in
 from fed_dpsd.accounts.ledger import FileLedger
 from fed_dpsd.accounts.secret import exchange_key, load_or_create_secret
-from fed_dpsd.client.records import HospitalRecords, read
+from fed_dpsd.client.records import HospitalRecords, count_items, read
 from fed_dpsd.client.secure_sum import SecureSums
 from fed_dpsd.client.site import Site
 from fed_dpsd.client.terms import NotAllowed, Terms, refuse_malformed
@@ -145,7 +145,7 @@ class Hospital(Terms):
         """
         require_device("device", self.device, number_of_gpus())
         uses_bfloat16(self.precision, torch_device(self.device))  # raises if it lacks it
-        require_room_of_hospital(experiment)
+        require_room_of_hospital(experiment, count_items(self.files))
         content = self.read()
         if content.count.skipped:
             logger.warning("%s", content.count)

@@ -23,7 +23,7 @@ from fed_dpsd.data.intake import (
     first_few,
     take_records,
 )
-from fed_dpsd.data.reader import Columns, Folder
+from fed_dpsd.data.reader import Columns, Folder, Reader
 from fed_dpsd.data.sources import reader_of
 from fed_dpsd.errors import UserError
 
@@ -110,6 +110,22 @@ class HospitalRecords:
     notes: tuple[str, ...]
 
 
+def count_items(files: HospitalFiles) -> int:
+    """Return the number of files or rows, without reading an image.
+
+    Raises:
+        UserError: files or columns do not match `files`.
+    """
+    return _reader(files).count()
+
+
+def _reader(files: HospitalFiles) -> Reader:
+    columns = Columns(
+        files.image_column, files.label_column, files.label_columns, files.patient_column, "files."
+    )
+    return reader_of(Path(files.path), columns)
+
+
 def read(
     files: HospitalFiles, shape: tuple[int, ...], classes: Sequence[str], fit: Fit = "crop"
 ) -> HospitalRecords:
@@ -125,11 +141,7 @@ def read(
         UserError: files, columns or labels do not match `files`, or unreadable images must not be
             skipped.
     """
-    path = Path(files.path)
-    columns = Columns(
-        files.image_column, files.label_column, files.label_columns, files.patient_column, "files."
-    )
-    reader = reader_of(path, columns)
+    path, reader = Path(files.path), _reader(files)
     if isinstance(reader, Folder):
         folders = reader.labels()
         for label in files.labels:

@@ -26,7 +26,7 @@ from fed_dpsd.config import (
 from fed_dpsd.config.bind import bind_dataclass, read_yaml
 from fed_dpsd.config.compose import compose
 from fed_dpsd.config.plugins import files_of, search_plugins
-from fed_dpsd.errors import ConfigError, ProtocolError
+from fed_dpsd.errors import ConfigError, ProtocolError, format_value
 from fed_dpsd.models.classifiers import CLASSIFIERS, add_networks
 from fed_dpsd.models.public_networks import digest_of
 from fed_dpsd.privacy.mechanism import Relation, Trust
@@ -244,10 +244,16 @@ class Terms:
                     f"model.digest is {digest} at this site (weights: in its file); all sites must "
                     "have the same file of public features"
                 )
-        facts = {"num_clients": self.num_clients, "data.shape": list(self.shape)}
-        for key, fact in (facts | {"data.fit": self.fit}).items():
+        window = self.files.window
+        facts = {
+            **{"num_clients": self.num_clients, "data.shape": list(self.shape)},
+            # An exported student converts new pictures by the coordinator's settings.
+            "data.fit": self.fit,
+            "data.window": list(window) if isinstance(window, tuple) else window,
+        }
+        for key, fact in facts.items():
             if _value_at(raw, key) != fact:
-                raise NotAllowed(f"{key} is {fact} at this site")
+                raise NotAllowed(f"{key} is {format_value(fact)} at this site")
         for key, most in {**LIMITS, **self.limits}.items():
             value = _value_at(raw, key, 0)
             if isinstance(value, bool) or not isinstance(value, int | float) or not value <= most:

@@ -59,6 +59,11 @@ class Arrays:
                 "object arrays"
             ) from None
 
+    def count(self) -> int:
+        """Return the number of images, by their labels."""
+        with self._open() as arrays:
+            return int(arrays[self._names[1]].size)
+
     def items(self) -> Iterator[Item]:
         """Yield every image."""
         with self._open() as arrays:

@@ -18,6 +18,7 @@ import numpy as np
 import PIL
 from numpy.typing import NDArray
 
+from fed_dpsd import classes
 from fed_dpsd.classes import default_class_names, label_numbers
 from fed_dpsd.config import BUNDLED, DataConfig
 from fed_dpsd.data import sources
@@ -26,7 +27,7 @@ from fed_dpsd.data.images import Conversion
 from fed_dpsd.data.intake import Records, Taken, first_few, take_records
 from fed_dpsd.data.reader import Reader, classes_setting
 from fed_dpsd.errors import UserError, warn_once
-from fed_dpsd.storage import write_together
+from fed_dpsd.storage import write_together, writing
 
 DIGITS_TEST_SIZE = 360
 ENOUGH = 25  # images or patients to state an accuracy; its standard error is then <= 10 points
@@ -99,6 +100,22 @@ def _dataset(train: Loaded, test: Loaded) -> Dataset:
     copied = np.isin(test.digests, train.digests)
     digests = digests_of(training=train, test=test)
     return Dataset(train.records, test.records, counts, digests, copied)
+
+
+def count_items(config: DataConfig, cache: Path) -> tuple[int | None, bool]:
+    """Return how many files or rows the training split has, and whether the cache has its images.
+
+    No image is read. The number is at least that of the records, and includes the test images of
+    data that is not divided. It is None for bundled data, and for a data set on the hub.
+
+    Raises:
+        UserError: the split cannot be read.
+    """
+    if config.name == BUNDLED or config.path is None:
+        return None, False
+    source = sources.Source(config, "train")
+    place = _cached(config, source.fingerprint(), "train", cache)
+    return source.reader().count(), place("about.json").exists()
 
 
 def load_test(config: DataConfig, cache: Path) -> Records:
@@ -278,7 +295,7 @@ def _cached(config: DataConfig, files: str, split: str, cache: Path) -> Callable
 def _code_digest() -> str:
     """Return a digest of the code that turns files into records, and of its decoders' versions."""
     digest = hashlib.sha256(f"{PIL.__version__} {decoder_versions()}".encode())
-    for file in sorted(Path(__file__).parent.glob("*.py")):
+    for file in (*sorted(Path(__file__).parent.glob("*.py")), Path(classes.__file__)):
         digest.update(file.read_bytes())
     return digest.hexdigest()
 
@@ -311,6 +328,8 @@ def divide(records: Records) -> tuple[Records, Records]:
 def _save(splits: Mapping[Callable[[str], Path], Records], about: dict[str, Any]) -> None:
     """Write all splits or none; a split's key is a function that returns a file's path."""
     files: dict[Path, Any] = {}
+    with writing(folder := next(iter(splits))("").parent):  # private pictures
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for place, split in splits.items():
         arrays = {"images": split.images, "patients": split.patients, "digests": split.digests}
         arrays["labels"] = split.labels

@@ -1,4 +1,4 @@
-"""DICOM files as pixels of 8 bits. Of a header, only what pixels need and PatientID are read.
+"""DICOM files as pixels of 8 bits. Of a data set, only what pixels need and PatientID are read.
 
 pydicom's messages may quote headers, so none is shown, logged or kept in an error.
 """
@@ -19,13 +19,19 @@ from fed_dpsd.config import Window
 from fed_dpsd.errors import UserError
 
 PATIENT_ID = "PatientID"
+# Where enhanced files have their rescale and window.
+ENHANCED = ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence")
 PIXEL_TAGS = (
     *("Rows", "Columns", "SamplesPerPixel", "PhotometricInterpretation", "PlanarConfiguration"),
     *("BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation", "NumberOfFrames"),
     *("RescaleSlope", "RescaleIntercept", "ModalityLUTSequence", "VOILUTSequence"),
-    *("VOILUTFunction", "WindowCenter", "WindowWidth", "PixelData"),
+    *("VOILUTFunction", "WindowCenter", "WindowWidth", *ENHANCED, "PixelData"),
 )
 LARGEST_DEPTH = 16  # bits of a grey level
+LARGEST = 2**28  # values of a picture; a broken header may state more than fits into memory
+GREY = ("MONOCHROME1", "MONOCHROME2")
+COLOURS = ("RGB", "YBR_FULL", "YBR_FULL_422")  # as which pydicom returns RGB
+COMPRESSED = ("YBR_ICT", "YBR_RCT")  # only JPEG 2000 has them
 DECODERS = ("pylibjpeg", "pylibjpeg-libjpeg", "pylibjpeg-openjpeg", "pyjpegls", "python-gdcm")
 
 
@@ -63,6 +69,8 @@ def pixels_of(content: bytes, window: Window) -> tuple[NDArray[np.uint8], bool]:
         header = _header(content, PIXEL_TAGS)
         _require_readable(header)
         pixels = _decoded(header)
+        if pixels.ndim != (2 if header.PhotometricInterpretation in GREY else 3):
+            raise _Unreadable("it has several frames; save each as a separate file")
         if pixels.ndim == 2:
             return _grey(pixels, header, window)
         if pixels.dtype != np.uint8 or pixels.shape[2:] != (3,):
@@ -130,10 +138,22 @@ def _require_readable(header: Any) -> None:
         raise _Unreadable("it is not DICOM, or DICOM without pixels")
     if (frames := int(header.get("NumberOfFrames") or 1)) > 1:
         raise _Unreadable(f"it has {frames} frames; save each as a separate file")
-    if header.PhotometricInterpretation == "PALETTE COLOR":
+    if any(each in header for each in ENHANCED):
+        raise _Unreadable("it is an enhanced file; save it as a classic one")
+    kind = header.PhotometricInterpretation
+    if kind == "PALETTE COLOR":
         raise _Unreadable("its colours are in a palette; save it as RGB")
+    uncompressed = kind in COMPRESSED and not header.file_meta.TransferSyntaxUID.is_compressed
+    if uncompressed or kind not in (*GREY, *COLOURS, *COMPRESSED):
+        raise _Unreadable("its pixels are neither grey nor RGB; save it as one of these")
     if header.BitsStored > LARGEST_DEPTH:
         raise _Unreadable(f"it stores more than {LARGEST_DEPTH} bits per pixel")
+    if header.get("HighBit", header.BitsStored - 1) != header.BitsStored - 1:
+        raise _Unreadable("its bits do not begin with the lowest; save it again")
+    if header.Rows * header.Columns * header.SamplesPerPixel > LARGEST:
+        raise _Unreadable(f"it states more than {LARGEST:,} values")
+    if ("RescaleSlope" in header) != ("RescaleIntercept" in header):
+        raise _Unreadable("it has a rescale's slope or intercept alone; save it with both or none")
 
 
 def _decoded(header: Any) -> NDArray[Any]:

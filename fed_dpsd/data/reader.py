@@ -62,6 +62,9 @@ class Reader(Protocol):
     def ignored(self) -> str:
         """Return what looks like a split but is not used as one; "" for nothing."""
 
+    def count(self) -> int:
+        """Return the number of items, without reading an image."""
+
     def items(self) -> Iterator[Item]:
         """Yield every file or row."""
 
@@ -161,6 +164,11 @@ class Folder:
             (each, part) for each in self._labels for part in class_folders(self._path / each)
         )
         return next((f"folder {each}/{part}" for each, part in inside if split_of(part)), "")
+
+    def count(self) -> int:
+        """Return the number of files."""
+        with reading(self._path):
+            return sum(1 for _ in walk_classes(self._path))
 
     def items(self) -> Iterator[Item]:
         """Yield every file, ordered by path."""

@@ -76,6 +76,13 @@ class Table:
             batches = file.iter_batches(AT_ONCE, columns=columns)
             yield from _each(batches, work, file.metadata.num_rows)
 
+    def count(self) -> int:
+        """Return the number of rows."""
+        if self._table is not None:
+            return int(self._table.num_rows)
+        with _parquet(self._path):
+            return int(pyarrow.parquet.read_metadata(self._path).num_rows)
+
     def items(self) -> Iterator[Item]:
         """Yield every row."""
         columns = self._columns

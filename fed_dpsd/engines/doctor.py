@@ -59,7 +59,7 @@ def examine_run(experiment: Experiment) -> list[Check]:
         _checked("devices", lambda: str(place_on_this_machine(experiment, 1))),
         _checked("budget", lambda: "; ".join(run_warnings(experiment)) or "admits the whole plan"),
         _folder("out", Path(config.out), needs.run_disk),
-        _folder("cache", Path(config.cache), needs.cache_disk),
+        _folder("cache", Path(config.cache), needs.cache_disk + needs.temporary),
         _memory(sum(needs.here.values())),
     ]
 

@@ -57,7 +57,7 @@ def check_run(
             require_writable("ledger", Path(config.ledger))
     if not (resumed or config.run_folder):
         require_writable("out", Path(config.out))
-    require_room(experiment, new=not resumed)
+    require_room(experiment, new=not resumed, count=True)
     if resumed:
         require_same_inputs(experiment, resumed)
     placed = place()

@@ -28,12 +28,14 @@ def site_keys(experiment: Experiment) -> dict[str, Any]:
         "answers": [experiment.answers.name],
         "models": map(config.architecture, range(config.num_clients)),
     }
+    window = config.data.window
     facts: dict[str, Any] = {
         "name": "rehearsal",
         "num_clients": config.num_clients,
         "state": "state",
         "shape": list(config.data.shape),
         "fit": config.data.fit,
+        "files": {"window": list(window) if isinstance(window, tuple) else window},
         "classes": list(config.data.class_names),
         "budget": 100.0,
         "delta": 1e-5,
@@ -61,7 +63,7 @@ def write_site(
         path: the file.
         records: its records.
         names: the names of the classes of `records`.
-        facts: keys of the file, which may replace `files`.
+        facts: keys of the file; those in `files` are added to what is written there.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     grey = records.images.shape[1] == 1
@@ -70,11 +72,12 @@ def write_site(
     if records.patients is not None:
         arrays["patient"] = records.patients
     np.savez(path.parent / "records.npz", **arrays)
-    files = {
+    files: dict[str, Any] = {
         "path": "records.npz",
         "image_column": "image",
         "label_column": "label",
         "patient_column": None if records.patients is None else "patient",
         "skip_unreadable": False,
     }
-    path.write_text(yaml.safe_dump({"files": files, **facts}))
+    files |= facts.get("files", {})
+    path.write_text(yaml.safe_dump({**facts, "files": files}))

@@ -257,7 +257,7 @@ def save_samples(folder: Path, buffer: ReplayBuffer, number: int) -> None:
 
 
 def save_test_images(folder: Path, sheet: Mapping[int, NDArray[np.uint8]]) -> None:
-    """Write a PNG grid of public test images of each class, 8 in a row, as networks see them."""
+    """Write a PNG grid of public test images of each class, 8 in a row, scaled."""
     for label, images in sheet.items():
         _save_grid(images, folder / TEST_IMAGES / f"{label:05d}.png")
 

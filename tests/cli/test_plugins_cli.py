@@ -183,10 +183,10 @@ def test_hospitals_of_a_rehearsal_name_the_plugins_and_parts_of_the_run(tmp_path
     assert facts["plugins"] == ["fed_dpsd_example"]
     file = site_file(tmp_path / "hospital")
     site = yaml.safe_load(file.read_text())
-    file.write_text(yaml.safe_dump({"files": site["files"], "client": 0, **facts}))
+    file.write_text(yaml.safe_dump({"client": 0, **facts, "files": site["files"]}))
     open_hospital(file).experiment(experiment.to_json(), 0)
     ours = site_keys(from_overrides(["federation=deployment"], tmp_path))
     assert "plugins" not in ours
-    file.write_text(yaml.safe_dump({"files": site["files"], "client": 0, **ours}))
+    file.write_text(yaml.safe_dump({"client": 0, **ours, "files": site["files"]}))
     with pytest.raises(Exception, match=r"plugins=fed_dpsd_example: this site runs no plug-in"):
         open_hospital(file).experiment(experiment.to_json(), 0)

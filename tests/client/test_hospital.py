@@ -22,6 +22,7 @@ from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder
 from tests.every import every
 from tests.hospitals import (
+    PLAIN,
     Hospitals,
     answer,
     request,
@@ -158,6 +159,21 @@ def test_what_a_file_does_not_allow_is_refused_and_not_charged(
     assert isinstance(given, Refusal)
     assert re.search(reason, given.reason)
     assert not entries_of(hospital.ledger)
+
+
+def test_pictures_are_windowed_as_the_exported_student_will(deployed, tmp_path):
+    """A student's file has the coordinator's window, so a hospital with another one refuses."""
+    file = site_file(tmp_path / "hospital", 0)
+    settings = yaml.safe_load(file.read_text())
+    for window, refused in (("header", True), ([40, 400], True), (None, False)):
+        files = settings["files"] | {"window": window}
+        file.write_text(yaml.safe_dump(settings | {"files": files}))
+        hospital = hospitals.open_hospital(file)
+        given = answer(hospital, deployed(*PLAIN).to_json(), request())
+        assert isinstance(given, Refusal) == refused
+        if refused:
+            assert re.search(r"data.window is (header|\[40.0, 400.0\]) at this site", given.reason)
+            assert not entries_of(hospital.ledger)
 
 
 @every(

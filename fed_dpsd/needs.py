@@ -27,6 +27,7 @@ from fed_dpsd.models.devices import PROCESSOR_BYTES
 from fed_dpsd.models.fixed_features import FixedFeatures
 from fed_dpsd.models.footprint import peak_bytes, weight_bytes
 from fed_dpsd.models.generators import Generator
+from fed_dpsd.models.pretrained import Pretrained
 from fed_dpsd.models.procedural import SIDE
 from fed_dpsd.models.scattering import EXAMPLES, Scattering
 from fed_dpsd.privacy.accounting import Stage
@@ -321,6 +322,8 @@ def _work(
     classifier, small = _network(model, name, shape, classes, width), _small(shape, batch)
     if isinstance(classifier.backbone, FixedFeatures):
         return small + _whitening(classifier.backbone)
+    if isinstance(classifier.backbone, Pretrained):  # its file, its tensors and the network
+        return small + 3 * classifier.backbone.public.num_bytes
     if classifier.fixed or name not in OURS or shape[1] <= SIDE:
         return small
 

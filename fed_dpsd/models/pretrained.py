@@ -38,7 +38,7 @@ MOST_READ = 400 * WRITTEN_AT  # rows of the cache; older files are removed
 class Lite2:
     """EfficientNet-Lite2's features, with the interface of `PublicNetwork`."""
 
-    num_features = efficientnet.NUM_FEATURES
+    num_features, num_bytes = efficientnet.NUM_FEATURES, 20 * 10**6
     note = "features are EfficientNet-Lite2's, trained on ImageNet, which is public by assumption"
 
     @property

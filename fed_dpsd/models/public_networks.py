@@ -8,6 +8,7 @@ import difflib
 import functools
 import hashlib
 import importlib
+import math
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +58,11 @@ class PublicNetwork:
             UserError: the network is unknown, its library is missing, or it does not fit.
         """
         return _shapes(self.backbone, self.pixels)[0]
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of the weights; errors as for `num_features`."""
+        return 4 * sum(map(math.prod, _shapes(self.backbone, self.pixels)[1].values()))
 
     @property
     def version(self) -> str:

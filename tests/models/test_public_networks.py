@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from torch import nn
 from torch.nn import functional
 from torchvision import models
 
@@ -18,7 +19,9 @@ from fed_dpsd.client.terms import NotAllowed
 from fed_dpsd.errors import ConfigError, UserError
 from fed_dpsd.experiment import load_data
 from fed_dpsd.models import pretrained, public_networks
+from fed_dpsd.models.footprint import weight_bytes
 from fed_dpsd.models.public_networks import PublicNetwork, digest_of
+from fed_dpsd.needs import needs_of
 from tests.every import every
 from tests.hospitals import Hospitals, federate, site_file
 
@@ -40,6 +43,17 @@ def files(tmp_path_factory):
     for seed in (0, 1):
         safetensors.torch.save_file(network(seed).state_dict(), folder / f"{seed}.safetensors")
     return [str(folder / f"{seed}.safetensors") for seed in (0, 1)]
+
+
+def test_the_weights_count_in_what_a_run_needs(small, files):
+    """A file, its tensors and the network are in memory together."""
+    linear = network(0)
+    linear.fc = nn.Identity()
+    held = source(files[0]).num_bytes
+    assert held == pytest.approx(weight_bytes(linear), rel=1e-3)  # counters have 8 bytes
+    own, bundled = (needs_of(small(*keys)) for keys in (chosen(files[0]), ["model=pretrained"]))
+    more = 3 * (held - pretrained.LITE2.num_bytes)
+    assert own.here["images"] - bundled.here["images"] == pytest.approx(more, abs=10**6)
 
 
 def source(file):

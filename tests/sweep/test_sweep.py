@@ -15,7 +15,7 @@ from fed_dpsd.config import leaves
 from fed_dpsd.config.compose import compose
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import ConfigError, UserError
-from fed_dpsd.experiment import set_up
+from fed_dpsd.experiment import from_overrides, set_up
 from fed_dpsd.progress import listening
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.summary import write_failure
@@ -114,21 +114,23 @@ def test_every_key_and_value_is_checked_before_any_noise_is_calibrated(tmp_path,
 
 def test_a_comparison_that_trains_one_method_less_is_a_warning(tmp_path):
     """Not if a method is alone, its largest value is the default, or all methods train less."""
-    key = "method.final_student_steps"
-    both = {"A": {"method": "dense"}, "B": {"method": "fed_dpsd", key: "5"}}
-    fewer = both | {"A": {"method": "dense", "method.generator_steps": "1"}}
-    for grid, warns in (
-        (both, True),
-        (both | {"C": {"method": "fed_dpsd"}}, False),
-        ({"B": both["B"]}, False),
-        (fewer, False),
-    ):
-        said = []
-        (tmp_path / "grid.yaml").write_text(yaml.safe_dump({"sweep": grid}))
-        plan(tmp_path, "grid.yaml", "training=plain", "answers=probabilities", say=said.append)
-        warned = [line for line in said if line.startswith("warning: ")]
-        expected = f"warning: fed_dpsd has {key}=5, below its default of 2000; check"
-        assert [line.startswith(expected) for line in warned] == [True] * warns, warned
+
+    def described(*overrides):
+        plain = "training=plain", "answers=probabilities"
+        return from_overrides([*plain, *overrides], tmp_path)
+
+    key, lower = "method.final_student_steps", "method.generator_steps=1"
+    less, own = described("method=fed_dpsd", f"{key}=5"), described("method=fed_dpsd")
+    dense, less_dense = described("method=dense"), described("method=dense", lower)
+    (line,) = sweeps._unequal_training([dense, less])
+    assert line.startswith(f"fed_dpsd has {key}=5, below its default of 2000; check that")
+    for fair in ([dense, less, own], [less], [less, less_dense], [dense, own]):
+        assert not [*sweeps._unequal_training(fair)], fair
+    grid = {"A": {"method": "dense"}, "B": {"method": "fed_dpsd", key: "5"}}
+    (tmp_path / "grid.yaml").write_text(yaml.safe_dump({"sweep": grid}))
+    said = []
+    plan(tmp_path, "grid.yaml", "training=plain", "answers=probabilities", say=said.append)
+    assert f"warning: {line}" in said
 
 
 def test_a_key_depends_on_every_setting_but_places_and_deadlines(tmp_path):

@@ -9,7 +9,6 @@ import contextlib
 import functools
 import math
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,12 +129,13 @@ class Needs:
         )
 
 
-def needs_of(experiment: Experiment, records: int | None = None) -> Needs:
+def needs_of(experiment: Experiment, records: int | None = None, cached: bool = False) -> Needs:
     """Estimate what a run needs, without reading anything.
 
     Args:
         experiment: the run.
         records: the number of training records of a simulation, or of a hospital, if known.
+        cached: whether the records are decoded in the cache, from which they are mapped.
     """
     config, simulated = experiment.config, experiment.config.federation.simulation
     model, shape, classes = config.model, config.data.shape, config.data.num_classes
@@ -185,7 +185,7 @@ def needs_of(experiment: Experiment, records: int | None = None) -> Needs:
             "queries": each * (pixels + FLOAT * _features(teacher)),
             "images": max(0, teaching - learning) if clients else teaching,
             "teachers": weights,
-            "records": own * (pixels + 10 * FLOAT * _features(teacher)) + held,
+            "records": own * (pixels * (not cached) + 10 * FLOAT * _features(teacher)) + held,
         },
         clients=clients,
         run_disk=kept * (pixels + 2 * classes * FLOAT)
@@ -216,14 +216,13 @@ def require_room(experiment: Experiment, new: bool = True, count: bool = False) 
     config, records, cached = experiment.config, None, False
     if count and config.federation.simulation:
         records, cached = count_items(config.data, config.cache)
-    needs, typed = needs_of(experiment, records), _typed(config)
+    needs, typed = needs_of(experiment, records, cached), _typed(config)
     _require_memory(needs.here, typed)
     if not new:
         return
     _require_disk(Path(config.run_folder or config.out), needs.run_disk, typed, "queries")
     decoded = needs.decoded if cached else 0
     _require_disk(Path(config.cache), needs.cache_disk - decoded, typed, "records")
-    _require_disk(Path(tempfile.gettempdir()), needs.temporary, typed, "records")
 
 
 def require_room_of_hospital(experiment: Experiment, records: int) -> None:
@@ -235,7 +234,6 @@ def require_room_of_hospital(experiment: Experiment, records: int) -> None:
     needs, config = needs_of(experiment, records), experiment.config
     _require_memory({"process": PROCESS, **needs.client}, _typed(config))
     _require_disk(Path(config.out), needs.client_disk, _typed(config), "queries")
-    _require_disk(Path(tempfile.gettempdir()), needs.temporary, _typed(config), "records")
 
 
 def _typed(config: Config) -> str:
@@ -257,7 +255,7 @@ def _limits() -> Iterator[int]:
     """Yield the memory limits of this process's control groups, such as a service's."""
     with contextlib.suppress(OSError):
         for line in CONTROL_GROUPS.read_text().splitlines():
-            own = Path(line.rpartition(":")[2])
+            own = Path(line.split(":", 2)[2])
             for place in (own, *own.parents):
                 with contextlib.suppress(OSError, ValueError):  # "max" is no limit
                     yield int((CONTROLS / str(place).lstrip("/") / "memory.max").read_text())

@@ -29,6 +29,16 @@ Releases = Mapping[str, int]
 MOST_NAMES, LONGEST_NAME = 16, 64
 
 
+def is_hospital_name(name: object) -> bool:
+    """Return whether a hospital may have this name; "" is none, and digits are a number's."""
+    return (
+        isinstance(name, str)
+        and len(name) <= LONGEST_NAME
+        and name.isprintable()
+        and not name.isdigit()
+    )
+
+
 def check_releases(field: str, releases: Releases) -> None:
     """Raise ProtocolError unless `releases` maps a few mechanisms' names to counts >= 0."""
     fits = isinstance(releases, Mapping) and len(releases) <= MOST_NAMES

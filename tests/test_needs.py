@@ -1,7 +1,6 @@
 """What a run needs: estimates that grow with it, and refusals before anything is read."""
 
 import shutil
-import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -226,19 +225,6 @@ def test_records_are_counted_before_an_image_is_read(small, monkeypatch, tmp_pat
     monkeypatch.setattr(needs, "count_items", lambda *_: (100, True))
     assert memory(experiment) < total - 1
     machine(monkeypatch, total, max(disk - estimated.decoded, estimated.run_disk))
-    require_room(experiment, count=True)
-
-
-def test_large_temporary_files_need_room_too(small, monkeypatch):
-    """Copies of records for networks of 512 pixels; in TMPDIR."""
-    experiment = small(*PICTURES, "data.shape=[1,512,512]", "model=cnn", "num_clients=1")
-    monkeypatch.setattr(needs, "count_items", lambda *_: (5_000, True))
-    estimated = needs_of(experiment, 5_000)
-    assert estimated.temporary > 2**30
-    machine(monkeypatch, free=estimated.temporary - 1)
-    with pytest.raises(UserError, match=f"to {tempfile.gettempdir()}, which has"):
-        require_room(experiment, count=True)
-    machine(monkeypatch, free=estimated.temporary)
     require_room(experiment, count=True)
 
 

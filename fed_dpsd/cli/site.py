@@ -175,7 +175,9 @@ def revoke(
     from fed_dpsd.server.attendance import hospital_text
 
     members = _members(run)
-    found = [n for n, member in members.items() if hospital in (str(n), member.name)]
+    found = [n for n in members if hospital == str(n)]
+    if not hospital.isdigit():
+        found = [n for n, member in members.items() if hospital == member.name]
     if len(found) != 1:
         known = hospital_text(members, *sorted(members))
         raise UserError(f"{hospital!r} names {len(found)} hospitals of {run}; it has {known}")

@@ -101,13 +101,24 @@ def check(hospital: Hospital, overrides: list[str]) -> Iterator[str | Table]:
     # A copy of the secret lies in this folder, so it must be inside the hospital's own.
     place = tempfile.TemporaryDirectory(prefix="check-", dir=hospital.folder)
     with torch_threads(experiment.config.threads_client), place as folder:
-        kept = hospital.folder / "cache" / "features"  # public, and slow to compute
-        kept.mkdir(parents=True, exist_ok=True)
-        (Path(folder) / kept.name).symlink_to(kept)
+        kept, own = hospital.folder / "cache" / "features", Path(folder) / "features"
+        _copy_constants(kept, own)
         if experiment.answers.from_teachers:
             yield f"a teacher: {_train(hospital, content, experiment, Path(folder))}"
         outcome = _rehearse(hospital, experiment, Path(folder))
+        _copy_constants(own, kept)
         yield f"an answer, rehearsed: {outcome}"
+
+
+def _copy_constants(source: Path, target: Path) -> None:
+    """Copy the constants of fixed features, which are public and slow to compute.
+
+    Rows of images, in the folders below, are private and stay.
+    """
+    target.mkdir(parents=True, exist_ok=True)
+    for file in source.glob("*.npy"):
+        if not (target / file.name).exists():
+            shutil.copy(file, target)
 
 
 def _counts(hospital: Hospital, content: HospitalRecords) -> Table:

@@ -31,7 +31,13 @@ from fed_dpsd.models.classifiers import CLASSIFIERS, add_networks
 from fed_dpsd.models.public_networks import digest_of
 from fed_dpsd.privacy.mechanism import Relation, Trust
 from fed_dpsd.privacy.training import TrainedUnit
-from fed_dpsd.protocol import LONGEST_NAME, MOST_CLASSES, is_class_list, require_equal_classes
+from fed_dpsd.protocol import (
+    LONGEST_NAME,
+    MOST_CLASSES,
+    is_class_list,
+    is_hospital_name,
+    require_equal_classes,
+)
 
 # The largest values that a message may request, by key of conf/; a hospital's file may set others.
 LIMITS = {
@@ -151,9 +157,10 @@ class Terms:
         for key, what in (("name", "a name of the data set"), ("state", "a folder")):
             if not getattr(self, key).strip():
                 raise ValueError(f"{key}= is empty; give {what}")
-        if len(self.hospital) > LONGEST_NAME or not self.hospital.isprintable():
+        if not is_hospital_name(self.hospital):
             raise ValueError(
-                f"hospital={self.hospital!r} must be printable, and at most {LONGEST_NAME} long"
+                f"hospital={self.hospital!r} must be printable, at most {LONGEST_NAME} long, and "
+                "more than a number"
             )
         if (
             len(self.shape) != 3

@@ -69,7 +69,10 @@ def pixels_of(content: bytes, window: Window) -> tuple[NDArray[np.uint8], bool]:
         header = _header(content, PIXEL_TAGS)
         _require_readable(header)
         pixels = _decoded(header)
-        if pixels.ndim != (2 if header.PhotometricInterpretation in GREY else 3):
+        grey = header.PhotometricInterpretation in GREY
+        if grey == (header.SamplesPerPixel > 1):
+            raise _Unreadable("its pixels are neither grey nor RGB; save it as one of these")
+        if pixels.ndim != (2 if grey else 3):
             raise _Unreadable("it has several frames; save each as a separate file")
         if pixels.ndim == 2:
             return _grey(pixels, header, window)

@@ -172,14 +172,17 @@ def _unequal_training(experiments: Iterable[Experiment]) -> Iterator[str]:
     The largest value of a key in the sweep counts, so it may vary.
     """
     most: dict[str, dict[str, int]] = {}
+    plugins: dict[str, Sequence[str]] = {}
     for experiment in experiments:
+        plugins[experiment.method_name] = experiment.config.plugins
         own = most.setdefault(experiment.method_name, {})
         for key, value in vars(experiment.method).items():
             if TRAINING.search(key):
                 own[key] = max(value, own.get(key, 0))
     less = {}
     for name, own in most.items():
-        default = compose([f"method={name}"])["method"] if own and len(most) > 1 else {}
+        typed = [f"method={name}", f"plugins=[{','.join(plugins[name])}]"]
+        default = compose(typed)["method"] if own and len(most) > 1 else {}
         less[name] = [
             f"{name} has method.{key}={value}, below its default of {default[key]}"
             for key, value in own.items()

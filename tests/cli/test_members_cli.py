@@ -7,7 +7,10 @@ import pytest
 from fed_dpsd.server.attendance import Member, store_members
 from fed_dpsd.storage import append_line
 
-MEMBERS = Member(0, "St Mary's", 100), Member(1, "Charité", 101), Member(2, "St Mary's", 102)
+MEMBERS = (
+    *(Member(0, "St Mary's", 100), Member(1, "Charité", 101)),
+    *(Member(2, "St Mary's", 102), Member(3, "", 103)),
+)
 
 
 @pytest.fixture
@@ -38,6 +41,7 @@ def reply(folder, **content):
 def test_a_list_joins_names_with_what_flower_knows(flwr, run, fed_dpsd):
     """A node that no hospital has named is listed too, unless it is unregistered."""
     states = {100: "online", 101: "unregistered", 103: "registered", 104: "unregistered"}
+    states[105] = "registered"
     reply(flwr, success=True, nodes=[{"node-id": f"{n}", "status": s} for n, s in states.items()])
     code, out, err = fed_dpsd("site", "list", str(run))
     assert code == 0, err
@@ -46,7 +50,8 @@ def test_a_list_joins_names_with_what_flower_knows(flwr, run, fed_dpsd):
         ["0", "St Mary's", "100", "online", "2026-01-31 12:00:00"],
         ["1", "Charité", "101", "unregistered", "2026-01-31 12:00:00"],
         ["2", "St Mary's", "102", "unknown", "-"],
-        ["-", "-", "103", "registered", "-"],
+        ["3", "-", "103", "registered", "-"],
+        ["-", "-", "105", "registered", "-"],
     ]
     assert (flwr / "asked").read_text().split() == [
         *("supernode", "list", "federation", "--format", "json")
@@ -62,8 +67,8 @@ def test_a_hospital_is_revoked_by_its_name_or_number(flwr, run, fed_dpsd, name):
 
 
 def test_a_name_that_is_not_one_hospitals_revokes_none(flwr, run, fed_dpsd):
-    known = "hospitals 0 (St Mary's), 1 (Charité), 2 (St Mary's)"
-    for name, number in (("St Mary's", 2), ("Charite", 0), ("100", 0)):
+    known = "hospitals 0 (St Mary's), 1 (Charité), 2 (St Mary's), 3"
+    for name, number in (("St Mary's", 2), ("Charite", 0), ("100", 0), ("-", 0)):
         code, _, err = fed_dpsd("site", "revoke", str(run), name)
         assert (code, f"names {number} hospitals of" in err, known in err) == (1, True, True), err
     assert not (flwr / "asked").exists()

@@ -257,6 +257,15 @@ def test_a_second_check_does_not_compute_what_features_are_made_with(tmp_path, m
     list(check.check(hospital, [*SMALL]))
 
 
+def test_a_check_keeps_no_rows_of_private_images(tmp_path):
+    """Public networks' rows are below the folder of constants."""
+    (tmp_path / "own" / "asked").mkdir(parents=True)
+    for name in ("constants.npy", "asked/rows.npy"):
+        (tmp_path / "own" / name).write_bytes(b"1")
+    check._copy_constants(tmp_path / "own", tmp_path / "kept")
+    assert [path.name for path in (tmp_path / "kept").rglob("*")] == ["constants.npy"]
+
+
 def test_a_check_reads_the_weights(tmp_path):
     """It prints the digest that the coordinator's must equal, and refuses other files."""
     folder = tmp_path / "hospital"

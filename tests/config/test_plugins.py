@@ -30,6 +30,7 @@ from fed_dpsd.protocol import Refusal
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.inputs import inputs_of
 from fed_dpsd.server.run_folder import new_run_folder, open_run_folder
+from fed_dpsd.sweep import sweep as sweeps
 from tests.client.conftest import records  # noqa: F401
 from tests.client.test_site import make, request
 from tests.hospitals import Hospitals, site_file
@@ -46,6 +47,12 @@ def example(tmp_path):
     folder = write(tmp_path / "installed")
     with installed(folder):
         yield folder
+
+
+def test_a_sweep_compares_a_plugins_method_with_another(example, tmp_path):
+    """Its defaults are the plug-in's."""
+    settings = "plugins=fed_dpsd_example", "method=fed_dpsd,blend", "training=plain"
+    assert len(sweeps.plan([*settings, "rounds=1"], tmp_path, tmp_path, lambda line: None)) == 2
 
 
 # --- names ---

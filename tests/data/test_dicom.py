@@ -151,6 +151,10 @@ def test_colours_are_read_as_rgb():
         (dicom(DEEP, 12, RescaleIntercept="-1024"), "slope or intercept alone; save it with"),
         (dicom(DEEP, 12, HighBit=15), "its bits do not begin with the lowest"),
         (dicom(DEEP, 12, SharedFunctionalGroupsSequence=[]), "it is an enhanced file; save it"),
+        (
+            dicom(RGB, PhotometricInterpretation="MONOCHROME2"),
+            "its pixels are neither grey nor RGB",
+        ),
         (dicom(RGB, PhotometricInterpretation="HSV"), "its pixels are neither grey nor RGB"),
         (dicom(RGB, PhotometricInterpretation="YBR_RCT"), "its pixels are neither grey nor RGB"),
         (dicom(np.zeros((24, 8), np.uint8), Rows=8), "it has several frames; save each as a"),

@@ -41,13 +41,13 @@ from fed_dpsd.experiment import Experiment
 from fed_dpsd.methods.class_counts import released_counts
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.protocol import (
-    LONGEST_NAME,
     Absent,
     Refusal,
     Replies,
     Request,
     Response,
     SumStep,
+    is_hospital_name,
     require_equal_classes,
 )
 from fed_dpsd.server.attendance import Member, hospital_text, members_of, store_members
@@ -326,8 +326,7 @@ class GridFederation(HostedFederation):
             return
         node.client = client
         name = meta.get("hospital")
-        name = public_line(name)[:LONGEST_NAME] if isinstance(name, str) and name else ""
-        member = Member(client, name, number)
+        member = Member(client, str(name) if is_hospital_name(name) else "", number)
         said = hospital_text({client: member}, client)
         if client in self._clients:
             self._warn(f"node {number} claims to be {said}, as another node does")
@@ -536,8 +535,8 @@ class GridFederation(HostedFederation):
         elif kind == ANSWER:
             replies = self._send_with_retries(hosts, message, min(self._least, len(hosts)))
             answered = {number for number, reply in replies.items() if not self._failed(reply)}
-            for number, known in self._nodes.items():
-                known.away = number in hosts.keys() - answered
+            for number in hosts:
+                self._nodes[number].away = number not in answered
         else:
             replies = self._send_with_retries(hosts, message)
         found: dict[int, Reply | Refusal] = {}

@@ -1,7 +1,10 @@
 """The coordinator's registered nodes, through the public commands of Flower."""
 
 import json
+import shutil
 import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 from fed_dpsd.errors import UserError, one_line
@@ -32,12 +35,17 @@ def unregister(node: int, connection: str) -> None:
 
 
 def _flwr(*arguments: str) -> dict[str, Any]:
+    program = shutil.which("flwr") or str(Path(sys.executable).with_name("flwr"))
     command = ["flwr", "supernode", *arguments, "--format", "json"]
+    said = ""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+        done = subprocess.run(
+            [program, *command[1:]], capture_output=True, text=True, timeout=SECONDS, check=False
+        )
+        said = " ".join((done.stdout + done.stderr).split())[-200:]
         reply: dict[str, Any] = json.loads(done.stdout[done.stdout.find("{") :])
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-        raise UserError(f"`{' '.join(command)}` failed: {one_line(error)}") from None
+        raise UserError(f"`{' '.join(command)}` failed: {said or one_line(error)}") from None
     if not reply.get("success"):
         text = " ".join(str(reply.get("error-message") or reply).split())
         raise UserError(f"`{' '.join(command)}`: {text}")

@@ -313,10 +313,10 @@ def test_hospitals_are_called_by_their_names(deployed, tmp_path, clock):
 
 @pytest.mark.parametrize(
     ("name", "shown"),
-    [("a\x1b[31m\nb", "a\\x1b[31m b"), ("x" * 1000, "x" * 64), (7, ""), (["x"], "")],
-    ids=["control", "long", "number", "list"],
+    [("a\x1b[31m", ""), ("x" * 65, ""), (7, ""), ("7", ""), (["x"], ""), ("St. 7", "St. 7")],
+    ids=["control", "long", "number", "digits", "list", "name"],
 )
-def test_a_name_is_one_printable_line(deployed, tmp_path, name, shown):
+def test_a_name_is_printable_and_no_number(deployed, tmp_path, name, shown):
     def lie(reply):
         reply.content["meta"]["hospital"] = name
         return reply

@@ -65,7 +65,7 @@ class Needs:
         client: a client's memory in addition to a process, by the keys of REMEDIES.
         clients: the number of clients that this machine simulates; 0 if they are hospitals.
         run_disk: the bytes of the run folder, with simulated clients' ledgers.
-        cache_disk: the bytes of the cache, of which `decoded` are decoded records.
+        cache_disk: the bytes of the cache.
         client_disk: the bytes of a hospital's ledger and teachers.
         temporary: the bytes of temporary files, of all simulated clients or of a hospital.
         request: the bytes of the largest request and of its answer.
@@ -78,7 +78,6 @@ class Needs:
     clients: int
     run_disk: int
     cache_disk: int
-    decoded: int
     client_disk: int
     temporary: int
     request: int
@@ -171,6 +170,7 @@ def needs_of(experiment: Experiment, records: int | None = None, cached: bool = 
     answers, components = asked * row, sum(map(_components, {student, teacher}))
     # Copies of records that were read, and what a network learns from; large ones are in files.
     floats = 0 if teacher.fixed else 4 * getattr(experiment.training, "copies", 1)
+    read = 0 if cached else pixels  # bytes of a record that is decoded first
     held = sum(min(own * pixels * number, 2 * LARGE) for number in (3, floats))
     in_files = own * pixels * (3 + floats) - held
     return Needs(
@@ -185,15 +185,14 @@ def needs_of(experiment: Experiment, records: int | None = None, cached: bool = 
             "queries": each * (pixels + FLOAT * _features(teacher)),
             "images": max(0, teaching - learning) if clients else teaching,
             "teachers": weights,
-            "records": own * (pixels * (not cached) + 10 * FLOAT * _features(teacher)) + held,
+            "records": own * (read + 10 * FLOAT * _features(teacher)) + held,
         },
         clients=clients,
         run_disk=kept * (pixels + 2 * classes * FLOAT)
         + (config.rounds * min(each, PICTURES) * pixels)
         + KEPT * (each * (pixels + classes * FLOAT) + weight_bytes(student))
         + clients * answers,
-        cache_disk=(records or 0) * pixels + clients * weights + components,
-        decoded=(records or 0) * pixels,
+        cache_disk=(records or 0) * read + clients * weights + components,
         client_disk=answers + weights + components,
         temporary=max(clients, 1) * in_files,
         request=max((one for one, _ in exchanged), default=0),
@@ -221,8 +220,7 @@ def require_room(experiment: Experiment, new: bool = True, count: bool = False) 
     if not new:
         return
     _require_disk(Path(config.run_folder or config.out), needs.run_disk, typed, "queries")
-    decoded = needs.decoded if cached else 0
-    _require_disk(Path(config.cache), needs.cache_disk - decoded, typed, "records")
+    _require_disk(Path(config.cache), needs.cache_disk, typed, "records")
 
 
 def require_room_of_hospital(experiment: Experiment, records: int) -> None:

@@ -24,7 +24,7 @@ def write(folder):
 def installed(folder):
     """Let this process import from a folder; undo it in the end."""
     from fed_dpsd.client import terms
-    from fed_dpsd.config import plugins
+    from fed_dpsd.config import compose, plugins
     from fed_dpsd.models.classifiers import CLASSIFIERS
 
     known = set(CLASSIFIERS)
@@ -39,4 +39,4 @@ def installed(folder):
             del CLASSIFIERS[network]
         plugins.code_digest.cache_clear()
         terms.choices.cache_clear()
-        terms._method_values.cache_clear()
+        compose.method_values.cache_clear()

@@ -224,7 +224,7 @@ def test_records_are_counted_before_an_image_is_read(small, monkeypatch, tmp_pat
     require_room(experiment, count=True)
     monkeypatch.setattr(needs, "count_items", lambda *_: (100, True))
     assert memory(experiment) < total - 1
-    machine(monkeypatch, total, max(disk - estimated.decoded, estimated.run_disk))
+    machine(monkeypatch, total, max(needs_of(experiment, 100, True).cache_disk, estimated.run_disk))
     require_room(experiment, count=True)
 
 

@@ -175,11 +175,10 @@ def revoke(
     from fed_dpsd.server.attendance import hospital_text
 
     members = _members(run)
-    found = [n for n in members if hospital == str(n)]
-    if not hospital.isdigit():
-        found = [n for n, member in members.items() if hospital == member.name]
+    # No name is a number.
+    found = [n for n, member in members.items() if hospital in (str(n), member.name or None)]
     if len(found) != 1:
-        known = hospital_text(members, *sorted(members))
+        known = hospital_text(members, *members)
         raise UserError(f"{hospital!r} names {len(found)} hospitals of {run}; it has {known}")
     (number,) = found
     unregister(members[number].node, connection)

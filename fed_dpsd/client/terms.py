@@ -24,7 +24,7 @@ from fed_dpsd.config import (
     Precision,
 )
 from fed_dpsd.config.bind import bind_dataclass, read_yaml
-from fed_dpsd.config.compose import compose
+from fed_dpsd.config.compose import method_values
 from fed_dpsd.config.plugins import files_of, search_plugins
 from fed_dpsd.errors import ConfigError, ProtocolError, format_value
 from fed_dpsd.models.classifiers import CLASSIFIERS, add_networks
@@ -253,7 +253,8 @@ class Terms:
                 )
         window = self.files.window
         facts = {
-            **{"num_clients": self.num_clients, "data.shape": list(self.shape)},
+            "num_clients": self.num_clients,
+            "data.shape": list(self.shape),
             # An exported student converts new pictures by the coordinator's settings.
             "data.fit": self.fit,
             "data.window": list(window) if isinstance(window, tuple) else window,
@@ -281,7 +282,7 @@ class Terms:
             return True
         if (name := own.get("name")) not in names:
             return False
-        allowed = _method_values(str(name), self.plugins)
+        allowed = method_values(str(name), self.plugins)
         return all(allowed.get(key) == own.get(key) for key in ("_target_", "needs"))
 
     def _check_baseline(self, own: Any) -> None:
@@ -343,13 +344,6 @@ def choices(group: str, plugins: tuple[str, ...] = ()) -> dict[str, str]:
         files = {name: read_yaml(path) for name, path in files_of(group).items()}
     # A method's file may also set keys of other groups; its own keys are then below `method`.
     return {name: raw.get(group, raw)["_target_"] for name, raw in files.items()}
-
-
-@functools.cache
-def _method_values(name: str, plugins: tuple[str, ...]) -> dict[str, Any]:
-    """Return a method by name, composed from this site's own files."""
-    method: dict[str, Any] = compose([f"method={name}", f"plugins=[{','.join(plugins)}]"])["method"]
-    return method
 
 
 def _value_at(tree: Mapping[str, Any], key: str, default: Any = None) -> Any:

@@ -83,6 +83,13 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
     return composition.values
 
 
+@functools.cache
+def method_values(name: str, plugins: tuple[str, ...]) -> dict[str, Any]:
+    """Return a method by name, composed from this process's own files."""
+    method: dict[str, Any] = compose([f"method={name}", f"plugins=[{','.join(plugins)}]"])["method"]
+    return method
+
+
 def compose_skipping_invalid(overrides: Sequence[str]) -> Composition:
     """Compose conf/ with the valid overrides; the result also has the problems of the others."""
     names, others = split_plugins(overrides)

@@ -105,8 +105,8 @@ def _dataset(train: Loaded, test: Loaded) -> Dataset:
 def count_items(config: DataConfig, cache: Path) -> tuple[int | None, bool]:
     """Return how many files or rows the training split has, and whether the cache has its images.
 
-    No image is read. The number is at least that of the records, and includes the test images of
-    data that is not divided. It is None for bundled data, and for a data set on the hub.
+    No image is read. Some may be no records, such as the test images of data that is not divided.
+    The number is None for bundled data, and for a data set on the hub.
 
     Raises:
         UserError: the split cannot be read.

@@ -69,10 +69,7 @@ def pixels_of(content: bytes, window: Window) -> tuple[NDArray[np.uint8], bool]:
         header = _header(content, PIXEL_TAGS)
         _require_readable(header)
         pixels = _decoded(header)
-        grey = header.PhotometricInterpretation in GREY
-        if grey == (header.SamplesPerPixel > 1):
-            raise _Unreadable("its pixels are neither grey nor RGB; save it as one of these")
-        if pixels.ndim != (2 if grey else 3):
+        if pixels.ndim != (2 if header.SamplesPerPixel == 1 else 3):
             raise _Unreadable("it has several frames; save each as a separate file")
         if pixels.ndim == 2:
             return _grey(pixels, header, window)
@@ -146,8 +143,10 @@ def _require_readable(header: Any) -> None:
     kind = header.PhotometricInterpretation
     if kind == "PALETTE COLOR":
         raise _Unreadable("its colours are in a palette; save it as RGB")
-    uncompressed = kind in COMPRESSED and not header.file_meta.TransferSyntaxUID.is_compressed
-    if uncompressed or kind not in (*GREY, *COLOURS, *COMPRESSED):
+    colours = kind in COLOURS or (
+        kind in COMPRESSED and header.file_meta.TransferSyntaxUID.is_compressed
+    )
+    if not (colours if header.SamplesPerPixel > 1 else kind in GREY):
         raise _Unreadable("its pixels are neither grey nor RGB; save it as one of these")
     if header.BitsStored > LARGEST_DEPTH:
         raise _Unreadable(f"it stores more than {LARGEST_DEPTH} bits per pixel")

@@ -30,14 +30,14 @@ class Member:
 
 
 def hospital_text(members: Mapping[int, Member], *clients: int) -> str:
-    """Return how texts call some hospitals: by number, and by name if it is known.
+    """Return how texts call some hospitals: by number, in order, and by name if it is known.
 
     >>> members = {1: Member(1, "St Mary's", node=7)}
-    >>> hospital_text(members, 0), hospital_text(members, 0, 1)
+    >>> hospital_text(members, 0), hospital_text(members, 1, 0)
     ('hospital 0', "hospitals 0, 1 (St Mary's)")
     """
     names = {client: member.name for client, member in members.items() if member.name}
-    each = [f"{n} ({names[n]})" if n in names else str(n) for n in clients]
+    each = [f"{n} ({names[n]})" if n in names else str(n) for n in sorted(clients)]
     return f"hospital{'s' * (len(each) != 1)} {', '.join(each)}"
 
 
@@ -108,3 +108,9 @@ def incomplete_attendance(requests: Iterable[Mapping[str, Any]]) -> dict[int, At
             known.connected |= int(name) not in line.get("unconnected", ())
             known.requests.add(line["ask"])
     return {c: known for c, known in sorted(found.items()) if known.requests != known.answered}
+
+
+def absences(run_folder: Path) -> list[str]:
+    """Describe the attendance of each hospital that did not answer all of a run's requests."""
+    members, missed = members_of(run_folder), incomplete_attendance(requests_of(run_folder))
+    return [f"{hospital_text(members, client)} {known}" for client, known in missed.items()]

@@ -31,12 +31,7 @@ from fed_dpsd.accounts.words import (
 from fed_dpsd.errors import counted
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.privacy.epsilon import Epsilon, rounded_up
-from fed_dpsd.server.attendance import (
-    hospital_text,
-    incomplete_attendance,
-    members_of,
-    requests_of,
-)
+from fed_dpsd.server.attendance import absences, incomplete_attendance, requests_of
 from fed_dpsd.server.charge_log import ChargeLog
 from fed_dpsd.server.run_folder import CompletedRun
 from fed_dpsd.server.summary import result_line
@@ -109,10 +104,8 @@ def _describe_requests(run: CompletedRun) -> str:
     config, summary = run.experiment.config, run.summary
     simulated = config.federation.simulation
     clients = counted(config.num_clients, "client" if simulated else "hospital")
-    if not simulated and (missed := incomplete_attendance(requests_of(run.folder))):
-        members = members_of(run.folder)
-        each = (f"{hospital_text(members, client)} {known}" for client, known in missed.items())
-        clients += f" ({', '.join(each)})"
+    if not simulated and (absent := absences(run.folder)):
+        clients += f" ({', '.join(absent)})"
     answers = run.experiment.answers
     if summary["privacy"]["answers"] != answers.name or not answers.from_teachers:
         return f"{clients}; no answers to images"

@@ -14,6 +14,7 @@ from torch import nn
 
 from fed_dpsd.errors import UserError
 from fed_dpsd.models.inference import batches
+from fed_dpsd.server.program_file import program_of
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
@@ -62,14 +63,10 @@ class OnnxModel:
 
 def to_onnx(model: nn.Module, shape: tuple[int, ...], metadata: Mapping[str, str]) -> bytes:
     """Return an ONNX file of a network from (B, C, S, S) images; `shape` is (C, S, S)."""
-    images = torch.zeros((2, *shape))
-    model(images)  # fixed features compute their constants here, so the constants are not traced
     program = torch.onnx.export(
-        nn.Sequential(model, nn.Softmax(dim=1)).eval(),
-        (images,),
+        program_of(model, shape),
         input_names=["images"],
         output_names=["probabilities"],
-        dynamic_shapes=({0: torch.export.Dim("batch")},),
         dynamo=True,
         verbose=False,
     )

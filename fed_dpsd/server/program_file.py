@@ -15,16 +15,20 @@ from torch import nn
 from fed_dpsd.models.inference import batches
 
 
-def to_pt2(model: nn.Module, shape: tuple[int, ...], metadata: Mapping[str, str]) -> bytes:
-    """Return the file of a network from (B, C, S, S) images; `shape` is (C, S, S)."""
+def program_of(model: nn.Module, shape: tuple[int, ...]) -> torch.export.ExportedProgram:
+    """Return the program of a network and a softmax; images have shape (B, *shape), for any B."""
     images = torch.zeros((2, *shape))
     model(images)  # fixed features compute their constants here, so the constants are not traced
-    program = torch.export.export(
+    return torch.export.export(
         nn.Sequential(model, nn.Softmax(dim=1)).eval(),
         (images,),
         dynamic_shapes=({0: torch.export.Dim("batch")},),
     )
-    content = io.BytesIO()
+
+
+def to_pt2(model: nn.Module, shape: tuple[int, ...], metadata: Mapping[str, str]) -> bytes:
+    """Return the file of a network from (B, C, S, S) images; `shape` is (C, S, S)."""
+    program, content = program_of(model, shape), io.BytesIO()
     with warnings.catch_warnings(action="ignore"):  # weights are not contiguous: channels last
         torch.export.save(program, content, extra_files=dict(metadata))
     return content.getvalue()

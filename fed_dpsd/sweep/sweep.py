@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from fed_dpsd.accounts.words import mechanism_of
-from fed_dpsd.config.compose import compose
+from fed_dpsd.config.compose import method_values
 from fed_dpsd.config.grid import expand, name_points, own_grid
 from fed_dpsd.errors import ConfigError, UserError, one_line
 from fed_dpsd.experiment import Experiment, calibrated, forget_data, from_overrides
@@ -172,7 +172,7 @@ def _unequal_training(experiments: Iterable[Experiment]) -> Iterator[str]:
     The largest value of a key in the sweep counts, so it may vary.
     """
     most: dict[str, dict[str, int]] = {}
-    plugins: dict[str, Sequence[str]] = {}
+    plugins: dict[str, tuple[str, ...]] = {}
     for experiment in experiments:
         plugins[experiment.method_name] = experiment.config.plugins
         own = most.setdefault(experiment.method_name, {})
@@ -181,8 +181,7 @@ def _unequal_training(experiments: Iterable[Experiment]) -> Iterator[str]:
                 own[key] = max(value, own.get(key, 0))
     less = {}
     for name, own in most.items():
-        typed = [f"method={name}", f"plugins=[{','.join(plugins[name])}]"]
-        default = compose(typed)["method"] if own and len(most) > 1 else {}
+        default = method_values(name, plugins[name]) if own and len(most) > 1 else {}
         less[name] = [
             f"{name} has method.{key}={value}, below its default of {default[key]}"
             for key, value in own.items()

@@ -101,6 +101,11 @@ class Node:
     hellos: set[str] = field(default_factory=set)
     hello_at: float = -math.inf
 
+    @property
+    def gone(self) -> bool:
+        """Return whether it left, did not answer the last request, and has not returned."""
+        return self.away and not self.online
+
 
 class GridFederation(HostedFederation):
     """The clients behind a Flower grid.
@@ -611,10 +616,11 @@ class GridFederation(HostedFederation):
             if now >= until:
                 break
             for node in [node for node, when in due.items() if when <= now]:
-                if self._gone(node):
+                known = self._look_for(node)
+                if known.gone:
                     due[node] = now + RETURN_SECONDS
                     continue
-                ends = min(until, now + pause[node]) if self._nodes[node].away else latest
+                ends = min(until, now + pause[node]) if known.away else latest
                 due[node], pause[node] = now + pause[node], 2 * pause[node]
                 if number := self._push(message(node, ends - now)):
                     pushed[number] = node
@@ -634,10 +640,8 @@ class GridFederation(HostedFederation):
                 else:
                     del due[node]
             if sum(not self._failed(reply) for reply in replies.values()) >= enough:
-                left = [self._nodes[node] for node in due]
-                until = min(until, now + self._settings.grace_seconds)
-                if all(node.away and not node.online for node in left):  # they are gone
-                    until = now
+                all_gone = all(self._nodes[node].gone for node in due)
+                until = now if all_gone else min(until, now + self._settings.grace_seconds)
                 self._until = until
             if due:
                 clients = [client for node in due for client in self._nodes[node].clients]
@@ -649,12 +653,12 @@ class GridFederation(HostedFederation):
             if not (reply.has_error() and reply.error.code in OUT_OF_REACH)
         }
 
-    def _gone(self, number: int) -> bool:
-        """Return whether a node left, did not answer the last request, and has not returned."""
+    def _look_for(self, number: int) -> Node:
+        """Return a node; note that it has returned if it was gone and is connected again."""
         node = self._nodes[number]
-        if node.away and not node.online and number in self._grid.get_node_ids():
+        if node.gone and number in self._grid.get_node_ids():
             node.away, node.online = False, True
-        return node.away and not node.online
+        return node
 
     def _failed(self, reply: Message) -> bool:
         """Return whether a reply is neither an answer nor a refusal."""

@@ -18,12 +18,7 @@ from fed_dpsd.engines.ready import check_run
 from fed_dpsd.errors import ProtocolError, UserError, encodable, one_line, shown
 from fed_dpsd.experiment import Experiment, unused_records
 from fed_dpsd.models.devices import torch_device
-from fed_dpsd.server.attendance import (
-    hospital_text,
-    incomplete_attendance,
-    members_of,
-    requests_of,
-)
+from fed_dpsd.server.attendance import absences
 from fed_dpsd.server.federation import InUse
 from fed_dpsd.server.run import run
 from fed_dpsd.server.run_folder import new_run_folder, open_run_folder, require_checkpoint
@@ -189,9 +184,8 @@ def _completed(folder: Path) -> bool:
 
 def _print_result(experiment: Experiment, summary: Mapping[str, Any], folder: Path) -> None:
     if not experiment.config.federation.simulation:
-        members = members_of(folder)
-        for client, missed in incomplete_attendance(requests_of(folder)).items():
-            _print_line(f"{hospital_text(members, client)} {missed}")
+        for line in absences(folder):
+            _print_line(line)
     _print_line(f"result: {result_line(experiment, summary)}\nrun folder: {folder}")
 
 

@@ -14,9 +14,10 @@ from typing import Any
 
 from fed_dpsd.accounts import words
 from fed_dpsd.accounts.account import budget_text, needed_budget
-from fed_dpsd.accounts.database import is_database, ledgers_in
+from fed_dpsd.accounts.database import is_database, read_ledger
 from fed_dpsd.accounts.entry import MARK, Entry, charges_of_entries
 from fed_dpsd.accounts.secret import own_ledger_folder
+from fed_dpsd.accounts.simulated import FILE, entries_in, entries_of_file
 from fed_dpsd.claims import bound_on, charges_of_plan, claims, covers, proofs
 from fed_dpsd.config.bind import read_yaml
 from fed_dpsd.errors import UserError
@@ -40,7 +41,7 @@ from fed_dpsd.protocol import Releases
 UNCOVERED = (
     "a client was charged for something that this run's plan does not include or cannot account for"
 )
-_LEDGERS = "a client_*.sqlite, its folder, or a run folder"
+_LEDGERS = f"a client_*.sqlite or {FILE}, its folder, or a run folder"
 TOO_LITTLE_NOISE = "the noise or delta is too small to compute a finite epsilon"
 
 
@@ -378,18 +379,20 @@ def planned_run(experiment: Experiment) -> PlannedRun:
 # --- ledgers ----------------------------------------------------------------------------------
 
 
-def ledger_files(path: Path) -> list[Path]:
-    """List the ledgers at `path`: the file itself, or all ledgers of a folder or run folder.
+def ledgers_at(path: Path) -> dict[Path, Sequence[Entry]]:
+    """Return the charges of each ledger at `path`: a file, a folder of ledgers or a run folder.
 
     A run folder in which nothing was charged has none.
     """
     if path.is_file():
+        if path.name == FILE:
+            return entries_of_file(path)
         if not is_database(path):
             raise UserError(f"{path} is not a ledger; give {_LEDGERS}")
-        return [path]
+        return {path: read_ledger(path)}
     for folder in (path, own_ledger_folder(path)):
-        if found := ledgers_in(folder):
-            return [file for _, file in sorted(found.items())]
+        if found := entries_in(folder):
+            return found
     if not path.exists():
         raise UserError(f"{path} does not exist; give {_LEDGERS}")
     try:
@@ -402,7 +405,7 @@ def ledger_files(path: Path) -> list[Path]:
         raise UserError(
             f"{path}: this run's charges are in ledger={run['ledger']}; give that folder"
         )
-    return []
+    return {}
 
 
 def ledger_epsilons(

@@ -30,8 +30,8 @@ def ledger_folder(experiment: Experiment, run_folder: Path) -> Path:
 def own_ledger_folder(run_folder: Path) -> Path:
     """Return the folder of a run's own ledgers.
 
-    It is inside the run folder if the noise is seeded. The ledgers of secret noise hold exact
-    answers too, so they are next to the secret, in the folder whose path is in RUN/ledger.
+    It is inside the run folder if the noise is seeded. The ledgers of secret noise hold a digest of
+    the records too, so they are next to the secret, in the folder whose path is in RUN/ledger.
     """
     place = run_folder / LEDGER
     return Path(os.fsdecode(place.read_bytes())) if place.is_file() else place

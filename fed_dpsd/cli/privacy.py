@@ -194,8 +194,7 @@ def ledger(
     Read on: docs/privacy.md
     """
     with importing():
-        from fed_dpsd.accounts.card import ledger_epsilons, ledger_files, row_of
-        from fed_dpsd.accounts.database import read_ledger
+        from fed_dpsd.accounts.card import ledger_epsilons, ledgers_at, row_of
         from fed_dpsd.accounts.secret import has_secret, own_ledger_folder
         from fed_dpsd.accounts.words import NO_SECRET_NOTE
         from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
@@ -203,7 +202,7 @@ def ledger(
 
     if not 0 < delta < 1:
         raise UserError(f"--delta {delta:g} must be strictly between 0 and 1")
-    accounts = {file: read_ledger(file) for file in ledger_files(path)}
+    accounts = ledgers_at(path)
     if not accounts and ChargeLog(path, {}).charged.total():
         raise UserError(
             f"{own_ledger_folder(path)} is missing, but charges.json records charges of this run; "

@@ -1,13 +1,15 @@
 """Simulated clients; their records are partitions of a public data set."""
 
 import functools
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 from fed_dpsd.accounts.account import Account
 from fed_dpsd.accounts.database import ledgers_in
-from fed_dpsd.accounts.ledger import FileLedger
-from fed_dpsd.accounts.secret import ledger_folder, noise_of, simulated_key
+from fed_dpsd.accounts.ledger import FileLedger, Ledger
+from fed_dpsd.accounts.secret import noise_of, own_ledger_folder, simulated_key
+from fed_dpsd.accounts.simulated import SimulatedLedgers
 from fed_dpsd.client.secure_sum import SecureSums
 from fed_dpsd.client.site import Site
 from fed_dpsd.client.teacher_file import read_teacher
@@ -36,7 +38,7 @@ def prepare_clients(experiment: Experiment, nodes: int) -> Placement:
         for name in ledgers_in(folder):  # of all clients, even if this run has fewer
             number = name.removeprefix(CLIENT)
             if number.isdecimal():
-                with ledger_of(experiment, int(number), folder).transaction():
+                with shared_ledger(experiment, int(number)).transaction():
                     pass  # reads the ledger, and repairs it if a write was cut short
     if config.teacher.path is not None:
         files = config.num_clients if "{client}" in config.teacher.path else 1
@@ -45,24 +47,24 @@ def prepare_clients(experiment: Experiment, nodes: int) -> Placement:
     return placement
 
 
-def ledger_of(experiment: Experiment, client: int, run_folder: Path) -> FileLedger:
-    """Return a simulated client's ledger.
+def shared_ledger(experiment: Experiment, client: int) -> FileLedger:
+    """Return a simulated client's ledger in the folder `ledger`, which runs share.
 
     The data set is the client's partition, so a different partition is a different data set.
     """
-    folder = ledger_folder(experiment, run_folder)
-    return FileLedger(folder, client, data_set_name(experiment, client))
+    name = data_set_name(experiment, f"client {client}")
+    return FileLedger(Path(experiment.config.ledger), client, name)
 
 
-def data_set_name(experiment: Experiment, client: int) -> str:
-    """Return the name by which a ledger knows a simulated client's records.
+def data_set_name(experiment: Experiment, part: str) -> str:
+    """Return the name by which a ledger knows the records of a client, or of all clients.
 
     It depends on all training records, since one more would deal all of them differently.
     """
     config = experiment.config
     rule = f"{experiment.partition}" + (" of patients" if config.data.patient_column else "")
     name = f"{config.data.name} (records {partition_digest(experiment)})"
-    return f"{name}, client {client} of {config.num_clients} by {rule}"
+    return f"{name}, {part} of {config.num_clients} by {rule}"
 
 
 def with_patients(records: Records, size: int | None) -> Records:
@@ -72,29 +74,53 @@ def with_patients(records: Records, size: int | None) -> Records:
     return replace(records, patients=made_up_patients(records.labels, size))
 
 
-def open_site(experiment: Experiment, client: int, run_folder: Path) -> Site:
-    """Return a simulated client's site, whose `Teachers` get the client's part of the records."""
-    config, indices = experiment.config, partitions(experiment)[client]
-    data = load_data(config.data, config.cache)
-    records = with_patients(data.train.take(indices), config.data.records_per_patient)
-    secret = noise_of(experiment, run_folder, client_name(client))
-    ledger = ledger_of(experiment, client, run_folder)
-    party, run = simulated_party(experiment, client, run_folder), run_name(run_folder)
-    return Site(
-        config=config,
-        training=experiment.training,
-        answers=experiment.answers,
-        client=client,
-        records=records,
-        shard_ids=records.ids,
-        test=_test_images(config.data, config.cache, data.digests["test images"]),
-        account=Account(
-            *(ledger, config.privacy, experiment.plan, run),
-            plugins=bool(config.not_reviewed),
-        ),
-        secret=secret,
-        secure_sums=SecureSums(party, experiment.answers, ledger, run) if party else None,
-    )
+class Clients:
+    """The simulated clients of a run that this process hosts, by number."""
+
+    def __init__(self, experiment: Experiment, run_folder: Path) -> None:
+        self._experiment, self._run_folder = experiment, run_folder
+        self._sites: dict[int, Site] = {}
+        own = own_ledger_folder(run_folder), data_set_name(experiment, "all clients")
+        self._ledgers = None if experiment.config.ledger else SimulatedLedgers(*own)
+
+    def __getitem__(self, client: int) -> Site:
+        if client not in self._sites:
+            self._sites[client] = self._open(client)
+        return self._sites[client]
+
+    def charging(self) -> AbstractContextManager[None]:
+        """Make the charges of a block durable at its end, or earlier.
+
+        Raises:
+            LedgerError: the run's ledgers cannot be read or written.
+        """
+        return self._ledgers.request() if self._ledgers else nullcontext()
+
+    def _open(self, client: int) -> Site:
+        """Return a client's site, whose `Teachers` get the client's part of the records."""
+        experiment, run_folder = self._experiment, self._run_folder
+        config, indices = experiment.config, partitions(experiment)[client]
+        data = load_data(config.data, config.cache)
+        records = with_patients(data.train.take(indices), config.data.records_per_patient)
+        secret = noise_of(experiment, run_folder, client_name(client))
+        own = self._ledgers
+        ledger: Ledger = own[client] if own else shared_ledger(experiment, client)
+        party, run = simulated_party(experiment, client, run_folder), run_name(run_folder)
+        return Site(
+            config=config,
+            training=experiment.training,
+            answers=experiment.answers,
+            client=client,
+            records=records,
+            shard_ids=records.ids,
+            test=_test_images(config.data, config.cache, data.digests["test images"]),
+            account=Account(
+                *(ledger, config.privacy, experiment.plan, run),
+                plugins=bool(config.not_reviewed),
+            ),
+            secret=secret,
+            secure_sums=SecureSums(party, experiment.answers, ledger, run) if party else None,
+        )
 
 
 @functools.lru_cache(maxsize=2)

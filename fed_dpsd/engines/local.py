@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fed_dpsd.client.site import answer, take_step
-from fed_dpsd.engines.clients import open_site
+from fed_dpsd.engines.clients import Clients
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.models import torch_threads
 from fed_dpsd.protocol import Refusal, Request, Response, SumStep
@@ -21,23 +21,24 @@ class LocalFederation(HostedFederation):
 
     def __init__(self, experiment: Experiment, run_folder: Path) -> None:
         super().__init__(experiment, run_folder)
-        clients = range(experiment.config.num_clients)
-        self._sites = {client: open_site(experiment, client, run_folder) for client in clients}
+        self._sites = Clients(experiment, run_folder)
 
     def _deliver(self, request: Request) -> dict[int, Response | Refusal]:
-        with torch_threads(self.experiment.config.threads_client):
-            method, sites = self.experiment.method, self._sites
+        method, sites = self.experiment.method, self._sites
+        with torch_threads(self.experiment.config.threads_client), sites.charging():
             return {
                 client: answer(method, request, sites[client])
                 for client in self._recipients(request)
             }
 
     def _step(self, steps: Mapping[int, SumStep]) -> dict[int, dict[str, bytes]]:
-        return {client: take_step(self._sites[client], step) for client, step in steps.items()}
+        with self._sites.charging():
+            return {client: take_step(self._sites[client], step) for client, step in steps.items()}
 
     def diagnose(self) -> Iterator[NDArray[np.float32]]:
         """Yield the exact probabilities of each client's teachers on the test split."""
-        for site in self._sites.values():
-            with torch_threads(self.experiment.config.threads_client):
-                probabilities = site.diagnose()
-            yield probabilities
+        with self._sites.charging():
+            for client in range(self.experiment.config.num_clients):
+                with torch_threads(self.experiment.config.threads_client):
+                    probabilities = self._sites[client].diagnose()
+                yield probabilities

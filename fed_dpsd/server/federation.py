@@ -13,7 +13,7 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
-from fed_dpsd.accounts.secret import ledger_folder, noise_of, require_secret
+from fed_dpsd.accounts.secret import ledger_folder, noise_of, own_ledger_folder, require_secret
 from fed_dpsd.errors import ProtocolError, UserError
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.methods.cohort import cohort
@@ -135,11 +135,13 @@ class HostedFederation(ABC):
         self._context = experiment.public
         self._sizes: dict[str, int] = {}
         # Copies of a run folder share the sums with the server's noise: a copy that drew noise for
-        # other clients' answers would release them again.
+        # other clients' answers would release them again. They also share secret ledgers.
         shared = ledger_folder(experiment, run_folder) / f"{run_name(run_folder)}.sums"
         self._sums = shared if secret else run_folder / "sums"
         self._lock = _lock_run(run_folder)
-        self._lock_of_copies = _lock_run(shared) if secret else None
+        simulated = experiment.config.federation.simulation and not experiment.config.ledger
+        own = own_ledger_folder(run_folder) if simulated and not experiment.seeded else None
+        self._lock_of_copies = _lock_run(place) if (place := shared if secret else own) else None
         self._requests_sent = SentRequests(run_folder / "asks")
         self._charge_log = ChargeLog(run_folder, experiment.plan.releases)
         self._noise: Noise = secret or Streams(experiment.config.seed)

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from fed_dpsd.accounts.card import privacy_card
-from fed_dpsd.accounts.database import ledgers_in, read_ledger
 from fed_dpsd.accounts.entry import entries_of_run
 from fed_dpsd.accounts.secret import ledger_folder
+from fed_dpsd.accounts.simulated import entries_in
 from fed_dpsd.accounts.words import PrivacyCard, short, spent
 from fed_dpsd.errors import UserError, one_line
 from fed_dpsd.experiment import Experiment, data_counts, largest_partition, unused_records
@@ -108,12 +108,13 @@ def write_failure(experiment: Experiment, folder: Path, engine: str, error: Base
 def add_privacy(summary: dict[str, Any], experiment: Experiment, folder: Path) -> None:
     """Add the run's cost, from the plan, the clients' statements and simulated ledgers."""
     ledgers = []
-    config = experiment.config
-    plan, accounts = experiment.plan, ledgers_in(ledger_folder(experiment, folder))
+    config, plan = experiment.config, experiment.plan
     try:
-        for client in range(config.num_clients if config.federation.simulation else 0):
-            path = accounts.get(client_name(client))
-            entries = read_ledger(path) if path else ()
+        simulated = config.federation.simulation
+        found = entries_in(ledger_folder(experiment, folder)) if simulated else {}
+        accounts = {path.stem: entries for path, entries in found.items()}
+        for client in range(config.num_clients if simulated else 0):
+            entries = accounts.get(client_name(client), ())
             if config.ledger:  # a shared ledger holds the charges of all runs
                 entries = entries_of_run(entries, run_name(folder))
             ledgers.append(entries)

@@ -15,10 +15,12 @@ from fed_dpsd.accounts.account import Account
 from fed_dpsd.accounts.card import TOO_LITTLE_NOISE, privacy_card
 from fed_dpsd.accounts.entry import charges_of_entries, entries_of_run
 from fed_dpsd.accounts.ledger import FileLedger, MemoryLedger
+from fed_dpsd.accounts.secret import ledger_folder
+from fed_dpsd.accounts.simulated import entries_in
 from fed_dpsd.claims import proofs
 from fed_dpsd.client import hospital as hospitals
 from fed_dpsd.client import site as sites
-from fed_dpsd.engines.clients import ledger_of
+from fed_dpsd.engines.clients import shared_ledger
 from fed_dpsd.engines.flower.codec import ANSWER, STEP
 from fed_dpsd.engines.flower.grid import GridFederation
 from fed_dpsd.engines.local import LocalFederation
@@ -74,10 +76,14 @@ def printed(summary):
 
 
 def in_ledgers(ledgers, run):
+    return in_accounts(map(entries_of, ledgers), run)
+
+
+def in_accounts(accounts, run):
     """The largest ledger's epsilons for a run, by unit, relation and basis."""
     largest = dict.fromkeys(BASES, 0.0)
-    for ledger in ledgers:
-        entries = [entry for entry in entries_of(ledger) if entry.run == run]
+    for account in accounts:
+        entries = [entry for entry in account if entry.run == run]
         for key in BASES:
             largest[key] = max(largest[key], best_bound(spent(entries, *key), 1e-5).epsilon)
     return largest
@@ -501,7 +507,7 @@ def test_a_shared_ledger_is_read_run_by_run(small, tmp_path):
         summary = runs.run(each, LocalFederation(each, folder), folder, lambda line: None)
         for row in summary["privacy"]["proven"]:
             assert row["epsilon"] == row["planned"] == row["spent"]
-    assert len({entry.run for entry in entries_of(ledger_of(other, 0, folder))}) == 2
+    assert len({entry.run for entry in entries_of(shared_ledger(other, 0))}) == 2
 
 
 # --- all at once ---
@@ -735,8 +741,8 @@ def test_the_card_covers_every_simulated_ledger(
             return answers
 
     def check():
-        ledgers = [ledger_of(experiment, client, folder) for client in (0, 1)]
-        card, largest = card_now(experiment, folder), in_ledgers(ledgers, folder.name)
+        found = [*entries_in(ledger_folder(experiment, folder)).values()]
+        card, largest = card_now(experiment, folder), in_accounts(found, folder.name)
         assert all(card[key] >= largest[key] for key in card.keys() & set(BASES))
 
     if when == "checkpoint":

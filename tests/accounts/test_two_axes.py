@@ -11,8 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fed_dpsd.accounts.account import Account, BudgetSpent
-from fed_dpsd.accounts.card import ledger_epsilons, ledger_files, privacy_card
-from fed_dpsd.accounts.database import read_ledger
+from fed_dpsd.accounts.card import ledger_epsilons, ledgers_at, privacy_card
 from fed_dpsd.accounts.ledger import MemoryLedger
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import ConfigError, ProtocolError, UserError
@@ -59,8 +58,7 @@ def test_the_plan_is_what_ledgers_hold_for_every_combination(small, training, an
     experiment = small(*training, f"answers={answers}", "rounds=2", "queries_per_round=16")
     folder, summary = finished(experiment)
     plan, card = experiment.plan, summary["privacy"]
-    for path in ledger_files(folder):
-        entries = read_ledger(path)
+    for entries in ledgers_at(folder).values():
         for unit, relation in UNITS_AND_RELATIONS:
             values = {}
             for basis, stages in bases(plan).items():
@@ -126,15 +124,14 @@ def test_two_runs_on_a_ledger_are_covered_whatever_their_axes(
                 break
         if spent_out:
             return
-        for path in ledger_files(ledger):
-            own = [entry for entry in read_ledger(path) if entry.run == folder.name]
+        for entries in ledgers_at(ledger).values():
+            own = [entry for entry in entries if entry.run == folder.name]
             for (unit, relation), basis in itertools.product(
                 UNITS_AND_RELATIONS, bases(experiment.plan)
             ):
                 charged = best_bound(spent(own, unit, relation, basis), 1e-5).epsilon
                 assert charged <= by(summary["privacy"], basis, unit, relation) * (1 + 1e-9)
-    for path in ledger_files(ledger):
-        entries = read_ledger(path)
+    for entries in ledgers_at(ledger).values():
         covered = {entry.training for entry in entries} - {""}
         assert covered <= {entry.digest for entry in entries if entry.kind == "training"}
         if budget is not None:

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from fed_dpsd import needs, storage
-from fed_dpsd.accounts.database import ledgers_in, read_ledger
+from fed_dpsd.accounts.simulated import entries_in
 from tests.conftest import SMALL
 
 TINY = " ".join([*SMALL, "rounds=1"])
@@ -127,8 +127,8 @@ def test_a_run_that_a_full_disk_stopped_resumes_to_the_same_bits(
 
     def result(run):
         ledgers = [
-            [(each.digest, each.releases) for each in read_ledger(path)]
-            for path in ledgers_in(run / "ledger").values()
+            [(each.digest, each.releases) for each in entries]
+            for entries in entries_in(run / "ledger").values()
         ]
         return json.loads((run / "summary.json").read_text())["student_sha256"], ledgers
 

@@ -82,9 +82,8 @@ def test_no_epsilon_of_a_run_with_a_plugin_is_printed_as_reviewed(fed_dpsd, tmp_
         clients = [line for line in out if re.match(r"client_\d+ ", line)]
         assert len(clients) == (0 if more == ("--json",) else 2)
         assert all(f" ({MARK}) " in line for line in clients)
-    ledgers = sorted((Path(folder) / "ledger").glob("*.sqlite"))
-    _, out, _ = fed_dpsd("privacy", "ledger", str(ledgers[0]), "--json")
-    (account,) = json.loads(out[0]).values()
+    _, out, _ = fed_dpsd("privacy", "ledger", f"{folder}/ledger/simulated.sqlite", "--json")
+    account, _ = json.loads(out[0]).values()
     assert all(entry["mechanism"].endswith(f" ({MARK})") for entry in account["entries"])
 
     code, _, err = fed_dpsd("report", folder, "--out", "report")

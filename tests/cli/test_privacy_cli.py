@@ -185,8 +185,8 @@ def test_ledger_prints_every_charge_where_asked(fed_dpsd):
         assert own[0] < own[1] < own[2]
     spent = [line.split()[1] for line in out if line.startswith("spent: ")]
     assert so_far[2] == so_far[5] == float(spent[0])
-    code, out, _ = fed_dpsd("privacy", "ledger", f"{folder}/ledger/client_001.sqlite", "--json")
-    (account,) = json.loads(out[0]).values()
+    code, out, _ = fed_dpsd("privacy", "ledger", f"{folder}/ledger/simulated.sqlite", "--json")
+    _, account = json.loads(out[0]).values()
     assert [entry["query_id"] for entry in account["entries"]] == [1, 2, 3]
     summary = json.loads((Path(folder) / "summary.json").read_text())
     for spent, row in zip(account["spent"], summary["privacy"]["proven"], strict=True):

@@ -13,7 +13,7 @@ from fed_dpsd.client import hospital as hospitals
 from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.data.intake import Records
 from fed_dpsd.data.partition import made_up_patients
-from fed_dpsd.engines.clients import open_site
+from fed_dpsd.engines.clients import Clients
 from fed_dpsd.errors import ConfigError, UserError
 from fed_dpsd.experiment import from_json, load_data, partitions
 from fed_dpsd.privacy.accounting import best_bound
@@ -144,7 +144,7 @@ def test_a_known_patient_lies_in_one_shard_of_all_clients(small, tmp_path):
     shards = [
         set(shard.patients.tolist())
         for client in range(3)
-        for shard in open_site(experiment, client, tmp_path / "run")._teachers._shards
+        for shard in Clients(experiment, tmp_path / "run")[client]._teachers._shards
     ]
     everybody = set(load_data(experiment.config.data, experiment.config.cache).train.patients)
     assert sum(map(len, shards)) == len(set().union(*shards)) == len(everybody) > 100
@@ -156,7 +156,7 @@ def test_made_up_patients_have_records_of_one_class_at_one_client(small, tmp_pat
     groups = sorted(np.flatnonzero(patients == each).tolist() for each in set(patients.tolist()))
     assert groups == [[0, 2], [1, 4], [3, 5], [6]]
     experiment = small(*MADE_UP)
-    site = open_site(experiment, 1, tmp_path)
+    site = Clients(experiment, tmp_path)[1]
     (shard,) = site._teachers._shards
     own = load_data(experiment.config.data, experiment.config.cache).train.take(
         partitions(experiment)[1]

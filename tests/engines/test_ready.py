@@ -92,7 +92,7 @@ def test_a_ledger_of_earlier_runs_is_left_to_the_clients(small, tmp_path):
 def with_ledger(small, folder):
     """An experiment with a ledger of client 0, to which a note was written."""
     experiment = small(f"ledger={folder}")
-    own = FileLedger(folder, 0, data_set_name(experiment, 0))
+    own = FileLedger(folder, 0, data_set_name(experiment, "client 0"))
     with own.transaction():
         own.store_note("a", b"")
     return experiment

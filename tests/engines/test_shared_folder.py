@@ -2,18 +2,14 @@
 
 import base64
 import dataclasses
-import io
 import shutil
-import sqlite3
-from contextlib import closing
 
 import numpy as np
 import pytest
 
 from fed_dpsd import api
-from fed_dpsd.accounts.card import ledger_files
-from fed_dpsd.accounts.database import ledgers_in
 from fed_dpsd.accounts.secret import draw_secret, ledger_folder, noise_of, simulated_key
+from fed_dpsd.accounts.simulated import SimulatedLedger, entries_in
 from fed_dpsd.engines import clients
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import UserError
@@ -28,6 +24,7 @@ from tests.conftest import contents
 GRADIENTS = ("training=plain", "model=scattering", "method.class_counts=false", "answers=gradient")
 GRADIENTS += ("queries_per_round=16",)
 SUMS = "answers.noise_at=distributed", "answers.quorum={threshold: 2, colluding: 0}"
+ANSWERS = {}
 PLACES = pytest.mark.parametrize(
     "more", [(), ("answers.noise_at=server",), SUMS], ids=["client", "server", "distributed"]
 )
@@ -44,14 +41,23 @@ def _runs():
 
 @pytest.fixture
 def finished(small, _runs):
-    """Runs a small experiment, once for all tests; its experiment and folder, not to be changed."""
+    """Runs a small experiment, once for all tests; its experiment and folder, not to be changed.
+
+    ANSWERS has each client's answers, as they leave it.
+    """
 
     def make(*overrides):
         if overrides not in _runs:
             experiment = small(*GRADIENTS, *overrides)
-            folder = new_run_folder(experiment)
-            work(experiment, folder)
-            _runs[overrides] = experiment, folder
+            folder, drawn = new_run_folder(experiment), ([], [])
+
+            def keep(ledger, _, values):
+                drawn[ledger._client].append(values)
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(SimulatedLedger, "store_answer", keep)
+                work(experiment, folder)
+            _runs[overrides], ANSWERS[folder] = (experiment, folder), drawn
         return _runs[overrides]
 
     return make
@@ -125,13 +131,6 @@ def digests_of(experiment):
     return [digest.encode() for digest in (*digests.values(), partition_digest(experiment))]
 
 
-def stored_answers(ledger):
-    """The answers in a ledger."""
-    with closing(sqlite3.connect(ledger)) as database:
-        for (content,) in database.execute("SELECT content FROM answers"):
-            yield np.load(io.BytesIO(content), allow_pickle=False)
-
-
 @PLACES
 def test_a_shared_folder_has_no_key_no_digest_and_no_answer_before_its_noise(finished, more):
     experiment, folder = finished("noise=secure", *more)
@@ -143,22 +142,20 @@ def test_a_shared_folder_has_no_key_no_digest_and_no_answer_before_its_noise(fin
     assert not any(holds(folder, key) for key in keys)
     assert holds(private, (private / "secret").read_bytes())  # the control
     assert not any(holds(folder, digest) for digest in digests_of(experiment))
-    answers = [[*stored_answers(path)] for path in ledger_files(folder)]
+    answers = ANSWERS[folder]
     assert [len(own) for own in answers] == [3, 3]
     for own in (*answers[0], *answers[1], *(sum(both) for both in zip(*answers, strict=True))):
         rows = [row.astype(dtype).tobytes() for row in own for dtype in (np.float64, np.float32)]
-        assert not any(holds(folder, row) for row in rows)
-    row = answers[0][0][0].astype(np.float64).tobytes()
-    assert holds(private, row)  # the control
+        assert not any(holds(place, row) for row in rows for place in (folder, private))
+    part, *_ = checkpoint.load(folder / "checkpoint").buffer
+    assert holds(folder, part.predictions[0].tobytes())  # the control
 
 
 def test_a_seeded_run_keeps_its_ledgers_in_its_folder(finished):
-    """It shows every answer and which records there were, and guarantees nothing."""
+    """It shows which records there were, and guarantees nothing."""
     experiment, folder = finished("answers.noise_at=server")
     assert all(holds(folder, digest) for digest in digests_of(experiment))
-    assert ledgers_in(folder / "ledger").keys() == {"client_000", "client_001"}
-    (first, *_), *_ = map(stored_answers, ledger_files(folder))
-    assert holds(folder, first[0].astype(np.float64).tobytes())
+    assert {path.stem for path in entries_in(folder / "ledger")} == {"client_000", "client_001"}
 
 
 def test_text_forms_of_a_key_are_found(tmp_path):
@@ -218,7 +215,7 @@ def test_a_run_whose_secret_is_elsewhere_is_not_continued(small, tmp_path, given
 
     with pytest.raises(KeyboardInterrupt):
         run(experiment, LocalFederation(experiment, folder), folder, stop)
-    charged = [len([*stored_answers(path)]) for path in ledgers_in(private).values()]
+    charged = [len(entries) for entries in entries_in(private).values()]
     assert charged == [1, 1]
 
     other = private.rename(tmp_path / "other machine")
@@ -228,11 +225,11 @@ def test_a_run_whose_secret_is_elsewhere_is_not_continued(small, tmp_path, given
     with pytest.raises(UserError, match=f"^{private}/secret, from which"):
         LocalFederation(experiment, folder)
     with pytest.raises(UserError, match=f"^{private}/secret, from which"):
-        clients.open_site(experiment, 0, folder)
+        clients.Clients(experiment, folder)[0]
     assert not private.exists()
     assert contents(tmp_path) == before  # nothing was charged
 
     other.rename(private)
     assert api.resumed_job(folder).run(lambda line: None).summary["status"] == "completed"
-    charged = [len([*stored_answers(path)]) for path in ledgers_in(private).values()]
+    charged = [len(entries) for entries in entries_in(private).values()]
     assert charged == [2, 2]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fed_dpsd.engines.clients import ledger_of
+from fed_dpsd.engines.clients import shared_ledger
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.protocol import Refusal, Request, Response
 from fed_dpsd.server.run_folder import new_run_folder
@@ -230,5 +230,5 @@ def test_two_runs_of_one_name_are_charged_apart(small, tmp_path):
         folder = new_run_folder(experiment)
         released.append(Lying(experiment, folder, lie).total(request()).sum)
     assert (released[0] != released[1]).any()
-    entries = entries_of(ledger_of(experiment, 0, folder))
+    entries = entries_of(shared_ledger(experiment, 0))
     assert len({entry.run for entry in entries}) == len(entries) == 2

@@ -278,11 +278,11 @@ def test_a_process_reads_data_again_for_each_run(tmp_path):
     place = folders(tmp_path / "D")
     typed = (*SMALL, *DATA, f"data.path={place}", f"out={tmp_path}/runs")
     before = api.new_job(typed)
-    sites = [clients.open_site(before.experiment, 0, before.folder)]
+    sites = [clients.Clients(before.experiment, before.folder)[0]]
     add(place)
     add_to_test(place)
     after = api.new_job(typed)
-    sites.append(clients.open_site(after.experiment, 0, after.folder))
+    sites.append(clients.Clients(after.experiment, after.folder)[0])
     assert [len(site._test) for site in sites] == [8, 9]
     assert sum(site.num_records for site in sites) == 17
     inputs = [recorded_inputs(each.experiment, each.folder) for each in (before, after)]
@@ -293,7 +293,7 @@ def test_a_process_reads_data_again_for_each_run(tmp_path):
 
 
 def used_ledger(experiment, client=0):
-    ledger = clients.ledger_of(experiment, client, None)
+    ledger = clients.shared_ledger(experiment, client)
     with ledger.transaction():
         ledger.store_note("used", b"")
     return ledger

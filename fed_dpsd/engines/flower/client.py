@@ -21,7 +21,7 @@ from fed_dpsd.client.hospital import Hospital, open_hospital
 from fed_dpsd.client.request_log import describe_charge, describe_request
 from fed_dpsd.client.site import Site
 from fed_dpsd.client.terms import NotAllowed
-from fed_dpsd.engines.clients import open_site
+from fed_dpsd.engines.clients import Clients
 from fed_dpsd.engines.flower import shares
 from fed_dpsd.engines.flower.codec import (
     ANSWER,
@@ -85,10 +85,11 @@ def answer_message(message: Message, context: Context) -> Message:
             if "shares" in meta:
                 shares.take_share(Shares(**json.loads(meta["shares"])))
             text, run_folder = str(meta["experiment"]), Path(str(meta["run_folder"]))
-            for client, request in _requests(message, meta["clients"]).items():
-                failing = f"client {client}"
-                method, site = _experiment(text).method, _site(text, client, run_folder)
-                replies[client] = _reply(request, method, site)
+            method, sites = _experiment(text).method, _clients(text, run_folder)
+            with sites.charging():
+                for client, request in _requests(message, meta["clients"]).items():
+                    failing = f"client {client}"
+                    replies[client] = _reply(request, method, sites[client])
         else:
             raise ProtocolError(NOT_SIMULATED)
     except Exception as error:
@@ -185,7 +186,7 @@ def _compare_classes(message: Message, hospital: Hospital) -> None:
 _experiment = functools.lru_cache(maxsize=2)(from_json)  # bound once per process
 
 
-@functools.lru_cache(maxsize=10_000)
-def _site(experiment: str, client: int, run_folder: Path) -> Site:
-    """Return a simulated client's site, which stays open between messages."""
-    return open_site(_experiment(experiment), client, run_folder)
+@functools.lru_cache(maxsize=2)
+def _clients(experiment: str, run_folder: Path) -> Clients:
+    """Return a run's clients that this process hosts, which stay open between messages."""
+    return Clients(_experiment(experiment), run_folder)

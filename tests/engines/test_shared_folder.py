@@ -20,6 +20,8 @@ from fed_dpsd.server.run import run
 from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.storage import home
 from tests.conftest import contents
+from tests.forks import finished as finished_child
+from tests.forks import fork
 
 GRADIENTS = ("training=plain", "model=scattering", "method.class_counts=false", "answers=gradient")
 GRADIENTS += ("queries_per_round=16",)
@@ -200,6 +202,20 @@ def test_the_coordinator_of_hospitals_keeps_the_secret_of_its_noise_elsewhere(sm
     folder = new_run_folder(experiment)
     assert not any(holds(folder, key) for key in keys_of(experiment, folder))
     assert not (new_run_folder(small(*deployed)) / "ledger").exists()
+
+
+@pytest.mark.parametrize("noise", ["secure", "seeded"])
+def test_copies_of_a_run_run_at_once_only_without_a_secret(small, tmp_path, noise):
+    """With one, they share ledgers, and neither would know what the other charges."""
+    experiment = small(*GRADIENTS, f"noise={noise}")
+    folder = new_run_folder(experiment)
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    first = LocalFederation(experiment, folder)
+    child = fork(lambda: LocalFederation(experiment, copy), tmp_path / "log")
+    refused = finished_child(child) != 0
+    assert refused == (noise == "secure")
+    assert ("another process is running " in (tmp_path / "log").read_text()) == refused
+    del first
 
 
 @pytest.mark.parametrize("given", [False, True])

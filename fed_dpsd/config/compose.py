@@ -37,6 +37,7 @@ from fed_dpsd.config.plugins import conf_folders, groups, search_plugins, split_
 from fed_dpsd.config.schema import fields, leaves
 from fed_dpsd.errors import ConfigError
 
+_SOURCE = re.compile(r"\$\{(\w[\w.]*)\}")
 NOT_TYPED = ("sweep", "device")  # a grid of runs, and a key that sets two others
 _ERRORS = (HydraException, OmegaConfBaseException)
 # Files of Hydra's own, which set its launcher and logs: reading them takes a quarter of the time.
@@ -105,7 +106,7 @@ def _read(overrides: Sequence[str]) -> Composition:
     choices = [each for each in parsed if each.key_or_group in known]
     files, wrong = _composable(choices)
     problems += wrong
-    tree = copy.deepcopy(_composed(files, conf_folders()))
+    raw = copy.deepcopy(_raw_files(files, conf_folders()))
     defaults = _run_values(_resolved_files(files, conf_folders()))
     # After a wrong choice, the keys of its group are unknown.
     typed = (each.lstrip("+~").partition("=")[0].partition("@")[0] for each in overrides)
@@ -117,23 +118,50 @@ def _read(overrides: Sequence[str]) -> Composition:
             if sure or key.partition(".")[0] not in known:
                 problems.append(unknown_key(key, defaults | {"device": None}))
             continue
+        changed = copy.deepcopy(raw) if "${" in text else raw
+        _set(changed, key, setting.value())
         try:
-            changed = copy.deepcopy(tree) if "${" in text else tree
-            OmegaConf.update(changed, key, setting.value(), merge=True)
-            if changed is not tree:
-                _resolved(changed)
-            tree = changed
+            if changed is not raw:
+                _resolved(OmegaConf.create(changed))
+            raw = changed
         except OmegaConfBaseException as error:
             problems.append(f"{text}: {first_line(error)}")
-    raw = typing.cast(dict[str, Any], OmegaConf.to_container(tree))
     sources = {
         key: source[1]
         for key, value in leaves(raw)
-        if isinstance(value, str) and (source := re.fullmatch(r"\$\{([\w.]+)\}", value))
+        if isinstance(value, str) and (source := _SOURCE.fullmatch(value))
     }
-    resolved = _resolved(tree)
+    resolved = _filled(raw, sources)
     values, sweep = _run_values(resolved), resolved["sweep"]
     return Composition(values, sources, tuple(problems), sweep=sweep)
+
+
+def _set(tree: dict[str, Any], key: str, value: Any) -> None:
+    """Set a key, given by its path; the keys of a dictionary are set one by one."""
+    *path, last = key.split(".")
+    for name in path:
+        if not isinstance(tree.get(name), dict):
+            tree[name] = {}
+        tree = tree[name]
+    if not (isinstance(value, dict) and isinstance(tree.get(last), dict)):
+        tree[last] = value
+        return
+    for name, each in value.items():
+        _set(tree[last], name, each)
+
+
+def _filled(raw: dict[str, Any], sources: Mapping[str, str]) -> dict[str, Any]:
+    """Return values in which ${KEY} is replaced; OmegaConf, which is slow, does the rare cases."""
+    flat = dict(leaves(raw))
+    unfilled = {key for key, value in flat.items() if "${" in str(value)}
+    if unfilled != sources.keys() or not flat.keys() >= set(sources.values()):
+        return _resolved(OmegaConf.create(raw))
+    filled = copy.deepcopy(raw)
+    for key, source in sources.items():
+        while source in sources:
+            source = sources[source]
+        _set(filled, key, flat[source])
+    return filled
 
 
 def resolve_choices(overrides: Sequence[str]) -> dict[str, str]:
@@ -212,6 +240,12 @@ def _composed(
     overrides = [*choices, *([f"hydra.searchpath=[{searched}]"] if searched else []), *_WITHOUT]
     with hydra.initialize_config_dir(ours, version_base="1.3"):
         return hydra.compose("config", overrides, with_hydra)
+
+
+@functools.lru_cache(maxsize=256)
+def _raw_files(files: tuple[str, ...], folders: tuple[Path, ...]) -> dict[str, Any]:
+    """Return all values of chosen files, with ${KEY} as it is; do not modify the result."""
+    return typing.cast(dict[str, Any], OmegaConf.to_container(_composed(files, folders)))
 
 
 def _resolved(tree: DictConfig) -> dict[str, Any]:

@@ -3,13 +3,16 @@
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+import hydra
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 
 from fed_dpsd.config import BUNDLED
 from fed_dpsd.config.bind import bind_dataclass
 from fed_dpsd.config.compose import compose, split_overrides
+from fed_dpsd.config.plugins import conf_folders
 from fed_dpsd.errors import ConfigError
 from fed_dpsd.experiment import from_overrides, set_up
 from fed_dpsd.models import efficientnet
@@ -279,6 +282,24 @@ def test_each_path_in_an_unknown_home_folder_is_named(tmp_path, homeless, monkey
     text = problems(tmp_path, "data=imagefolder", "data.path='~bob/x'", "out='~bob/x'")
     unknown = "~bob/x: its home folder is not known; write the whole path (for ~/.fed-dpsd, set"
     assert text.count(f"data.path={unknown}") == text.count(f"out={unknown}") == 1
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["seed=3"],
+        ["seed=3", "teacher.seed=4", "partition.seed=${teacher.seed}"],
+        ["model=cnn", "model.student=mlp", "model.teachers=['${model.student}', cnn]"],
+        ["answers.quorum={threshold: 2, colluding: 0}", "device=cuda:1"],
+        ["experiment=ci", "out='${data.name} runs'", "data.path='a b'"],
+    ],
+)
+def test_settings_are_as_hydra_alone_would_compose_them(overrides):
+    ours, *_ = map(str, conf_folders())
+    with hydra.initialize_config_dir(ours, version_base="1.3"):
+        tree = OmegaConf.to_container(hydra.compose("config", overrides), resolve=True)
+    assert compose(overrides) == {key: tree[key] for key in tree.keys() - {"sweep", "device"}}
 
 
 def test_overrides_are_split_as_hydra_reads_them():

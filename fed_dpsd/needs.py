@@ -30,7 +30,7 @@ from fed_dpsd.models.pretrained import Pretrained
 from fed_dpsd.models.procedural import SIDE
 from fed_dpsd.models.scattering import EXAMPLES, Scattering
 from fed_dpsd.privacy.accounting import Stage
-from fed_dpsd.privacy.mechanism import Weights
+from fed_dpsd.privacy.mechanism import Weights, quorum_of
 from fed_dpsd.privacy.record_sums import RecordSums
 from fed_dpsd.privacy.training import BaselineWeights
 from fed_dpsd.storage import LARGE, nearest_existing
@@ -64,7 +64,7 @@ class Needs:
         server: the server's memory, by the keys of REMEDIES, and its process.
         client: a client's memory in addition to a process, by the keys of REMEDIES.
         clients: the number of clients that this machine simulates; 0 if they are hospitals.
-        run_disk: the bytes of the run folder, with simulated clients' ledgers.
+        run_disk: the bytes of the run folder, with the answers in simulated clients' ledgers.
         cache_disk: the bytes of the cache.
         client_disk: the bytes of a hospital's ledger and teachers.
         temporary: the bytes of temporary files, of all simulated clients or of a hospital.
@@ -191,7 +191,7 @@ def needs_of(experiment: Experiment, records: int | None = None, cached: bool = 
         run_disk=kept * (pixels + 2 * classes * FLOAT)
         + (config.rounds * min(each, PICTURES) * pixels)
         + KEPT * (each * (pixels + classes * FLOAT) + weight_bytes(student))
-        + clients * answers,
+        + clients * answers * bool(config.ledger or quorum_of(experiment.answers)),
         cache_disk=(records or 0) * read + clients * weights + components,
         client_disk=answers + weights + components,
         temporary=max(clients, 1) * in_files,

@@ -384,6 +384,8 @@ def ledgers_at(path: Path) -> dict[Path, Sequence[Entry]]:
 
     A run folder in which nothing was charged has none.
     """
+    if path.parent.name == FILE:  # one of its clients, as `entries_in` names it
+        return {each: own for each, own in entries_of_file(path.parent).items() if each == path}
     if path.is_file():
         if path.name == FILE:
             return entries_of_file(path)

@@ -36,7 +36,10 @@ _MARK = b"This client has a ledger. If the .sqlite file is missing, restore it f
 
 
 class Ledger(ABC):
-    """A client's account. Call everything except `transaction` inside a transaction."""
+    """A client's account. Call everything except `transaction` inside a transaction.
+
+    A simulated client's is durable only at the end of a request (accounts/simulated.py).
+    """
 
     @abstractmethod
     def transaction(self) -> AbstractContextManager[None]:

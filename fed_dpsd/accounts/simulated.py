@@ -1,14 +1,15 @@
-"""The ledgers of a run's simulated clients, in one file that is written once per request.
+"""The ledgers of a run's simulated clients, in one file that is written before replies leave.
 
-Their noise depends only on the run's secret or seed and on what it hides. If a process dies before
-the file is written, the resumed run draws the same noise again, so answers are not stored, and
-nothing is charged twice. A hospital's ledger, and one that runs share (`ledger=FOLDER`), is a
-`FileLedger`, which is durable before each draw.
+If a process dies earlier, nothing has left, and the resumed run repeats the request with the same
+noise, which depends only on the run's secret or seed and on what it hides. So a simulated ledger
+holds no answers, but digests of those with secret noise: other values would get other noise. A
+hospital's ledger, and one that runs share (`ledger=FOLDER`), is a `FileLedger` instead.
 """
 
+import hashlib
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,45 +26,64 @@ from fed_dpsd.accounts.database import (
 )
 from fed_dpsd.accounts.entry import Entry
 from fed_dpsd.accounts.ledger import MemoryLedger
-from fed_dpsd.storage import client_name
+from fed_dpsd.storage import client_name, sync
 
 FILE = "simulated.sqlite"
+_SMALL = 4096  # bytes of a note that stays in memory
 # Numbers only grow, so all rows that a process does not know are above the last one it knows.
 _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS account (data TEXT PRIMARY KEY)",
     "CREATE TABLE IF NOT EXISTS kept (number INTEGER PRIMARY KEY AUTOINCREMENT,"
     " client INTEGER, kind TEXT, name TEXT, content BLOB, UNIQUE (client, kind, name))",
 )
-_Row = tuple[int, str, str, bytes]  # client, kind, name and content
 
 
 class SimulatedLedger(MemoryLedger):
-    """A simulated client's ledger, which draws an answer again instead of storing it."""
+    """A simulated client's ledger. Large notes, such as masked answers, are in the file alone."""
 
-    def __init__(self, client: int, unwritten: list[_Row]) -> None:
+    def __init__(self, client: int, ledgers: "SimulatedLedgers") -> None:
         super().__init__()
-        self._client, self._unwritten = client, unwritten
+        self._client, self._ledgers = client, ledgers
 
     def charge(self, entry: Entry) -> None:
         """Remember a charge until the end of the request, when it is written."""
-        super().charge(entry)
-        self._unwritten.append((self._client, "charges", entry.digest, entry.to_json().encode()))
+        content = entry.to_json()
+        self._charges.add(content)
+        self._ledgers.unwritten[self._client, "charges", entry.digest] = content.encode()
 
     def stored_answer(self, digest: str) -> NDArray[Any] | None:
-        """Return None, so that the answer is drawn again, with the same noise."""
+        """Return None, so that the answer is drawn again."""
         return None
 
     def store_answer(self, digest: str, values: NDArray[Any]) -> None:
-        """Store nothing."""
+        """Keep a digest of an answer with secret noise.
+
+        Raises:
+            LedgerError: this charge had another answer, for example on another kind of processor.
+        """
+        if not self._ledgers.secret:
+            return
+        drawn = hashlib.sha256(values.tobytes()).digest()
+        if (before := self._read("answers", digest)) is None:
+            self._keep("answers", digest, drawn)
+        elif before != drawn:
+            raise LedgerError(
+                "it computes another answer than before, which would get other noise and is not "
+                "charged; resume the run on the machine where it started, or start a new one"
+            )
+
+    def _read(self, table: str, name: str) -> bytes | None:
+        kept = super()._read(table, name)
+        return kept if kept is None or kept else self._ledgers.read(self._client, table, name)
 
     def _keep(self, table: str, name: str, content: bytes) -> None:
-        super()._keep(table, name, content)
-        self._unwritten.append((self._client, table, name, content))
+        self.take(table, name, content)
+        self._ledgers.unwritten[self._client, table, name] = content
 
     def take(self, table: str, name: str, content: bytes) -> None:
-        """Take over a row of the file, unless this process has written it."""
+        """Take over a row of the file; the content of a large one stays there."""
         if table != "charges":
-            super()._keep(table, name, content)
+            super()._keep(table, name, content if len(content) <= _SMALL else b"")
         elif self._charges.find(name) is None:
             self._charges.add(content.decode())
 
@@ -76,17 +96,24 @@ class SimulatedLedgers:
     Args:
         folder: the folder of the run's ledgers.
         data: the name of the data set and of its partition.
+        secret: whether the noise is secret.
     """
 
-    def __init__(self, folder: Path, data: str) -> None:
-        self._path, self._data = folder / FILE, data
+    def __init__(self, folder: Path, data: str, secret: bool) -> None:
+        self._path, self._data, self.secret = folder / FILE, data, secret
         self._ledgers: dict[int, SimulatedLedger] = {}
-        self._unwritten: list[_Row] = []
-        self._last = 0  # the number of the last row that this process knows
+        self.unwritten: dict[tuple[int, str, str], bytes] = {}  # by client, kind and name
+        self._last = 0  # the number of the last row that this process has read or written
 
     def __getitem__(self, client: int) -> SimulatedLedger:
         if client not in self._ledgers:
-            self._ledgers[client] = SimulatedLedger(client, self._unwritten)
+            ledger = self._ledgers[client] = SimulatedLedger(client, self)
+            if self._last:
+                query = "SELECT kind, name, content FROM kept WHERE client = ? AND number <= ?"
+                rows = self._rows(f"{query} ORDER BY number", client, self._last)
+                with translate_errors(self._path):
+                    for row in rows:
+                        ledger.take(*row)
         return self._ledgers[client]
 
     @contextmanager
@@ -100,15 +127,36 @@ class SimulatedLedgers:
             self._exchange()
         try:
             yield
-        finally:
-            if self._unwritten:
-                self._exchange()
+        except BaseException:
+            with suppress(LedgerError):  # the first error matters more
+                self._write()
+            raise
+        self._write()
+
+    def read(self, client: int, kind: str, name: str) -> bytes:
+        """Return the content of a row."""
+        if (content := self.unwritten.get((client, kind, name))) is None:
+            query = "SELECT content FROM kept WHERE client = ? AND kind = ? AND name = ?"
+            ((content,),) = self._rows(query, client, kind, name)
+        return content
+
+    def _rows(self, query: str, *values: Any) -> list[Any]:
+        with translate_errors(self._path), closing(open_connection(self._path, "ro")) as database:
+            return database.execute(query, values).fetchall()
+
+    def _write(self) -> None:
+        if self.unwritten:
+            self._exchange()
 
     def _exchange(self) -> None:
         """Read new rows and write this process's in one transaction, durably."""
         with translate_errors(self._path):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with closing(sqlite3.connect(self._path, PATIENCE, isolation_level=None)) as database:
+            folder, new = self._path.parent, not self._path.exists()
+            folder.mkdir(parents=True, exist_ok=True)
+            with closing(
+                sqlite3.connect(self._path, timeout=PATIENCE, isolation_level=None)
+            ) as database:
+                database.execute("PRAGMA synchronous = EXTRA")  # also after a loss of power
                 database.execute("BEGIN IMMEDIATE")
                 for statement in _SCHEMA:
                     database.execute(statement)
@@ -119,15 +167,20 @@ class SimulatedLedgers:
                         f"the ledger {self._path} is the account of {found[0]}, not of "
                         f"{self._data}: restore that data set, or start a new run"
                     )
-                rows = database.execute("SELECT * FROM kept WHERE number > ?", (self._last,))
-                for number, client, *row in rows:
-                    self[client].take(*row)
-                    self._last = number
+                last = self._last
+                query = "SELECT * FROM kept WHERE number > ? ORDER BY number"
+                for last, client, *row in database.execute(query, (self._last,)):  # noqa: B007
+                    if client in self._ledgers:
+                        self._ledgers[client].take(*row)
                 put = "INSERT OR REPLACE INTO kept VALUES (NULL, ?, ?, ?, ?)"
-                for unwritten in self._unwritten:
-                    self._last = database.execute(put, unwritten).lastrowid or 0
+                for key, content in self.unwritten.items():
+                    last = database.execute(put, (*key, content)).lastrowid or last
                 database.execute("COMMIT")
-        self._unwritten.clear()
+                self._last = last
+            if new:
+                for each in (folder, folder.parent):
+                    sync(each)
+        self.unwritten.clear()
 
 
 def entries_in(folder: Path) -> dict[Path, Sequence[Entry]]:

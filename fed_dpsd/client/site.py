@@ -157,7 +157,7 @@ class Site:
         records = int((self._summed or self._teachers).records_digest, 16)
         keyed = self._noise.numpy("records of a run", self.client, records).random(4)
         due = self._due(request)  # computed before the ledger is locked
-        with self.ledger.transaction():  # a write is durable at once, so no refusal undoes it
+        with self.ledger.transaction():  # no refusal undoes what is written
             self.account.reconcile(request, self.client)
             if due:
                 mechanism, keys = due
@@ -274,11 +274,11 @@ class Site:
     def release(
         self, mechanism: Mechanism, sensitive_value: NDArray[Any], request: Request
     ) -> Response:
-        """Release (n, B, K) private values: bound each, charge the ledger (fsync), draw the noise.
+        """Release (n, B, K) private values: bound each, charge the ledger, draw the noise.
 
-        A repeated request returns the stored answer and charges nothing, even if the records have
-        changed. Otherwise, the two answers would reveal whether they changed. Nothing is drawn over
-        budget.
+        A repeated request returns the same answer and charges nothing. A hospital's is stored, and
+        stays the same even if the records have changed. Otherwise, the two answers would reveal
+        whether they changed. Nothing is drawn over budget.
 
         The charge depends on the whole request and every setting, so the same id with different
         content is a separate charge. If answers are summed, it also depends on the sum's tag.
@@ -287,7 +287,8 @@ class Site:
 
         Raises:
             BudgetSpent: the charge would exceed the budget or the plan; nothing was drawn.
-            LedgerError: the ledger cannot be read or written; nothing was drawn.
+            LedgerError: the ledger cannot be read or written, or a simulated client computes
+                another answer to a repeated request; nothing leaves.
             ValueError: the teachers' private training has not been paid for; nothing was drawn.
         """
         self.check(request)

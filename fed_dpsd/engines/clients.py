@@ -1,6 +1,7 @@
 """Simulated clients; their records are partitions of a public data set."""
 
 import functools
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -74,22 +75,30 @@ def with_patients(records: Records, size: int | None) -> Records:
     return replace(records, patients=made_up_patients(records.labels, size))
 
 
-class Clients:
-    """The simulated clients of a run that this process hosts, by number."""
+class Clients(Mapping[int, Site]):
+    """A run's simulated clients by number, each opened when this process first needs it."""
 
     def __init__(self, experiment: Experiment, run_folder: Path) -> None:
         self._experiment, self._run_folder = experiment, run_folder
         self._sites: dict[int, Site] = {}
-        own = own_ledger_folder(run_folder), data_set_name(experiment, "all clients")
-        self._ledgers = None if experiment.config.ledger else SimulatedLedgers(*own)
+        self._ledgers = None
+        if not experiment.config.ledger:
+            folder, data = own_ledger_folder(run_folder), data_set_name(experiment, "all clients")
+            self._ledgers = SimulatedLedgers(folder, data, secret=not experiment.seeded)
 
     def __getitem__(self, client: int) -> Site:
         if client not in self._sites:
             self._sites[client] = self._open(client)
         return self._sites[client]
 
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(len(self)))
+
+    def __len__(self) -> int:
+        return self._experiment.config.num_clients
+
     def charging(self) -> AbstractContextManager[None]:
-        """Make the charges of a block durable at its end, or earlier.
+        """Make the charges of a block durable at its end; replies may leave only after it.
 
         Raises:
             LedgerError: the run's ledgers cannot be read or written.

@@ -37,8 +37,7 @@ class LocalFederation(HostedFederation):
 
     def diagnose(self) -> Iterator[NDArray[np.float32]]:
         """Yield the exact probabilities of each client's teachers on the test split."""
-        with self._sites.charging():
-            for client in range(self.experiment.config.num_clients):
-                with torch_threads(self.experiment.config.threads_client):
-                    probabilities = self._sites[client].diagnose()
-                yield probabilities
+        for site in self._sites.values():
+            with torch_threads(self.experiment.config.threads_client), self._sites.charging():
+                probabilities = site.diagnose()
+            yield probabilities

@@ -46,12 +46,12 @@ class InUse(UserError):
     """The run is in use by another process."""
 
 
-def _lock_run(run_folder: Path) -> IO[bytes]:
-    with writing(run_folder / "lock"):
-        run_folder.mkdir(parents=True, exist_ok=True)
-        lock = try_lock(run_folder / "lock")
+def _lock_run(folder: Path, run: str) -> IO[bytes]:
+    with writing(folder / "lock"):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = try_lock(folder / "lock")
     if lock is None:
-        raise InUse(f"another process is running {run_folder}; stop it or wait for it to finish")
+        raise InUse(f"another process is running {run}; stop it or wait for it to finish")
     return lock
 
 
@@ -138,10 +138,12 @@ class HostedFederation(ABC):
         # other clients' answers would release them again. They also share secret ledgers.
         shared = ledger_folder(experiment, run_folder) / f"{run_name(run_folder)}.sums"
         self._sums = shared if secret else run_folder / "sums"
-        self._lock = _lock_run(run_folder)
-        simulated = experiment.config.federation.simulation and not experiment.config.ledger
-        own = own_ledger_folder(run_folder) if simulated and not experiment.seeded else None
-        self._lock_of_copies = _lock_run(place) if (place := shared if secret else own) else None
+        self._lock = _lock_run(run_folder, f"{run_folder}")
+        place = shared if secret else None
+        if experiment.config.federation.simulation and not experiment.config.ledger:
+            place = None if experiment.seeded else own_ledger_folder(run_folder)
+        copy = f"{run_folder} or a copy of it"
+        self._lock_of_copies = _lock_run(place, copy) if place else None
         self._requests_sent = SentRequests(run_folder / "asks")
         self._charge_log = ChargeLog(run_folder, experiment.plan.releases)
         self._noise: Noise = secret or Streams(experiment.config.seed)

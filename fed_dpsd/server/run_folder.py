@@ -104,7 +104,7 @@ def new_run_folder(experiment: Experiment) -> Path:
 def _new_run_name(experiment: Experiment, folder: Path) -> str:
     """Return the name of a new run; if its server draws secret noise, no other run has it.
 
-    Clients repeat the stored answers of a run. If the server of another run of the same name drew
+    Clients repeat the answers of a run. If the server of another run of the same name drew
     its own noise for them, they would be released twice for one charge.
     """
     drawn = experiment.answers.noise_at == "server" and not experiment.seeded

@@ -736,6 +736,7 @@ def test_the_card_covers_every_simulated_ledger(
                 raise Killed
             answers = super()._deliver(asked)
             check()
+            assert all(entries_in(ledger_folder(experiment, folder)).values())
             if struck and when == "after send":
                 raise Killed
             return answers

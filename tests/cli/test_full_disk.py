@@ -105,7 +105,7 @@ def test_a_run_on_a_full_disk_says_so_once(fed_dpsd, given, monkeypatch, caplog)
     for err, left in _each_time(fed_dpsd, given, monkeypatch, caplog, typed):
         said = [line for line in err.splitlines() if line.startswith("error: ")]
         assert len(said) == 1, err
-        assert "no space left in /" in err + caplog.text  # a client refuses without its paths
+        assert "no space left in /" in err + caplog.text
         assert not [path for path in left if path.suffix == ".tmp"]
         times += 1
     assert times >= 10

@@ -177,7 +177,8 @@ class Recorder:
 
 
 def recorded(federation):
-    federation._sites = {client: Recorder(site) for client, site in federation._sites.items()}
+    clients = federation._sites
+    clients._sites |= {client: Recorder(site) for client, site in clients.items()}
     return federation
 
 

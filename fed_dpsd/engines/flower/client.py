@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import torch
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 
@@ -90,6 +91,7 @@ def answer_message(message: Message, context: Context) -> Message:
                 for client, request in _requests(message, meta["clients"]).items():
                     failing = f"client {client}"
                     replies[client] = _reply(request, method, sites[client])
+                failing = "this node"
         else:
             raise ProtocolError(NOT_SIMULATED)
     except Exception as error:
@@ -157,6 +159,7 @@ def _hospital_reply(message: Message, hospital: Hospital) -> Reply | Refusal:
 def _reply(request: Request | SumStep | None, method: Method, site: Site) -> Reply | Refusal:
     """Return the reply of a client that is allowed to answer the request."""
     keep_freed_memory()
+    torch.set_flush_denormal(True)  # as in a run without Flower, for the same bits
     with torch_threads(site.config.threads_client):
         if request is None:
             return Reply(site.diagnose())

@@ -18,6 +18,7 @@ from fed_dpsd.errors import UserError, printable
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.privacy.mechanism import Unit
 from fed_dpsd.privacy.plan import Plan
+from fed_dpsd.report import REPORTED
 from fed_dpsd.report.facts import Facts, Unfinished
 from fed_dpsd.report.scores import Predictions
 from fed_dpsd.report.settings import (
@@ -54,9 +55,6 @@ from fed_dpsd.storage import client_name, is_run_folder, shown_path, writing
 from fed_dpsd.sweep.apart import distinguish_rows, key_texts, named_parts, try_open_experiment
 from fed_dpsd.sweep.sweep import TABLE, Cell, Say, read_table, write_tables
 
-REPORTED = (
-    "a table of `fed-dpsd sweep`, or the folder that a sweep, a run or a rehearsal has written"
-)
 MOST_NAMED = 3  # runs in an error
 REHEARSED = "run"  # the run folder in a rehearsal's folder
 OMITTED = ("out", "cache", "run_folder", "ledger", "tracker")

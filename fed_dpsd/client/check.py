@@ -7,6 +7,7 @@ import dataclasses
 import math
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -40,6 +41,7 @@ from fed_dpsd.privacy.record_sums import RecordSums
 from fed_dpsd.protocol import Refusal, Request
 
 REHEARSED = 16  # images in the rehearsed request
+DAY = 86_400.0  # seconds
 HELD_OUT = 5  # every fifth image or patient is held out from training
 
 
@@ -98,7 +100,10 @@ def check(hospital: Hospital, overrides: list[str]) -> Iterator[str | Table]:
             f"{lacking}={getattr(hospital, lacking):,.10g} is not enough for this run: this "
             f"site would refuse {remedy}"
         )
-    # A copy of the secret lies in this folder, so it must be inside the hospital's own.
+    for left in hospital.folder.glob("check-*"):  # by a check that was killed
+        if time.time() - left.stat().st_mtime > DAY:
+            shutil.rmtree(left, ignore_errors=True)
+    # Teachers of private records lie in this folder, so it must be inside the hospital's own.
     place = tempfile.TemporaryDirectory(prefix="check-", dir=hospital.folder)
     with torch_threads(experiment.config.threads_client), place as folder:
         kept, own = hospital.folder / "cache" / "features", Path(folder) / "features"
@@ -245,7 +250,7 @@ def _rehearse(hospital: Hospital, experiment: Experiment, folder: Path) -> str:
     """Answer a request, charged to a temporary ledger; describe the outcome."""
     secret = hospital.folder / "secret"
     load_or_create_secret(secret)  # draws the secret if there is none yet
-    shutil.copy(secret, folder / "secret")
+    (folder / "secret").symlink_to(secret.absolute())
     rehearsed = dataclasses.replace(hospital, state=str(folder))
     config = dataclasses.replace(experiment.config, cache=str(folder))
     experiment = dataclasses.replace(experiment, config=config)

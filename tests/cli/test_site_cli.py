@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -255,6 +256,18 @@ def test_a_second_check_does_not_compute_what_features_are_made_with(tmp_path, m
     assert {path.name for path in (hospital.folder / "cache").iterdir()} == {"features"}
     monkeypatch.setattr(fixed_features, "_components", pytest.fail)
     list(check.check(hospital, [*SMALL]))
+
+
+def test_a_check_deletes_what_a_killed_one_left_a_day_ago(tmp_path):
+    hospital = open_hospital(site_file(tmp_path / "hospital", queries=10_000, budget=1e6))
+    for name, days in (("check-old", 2), ("check-new", 0)):
+        (hospital.folder / name).mkdir(parents=True)
+        (hospital.folder / name / "teacher").touch()
+        os.utime(hospital.folder / name, (time.time() - days * check.DAY,) * 2)
+    list(
+        check.check(hospital, ["teacher.min_steps=3", "teacher.epochs=0", "model.teacher_width=4"])
+    )
+    assert [path.name for path in hospital.folder.glob("check-*")] == ["check-new"]
 
 
 def test_a_check_keeps_no_rows_of_private_images(tmp_path):

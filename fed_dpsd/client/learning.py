@@ -142,7 +142,8 @@ class ShardLearner:
         `losses` then holds the loss of each step, a private value.
         """
         model, inputs, initial = self._start
-        self._teacher.load_state_dict(initial)
+        if self._fits:
+            self._teacher.load_state_dict(initial)
         self.losses = []
         self._fits += 1
         settings = self._settings

@@ -6,6 +6,7 @@ mechanism; the site charges its cost.
 """
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import hashlib
@@ -50,7 +51,7 @@ from fed_dpsd.models import (
     to_vector,
     write_weights,
 )
-from fed_dpsd.models.classifiers import Classifier, builder, features_version
+from fed_dpsd.models.classifiers import FIXED, OURS, Classifier, builder, features_version
 from fed_dpsd.models.devices import gpu_model
 from fed_dpsd.models.footprint import weight_bytes
 from fed_dpsd.models.functions import network_digest
@@ -153,6 +154,18 @@ class Teachers:
 
     def _untrained(self, shard: int) -> Classifier:
         teacher = make_teacher(self._config, self._client, shard)
+        teacher.in_bfloat16 = self._bfloat16
+        return teacher
+
+    def _for_sent_weights(self, shard: int) -> Classifier:
+        """Return a network to load weights into.
+
+        Plain training changes nothing else in one of ours, so all clients of a process share it.
+        """
+        name, *sizes = _architecture(self._config, self._client)
+        if self._may_draw_noise or name not in OURS.difference(FIXED):
+            return self._untrained(shard)
+        teacher = _shared(builder(name, self._config.model), *sizes)
         teacher.in_bfloat16 = self._bfloat16
         return teacher
 
@@ -326,7 +339,7 @@ class Teachers:
     def size(self) -> int:
         """Return the number of weights of a teacher."""
         name, *sizes = _architecture(self._config, self._client)
-        return _size(builder(name, self._config.model), *sizes)
+        return len(to_vector(_shared(builder(name, self._config.model), *sizes)))
 
     def check_weights(self, weights: NDArray[np.float32]) -> None:
         """Reject weights from which training cannot start.
@@ -359,7 +372,7 @@ class Teachers:
         config = dataclasses.replace(self._config, teacher=settings)
         vectors = []
         for shard, records in enumerate(self._shards):
-            teacher = self._untrained(shard)
+            teacher = self._for_sent_weights(shard)
             purpose = f"retraining {shard}"
             load_vector(teacher, torch.from_numpy(weights))
             if len(records) or self._training.private:
@@ -479,14 +492,26 @@ def _architecture(config: Config, client: int) -> tuple[str, tuple[int, ...], in
 
 
 @functools.lru_cache(maxsize=16)
-def _size(build: Callable[..., Classifier], *sizes: Any) -> int:
-    return len(to_vector(initialise(lambda: build(*sizes), torch.Generator())))
+def _shared(build: Callable[..., Classifier], *sizes: Any) -> Classifier:
+    return initialise(lambda: build(*sizes), torch.Generator())
 
 
 def make_teacher(config: Config, client: int, shard: int) -> Classifier:
     """Return an untrained teacher of the client's architecture."""
-    name, shape, classes, width = _architecture(config, client)
-    build = functools.partial(builder(name, config.model), shape, classes, width)
-    drawn_for = (0, 0) if config.teacher.same_start else (client, shard)
-    rng = Streams(config.teacher.seed).torch("teacher weights", *drawn_for)
-    return initialise(build, rng).keep_features(Path(config.cache))
+    name, *sizes = _architecture(config, client)
+    same = config.teacher.same_start
+    drawn_for = (0, 0) if same else (client, shard)
+    start: tuple[Any, ...] = (builder(name, config.model), *sizes, config.teacher.seed, *drawn_for)
+    copied = same and name in OURS.difference(FIXED)  # as thousands of clients start
+    teacher = copy.deepcopy(_first(*start)) if copied else _drawn(*start)
+    return teacher.keep_features(Path(config.cache))
+
+
+def _drawn(build: Callable[..., Classifier], *start: Any) -> Classifier:
+    """Build a teacher and draw its weights, given its sizes, the seed and whom they are for."""
+    *sizes, seed, client, shard = start
+    rng = Streams(seed).torch("teacher weights", client, shard)
+    return initialise(lambda: build(*sizes), rng)
+
+
+_first = functools.lru_cache(maxsize=1)(_drawn)

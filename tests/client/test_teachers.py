@@ -17,7 +17,7 @@ from fed_dpsd.client.teachers import Teachers, assign_shards, make_teacher
 from fed_dpsd.data.intake import Records
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import UserError
-from fed_dpsd.models import initialise, precision, write_weights
+from fed_dpsd.models import initialise, precision, to_vector, write_weights
 from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
 from fed_dpsd.models.fixed_features import FixedFeatures
 from fed_dpsd.models.footprint import weight_bytes
@@ -231,6 +231,33 @@ def test_each_retraining_of_each_teacher_has_noise_of_its_own(small, records):
     assert np.array_equal(first, again)
     for one, other in ((first, another), np.split(first, 2)):
         assert np.abs(np.corrcoef(one, other)[0, 1]) < 0.2
+
+
+@every("network", ["cnn", "cnn_bn", "resnet9"])
+def test_clients_that_share_a_network_learn_from_sent_weights_as_alone(small, records, network):
+    """Weights and statistics are loaded, and nothing of another client is left."""
+    experiment = small(f"model.teacher={network}", "teachers_per_client=2", "num_clients=2")
+    sent = to_vector(make_teacher(experiment.config, 1, 0)).numpy()
+    trained = []
+    for alone in (True, False):
+        for client in (0, 1):
+            own = make(experiment, records.take(np.arange(client, len(records), 2)), client=client)
+            if alone:
+                teachers._shared.cache_clear()
+            trained.append(own.sensitive_retrained(sent, 1, "0" * 64, epochs=1))
+    for first, second in zip(trained[:2], trained[2:], strict=True):
+        assert np.array_equal(first, second)
+    assert not np.array_equal(*trained[:2])
+
+
+def test_a_teacher_that_changes_leaves_the_same_start_of_others(small):
+    config = small("teacher.same_start=true", "model.teacher=cnn_bn").config
+    one, two = make_teacher(config, 0, 0), make_teacher(config, 1, 0)
+    assert same(one, two)
+    with torch.no_grad():
+        next(one.parameters()).zero_()
+    assert same(two, make_teacher(config, 2, 1))
+    assert not same(one, two)
 
 
 @every("training", ["plain", "dp_sgd"])

@@ -385,7 +385,10 @@ def ledgers_at(path: Path) -> dict[Path, Sequence[Entry]]:
     A run folder in which nothing was charged has none.
     """
     if path.parent.name == FILE:  # one of its clients, as `entries_in` names it
-        return {each: own for each, own in entries_of_file(path.parent).items() if each == path}
+        found = entries_of_file(path.parent)
+        if path not in found:
+            raise UserError(f"{path} does not exist; give {_LEDGERS}")
+        return {path: found[path]}
     if path.is_file():
         if path.name == FILE:
             return entries_of_file(path)

@@ -66,8 +66,11 @@ class Ledger(ABC):
         content = self._read("answers", digest)
         return None if content is None else np.load(io.BytesIO(content), allow_pickle=False)
 
-    def store_answer(self, digest: str, values: NDArray[Any]) -> None:
-        """Store a charge's answer, durably unless in `single_commit`; only then may it leave."""
+    def store_answer(self, digest: str, values: NDArray[Any], noisy: bool = True) -> None:
+        """Store a charge's answer, durably unless in `single_commit`; only then may it leave.
+
+        `noisy` says whether the answer's noise depends on its values.
+        """
         content = io.BytesIO()
         np.save(content, values, allow_pickle=False)
         self._keep("answers", digest, content.getvalue())

@@ -26,6 +26,7 @@ from fed_dpsd.accounts.database import (
 )
 from fed_dpsd.accounts.entry import Entry
 from fed_dpsd.accounts.ledger import MemoryLedger
+from fed_dpsd.errors import UserError
 from fed_dpsd.storage import client_name, sync
 
 FILE = "simulated.sqlite"
@@ -55,21 +56,22 @@ class SimulatedLedger(MemoryLedger):
         """Return None, so that the answer is drawn again."""
         return None
 
-    def store_answer(self, digest: str, values: NDArray[Any]) -> None:
+    def store_answer(self, digest: str, values: NDArray[Any], noisy: bool = True) -> None:
         """Keep a digest of an answer with secret noise.
 
         Raises:
-            LedgerError: this charge had another answer, for example on another kind of processor.
+            UserError: this charge had another answer, for example on another kind of processor.
         """
-        if not self._ledgers.secret:
+        if not (self._ledgers.secret and noisy):
             return
         drawn = hashlib.sha256(values.tobytes()).digest()
         if (before := self._read("answers", digest)) is None:
             self._keep("answers", digest, drawn)
         elif before != drawn:
-            raise LedgerError(
-                "it computes another answer than before, which would get other noise and is not "
-                "charged; resume the run on the machine where it started, or start a new one"
+            raise UserError(
+                f"client {self._client}'s answer differs from the one that was charged, and other "
+                "noise would be a second release; resume the run on the machine where it started, "
+                "or start a new one"
             )
 
     def _read(self, table: str, name: str) -> bytes | None:
@@ -137,7 +139,9 @@ class SimulatedLedgers:
         """Return the content of a row."""
         if (content := self.unwritten.get((client, kind, name))) is None:
             query = "SELECT content FROM kept WHERE client = ? AND kind = ? AND name = ?"
-            ((content,),) = self._rows(query, client, kind, name)
+            rows = self._rows(query, client, kind, name)
+            with translate_errors(self._path):
+                ((content,),) = rows
         return content
 
     def _rows(self, query: str, *values: Any) -> list[Any]:
@@ -152,6 +156,8 @@ class SimulatedLedgers:
         """Read new rows and write this process's in one transaction, durably."""
         with translate_errors(self._path):
             folder, new = self._path.parent, not self._path.exists()
+            if new and self._last:
+                raise LedgerError(f"the ledger {self._path} is missing; restore it")
             folder.mkdir(parents=True, exist_ok=True)
             with closing(
                 sqlite3.connect(self._path, timeout=PATIENCE, isolation_level=None)

@@ -3,6 +3,7 @@
 All results are exact and private: only the hospital may see them.
 """
 
+import contextlib
 import dataclasses
 import math
 import shutil
@@ -100,11 +101,14 @@ def check(hospital: Hospital, overrides: list[str]) -> Iterator[str | Table]:
             f"{lacking}={getattr(hospital, lacking):,.10g} is not enough for this run: this "
             f"site would refuse {remedy}"
         )
-    for left in hospital.folder.glob("check-*"):  # by a check that was killed
-        if time.time() - left.stat().st_mtime > DAY:
-            shutil.rmtree(left, ignore_errors=True)
     # Teachers of private records lie in this folder, so it must be inside the hospital's own.
-    place = tempfile.TemporaryDirectory(prefix="check-", dir=hospital.folder)
+    parent = hospital.folder / "checks"
+    parent.mkdir(exist_ok=True)
+    for left in parent.iterdir():  # by a check that was killed
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - left.stat().st_mtime > DAY:
+                shutil.rmtree(left, ignore_errors=True)
+    place = tempfile.TemporaryDirectory(dir=parent)
     with torch_threads(experiment.config.threads_client), place as folder:
         kept, own = hospital.folder / "cache" / "features", Path(folder) / "features"
         _copy_constants(kept, own)

@@ -287,8 +287,8 @@ class Site:
 
         Raises:
             BudgetSpent: the charge would exceed the budget or the plan; nothing was drawn.
-            LedgerError: the ledger cannot be read or written, or a simulated client computes
-                another answer to a repeated request; nothing leaves.
+            LedgerError: the ledger cannot be read or written; nothing was drawn.
+            UserError: a simulated client has another answer to a repeated request; nothing leaves.
             ValueError: the teachers' private training has not been paid for; nothing was drawn.
         """
         self.check(request)
@@ -298,12 +298,13 @@ class Site:
         )
         with self.ledger.transaction():
             # Without noise to draw in between, charge and answer are written at once.
-            with self.ledger.single_commit() if isinstance(mechanism, Noiseless) else nullcontext():
+            noisy = not isinstance(mechanism, Noiseless)
+            with nullcontext() if noisy else self.ledger.single_commit():
                 self._pay(mechanism, request, keys)
                 values = self.ledger.stored_answer(keys.own)
                 if values is None:
                     values = self._randomised(mechanism, bounded, keys.own, request)
-                    self.ledger.store_answer(keys.own, values)
+                    self.ledger.store_answer(keys.own, values, noisy)
             statement = self.account.statement()
         return Response(
             request.query_id, values, self.config.teachers_per_client, statement=statement

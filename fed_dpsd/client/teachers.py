@@ -45,6 +45,7 @@ from fed_dpsd.models import (
     initialise,
     layers_draw_from,
     load_vector,
+    number_of_weights,
     precision,
     read_facts,
     read_file,
@@ -163,7 +164,7 @@ class Teachers:
         Plain training changes nothing else in one of ours, so all clients of a process share it.
         """
         name, *sizes = _architecture(self._config, self._client)
-        if self._may_draw_noise or name not in OURS.difference(FIXED):
+        if self._training != Plain() or name not in OURS.difference(FIXED):
             return self._untrained(shard)
         teacher = _shared(builder(name, self._config.model), *sizes)
         teacher.in_bfloat16 = self._bfloat16
@@ -339,7 +340,7 @@ class Teachers:
     def size(self) -> int:
         """Return the number of weights of a teacher."""
         name, *sizes = _architecture(self._config, self._client)
-        return len(to_vector(_shared(builder(name, self._config.model), *sizes)))
+        return number_of_weights(_shared(builder(name, self._config.model), *sizes))
 
     def check_weights(self, weights: NDArray[np.float32]) -> None:
         """Reject weights from which training cannot start.
@@ -380,6 +381,7 @@ class Teachers:
                     self._train(teacher, shard, config, purpose, number, digest)
                 self.watch.check(teacher, shard)
             vectors.append(to_vector(teacher))
+            teacher.zero_grad()
         return torch.cat(vectors).numpy()[None, :, None]
 
     def _load_or_train(self, shard: int) -> Classifier:

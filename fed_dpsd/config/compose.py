@@ -118,22 +118,23 @@ def _read(overrides: Sequence[str]) -> Composition:
             if sure or key.partition(".")[0] not in known:
                 problems.append(unknown_key(key, defaults | {"device": None}))
             continue
-        changed = copy.deepcopy(raw) if "${" in text else raw
-        _set(changed, key, setting.value())
+        value = setting.value()
+        changed = copy.deepcopy(raw) if "${" in str(value) else raw
+        _set(changed, key, value)
         try:
             if changed is not raw:
                 _resolved(OmegaConf.create(changed))
             raw = changed
         except OmegaConfBaseException as error:
             problems.append(f"{text}: {first_line(error)}")
+    grid = raw.pop("sweep")  # its own keys have dots
     sources = {
         key: source[1]
         for key, value in leaves(raw)
         if isinstance(value, str) and (source := _SOURCE.fullmatch(value))
     }
-    resolved = _filled(raw, sources)
-    values, sweep = _run_values(resolved), resolved["sweep"]
-    return Composition(values, sources, tuple(problems), sweep=sweep)
+    values = _run_values(_filled(raw, sources))
+    return Composition(values, sources, tuple(problems), sweep=grid)
 
 
 def _set(tree: dict[str, Any], key: str, value: Any) -> None:
@@ -143,11 +144,15 @@ def _set(tree: dict[str, Any], key: str, value: Any) -> None:
         if not isinstance(tree.get(name), dict):
             tree[name] = {}
         tree = tree[name]
-    if not (isinstance(value, dict) and isinstance(tree.get(last), dict)):
-        tree[last] = value
+    _merge(tree, last, value)
+
+
+def _merge(tree: dict[str, Any], name: str, value: Any) -> None:
+    if not (isinstance(value, dict) and isinstance(tree.get(name), dict)):
+        tree[name] = value
         return
-    for name, each in value.items():
-        _set(tree[last], name, each)
+    for key, each in value.items():
+        _merge(tree[name], key, each)
 
 
 def _filled(raw: dict[str, Any], sources: Mapping[str, str]) -> dict[str, Any]:

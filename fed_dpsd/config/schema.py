@@ -405,7 +405,7 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
         if isinstance(value, Mapping):
             yield from leaves(value, f"{prefix}{key}.")
         else:
-            yield prefix + key, value
+            yield f"{prefix}{key}", value
 
 
 def require_device(key: str, name: str, count: int) -> None:

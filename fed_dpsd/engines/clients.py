@@ -10,7 +10,7 @@ from fed_dpsd.accounts.account import Account
 from fed_dpsd.accounts.database import ledgers_in
 from fed_dpsd.accounts.ledger import FileLedger, Ledger
 from fed_dpsd.accounts.secret import noise_of, own_ledger_folder, simulated_key
-from fed_dpsd.accounts.simulated import SimulatedLedgers
+from fed_dpsd.accounts.simulated import FILE, SimulatedLedgers
 from fed_dpsd.client.secure_sum import SecureSums
 from fed_dpsd.client.site import Site
 from fed_dpsd.client.teacher_file import read_teacher
@@ -19,6 +19,7 @@ from fed_dpsd.config import DataConfig
 from fed_dpsd.data.intake import Records
 from fed_dpsd.data.partition import made_up_patients
 from fed_dpsd.engines.placement import Placement, place_on_this_machine
+from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment, load_data, partition_digest, partitions
 from fed_dpsd.models.inference import Images
 from fed_dpsd.privacy.mechanism import quorum_of
@@ -36,6 +37,10 @@ def prepare_clients(experiment: Experiment, nodes: int) -> Placement:
     placement, config = place_on_this_machine(experiment, nodes), experiment.config
     if config.ledger:
         folder = Path(config.ledger)
+        if (folder / FILE).exists():
+            raise UserError(
+                f"ledger={config.ledger} holds the ledgers of one run; choose another folder"
+            )
         for name in ledgers_in(folder):  # of all clients, even if this run has fewer
             number = name.removeprefix(CLIENT)
             if number.isdecimal():
@@ -84,6 +89,11 @@ class Clients(Mapping[int, Site]):
         self._ledgers = None
         if not experiment.config.ledger:
             folder, data = own_ledger_folder(run_folder), data_set_name(experiment, "all clients")
+            if ledgers_in(folder):
+                raise UserError(
+                    f"{folder} holds ledgers of another version of FedDPSD; resume the run with "
+                    "the version in its versions.json"
+                )
             self._ledgers = SimulatedLedgers(folder, data, secret=not experiment.seeded)
 
     def __getitem__(self, client: int) -> Site:

@@ -83,6 +83,11 @@ def to_vector(module: nn.Module) -> torch.Tensor:
     return torch.cat([tensor.detach().cpu().reshape(-1) for tensor in _state(module)])
 
 
+def number_of_weights(module: nn.Module) -> int:
+    """Return the length of `to_vector`."""
+    return sum(tensor.numel() for tensor in _state(module))
+
+
 def load_vector(module: nn.Module, vector: torch.Tensor) -> None:
     """Load the result of `to_vector` into a module of the same architecture.
 

@@ -10,6 +10,7 @@ from fed_dpsd.accounts.database import LedgerError
 from fed_dpsd.accounts.secret import ledger_folder
 from fed_dpsd.accounts.simulated import SimulatedLedgers, entries_in
 from fed_dpsd.engines.local import LocalFederation
+from fed_dpsd.errors import UserError
 from fed_dpsd.server.run import run
 from fed_dpsd.server.run_folder import new_run_folder
 from tests.accounts.test_ledger import entry
@@ -125,17 +126,18 @@ def test_another_answer_with_secret_noise_is_an_error(opened):
     for secret in (True, False):
         ledgers = opened(secret=secret)
         with ledgers.request():
-            ledgers[secret].store_answer("a", answer)
-            assert ledgers[secret].stored_answer("a") is None
+            ledgers[int(secret)].store_answer("a", answer)
+            assert ledgers[int(secret)].stored_answer("a") is None
         for each in (ledgers, opened(secret=secret)):
             with each.request():
-                each[secret].store_answer("a", answer)
+                each[int(secret)].store_answer("a", answer)
             other = np.nextafter(answer, 2)
             if secret:
-                with pytest.raises(LedgerError, match="computes another answer than before"):
-                    each[secret].store_answer("a", other)
+                with pytest.raises(UserError, match="client 1's answer differs from the one that"):
+                    each[int(secret)].store_answer("a", other)
+                each[int(secret)].store_answer("a", other, noisy=False)
             else:
-                each[secret].store_answer("a", other)
+                each[int(secret)].store_answer("a", other)
 
 
 def test_a_large_note_stays_in_the_file(opened):
@@ -149,6 +151,24 @@ def test_a_large_note_stays_in_the_file(opened):
             assert each[0].stored_note("masked") == large
             assert each[0].stored_note("other") is None
         assert large not in each[0]._kept.values()
+
+
+def test_a_file_lost_during_a_run_is_an_error(opened, tmp_path):
+    ledgers = opened()
+    charge(ledgers, 0, "a")
+    (tmp_path / "ledger" / simulated.FILE).unlink()
+    with pytest.raises(LedgerError, match="simulated.sqlite is missing; restore it"):
+        charge(ledgers, 0, "b")
+
+
+def test_a_resumed_run_of_another_version_is_refused(small):
+    """It would forget charges that are in other files."""
+    experiment = small("training=plain", "answers=label")
+    folder = new_run_folder(experiment)
+    (folder / "ledger").mkdir()
+    (folder / "ledger" / "client_000.sqlite").write_bytes(b"x")
+    with pytest.raises(UserError, match="holds ledgers of another version of FedDPSD"):
+        LocalFederation(experiment, folder)
 
 
 def test_two_processes_write_at_once(opened, tmp_path):

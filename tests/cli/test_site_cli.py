@@ -260,14 +260,16 @@ def test_a_second_check_does_not_compute_what_features_are_made_with(tmp_path, m
 
 def test_a_check_deletes_what_a_killed_one_left_a_day_ago(tmp_path):
     hospital = open_hospital(site_file(tmp_path / "hospital", queries=10_000, budget=1e6))
-    for name, days in (("check-old", 2), ("check-new", 0)):
-        (hospital.folder / name).mkdir(parents=True)
-        (hospital.folder / name / "teacher").touch()
-        os.utime(hospital.folder / name, (time.time() - days * check.DAY,) * 2)
+    for name, days in (("old", 2), ("new", 0)):
+        left = hospital.folder / "checks" / name
+        left.mkdir(parents=True)
+        (left / "teacher").touch()
+        os.utime(left, (time.time() - days * check.DAY,) * 2)
     list(
         check.check(hospital, ["teacher.min_steps=3", "teacher.epochs=0", "model.teacher_width=4"])
     )
-    assert [path.name for path in hospital.folder.glob("check-*")] == ["check-new"]
+    assert [path.name for path in (hospital.folder / "checks").iterdir()] == ["new"]
+    assert (hospital.folder / "secret").read_bytes()  # which the check links
 
 
 def test_a_check_keeps_no_rows_of_private_images(tmp_path):

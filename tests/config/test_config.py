@@ -292,6 +292,7 @@ def test_each_path_in_an_unknown_home_folder_is_named(tmp_path, homeless, monkey
         ["seed=3", "teacher.seed=4", "partition.seed=${teacher.seed}"],
         ["model=cnn", "model.student=mlp", "model.teachers=['${model.student}', cnn]"],
         ["answers.quorum={threshold: 2, colluding: 0}", "device=cuda:1"],
+        ["privacy={budget: 3, delta: null}", "answers.k=null"],
         ["experiment=ci", "out='${data.name} runs'", "data.path='a b'"],
     ],
 )

@@ -110,6 +110,12 @@ def lost(small, tmp_path):
     return experiment
 
 
+def of_one_run(small, tmp_path):
+    (tmp_path / "life").mkdir()
+    (tmp_path / "life" / "simulated.sqlite").touch()
+    return small(f"ledger={tmp_path}/life")
+
+
 def no_ledger(small, tmp_path):
     (tmp_path / "file").touch()
     return small(f"ledger={tmp_path}/file/below")
@@ -126,6 +132,7 @@ def no_teacher(small, tmp_path):
     [
         (others, r"client_001.sqlite is the account of client 0, .*, not of client 1, .*; use"),
         (lost, "client_000.sqlite is missing or empty, .*; restore it from a backup"),
+        (of_one_run, "^ledger=.*/life holds the ledgers of one run; choose another folder"),
         (no_ledger, "^ledger=.*/file/below is not writable; choose another folder"),
         (no_teacher, "^teacher.path=.*/teacher.safetensors"),
     ],

@@ -53,7 +53,7 @@ def finished(small, _runs):
             experiment = small(*GRADIENTS, *overrides)
             folder, drawn = new_run_folder(experiment), ([], [])
 
-            def keep(ledger, _, values):
+            def keep(ledger, _, values, noisy):
                 drawn[ledger._client].append(values)
 
             with pytest.MonkeyPatch.context() as patch:

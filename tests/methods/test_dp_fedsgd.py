@@ -64,7 +64,7 @@ def unknown_noise(experiment, folder, known=1):
     for number in range(1, 5):
         drawn = {}
 
-        def keep(ledger, _, values, drawn=drawn):
+        def keep(ledger, _, values, noisy, drawn=drawn):
             drawn[ledger._client] = values
 
         with pytest.MonkeyPatch.context() as patch:

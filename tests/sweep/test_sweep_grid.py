@@ -153,7 +153,8 @@ def test_each_of_several_experiments_brings_its_own_grid(experiments):
 
 
 def test_an_experiment_is_composed_once(tmp_path):
-    typed._composed.cache_clear()
+    for cache in (typed._composed, typed._raw_files, typed._resolved_once):
+        cache.cache_clear()
     assert one_run(["experiment=mnist", "rounds=2"], tmp_path).config.rounds == 2
     assert typed._composed.cache_info().misses == 1
     with pytest.raises(ConfigError, match="experiment=ci is a grid of"):

@@ -18,7 +18,7 @@ from fed_dpsd.errors import UserError, is_disk_full
 from fed_dpsd.storage import Unwritable, client_name, sync
 
 FORMAT = 2
-PATIENCE = 600.0  # seconds to wait for another process, which holds the lock for milliseconds
+_PATIENCE = 600.0  # seconds to wait for another process, which holds the lock for milliseconds
 # While a process holds the ledger exclusively, SQLite keeps its journal and ends a commit by
 # clearing the journal's header. FULL syncs the journal before writing the file, the file before
 # clearing the header, and then the header. A second file, such as a write-ahead log, would break
@@ -131,10 +131,10 @@ def release(connection: sqlite3.Connection) -> None:
         connection.execute("PRAGMA journal_mode = DELETE")
 
 
-def open_connection(path: Path, mode: Literal["ro", "rw"]) -> sqlite3.Connection:
-    """Return a connection to an existing file."""
+def open_connection(path: Path, mode: Literal["ro", "rw", "rwc"]) -> sqlite3.Connection:
+    """Return a connection to a file, which only the mode "rwc" creates."""
     address = f"{path.absolute().as_uri()}?mode={mode}"
-    return sqlite3.connect(address, timeout=PATIENCE, isolation_level=None, uri=True)
+    return sqlite3.connect(address, timeout=_PATIENCE, isolation_level=None, uri=True)
 
 
 def journal_path(path: Path) -> Path:

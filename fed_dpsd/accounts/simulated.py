@@ -7,7 +7,6 @@ hospital's ledger, and one that runs share (`ledger=FOLDER`), is a `FileLedger` 
 """
 
 import hashlib
-import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import Any
 from numpy.typing import NDArray
 
 from fed_dpsd.accounts.database import (
-    PATIENCE,
     LedgerError,
     holds_anything,
     ledgers_in,
@@ -48,9 +46,8 @@ class SimulatedLedger(MemoryLedger):
 
     def charge(self, entry: Entry) -> None:
         """Remember a charge until the end of the request, when it is written."""
-        content = entry.to_json()
-        self._charges.add(content)
-        self._ledgers.unwritten[self._client, "charges", entry.digest] = content.encode()
+        self._charges.check_new(entry.digest)
+        self._keep("charges", entry.digest, entry.to_json().encode())
 
     def stored_answer(self, digest: str) -> NDArray[Any] | None:
         """Return None, so that the answer is drawn again."""
@@ -159,9 +156,7 @@ class SimulatedLedgers:
             if new and self._last:
                 raise LedgerError(f"the ledger {self._path} is missing; restore it")
             folder.mkdir(parents=True, exist_ok=True)
-            with closing(
-                sqlite3.connect(self._path, timeout=PATIENCE, isolation_level=None)
-            ) as database:
+            with closing(open_connection(self._path, "rwc")) as database:
                 database.execute("PRAGMA synchronous = EXTRA")  # also after a loss of power
                 database.execute("BEGIN IMMEDIATE")
                 for statement in _SCHEMA:

@@ -6,8 +6,7 @@ from typing import Annotated
 import typer
 
 from fed_dpsd.cli.console import Overrides, console, importing, say, say_failed
-from fed_dpsd.errors import UserError
-from fed_dpsd.report import REPORTED
+from fed_dpsd.report import require_path
 
 
 def sweep(
@@ -84,8 +83,7 @@ def report(
     Read on: results/README.md
     """
     for path in paths:  # before the imports, which take seconds
-        if not path.exists():
-            raise UserError(f"{path.absolute()} does not exist; give {REPORTED}")
+        require_path(path.absolute())
     from fed_dpsd.sweep.reported import write_report
 
     places = [path.absolute() for path in paths]

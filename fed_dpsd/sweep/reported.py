@@ -18,7 +18,7 @@ from fed_dpsd.errors import UserError, printable
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.privacy.mechanism import Unit
 from fed_dpsd.privacy.plan import Plan
-from fed_dpsd.report import REPORTED
+from fed_dpsd.report import REPORTED, require_path
 from fed_dpsd.report.facts import Facts, Unfinished
 from fed_dpsd.report.scores import Predictions
 from fed_dpsd.report.settings import (
@@ -110,12 +110,11 @@ def tables_of(paths: Sequence[Path], out: Path | None = None) -> list[Path]:
     written: dict[Path, list[Cell]] = {}
     tables = []
     for path in map(run_in, paths):
+        require_path(path)
         table = path
         if is_run_folder(path):
             table = (out or path) / TABLE
             written.setdefault(table, []).append(_cell(path))
-        elif not path.exists():
-            raise UserError(f"{path} does not exist; give {REPORTED}")
         elif path.is_dir():
             table = path / TABLE
             if not table.is_file():

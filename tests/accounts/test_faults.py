@@ -247,7 +247,7 @@ def interrupted_at(moment, work, *values):
 
 def locked_out(folder, monkeypatch, step):
     """Interrupt a charge at its lines; yield the lines after which nobody can continue."""
-    monkeypatch.setattr(database, "PATIENCE", 0.0)
+    monkeypatch.setattr(database, "_PATIENCE", 0.0)
     lines = interrupted_at(-1, fill, folder / "whole", 0)
     for moment, line in [*enumerate(lines)][::step]:
         each = folder / f"{moment}"

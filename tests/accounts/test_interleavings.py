@@ -338,7 +338,7 @@ def play(config, steps, **parts):
         hospital = Hospital(config, folder, **parts)
         with (
             patch.object(database, "open_connection", hospital.machine.opened),
-            patch.object(database, "PATIENCE", 0),
+            patch.object(database, "_PATIENCE", 0),
             patch.object(ledger, "sync", hospital.machine.sync),
         ):
             for step in steps:

@@ -1,6 +1,7 @@
 """Reading of sweep tables; runs that differ only in the seed form one setting."""
 
 import csv
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,8 @@ RESULTS = {
     *("epsilon_published", "patient_replace_one", "client_replace_one", LABEL, *LABEL_LEGEND),
     *("queries_per_client", *COSTS, "seconds", "student_sha256", *DIGESTS),
 }
+# Rows of one setting that are equal in these columns are of copies of a run.
+RESULTS_OF_COPIES = ("seed", "student", "ensemble", "student_sha256", *DIGESTS)
 ALPHA = "partition.alpha"
 GRID = "grid"
 MEASURED_AT = "measured at"  # a column of tables of one grid from several commits
@@ -194,31 +197,49 @@ def contents_notes(settings: Sequence[Setting]) -> list[str]:
     ]
 
 
+Change = Callable[[list[Row], Mapping[str, Path]], list[Row]]
+
+
 def read_settings(
-    paths: Sequence[Path], change: Callable[[list[Row]], list[Row]] = list
+    paths: Sequence[Path], change: Change = lambda rows, folders: rows
 ) -> list[Setting]:
-    """Read the settings in tables of `fed-dpsd sweep`; for each key, the last row counts.
+    """Read the settings in tables of `fed-dpsd sweep`; for a table's key, the last row counts.
 
     If two tables have one setting and seed at two commits, the commit is part of every setting.
-    `change` may change the rows before they form settings.
+    `change` may change the rows before they form settings; it is given the folder next to its table
+    that each run has by its key.
     """
-    tables = [_rows(path, NEEDED, NUMBERS) for path in paths]
-    read = [row for rows in tables for row in rows]
+    tables = [
+        list({row["key"]: row for row in _rows(path, NEEDED, NUMBERS)}.values()) for path in paths
+    ]
     runs = [{(setting_of(row), row["seed"]): row["commit"] for row in rows} for rows in tables]
     first: dict[object, str] = {}
-    if any(first.setdefault(run, commit) != commit for own in runs for run, commit in own.items()):
-        for row in read:
-            row |= {MEASURED_AT: f"commit {row['commit']}", "key": _key_at(row)}
-    rows = change(list({row["key"]: row for row in read}.values()))
+    measured: dict[object, set[tuple[str, ...]]] = {}
+    for row in itertools.chain(*tables):
+        measured.setdefault(row["key"], set()).add(tuple(row.get(c, "") for c in RESULTS_OF_COPIES))
+    several = any(
+        first.setdefault(run, commit) != commit for own in runs for run, commit in own.items()
+    )
+    read: dict[str, Row] = {}
+    folders: dict[str, Path] = {}
+    for number, (path, rows) in enumerate(zip(paths, tables, strict=True)):
+        for row in rows:
+            folder, key = path.parent / row["key"], row["key"]
+            if several:
+                row |= {MEASURED_AT: f"commit {row['commit']}", "key": _key_at(row)}
+            elif len(measured[key]) > 1:  # two runs, not a run and its copy
+                row["key"] = _key_in(row, number)
+            read[row["key"]], folders[row["key"]] = row, folder
+    rows = change(list(read.values()), folders)
     settings: dict[tuple[tuple[str, str], ...], dict[str, dict[str, str]]] = {}
     for row in rows:
         seeds = settings.setdefault(setting_of(row), {})
         if row["seed"] in seeds:
             raise UserError(
                 f"seed={row['seed']} occurs twice for equal settings, keys "
-                f"{seeds[row['seed']]['key']} and {row['key']}: their configurations differ in "
-                "keys that the table lacks, and their run folders are not next to it; remove one "
-                "of the two rows, and sweep other settings with another --out"
+                f"{seeds[row['seed']]['key']} and {row['key']}: they differ in keys, or in the "
+                "contents of their data, that the table lacks, and their run folders are not next "
+                "to it; remove one of the two rows, and sweep other settings with another --out"
             )
         seeds[row["seed"]] = row
     if not settings:
@@ -233,10 +254,10 @@ def read_settings(
 def rows_by_key(paths: Sequence[Path], name: str, columns: Sequence[str]) -> dict[str, list[Row]]:
     """Read the rows of STEM_NAME.csv next to each table, if it exists, by the run's key.
 
-    They are also found by the key that a run has if its grid was measured at several commits.
+    They are also found by the key that `read_settings` gives to one of several runs of one name.
     """
     found: dict[str, list[Row]] = {}
-    for table in paths:
+    for number, table in enumerate(paths):
         path = table.with_stem(f"{table.stem}_{name}")
         if path.exists():
             rows: dict[str, list[Row]] = {}
@@ -244,12 +265,19 @@ def rows_by_key(paths: Sequence[Path], name: str, columns: Sequence[str]) -> dic
             for row in _rows(path, ("key", *needed), columns):
                 rows.setdefault(row["key"], []).append(row)
             runs = _rows(table, ("key", "commit"), ()) if rows else ()
-            found |= rows | {_key_at(run): rows[run["key"]] for run in runs if run["key"] in rows}
+            for run in runs:
+                if run["key"] in rows:
+                    names = run["key"], _key_at(run), _key_in(run, number)
+                    found |= dict.fromkeys(names, rows[run["key"]])
     return found
 
 
 def _key_at(run: Row) -> str:
     return f"{run['key']}@{run['commit']}"
+
+
+def _key_in(run: Row, number: int) -> str:
+    return f"{run['key']}@table {number + 1}"
 
 
 def _rows(path: Path, needed: Sequence[str], numbers: Sequence[str]) -> list[Row]:

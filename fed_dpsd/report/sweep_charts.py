@@ -64,19 +64,15 @@ def _score_series(
 
 
 def comparable(settings: Sequence[Setting]) -> list[Setting]:
-    """Return the settings of methods with a proven epsilon, if there are several epsilons."""
-    finite = [s for s in settings if 0 < s.epsilon(CLAIM) < math.inf]
-    if len({s.epsilon(CLAIM) for s in finite}) < 2:
-        return []
-    methods = {setting.values.get("method") for setting in finite}
-    return [s for s in settings if s.values.get("method") in methods and s.epsilon(CLAIM) > 0]
+    """Return the settings with an epsilon above 0, if there are several finite ones."""
+    known = [s for s in settings if s.epsilon(CLAIM) > 0]
+    return known if len({s.epsilon(CLAIM) for s in known} - {math.inf}) > 1 else []
 
 
 def over_epsilon(settings: Sequence[Setting], most: int | None = None) -> list[Chart]:
     """Return charts of accuracy against the proven epsilon, one for each data set and alpha.
 
-    With fewer than two finite epsilons, there are no charts. Methods without a proven epsilon and
-    settings with epsilon 0 are omitted.
+    With fewer than two finite epsilons, there are no charts. Settings with epsilon 0 are omitted.
     """
     known, charts = comparable(settings), []
     lines = _by_mechanism(known)

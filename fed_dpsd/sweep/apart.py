@@ -9,7 +9,7 @@ from typing import Any
 from fed_dpsd.config import leaves
 from fed_dpsd.errors import UserError, format_value
 from fed_dpsd.experiment import Experiment
-from fed_dpsd.report.settings import DIGESTS, GRID, RESULTS, Row, setting_of
+from fed_dpsd.report.settings import GRID, RESULTS, RESULTS_OF_COPIES, Row, setting_of
 from fed_dpsd.server.run_folder import open_run_folder
 
 # Keys that do not distinguish runs: paths, the names of classes, and deadlines.
@@ -19,8 +19,6 @@ PLACES = (
     *(f"federation.{time}_seconds" for time in ("node_timeout", "round_timeout", "grace", "retry")),
 )
 COPIES_OF_SEED = {"partition.seed", "partition.coins", "teacher.seed"}  # by default
-# Rows of one setting that are equal in these columns are of copies of a run.
-RESULTS_OF_COPIES = ("seed", "student", "ensemble", "student_sha256", *DIGESTS)
 
 
 def configuration(experiment: Experiment) -> dict[str, Any]:

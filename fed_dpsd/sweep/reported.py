@@ -91,16 +91,17 @@ def write_report(
 def settings_in(tables: Sequence[Path]) -> list[Setting]:
     """Read the settings in tables; runs with folders next to their table are distinguished."""
 
-    def change(rows: list[Row]) -> list[Row]:
-        # A run's own table is in its folder.
-        places = [(table.parent.name, table.parent) for table in tables]
-        places += [(row["key"], table.parent / row["key"]) for table in tables for row in rows]
-        runs = {key: (run, path) for key, path in places if (run := try_open_experiment(path))}
+    def change(rows: list[Row], folders: Mapping[str, Path]) -> list[Row]:
+        runs: dict[str, Experiment] = {}
         for row in rows:
-            if row["key"] in runs:
-                known = digests_of_inputs(*runs[row["key"]])
+            folder = folders[row["key"]]
+            if folder.parent.name == folder.name:  # a run's own table is in its folder
+                folder = folder.parent
+            if run := try_open_experiment(folder):
+                runs[row["key"]] = run
+                known = digests_of_inputs(run, folder)
                 row |= {column: digest for column, digest in known.items() if digest}
-        return number_contents(distinguish_rows(rows, {key: run for key, (run, _) in runs.items()}))
+        return number_contents(distinguish_rows(rows, runs))
 
     return read_settings(tables, change)
 

@@ -24,6 +24,7 @@ from fed_dpsd.report.tables import (
     write_own,
 )
 from fed_dpsd.sweep import sweep as sweeps
+from fed_dpsd.sweep.reported import settings_in
 from tests.sweep.test_sweep import TINY, at_once
 
 
@@ -132,9 +133,9 @@ def test_a_setting_is_named_by_what_sets_it_apart(table):
 
 def test_several_tables_are_one_and_a_repeated_key_counts_once(table):
     first = table({}, {"student": 0.7}, name="a.csv")
-    second = table({"key": "a.csv1", "seed": 1, "student": 0.9}, {"seed": 2}, name="b.csv")
+    second = table({"key": "a.csv1", "seed": 1, "student": 0.7}, {"seed": 2}, name="b.csv")
     (setting,) = read_settings([first, second])
-    assert [run["student"] for run in setting.runs] == ["0.5", "0.9", "0.5"]
+    assert [run["student"] for run in setting.runs] == ["0.5", "0.7", "0.5"]
     paths = table({}, name="a.csv"), table({"answers.k": 3}, name="b.csv")
     assert [each.values.get("answers.k") for each in read_settings(paths)] == [None, "3"]
 
@@ -207,6 +208,23 @@ def test_every_column_of_a_sweep_is_a_result_or_a_setting(tmp_path):
     fixed = {"method", "data", "num_classes", "num_clients", "teachers_per_client", "mechanism"}
     assert set(setting.values) == given | fixed
     assert set(setting.runs[0]) == given | fixed | RESULTS | {"grid"}  # which is empty here
+
+
+def test_one_run_of_two_tables_with_other_results_is_not_dropped(table):
+    row = {"key": "run", "student": 0.5, "data_sha256": "1"}
+    tables = [table(row, name="a.csv"), table(row | {"student": 0.9}, name="b.csv")]
+    with pytest.raises(UserError, match="run@table 1 and run@table 2"):
+        read_settings(tables)
+    tables[1] = table(row | {"student": 0.9, "data_sha256": "2"}, name="b.csv")
+    settings = settings_in(tables)
+    assert [s.values["data contents"] for s in settings] == ["1", "2"]
+    assert [run["student"] for s in settings for run in s.runs] == ["0.5", "0.9"]
+    header = ",".join(("key", *ROUND_COLUMNS))
+    for path, score in zip(tables, (0.5, 0.9), strict=True):
+        path.with_stem(f"{path.stem}_rounds").write_text(f"{header}\nrun,1,{score},8,8\n")
+    rounds = rows_by_key(tables, "rounds", ROUND_COLUMNS)
+    found = [rounds[run["key"]][0]["student_accuracy"] for s in settings for run in s.runs]
+    assert found == ["0.5", "0.9"]
 
 
 def test_one_grid_of_two_commits_is_compared_and_not_merged(table):

@@ -23,7 +23,7 @@ from fed_dpsd.config.bind import read_yaml
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment, calibrated_axis
 from fed_dpsd.models.pretrained import public_of
-from fed_dpsd.privacy.accounting import Bound, Stage, prove
+from fed_dpsd.privacy.accounting import Bound, Stage, leaks, prove
 from fed_dpsd.privacy.epsilon import NOT_REVIEWED_NOTE, Epsilon, add_review_note
 from fed_dpsd.privacy.label_dp import LabelPrivate, prove_label
 from fed_dpsd.privacy.mechanism import (
@@ -177,8 +177,13 @@ def _reason(experiment: Experiment, plan: Plan, rows: Sequence[Mapping[str, Any]
     if all(row["epsilon"] != "inf" for row in rows):
         return None
     uncharged = () if plan.training_stages else (experiment.training,)
-    parts = (*uncharged, *(stage.mechanism for stage in plan.charged))
-    return "; ".join(dict.fromkeys(p.reason for p in parts if p.reason)) or TOO_LITTLE_NOISE
+    mechanisms = [stage.mechanism for stage in plan.charged]
+    reasons = dict.fromkeys(p.reason for p in (*uncharged, *mechanisms) if p.reason)
+    first = rows[0]
+    pair = first["unit"], first["relation"]
+    if first["epsilon"] == "inf" and not any(leaks(each.event(*pair)) for each in mechanisms):
+        reasons = {TOO_LITTLE_NOISE: None} | reasons
+    return "; ".join(reasons) or TOO_LITTLE_NOISE
 
 
 def _observers(

@@ -119,8 +119,8 @@ class Binder:
             module = f"{each}.{match[1]}"
             try:
                 cls = getattr(importlib.import_module(module), match[2], None)
-            except ImportError as error:
-                if error.name != module:
+            except Exception as error:  # a plug-in's module may raise any
+                if not (isinstance(error, ImportError) and error.name == module):
                     problem = f"{where}={path} cannot be imported: {error}"
                 continue
             if dataclasses.is_dataclass(cls):
@@ -219,10 +219,11 @@ def _as_yaml(kind: str, value: object) -> str:
     return ""
 
 
-class _UniqueKeys(yaml.SafeLoader):  # type: ignore[misc]
+class UniqueKeys(yaml.SafeLoader):  # type: ignore[misc]
     """A YAML loader that rejects duplicate keys; otherwise the last would win silently."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Return a mapping, unless a key occurs twice."""
         keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         if twice := next((key for key in keys if keys.count(key) > 1), None):
             line = node.start_mark.line + 1
@@ -255,7 +256,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         ValueError: the file cannot be read, contains no mapping, or has a key twice.
     """
     try:
-        raw = yaml.load(path.read_bytes(), _UniqueKeys)
+        raw = yaml.load(path.read_bytes(), UniqueKeys)
     except OSError as error:
         raise ValueError(error.strerror) from None
     except yaml.YAMLError as error:

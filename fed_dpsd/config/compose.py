@@ -109,7 +109,8 @@ def _read(overrides: Sequence[str]) -> Composition:
     raw = copy.deepcopy(_raw_files(files, conf_folders()))
     defaults = _run_values(_resolved_files(files, conf_folders()))
     # After a wrong choice, the keys of its group are unknown.
-    typed = (each.lstrip("+~").partition("=")[0].partition("@")[0] for each in overrides)
+    typed = [each.lstrip("+~").partition("=")[0].partition("@")[0] for each in overrides]
+    problems += _replaced_networks(files, typed)
     sure = not wrong and sum(key in known for key in typed) == len(choices)
     keys = {*flat_keys(defaults), "device"}
     for setting in (each for each in parsed if each.key_or_group not in known):
@@ -135,6 +136,21 @@ def _read(overrides: Sequence[str]) -> Composition:
     }
     values = _run_values(_filled(raw, sources))
     return Composition(values, sources, tuple(problems), sweep=grid)
+
+
+def _replaced_networks(files: Sequence[str], typed: Sequence[str]) -> list[str]:
+    """Return a problem for each network of a chosen model that an experiment's file replaces."""
+    chosen = dict(each.partition("=")[::2] for each in files)
+    if not {"experiment", "model"} <= chosen.keys():
+        return []
+    alone = _resolved_once((f"model={chosen['model']}",), conf_folders())["model"]
+    given = _resolved_once(tuple(files), conf_folders())["model"]
+    return [
+        f"model={chosen['model']}: the experiment's own block sets model.{key}={given[key]}, not "
+        f"{alone[key]}; also set model.{key}"
+        for key in ("teacher", "student")
+        if alone[key] != given[key] and f"model.{key}" not in typed
+    ]
 
 
 def _set(tree: dict[str, Any], key: str, value: Any) -> None:

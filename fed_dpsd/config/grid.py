@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from fed_dpsd.config.bind import UniqueKeys
 from fed_dpsd.config.compose import Composition, declared_sweep, sweep_choices
 from fed_dpsd.config.plugins import files_of, search_plugins, with_experiment
 from fed_dpsd.errors import ConfigError, format_value, reason_of
@@ -70,12 +71,14 @@ def _read_grid(path: Path, file: str) -> str:
     """Return the text of a YAML file with a grid; errors refer to it as `file`."""
     try:
         text = path.read_text()
-        content = yaml.safe_load(text)
+        content = yaml.load(text, UniqueKeys)
     except (OSError, UnicodeError) as error:
         raise ConfigError([f"{file} cannot be read ({reason_of(error)}); check its path"]) from None
     except yaml.YAMLError as error:
         why = " ".join(str(error).split())
         raise ConfigError([f"{file} is not YAML: {why}"]) from None
+    except ValueError as error:  # a key is given twice
+        raise ConfigError([f"{file}: {error}"]) from None
     if not (isinstance(content, Mapping) and isinstance(content.get("sweep"), Mapping)):
         raise ConfigError(
             [f"{file} has no grid; add the key sweep, as in sweep: {{DENSE: {{method: dense}}}}"]

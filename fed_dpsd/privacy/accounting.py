@@ -206,6 +206,11 @@ def unchanged_epsilon(event: DpEvent, delta: float) -> float:
     return max(needed, loss / PRECISION_FRACTION) if proven else math.inf
 
 
+def leaks(event: DpEvent) -> bool:
+    """Return whether a part of an event has no guarantee, however much noise others add."""
+    return NonPrivateDpEvent() in _leaves(event)[0]
+
+
 def within_budget(
     charges: Sequence[DpEvent], budget: float, delta: float, times: Sequence[int] | None = None
 ) -> bool:

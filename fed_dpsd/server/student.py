@@ -143,6 +143,12 @@ def open_student(path: Path) -> Student[Classifier | OnnxModel]:
         else:
             weights, metadata = read_file(path)
         facts = json.loads(metadata[FACTS])
+        name = facts["network"]["architecture"]
+        if name not in CLASSIFIERS and str(name).isidentifier():
+            raise UserError(
+                f"{path}: {name} is a plug-in's network, which FedDPSD does not load without the "
+                "plug-in; use its ONNX file as docs/artefacts.md shows"
+            )
         network = bind_dataclass(Network, facts["network"], "network.")
         if lacking := FACT_KEYS - facts.keys():
             raise ValueError(f"it lacks {', '.join(sorted(lacking))}")

@@ -774,3 +774,12 @@ def test_an_epsilon_beyond_what_is_computed_has_a_reason(small, sigma, reason):
     card = privacy_card(experiment, experiment.plan, (), {})
     assert ("inf" in {row["epsilon"] for row in card["proven"]}) == (reason is not None)
     assert card["reason"] == reason
+
+
+@pytest.mark.parametrize(
+    ("sigma", "first"), [("1e-9", TOO_LITTLE_NOISE), ("100", "class counts have no bound")]
+)
+def test_the_reason_for_a_record_comes_before_those_for_larger_units(small, sigma, first):
+    experiment = small("training=dp_sgd", "training.steps=1", f"training.noise_multiplier={sigma}")
+    card = privacy_card(experiment, experiment.plan, (), {})
+    assert card["reason"].startswith(first)

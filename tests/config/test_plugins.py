@@ -188,6 +188,9 @@ def test_a_class_whose_imports_fail_says_why(example, tmp_path):
     module.write_text(f"import nothing_of_this_name\n{module.read_text()}")
     with pytest.raises(ConfigError, match="LaplaceProbabilities cannot be imported: No module na"):
         set_up(compose([*MECHANISM]), tmp_path)
+    module.write_text("def wrong(:")
+    with pytest.raises(ConfigError, match="cannot be imported: invalid syntax.*line 1"):
+        set_up(compose([*MECHANISM]), tmp_path)
 
 
 @pytest.mark.parametrize("typed", ["fed_dpsd_example", "fed_dpsd_example,"])

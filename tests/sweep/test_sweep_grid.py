@@ -267,6 +267,11 @@ def test_only_runs_entries_by_name_even_with_commas_in_it(experiments):
         ("num_clients: 3", "my_grid.yaml has no grid; add the key sweep"),
         ("sweep: [DENSE]", "my_grid.yaml has no grid"),
         ("sweep: {A: {", "my_grid.yaml is not YAML: .*line 1"),
+        ("sweep:\n  A: {seed: 0}\n  A: {seed: 1}", "my_grid.yaml: A is given twice.*line 2"),
+        (
+            "model: {teacher: cnn}\nsweep: {A: {model: patches}}",
+            "model=patches: the experiment's own block sets model.teacher=cnn.*set model.teacher",
+        ),
     ],
 )
 def test_a_wrong_file_is_rejected_with_file_key_and_remedy(tmp_path, text, problem):

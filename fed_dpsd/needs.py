@@ -43,6 +43,7 @@ SMALL_WORK = 2_000
 CONTROL_GROUPS, CONTROLS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 KEPT = 3  # requests that a server and the states that a checkpoint keep on disk, at most
 PICTURES = 64  # images of a round in a run folder's pictures
+PAGES = 10**6  # bytes of the log, test predictions and pictures of pages
 IN_WORK = 6  # copies of a round's images while they are drawn, packed and answered
 NUMBER = 8  # bytes of a number in an answer, at most
 FLOAT = 4
@@ -190,7 +191,8 @@ def needs_of(experiment: Experiment, records: int | None = None, cached: bool = 
         clients=clients,
         run_disk=kept * (pixels + 2 * classes * FLOAT)
         + (config.rounds * min(each, PICTURES) * pixels)
-        + KEPT * (each * (pixels + classes * FLOAT) + weight_bytes(student))
+        + KEPT * (each * (pixels + classes * FLOAT) + weight_bytes(student) + _kept(experiment))
+        + PAGES
         + clients * answers * bool(config.ledger or quorum_of(experiment.answers)),
         cache_disk=(records or 0) * read + clients * weights + components,
         client_disk=answers + weights + components,
@@ -350,6 +352,19 @@ def _components(classifier: Classifier) -> int:
     return 8 * features.num_features * features.num_coefficients(features.shape)
 
 
+def _kept(experiment: Experiment) -> int:
+    """Return the bytes of a checkpoint's generator."""
+    config, latent = experiment.config, getattr(experiment.method, "latent_size", None)
+    if latent is None:
+        return 0
+    return weight_bytes(_generator(config.model, config.data.shape, latent))
+
+
+def _generator(model: ModelConfig, shape: tuple[int, ...], latent: int) -> Generator:
+    with torch.device("meta"):
+        return Generator(shape, latent, model.generator_width)
+
+
 def _generating(experiment: Experiment) -> int:
     """Return the peak bytes of a step of a generator against the student."""
     method, config = experiment.method, experiment.config
@@ -365,8 +380,7 @@ def _generator_step(model: ModelConfig, shape: tuple[int, ...], count: int, late
         return _small(shape, count)
     scattering = model.student == "scattering"
     dtype = torch.float64 if model.student in FIXED else torch.float32
-    with torch.device("meta"):
-        generator = Generator(shape, latent, model.generator_width).to(dtype)
+    generator = _generator(model, shape, latent).to(dtype)
 
     def step() -> None:
         images = generator(torch.empty(count, latent, dtype=dtype, device="meta"))

@@ -18,7 +18,7 @@ from fed_dpsd.engines.ready import check_run
 from fed_dpsd.errors import ConfigError, UserError, size_text
 from fed_dpsd.experiment import set_up
 from fed_dpsd.methods.method import ReplayBuffer, State
-from fed_dpsd.needs import needs_of, require_room
+from fed_dpsd.needs import PAGES, needs_of, require_room
 from fed_dpsd.protocol import Request, Response
 from fed_dpsd.server import checkpoint
 
@@ -76,7 +76,7 @@ def test_messages_and_checkpoints_are_estimated_by_what_they_hold(small, tmp_pat
         buffer.append(ReplayBuffer(images, rows, rows))
         checkpoint.save(tmp_path, State(number, {}, buffer))
     kept = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
-    assert kept < estimated.run_disk < 3 * kept  # answers and requests are kept too
+    assert kept < estimated.run_disk - PAGES < 3 * kept  # answers and requests are kept too
 
 
 # Growth of the peak of resident memory of `fed-dpsd run num_clients=2` with few steps, in bytes, as

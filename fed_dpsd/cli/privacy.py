@@ -51,6 +51,8 @@ def plan(overrides: Overrides = None, as_json: AsJson = False) -> None:
         facts = {"queries_per_client": queries, "privacy": card}
         print(json.dumps(facts | {"smallest_budget": "inf" if math.isinf(budget) else budget}))
     else:
+        for line in planned.experiment.warnings:
+            say(f"warning: {line}")
         print(f"{planned}\n{needs_of(planned.experiment)}")
     require_room(planned.experiment)
 

@@ -214,22 +214,25 @@ def read_settings(
     ]
     runs = [{(setting_of(row), row["seed"]): row["commit"] for row in rows} for rows in tables]
     first: dict[object, str] = {}
-    measured: dict[object, set[tuple[str, ...]]] = {}
-    for row in itertools.chain(*tables):
-        measured.setdefault(row["key"], set()).add(tuple(row.get(c, "") for c in RESULTS_OF_COPIES))
     several = any(
         first.setdefault(run, commit) != commit for own in runs for run, commit in own.items()
     )
+    measured: dict[str, set[tuple[str, ...]]] = {}
+    for row in itertools.chain(*tables):
+        name = _key_at(row) if several else row["key"]
+        measured.setdefault(name, set()).add(tuple(row.get(c, "") for c in RESULTS_OF_COPIES))
     read: dict[str, Row] = {}
     folders: dict[str, Path] = {}
     for number, (path, rows) in enumerate(zip(paths, tables, strict=True)):
         for row in rows:
-            folder, key = path.parent / row["key"], row["key"]
+            folder, name = path.parent / row["key"], row["key"]
             if several:
-                row |= {MEASURED_AT: f"commit {row['commit']}", "key": _key_at(row)}
-            elif len(measured[key]) > 1:  # two runs, not a run and its copy
-                row["key"] = _key_in(row, number)
-            read[row["key"]], folders[row["key"]] = row, folder
+                name = _key_at(row)
+                row[MEASURED_AT] = f"commit {row['commit']}"
+            if len(measured[name]) > 1:  # two runs, not a run and its copy
+                name = _key_in(name, number)
+            row["key"] = name
+            read[name], folders[name] = row, folder
     rows = change(list(read.values()), folders)
     settings: dict[tuple[tuple[str, str], ...], dict[str, dict[str, str]]] = {}
     for row in rows:
@@ -267,8 +270,8 @@ def rows_by_key(paths: Sequence[Path], name: str, columns: Sequence[str]) -> dic
             runs = _rows(table, ("key", "commit"), ()) if rows else ()
             for run in runs:
                 if run["key"] in rows:
-                    names = run["key"], _key_at(run), _key_in(run, number)
-                    found |= dict.fromkeys(names, rows[run["key"]])
+                    for key in (run["key"], _key_at(run)):
+                        found |= dict.fromkeys((key, _key_in(key, number)), rows[run["key"]])
     return found
 
 
@@ -276,8 +279,8 @@ def _key_at(run: Row) -> str:
     return f"{run['key']}@{run['commit']}"
 
 
-def _key_in(run: Row, number: int) -> str:
-    return f"{run['key']}@table {number + 1}"
+def _key_in(key: str, number: int) -> str:
+    return f"{key}@table {number + 1}"
 
 
 def _rows(path: Path, needed: Sequence[str], numbers: Sequence[str]) -> list[Row]:

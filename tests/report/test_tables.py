@@ -225,6 +225,9 @@ def test_one_run_of_two_tables_with_other_results_is_not_dropped(table):
     rounds = rows_by_key(tables, "rounds", ROUND_COLUMNS)
     found = [rounds[run["key"]][0]["student_accuracy"] for s in settings for run in s.runs]
     assert found == ["0.5", "0.9"]
+    third = table(row | {"commit": "1ced"}, name="c.csv")
+    scores = [run["student"] for s in settings_in([*tables, third]) for run in s.runs]
+    assert scores == ["0.5", "0.9", "0.5"]
 
 
 def test_one_grid_of_two_commits_is_compared_and_not_merged(table):

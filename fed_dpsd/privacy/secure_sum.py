@@ -200,7 +200,10 @@ class Party:
             if hmac.compare_digest(proofs[other], self._proof(other, self.number, tag, named))
         ]
         if len(same) < self.threshold:
-            raise SumError(f"{len(same)} parties received these names; {self.threshold} are needed")
+            raise SumError(
+                f"{len(same)} parties received these names; {self.threshold} are needed, with the "
+                "keys that are listed for them"
+            )
         others = sorted(set(self.public_keys) - set(named))
         own: dict[int, bytes] = {}
         between: dict[tuple[int, int], bytes] = {}
@@ -244,7 +247,10 @@ class Party:
             box = self._box(sender, self.number, tag)
             content = box.decrypt(sealed[:_NONCE], sealed[_NONCE:], None)
         except (InvalidTag, ValueError):
-            raise SumError(f"the shares of party {sender} were tampered with") from None
+            raise SumError(
+                f"the shares of party {sender} were tampered with, or its key and the one listed "
+                "for it differ (fed-dpsd site key)"
+            ) from None
         size = _SHARE * len(self.public_keys)
         if len(content) != size:
             raise SumError(f"party {sender} sealed {len(content)} bytes instead of {size}")

@@ -68,8 +68,9 @@ def secure_sum(
     except (SumError, KeyError, ValueError) as error:
         raise UserError(
             f"the sum of request {request.query_id} cannot be opened: {error}; no part of it was "
-            "revealed. Resume the run when the clients are back or, if shares were tampered with, "
-            "start another run without that client"
+            "revealed. Resume the run when the clients are back. If the clients' logs name a key, "
+            "compare the keys in all hospitals' files, and start another run; if shares were "
+            "tampered with, without that client"
         ) from None
     return np.asarray(total * mechanism.lattice, np.float64), named
 

@@ -297,7 +297,9 @@ def _check_header(path: Path, found: Mapping[str, Any], expected: Mapping[str, A
     if found not in ({}, expected):
         raise LedgerError(
             f"the ledger {path} is the account of {_words(found)}, not of {_words(expected)}: a "
-            "budget is per data set and client; use another ledger folder, or restore that data set"
+            "budget is per data set and client; for the same patients, keep the data set and the "
+            "client's number (in a hospital's file, name and client), and for others, use another "
+            "ledger folder"
         )
 
 

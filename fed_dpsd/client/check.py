@@ -187,7 +187,8 @@ def _experiment(hospital: Hospital, overrides: list[str]) -> Experiment:
     }
     if not any(each.startswith("method=") for each in overrides):  # a method's file sets the others
         defaults += [f"{key}={names[0]}" for key, names in firsts.items() if names]
-    defaults += [f"model.teacher={name}" for name in hospital.models[:1]]
+    if not any(each.startswith("model=") for each in overrides):  # a model's file names its teacher
+        defaults += [f"model.teacher={name}" for name in hospital.models[:1]]
     defaults += [f"plugins=[{','.join(hospital.plugins)}]"]
     column = hospital.files.patient_column
     if not overrides and column is not None and hospital.allowed_units[:1] == ("patient",):

@@ -141,6 +141,8 @@ def test_a_check_says_what_a_coordinator_would_be_refused(fed_dpsd, tmp_path):
     file = site_file(tmp_path / "hospital", **limits)
     code, _, err = fed_dpsd("site", "check", str(file), "training.noise_multiplier=0.01", *SMALL)
     assert (code, "budget=100 is not enough for this run" in err) == (1, True)
+    code, _, err = fed_dpsd("site", "check", str(file), "model=patches", *SMALL)
+    assert (code, "model=patches" in err, "only the teachers scattering" in err) == (1, True, True)
 
 
 def test_a_check_says_whether_the_budget_lasts(fed_dpsd, tmp_path):

@@ -309,7 +309,9 @@ def test_a_ledger_is_refused_for_other_training_records(tmp_path):
     for other in (relabel, add):
         copy = shutil.copytree(place, tmp_path / other.__name__)
         other(copy)
-        with pytest.raises(UserError, match="is the account of .*use another ledger folder, or r"):
+        with pytest.raises(
+            UserError, match="is the account of .*keep the data set.*use another ledger folder"
+        ):
             prepare_clients(experiment_on(copy, tmp_path, lasting), 1)
     other = experiment_on(place, tmp_path, lasting, "data.records_per_patient=2")
     with pytest.raises(UserError, match="is the account of"):  # of other patients

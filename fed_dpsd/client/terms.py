@@ -243,9 +243,9 @@ class Terms:
         self._check_baseline(raw["method"].get("baseline"))
         for model in (raw["model"]["teacher"], *raw["model"]["teachers"]):
             if model not in self.models:
-                names = " or ".join(self.models)
                 raise NotAllowed(
-                    f"this site allows only the teachers {names} (models: in its file)"
+                    f"this site allows only the teachers {' or '.join(self.models)} (models: in its "
+                    "file)"
                 )
         if raw["model"].get("backbone") is not None:
             digest = digest_of("weights", self.weights) if self.weights else None

@@ -244,8 +244,8 @@ class Terms:
         for model in (raw["model"]["teacher"], *raw["model"]["teachers"]):
             if model not in self.models:
                 raise NotAllowed(
-                    f"this site allows only the teachers {' or '.join(self.models)} (models: in its "
-                    "file)"
+                    f"this site allows only the teachers {' or '.join(self.models)} "
+                    "(models: in its file)"
                 )
         if raw["model"].get("backbone") is not None:
             digest = digest_of("weights", self.weights) if self.weights else None

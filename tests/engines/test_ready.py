@@ -130,7 +130,10 @@ def no_teacher(small, tmp_path):
 @pytest.mark.parametrize(
     ("make", "problem"),
     [
-        (others, r"client_001.sqlite is the account of client 0, .*, not of client 1, .*; for the same"),
+        (
+            others,
+            r"client_001.sqlite is the account of client 0, .*, not of client 1, .*; for the same",
+        ),
         (lost, "client_000.sqlite is missing or empty, .*; restore it from a backup"),
         (of_one_run, "^ledger=.*/life holds the ledgers of one run; choose another folder"),
         (no_ledger, "^ledger=.*/file/below is not writable; choose another folder"),

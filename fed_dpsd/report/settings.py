@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 
 from fed_dpsd.errors import UserError, reason_of
@@ -217,17 +218,17 @@ def read_settings(
     several = any(
         first.setdefault(run, commit) != commit for own in runs for run, commit in own.items()
     )
+    name_of = _key_at if several else itemgetter("key")
     measured: dict[str, set[tuple[str, ...]]] = {}
     for row in itertools.chain(*tables):
-        name = _key_at(row) if several else row["key"]
-        measured.setdefault(name, set()).add(tuple(row.get(c, "") for c in RESULTS_OF_COPIES))
+        results = tuple(row.get(column, "") for column in RESULTS_OF_COPIES)
+        measured.setdefault(name_of(row), set()).add(results)
     read: dict[str, Row] = {}
     folders: dict[str, Path] = {}
     for number, (path, rows) in enumerate(zip(paths, tables, strict=True)):
         for row in rows:
-            folder, name = path.parent / row["key"], row["key"]
+            folder, name = path.parent / row["key"], name_of(row)
             if several:
-                name = _key_at(row)
                 row[MEASURED_AT] = f"commit {row['commit']}"
             if len(measured[name]) > 1:  # two runs, not a run and its copy
                 name = _key_in(name, number)

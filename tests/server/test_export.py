@@ -297,6 +297,7 @@ NETWORK = {"architecture": "cnn", "width": 4, "shape": [1, 8, 8], "num_classes":
         ({**NETWORK, "width": "4"}, "network.width='4' must be an integer"),
         ({**NETWORK, "width": 5}, "has shape"),
         ({**NETWORK, "more": 1}, "network.more=1 is not a key"),
+        ({**NETWORK, "architecture": "tiny"}, "tiny is a plug-in's network.*use its ONNX file"),
     ],
 )
 def test_a_file_that_is_no_student_is_refused(tmp_path, network, expected):
